@@ -142,8 +142,11 @@ def _share_hash_seed() -> None:
 
 
 def _agree_on_settings() -> None:
+    from matex_tf import ops
+
     mine = {name: value for name, value in os.environ.items() if name.startswith(settings.PREFIX)}
-    everyone = objects.allgather(mine, "comparing the settings")
+    found = objects.allgather((mine, ops.find_support()), "comparing the settings")
+    everyone = [theirs for theirs, _ in found]
     for rank, theirs in enumerate(everyone):
         for name in sorted(set(theirs) | set(everyone[0])):
             if theirs.get(name) != everyone[0].get(name):
@@ -153,6 +156,9 @@ def _agree_on_settings() -> None:
                     f"{rank} ({hosts[rank]}): ranks must have the same settings. Export it on every host, for instance "
                     f"with `mpirun -x {name} ...`."
                 )
+    said = ops.agree_on_support([support for _, support in found])
+    if said:
+        notes.print_note(said)
 
 
 def _say_what_changes_results() -> None:

@@ -363,6 +363,16 @@ TABLE = (
         "Only inside functions of TensorFlow that XLA does not compile.",
     ),
     Setting(
+        "device_pointers",
+        _make_choice_parser("auto", "on", "off"),
+        "auto",
+        "auto, on, off",
+        "Whether gradients that are reduced all at once stay in the GPU's memory, and MPI is given their addresses. "
+        "auto: where the MPI of every rank says that it takes them (MPIX_Query_cuda_support, MPIX_Query_rocm_support) "
+        "and a host has a GPU. on: without asking. Compression, strategies other than allreduce, MATEX_CHECK_NUMERICS "
+        "and functions that XLA compiles have their sums in the host's memory.",
+    ),
+    Setting(
         "algorithm",
         _make_choice_parser("auto", "mpi", "ring", "two_level"),
         "auto",
@@ -623,6 +633,7 @@ class Settings:
     chunk_bytes: int
     fuse_bytes: int
     overlap: str
+    device_pointers: str
     algorithm: str
     compression: Compression
     compression_links: str

@@ -7,11 +7,13 @@ from .cache import BuildError
 from .collectives import (
     DTYPES,
     OP_TYPES,
+    agree_on_support,
     allgather,
     allgather_rows,
     allreduce,
     barrier,
     broadcast,
+    find_support,
     reduce_gradients,
 )
 from .handles import let_go, pass_turn
@@ -38,6 +40,7 @@ __all__ = [
     "BuildError",
     "MismatchError",
     "Waiting",
+    "agree_on_support",
     "allgather",
     "allgather_rows",
     "allreduce",
@@ -47,6 +50,7 @@ __all__ = [
     "broadcast",
     "count_completed",
     "count_global_rows",
+    "find_support",
     "get_blocked_seconds",
     "get_collective_seconds",
     "get_library",

@@ -12,7 +12,7 @@ from matex_tf.analysis import declarations
 
 _UNLIKE = {"seed", "seed2", "message", "shared_name", "container", "token"}
 """Attributes that differ from trace to trace."""
-REDUCTIONS = ("MatexReduceGradients", "MatexAnnounceUpdate")
+REDUCTIONS = ("MatexReduceGradients", "MatexReduceOnDevice", "MatexAnnounceUpdate")
 _CALLS = ("Call", "If", "While", "Case", "Dataset")
 """What is in the names of ops that call functions."""
 

@@ -38,7 +38,8 @@ SAFE = {
 """Ops with an effect that gives nothing but a check, or gives the same for the same inputs."""
 
 FOLLOWED = {
-    "PartitionedCall", "StatefulPartitionedCall", "MatexReduceGradients", "MatexHandOverGradient", *randoms.DRAWS,
+    "PartitionedCall", "StatefulPartitionedCall", *randoms.DRAWS,
+    "MatexReduceGradients", "MatexReduceOnDevice", "MatexHandOverGradient",
 }  # fmt: skip
 """Ops of which something may be known whatever is known of an input."""
 

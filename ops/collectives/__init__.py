@@ -9,18 +9,23 @@ from .barrier import barrier
 from .broadcast import broadcast
 from .common import DTYPES
 from .reduce_gradients import reduce_gradients, reduce_inline
+from .reduce_on_device import agree_on_support, find_support
 
 __all__ = [
     "DTYPES",
     "OP_TYPES",
+    "agree_on_support",
     "allgather",
     "allgather_rows",
     "allreduce",
     "barrier",
     "broadcast",
+    "find_support",
     "reduce_gradients",
     "reduce_inline",
 ]
 
-OP_TYPES = ("MatexAllreduce", "MatexBroadcast", "MatexAllgather", "MatexBarrier", "MatexReduceGradients")
+OP_TYPES = (
+    "MatexAllreduce", "MatexBroadcast", "MatexAllgather", "MatexBarrier", "MatexReduceGradients", "MatexReduceOnDevice",
+)  # fmt: skip
 """The types of our ops in graphs. In v1 graphs each has its own attribute `turn`, in the order they were made."""

@@ -7,6 +7,7 @@ tensor that one rank put into a collective is collected from all ranks.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -49,6 +50,14 @@ def take_turn() -> int:
     from tensorflow.python.framework import ops
 
     return -1 if tf.executing_eagerly() or ops.inside_function() else next(_turns)
+
+
+def scale(tensors: Sequence[Any], weight: Any) -> list[Any]:
+    """Each times `weight`, or the first of its two numbers. A weight of 0 gives zeros, whatever they hold."""
+    import tensorflow as tf
+
+    factor = weight if weight.shape.rank == 0 else weight[0]
+    return [tf.where(factor == 0, tf.zeros_like(one), one * tf.cast(factor, one.dtype)) for one in tensors]
 
 
 def name_gradient(op: Any) -> str:

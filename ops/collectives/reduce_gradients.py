@@ -11,7 +11,7 @@ from matex_tf.world import world
 from .. import announcing, overlap
 from ..library import get_library, on_load
 from ..order import list_order_handles, make_in_order
-from . import common
+from . import common, reduce_on_device
 
 
 def reduce_gradients(
@@ -60,8 +60,7 @@ def reduce_gradients(
     if overlap.is_chosen(tensors):
         return overlap.reduce_gradients(tensors, names, weight, place, checked, variables)
     if not world.is_active():
-        factor = weight if weight.shape.rank == 0 else weight[0]
-        return [tf.where(factor == 0, tf.zeros_like(one), one * tf.cast(factor, one.dtype)) for one in tensors]
+        return common.scale(tensors, weight)
     if not overlap.is_for_xla():
         announcing.hold_collectives(tensors, list_order_handles())
     return reduce_inline(tensors, names, weight, place, checked, variables)
@@ -76,6 +75,8 @@ def reduce_inline(
     variables: Sequence[int] = (),
 ) -> list[Any]:
     """`reduce_gradients` under several ranks as one op, in the thread that reaches it."""
+    if reduce_on_device.is_chosen(checked):
+        return reduce_on_device.reduce_on_device(tensors, names, weight, place)
     return list(
         make_in_order(
             get_library().ops.matex_reduce_gradients,
@@ -91,14 +92,9 @@ def reduce_inline(
 
 
 def _compute_gradient(op: Any, *gradients: Any) -> list[Any]:
-    import tensorflow as tf
-
     names = [name.decode() for name in op.get_attr("names")]
-    weight = op.inputs[len(names)]
-    weight = weight if weight.shape.rank == 0 else weight[0]
     summed = reduce_gradients(gradients, names, 1.0, common.name_gradient(op))
-    weighted = [tf.where(weight == 0, tf.zeros_like(one), one * tf.cast(weight, one.dtype)) for one in summed]
-    return [*weighted, *[None] * (len(op.inputs) - len(names))]
+    return [*common.scale(summed, op.inputs[len(names)]), *[None] * (len(op.inputs) - len(names))]
 
 
 def _hand_over_gradient(op: Any, gradient: Any) -> list[Any]:
@@ -106,10 +102,8 @@ def _hand_over_gradient(op: Any, gradient: Any) -> list[Any]:
 
     announced = op.inputs[1].op
     name = announced.get_attr("names")[op.get_attr("entry")].decode()
-    weight = announced.inputs[0]
-    weight = weight if weight.shape.rank == 0 else weight[0]
-    (summed,) = reduce_inline([gradient], [name], tf.ones([], tf.float64), common.name_gradient(announced))
-    return [tf.where(weight == 0, tf.zeros_like(summed), summed * tf.cast(weight, summed.dtype)), None]
+    summed = reduce_inline([gradient], [name], tf.ones([], tf.float64), common.name_gradient(announced))
+    return [*common.scale(summed, announced.inputs[0]), None]
 
 
 def _register_gradients() -> None:

@@ -505,6 +505,7 @@ ALONE = {
     "LookupTableFind": "of graphs of TensorFlow 1; LookupTableFindV2 has the same rule",
     "MatexAllreduce": "a collective", "MatexBroadcast": "a collective",
     "MatexHandOverGradient": "a collective", "MatexReduceGradients": "a collective",
+    "MatexReduceOnDevice": "a collective",
     **dict.fromkeys(["Merge", "RefMerge", "RefSwitch", "Switch"], "of graphs of TensorFlow 1"),
     "NoOp": "it gives nothing", "Placeholder": "every argument is one",
     "VarHandleOp": "functions are given the handles of variables", "VarIsInitializedOp": "of graphs of TensorFlow 1",

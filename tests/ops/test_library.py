@@ -74,6 +74,7 @@ HOST_MEMORY = {
     "MatexAllgather": ["order", "rows", "x", "y"],
     "MatexBarrier": ["order"],
     "MatexReduceGradients": ["gradients", "order", "reduced", "weight"],
+    "MatexReduceOnDevice": ["order", "weight"],
 }
 
 UNEQUAL = """

@@ -19,7 +19,7 @@ def handle(node: Node) -> Placement | list[Placement]:
     return make_replicated()
 
 
-@register_rule("MatexReduceGradients", "MatexHandOverGradient")
+@register_rule("MatexReduceGradients", "MatexReduceOnDevice", "MatexHandOverGradient")
 def reduced(node: Node) -> list[Placement]:
     """Whether what goes in is a part of a sum is seen to where gradients are reduced."""
     return [make_replicated()] * len(node.op.outputs)

@@ -78,6 +78,52 @@ TfStatus CutsOf(OpKernelConstruction* construction, size_t count, Cuts* cuts) {
   return TfStatus();
 }
 
+TfStatus KeptLayout::Read(OpKernelConstruction* construction) {
+  TfStatus status = construction->GetAttr("names", &names_);
+  if (status.ok() && construction->HasAttr("variables")) status = construction->GetAttr("variables", &variables_);
+  if (!status.ok()) return status;
+  variables_.resize(names_.size());
+  if (static_cast<int>(names_.size()) == construction->num_outputs()) return TfStatus();
+  return errors::InvalidArgument(construction->def().op(), ": expected one name for each gradient, ",
+                                 construction->num_outputs(), " of them, not ", names_.size());
+}
+
+std::shared_ptr<const KeptLayout::Made> KeptLayout::Of(
+    OpKernelContext* context, const std::function<std::shared_ptr<const Made>(std::vector<Entry>)>& make) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (made_ != nullptr && IsOf(context)) return made_;
+  std::vector<Entry> entries;
+  for (int i = 0; i < context->num_outputs(); ++i) {
+    const Tensor& x = context->input(i);
+    entries.push_back({names_[i], TypeOf(x.dtype()), ShapeOf(x), variables_[i]});
+  }
+  return made_ = make(std::move(entries));
+}
+
+bool KeptLayout::IsOf(OpKernelContext* context) const {
+  for (int i = 0; i < context->num_outputs(); ++i) {
+    const TensorShape& shape = context->input(i).shape();
+    const std::vector<int64_t>& known = made_->layout.entries()[i].shape;
+    if (shape.dims() != static_cast<int>(known.size())) return false;
+    for (int d = 0; d < shape.dims(); ++d) {
+      if (shape.dim_size(d) != known[d]) return false;
+    }
+  }
+  return true;
+}
+
+TfStatus WeightOf(OpKernelContext* context, Weight* weight) {
+  const Tensor& given = context->input(context->num_outputs());
+  if (given.dims() != 0 && (given.dims() != 1 || given.NumElements() != 2)) {
+    return errors::InvalidArgument(context->op_kernel().type_string(),
+                                   ": expected a scalar weight, or weight and rows, not shape ",
+                                   given.shape().DebugString());
+  }
+  const double* const numbers = static_cast<const double*>(DataOf(given));
+  *weight = {numbers[0], given.dims() == 0 ? 0 : static_cast<int64_t>(numbers[1])};
+  return TfStatus();
+}
+
 Tensor TensorAt(void* memory, std::shared_ptr<const void> owner, DataType type, const TensorShape& shape,
                 bool others_read) {
   const size_t bytes = shape.num_elements() * DataTypeSize(type);

@@ -1,7 +1,9 @@
 // What all kernels share: the engine's types and errors in TensorFlow's terms, and a base class that takes turns.
 #pragma once
 
+#include <functional>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <type_traits>
 #include <utility>
@@ -10,6 +12,7 @@
 #include "engine/base/error.h"
 #include "engine/base/types.h"
 #include "engine/layout/layout.h"
+#include "engine/update/transfer.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/shape_inference.h"
@@ -33,6 +36,36 @@ void* DataOf(const tensorflow::Tensor& tensor);
 // The attribute `cuts` of an op, of up to `count` entries: for each where the ranks' parts begin and end, or zeros where it
 // is in no parts.
 TfStatus CutsOf(tensorflow::OpKernelConstruction* construction, size_t count, Cuts* cuts);
+
+// What a kernel has made for gradients of these shapes, kept from run to run: they are known when it runs, and as good as
+// always those of the last time.
+class KeptLayout {
+ public:
+  struct Made {
+    Layout layout;
+    std::unique_ptr<const Scatter> scatter;  // where ranks need parts of what is reduced
+  };
+  // Reads the attributes `names` and, where the op has it, `variables`.
+  TfStatus Read(tensorflow::OpKernelConstruction* construction);
+  // Of the first inputs, as many as there are outputs.
+  std::shared_ptr<const Made> Of(tensorflow::OpKernelContext* context,
+                                 const std::function<std::shared_ptr<const Made>(std::vector<Entry>)>& make);
+
+ private:
+  bool IsOf(tensorflow::OpKernelContext* context) const;
+
+  std::vector<std::string> names_;
+  std::vector<tensorflow::int64> variables_;
+  std::mutex mutex_;
+  std::shared_ptr<const Made> made_;
+};
+
+// The input `weight` of an op that reduces gradients: this rank's weight and, if it says, the rows of the global batch.
+struct Weight {
+  double weight = 1;
+  int64_t rows = 0;
+};
+TfStatus WeightOf(tensorflow::OpKernelContext* context, Weight* weight);
 
 // A tensor whose values lie in `memory`, which is there while `owner` is. The op that holds the last reference to it may
 // write its result there, unless others read what lies there, too.

@@ -14,24 +14,17 @@ using namespace tensorflow;
 class ReduceGradientsKernel : public Collective {
  public:
   explicit ReduceGradientsKernel(OpKernelConstruction* construction) : Collective(construction) {
-    OP_REQUIRES_OK(construction, construction->GetAttr("names", &names_));
+    OP_REQUIRES_OK(construction, kept_.Read(construction));
     OP_REQUIRES_OK(construction, construction->GetAttr("place", &place_));
     OP_REQUIRES_OK(construction, construction->GetAttr("checked", &checked_));
-    OP_REQUIRES_OK(construction, construction->GetAttr("variables", &variables_));
-    variables_.resize(names_.size());
-    OP_REQUIRES_OK(construction, CutsOf(construction, names_.size(), &cuts_));
-    OP_REQUIRES(construction, static_cast<int>(names_.size()) == construction->num_outputs(),
-                errors::InvalidArgument("MatexReduceGradients: expected one name for each gradient, ",
-                                        construction->num_outputs(), " of them, not ", names_.size()));
+    OP_REQUIRES_OK(construction, CutsOf(construction, construction->num_outputs(), &cuts_));
   }
 
  protected:
   void Run(OpKernelContext* context) override {
     const int count = context->num_outputs();
-    const Tensor& weight = context->input(count);
-    OP_REQUIRES(context, weight.dims() == 0 || (weight.dims() == 1 && weight.NumElements() == 2),
-                errors::InvalidArgument("MatexReduceGradients: expected a scalar weight, or weight and rows, not shape ",
-                                        weight.shape().DebugString()));
+    Weight weight;
+    OP_REQUIRES_OK(context, WeightOf(context, &weight));
     std::vector<const void*> inputs(count);
     std::vector<void*> outputs(count);
     for (int i = 0; i < count; ++i) {
@@ -41,53 +34,24 @@ class ReduceGradientsKernel : public Collective {
       inputs[i] = DataOf(x);
       outputs[i] = DataOf(*y);
     }
-    std::shared_ptr<const Scatter> scatter;
-    const std::shared_ptr<const Layout> layout = LayoutOf(context, count, &scatter);
-    const double* const numbers = static_cast<const double*>(DataOf(weight));
-    const int64_t rows = weight.dims() == 0 ? 0 : static_cast<int64_t>(numbers[1]);
-    MATEX_RETURN_IF_ERROR(context, ReduceInline(*layout, inputs.data(), outputs.data(), numbers[0], rows,
-                                                [this] { return place_; }, scatter.get()));
+    const auto made = kept_.Of(context, [this](std::vector<Entry> entries) { return Make(std::move(entries)); });
+    MATEX_RETURN_IF_ERROR(context, ReduceInline(made->layout, inputs.data(), outputs.data(), weight.weight, weight.rows,
+                                                [this] { return place_; }, made->scatter.get()));
   }
 
  private:
-  // Shapes are known when the op runs, and as good as always those of the last time.
-  std::shared_ptr<const Layout> LayoutOf(OpKernelContext* context, int count, std::shared_ptr<const Scatter>* scatter) {
-    std::lock_guard<std::mutex> lock(mutex_);
-    *scatter = scatter_;
-    if (layout_ != nullptr && IsLayoutOf(context, count)) return layout_;
-    std::vector<Entry> entries;
-    for (int i = 0; i < count; ++i) {
-      const Tensor& x = context->input(i);
-      entries.push_back({names_[i], TypeOf(x.dtype()), ShapeOf(x), variables_[i]});
-    }
+  std::shared_ptr<const KeptLayout::Made> Make(std::vector<Entry> entries) const {
     const World& world = TheWorld();
-    layout_ = std::make_shared<Layout>(std::move(entries), world.chunk_bytes, world.fuse_bytes, world.compression, false,
-                                       checked_, cuts_);
-    if (!layout_->cuts().empty()) scatter_ = std::make_shared<Scatter>(*layout_, world.size);
-    *scatter = scatter_;
-    return layout_;
+    Layout layout(std::move(entries), world.chunk_bytes, world.fuse_bytes, world.compression, false, checked_, cuts_);
+    const auto made = std::make_shared<KeptLayout::Made>(KeptLayout::Made{std::move(layout), nullptr});
+    if (!made->layout.cuts().empty()) made->scatter = std::make_unique<Scatter>(made->layout, world.size);
+    return made;
   }
 
-  bool IsLayoutOf(OpKernelContext* context, int count) const {
-    for (int i = 0; i < count; ++i) {
-      const TensorShape& shape = context->input(i).shape();
-      const std::vector<int64_t>& known = layout_->entries()[i].shape;
-      if (shape.dims() != static_cast<int>(known.size())) return false;
-      for (int d = 0; d < shape.dims(); ++d) {
-        if (shape.dim_size(d) != known[d]) return false;
-      }
-    }
-    return true;
-  }
-
-  std::vector<std::string> names_;
-  std::vector<tensorflow::int64> variables_;
+  KeptLayout kept_;
   std::string place_;
   bool checked_ = false;
-  std::mutex mutex_;
-  std::shared_ptr<const Layout> layout_;
   Cuts cuts_;  // of each gradient; none where every rank needs all of all
-  std::shared_ptr<const Scatter> scatter_;
 };
 
 REGISTER_OP("MatexReduceGradients")

@@ -49,4 +49,21 @@ Error ReduceInline(const Layout& layout, const void* const* inputs, void* const*
   return Finish(call, error);
 }
 
+Error SumInPlace(const Layout& layout, const std::vector<void*>& addresses, int64_t rows,
+                 const std::function<std::string()>& place) {
+  World& world = TheWorld();
+  const Call call{Kind::kGradients, Hash(&rows, sizeof rows, layout.key()), place, &layout, rows};
+  std::lock_guard<std::mutex> lock(world.mutex);
+  Error error = Meet(call);
+  if (error) return error;
+  int code = MPI_SUCCESS;
+  for (size_t i = 0; i < addresses.size() && code == MPI_SUCCESS && world.has_peers(); ++i) {
+    const Step& step = layout.steps()[i];
+    const Span span(Activity::kTransfer, step.count * static_cast<int64_t>(SizeOf(step.type)));
+    code = MPI_Allreduce(MPI_IN_PLACE, addresses[i], static_cast<int>(step.count), MpiType(step.type),
+                         MpiOp(step.type, Reduction::kSum), world.gradients);
+  }
+  return Finish(call, MpiError(code, "MPI_Allreduce", place()));
+}
+
 }  // namespace matex

@@ -3,6 +3,7 @@
 
 #include <functional>
 #include <string>
+#include <vector>
 
 #include "engine/base/error.h"
 #include "engine/layout/layout.h"
@@ -15,5 +16,10 @@ namespace matex {
 // update is. With a `scatter`, which says who needs what, an output may have this rank's sums only.
 Error ReduceInline(const Layout& layout, const void* const* inputs, void* const* outputs, double weight, int64_t rows,
                    const std::function<std::string()>& place, const Scatter* scatter = nullptr);
+
+// Adds up over ranks what lies at addresses[i], of step i of the layout, wherever MPI finds that: in a device's memory, too.
+// Gradients have been scaled before. Nothing is computed here but by MPI.
+Error SumInPlace(const Layout& layout, const std::vector<void*>& addresses, int64_t rows,
+                 const std::function<std::string()>& place);
 
 }  // namespace matex

@@ -1,0 +1,152 @@
+// MatexReduceOnDevice: reduced[i] = the sum over ranks of gradients[i], by an MPI that takes addresses in a device's memory.
+//
+// What is small is fused there, too. The copies are in the device's stream; MPI is called when an event says that all
+// before it is done. On a CPU the same calls of MPI are made, so that ranks with and without a GPU meet.
+#include <cstring>
+#include <future>
+#include <memory>
+
+#include "engine/sums/world.h"
+#include "engine/update/inline.h"
+#include "kernel.h"
+#include "tensorflow/core/common_runtime/device.h"
+
+namespace matex {
+namespace {
+
+using namespace tensorflow;
+
+constexpr int64_t kChunkBytes = 64 << 20;  // a part of a large gradient gains nothing by being in a cache
+
+Tensor Flatten(const Tensor& tensor) {
+  Tensor flat(tensor.dtype());
+  (void)flat.CopyFrom(tensor, TensorShape({tensor.NumElements()}));  // of as many elements: it cannot fail
+  return flat;
+}
+
+// Copies within the memory of a kernel's device, one after another.
+class Copies {
+ public:
+  explicit Copies(OpKernelContext* context)
+      : stream_(context->op_device_context()), device_(static_cast<Device*>(context->device())) {}
+
+  // Nothing where both are the same memory.
+  TfStatus Add(const Tensor& from, Tensor to) const {
+    if (DataOf(from) == DataOf(to)) return TfStatus();
+    if (stream_ == nullptr) {
+      std::memcpy(DataOf(to), DataOf(from), from.TotalBytes());
+      return TfStatus();
+    }
+    const auto begun = std::make_shared<std::promise<TfStatus>>();
+    stream_->CopyTensorInSameDevice(&from, device_, &to, [begun](const TfStatus& status) { begun->set_value(status); });
+    return begun->get_future().get();
+  }
+
+  // Returns when they are done, and all that the device had to do before.
+  TfStatus Wait() const {
+    if (stream_ == nullptr) return TfStatus();
+    const auto done = std::make_shared<std::promise<void>>();
+    TfStatus status = stream_->ThenExecute(device_, stream_->stream(), [done] { done->set_value(); });
+    if (status.ok()) done->get_future().wait();
+    return status;
+  }
+
+ private:
+  DeviceContext* const stream_;  // null on a CPU
+  Device* const device_;
+};
+
+class ReduceOnDeviceKernel : public Collective {
+ public:
+  explicit ReduceOnDeviceKernel(OpKernelConstruction* construction) : Collective(construction) {
+    OP_REQUIRES_OK(construction, kept_.Read(construction));
+    OP_REQUIRES_OK(construction, construction->GetAttr("place", &place_));
+  }
+
+ protected:
+  void Run(OpKernelContext* context) override {
+    Weight weight;
+    OP_REQUIRES_OK(context, WeightOf(context, &weight));
+    std::vector<Tensor> inputs, outputs;
+    for (int i = 0; i < context->num_outputs(); ++i) {
+      const Tensor& x = context->input(i);
+      Tensor* y = nullptr;
+      OP_REQUIRES_OK(context, context->forward_input_or_allocate_output({i}, i, x.shape(), &y));
+      inputs.push_back(Flatten(x));
+      outputs.push_back(Flatten(*y));
+    }
+    const auto made = kept_.Of(context, [](std::vector<Entry> entries) {
+      Layout layout(std::move(entries), kChunkBytes, TheWorld().fuse_bytes);
+      return std::make_shared<const KeptLayout::Made>(KeptLayout::Made{std::move(layout), nullptr});
+    });
+    const Copies copies(context);
+    std::vector<Tensor> parts;  // where each step is summed
+    std::vector<void*> addresses;
+    for (const Step& step : made->layout.steps()) {
+      OP_REQUIRES_OK(context, BringTogether(context, copies, step, inputs, outputs, &parts));
+      addresses.push_back(DataOf(parts.back()));
+    }
+    OP_REQUIRES_OK(context, copies.Wait());
+    MATEX_RETURN_IF_ERROR(context, SumInPlace(made->layout, addresses, weight.rows, [this] { return place_; }));
+    for (size_t i = 0; i < parts.size(); ++i) {
+      int64_t at = 0;
+      for (const Piece& piece : made->layout.steps()[i].pieces) {
+        OP_REQUIRES_OK(context, copies.Add(parts[i].Slice(at, at + piece.count), SliceOf(outputs, piece)));
+        at += piece.count;
+      }
+    }
+  }
+
+ private:
+  static Tensor SliceOf(const std::vector<Tensor>& flat, const Piece& piece) {
+    return flat[piece.entry].Slice(piece.offset, piece.offset + piece.count);
+  }
+
+  // A step of one piece is summed where its output lies, several in a memory of their own.
+  static TfStatus BringTogether(OpKernelContext* context, const Copies& copies, const Step& step,
+                                const std::vector<Tensor>& inputs, const std::vector<Tensor>& outputs,
+                                std::vector<Tensor>* parts) {
+    const Piece& first = step.pieces.front();
+    Tensor part;
+    if (step.pieces.size() == 1) {
+      part = SliceOf(outputs, first);
+    } else {
+      TfStatus status = context->allocate_temp(inputs[first.entry].dtype(), TensorShape({step.count}), &part);
+      if (!status.ok()) return status;
+    }
+    int64_t at = 0;
+    for (const Piece& piece : step.pieces) {
+      TfStatus status = copies.Add(SliceOf(inputs, piece), part.Slice(at, at + piece.count));
+      if (!status.ok()) return status;
+      at += piece.count;
+    }
+    parts->push_back(std::move(part));
+    return TfStatus();
+  }
+
+  KeptLayout kept_;
+  std::string place_;
+};
+
+REGISTER_OP("MatexReduceOnDevice")
+    .Attr("T: list({float, double}) >= 0")
+    .Attr("names: list(string)")
+    .Attr("place: string = ''")
+    .Attr("turn: int = -1")
+    .Input("gradients: T")
+    .Input("weight: double")
+    .MATEX_ORDER
+    .Output("reduced: T")
+    .SetIsStateful()
+    .SetShapeFn([](shape_inference::InferenceContext* context) {
+      for (int i = 0; i < context->num_outputs(); ++i) context->set_output(i, context->input(i));
+      shape_inference::ShapeHandle scalar;
+      return context->WithRankAtMost(context->input(context->num_outputs()), 1, &scalar);
+    });
+
+REGISTER_KERNEL_BUILDER(Name("MatexReduceOnDevice").Device(DEVICE_CPU), ReduceOnDeviceKernel);
+REGISTER_KERNEL_BUILDER(Name("MatexReduceOnDevice").Device(DEVICE_GPU).HostMemory("order").HostMemory("weight"),
+                        ReduceOnDeviceKernel);
+
+}  // namespace
+}  // namespace matex
