@@ -125,6 +125,18 @@ FAULTS = {
         "if (false && Adds(round)) {",
         "tests/ops/engine/test_stress.py",
     ),
+    "MPI is given what a device has not written yet": Fault(
+        "ops/src/tensorflow/reduce_on_device.cc",
+        "if (status.ok()) done->get_future().wait();",
+        "",
+        "tests/ops/device",
+    ),
+    "each step waits for all that a GPU does": Fault(
+        "matex_tf/sharding/step_weight.py",
+        'with tf.device("CPU:0"):  # from a GPU',
+        "if True:  # from a GPU",
+        "tests/ops/device",
+    ),
     "a note is said again and again": Fault(
         "matex_tf/runtime/notes.py",
         "if _unsaid or text in _said:",

@@ -145,10 +145,13 @@ def read_weight_and_rows(of_sum: bool = False) -> Any:
 
 def set_values(values: Any) -> None:
     """Make `values` (four numbers, or a float64 tensor of shape [4]) those of the current step."""
+    import tensorflow as tf
+
     global _is_sliced
     if isinstance(values, list):
         _is_sliced = values[3] > 0
-    get_variable().assign(values)
+    with tf.device("CPU:0"):  # from a GPU they would come back after all that it has still to do
+        get_variable().assign(values)
 
 
 def is_sliced() -> bool:

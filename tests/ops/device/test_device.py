@@ -1,0 +1,50 @@
+"""Ops on a device whose memory the host cannot touch, and which does nothing at once, as a GPU."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import launch
+
+HERE = Path(__file__).resolve().parent
+
+
+@pytest.fixture(scope="module")
+def plugin(tmp_path_factory):
+    made = tmp_path_factory.mktemp("device") / "fake_gpu.so"
+    compiler = shutil.which("g++") or shutil.which("c++")
+    include = f"-I{tf.sysconfig.get_include()}"
+    words = [compiler, "-std=c++17", "-shared", "-fPIC", HERE / "fake_gpu.cc", include, *tf.sysconfig.get_link_flags()]
+    subprocess.run([*words, "-o", made], check=True)
+    return made
+
+
+@pytest.fixture(scope="module")
+def alone(plugin):
+    return read_losses(launch.run_alone(HERE / "device_case.py", plugin, "staged").check())
+
+
+def read_losses(result):
+    (line,) = [line for line in result.stdout.splitlines() if line.startswith("losses ")]
+    return [float(word) for word in line.split()[1:]]
+
+
+@pytest.mark.parametrize(
+    "ranks, way, settings",
+    [
+        (3, "staged", {}),
+        (2, "direct", {"MATEX_DEVICE_POINTERS": "on", "FAKE_GPU_MEMORY": "open"}),
+        pytest.param(2, "staged", {}, marks=pytest.mark.more),
+        pytest.param(3, "direct", {"MATEX_DEVICE_POINTERS": "on", "FAKE_GPU_MEMORY": "open"}, marks=pytest.mark.more),
+    ],
+)
+def test_on_a_device_ops_give_what_they_give_in_the_hosts_memory(plugin, alone, ranks, way, settings):
+    result = launch.run(ranks, HERE / "device_case.py", plugin, way, env=settings).check()
+    assert ("MPI is given the addresses" in result.output) == (way == "direct")
+    np.testing.assert_allclose(read_losses(result), alone, rtol=1e-12)
