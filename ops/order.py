@@ -48,6 +48,22 @@ def make_in_order(make: Callable[..., Any], **inputs: Any) -> Any:
     return made
 
 
+def make_on_device(make: Callable[..., Any], mark: Callable[..., Any], **inputs: Any) -> Any:
+    """What `make` gives, in the order, for an op that is to lie where its inputs do: with the handle it is on the CPU.
+
+    `mark` makes an op that does nothing but take its place in the order, before that op and after it.
+    """
+    import tensorflow as tf
+
+    if not list_order_handles():
+        return make(**inputs)
+    with tf.control_dependencies([make_in_order(mark)]):
+        made = make(**inputs)
+    with tf.control_dependencies([tf.nest.flatten(made)[0].op]):
+        make_in_order(mark)
+    return made
+
+
 def is_handle(tensor: Any) -> bool:
     """Whether it is the variable's handle, as eager code has it."""
     return _variable is not None and tensor is _variable.handle

@@ -11,7 +11,7 @@ from matex_tf.world import placement, world
 
 from .. import overlap
 from ..library import get_library, on_load
-from ..order import make_in_order
+from ..order import make_on_device
 from . import common
 
 _QUERIES = ("MPIX_Query_cuda_support", "MPIX_Query_rocm_support")
@@ -74,9 +74,11 @@ def reduce_on_device(tensors: Sequence[Any], names: Sequence[str], weight: Any, 
 
 
 def _sum_up(tensors: Sequence[Any], names: Sequence[str], weight: Any, place: str) -> list[Any]:
+    ours = get_library().ops
     return list(
-        make_in_order(
-            get_library().ops.matex_reduce_on_device,
+        make_on_device(
+            ours.matex_reduce_on_device,
+            ours.matex_keep_order,
             gradients=tensors,
             weight=weight,
             names=list(names),
@@ -91,7 +93,7 @@ def _compute_gradient(op: Any, *gradients: Any) -> list[Any]:
 
     names = [name.decode() for name in op.get_attr("names")]
     summed = _sum_up(gradients, names, tf.ones([], tf.float64), common.name_gradient(op))
-    return [*summed, *[None] * (len(op.inputs) - len(names))]
+    return [*summed, None]
 
 
 def _register_gradient() -> None:

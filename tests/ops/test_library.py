@@ -74,7 +74,7 @@ HOST_MEMORY = {
     "MatexAllgather": ["order", "rows", "x", "y"],
     "MatexBarrier": ["order"],
     "MatexReduceGradients": ["gradients", "order", "reduced", "weight"],
-    "MatexReduceOnDevice": ["order", "weight"],
+    "MatexReduceOnDevice": ["weight"],
 }
 
 UNEQUAL = """

@@ -135,7 +135,6 @@ REGISTER_OP("MatexReduceOnDevice")
     .Attr("turn: int = -1")
     .Input("gradients: T")
     .Input("weight: double")
-    .MATEX_ORDER
     .Output("reduced: T")
     .SetIsStateful()
     .SetShapeFn([](shape_inference::InferenceContext* context) {
@@ -145,8 +144,7 @@ REGISTER_OP("MatexReduceOnDevice")
     });
 
 REGISTER_KERNEL_BUILDER(Name("MatexReduceOnDevice").Device(DEVICE_CPU), ReduceOnDeviceKernel);
-REGISTER_KERNEL_BUILDER(Name("MatexReduceOnDevice").Device(DEVICE_GPU).HostMemory("order").HostMemory("weight"),
-                        ReduceOnDeviceKernel);
+REGISTER_KERNEL_BUILDER(Name("MatexReduceOnDevice").Device(DEVICE_GPU).HostMemory("weight"), ReduceOnDeviceKernel);
 
 }  // namespace
 }  // namespace matex

@@ -10,6 +10,7 @@ import sys
 
 import numpy as np
 import tensorflow as tf
+from tensorflow.python.eager import context
 from tensorflow.python.framework import load_library
 
 import matex_tf
@@ -28,7 +29,7 @@ def make_values(shape, dtype, of=rank):
 
 
 def run_on_device(work, *values):
-    """The types of our ops in a function that does `work` on tensors on the device, and what it gives."""
+    """Where our ops in a function ran that does `work` on tensors on the device, by their types; and what it gives."""
 
     @tf.function(autograph=False)
     def step():  # without arguments, of which each rank would get its rows
@@ -39,10 +40,12 @@ def run_on_device(work, *values):
         with tf.device(CPU):
             return tf.nest.map_structure(tf.identity, made)
 
-    graph = step.get_concrete_function().graph
-    ours = [op for op in graph.get_operations() if op.type.startswith("Matex")]
-    assert ours and all(op.device.endswith("GPU:0") for op in ours), [(op.type, op.device) for op in ours]
-    return {op.type for op in ours}, run_thrice(step)
+    context.context().enable_run_metadata()
+    results = run_thrice(step)
+    graphs = context.context().export_run_metadata().partition_graphs
+    context.context().disable_run_metadata()
+    ran = {node.op: node.device[-5:] for graph in graphs for node in graph.node if node.op.startswith("Matex")}
+    return ran, results
 
 
 def run_thrice(step, *arguments):
@@ -66,7 +69,11 @@ def check_collectives():
         _, results = run_on_device(work, given)
         for result in results:
             np.testing.assert_array_equal(result.numpy(), wanted)
-    assert run_on_device(lambda x: (ops.barrier(), x)[1], mine)[0] == {"MatexBarrier"}
+    assert run_on_device(lambda x: (ops.barrier(), x)[1], mine)[0]["MatexBarrier"] == "CPU:0"
+    with tf.device(GPU):
+        here = ops.allreduce(tf.identity(mine), "sum")
+    assert here.device.endswith("GPU:0"), here.device
+    np.testing.assert_array_equal(here.numpy(), sum(theirs))
 
 
 def check_updates():
@@ -79,15 +86,16 @@ def check_updates():
     def reduce(*gradients):
         return ops.reduce_gradients(gradients, names, tf.constant(rank + 1.0, tf.float64), "a test")
 
-    kinds = {}
+    ran = {}
     for overlapped in (False, True):
         with overlap.trace_as(overlapped):
-            kinds[overlapped], results = run_on_device(reduce, *mine)
+            ran[overlapped], results = run_on_device(reduce, *mine)
         for result in results:
             for one, right in zip(result, wanted):
                 np.testing.assert_array_equal(one.numpy(), right)
-    assert kinds[True] == {"MatexAnnounceUpdate", "MatexHandOverGradient"}, kinds
-    assert kinds[False] == {"MatexReduceGradients" if way == "staged" else "MatexReduceOnDevice"}, kinds
+    at_once = {"MatexReduceOnDevice": "GPU:0"} if way == "direct" else {"MatexReduceGradients": "CPU:0"}
+    assert ran[True]["MatexHandOverGradient"] == "GPU:0", ran
+    assert at_once.items() <= ran[False].items(), ran
 
 
 def check_step():

@@ -13,6 +13,8 @@ import tensorflow as tf
 import launch
 
 HERE = Path(__file__).resolve().parent
+DIRECT = {"MATEX_DEVICE_POINTERS": "on", "FAKE_GPU_MEMORY": "open"}
+"""The settings in which MPI is given the device's addresses, which it can read and write then."""
 
 
 @pytest.fixture(scope="module")
@@ -38,10 +40,10 @@ def read_losses(result):
 @pytest.mark.parametrize(
     "ranks, way, settings",
     [
-        (3, "staged", {}),
-        (2, "direct", {"MATEX_DEVICE_POINTERS": "on", "FAKE_GPU_MEMORY": "open"}),
-        pytest.param(2, "staged", {}, marks=pytest.mark.more),
-        pytest.param(3, "direct", {"MATEX_DEVICE_POINTERS": "on", "FAKE_GPU_MEMORY": "open"}, marks=pytest.mark.more),
+        (2, "staged", {}),
+        (2, "direct", DIRECT),
+        pytest.param(3, "staged", {}, marks=pytest.mark.more),
+        pytest.param(3, "direct", DIRECT, marks=pytest.mark.more),
     ],
 )
 def test_on_a_device_ops_give_what_they_give_in_the_hosts_memory(plugin, alone, ranks, way, settings):

@@ -1,0 +1,22 @@
+// MatexKeepOrder: does nothing, in the order of collectives. One before and one after an op that cannot take the handle itself:
+// TensorFlow has an op on the device of a variable that it takes.
+#include "kernel.h"
+#include "tensorflow/core/framework/common_shape_fns.h"
+
+namespace matex {
+namespace {
+
+using namespace tensorflow;
+
+class KeepOrderKernel : public OpKernel {
+ public:
+  using OpKernel::OpKernel;
+  void Compute(OpKernelContext*) override {}
+};
+
+REGISTER_OP("MatexKeepOrder").MATEX_ORDER.SetIsStateful().SetShapeFn(shape_inference::NoOutputs);
+
+REGISTER_KERNEL_BUILDER(Name("MatexKeepOrder").Device(DEVICE_CPU), KeepOrderKernel);
+
+}  // namespace
+}  // namespace matex
