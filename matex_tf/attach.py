@@ -145,7 +145,7 @@ def _agree_on_settings() -> None:
     from matex_tf import ops
 
     mine = {name: value for name, value in os.environ.items() if name.startswith(settings.PREFIX)}
-    found = objects.allgather((mine, ops.find_support()), "comparing the settings")
+    found = objects.allgather((mine, ops.takes_device_addresses()), "comparing the settings")
     everyone = [theirs for theirs, _ in found]
     for rank, theirs in enumerate(everyone):
         for name in sorted(set(theirs) | set(everyone[0])):
@@ -156,7 +156,7 @@ def _agree_on_settings() -> None:
                     f"{rank} ({hosts[rank]}): ranks must have the same settings. Export it on every host, for instance "
                     f"with `mpirun -x {name} ...`."
                 )
-    said = ops.agree_on_support([support for _, support in found])
+    said = ops.agree_on_addresses([support for _, support in found])
     if said:
         notes.print_note(said)
 

@@ -365,12 +365,11 @@ TABLE = (
     Setting(
         "device_pointers",
         _make_choice_parser("auto", "on", "off"),
-        "auto",
-        "auto, on, off",
+        "off",
+        "off, auto, on",
         "Whether gradients that are reduced all at once stay in the GPU's memory, and MPI is given their addresses. "
-        "auto: where the MPI of every rank says that it takes them (MPIX_Query_cuda_support, MPIX_Query_rocm_support) "
-        "and a host has a GPU. on: without asking. Compression, strategies other than allreduce, MATEX_CHECK_NUMERICS "
-        "and functions that XLA compiles have their sums in the host's memory.",
+        "auto: where the MPI of every rank says that it takes them (MPIX_Query_cuda_support and its like). on: without "
+        "asking. A line at the start says what comes of it. It was never run on a GPU, and is off unless told.",
     ),
     Setting(
         "algorithm",

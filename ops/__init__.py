@@ -7,14 +7,14 @@ from .cache import BuildError
 from .collectives import (
     DTYPES,
     OP_TYPES,
-    agree_on_support,
+    agree_on_addresses,
     allgather,
     allgather_rows,
     allreduce,
     barrier,
     broadcast,
-    find_support,
     reduce_gradients,
+    takes_device_addresses,
 )
 from .handles import let_go, pass_turn
 from .library import (
@@ -40,7 +40,7 @@ __all__ = [
     "BuildError",
     "MismatchError",
     "Waiting",
-    "agree_on_support",
+    "agree_on_addresses",
     "allgather",
     "allgather_rows",
     "allreduce",
@@ -50,7 +50,6 @@ __all__ = [
     "broadcast",
     "count_completed",
     "count_global_rows",
-    "find_support",
     "get_blocked_seconds",
     "get_collective_seconds",
     "get_library",
@@ -63,4 +62,5 @@ __all__ = [
     "reduce_gradients",
     "rendezvous",
     "restart_engine",
+    "takes_device_addresses",
 ]

@@ -58,8 +58,9 @@ class Parts:
         if readiness.count_threads() == 1:
             for op in self._graph.get_operations():
                 if op.type == HAND_OVER:
+                    # It ends with a sum that others may be in: none of those may wait for it.
                     self._settled.update(
-                        readiness.list_ancestors(op.inputs[0].op, self._settled, self._order.list_sources)
+                        [op, *readiness.list_ancestors(op.inputs[0].op, self._settled, self._order.list_sources)]
                     )
             readiness.chain_gradients(gradients, self._order.list_sources, self._order.find_place, self._settled)
 

@@ -48,20 +48,22 @@ def make_in_order(make: Callable[..., Any], **inputs: Any) -> Any:
     return made
 
 
-def make_on_device(make: Callable[..., Any], mark: Callable[..., Any], **inputs: Any) -> Any:
-    """What `make` gives, in the order, for an op that is to lie where its inputs do: with the handle it is on the CPU.
+def make_on_device(make: Callable[..., Any], mark: Callable[..., Any], **inputs: Any) -> list[Any]:
+    """The tensors that `make` gives, in the order, for an op that is to lie where its inputs do.
 
-    `mark` makes an op that does nothing but take its place in the order, before that op and after it.
+    With the handle TensorFlow has it on the CPU. `mark` makes an op that does nothing but take its place in the order,
+    before that op and after it. What is made of the tensors comes after both.
     """
     import tensorflow as tf
 
     if not list_order_handles():
-        return make(**inputs)
+        return list(make(**inputs))
     with tf.control_dependencies([make_in_order(mark)]):
         made = make(**inputs)
-    with tf.control_dependencies([tf.nest.flatten(made)[0].op]):
-        make_in_order(mark)
-    return made
+    with tf.control_dependencies([made[0].op]):
+        after = make_in_order(mark)
+    with tf.control_dependencies([after]):
+        return [tf.identity(one) for one in made]
 
 
 def is_handle(tensor: Any) -> bool:

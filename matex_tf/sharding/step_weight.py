@@ -199,7 +199,10 @@ def go_back_to(values: list[float]) -> None:
 
 def read_values() -> list[float]:
     """The numbers of the current step, in eager code."""
-    return [float(number) for number in get_variable().numpy()]
+    import tensorflow as tf
+
+    with tf.device("CPU:0"):  # by way of a GPU they would wait for all that it has still to do
+        return [float(number) for number in get_variable().numpy()]
 
 
 def set_whole() -> None:
@@ -218,14 +221,20 @@ def handle_loss(became_first: bool) -> None:
 
 def set_metrics_weight(counts: float) -> None:
     """Change only whether this rank's metrics count."""
+    import tensorflow as tf
+
     if _variable is not None:
-        get_variable()[2].assign(counts)
+        with tf.device("CPU:0"):
+            get_variable()[2].assign(counts)
 
 
 def restore_metrics_weight() -> None:
     """Undo `set_metrics_weight`: metrics count where the slice has rows."""
+    import tensorflow as tf
+
     if _variable is not None:
-        get_variable()[2].assign(get_variable()[1])
+        with tf.device("CPU:0"):
+            get_variable()[2].assign(get_variable()[1])
 
 
 def announce_rows(rows: int, of_rows: int) -> None:

@@ -9,20 +9,20 @@ from .barrier import barrier
 from .broadcast import broadcast
 from .common import DTYPES
 from .reduce_gradients import reduce_gradients, reduce_inline
-from .reduce_on_device import agree_on_support, find_support
+from .reduce_on_device import agree_on_addresses, takes_device_addresses
 
 __all__ = [
     "DTYPES",
     "OP_TYPES",
-    "agree_on_support",
+    "agree_on_addresses",
     "allgather",
     "allgather_rows",
     "allreduce",
     "barrier",
     "broadcast",
-    "find_support",
     "reduce_gradients",
     "reduce_inline",
+    "takes_device_addresses",
 ]
 
 OP_TYPES = (

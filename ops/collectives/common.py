@@ -57,7 +57,8 @@ def scale(tensors: Sequence[Any], weight: Any) -> list[Any]:
     import tensorflow as tf
 
     factor = weight if weight.shape.rank == 0 else weight[0]
-    return [tf.where(factor == 0, tf.zeros_like(one), one * tf.cast(factor, one.dtype)) for one in tensors]
+    is_none = tf.equal(factor, 0)  # in a v1 graph == asks whether both are the same tensor
+    return [tf.where(is_none, tf.zeros_like(one), one * tf.cast(factor, one.dtype)) for one in tensors]
 
 
 def name_gradient(op: Any) -> str:

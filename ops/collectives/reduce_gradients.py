@@ -75,7 +75,7 @@ def reduce_inline(
     variables: Sequence[int] = (),
 ) -> list[Any]:
     """`reduce_gradients` under several ranks as one op, in the thread that reaches it."""
-    if reduce_on_device.is_chosen(checked):
+    if tensors and reduce_on_device.is_chosen(checked):
         return reduce_on_device.reduce_on_device(tensors, names, weight, place)
     return list(
         make_in_order(

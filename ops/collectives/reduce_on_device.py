@@ -2,61 +2,64 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from typing import Any
 
 from matex_tf import settings
-from matex_tf.world import placement, world
+from matex_tf.world import world
 
 from .. import overlap
 from ..library import get_library, on_load
 from ..order import make_on_device
 from . import common
 
-_QUERIES = ("MPIX_Query_cuda_support", "MPIX_Query_rocm_support")
+_QUERIES = ("MPIX_Query_cuda_support", "MPIX_Query_rocm_support", "MPIX_Query_hip_support")
 """Functions by which an MPI says that it takes such addresses; not every MPI has them."""
-_ROCM = "/dev/kfd"
 
 _is_agreed = False
 
 
-def find_support() -> tuple[bool, bool]:
-    """Whether this process's MPI takes addresses in a GPU's memory, and whether this host has a GPU."""
+def takes_device_addresses() -> bool:
+    """Whether this process's MPI says that it takes addresses in a GPU's memory."""
     queries = [getattr(get_library().c, name, None) for name in _QUERIES]
-    takes = any(query is not None and bool(query()) for query in queries)
-    return takes, placement.count_gpus() > 0 or os.path.exists(_ROCM)
+    return any(query is not None and bool(query()) for query in queries)
 
 
-def agree_on_support(everyone: Sequence[tuple[bool, bool]]) -> str:
-    """Settle for this process, from what `find_support` found on each rank, whether MPI is given such addresses.
+def agree_on_addresses(supported: Sequence[bool]) -> str:
+    """Settle whether MPI is given addresses in a GPU's memory.
+
+    Args:
+        supported: what `takes_device_addresses` says on each rank.
 
     Returns:
-        What is to be said of that to people; "" where nothing is.
+        What is to be said of that to people; "" where they have not asked for it.
     """
     global _is_agreed
-    chosen = settings.get_settings()
-    asked = chosen.device_pointers
-    takes = all(each for each, _ in everyone) and any(has for _, has in everyone)
-    if not world.is_active() or asked == "off" or (asked == "auto" and not takes):
+    asked = settings.get_settings().device_pointers
+    if asked == "off" or not world.is_active():
         return ""
-    reason = _find_obstacle()
-    _is_agreed = not reason
-    if _is_agreed:
-        return "MPI is given the addresses of gradients in the GPUs' memory (MATEX_DEVICE_POINTERS)"
-    return f"MATEX_DEVICE_POINTERS=on changes nothing: {reason} in the host's memory" if asked == "on" else ""
+    obstacle = _find_obstacle()
+    if not obstacle and asked == "auto" and not all(supported):
+        obstacle = f"the MPI of rank {supported.index(False)} does not say that it takes addresses in a GPU's memory"
+    _is_agreed = not obstacle
+    if obstacle:
+        return f"MATEX_DEVICE_POINTERS={asked} changes nothing: {obstacle}"
+    return f"MATEX_DEVICE_POINTERS={asked}: MPI is given the addresses of gradients that are reduced at once"
 
 
 def _find_obstacle() -> str:
-    """What is computed where MPI does not reach it; "" if nothing."""
+    """What needs gradients in the host's memory; "" if nothing does."""
     chosen = settings.get_settings()
-    if chosen.compression != settings.NO_COMPRESSION:
-        return f"MATEX_COMPRESSION={chosen.compression} works"
-    if chosen.strategy != "allreduce":
-        return f"MATEX_STRATEGY={chosen.strategy} has its sums"
-    if chosen.algorithm not in ("auto", "mpi"):
-        return f"MATEX_ALGORITHM={chosen.algorithm} adds up"
-    return "" if not world.get_world().is_phantom else "a plan is made"
+    needs = {
+        "MATEX_COMPRESSION": chosen.compression != settings.NO_COMPRESSION,
+        "MATEX_STRATEGY": chosen.strategy != "allreduce",
+        "MATEX_ALGORITHM": chosen.algorithm not in ("auto", "mpi"),
+        "MATEX_CHECK_NUMERICS": chosen.check_numerics,
+        "MATEX_ELASTIC": chosen.elastic,
+        "MATEX_OVERLAP": chosen.overlap == "on",
+        "a plan": world.get_world().is_phantom,
+    }
+    return "".join(f"{name} needs gradients in the host's memory" for name in [*filter(needs.get, needs)][:1])
 
 
 def is_chosen(checked: bool) -> bool:

@@ -10,6 +10,22 @@ FOLDER = Path(__file__).with_name("mpi")
 ONE_VOICE = FOLDER.parent.parent / "one_voice.py"
 
 
+@pytest.mark.timeout(300)
+def test_updates_of_an_mpi_that_is_given_addresses(tmp_path, monkeypatch):
+    """On a CPU, where they are those of the host's memory."""
+    monkeypatch.chdir(FOLDER.parent.parent.parent)
+    words = [
+        tmp_path / "report.xml",
+        "--with-mpi",
+        "--timeout=120",
+        "-q",
+        FOLDER / "test_gradients.py",
+        FOLDER / "test_order.py",
+    ]
+    environment = {**launch.ALL_FILES, "MATEX_DEVICE_POINTERS": "on"}
+    launch.run(2, ONE_VOICE, *words, module=False, env=environment, timeout=280).check()
+
+
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("ranks", [*(pytest.param(ranks, marks=pytest.mark.more) for ranks in (1, 2, 4)), 3])
 def test_collectives(ranks, tmp_path, monkeypatch, pytestconfig):

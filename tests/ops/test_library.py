@@ -42,7 +42,7 @@ assert sys.modules["matex_tf.ops.library"]._library is None
 # Asked for by name, they are there all the same: GPU kernels take host memory, hashes are of content.
 ops.load_tensorflow_ops()
 from tensorflow.python.framework import kernels
-for name in ops.OP_TYPES:
+for name in (*ops.OP_TYPES, "MatexKeepOrder"):
     found = kernels.get_registered_kernels_for_op(name).kernel
     devices = {kernel.device_type: set(kernel.host_memory_arg) for kernel in found}
     assert set(devices) == {"CPU", "GPU"}, name
@@ -73,6 +73,7 @@ HOST_MEMORY = {
     "MatexBroadcast": ["order", "x", "y"],
     "MatexAllgather": ["order", "rows", "x", "y"],
     "MatexBarrier": ["order"],
+    "MatexKeepOrder": ["order"],
     "MatexReduceGradients": ["gradients", "order", "reduced", "weight"],
     "MatexReduceOnDevice": ["weight"],
 }

@@ -17,6 +17,7 @@ class KeepOrderKernel : public OpKernel {
 REGISTER_OP("MatexKeepOrder").MATEX_ORDER.SetIsStateful().SetShapeFn(shape_inference::NoOutputs);
 
 REGISTER_KERNEL_BUILDER(Name("MatexKeepOrder").Device(DEVICE_CPU), KeepOrderKernel);
+REGISTER_KERNEL_BUILDER(Name("MatexKeepOrder").Device(DEVICE_GPU).HostMemory("order"), KeepOrderKernel);
 
 }  // namespace
 }  // namespace matex

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from matex_tf import ops
+from matex_tf.ops import overlap, readiness
 from matex_tf.world import world
 
 pytestmark = pytest.mark.mpi
@@ -96,6 +98,63 @@ def test_weight_of_zero_selects_zeros():
     for function in (ops.reduce_gradients, tf.function(ops.reduce_gradients)):
         (result,) = function([mine], ["x"], tf.constant(float(RANK == 0), tf.float64))
         np.testing.assert_array_equal(result, np.full(100, 2.0))
+
+
+def test_weight_of_zero_selects_zeros_in_v1_graphs():
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        mine = tf.fill([100], np.nan if RANK else 2.0)
+        (result,) = ops.reduce_gradients([mine], ["x"], tf.constant(float(RANK == 0), tf.float64))
+        np.testing.assert_array_equal(session.run(result), np.full(100, 2.0))
+
+
+def test_an_update_keeps_its_place_among_other_collectives():
+    """Nothing but their order says which comes first."""
+
+    @tf.function
+    def step(x):
+        before = [ops.allreduce(x + number, "sum") for number in range(3)]
+        (between,) = ops.reduce_gradients([x], ["x"], 1.0, "a step")
+        after = [ops.allreduce(x - number, "sum") for number in range(3)]
+        return before, between, after
+
+    if world.is_active():
+        found = step.get_concrete_function(tf.ones([3])).graph.get_operations()
+        ours = [op for op in found if op.type in ("MatexAllreduce", "MatexReduceGradients", "MatexReduceOnDevice")]
+        for earlier, later in itertools.pairwise(ours):
+            assert earlier in set(readiness.list_ancestors(later, (), readiness.list_direct_sources))
+    for _ in range(50):
+        before, between, after = step(tf.fill([3], 5.0))
+        np.testing.assert_array_equal(between, np.full(3, 5.0 * SIZE))
+        for number in range(3):
+            np.testing.assert_array_equal(before[number], np.full(3, (5.0 + number) * SIZE))
+            np.testing.assert_array_equal(after[number], np.full(3, (5.0 - number) * SIZE))
+
+
+@pytest.mark.parametrize("overlapped", [False, True])
+def test_gradients_of_reduced_gradients(overlapped):
+    """Of an update that is made of a sum over ranks: it comes after that."""
+    weights = tf.Variable([1.0, 2.0])
+    other = tf.Variable([3.0, 1.0])
+
+    @tf.function
+    def step():
+        with tf.GradientTape() as outer:
+            with tf.GradientTape() as inner:
+                loss = tf.reduce_sum(weights**3) + tf.reduce_sum(other**2)
+            (slope,) = ops.reduce_gradients([inner.gradient(loss, weights)], ["inner"], 1.0, "the inner")
+            punished = loss + tf.reduce_sum(slope**2)
+        found = outer.gradient(punished, [other, weights])
+        return ops.reduce_gradients(found, ["other", "weights"], 1.0, "the outer")
+
+    with overlap.trace_as(overlapped):
+        step.get_concrete_function()
+    value = np.array([1.0, 2.0])
+    # Each rank's punishment is the same function of all ranks' weights.
+    wanted = 3 * value**2 * SIZE + 2 * (3 * value**2 * SIZE) * 6 * value * SIZE * SIZE
+    for _ in range(10):
+        of_other, of_weights = step()
+        np.testing.assert_allclose(of_other, np.array([6.0, 2.0]) * SIZE)
+        np.testing.assert_allclose(of_weights, wanted, rtol=1e-5)
 
 
 def test_branches():

@@ -79,10 +79,12 @@ def test_collectives_of_a_backward_pass_wait_for_the_gradients_before_them(monke
     operations = step.get_concrete_function(tf.ones([2, 3])).graph.get_operations()
     if not world.is_active():
         return
-    (update,) = [op for op in operations if op.type == "MatexReduceGradients"]
+    (update,) = [op for op in operations if op.type in ("MatexReduceGradients", "MatexReduceOnDevice")]
     backwards = [op for op in operations if op.type == "MatexAllreduce"][3:]
     # Of the last layer first, as they are computed.
     gradients = [tensor.op for tensor in update.inputs[:3]]
+    if update.type == "MatexReduceOnDevice":  # they were scaled before
+        gradients = [chosen.inputs[2].op.inputs[0].op for chosen in gradients]
     for number, collective in enumerate(backwards):
         before = set(readiness.list_ancestors(collective, (), readiness.list_direct_sources))
         assert [gradient in before for gradient in gradients] == [position < number for position in range(3)]

@@ -22,6 +22,7 @@ namespace {
 
 constexpr int kLooks = 2'000;  // some ten microseconds, or a hundred where a pause is a long one
 constexpr int kYields = 1'000;  // less than a millisecond, if nobody else computes
+constexpr std::chrono::milliseconds kLongest(1);  // a pause: MPI may have to go on for another rank to come
 constexpr int kUnaided = 16;  // meetings after which MPI goes on, also with a rank that never waits
 
 static_assert(std::atomic<int64_t>::is_always_lock_free, "an atomic number must be one in the memory of several processes");
@@ -80,7 +81,7 @@ int Arrivals::Meet(const Words& words, bool* same) {
   };
   int code = number % kUnaided == 0 ? progress() : MPI_SUCCESS;
   int looks = 0;
-  Pause pause(WaitFor::kRank);
+  Pause pause(kLongest);
   for (int one = 1; one < size_; ++one) {
     const Line& other = lines[(rank_ + one) % size_];
     while (other.count.load(std::memory_order_acquire) < number) {

@@ -7,26 +7,24 @@
 
 namespace matex {
 
-// What a wait is for. Data on its way needs each rank every tenth of a millisecond. A rank that is still to come does not:
-// the wait for it may be longer by a hundredth, up to 5 ms.
-enum class WaitFor { kData, kRank };
-
-// Sleeps, longer and longer.
+// Sleeps, longer and longer, up to a tenth of a millisecond, as data on their way need. Longer, up to `most`, where that is a
+// hundredth of the wait so far.
 class Pause {
  public:
-  explicit Pause(WaitFor what) : what_(what) {}
+  using Nanoseconds = std::chrono::nanoseconds;
+  explicit Pause(Nanoseconds most = Nanoseconds(0)) : most_(most) {}
   void Take();
 
  private:
-  const WaitFor what_;
-  std::chrono::nanoseconds length_{5'000};
+  const Nanoseconds most_;
   const std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
+  Nanoseconds length_{5'000};
 };
 
 // Returns when `request` is over, with its error code. It pauses between looks.
-int Await(MPI_Request* request, WaitFor what = WaitFor::kData);
+int Await(MPI_Request* request);
 
 // The same for about `longest` at most: then the request is not null yet.
-int AwaitFor(std::chrono::steady_clock::duration longest, MPI_Request* request, WaitFor what = WaitFor::kData);
+int AwaitFor(std::chrono::steady_clock::duration longest, MPI_Request* request);
 
 }  // namespace matex

@@ -114,7 +114,7 @@ class PullThread {
     if (!BrokenJobs()) {
       const std::function<std::string()> what = [] { return std::string(kAgreeing); };
       const Waits waits(Waiter::kPulls, &what);
-      const int code = Await(&answer_, WaitFor::kRank);
+      const int code = Await(&answer_);
       if (code != MPI_SUCCESS) BreakJobs(MpiError(code, "MPI_Iallreduce", kAgreeing));
     }
     if (known_ == 0) return nullptr;
