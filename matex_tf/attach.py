@@ -145,7 +145,7 @@ def _agree_on_settings() -> None:
     from matex_tf import ops
 
     mine = {name: value for name, value in os.environ.items() if name.startswith(settings.PREFIX)}
-    found = objects.allgather((mine, ops.takes_device_addresses()), "comparing the settings")
+    found = objects.allgather((mine, ops.can_take_addresses()), "comparing the settings")
     everyone = [theirs for theirs, _ in found]
     for rank, theirs in enumerate(everyone):
         for name in sorted(set(theirs) | set(everyone[0])):

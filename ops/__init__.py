@@ -13,8 +13,8 @@ from .collectives import (
     allreduce,
     barrier,
     broadcast,
+    can_take_addresses,
     reduce_gradients,
-    takes_device_addresses,
 )
 from .handles import let_go, pass_turn
 from .library import (
@@ -48,6 +48,7 @@ __all__ = [
     "announce_turns",
     "barrier",
     "broadcast",
+    "can_take_addresses",
     "count_completed",
     "count_global_rows",
     "get_blocked_seconds",
@@ -62,5 +63,4 @@ __all__ = [
     "reduce_gradients",
     "rendezvous",
     "restart_engine",
-    "takes_device_addresses",
 ]

@@ -9,7 +9,7 @@ from .barrier import barrier
 from .broadcast import broadcast
 from .common import DTYPES
 from .reduce_gradients import reduce_gradients, reduce_inline
-from .reduce_on_device import agree_on_addresses, takes_device_addresses
+from .reduce_on_device import agree_on_addresses, can_take_addresses
 
 __all__ = [
     "DTYPES",
@@ -20,9 +20,9 @@ __all__ = [
     "allreduce",
     "barrier",
     "broadcast",
+    "can_take_addresses",
     "reduce_gradients",
     "reduce_inline",
-    "takes_device_addresses",
 ]
 
 OP_TYPES = (

@@ -19,7 +19,7 @@ _QUERIES = ("MPIX_Query_cuda_support", "MPIX_Query_rocm_support", "MPIX_Query_hi
 _is_agreed = False
 
 
-def takes_device_addresses() -> bool:
+def can_take_addresses() -> bool:
     """Whether this process's MPI says that it takes addresses in a GPU's memory."""
     queries = [getattr(get_library().c, name, None) for name in _QUERIES]
     return any(query is not None and bool(query()) for query in queries)
@@ -29,7 +29,7 @@ def agree_on_addresses(supported: Sequence[bool]) -> str:
     """Settle whether MPI is given addresses in a GPU's memory.
 
     Args:
-        supported: what `takes_device_addresses` says on each rank.
+        supported: what `can_take_addresses` says on each rank.
 
     Returns:
         What is to be said of that to people; "" where they have not asked for it.
