@@ -59,7 +59,7 @@ def _find_obstacle() -> str:
         "MATEX_OVERLAP": chosen.overlap == "on",
         "a plan": world.get_world().is_phantom,
     }
-    return "".join(f"{name} needs gradients in the host's memory" for name in [*filter(needs.get, needs)][:1])
+    return next((f"{name} needs gradients in the host's memory" for name, is_so in needs.items() if is_so), "")
 
 
 def is_chosen(checked: bool) -> bool:

@@ -10,27 +10,22 @@ FOLDER = Path(__file__).with_name("mpi")
 ONE_VOICE = FOLDER.parent.parent / "one_voice.py"
 
 
-@pytest.mark.timeout(300)
+def run_ranks(ranks, folder, monkeypatch, *words, **settings):
+    # They meet over MPI by themselves, and then read what rank 0 wrote.
+    monkeypatch.chdir(FOLDER.parent.parent.parent)
+    words = [folder / "report.xml", "--with-mpi", "--timeout=120", "-q", *words]
+    launch.run(ranks, ONE_VOICE, *words, module=False, env={**launch.ALL_FILES, **settings}, timeout=1100).check()
+
+
+@pytest.mark.timeout(1200)
 def test_updates_of_an_mpi_that_is_given_addresses(tmp_path, monkeypatch):
     """On a CPU, where they are those of the host's memory."""
-    monkeypatch.chdir(FOLDER.parent.parent.parent)
-    words = [
-        tmp_path / "report.xml",
-        "--with-mpi",
-        "--timeout=120",
-        "-q",
-        FOLDER / "test_gradients.py",
-        FOLDER / "test_order.py",
-    ]
-    environment = {**launch.ALL_FILES, "MATEX_DEVICE_POINTERS": "on"}
-    launch.run(2, ONE_VOICE, *words, module=False, env=environment, timeout=280).check()
+    files = [FOLDER / "test_gradients.py", FOLDER / "test_order.py"]
+    run_ranks(2, tmp_path, monkeypatch, *files, MATEX_DEVICE_POINTERS="on")
 
 
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("ranks", [*(pytest.param(ranks, marks=pytest.mark.more) for ranks in (1, 2, 4)), 3])
 def test_collectives(ranks, tmp_path, monkeypatch, pytestconfig):
-    # They meet over MPI by themselves, and then read what rank 0 wrote.
-    monkeypatch.chdir(FOLDER.parent.parent.parent)
-    words = [tmp_path / "report.xml", "--with-mpi", "--timeout=120", "-q", FOLDER]
-    words += ["--all"] if pytestconfig.getoption("--all") else []
-    launch.run(ranks, ONE_VOICE, *words, module=False, env=launch.ALL_FILES, timeout=1100).check()
+    everything = ["--all"] if pytestconfig.getoption("--all") else []
+    run_ranks(ranks, tmp_path, monkeypatch, FOLDER, *everything)

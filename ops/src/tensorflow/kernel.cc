@@ -124,6 +124,12 @@ TfStatus WeightOf(OpKernelContext* context, Weight* weight) {
   return TfStatus();
 }
 
+TfStatus InferReduced(shape_inference::InferenceContext* context) {
+  for (int i = 0; i < context->num_outputs(); ++i) context->set_output(i, context->input(i));
+  shape_inference::ShapeHandle weight;
+  return context->WithRankAtMost(context->input(context->num_outputs()), 1, &weight);
+}
+
 Tensor TensorAt(void* memory, std::shared_ptr<const void> owner, DataType type, const TensorShape& shape,
                 bool others_read) {
   const size_t bytes = shape.num_elements() * DataTypeSize(type);

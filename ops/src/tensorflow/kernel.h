@@ -67,6 +67,9 @@ struct Weight {
 };
 TfStatus WeightOf(tensorflow::OpKernelContext* context, Weight* weight);
 
+// The shapes of what such an op gives: those of the gradients, which come before `weight`.
+TfStatus InferReduced(tensorflow::shape_inference::InferenceContext* context);
+
 // A tensor whose values lie in `memory`, which is there while `owner` is. The op that holds the last reference to it may
 // write its result there, unless others read what lies there, too.
 tensorflow::Tensor TensorAt(void* memory, std::shared_ptr<const void> owner, tensorflow::DataType type,

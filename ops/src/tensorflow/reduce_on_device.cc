@@ -137,11 +137,7 @@ REGISTER_OP("MatexReduceOnDevice")
     .Input("weight: double")
     .Output("reduced: T")
     .SetIsStateful()
-    .SetShapeFn([](shape_inference::InferenceContext* context) {
-      for (int i = 0; i < context->num_outputs(); ++i) context->set_output(i, context->input(i));
-      shape_inference::ShapeHandle scalar;
-      return context->WithRankAtMost(context->input(context->num_outputs()), 1, &scalar);
-    });
+    .SetShapeFn(InferReduced);
 
 REGISTER_KERNEL_BUILDER(Name("MatexReduceOnDevice").Device(DEVICE_CPU), ReduceOnDeviceKernel);
 REGISTER_KERNEL_BUILDER(Name("MatexReduceOnDevice").Device(DEVICE_GPU).HostMemory("weight"), ReduceOnDeviceKernel);

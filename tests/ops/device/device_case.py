@@ -122,10 +122,10 @@ def check_step():
 
 if size > 1:
     check_collectives()
-    tf.config.set_soft_device_placement(True)  # gradients may be scaled by ops without a kernel for the device
+tf.config.set_soft_device_placement(True)  # gradients may be scaled by ops without a kernel for the device
+if size > 1:
     check_updates()
     check_step()
-tf.config.set_soft_device_placement(True)
 
 import keras  # noqa: E402
 
