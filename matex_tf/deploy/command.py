@@ -13,7 +13,7 @@ from typing import Any
 
 import click
 
-from matex_tf.deploy import after_script, following, kubernetes, run_folder, slurm
+from matex_tf.deploy import after_script, following, kubernetes, run_folder, slurm, slurm_job
 from matex_tf.deploy import job as jobs
 from matex_tf.deploy.job import Job, JobError
 from matex_tf.deploy.kubectl import names
@@ -22,7 +22,7 @@ from matex_tf.deploy.options import Asked, Options, merge_options
 ASKED_WRONGLY, REFUSED, INTERRUPTED = 2, 1, 130
 _HELP = {"help_option_names": ["-h", "--help"]}
 CLUSTERS: dict[str, tuple[type[Options], Any]] = {
-    "slurm": (slurm.Slurm, slurm),
+    "slurm": (slurm_job.Slurm, slurm),
     "kubernetes": (kubernetes.Kubernetes, kubernetes),
 }
 
@@ -46,7 +46,7 @@ def prepare_job(
 def fill_name_and_command(settled: Asked, target: Sequence[str]) -> Asked:
     """`settled`, where it names neither, with a name for a job of `target` and our command."""
     name = settled.name or (target[1] if target[0] == "-m" else Path(target[0]).stem)
-    matex = settled.matex or (find_own_command() if isinstance(settled, slurm.Slurm) else "")
+    matex = settled.matex or (find_own_command() if isinstance(settled, slurm_job.Slurm) else "")
     return replace(settled, name="".join(each if each.isprintable() else "_" for each in name), matex=matex)
 
 
@@ -129,7 +129,7 @@ def submit_script(
         raise click.UsageError("--kubernetes needs --image, of an image with matex_tf, TensorFlow, MPI, bash and sshd")
     if dry_run:
         name = str(run_folder.propose_folder(asked.name)) if does is slurm else names.make_name(asked.name)
-        sys.stdout.buffer.write(does.format_job(asked, target, name).encode(errors="surrogateescape"))
+        following.open_stdout().write(does.format_job(asked, target, name).encode(errors="surrogateescape"))
         return 0
     if does is slurm and not is_module and not os.path.isfile(script[0]):
         raise click.UsageError(f"there is no file {script[0]} in {os.getcwd()}")
@@ -190,9 +190,10 @@ def find_job(job: str, namespace: str) -> tuple[Any, Job]:
     if job and folder.is_dir():
         try:
             cluster, found = run_folder.read_note(folder)
-            return CLUSTERS[cluster][1], found
+            does = CLUSTERS[cluster][1]
         except (OSError, ValueError, KeyError):
             raise click.UsageError(f"{job} is not the folder of a job that was submitted") from None
+        return does, slurm.find_newest(found) if does is slurm else found
     if job.isascii() and job.isdigit():
         try:
             return slurm, slurm.find_job(job)

@@ -13,15 +13,15 @@ from pathlib import Path
 from typing import Any
 
 from matex_tf import arguments
-from matex_tf.deploy import command, following, job, kubernetes, notebook, run_folder, slurm
+from matex_tf.deploy import command, following, job, kubernetes, notebook, run_folder, slurm_job
 from matex_tf.deploy.job import ENDED, RUNNING, Job, State
-from matex_tf.deploy.options import NAME, Options, deal_ranks, merge_options
+from matex_tf.deploy.options import NAME, Options, check_variables, deal_ranks, merge_options
 from matex_tf.monitor import progress, recording
 
 
-def make_slurm(**options: Any) -> slurm.Slurm:
+def make_slurm(**options: Any) -> slurm_job.Slurm:
     """A cluster for `launch`: the options of `matex submit --slurm`, over those of the user's files."""
-    return merge_options(slurm.Slurm, options)
+    return merge_options(slurm_job.Slurm, options)
 
 
 def make_kubernetes(**options: Any) -> kubernetes.Kubernetes:
@@ -30,7 +30,7 @@ def make_kubernetes(**options: Any) -> kubernetes.Kubernetes:
 
 
 # Editors and `help` show the names of the options, and their defaults where no file has others.
-for _make, _made in ((make_slurm, slurm.Slurm), (make_kubernetes, kubernetes.Kubernetes)):
+for _make, _made in ((make_slurm, slurm_job.Slurm), (make_kubernetes, kubernetes.Kubernetes)):
     _make.__name__ = _make.__qualname__ = _made.__name__
     _make.__signature__ = inspect.signature(_made).replace(return_annotation=_made)  # type: ignore[union-attr]
 
@@ -163,6 +163,7 @@ def launch(
         if ranks is None:
             raise TypeError("launch: how many ranks? For example: matex_tf.launch('train.py', ranks=4)")
         asked = Options(ranks_per_node=ranks, restarts=restarts or 0, run=options, matex=command.find_own_command())
+        check_variables(variables)
         folder = run_folder.make_folder(Path(target[0]).stem)
         here = Here(asked.make_command(target), folder, variables)
         return LaunchedRun(here, here.job)

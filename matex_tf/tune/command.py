@@ -14,7 +14,7 @@ import click
 from matex_tf.deploy.command import add_slurm_options
 from matex_tf.deploy.job import JobError
 from matex_tf.deploy.options import merge_options, parse_time
-from matex_tf.deploy.slurm import Slurm
+from matex_tf.deploy.slurm_job import Slurm
 from matex_tf.monitor.progress import format_seconds
 from matex_tf.tune import setup
 from matex_tf.tune.database import DatabaseError
@@ -143,7 +143,10 @@ def tune_command(
             raise click.UsageError(f"--{min(job).replace('_', '-')} goes with --slurm")
         if as_jobs:
             changed |= _settle_job(changed.pop("run", ()), changed.get("ranks"), job)
-        settings = Settings(**changed, source=os.getcwd(), name=str(space))
+        try:
+            settings = Settings(**changed, source=os.getcwd(), name=str(space))
+        except ValueError as error:
+            raise click.UsageError(str(error)) from None
         where = setup.create_search(
             target, Path(str(space)).read_text(encoding="utf-8"), settings, database or "", folder or ""
         )

@@ -16,8 +16,9 @@ from typing import Any
 
 from matex_tf.deploy import following, run_folder
 from matex_tf.deploy.command import fill_name_and_command, find_own_command
-from matex_tf.deploy.options import format_options
-from matex_tf.deploy.slurm import Slurm, check_commands
+from matex_tf.deploy.options import Options, format_options
+from matex_tf.deploy.slurm import check_commands
+from matex_tf.deploy.slurm_job import Slurm
 from matex_tf.tune import space_file
 from matex_tf.tune.database import RUNNING, Database, DatabaseError, Record, Search, find_default_path
 from matex_tf.tune.engines import engine
@@ -56,6 +57,9 @@ class Settings:
     name: str = "search"
     rungs: tuple[int, ...] = ()
     slurm: dict[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        Options(run=self.run)  # what a trial says to `matex run` itself is no option of `run`
 
     @property
     def options(self) -> list[str]:

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from matex_tf.deploy import options, slurm
+from matex_tf.deploy import options, run_folder, slurm
 from matex_tf.launch import cli
 
 SCRIPT = """\
@@ -31,6 +31,9 @@ SCRIPT = """\
 #SBATCH --exclusive
 run_folder="$PWD"/runs/train-1 child= asked=
 trap 'asked=early; [ -z "$child" ] || { asked=told; kill -USR1 $child; }' USR1
+note="{\\"cluster\\": \\"slurm\\", \\"job\\": \\"$SLURM_JOB_ID\\"}"
+[ "$(cat "$run_folder/job.json" 2> /dev/null)" = "$note" ] || echo "$note" > "$run_folder/job.json"
+export SLURM_EXPORT_ENV=ALL
 module load openmpi
 srun --nodes=4 --ntasks=4 --ntasks-per-node=1 LOOK || exit 78
 export MATEX_STATE="$run_folder/state"
@@ -103,6 +106,22 @@ def test_a_run_that_asks_again_is_requeued(tmp_path, run, code, told):
     again = rf"matex: job 4711 {told} after 0:00:0\d, state kept; to be requeued \(2\)\nscontrol requeue 4711\n"
     assert re.fullmatch(again if told else "", out), out
     assert (tmp_path / "runs" / "a-1" / "exit-code").exists() is (code == 3)
+
+
+def test_a_job_notes_itself_where_another_was_noted(tmp_path):
+    """As one that `sbatch job.sh` makes. The time of a note that holds stays: it is when the job was submitted."""
+    (tmp_path / "matex").write_text("#!/bin/bash\n")
+    (tmp_path / "matex").chmod(stat.S_IRWXU)
+    folder = tmp_path / "runs" / "a-1"
+    folder.mkdir(parents=True)
+    run_folder.write_note(folder, "slurm", "4711")
+    os.utime(folder / "job.json", (1000, 1000))
+    text = slurm.format_job(slurm.Slurm(name="a", matex="./matex"), ["a.py"], "runs/a-1")
+    for number in ("4711", "4712"):
+        env = {"PATH": "/bin:/usr/bin", "SLURM_JOB_ID": number}
+        subprocess.run(["bash", "-c", text], cwd=tmp_path, env=env, check=True)
+        assert run_folder.read_note(folder) == ("slurm", slurm.Job(number, str(folder)))
+        assert (run_folder.find_submit_time(str(folder)) == 1000) is (number == "4711")
 
 
 def as_sbatch_reads(line: str) -> list[str]:
