@@ -126,13 +126,13 @@ def test_a_refused_job_leaves_nothing(cluster, words, message):
 def test_a_job_has_what_was_asked_whatever_the_environment_says(cluster):
     """Its nodes are whole, and its folder is that of the job which another `sbatch` makes of it."""
     words = ["submit", "--slurm", "--nodes", "2", "--name", "asked", "--time", "5", "--sbatch=--export=NONE"]
-    other = {"SBATCH_JOB_NAME": "other", "SBATCH_OUTPUT": "other", "SBATCH_TIMELIMIT": "3", "SBATCH_OPEN_MODE": "truncate"}
+    other = {f"SBATCH_{name}": "other" for name in ("JOB_NAME", "OUTPUT")} | {"SBATCH_TIMELIMIT": "3"}
     options = ["--setup", "export MATEX_DISABLE=1", "--run", NETWORK]
     code, out, err = cluster.matex(*words, *options, "my train.py", "0", env=other)
     assert code == 0 and all(f"words [] on {host}\n" in out for host in ("h1", "h2")), out + err
     first = err.split("job ")[1].split(":")[0]
     shown = cluster.slurm.ask("scontrol", "show", "job", first)
-    assert all(one in shown for one in ("JobName=asked\n", "NumNodes=2 NumCPUs=4 ", "TimeLimit=00:05:00"), ), shown
+    assert all(one in shown for one in ("JobName=asked\n", "NumNodes=2 NumCPUs=4 ", "TimeLimit=00:05:00")), shown
     second = cluster.slurm.run("sbatch", "--parsable", "runs/asked-1/job.sh", folder=cluster.folder).stdout.strip()
     code, out, err = cluster.matex("follow", "runs/asked-1")
     assert code == 0 and out.count("words [] on h1\n") == 2 and f"matex: {second} COMPLETED" in err, out + err
