@@ -229,8 +229,9 @@ class Searching:
         self._ended.append(record)
 
     def _tell_cost(self, record: Record) -> None:
-        """A trial that has failed costs as much as the worst, once there is one."""
-        self._untold.append(record)
+        """A trial that has failed costs as much as the worst, once there is one; one of another space is not told."""
+        if self.asked.space.allows(record.config):
+            self._untold.append(record)
         costs = [self._compute_cost(one) for one in self._known.values() if one.value is not None]
         if not costs:
             return
@@ -244,9 +245,9 @@ class Searching:
     def _give_up_if_alike(self) -> None:
         first = self._ended[:ALIKE]
         if len(self._ended) == ALIKE and self.best is None and len({one.kind for one in first}) == 1:
-            last = first[-1]
+            last, numbers = first[-1], ", ".join(str(one.number) for one in first)
             raise SearchError(
-                f"the first {ALIKE} trials have failed alike ({last.why}). What the last of them printed "
+                f"trials {numbers} have failed alike ({last.why}). What the last of them printed "
                 f"({get_trial_folder(self.starter.folder, last.number) / OUTPUT}):\n{last.tail or '(nothing)'}"
             )
 
