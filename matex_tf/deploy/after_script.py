@@ -26,6 +26,15 @@ class SubmitCommand(click.Command):
     """
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        try:
+            return self._parse_words(ctx, args)
+        except click.NoSuchOption as error:
+            name = error.option_name
+            if "--slurm" not in args or difflib.get_close_matches(name, error.possibilities or (), cutoff=_NEAR):
+                raise
+            raise click.UsageError(f"there is no option {name}. If it is one of sbatch: --sbatch={name}...") from None
+
+    def _parse_words(self, ctx: click.Context, args: list[str]) -> list[str]:
         before, _, order = self.make_parser(ctx).parse_args(list(args))
         _refuse_two_clusters(order)
         given: Any = before.get("script")

@@ -16,7 +16,7 @@ import click
 from matex_tf.deploy import after_script, following, kubernetes, run_folder, slurm, slurm_job
 from matex_tf.deploy import job as jobs
 from matex_tf.deploy.job import Job, JobError
-from matex_tf.deploy.kubectl import names
+from matex_tf.deploy.kubectl import messages, names
 from matex_tf.deploy.options import Asked, Options, merge_options
 
 ASKED_WRONGLY, REFUSED, INTERRUPTED = 2, 1, 130
@@ -224,8 +224,17 @@ def _run_action(command: str, action: Callable[[], int], job: str = "") -> int:
     try:
         return action()
     except (JobError, OSError) as error:
-        # What Kubernetes says of a word that was meant as a folder is no answer.
-        is_folder = names.is_name(job) and not names.is_made(job) and not os.path.isdir(job)
-        meant = f"there is no folder {job}, and as a job: " if is_folder else ""
-        print(f"matex {command}: {meant}{error}", file=sys.stderr)
+        print(f"matex {command}: {describe_failure(job, str(error))}", file=sys.stderr)
         return REFUSED
+
+
+def describe_failure(job: str, said: str) -> str:
+    """What a cluster `said` of a job; of a word that may have been meant as a folder, that there is none, too."""
+    if not names.is_name(job) or names.is_made(job) or os.path.isdir(job):
+        return said
+    if messages.is_without_cluster(said):
+        return (
+            f"there is no folder {job} in {os.getcwd()}, and no job of this name. A job of Slurm has a number, and its "
+            "run a folder, as runs/train-1"
+        )
+    return f"there is no folder {job}, and as a job: {said}"

@@ -282,8 +282,9 @@ def main(words: Sequence[str] | None = None) -> int:
     except click.exceptions.Exit as asked:  # for help, or the version
         return asked.exit_code
     except click.exceptions.NoSuchOption as error:
-        near = f"; did you mean {error.possibilities[0]}?" if error.possibilities else ""
-        print(f"matex: there is no option {error.option_name}{near}", file=sys.stderr)
+        near = difflib.get_close_matches(error.option_name, error.possibilities or (), n=1, cutoff=0.8)
+        meant = f"; did you mean {near[0]}?" if near else ""
+        print(f"matex: there is no option {error.option_name}{meant}", file=sys.stderr)
         return ASKED_WRONGLY
     except click.ClickException as error:
         print(f"matex: {error.format_message()}", file=sys.stderr)

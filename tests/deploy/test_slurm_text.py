@@ -215,6 +215,8 @@ def test_what_a_file_cannot_say(tmp_path, text, message):
         (["--slurm"], "no script is named"),
         (["--slurm", "no-such.py"], "there is no file no-such.py in"),
         (["--slurm", "--node", "4", "x.py"], "there is no option --node; did you mean --nodes?"),
+        (["--slurm", "--qos", "long", "x.py"], "there is no option --qos. If it is one of sbatch: --sbatch=--qos..."),
+        (["--kubernetes", "--qos", "long", "x.py"], "there is no option --qos\n"),
         (["--slurm", "--nodes", "0", "x.py"], "expected nodes to be a whole number, 1 or more; given 0"),
         (["--slurm", "--nodes", "two", "x.py"], "'two' is not a valid integer"),
         (["--slurm", "--restarts", "-1", "x.py"], "expected restarts to be a whole number, 0 or more; given -1"),

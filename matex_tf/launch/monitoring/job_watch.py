@@ -42,7 +42,7 @@ def find_run_folder(run: str, namespace: str = "") -> str:
         try:
             return kubernetes.find_records(Job(run, namespace=namespace))
         except JobError as error:
-            raise recording.RecordingError(f"there is no folder {run}, and as a job: {error}") from None
+            raise recording.RecordingError(command.describe_failure(run, str(error))) from None
     try:
         does, job = command.find_job(run, "")
     except click.UsageError as error:
