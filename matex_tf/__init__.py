@@ -45,7 +45,7 @@ from matex_tf.api import (  # noqa: E402  (TensorFlow's threads are placed befor
 if TYPE_CHECKING:  # what editors and type checkers see; these come by __getattr__
     from matex_tf.deploy.kubernetes import Kubernetes as Kubernetes
     from matex_tf.deploy.python import launch as launch
-    from matex_tf.deploy.slurm_job import Slurm as Slurm
+    from matex_tf.deploy.sbatch.job_script import Slurm as Slurm
     from matex_tf.tune.python import tune as tune
 
 _DEPLOYING = {"Kubernetes": "make_kubernetes", "Slurm": "make_slurm"}

@@ -13,16 +13,17 @@ from typing import Any
 
 import click
 
-from matex_tf.deploy import after_script, following, kubernetes, run_folder, slurm, slurm_job
+from matex_tf.deploy import after_script, following, kubernetes, run_folder, slurm
 from matex_tf.deploy import job as jobs
 from matex_tf.deploy.job import Job, JobError
 from matex_tf.deploy.kubectl import messages, names
 from matex_tf.deploy.options import Asked, Options, merge_options
+from matex_tf.deploy.sbatch import job_script
 
 ASKED_WRONGLY, REFUSED, INTERRUPTED = 2, 1, 130
 _HELP = {"help_option_names": ["-h", "--help"]}
 CLUSTERS: dict[str, tuple[type[Options], Any]] = {
-    "slurm": (slurm_job.Slurm, slurm),
+    "slurm": (job_script.Slurm, slurm),
     "kubernetes": (kubernetes.Kubernetes, kubernetes),
 }
 
@@ -46,7 +47,7 @@ def prepare_job(
 def fill_name_and_command(settled: Asked, target: Sequence[str]) -> Asked:
     """`settled`, where it names neither, with a name for a job of `target` and our command."""
     name = settled.name or (target[1] if target[0] == "-m" else Path(target[0]).stem)
-    matex = settled.matex or (find_own_command() if isinstance(settled, slurm_job.Slurm) else "")
+    matex = settled.matex or (find_own_command() if isinstance(settled, job_script.Slurm) else "")
     return replace(settled, name="".join(each if each.isprintable() else "_" for each in name), matex=matex)
 
 
@@ -56,13 +57,15 @@ _OF_SLURM = (
     click.option("--time", metavar="LIMIT", help="The time limit, as 2:00:00 or 1-12 (days-hours)."),
     click.option("--name", metavar="NAME", help="Of the job; that of the script unless told."),
     click.option("--restarts", type=int, metavar="TIMES", help="As of `matex run`; 3 unless told."),
-    click.option("--cpus", metavar="CPUS", help="How many each rank gets; of Kubernetes, each worker."),
+    click.option(
+        "--cpus", metavar="CPUS", help="How many each rank gets; whole nodes unless told. Of Kubernetes, each worker."
+    ),
     click.option("--gpus-per-node", type=int, metavar="GPUS", help="How many GPUs on each node."),
     click.option("--setup", multiple=True, metavar="LINE", help="A line before the run: 'module load openmpi'."),
     click.option("--matex", metavar="COMMAND", help="The command `matex` where the job runs."),
     click.option("--account", metavar="ACCOUNT", help="Of Slurm."),
     click.option("--partition", metavar="PARTITION", help="Of Slurm."),
-    click.option("--sbatch", multiple=True, metavar="OPTION", help="One more of sbatch: --sbatch=--exclusive."),
+    click.option("--sbatch", multiple=True, metavar="OPTION", help="One more of sbatch: --sbatch=--qos=long."),
 )
 
 

@@ -13,15 +13,16 @@ from pathlib import Path
 from typing import Any
 
 from matex_tf import arguments
-from matex_tf.deploy import command, following, job, kubernetes, notebook, run_folder, slurm_job
+from matex_tf.deploy import command, following, job, kubernetes, notebook, run_folder
 from matex_tf.deploy.job import ENDED, RUNNING, Job, State
 from matex_tf.deploy.options import NAME, Options, check_variables, deal_ranks, merge_options
+from matex_tf.deploy.sbatch import job_script
 from matex_tf.monitor import progress, recording
 
 
-def make_slurm(**options: Any) -> slurm_job.Slurm:
+def make_slurm(**options: Any) -> job_script.Slurm:
     """A cluster for `launch`: the options of `matex submit --slurm`, over those of the user's files."""
-    return merge_options(slurm_job.Slurm, options)
+    return merge_options(job_script.Slurm, options)
 
 
 def make_kubernetes(**options: Any) -> kubernetes.Kubernetes:
@@ -30,7 +31,7 @@ def make_kubernetes(**options: Any) -> kubernetes.Kubernetes:
 
 
 # Editors and `help` show the names of the options, and their defaults where no file has others.
-for _make, _made in ((make_slurm, slurm_job.Slurm), (make_kubernetes, kubernetes.Kubernetes)):
+for _make, _made in ((make_slurm, job_script.Slurm), (make_kubernetes, kubernetes.Kubernetes)):
     _make.__name__ = _make.__qualname__ = _made.__name__
     _make.__signature__ = inspect.signature(_made).replace(return_annotation=_made)  # type: ignore[union-attr]
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from subprocess import CompletedProcess
 from typing import Any
 
-from matex_tf.deploy import following, run_folder, sbatch_options, slurm_messages
+from matex_tf.deploy import following, run_folder
 from matex_tf.deploy.job import (
     ENDED,
     FORGOTTEN,
@@ -24,7 +24,9 @@ from matex_tf.deploy.job import (
     format_count,
     run_scheduler,
 )
-from matex_tf.deploy.slurm_job import HEAD, Slurm, format_job, list_words
+from matex_tf.deploy.sbatch import messages as slurm_messages
+from matex_tf.deploy.sbatch import taken_options
+from matex_tf.deploy.sbatch.job_script import HEAD, Slurm, format_job, list_words
 
 SCRIPT = "job.sh"
 GET = "Submit from a login node of the cluster, or load its module: `module load slurm`"
@@ -43,6 +45,8 @@ def submit_job(asked: Slurm, target: Sequence[str]) -> Job:
         JobError: Slurm refused it; nothing of it is queued, and no folder of its is left.
     """
     tell_unread_lines(target[0])
+    if asked.leaves_cores_to_slurm:
+        following.print_line("without --cpus Slurm decides how many cores each rank gets: often one")
     folder = run_folder.make_folder(asked.name)
     try:
         return submit_script(format_job(asked, target, str(folder)), folder, asked)
@@ -73,7 +77,7 @@ def submit_script(text: str, folder: Path, asked: Slurm, **where: Any) -> Job:
     script = folder / SCRIPT
     words = list_words(asked, str(folder))
     try:
-        sbatch_options.check_environment(where.get("env", os.environ), words)
+        taken_options.check_environment(where.get("env", os.environ), words)
     except ValueError as error:
         raise JobError(str(error)) from None
     try:

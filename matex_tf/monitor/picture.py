@@ -209,7 +209,12 @@ def _list_silent(start: Start, recent: Mapping[int, Series], now: float) -> list
         rank for rank in range(start.size) if rank not in start.files or not Path(start.files[rank]).stat().st_size
     ]
     if missing:
-        lines.append(f"{len(missing)} ranks, the first rank {missing[0]}, have written nothing")
+        who = (
+            f"rank {missing[0]} has"
+            if len(missing) == 1
+            else f"{len(missing)} ranks, the first rank {missing[0]}, have"
+        )
+        lines.append(f"{who} written nothing")
     return lines
 
 

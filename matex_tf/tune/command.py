@@ -14,7 +14,7 @@ import click
 from matex_tf.deploy.command import add_slurm_options
 from matex_tf.deploy.job import JobError
 from matex_tf.deploy.options import merge_options, parse_time
-from matex_tf.deploy.slurm_job import Slurm
+from matex_tf.deploy.sbatch.job_script import Slurm
 from matex_tf.monitor.progress import format_seconds
 from matex_tf.tune import setup
 from matex_tf.tune.database import DatabaseError

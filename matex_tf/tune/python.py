@@ -11,7 +11,7 @@ from typing import Any
 
 from matex_tf import arguments
 from matex_tf.deploy.options import deal_ranks
-from matex_tf.deploy.slurm_job import Slurm
+from matex_tf.deploy.sbatch.job_script import Slurm
 from matex_tf.tune import setup
 from matex_tf.tune.engines.engine import NAMES
 from matex_tf.tune.rungs import check_rungs

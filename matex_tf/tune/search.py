@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from matex_tf.deploy.job import JobError, UnreachableError, format_count
-from matex_tf.tune import rungs, warm_start
+from matex_tf.tune import rungs
 from matex_tf.tune.database import FEATURES, RUNNING, Database, DatabaseError, Record, Search
+from matex_tf.tune.engines import warm_start
 from matex_tf.tune.engines.proposals import WARM, ExhaustedError, Proposals
 from matex_tf.tune.space_file import Asked
 from matex_tf.tune.starter import Starter, UnderWay, get_trial_folder
@@ -104,8 +105,7 @@ class Searching:
         return min(known, key=lambda one: rungs.make_sort_key(one, self.asked.objective), default=None)
 
     def _is_unfinished(self) -> bool:
-        left = bool(self._under or self._waiting) or len(self._known) < self.wanted
-        return left or self._choose_promoted() is not None
+        return bool(self._under or self._waiting or len(self._known) < self.wanted or self._choose_promoted())
 
     def _resume_trials(self) -> None:
         """Take up what is written down: trials that have ended are told, those that have not are made again."""

@@ -17,8 +17,8 @@ from typing import Any
 from matex_tf.deploy import following, run_folder
 from matex_tf.deploy.command import fill_name_and_command, find_own_command
 from matex_tf.deploy.options import Options, format_options
+from matex_tf.deploy.sbatch.job_script import Slurm
 from matex_tf.deploy.slurm import check_commands
-from matex_tf.deploy.slurm_job import Slurm
 from matex_tf.tune import changes, space_file
 from matex_tf.tune.database import RUNNING, Database, DatabaseError, Record, Search, find_default_path
 from matex_tf.tune.engines import engine

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 from fake_commands import Fakes
 
-from matex_tf.deploy import following, job, python, run_folder, slurm, slurm_messages
+from matex_tf.deploy import following, job, python, run_folder, slurm
+from matex_tf.deploy.sbatch import messages as slurm_messages
 from matex_tf.launch import cli
 
 SHOWN = """\

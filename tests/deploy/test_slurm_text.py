@@ -223,7 +223,7 @@ def test_what_a_file_cannot_say(tmp_path, text, message):
         (["--slurm", "--time", "2h", "x.py"], "expected time to be as 2:00:00 (hours)"),
         (["--slurm", "--time", "0:00", "x.py"], "more than nothing"),
         (["--slurm", "--name", "a\nb", "x.py"], "expected name to be one line of printable text; given 'a\\nb'"),
-        (["--slurm", "--sbatch", "exclusive", "x.py"], "expected sbatch to be options such as --exclusive"),
+        (["--slurm", "--sbatch", "exclusive", "x.py"], "expected sbatch to be options such as --qos=long"),
         (["--slurm", "--run", "'", "x.py"], "expected run and matex to be words as for a shell"),
         (["--slurm", "--cpus", "0", "x.py"], "expected cpus to be a whole number, 1 or more, of each rank; given '0'"),
         (["--slurm", "x.py", "--node", "4"], "there is no option --node; did you mean --nodes? If it is the script's"),

@@ -84,7 +84,7 @@ def test_a_rank_of_which_nothing_is_heard_is_named(tmp_path):
     path.write_text("".join(line + "\n" for line in path.read_text().splitlines()[:20]))
     (where / "rank-1.jsonl").unlink()
     text = drawn(tmp_path, now=simulated.BEGAN + 60)
-    assert "nothing from rank 3 (n000) for 41 s" in text and "1 ranks, the first rank 1, have written nothing" in text
+    assert "nothing from rank 3 (n000) for 41 s" in text and "rank 1 has written nothing" in text
     assert "nothing from" not in drawn(tmp_path, now=simulated.BEGAN + 20)
 
 

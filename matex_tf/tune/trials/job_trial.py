@@ -12,8 +12,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from matex_tf.deploy import following, run_folder, slurm, slurm_job
+from matex_tf.deploy import following, run_folder, slurm
 from matex_tf.deploy.job import ENDED, FORGOTTEN, RUNNING, STUCK, WAITING, Job, JobError, State, UnreachableError
+from matex_tf.deploy.sbatch import job_script
 from matex_tf.runtime.exit_marks import EXIT_REQUEUE
 from matex_tf.tune.objective import Objective
 from matex_tf.tune.trials.trial import (
@@ -37,7 +38,7 @@ _OUTSIDE = {"TIMEOUT", "NODE_FAIL", "PREEMPTED", "BOOT_FAIL", "REVOKED"}
 
 
 def format_trial_job(
-    asked: slurm_job.Slurm, target: Sequence[str], folder: Path, variables: Mapping[str, str], pause: int
+    asked: job_script.Slurm, target: Sequence[str], folder: Path, variables: Mapping[str, str], pause: int
 ) -> str:
     """The script of the job that runs a trial of `target`, whose `folder` is absolute."""
     told = make_variables(folder, variables, pause)
@@ -46,7 +47,7 @@ def format_trial_job(
         f'echo "$SLURM_JOB_ID" > "$run_folder/{BEGAN}"',
         f'cd "$run_folder/{PLACE}" || exit {os.EX_CONFIG}',
     ]
-    return slurm_job.format_script(
+    return job_script.format_script(
         asked, asked.make_command(target), str(folder), "".join(f"{one}\n" for one in before)
     )
 
@@ -181,7 +182,7 @@ class Jobs:
         say: is told of a kind what is said to people, once.
     """
 
-    asked: slurm_job.Slurm
+    asked: job_script.Slurm
     source: Path
     parallel: int
     say: Callable[[str, str], None]

@@ -6,8 +6,9 @@ import os
 
 import pytest
 
-from matex_tf.deploy import sbatch_options, slurm
-from matex_tf.deploy.slurm_job import Slurm, list_words
+from matex_tf.deploy import slurm
+from matex_tf.deploy.sbatch import taken_options
+from matex_tf.deploy.sbatch.job_script import Slurm, list_words
 from matex_tf.launch import cli
 
 TAKEN = {  # long name: letter, what there is instead
@@ -98,12 +99,12 @@ def test_variables_of_the_environment():
     assert all(any(word.startswith(one) for word in words) for one in given)
     ours = dict.fromkeys(["SBATCH_JOB_NAME", "SBATCH_NODES", "SBATCH_OUTPUT", "SBATCH_OPEN_MODE", "SBATCH_SIGNAL"], "x")
     defaults = dict.fromkeys(["SBATCH_PARTITION", "SBATCH_QOS", "SBATCH_GPUS", "SBATCH_EXPORT", "SLURM_ARRAY_INX"], "x")
-    sbatch_options.check_environment({**ours, **defaults}, words)
+    taken_options.check_environment({**ours, **defaults}, words)
     for name in ("ARRAY_INX", "ERROR", "WAIT", "CLUSTERS"):
         with pytest.raises(ValueError, match=f"SBATCH_{name}=1-3 of the environment: .*Unset it"):
-            sbatch_options.check_environment({f"SBATCH_{name}": "1-3"}, words)
+            taken_options.check_environment({f"SBATCH_{name}": "1-3"}, words)
     with pytest.raises(ValueError, match="SBATCH_GPUS=4"):
-        sbatch_options.check_environment({"SBATCH_GPUS": "4"}, list_words(Slurm(gpus_per_node=2), "runs/a-1"))
+        taken_options.check_environment({"SBATCH_GPUS": "4"}, list_words(Slurm(gpus_per_node=2), "runs/a-1"))
 
 
 @pytest.mark.parametrize(
@@ -120,10 +121,11 @@ def test_options_of_matex_run_that_a_job_has_already(run):
     [
         ({}, True), ({"sbatch": ("--mem=4G", "--qos=long")}, True), ({"cpus": 8}, False), ({"gpus_per_node": 1}, False),
         ({"sbatch": ("--gres=gpu:a100:1",)}, False), ({"sbatch": ("-s",)}, False), ({"sbatch": ("-G1",)}, False),
-        ({"sbatch": ("--exclusive=user",)}, False), ({"sbatch": ("--mincpus=4",)}, False),
+        ({"sbatch": ("--cpus-per-gpu=8",)}, False), ({"sbatch": ("--mincpus=4",)}, False),
     ],
 )  # fmt: skip
 def test_nodes_are_whole_unless_something_says_how_much_of_them(asked, whole):
     made = Slurm(nodes=2, **asked)
     assert ("--exclusive" in list_words(made, "runs/a-1")) is whole
+    assert made.leaves_cores_to_slurm is (not whole and not {"cpus"} & asked.keys() and "cpus" not in str(made.sbatch))
     assert ("2 whole nodes" in slurm.describe_job(slurm.Job("1", "runs/a-1"), made)) is whole

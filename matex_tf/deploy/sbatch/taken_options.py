@@ -37,15 +37,8 @@ _NEVER: _Options = {
 }
 _WITH_CPUS: _Options = {"cpus-per-gpu": ("", _CPUS)}
 _WITH_GPUS: _Options = {"gpus": ("G", _GPUS), "gpus-per-socket": ("", _GPUS), "gpus-per-task": ("", _GPUS)}
-_PARTS: _Options = {  # of a node
-    **_WITH_CPUS,
-    **_WITH_GPUS,
-    "gres": ("", ""),
-    "mincpus": ("", ""),
-    "extra-node-info": ("B", ""),
-    "exclusive": ("", ""),
-    "oversubscribe": ("s", ""),
-}
+_CORES: _Options = {**_WITH_CPUS, "mincpus": ("", ""), "extra-node-info": ("B", ""), "exclusive": ("", "")}
+_PARTS: _Options = {**_CORES, **_WITH_GPUS, "gres": ("", ""), "oversubscribe": ("s", "")}  # of a node
 _FLAGS = "bhHIkOQsuvVW"  # letters without a value, after which others may follow
 _VARIABLES = {"ARRAY_INX": "array", "TIMELIMIT": "time"}  # whose names are not those of their options
 
@@ -65,9 +58,14 @@ def check_words(words: Iterable[str], has_cpus: bool, has_gpus: bool) -> None:
             raise ValueError(f"--sbatch takes no {word}: {_GPUS}")
 
 
-def asks_for_parts(words: Iterable[str]) -> bool:
+def needs_parts(words: Iterable[str]) -> bool:
     """Whether any of the options of sbatch says how much of a node the job needs, or with whom it shares it."""
     return any(_find_option(word, _PARTS) for word in words)
+
+
+def needs_cores(words: Iterable[str]) -> bool:
+    """Whether any of the options of sbatch says how many cores of a node the job needs."""
+    return any(_find_option(word, _CORES) for word in words)
 
 
 def check_environment(environment: Mapping[str, str], words: Sequence[str]) -> None:

@@ -69,7 +69,7 @@ _REFUSALS = (
     ),
     (
         "generic resource",
-        "no node of the cluster has such GPUs: lower --gpus-per-node, or name their type by --sbatch=--gres=...",
+        "no node of the cluster has such GPUs: lower --gpus-per-node, or say --sbatch=--gres=gpu:TYPE:COUNT instead",
         "Partitions and the GPUs of a node are",
         ("sinfo", "--noheader", "--format=%R %G"),
     ),

@@ -9,8 +9,9 @@ import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from matex_tf.deploy import run_folder, sbatch_options
+from matex_tf.deploy import run_folder
 from matex_tf.deploy.options import Options, parse_time
+from matex_tf.deploy.sbatch import taken_options
 
 WARNING = 120  # seconds before the time limit, at which ranks keep their state and end
 HEAD, _NUMBER = "#SBATCH", "$SLURM_JOB_ID"
@@ -19,7 +20,7 @@ _ODD = re.compile(r"[^\w@%+=:,./-]", re.ASCII)
 
 @dataclass(frozen=True, kw_only=True)
 class Slurm(Options):
-    """What a job takes of Slurm. `sbatch` are more options of sbatch, each a word: `--exclusive`."""
+    """What a job takes of Slurm. `sbatch` are more options of sbatch, each a word: `--qos=long`."""
 
     account: str = ""
     partition: str = ""
@@ -31,15 +32,20 @@ class Slurm(Options):
             raise ValueError(f"expected cpus to be a whole number, 1 or more, of each rank; given {self.cpus!r}")
         for word in self.sbatch:
             if not word.startswith("-") or not word.isprintable():
-                raise ValueError(f"expected sbatch to be options such as --exclusive, each in one line; given {word!r}")
-        sbatch_options.check_words(self.sbatch, bool(self.cpus), bool(self.gpus_per_node))
+                raise ValueError(f"expected sbatch to be options such as --qos=long, each in one line; given {word!r}")
+        taken_options.check_words(self.sbatch, bool(self.cpus), bool(self.gpus_per_node))
         if any(line.lstrip().startswith(HEAD) for text in self.setup for line in text.splitlines()):
             raise ValueError(f"sbatch reads no {HEAD} in lines of setup: --sbatch=OPTION says what stands there")
 
     @property
     def takes_whole_nodes(self) -> bool:
         """Whether its nodes are its own: so it is where nothing says how much of a node it needs."""
-        return not (self.cpus or self.gpus_per_node or sbatch_options.asks_for_parts(self.sbatch))
+        return not (self.cpus or self.gpus_per_node or taken_options.needs_parts(self.sbatch))
+
+    @property
+    def leaves_cores_to_slurm(self) -> bool:
+        """Whether it takes a part of its nodes, and nothing says how many of their cores."""
+        return not (self.takes_whole_nodes or self.cpus or taken_options.needs_cores(self.sbatch))
 
 
 def format_job(asked: Slurm, target: Sequence[str], folder: str) -> str:
