@@ -17,6 +17,7 @@ from matex_tf.deploy import following, run_folder
 from matex_tf.deploy.job import (
     ENDED,
     FORGOTTEN,
+    STUCK,
     Job,
     JobError,
     State,
@@ -141,6 +142,8 @@ def find_state(job: Job) -> State:
     # Times of the day may be asked for otherwise.
     answer = _ask("scontrol", "show", "job", job.id, env={**os.environ, "SLURM_TIME_FORMAT": "standard"})
     if answer.returncode == 0 and (found := slurm_messages.read_state(answer.stdout)):
+        if found.phase == STUCK and (there := slurm_messages.list_available(slurm_messages.LIMITS)):
+            return replace(found, means=f"{found.means}. Partitions, their nodes, cores and limits are: {there}")
         # Slurm counts from when a job was queued, and queued again.
         began = run_folder.find_submit_time(job.folder) if found.starts_again and found.phase == ENDED else None
         ended = slurm_messages.parse_moment(answer.stdout, "EndTime")

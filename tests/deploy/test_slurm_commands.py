@@ -199,7 +199,7 @@ def test_on_a_machine_of_no_cluster(fakes, capfd):
     [
         ("PartitionTimeLimit", "the partition allows less than --time"),
         ("PartitionNodeLimit", "the partition allows fewer nodes than --nodes"),
-        ("PartitionConfig", "the partition has no such nodes or cores"),
+        ("PartitionConfig", "the partition lacks so many nodes or cores"),
         ("BadConstraints", "no node has what it asks for"),
         ("DependencyNeverSatisfied", "a job of --sbatch=--dependency ended otherwise"),
         (
@@ -213,9 +213,11 @@ def test_on_a_machine_of_no_cluster(fakes, capfd):
 def test_a_job_that_will_not_start_is_an_error(fakes, capfd, reason, means):
     fakes.add("scontrol", "next state")
     fakes.answers("state", shown("PENDING", "Priority"), shown("PENDING", reason))
+    fakes.add("sinfo", "echo 'small 1 4 5:00'")
     assert cli.main(["follow", "4711"]) == job.EXIT_UNKNOWN
     lines = said(capfd)[1]
-    assert lines[-2].startswith(f"4711 PENDING ({reason}): ") and means in lines[-2] and "will not start" in lines[-2]
+    assert lines[-2].startswith(f"4711 PENDING ({reason}): ") and means in lines[-2]
+    assert lines[-2].endswith("; it will not start. Partitions, their nodes, cores and limits are: small 1 4 5:00")
     assert lines[-1] == "4711 is still queued (out of the queue: matex cancel 4711)"
     fakes.add("scancel", "")
     assert cli.main(["cancel", "4711"]) == 0 and "scancel 4711" in fakes.calls

@@ -102,11 +102,12 @@ _REASONS = {
     "JobHeldAdmin": "held by an administrator of the cluster",
     "JobHeldUser": "held; `scontrol release` lets it go",
 }
+LIMITS = ("sinfo", "--noheader", "--format=%R %D %c %l")
 # What does not pass by itself. The first that begins or ends a reason is its.
 _NEVER = {
     "PartitionNodeLimit": "the partition allows fewer nodes than --nodes, or more",
     "PartitionTimeLimit": "the partition allows less than --time",
-    "PartitionConfig": "the partition has no such nodes or cores, or allows less of them or a shorter time",
+    "PartitionConfig": "the partition lacks so many nodes or cores, or does not allow them, or not for so long",
     "BadConstraints": "no node has what it asks for",
     "DependencyNeverSatisfied": "a job of --sbatch=--dependency ended otherwise",
     "ReservationDeleted": "the reservation is gone",
@@ -140,7 +141,7 @@ def explain_refusal(text: str) -> str:
     said = f"sbatch: {strip_prefixes(text) or 'no number of a job, and no reason'}"
     for sign, means, are, command in _REFUSALS:
         if sign.lower() in text.lower():
-            there = _list_available(command) if command else ""
+            there = list_available(command) if command else ""
             return f"{said}\nThat is: {means}." + (f" {are}: {there}" if there else "")
     return said
 
@@ -159,7 +160,7 @@ def explain_wait(reason: str, partition: str = "") -> tuple[str, bool]:
     return _REASONS.get(name, ""), True
 
 
-def _list_available(command: tuple[str, ...]) -> str:
+def list_available(command: tuple[str, ...]) -> str:
     """What a command of Slurm's lists; "" where it does not."""
     import getpass
 
