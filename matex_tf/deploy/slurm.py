@@ -28,6 +28,7 @@ from matex_tf.deploy.job import (
 from matex_tf.deploy.sbatch import messages as slurm_messages
 from matex_tf.deploy.sbatch import taken_options
 from matex_tf.deploy.sbatch.job_script import HEAD, Slurm, format_job, list_words
+from matex_tf.world import task_environment
 
 SCRIPT = "job.sh"
 GET = "Submit from a login node of the cluster, or load its module: `module load slurm`"
@@ -50,7 +51,8 @@ def submit_job(asked: Slurm, target: Sequence[str]) -> Job:
         following.print_line("without --cpus Slurm decides how many cores each rank gets: often one")
     folder = run_folder.make_folder(asked.name)
     try:
-        return submit_script(format_job(asked, target, str(folder)), folder, asked)
+        environment = task_environment.remove_job_variables(os.environ)  # of the job that submits another
+        return submit_script(format_job(asked, target, str(folder)), folder, asked, env=environment)
     except BaseException:
         if not (folder / SCRIPT).exists():
             run_folder.remove_folder(folder)

@@ -23,6 +23,7 @@ KNOWN = (
     ("PALS", "PALS_SIZE", "PALS_RANKID"),
 )
 SRUN = "Slurm's srun"
+_OF_SITE = {"SLURM_CONF", "SLURM_CLUSTERS", "SLURM_MPI_TYPE"}  # what Slurm tells no job: a user or a cluster says it
 _PREFIXES = (
     "OMPI_",
     "PMIX_",
@@ -108,4 +109,4 @@ def remove_task_variables(environment: Mapping[str, str]) -> dict[str, str]:
 def remove_job_variables(environment: Mapping[str, str]) -> dict[str, str]:
     """`environment` less what a launcher and Slurm told this task, so that a child is a world of its own."""
     mine = remove_task_variables(environment)
-    return {name: value for name, value in mine.items() if not name.startswith("SLURM_") or name == "SLURM_CONF"}
+    return {name: value for name, value in mine.items() if not name.startswith("SLURM_") or name in _OF_SITE}

@@ -244,6 +244,18 @@ def test_a_job_that_may_start_is_followed_on(fakes, capfd, reason, partition):
     assert said(capfd)[1][0].startswith(f"4711 PENDING ({reason})")
 
 
+def test_a_job_is_not_told_of_the_job_that_submits_it(fakes, monkeypatch):
+    """Within an allocation; what a cluster says to everybody stays."""
+    fakes.add("sbatch", f"env > {fakes.folder}/told; echo 4711")
+    own = {"SLURM_JOB_ID": "1", "SLURM_MEM_PER_NODE": "100", "SLURM_NTASKS": "1", "PMIX_RANK": "0"}
+    stays = {"SLURM_CONF": "/etc/slurm.conf", "SLURM_MPI_TYPE": "pmix", "SLURM_CLUSTERS": "b", "SBATCH_ACCOUNT": "a"}
+    for name, value in {**own, **stays}.items():
+        monkeypatch.setenv(name, value)
+    assert cli.main(["submit", "--slurm", "--no-follow", "train.py"]) == 0
+    told = dict(line.partition("=")[::2] for line in (fakes.folder / "told").read_text().splitlines())
+    assert not told.keys() & own.keys() and stays.items() <= told.items()
+
+
 def test_a_folder_is_that_of_the_job_that_was_queued_last(fakes, capfd):
     """`sbatch runs/train-7/job.sh` makes another job of the folder, which notes itself once it runs."""
     run = Path("runs/train-7")
