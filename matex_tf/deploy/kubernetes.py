@@ -30,6 +30,7 @@ from matex_tf.deploy.options import NAME, OF_FOLDER, Options, check_variables, p
 HOSTFILE = "/etc/mpi/hostfile"  # the operator's
 GRACE = 120  # seconds for the ranks to keep their state, once Kubernetes asks the launcher to end
 GET = "Install it (https://kubernetes.io/docs/tasks/tools) and let it reach the cluster: `kubectl get nodes`"
+_OF_HOSTS = {"--hostfile", "-hostfile", "--machinefile", "-machinefile", "--host", "-host", "-H"}
 _NAME = re.compile(r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?")  # of what there is in the cluster
 _AMOUNT = re.compile(r"(?=.*[1-9])\d+(\.\d+)?([KMGTPE]i|[mkMGTPE])?")
 
@@ -60,6 +61,8 @@ class Kubernetes(Options):
         for text in self.env:
             if not NAME.fullmatch(text.partition("=")[0]) or "=" not in text:
                 raise ValueError(f"expected env to be NAME=VALUE; given {text!r}")
+        if found := _OF_HOSTS & {word.partition("=")[0] for text in self.run for word in shlex.split(text)}:
+            raise ValueError(f"run takes no {min(found)}: the hosts are the workers of the job")
         if self.claim:
             check_variables(text.partition("=")[0] for text in self.env)
 

@@ -164,7 +164,7 @@ def launch(
         if ranks is None:
             raise TypeError("launch: how many ranks? For example: matex_tf.launch('train.py', ranks=4)")
         asked = Options(ranks_per_node=ranks, restarts=restarts or 0, run=options, matex=command.find_own_command())
-        check_variables(variables)
+        check_variables(variables.keys() - {"MATEX_STATE"})  # which is wherever the run keeps it
         folder = run_folder.make_folder(Path(target[0]).stem)
         here = Here(asked.make_command(target), folder, variables)
         return LaunchedRun(here, here.job)

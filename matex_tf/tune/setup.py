@@ -241,12 +241,13 @@ def run_search(folder: Path, space: str = "", name: str = "", **changed: Any) ->
 
 
 def _find_changed_file(search: Search, settings: Settings) -> str:
-    """The file with which the search began, where it holds another text now."""
+    """The file with which the search began, where it asks for something else now."""
     try:
         text = Path(settings.source, settings.name).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError):
-        return ""  # it is gone, or there was none
-    return settings.name if text != search.space else ""
+        known, new = (space_file.read_space(one, settings.name) for one in (search.space, text))
+    except (OSError, ValueError):
+        return ""  # it is gone, or no such file
+    return settings.name if known != new else ""
 
 
 def format_trial_command(

@@ -234,12 +234,13 @@ def test_a_job_that_will_not_start_is_an_error(fakes, capfd, reason, means):
     ],
 )  # fmt: skip
 def test_a_job_that_may_start_is_followed_on(fakes, capfd, reason, partition):
-    """Of several partitions the job may start in another than the one that has the reason."""
+    """Of several partitions the job may start in another than the one that has the reason, and where it has run."""
     fakes.add("scontrol", "next state")
     waiting = shown("PENDING", reason).replace(
         "   Requeue=", f"   Partition={partition} AllocNode:Sid=h1:1\n   Requeue="
     )
-    fakes.answers("state", waiting, waiting, shown("COMPLETED"))
+    again = shown("PENDING", "PartitionNodeLimit", again=1)
+    fakes.answers("state", waiting, waiting, again, shown("COMPLETED", again=1))
     assert cli.main(["follow", "4711"]) == 0
     assert said(capfd)[1][0].startswith(f"4711 PENDING ({reason})")
 

@@ -6,10 +6,13 @@ import os
 
 import pytest
 
+import matex_tf
 from matex_tf.deploy import slurm
+from matex_tf.deploy.kubernetes import Kubernetes
 from matex_tf.deploy.sbatch import taken_options
 from matex_tf.deploy.sbatch.job_script import Slurm, list_words
 from matex_tf.launch import cli
+from matex_tf.tune.setup import Settings
 
 TAKEN = {  # long name: letter, what there is instead
     "nodes": ("N", "--nodes"), "ntasks": ("n", "--ranks-per-node"), "ntasks-per-node": ("", "--ranks-per-node"),
@@ -110,10 +113,27 @@ def test_variables_of_the_environment():
 @pytest.mark.parametrize(
     "run", ["-n 4", "-n4", "-np 4", "--np=4", "-c 4", "--restarts 1", "--restarts=1", "--record a"]
 )
-def test_options_of_matex_run_that_a_job_has_already(run):
+@pytest.mark.parametrize("asks", [Slurm, Kubernetes, Settings])
+def test_options_of_matex_run_that_are_said_already(asks, run):
     with pytest.raises(ValueError, match=r"run takes no -"):
-        Slurm(run=("--profile", run))
-    assert Slurm(run=("--mca pml ob1", "--no-restart")).run
+        asks(run=("--profile", run))
+    assert asks(run=("--mca pml ob1", "--no-restart")).run
+
+
+@pytest.mark.parametrize("run", ["--hostfile a", "--host=a,b", "-H a"])
+def test_pods_are_the_hosts_of_kubernetes(run):
+    with pytest.raises(ValueError, match="run takes no -.*: the hosts are the workers"):
+        Kubernetes(run=(run,))
+
+
+@pytest.mark.parametrize("name", ["MATEX_STATE", "MATEX_RECORD"])
+def test_variables_of_a_folder_are_not_told_otherwise(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "x.py").touch()
+    for cluster in [Slurm(), Kubernetes(claim="shared")] + [None] * (name == "MATEX_RECORD"):
+        with pytest.raises(ValueError, match=f"env takes no {name}"):
+            matex_tf.launch("x.py", ranks=1, cluster=cluster, env={name: "elsewhere"})
+    assert Kubernetes(env=(f"{name}=here",)).env
 
 
 @pytest.mark.parametrize(

@@ -146,14 +146,14 @@ def explain_refusal(text: str) -> str:
     return said
 
 
-def explain_wait(reason: str, partition: str = "") -> tuple[str, bool]:
+def explain_wait(reason: str, may_start: bool) -> tuple[str, bool]:
     """What Slurm's reason for waiting means ("" where its own word says it or is not known), and whether it passes.
 
-    Of several partitions only one may have the reason.
+    `may_start`: something else says that the job can start.
     """
     name = reason.partition(",")[0]
     never = next((means for sign, means in _NEVER.items() if name.startswith(sign) or name.endswith(sign)), "")
-    if never and "," not in partition:
+    if never and not may_start:
         return f"{never}; it will not start", False
     if never or name.startswith(("Assoc", "QOS")):
         return never or "a limit of your account or quality of service is reached", True
@@ -187,7 +187,8 @@ def read_state(text: str) -> State | None:
     if nodes in ("", "(null)"):
         why = f" ({reason})" if reason not in ("", "None") else ""
         waited = time.time() - queued if queued is not None else None
-        means, passes = explain_wait(reason, _parse_field(text, "Partition"))
+        # It has run before, or another of its partitions may take it.
+        means, passes = explain_wait(reason, again > 0 or "," in _parse_field(text, "Partition"))
         return State(WAITING if passes else STUCK, f"{found}{why}", again, means=means, seconds=waited)
     return State(RUNNING, f"{found} on {nodes}", again)
 
