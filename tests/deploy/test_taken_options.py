@@ -21,7 +21,8 @@ TAKEN = {  # long name: letter, what there is instead
     "output": ("o", "matex follow"), "error": ("e", "matex follow"), "open-mode": ("", "appends"),
     "signal": ("", "warned"), "chdir": ("D", "change to"), "array": ("a", "submit a job for each"),
     "clusters": ("M", "login node"), "wait": ("W", "--no-follow"), "wrap": ("", "the script"),
-    "test-only": ("", "--dry-run"),
+    "test-only": ("", "--dry-run"), "quiet": ("Q", "the number of the job"), "version": ("", "sbatch"),
+    "help": ("", "sbatch"), "usage": ("", "sbatch"),
 }  # fmt: skip
 # All long options of sbatch 22.05 and 24.05 that a job may have beside ours.
 OTHERS = (
@@ -29,7 +30,7 @@ OTHERS = (
     "distribution exclude exclusive export export-file extra extra-node-info get-user-env gpu-bind gpu-freq gpus gres "
     "gres-flags hold input kill-on-invalid-dep licenses mail-type mail-user mem mem-per-cpu mem-per-gpu mincpus "
     "network nice no-kill no-requeue nodefile nodelist ntasks-per-core ntasks-per-socket oversubscribe overcommit "
-    "prefer priority profile qos quiet reboot requeue reservation sockets-per-node spread-job switches thread-spec "
+    "prefer priority profile qos reboot requeue reservation sockets-per-node spread-job switches thread-spec "
     "threads-per-core time-min tmp use-min-nodes verbose wait-all-nodes wckey"
 ).split()
 

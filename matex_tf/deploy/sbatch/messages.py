@@ -55,6 +55,7 @@ _REFUSALS = (
         "Partitions, nodes, cores and GPUs are",
         ("sinfo", "--noheader", "--format=%R %D %c %G"),
     ),
+    ("invalid number of nodes", "--nodes and the nodes that options of --sbatch name are not as many", "", ()),
     (
         "Node count specification",
         "the partition does not have or allow so many nodes: lower --nodes",
@@ -63,7 +64,7 @@ _REFUSALS = (
     ),
     (
         "More processors requested",
-        "the partition does not have so many cores: lower --cpus, --ranks-per-node or --nodes",
+        "the nodes of the partition have fewer cores in all: lower --nodes, --cpus or --ranks-per-node",
         "Partitions, their nodes and the cores of each are",
         ("sinfo", "--noheader", "--format=%R %D %c"),
     ),

@@ -33,6 +33,8 @@ _NEVER: _Options = {
     "clusters": ("M", "jobs are looked for in the cluster of this machine: submit from a login node of the other"),
     "wait": ("W", "`matex submit` waits for the end of the job; with --no-follow it does not"),
     "wrap": ("", "the script and its arguments come after the options"),
+    **dict.fromkeys(("help", "usage", "version"), ("", "nothing would be submitted; type `sbatch` itself")),
+    "quiet": ("Q", "sbatch is to tell the number of the job"),
     "test-only": ("", "--dry-run prints the job and submits nothing"),
 }
 _WITH_CPUS: _Options = {"cpus-per-gpu": ("", _CPUS)}
