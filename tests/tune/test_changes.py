@@ -11,6 +11,7 @@ import pytest
 from matex_tf.launch import cli
 from matex_tf.tune import setup
 from matex_tf.tune.changes import list_changes
+from matex_tf.tune.engines.random_search import RandomSearch
 from matex_tf.tune.space_file import read_space
 
 pytestmark = pytest.mark.waits
@@ -59,7 +60,9 @@ def test_a_file_that_was_wrong_is_mended(capfd):
     assert cli.main(["report", "runs/tune-train-1"]) == 0
 
 
-def test_ranges_may_change_and_what_trials_are_told_apart_by_may_not(capfd):
+def test_ranges_may_change_and_what_trials_are_told_apart_by_may_not(capfd, monkeypatch):
+    told = []
+    monkeypatch.setattr(RandomSearch, "tell", lambda self, config, cost: told.append(config["--x"]))
     write("search:\n  --x: {float: [0, 0.1]}\n")
     assert tune(capfd, "--search", "space.yaml", "--trials", "2", "train.py")[0] == 0
     for text, said in (
@@ -75,6 +78,7 @@ def test_ranges_may_change_and_what_trials_are_told_apart_by_may_not(capfd):
     code, text = tune(capfd, "--resume", "runs/tune-train-1", "--search", "space.yaml", "--trials", "4")
     assert code == 0 and "--x: {float: [0, 0.1]}, now {float: [0.2, 0.4]}" in text
     values = [one.config["--x"] for one in list_trials()]
+    assert told == values, "those of the first range are no news to an engine that knows another"
     assert max(values[:2]) <= 0.1 and min(values[2:]) >= 0.2 and max(values[2:]) <= 0.4
     assert cli.main(["report", "runs/tune-train-1"]) == 0
 
