@@ -45,11 +45,12 @@ wait $child; code=$?
 while kill -0 $child 2> /dev/null; do wait $child; code=$?; done
 [ -z "$asked" ] || [ $code -ne 138 ] || code=75
 if [ $code -eq 75 ]; then
-    printf 'matex: job %s %s after %d:%02d:%02d, state kept; to be requeued (%d)\\n' "$SLURM_JOB_ID" \\
+    kept=$([ -d "$run_folder/state" ] && echo "state kept" || echo "no state yet")
+    printf 'matex: job %s %s after %d:%02d:%02d, %s; to be requeued (%d)\\n' "$SLURM_JOB_ID" \\
         "$([ -n "$asked" ] && echo asked to end || echo ended with exit code 75)" \\
-        $((SECONDS / 3600)) $((SECONDS / 60 % 60)) $((SECONDS % 60)) $((${SLURM_RESTART_COUNT:-0} + 1))
+        $((SECONDS / 3600)) $((SECONDS / 60 % 60)) $((SECONDS % 60)) "$kept" $((${SLURM_RESTART_COUNT:-0} + 1))
     scontrol requeue "$SLURM_JOB_ID" && exit $code
-    echo "matex: Slurm did not put job $SLURM_JOB_ID back; its state is kept. In $PWD, sbatch runs/train-1/job.sh" \\
+    echo "matex: Slurm did not put job $SLURM_JOB_ID back; $kept. In $PWD, sbatch runs/train-1/job.sh" \\
         "goes on" >&2
 fi
 echo $code > "$run_folder/exit-code"
@@ -86,7 +87,11 @@ def test_one_rank_keeps_its_state_and_looks_at_no_other_node():
 
 @pytest.mark.parametrize(
     "run, code, told",
-    [("touch began; exec sleep 60", 75, "asked to end"), ("exit 75", 75, "ended with exit code 75"), ("exit 3", 3, "")],
+    [
+        ("touch began; exec sleep 60", 75, "asked to end"),
+        ("mkdir runs/a-1/state; exit 75", 75, "ended with exit code 75"),
+        ("exit 3", 3, ""),
+    ],
 )
 def test_a_run_that_asks_again_is_requeued(tmp_path, run, code, told):
     """Also one that ends by the warning itself, since it was not ready for it."""
@@ -103,7 +108,8 @@ def test_a_run_that_asks_again_is_requeued(tmp_path, run, code, told):
             child.send_signal(signal.SIGUSR1)
         out, _ = child.communicate(timeout=30)
     assert child.returncode == code
-    again = rf"matex: job 4711 {told} after 0:00:0\d, state kept; to be requeued \(2\)\nscontrol requeue 4711\n"
+    kept = "state kept" if "state" in run else "no state yet"
+    again = rf"matex: job 4711 {told} after 0:00:0\d, {kept}; to be requeued \(2\)\nscontrol requeue 4711\n"
     assert re.fullmatch(again if told else "", out), out
     assert (tmp_path / "runs" / "a-1" / "exit-code").exists() is (code == 3)
 

@@ -115,11 +115,12 @@ export MATEX_RECORD="$run_folder"
 # Only a run that asks again is put back.
 _AGAIN = """\
 if [ $code -eq {again} ]; then
-    printf 'matex: job %s %s after %d:%02d:%02d, state kept; to be requeued (%d)\\n' "$SLURM_JOB_ID" \\
+    kept=$([ -d "$run_folder/state" ] && echo "state kept" || echo "no state yet")
+    printf 'matex: job %s %s after %d:%02d:%02d, %s; to be requeued (%d)\\n' "$SLURM_JOB_ID" \\
         "$([ -n "$asked" ] && echo asked to end || echo ended with exit code {again})" \\
-        $((SECONDS / 3600)) $((SECONDS / 60 % 60)) $((SECONDS % 60)) $((${{SLURM_RESTART_COUNT:-0}} + 1))
+        $((SECONDS / 3600)) $((SECONDS / 60 % 60)) $((SECONDS % 60)) "$kept" $((${{SLURM_RESTART_COUNT:-0}} + 1))
     scontrol requeue "$SLURM_JOB_ID" && exit $code
-    echo "matex: Slurm did not put job $SLURM_JOB_ID back; its state is kept. In $PWD, sbatch {folder}/job.sh" \\
+    echo "matex: Slurm did not put job $SLURM_JOB_ID back; $kept. In $PWD, sbatch {folder}/job.sh" \\
         "goes on" >&2
 fi
 """
