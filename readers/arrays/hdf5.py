@@ -9,7 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from matex_tf.readers.arrays.stack import Stack, Variable, check_numeric
+from matex_tf.readers.arrays.dimensions import Dimension, make_dimension
+from matex_tf.readers.arrays.stack import Stack
+from matex_tf.readers.arrays.variable import Variable, check_numeric
 from matex_tf.readers.base.formats import ReaderError, register
 
 SIGNATURE = b"\x89HDF\r\n\x1a\n"
@@ -99,6 +101,13 @@ def _is_bare_dimension(dataset: Any) -> bool:
     return bytes(name if isinstance(name, bytes) else str(name).encode()).startswith(b"This is a netCDF dimension but")
 
 
+def _find_name(dimension: Any) -> str:
+    """What the file calls a dimension: its label, or the name of the scale that is attached to it."""
+    if dimension.label or not len(dimension):
+        return str(dimension.label)
+    return str(dimension[0].name).rpartition("/")[2].removeprefix(_HIDDEN)
+
+
 class _Variable(Variable):
     def __init__(self, owner: Hdf5, path: Path, name: str, dataset: Any):
         if dataset.shape is None:
@@ -106,20 +115,38 @@ class _Variable(Variable):
         self.dtype = check_numeric(path, name, dataset.dtype)
         self._owner, self._path, self._dataset = owner, path, dataset
         self.name, self.shape = name, tuple(dataset.shape)
-        self.axis = owner.find_axis(path, name, [dimension.label for dimension in dataset.dims], self.shape)
+        self.axis = owner.find_axis(path, name, [_find_name(dimension) for dimension in dataset.dims], self.shape)
         if dataset.chunks:
             self.chunk = int(dataset.chunks[self.axis])
         if dataset.is_virtual:
             _check_sources(path, name, dataset)
 
+    def list_dimensions(self) -> list[Dimension]:
+        found = []
+        for dimension in self._dataset.dims:
+            scale = dimension[0] if len(dimension) else None
+            if scale is None or _is_bare_dimension(scale):
+                found.append(Dimension(_find_name(dimension)))
+            else:
+                units = scale.attrs.get("units", "")
+                text = units.decode("utf-8", "replace") if isinstance(units, bytes) else units
+                found.append(make_dimension(_find_name(dimension), scale[()], text))
+        return [dimension for place, dimension in enumerate(found) if place != self.axis]
+
     def fill_array(self, target: np.ndarray, start: int, stop: int) -> None:
-        direct = self.axis == 0 and target.flags.c_contiguous and target.dtype == self._dataset.dtype
+        direct = (
+            self.axis == 0
+            and self.arrangement is None
+            and target.flags.c_contiguous
+            and target.dtype == self._dataset.dtype
+        )
         for begin, end in self.split_slabs(start, stop, _SLAB_BYTES):
             piece = target[begin - start : end - start]
             if direct and piece.size:
                 self._owner.fetch(self._path, self, lambda variable: variable.read_into(piece, begin, end))  # noqa: B023
             else:
-                piece[...] = self._owner.fetch(self._path, self, lambda variable: variable.read_samples(begin, end))  # noqa: B023
+                found = self._owner.fetch(self._path, self, lambda variable: variable.read_samples(begin, end))  # noqa: B023
+                piece[...] = self.arrange_samples(found)
 
     def read_samples(self, start: int, stop: int) -> np.ndarray:
         # Not by indexing, for which h5py has a short way that is never collective.

@@ -10,8 +10,10 @@ from typing import Any
 import numpy as np
 
 from matex_tf.readers.arrays import netcdf_header
+from matex_tf.readers.arrays.dimensions import Dimension, make_dimension
 from matex_tf.readers.arrays.hdf5 import NETCDF_ENDINGS, SIGNATURE
-from matex_tf.readers.arrays.stack import Stack, Variable, check_numeric
+from matex_tf.readers.arrays.stack import Stack
+from matex_tf.readers.arrays.variable import Variable, check_numeric
 from matex_tf.readers.base.formats import ReaderError, register
 from matex_tf.readers.rows.missing import check_fits, make_missing_error
 from matex_tf.sharding.share_arrays import ShareArray
@@ -120,6 +122,20 @@ class _Variable(Variable):
 
         self._plain_fill = self._find_plain_fill()
 
+    def list_dimensions(self) -> list[Dimension]:
+        return [
+            self._read_dimension(name) for place, name in enumerate(self._variable.dimensions) if place != self.axis
+        ]
+
+    def _read_dimension(self, name: str) -> Dimension:
+        group = self._variable.group()
+        while group is not None and name not in group.dimensions:
+            group = group.parent
+        along = group.variables.get(name) if group is not None else None
+        if along is None or along.dimensions != (name,):
+            return Dimension(name)
+        return make_dimension(name, along[:], getattr(along, "units", ""))
+
     def _find_plain_fill(self) -> Any:
         """The one number that stands for missing values, where floats are stored with no other rules; else None."""
         import netCDF4
@@ -145,8 +161,9 @@ class _Variable(Variable):
             if self._plain_fill is not None:
                 values = np.ma.getdata(slab)
                 self._restore_missing(values)
-                piece[...] = values
+                piece[...] = self.arrange_samples(values)
                 continue
+            slab = self.arrange_samples(slab)
             piece[...] = np.ma.getdata(slab)
             mask = np.ma.getmask(slab)
             if mask is not np.ma.nomask:
@@ -154,7 +171,7 @@ class _Variable(Variable):
 
     def take_samples(self, start: int, stop: int) -> np.ndarray | None:
         size = (stop - start) * int(np.prod(self.row_shape, dtype=np.int64)) * self.dtype.itemsize
-        if self._plain_fill is None or self.axis or not 0 < size <= _MOST_AT_ONCE:
+        if self._plain_fill is None or self.arrangement or self.axis or not 0 < size <= _MOST_AT_ONCE:
             return None
         found = self._owner.fetch(self._path, self, lambda variable: variable.read_samples(start, stop), size)
         values = np.ma.getdata(found)
@@ -188,6 +205,6 @@ class _Variable(Variable):
             how = self._owner.missing
             if how == "error":
                 row, *index = (int(number) for number in np.argwhere(mask)[0])
-                raise make_missing_error(f"{self._path}, {self.name!r}{[begin + row, *index]}")
+                raise make_missing_error(f"{self._path}, {self.name!r}{[begin + row, *self.find_stored(index)]}")
             check_fits(how, piece.dtype, f"{self.name!r} of {self._path}")
             piece[mask] = how

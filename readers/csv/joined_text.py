@@ -49,8 +49,8 @@ def _open_text(path: Path, dialect: Dialect) -> Iterator[Any]:
             if packing == "zip":
                 file: Any = stack.enter_context(_open_zipped(path, stack.enter_context(zipfile.ZipFile(path))))
             else:
-                opening = {"gzip": gzip.open, "bz2": bz2.open, "xz": lzma.open, None: open}[packing]
-                file = stack.enter_context(opening(path, "rb"))
+                opening: dict[str | None, Any] = {"gzip": gzip.open, "bz2": bz2.open, "xz": lzma.open, None: open}
+                file = stack.enter_context(opening[packing](path, "rb"))
             yield _Recoded(file, dialect.encoding) if dialect.is_recoded_whole else file
     except UnicodeDecodeError as error:
         raise ReaderError(

@@ -103,7 +103,7 @@ def _list_options(text: str, dialect: Dialect) -> list[str]:
         number = _read_text(text, replace(dialect, decimal=decimal, thousands=thousands))
         if number is None or decimal == thousands:
             continue
-        options = {"decimal": decimal} if decimal != dialect.decimal else {}
+        options: dict[str, str | None] = {"decimal": decimal} if decimal != dialect.decimal else {}
         options |= {"thousands": thousands} if thousands != dialect.thousands else {}
         shown = ", ".join(f"{name}={value!r}" for name, value in options.items())
         found.append((len(options), f"{shown} reads it as {number:.15g}"))
