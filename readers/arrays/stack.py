@@ -12,14 +12,15 @@ from typing import Any
 import numpy as np
 
 from matex_tf import arguments
-from matex_tf.readers.arrays import collective, dimensions, library
+from matex_tf.readers.arrays import collective, contents, dimensions, library, options
+from matex_tf.readers.arrays.texts import agree_on_texts
 from matex_tf.readers.arrays.variable import Variable
 from matex_tf.readers.base import files
-from matex_tf.readers.base.formats import Format, ReaderError
+from matex_tf.readers.base.formats import Format, Ranks, ReaderError
+from matex_tf.sharding import row_shares
 from matex_tf.sharding.share_arrays import ShareArray
 from matex_tf.world import world
 
-Names = str | Sequence[str]
 _NO_NAME = "(no name)"
 
 
@@ -31,10 +32,11 @@ class Stack(Format):
     def __init__(
         self,
         path: str | PathLike[str] | Sequence[Any],
-        data: Names | None = None,
-        labels: Names | None = None,
+        data: options.Names | None = None,
+        labels: options.Names | None = None,
         sample: str | int | None = None,
         parallel: bool = False,
+        dtype: Any = None,
     ):
         if arguments.check_flag("DataSet", "parallel", parallel):
             self.require_parallel()
@@ -47,12 +49,15 @@ class Stack(Format):
             )
         self._sample = sample
         self._sample_name = ""
-        self.wanted = {"data": _list_names(data), "labels": _list_names(labels)}
+        self.wanted = {"data": options.list_names(data), "labels": options.list_names(labels)}
         self._single = {"data": isinstance(data, str), "labels": isinstance(labels, str)}
         self.labelled = bool(self.wanted["labels"])
+        self._given, self._asked = options.list_dtypes(dtype, self.wanted)
+        self.categories = {}
         self._open_file: tuple[Path | None, library.OpenFile | None] = (None, None)
         self._dimensions: dict[str, list[dimensions.Dimension]] = {}
         self._arrangements: dict[tuple[Path, str], dimensions.Arrangement] = {}
+        self._texts: dict[str, None] = {}
         self._lengths: list[int] = []
         self._shapes: dict[str, tuple[int, ...]] = {}
         self._dtypes: dict[str, np.dtype] = {}
@@ -64,6 +69,7 @@ class Stack(Format):
             self.close_file()  # whoever keeps the error has this object, too
             raise
         self._starts = np.concatenate([[0], np.cumsum(self._lengths)])
+        self.surveys = int(bool(self._texts))
 
     @abstractmethod
     def require_parallel(self) -> None:
@@ -127,6 +133,8 @@ class Stack(Format):
                 raise
             raise ReaderError(f"{path}: damaged: expected a readable {self.kind} file, found: {error}") from None
         except (OSError, RuntimeError, ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
+            if isinstance(error, OSError) and (lock := contents.describe_lock(path)):
+                raise ReaderError(f"{path}: {lock}") from None
             size = path.stat().st_size if path.exists() else 0
             raise ReaderError(
                 f"{path}: truncated or damaged: expected a whole {self.kind} file, found, in {doing} its {size} bytes: "
@@ -176,12 +184,21 @@ class Stack(Format):
             if arrangement is not None:
                 self._arrangements[path, variable.name] = arrangement
                 shape = arrangement.arrange_shape(shape)
-        here = (shape, variable.dtype)
+        if variable.is_text:
+            self._texts[variable.name] = None
+        given = self._given.get(field)
+        if given is not None and not (variable.is_text or given.kind == "f" or np.can_cast(variable.dtype, given)):
+            raise ReaderError(
+                f"{path}: {variable.name!r} holds values of {variable.dtype}, which dtype={given.name!r} cannot hold"
+            )
+        here = (shape, variable.dtype if given is None else given)
         first = (self._shapes.setdefault(field, here[0]), self._dtypes.setdefault(field, here[1]))
         if here != first:
+            both = np.result_type(first[1], here[1])
+            hint = f"; dtype={both.name!r}, or another one, reads both" if here[0] == first[0] else ""
             raise ReaderError(
                 f"{path}: expected samples of {variable.name!r} like those of {self.wanted[field][0]!r} in "
-                f"{self.files[0]}, {list(first[0])} {first[1]}; found {list(here[0])} {here[1]}"
+                f"{self.files[0]}, {list(first[0])} {first[1]}; found {list(here[0])} {here[1]}{hint}"
             )
         self._chunks[field] = max(self._chunks[field], variable.chunk)
 
@@ -210,7 +227,25 @@ class Stack(Format):
 
     def find_dtype(self, field: str) -> np.dtype:
         """The dtype of the rows of "data" or "labels"."""
-        return self._dtypes[field]
+        has_texts = not self._texts.keys().isdisjoint(self.wanted[field])
+        return np.dtype("f8") if has_texts and self.missing == "nan" else self._dtypes[field]
+
+    # Texts: every rank lists those in its part of the samples.
+
+    def survey(self, turn: int, ranks: Ranks) -> dict[str, set[str]]:
+        found: dict[str, set[str]] = {name: set() for name in self._texts}
+        for path, begin, end, _ in self._find_spans(
+            *row_shares.deal_block(self.count("training"), ranks.rank, ranks.size)
+        ):
+            for name, texts in found.items():
+                with self.convert_errors(path, f"reading {name!r} from"):
+                    texts |= self._require_variable(self._keep_open(path), path, name).list_texts(begin, end)  # type: ignore[attr-defined]
+        return found
+
+    def settle(self, turn: int, ranks: Ranks, found: Sequence[dict[str, set[str]]]) -> None:
+        for name in self._texts:
+            texts = [of_rank[name] for of_rank in found]
+            self.categories[name] = agree_on_texts(self.files[0], name, texts, name in self._asked)
 
     def chunk_rows(self, part: str, field: str) -> int:
         return self._chunks[field]
@@ -260,14 +295,3 @@ class Stack(Format):
         path = self.files[number]
         variable = self._require_variable(self._keep_open(path), path, name)
         return f"{path}, {name!r}{[row - int(self._starts[number]), *variable.find_stored(index)]}"
-
-
-def _list_names(names: Names | None) -> list[str]:
-    if names is None:
-        return []
-    several = [names] if isinstance(names, str) else names
-    if not isinstance(several, (list, tuple)) or not all(isinstance(name, str) for name in several):
-        raise TypeError(
-            f"DataSet: expected data and labels to be names in the file; given {arguments.describe_value(names)}"
-        )
-    return list(several)

@@ -28,6 +28,7 @@ class Variable(ABC):
     chunk: int = 1
     axis: int = 0
     arrangement: Arrangement | None = None
+    is_text: bool = False
 
     @property
     def row_shape(self) -> tuple[int, ...]:
@@ -80,9 +81,15 @@ class Variable(ABC):
             start = end
 
 
-def check_numeric(path: Path, name: str, dtype: Any) -> np.dtype:
-    """The dtype of a variable, in the machine's byte order; raises ReaderError if it holds no numbers."""
-    kind = getattr(dtype, "kind", "O")
-    if kind not in "biufc":
-        raise ReaderError(f"{path}: expected numbers in {name!r}, found values of type {dtype}")
+def check_numeric(path: Path, name: str, dtype: Any, kind: str = "") -> np.dtype:
+    """The dtype of a variable, in the machine's byte order; raises ReaderError if it holds no numbers.
+
+    Args:
+        kind: what the variable holds, for the message, where the dtype does not tell.
+    """
+    if kind or getattr(dtype, "kind", "O") not in "biufc":
+        raise ReaderError(
+            f"{path}: expected numbers or texts in {name!r}, found {kind or f'values of type {dtype}'}; write them to "
+            "a variable of numbers"
+        )
     return np.dtype(dtype).newbyteorder("=")

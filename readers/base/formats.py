@@ -22,6 +22,17 @@ class ReaderError(ValueError):
     """A file isn't what its format says; the text names file, place, expected and found."""
 
 
+def make_dtype(kind: Any) -> np.dtype:
+    """A NumPy dtype that is given as an option. Raises TypeError."""
+    try:
+        return np.dtype(kind)
+    except TypeError:
+        raise TypeError(
+            f"DataSet: expected dtype to be a NumPy dtype, or one for each column or variable in a dictionary; given "
+            f"{arguments.describe_value(kind)}"
+        ) from None
+
+
 @dataclass(frozen=True)
 class Ranks:
     """Who shares the reading: this rank, how many there are, and the host of each."""

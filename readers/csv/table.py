@@ -10,7 +10,7 @@ import numpy as np
 
 from matex_tf import arguments
 from matex_tf.readers.base import files
-from matex_tf.readers.base.formats import ReaderError
+from matex_tf.readers.base.formats import ReaderError, make_dtype
 from matex_tf.readers.csv import blocks, errors, number_like
 from matex_tf.readers.csv.dialect import Dialect
 from matex_tf.readers.rows.missing import check_fits
@@ -80,11 +80,11 @@ class Table:
 
         used = sorted({number for numbers in self.columns.values() for number in numbers})
         by_column = (
-            {self._find_column(key): _make_dtype(kind) for key, kind in dtype.items()}
+            {self._find_column(key): make_dtype(kind) for key, kind in dtype.items()}
             if isinstance(dtype, Mapping)
             else {}
         )
-        common = None if dtype is None or isinstance(dtype, Mapping) else _make_dtype(dtype)
+        common = None if dtype is None or isinstance(dtype, Mapping) else make_dtype(dtype)
         found: dict[int, Any] = dict.fromkeys(used, pa.null())
         if sample.strip():
             place = f"{file}, line {line}"
@@ -234,13 +234,3 @@ def _widen_type(one: Any, other: Any) -> Any:
     if one == other:
         return one
     return pa.from_numpy_dtype(np.result_type(one.to_pandas_dtype(), other.to_pandas_dtype()))
-
-
-def _make_dtype(kind: Any) -> np.dtype:
-    try:
-        return np.dtype(kind)
-    except TypeError:
-        raise TypeError(
-            f"DataSet: expected dtype to be a NumPy dtype, or one for each column in a dictionary; given "
-            f"{arguments.describe_value(kind)}"
-        ) from None

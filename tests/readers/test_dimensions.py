@@ -130,7 +130,7 @@ def test_a_missing_value_is_named_by_its_place_in_its_own_file(tmp_path):
     other[3, 2, 1] = np.nan
     write(tmp_path / "b.nc", {"v": (("time", "lon", "lat"), other)}, COORDINATES | {"lat": COORDINATES["lat"][::-1]})
     refused(r"b.nc, 'v'\[3, 2, 1\]: expected a number", str(tmp_path / "*.nc"), data="v")
-    whole = other.astype("i4")
+    whole = np.nan_to_num(other).astype("i4")
     whole[3, 2, 1] = netCDF4.default_fillvals["i4"]
     write(tmp_path / "a.nc", {"v": (GRID, V.astype("i4"))})
     write(tmp_path / "b.nc", {"v": (("time", "lon", "lat"), whole)}, COORDINATES | {"lat": COORDINATES["lat"][::-1]})
