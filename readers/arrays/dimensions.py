@@ -40,14 +40,14 @@ class Arrangement:
     axes: tuple[int, ...]
     indices: tuple[slice | np.ndarray, ...]
 
-    def arrange_samples(self, samples: np.ndarray) -> np.ndarray:
+    def order_samples(self, samples: np.ndarray) -> np.ndarray:
         """Stored samples, along the first axis, in the order of others."""
         samples = samples.transpose(0, *(axis + 1 for axis in self.axes))
         for axis, index in enumerate(self.indices):
             samples = samples[(slice(None), *[slice(None)] * axis, index)]
         return samples
 
-    def arrange_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
+    def order_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
         return tuple(shape[axis] for axis in self.axes)
 
     def find_stored(self, place: Sequence[int], shape: Sequence[int]) -> tuple[int, ...]:

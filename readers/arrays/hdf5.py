@@ -161,7 +161,7 @@ class _Variable(Variable):
                 self._owner.fetch(self._path, self, lambda variable: variable.read_into(piece, begin, end))  # noqa: B023
             else:
                 found = self._owner.fetch(self._path, self, lambda variable: variable.read_samples(begin, end))  # noqa: B023
-                piece[...] = self.arrange_samples(found)
+                piece[...] = self.order_samples(found)
 
     def read_samples(self, start: int, stop: int) -> np.ndarray:
         # Not by indexing, for which h5py has a short way that is never collective.

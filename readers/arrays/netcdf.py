@@ -197,9 +197,9 @@ class _Variable(Variable):
             if self._plain_fill is not None:
                 values = np.ma.getdata(slab)
                 self._restore_missing(values)
-                piece[...] = self.arrange_samples(values)
+                piece[...] = self.order_samples(values)
                 continue
-            slab = self.arrange_samples(slab)
+            slab = self.order_samples(slab)
             piece[...] = np.ma.getdata(slab)
             if np.ma.is_masked(slab):
                 self._put_missing(piece, np.ma.getmaskarray(slab), begin)

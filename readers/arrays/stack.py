@@ -183,7 +183,7 @@ class Stack(Format):
                 ) from None
             if arrangement is not None:
                 self._arrangements[path, variable.name] = arrangement
-                shape = arrangement.arrange_shape(shape)
+                shape = arrangement.order_shape(shape)
         if variable.is_text:
             self._texts[variable.name] = None
         given = self._given.get(field)

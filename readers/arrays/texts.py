@@ -69,7 +69,7 @@ class TextVariable(Variable):
     def fill_array(self, target: np.ndarray, start: int, stop: int) -> None:
         known = np.asarray(self._owner.categories[self.name], str)
         for begin, end in self.split_slabs(start, stop, _SLAB_BYTES):
-            texts = self.arrange_samples(self._fetch(begin, end))
+            texts = self.order_samples(self._fetch(begin, end))
             piece = target[begin - start : end - start]
             piece[...] = np.searchsorted(known, texts) if len(known) else 0
             absent = texts == ""

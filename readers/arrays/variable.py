@@ -42,14 +42,14 @@ class Variable(ABC):
     def list_dimensions(self) -> list[Dimension]:
         """The dimensions of a sample, in the order in which they are stored, by a call of the library."""
 
-    def arrange_samples(self, samples: np.ndarray) -> np.ndarray:
-        return samples if self.arrangement is None else self.arrangement.arrange_samples(samples)
+    def order_samples(self, samples: np.ndarray) -> np.ndarray:
+        return samples if self.arrangement is None else self.arrangement.order_samples(samples)
 
     def find_stored(self, place: Sequence[int]) -> tuple[int, ...]:
         """Where the value at `place` of an arranged sample is stored."""
         if self.arrangement is None:
             return tuple(place)
-        return self.arrangement.find_stored(place, self.arrangement.arrange_shape(self.row_shape))
+        return self.arrangement.find_stored(place, self.arrangement.order_shape(self.row_shape))
 
     @abstractmethod
     def fill_array(self, target: np.ndarray, start: int, stop: int) -> None:

@@ -18,7 +18,7 @@ def convert_column(column: Any, kind: Any, dialect: Dialect) -> Any:
     import pyarrow.compute as pc
 
     texts = pc.utf8_trim_whitespace(column)
-    if pc.all(pc.match_substring_regex(texts, _compose_pattern(dialect))).as_py() is False:
+    if pc.all(pc.match_substring_regex(texts, _make_pattern(dialect))).as_py() is False:
         return None
     if dialect.thousands is not None:
         texts = pc.replace_substring(texts, dialect.thousands, "")
@@ -41,7 +41,7 @@ def recognise_column(column: Any, dialect: Dialect) -> Any:
 
 
 @functools.lru_cache
-def _compose_pattern(dialect: Dialect) -> str:
+def _make_pattern(dialect: Dialect) -> str:
     point = re.escape(dialect.decimal)
     whole = r"\d+"
     if dialect.thousands is not None:
