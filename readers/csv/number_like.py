@@ -32,15 +32,28 @@ _NUMBER = re.compile(
 """A number in its text as `_normalize` gives it: signs, groups of digits, exponents, currencies, percent, a unit."""
 
 
+_BETWEEN = re.compile(r"\s*[;|]\s*|,?\s+")
+"""What stands between several numbers of one text, which another delimiter would have parted."""
+
+
 def find_unit(text: str) -> str | None:
-    """The unit of the number that `text` is to a person, "" without one; None where it is no number.
+    """The unit of the number, or of the numbers, that `text` is to a person, "" without one; None where it is none.
 
     A text with letters after a number is one where others of its column have the same letters: see `find_numbers`.
     """
     if not any(letter.isnumeric() or letter in "∞fF" for letter in text):
         return None
-    found = _NUMBER.fullmatch(_normalize(text))
-    return None if found is None else found["unit"] or ""
+    plain = _normalize(text)
+    found = _NUMBER.fullmatch(plain)
+    if found is not None:
+        return found["unit"] or ""
+    parts = _BETWEEN.split(plain)
+    return "" if len(parts) > 1 and all(_is_plain(part) for part in parts) else None
+
+
+def _is_plain(text: str) -> bool:
+    found = _NUMBER.fullmatch(text)
+    return found is not None and not found["unit"]
 
 
 def find_numbers(counts: Mapping[str, int]) -> set[str]:
@@ -87,7 +100,7 @@ def suggest_option(text: str, column: str, dialect: Dialect) -> str:
     categories = f"dtype={{{column!r}: str}} takes the texts of this column as categories"
     if find_unit(text) is None:
         return f"if it stands for a missing value, na_values=[{text!r}] says so; {categories}"
-    options = _list_options(text, dialect)
+    options = _list_options(text, dialect) or _list_delimiters(text)
     if options:
         return f"{', '.join(options)}; {categories}"
     odd = next((letter for letter in text.strip() if letter not in _PLAIN and not letter.isspace()), None)
@@ -109,6 +122,16 @@ def _list_options(text: str, dialect: Dialect) -> list[str]:
         found.append((len(options), f"{shown} reads it as {number:.15g}"))
     least = min((count for count, _ in found), default=0)
     return list(dict.fromkeys(shown for count, shown in found if count == least)) if least else []
+
+
+def _list_delimiters(text: str) -> list[str]:
+    """The delimiter that parts the numbers of a text."""
+    marks = set(_BETWEEN.findall(text.strip()))
+    if _NUMBER.fullmatch(_normalize(text)) is not None or len(marks) != 1:
+        return []
+    mark = marks.pop()
+    count = len(_BETWEEN.split(text.strip()))
+    return [f"delimiter={mark!r} reads it as {count} numbers"] if len(mark) == 1 and mark.isascii() else []
 
 
 @functools.lru_cache

@@ -76,8 +76,9 @@ def search_records(
         values = np.frombuffer(data, np.uint8)
         newlines = np.flatnonzero(values == _NEWLINE)
         quotes = np.flatnonzero(values == marks.quote) if marks.quote is not None and marks.quote in data else None
+        before_each = None if quotes is None else np.searchsorted(quotes, newlines)
         for supposed, found in ((0, outside), (1, inside)):
-            mine, void = _split_newlines(data, newlines, quotes, found, marks)
+            mine, void = _split_newlines(data, newlines, quotes, before_each, found, marks)
             found.newlines |= len(mine) < len(newlines)
             ends[supposed], real = _add_piece(found, values, begin, mine, void, ends[supposed], read, stride)
             if each is not None and not supposed:
@@ -99,18 +100,28 @@ def _read_piece(read: Callable[[int, int], bytes], begin: int, stop: int, piece:
 
 
 def _split_newlines(
-    data: bytes, newlines: np.ndarray, quotes: np.ndarray | None, found: Found, marks: Marks
+    data: bytes,
+    newlines: np.ndarray,
+    quotes: np.ndarray | None,
+    before_each: np.ndarray | None,
+    found: Found,
+    marks: Marks,
 ) -> tuple[np.ndarray, list[int]]:
-    """The `newlines` that stand outside of quotes, and those of them that end lines with nothing but a comment."""
+    """The `newlines` that stand outside of quotes, and those of them that end lines with nothing but a comment.
+
+    Args:
+        before_each: how many `quotes` come before each newline, those in comments among them.
+    """
     comments = marks.find_comments(data, found.within)
     if quotes is not None and comments:
         first, after = np.array(comments).T
         place = np.searchsorted(first, quotes, side="right") - 1
         quotes = quotes[(place < 0) | (quotes >= after[place])]
-    if quotes is None:
+        before_each = np.searchsorted(quotes, newlines)
+    if quotes is None or before_each is None:
         free = newlines[:0] if found.within else newlines
     else:
-        free = newlines[((np.searchsorted(quotes, newlines) + found.within) & 1) == 0]
+        free = newlines[((before_each + found.within) & 1) == 0]
         found.within ^= bool(len(quotes) & 1)
     return free, [after for first, after in comments if marks.is_bare(data, first)]
 

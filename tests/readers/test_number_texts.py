@@ -138,6 +138,17 @@ def test_the_option_that_an_error_names_reads_the_value(tmp_path, text, advice):
     assert alone(path, columns="x", **eval(f"dict({options})")).training_data.tolist() == [[float(value)]]
 
 
+def test_rows_of_numbers_that_another_delimiter_parts_are_no_categories(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_text("59 2 32.1\n48 1 21.6\n")
+    with pytest.raises(ReaderError, match=r"line 1, column '0': .*'59 2 32.1'; delimiter=' ' reads it as 3 numbers"):
+        alone(path, header=False)
+    assert alone(path, header=False, delimiter=" ").training_data.tolist() == [[59, 2, 32.1], [48, 1, 21.6]]
+    for text in ("1;2", "1, 2, 3", "1  2", "0.5 | 0.25"):
+        with pytest.raises(ReaderError, match="line 2, column 'x': expected a number"):
+            alone(write(tmp_path, [text, text]), columns="x")
+
+
 def test_a_mark_for_missing_values_is_advised_to_be_one(tmp_path):
     path = write(tmp_path, [1, 2, "?"])
     with pytest.raises(ReaderError, match=r"line 4, column 'x': .*na_values=\['\?'\]"):
