@@ -83,7 +83,13 @@ def explain_error(
             if not values:
                 continue
             if len(values) != len(names):
-                wrong = ReaderError(f"{path}, line {at}: expected {len(names)} values, found {len(values)}")
+                # Where no record fits, it is the head of the file that does not.
+                hint = (
+                    ""
+                    if lines and len(names) > 1
+                    else "; skiprows= passes over lines before the header, comment= over notes"
+                )
+                wrong = ReaderError(f"{path}, line {at}: expected {len(names)} values, found {len(values)}{hint}")
                 break
             lines.append(at)
             for number, texts in columns.items():

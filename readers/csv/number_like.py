@@ -26,10 +26,13 @@ _OTHERS = (
 _NUMBER = re.compile(
     r"'?(?P<open>\()?\s*[-+]?\s*(?:[A-Z]{0,2}\$)?\s*[-+]?\s*"
     rf"(?:{_OTHERS}|{_DIGITS}{_EXPONENT})"
-    r"\s*(?:[-+%‰‱٪]|[A-Z]{0,3}\$)?\s*(?(open)\))"
-    r"(?:\s?(?P<unit>(?:[^\W\d_]|°)[\w/^*\u00b7.°-]{0,11}))?"
+    r"\s*(?:[-%‰‱٪]|[A-Z]{0,3}\$)?\s*(?(open)\))"
+    r"(?:\s?(?P<unit>(?!(?:st|nd|rd|th)$)(?:[^\W\d_]|°)[\w/^*\u00b7.°-]{0,11}))?"
 )
-"""A number in its text as `_normalize` gives it: signs, groups of digits, exponents, currencies, percent, a unit."""
+"""A number in its text as `_normalize` gives it: signs, groups of digits, exponents, currencies, percent, a unit.
+
+Ordinals (1st) are none.
+"""
 
 
 _BETWEEN = re.compile(r"\s*[;|]\s*|,?\s+")

@@ -99,7 +99,9 @@ def test_a_number_in_whatever_spelling_is_read_or_refused_and_never_a_category(t
 
 
 @pytest.mark.parametrize(
-    "text", ["2020-01-02", "01.02.2020", "3/4/2020", "12:30", "1.2.3", "10.0.0.1", "10-20", "A12", "chr7", "x1y2"]
+    "text",
+    ["2020-01-02", "01.02.2020", "3/4/2020", "12:30", "1.2.3", "10.0.0.1", "10-20", "A12", "chr7", "x1y2"]
+    + ["3rd", "10th", "65+", ">50K", "1/2"],
 )
 def test_what_is_no_number_to_a_person_stays_a_category(tmp_path, text):
     assert alone(write(tmp_path, [text, text]), columns="x").categories == {"x": [text]}

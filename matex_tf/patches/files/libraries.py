@@ -138,8 +138,8 @@ def _wrap_connect(original: Any) -> Any:
         asked = dict(urllib.parse.parse_qsl(parts.query)).get("mode", "rwc")
         path = urllib.parse.unquote(parts.path)
         if path and asked != "memory" and ":memory:" not in path:
-            place = _find_place(path, "r" if asked == "ro" else "a", _OF_SQLITE)
-            database = parts._replace(netloc="", path=urllib.parse.quote(os.fsdecode(place))).geturl()
+            place = os.path.abspath(_find_place(path, "r" if asked == "ro" else "a", _OF_SQLITE))
+            database = parts._replace(netloc="", path=urllib.parse.quote(place)).geturl()
         return original(database, *args, **kwargs)
 
     return connect
@@ -165,7 +165,7 @@ def _wrap_bytes(original: Any) -> Any:
 
 def _wrap_h5py(original: Any) -> Any:
     def __init__(self, name, mode="r", *args, **kwargs):
-        if _is_path(name) and kwargs.get("driver") in _OF_ONE_PROCESS:
+        if _is_path(name) and kwargs.get("driver") in _OF_ONE_PROCESS and kwargs.get("backing_store", True):
             name = _find_place(name, mode)
         return original(self, name, mode, *args, **kwargs)
 

@@ -111,7 +111,7 @@ def _replace_file_class() -> None:
 
     class Meta(type(original)):  # type: ignore[misc]
         def __instancecheck__(cls, instance: Any) -> bool:
-            return isinstance(instance, original)
+            return isinstance(instance, original) if cls is FileIO else super().__instancecheck__(instance)
 
     class FileIO(original, metaclass=Meta):
         __doc__ = original.__doc__
