@@ -95,7 +95,8 @@ def _normalize(text: str) -> str:
             if kind == "Sc"
             else {"\N{ARABIC DECIMAL SEPARATOR}": ".", "\N{ARABIC THOUSANDS SEPARATOR}": ","}.get(letter, letter)
         )
-    return "".join(found).replace("\N{FRACTION SLASH}", ".").strip()
+    # Long runs of spaces would take the pattern long.
+    return re.sub(r"\s{3,}", "  ", "".join(found).replace("\N{FRACTION SLASH}", ".").strip())
 
 
 def suggest_option(text: str, column: str, dialect: Dialect) -> str:

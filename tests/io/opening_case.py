@@ -41,6 +41,7 @@ with tf.io.TFRecordWriter(at("records")) as writer:
     writer.write(b"one")
     writer.write(b"two")
 tf.data.experimental.TFRecordWriter(at("more")).write(tf.data.Dataset.from_tensor_slices([b"x"]))
+tf.raw_ops.WriteFile(filename=at("raw.txt"), contents="abc")
 np.save(at("array.npy"), np.arange(5))
 with h5py.File(at("file.h5"), "w") as file:
     file["x"] = np.arange(3)
@@ -126,6 +127,7 @@ CASES = {
         "a\nb\nc\n",
     ),
     "raw_ops.ReadFile": (lambda: tf.raw_ops.ReadFile(filename=text).numpy().decode(), "a\nb\nc\n"),
+    "raw_ops.WriteFile": (lambda: tf.io.read_file(at("raw.txt")).numpy().decode(), "abc"),
     "in a graph": (read_in_graph, ["a", "a\nb\nc\n"]),
     "gfile": (lambda: tf.io.gfile.GFile(text).read(), "a\nb\nc\n"),
     "TextFileInitializer": (lambda: look_up(tf.lookup.TextFileInitializer), 3),

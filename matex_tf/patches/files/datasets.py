@@ -29,7 +29,8 @@ _MODULES = ("gen_io_ops", "gen_dataset_ops", "gen_experimental_dataset_ops", "ge
 _FILES = {"filename", "filenames", "data_source_name"}
 """Arguments of ops that are files to read, but for ops whose names begin with one of `_WRITING`."""
 _WRITING = ("write", "save", "cache", "datasettotfrecord", "experimentaldatasettotfrecord")
-_RECORDS = ("dataset_to_tf_record", "DatasetToTFRecord")
+_WRITTEN = ("dataset_to_tf_record", "DatasetToTFRecord", "write_file", "WriteFile")
+"""Ops that write the one file that they name; the others that write have patches of their own."""
 
 
 def install() -> None:
@@ -48,10 +49,10 @@ def install() -> None:
         replace_in_apis(name, make)
         for io in (tf.io, tf.compat.v1.io, tf.compat.v2.io):
             replace_function(io, name, make)
+    _point_ops_to_files()
     if overlay.get_view() is None:
         return
     replace_function(load_op, "_load", _wrap_load)
-    _point_ops_to_files()
     replace_function(dataset_ops.DatasetV2, "list_files", _wrap_list_files)
 
 
@@ -61,16 +62,17 @@ def _point_ops_to_files() -> None:
     TensorFlow's own classes, Keras and `tf.raw_ops` call the ops by these.
     """
     import tensorflow as tf
+    from tensorflow.python.ops import io_ops
 
-    apis = [tf.raw_ops, tf.compat.v1.raw_ops, tf.compat.v2.raw_ops]
+    apis = [tf.raw_ops, tf.compat.v1.raw_ops, tf.compat.v2.raw_ops, io_ops]
     for module in (importlib.import_module(f"tensorflow.python.ops.{name}") for name in _MODULES):
         for name, function in list(vars(module).items()):
             if name.startswith("_") or name.endswith("_eager_fallback") or not inspect.isfunction(function):
                 continue
             files = _FILES.intersection(inspect.signature(function).parameters)
-            if name in _RECORDS:
+            if name in _WRITTEN:
                 make = functools.partial(_wrap_op, find_place=_find_place_to_write, files=files)
-            elif files and not name.lower().replace("_", "").startswith(_WRITING):
+            elif files and overlay.get_view() is not None and not name.lower().replace("_", "").startswith(_WRITING):
                 make = functools.partial(_wrap_op, find_place=_find_real_names, files=files)
             else:
                 continue
