@@ -1,4 +1,4 @@
-"""What a file is that cannot be read, and which files behind an HDF5 file are missing, for a person."""
+"""Why a file of HDF5 cannot be read: its lock, and the files behind it that are missing, for a person."""
 
 from __future__ import annotations
 
@@ -9,27 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from matex_tf.readers.base.formats import ReaderError
-
-_KINDS = {
-    b"PK\x03\x04": "a zip archive; unpack it (a Zarr store or a spreadsheet is one, too)",
-    b"\x1f\x8b": "a file packed by gzip; unpack it",
-    b"BZh": "a file packed by bz2; unpack it",
-    b"\xfd7zXZ\x00": "a file packed by xz; unpack it",
-    b"\x28\xb5\x2f\xfd": "a file packed by zstd; unpack it",
-    b"\x89HDF\r\n\x1a\n": "an HDF5 file",
-    b"CDF": "a classic NetCDF file",
-    b"GRIB": "a GRIB file; convert it, such as by `cdo -f nc copy`",
-    b"\x0e\x03\x13\x01": "an HDF4 file; convert it, such as by h4toh5",
-    b"<": "a page of HTML or XML, such as an error of the server that it was loaded from",
-    b"version https://git-lfs": "a pointer of Git LFS; `git lfs pull` loads the file",
-}
-
-
-def describe_head(head: bytes) -> str:
-    """What a file is that begins with the bytes `head`."""
-    shown = head[:8].hex(" ") or "nothing"
-    kind = next((kind for magic, kind in _KINDS.items() if head[: len(magic)] == magic[: len(head)] and head), None)
-    return shown if kind is None else f"{shown}: {kind}"
 
 
 def describe_lock(path: Path) -> str:

@@ -13,6 +13,7 @@ from matex_tf.readers.arrays.dimensions import Dimension, make_dimension
 from matex_tf.readers.arrays.stack import Stack
 from matex_tf.readers.arrays.texts import TextVariable
 from matex_tf.readers.arrays.variable import Variable, check_numeric
+from matex_tf.readers.base import files
 from matex_tf.readers.base.formats import ReaderError, register
 
 SIGNATURE = b"\x89HDF\r\n\x1a\n"
@@ -56,7 +57,7 @@ class Hdf5(Stack):
         if not h5py.is_hdf5(path):
             raise ReaderError(
                 f"{path}: wrong magic number: expected an HDF5 file, which begins with {SIGNATURE.hex(' ')}; found "
-                f"{contents.describe_head(head)}"
+                f"{files.describe_head(head)}"
             )
         return h5py.File(path, "r")
 

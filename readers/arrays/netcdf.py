@@ -9,12 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from matex_tf.readers.arrays import contents, netcdf_header
+from matex_tf.readers.arrays import netcdf_header
 from matex_tf.readers.arrays.dimensions import Dimension, make_dimension
 from matex_tf.readers.arrays.hdf5 import NETCDF_ENDINGS, SIGNATURE
 from matex_tf.readers.arrays.stack import Stack
 from matex_tf.readers.arrays.texts import TextVariable
 from matex_tf.readers.arrays.variable import Variable, check_numeric
+from matex_tf.readers.base import files
 from matex_tf.readers.base.formats import ReaderError, register
 from matex_tf.readers.rows.missing import check_fits, make_missing_error
 from matex_tf.sharding.share_arrays import ShareArray
@@ -65,7 +66,7 @@ class NetCdf(Stack):
         elif head != SIGNATURE:
             raise ReaderError(
                 f"{path}: wrong magic number: expected a NetCDF file, which begins with 43 44 46 (classic) or "
-                f"{SIGNATURE.hex(' ')} (NetCDF-4); found {contents.describe_head(head)}"
+                f"{SIGNATURE.hex(' ')} (NetCDF-4); found {files.describe_head(head)}"
             )
         usual = netCDF4.get_chunk_cache()
         # Slabs take whole chunks, so that none is read twice, and 64 MiB, the usual size, is not needed. Set for all

@@ -40,7 +40,7 @@ def list_dtypes(dtype: Any, wanted: dict[str, list[str]]) -> tuple[dict[str, np.
         if not fields:
             there = [one for names in wanted.values() for one in names]
             raise ValueError(
-                f"DataSet: dtype names {name!r}, which is not among what is read, {', '.join(there)}"
+                f"DataSet: dtype names {name!r}; the variables that are read are {', '.join(there)}"
                 f"{files.suggest_similar(name, there)}"
             )
         given = make_dtype(kind)

@@ -175,7 +175,7 @@ def recognise_format(path: str | PathLike[str] | Sequence[Any]) -> str:
     for name, kind in _formats.items():
         if kind.recognises(first, head):
             return name
-    begin = f"begins with the bytes {head[:8].hex(' ')}" if head else "is a folder or has no bytes"
+    begin = f"begins with the bytes {files.describe_head(head)}" if head else "is a folder or has no bytes"
     raise ValueError(
         f"DataSet: {first} {begin}, which tells no format; name it: DataSet(format, path), with one of "
         f"{', '.join(sorted(_formats))}"

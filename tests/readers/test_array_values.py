@@ -57,7 +57,7 @@ def test_one_dtype_for_files_that_were_stored_in_several(tmp_path):
         np.testing.assert_array_equal(found, [270, 270.5, np.nan, 271, 280, 281])
         assert found.dtype == np.dtype(dtype["t2m"] if isinstance(dtype, dict) else dtype)
     refused("'t2m' holds values of float64, which dtype='int16' cannot hold", "NETCDF", both, data="t2m", dtype="int16")
-    with pytest.raises(ValueError, match="dtype names 'T2M', which is not among"):
+    with pytest.raises(ValueError, match="dtype names 'T2M'; the variables that are read are t2m"):
         alone("NETCDF", both, data="t2m", dtype={"T2M": "float32"})
     with h5py.File(tmp_path / "a.h5", "w") as file:
         file["x"] = np.arange(4, dtype="u1")
