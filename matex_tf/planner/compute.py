@@ -74,6 +74,11 @@ class Compute:
         }
         # How a step grows with rows, where a group has but one size, follows from that which has most.
         self._shape = max(self._groups.values(), key=lambda one: (len(one.seconds.x), one.sizes[0].copies)).seconds
+        # Bytes depend on rows, not on cores. One rank alone may have other collectives.
+        told = [size for size in plan.sizes if size.bytes]
+        self._bytes = [
+            Line([float(size.rows) for size in told], column) for column in zip(*(one.bytes for one in told))
+        ]
         self._memory = Line([float(size.rows) for size in plan.sizes], [float(size.peak_bytes) for size in plan.sizes])
 
     def _find_position(self, ranks: int) -> float:
@@ -119,6 +124,17 @@ class Compute:
     def estimate_collective_times(self, ranks: int) -> list[float]:
         """When each collective begins."""
         return [self._interpolate_line(ranks, line) for line in self._choose_group(ranks).at]
+
+    def estimate_collective_bytes(self, ranks: int) -> list[float]:
+        """Bytes that a rank of so many has in each collective.
+
+        They follow from its rows. Where one number of rows was measured, they grow with more rows at most as these do.
+        """
+        rows = self._find_position(ranks)
+        grows = [max(rows / line.x[0], 1.0) if len(line.x) == 1 and line.x[0] else 1.0 for line in self._bytes]
+        return [line(rows) * times for line, times in zip(self._bytes, grows)] or [
+            float(one.bytes) for one in self.plan.collectives
+        ]
 
     def find_busy_share(self, ranks: int) -> float:
         """The share of the cores that other processes took while such ranks were measured."""

@@ -45,6 +45,25 @@ def test_a_script_of_each_kind_is_measured(kind, tmp_path):
     assert counted == epoch["batches"]
 
 
+def test_a_sparse_gradient_is_gathered_by_as_many_bytes_as_its_slice_has_rows(tmp_path):
+    """On 2 and on 8 ranks steps are alike, whatever the names of their collectives say."""
+    found = []
+    for count in (2, 8):
+        folder = tmp_path / str(count)
+        folder.mkdir()
+        plan = {"MATEX_PLAN": f"{count}:14:0:1:{folder}", "MATEX_OVERLAP": "on"}
+        ended = launch.run_alone(CASE, "sparse", folder, env=plan, module=True).check()
+        found.append(phantoms.read_copy(folder, 0, ended.returncode, count)[1])
+    two, eight = found
+    assert two.form == eight.form
+    gathered = [number for number, one in enumerate(two.collectives) if one.kind == "allgather"]
+    assert len(gathered) == 2 and all(two.bytes[number] == 4 * eight.bytes[number] for number in gathered)
+    rows, numbers = 16 * 4, 6 * 4
+    assert two.bytes[gathered[1]] == rows * numbers
+    messages = [size for one, size in zip(two.collectives, two.bytes) if one.kind == "message"]
+    assert all(size > 0 for size in messages)
+
+
 EPOCHS = {
     "accumulated": (3, "strong", 2),  # 10 batches, of which 4 make an update
     "steps": (7, "strong", 4),  # of steps_per_epoch; the data do not tell

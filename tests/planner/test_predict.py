@@ -309,3 +309,14 @@ def test_the_heading_tells_what_was_measured_alone_and_what_at_once():
     said = report.format_heading(plan, Predictor(plan))
     assert "rank 0 of 1 (alone, 5 steps); rank 0 of 16, 64 (16 at once, 5 steps)" in said
     assert "with 16 at once: 1.0 ms a step + 0.1 ms a row" in said
+
+
+def test_the_heading_says_how_a_step_depends_on_rows_only_where_that_was_measured():
+    sizes = tuple(replace(size, rows=64, steps=(7.4e-3,)) for size in a_plan().sizes)
+    one, all_rows = a_plan(scaling="weak", sizes=sizes), a_plan(rows=0, sizes=tuple(replace(s, rows=0) for s in sizes))
+    assert "7.4 ms a step of 64 rows; no other number of rows was measured" in report.format_heading(
+        one, Predictor(one)
+    )
+    assert "each of which computes the whole batch" in report.format_heading(all_rows, Predictor(all_rows))
+    same = a_plan(sizes=tuple(replace(size, steps=(1e-3,)) for size in a_plan().sizes))
+    assert "1.0 ms a step + 0 ms a row" in report.format_heading(same, Predictor(same))

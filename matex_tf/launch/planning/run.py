@@ -126,8 +126,10 @@ def make_plan(asked: Asked, sizes: Sizes, links: tuple[LinkMeasurement, ...]) ->
     by_ranks = [one for _, one in sorted(sizes.found.items())]
     # One rank alone meets nobody; when its gradients are ready matters to nothing.
     alike = [
-        one.size if one.size.ranks > 1 or one is typical else
-        replace(one.size, ready=(one.size.typical,) * len(first.gradients), at=(0.0,) * len(first.collectives))
+        one.size if one.size.ranks > 1 or one is typical else replace(
+            one.size, ready=(one.size.typical,) * len(first.gradients), at=(0.0,) * len(first.collectives),
+            bytes=one.size.bytes if one.steps.form == first.form else (),
+        )
         for one in by_ranks
     ]  # fmt: skip
     update = next((one for one in by_ranks if one.size.ranks > 1), typical).update

@@ -95,7 +95,7 @@ def measure_copies(
         tuple(second for steps in alike for second in steps.seconds), first.ready, first.at,
         max(int(notes["base"]) for notes, _, _ in found), max(int(notes["peak"]) for notes, _, _ in found), busy,
         statistics.median(steps.update for steps in alike),
-        _count_cores([float(notes["cores"]) for notes, _, _ in found]),
+        _count_cores([float(notes["cores"]) for notes, _, _ in found]), first.bytes,
     )  # fmt: skip
     told, update = (json.loads(str(found[0][0][name])) for name in ("epoch", "update"))
     epoch = count_epoch_steps(told["batches"], told["given"], told["updates"] * first.share)

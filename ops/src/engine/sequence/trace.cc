@@ -36,6 +36,20 @@ struct Current {
   std::vector<std::pair<int64_t, int64_t>> waits;
 };
 
+Activity ActivityOf(Kind kind) {
+  switch (kind) {
+    case Kind::kControl:
+    case Kind::kExit:
+      return Activity::kMessage;
+    case Kind::kAllgather:
+      return Activity::kAllgather;
+    case Kind::kBroadcast:
+      return Activity::kBroadcast;
+    default:
+      return Activity::kCollective;
+  }
+}
+
 bool RecordsGradients() { return recording.load() >= static_cast<int>(Recording::kGradients); }
 
 class Recorder {
@@ -122,9 +136,8 @@ class Recorder {
     const int64_t now = Now(), took = now - current.start;
     const bool is_update = current.label >= 0, announces = call.announced != nullptr;
     const bool ends_step = is_update && !(announces && call.announced->more);
-    Activity activity = Activity::kCollective;
+    Activity activity = ActivityOf(call.kind);
     if (is_update) activity = announces ? Activity::kAnnouncement : Activity::kUpdate;
-    if (call.kind == Kind::kControl || call.kind == Kind::kExit) activity = Activity::kMessage;
     Add({current.start, took, call.bytes, is_update ? current.label : Label(call.what()), activity, Lane::kScript});
     // Only what lies beside an overlapped update is asked for.
     if (At(Lane::kCommunication).start == 0) stretch_.calls.clear();
