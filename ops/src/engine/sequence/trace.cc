@@ -36,20 +36,6 @@ struct Current {
   std::vector<std::pair<int64_t, int64_t>> waits;
 };
 
-Activity ActivityOf(Kind kind) {
-  switch (kind) {
-    case Kind::kControl:
-    case Kind::kExit:
-      return Activity::kMessage;
-    case Kind::kAllgather:
-      return Activity::kAllgather;
-    case Kind::kBroadcast:
-      return Activity::kBroadcast;
-    default:
-      return Activity::kCollective;
-  }
-}
-
 bool RecordsGradients() { return recording.load() >= static_cast<int>(Recording::kGradients); }
 
 class Recorder {

@@ -43,6 +43,21 @@ enum class Activity : int16_t {
   kRows = 16,   // of the global batch, in place of bytes
 };
 
+// What a collective that is no update is recorded as.
+inline Activity ActivityOf(Kind kind) {
+  switch (kind) {
+    case Kind::kControl:
+    case Kind::kExit:
+      return Activity::kMessage;
+    case Kind::kAllgather:
+      return Activity::kAllgather;
+    case Kind::kBroadcast:
+      return Activity::kBroadcast;
+    default:
+      return Activity::kCollective;
+  }
+}
+
 // Times are those of `Now`, in nanoseconds.
 struct Event {
   int64_t start;
