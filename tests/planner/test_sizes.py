@@ -167,13 +167,12 @@ def test_one_rank_alone_may_have_other_collectives(host):
     assert [size.bytes for size in plan.sizes] == [(), (512, 512), (32, 32), (1, 1), (1, 1)]
 
 
-def test_a_check_says_where_it_does_not_compare_like_with_like(host, monkeypatch, tmp_path, capsys):
+def test_a_check_says_where_it_does_not_compare_like_with_like(host, monkeypatch, capsys):
     monkeypatch.setattr(started, "time_real_run", lambda *_: 0.01)
-    plan_file.save_plan(a_plan(), tmp_path / "plan.json")
     for name in mpirun_options.ALLOCATIONS:
         monkeypatch.delenv(name, raising=False)
     for hosts, said in (((), True), (("a", "b"), False)):
-        assert started.check_predictions(tmp_path / "plan.json", [1, 2, 4], no_mpirun, hosts) == 0
+        assert started.check_predictions(a_plan(), [1, 2, 4], no_mpirun, hosts) == 0
         told = capsys.readouterr().err
         assert ("4 ranks are predicted on 2 hosts and measured on this one, of 2 cores" in told) == said
         assert "2 ranks are predicted" not in told

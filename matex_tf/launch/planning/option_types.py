@@ -74,8 +74,12 @@ class Bytes(click.ParamType):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         if str(value).strip().lower() == "here":
             return HERE
+        if isinstance(value, float):
+            return value
         try:
-            return settings.parse_size(str(value))
+            if re.fullmatch(r"[0-9.e+-]+", value.strip()):
+                raise ValueError("a size with its unit, such as 12GiB")
+            return settings.parse_size(value)
         except ValueError as error:
             raise click.UsageError(f"--memory expects {error}, or here; {value!r} was given") from None
 

@@ -14,6 +14,7 @@ from typing import Any
 from rich.console import Console
 
 from matex_tf import settings
+from matex_tf.launch.planning.checks import name_answers
 from matex_tf.launch.planning.kept_links import add_kept_links
 from matex_tf.launch.planning.ranks import Launch, measure_links
 from matex_tf.launch.planning.requests import Asked
@@ -49,7 +50,7 @@ def plan_script(asked: Asked, script: Sequence[str], launch: Launch) -> int:
     if asked.json:
         plan_file.save_plan(made, asked.json)
         path = Path(asked.json)
-        beside = path.with_name(f"{path.stem}.predictions{path.suffix}")
+        beside = name_answers(path)
         beside.write_text(json.dumps(answers, indent=1) + "\n")
         print(f"{path}: what was measured; {beside}: the table")
     if asked.chart:

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import sys
-import tempfile
 from collections import Counter
 from collections.abc import Sequence
 from math import ceil
-from pathlib import Path
 
 from matex_tf import memory, settings
 from matex_tf.launch.planning.requests import Asked
 from matex_tf.planner.compute import Line
-from matex_tf.planner.measurement import phantoms
+from matex_tf.planner.measurement import phantoms, started
 from matex_tf.planner.measurement.phantoms import Measurement, NotMeasured
 from matex_tf.planner.plan_file import Gradient, Size
 from matex_tf.planner.report import describe_kinds
@@ -135,9 +133,9 @@ class Sizes:
         how = f"{copies} at once" if copies > 1 else "alone"
         print(f"matex: measuring rank 0 of {ranks}, {how} ...", file=sys.stderr, flush=True)
         asked = self.asked
-        with tempfile.TemporaryDirectory(prefix="matex-plan-") as folder:
-            limits = phantoms.make_limits(choose_memory(asked), settings.get_settings().microbatch)
-            return phantoms.measure_copies(self.script, ranks, copies, Path(folder), asked.steps, asked.scaling, limits)
+        limits = phantoms.make_limits(choose_memory(asked), settings.get_settings().microbatch)
+        with started.make_place() as folder:
+            return phantoms.measure_copies(self.script, ranks, copies, folder, asked.steps, asked.scaling, limits)
 
     def _explain_misfit(self, ranks: int, copies: int) -> str:
         """Why so many at once are not started; "" if they fit, or nothing is known yet."""
