@@ -93,7 +93,7 @@ def make_plan_command(check_target: Callable[[Run], None], command_line: Callabl
 
         checks.check_options(given, _list_told(ctx), script)
         try:
-            with started.heed_signals():
+            with started.catch_signals():
                 if given["check"]:
                     made, hosts = plan_file.load_plan(script[0]), requests.split_hosts(given["hosts"])
                     checks.check_runs(made, given["run_on"], hosts, launch)

@@ -25,7 +25,7 @@ PATIENCE = 10.0
 
 
 @contextlib.contextmanager
-def heed_signals() -> Iterator[None]:
+def catch_signals() -> Iterator[None]:
     """Within it a signal that ends the plan first ends what it has started, and removes its folders.
 
     Raises:
@@ -38,8 +38,8 @@ def heed_signals() -> Iterator[None]:
         print(f"matex plan: ended by {signal.Signals(number).name}", file=sys.stderr, flush=True)
         raise SystemExit(128 + number)
 
-    heeded = [one for one in ENDING if signal.getsignal(one) is not signal.SIG_IGN]
-    before = {one: signal.signal(one, end_plan) for one in heeded}
+    caught = [one for one in ENDING if signal.getsignal(one) is not signal.SIG_IGN]
+    before = {one: signal.signal(one, end_plan) for one in caught}
     try:
         yield
     finally:
