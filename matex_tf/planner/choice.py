@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from math import ceil
 
+from matex_tf import settings
 from matex_tf.memory import MARGIN
 from matex_tf.planner.compute import count_measured_rows
 from matex_tf.planner.plan_file import SIGNS, Plan
@@ -37,7 +39,7 @@ def choose_ranks(
             None,
             f"no number of ranks asked for fits {_format_gib(memory)}: with {least.ranks} a rank takes "
             f"{_format_gib(least.memory)}, "
-            f"and {MARGIN - 1:.0%} are kept free{_suggest_parts(predictor, memory)}",
+            f"and {MARGIN - 1:.0%} are kept free{_suggest_less_memory(predictor, memory)}",
         )
     if deadline:
         return _choose_by_deadline(predictor, fit, deadline, steps)
@@ -66,14 +68,44 @@ def find_most_rows(predictor: Predictor, memory: float) -> int:
     )
 
 
-def _suggest_parts(predictor: Predictor, memory: float) -> str:
-    """How many rows a part may have, only a run tells (loops/parts/fitting.py): a row takes more in a part."""
-    if not find_most_rows(predictor, memory):
-        return ""
-    size = f"--memory {memory / 2**30:.2f}GiB"
+def find_part_rows(predictor: Predictor, memory: float) -> int:
+    """The most rows of a part of a slice (MATEX_MICROBATCH) with which a rank takes so many bytes at most; 0: none.
+
+    A row takes more in a part than in a slice that is computed at once, which was measured: at most twice as much is
+    counted (docs/planner.md). Beside a part there is room for two more sets of gradients, as with `auto`.
+    """
+    plan = predictor.plan
+    base, room = max(size.base_bytes for size in plan.sizes), memory / MARGIN - 2 * plan.gradient_bytes
+    if plan.microbatch or count_measured_rows(plan) < 2:  # how memory grows with the rows of a part was not measured
+        return 0
+    peak = predictor.compute.estimate_memory_of_rows
+    every = range(1, plan.rows + 1)
+    return max((rows for rows in every if base + 2 * (peak(rows) - base) <= room), default=0)
+
+
+def _suggest_less_memory(predictor: Predictor, memory: float) -> str:
+    """What may fit where no number of ranks that was asked for does."""
+    plan, size = predictor.plan, f"--memory {memory / 2**30:.2f}GiB"
+    if not plan.rows:
+        return ". Each rank computes the whole batch: neither more ranks nor MATEX_MICROBATCH make that less"
+    rows = find_most_rows(predictor, memory) if count_measured_rows(plan) > 1 else 0
+    more = (
+        f". {ceil(plan.rows / rows)} ranks would fit, with {rows} rows each"
+        if rows and plan.scaling == "strong"
+        else ""
+    )
+    if plan.microbatch:
+        parts = "parts that fit" if plan.microbatch == settings.AUTO else f"parts of {plan.microbatch} rows"
+        return f"{more}. That was measured with {parts} (MATEX_MICROBATCH)"
+    if not rows and count_measured_rows(plan) > 1:
+        least = _format_gib(predictor.compute.estimate_memory_of_rows(1))
+        return f". One row takes {least}, which neither more ranks nor MATEX_MICROBATCH make less"
+    found = find_part_rows(predictor, memory)
+    value = f"; by what was measured, MATEX_MICROBATCH={found} fits" if found else ""
     return (
-        f". If the model computes each row by itself (no BatchNormalization), matex run {size} computes slices in "
-        f"parts that fit; MATEX_MICROBATCH=auto matex plan {size} tells what that costs"
+        f"{more}. If the model computes each row by itself (no BatchNormalization), parts of a slice may fit: "
+        f"matex run {size} chooses them (MATEX_MICROBATCH=auto){value}. MATEX_MICROBATCH=auto matex plan {size} tells "
+        "what that costs"
     )
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from planner_plans import a_plan
 
+from matex_tf import settings
 from matex_tf.costs import collectives
 from matex_tf.launch.planning.run import rescale_batch
 from matex_tf.planner import buckets, report
@@ -125,12 +126,33 @@ def test_the_choice():
     assert choose_ranks(predictor, steps, deadline=1e-9, steps=100).best is None
     unknown = choose_ranks(Predictor(a_plan(why_no_epoch="it does not tell")), steps, deadline=1.0)
     assert unknown.best is None and "are not known: it does not tell. --epoch-steps NUMBER" in unknown.reason
-    nothing = choose_ranks(predictor, steps, memory=1e6)
-    assert nothing.best is None and "fits" in nothing.reason and "MICROBATCH" not in nothing.reason
-    sizes = [replace(size, peak_bytes=10**8 + 10**6 * size.rows) for size in a_plan().sizes]
-    predictor = Predictor(a_plan(sizes=tuple(sizes)))
-    parts = choose_ranks(predictor, [predictor.predict_step(1)], memory=1.15 * 120.5e6)
-    assert parts.best is None and "matex run --memory 0.13GiB computes slices in parts" in parts.reason
+
+
+def test_where_nothing_fits_it_is_said_what_would():
+    """1 MB a row above 100 MB, of which 64 MB are not there without the first row; 8 MB of gradients."""
+    sizes = [replace(size, peak_bytes=164_000_000 + 10**6 * size.rows) for size in a_plan().sizes]
+    plan = a_plan(sizes=tuple(sizes))
+
+    def advise(memory, **changed):
+        predictor = Predictor(replace(plan, **changed))
+        found = choose_ranks(predictor, [predictor.predict_step(1)], memory=memory)
+        assert found.best is None and "no number of ranks asked for fits" in found.reason
+        return found.reason
+
+    memory = 1.15 * 184.5e6
+    assert "4 ranks would fit, with 20 rows each" in advise(memory)
+    assert Predictor(plan).predict_step(4).memory * 1.15 <= memory < Predictor(plan).predict_step(3).memory * 1.15
+    assert "MATEX_MICROBATCH=auto" in advise(memory) and "by what was measured" not in advise(memory)
+    early = tuple(replace(size, base_bytes=160_000_000) for size in sizes)
+    # 160 MB, twice 4 + 21 MB, and twice the gradients of 4.04 MB.
+    assert "by what was measured, MATEX_MICROBATCH=21 fits" in advise(1.15 * 220e6, sizes=early)
+    assert "One row takes 0.15 GiB, which neither more ranks nor MATEX_MICROBATCH make less" in advise(1e6)
+    weak = tuple(replace(size, rows=64) for size in sizes)
+    told = advise(1e6, scaling="weak", sizes=weak)
+    assert "MATEX_MICROBATCH=auto" in told and "ranks would fit" not in told and "One row" not in told
+    assert "computes the whole batch" in advise(1e6, rows=0, sizes=tuple(replace(size, rows=0) for size in sizes))
+    assert "parts of 8 rows (MATEX_MICROBATCH)" in advise(1.15 * 170e6, microbatch=8)
+    assert "measured with parts that fit" in advise(1.15 * 170e6, microbatch=settings.AUTO)
 
 
 def test_what_would_help_is_priced_and_ordered():

@@ -6,6 +6,7 @@ import contextlib
 import json
 import math
 import os
+import signal
 import statistics
 import subprocess
 import sys
@@ -217,6 +218,8 @@ def read_copy(
     is_late = code is None or bool(notes.get("is_late"))
     if is_late:
         why = f"it had not come to {asked} steps after {measured_steps.LIMIT} s"
+    elif code == -signal.SIGKILL:
+        why = "it was killed, as the system does where memory ends (MATEX_MICROBATCH=auto computes slices in parts)"
     elif code:
         why = f"it failed with exit code {code}"
     elif updates:
