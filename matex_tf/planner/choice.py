@@ -8,7 +8,7 @@ from math import ceil
 
 from matex_tf import settings
 from matex_tf.memory import MARGIN
-from matex_tf.planner.compute import count_measured_rows
+from matex_tf.planner.compute import BUSY, count_measured_rows
 from matex_tf.planner.plan_file import SIGNS, Plan
 from matex_tf.planner.predict import Prediction, Predictor
 
@@ -167,11 +167,17 @@ def describe_helps(predictor: Predictor, one: Prediction) -> str:
 
 
 def list_helps(predictor: Predictor, one: Prediction) -> list[tuple[str, float, str]]:
-    """What may be changed, how many times the rows a second it gives, and what that stands on."""
+    """What may be changed, how many times the rows a second it gives, and what that stands on.
+
+    Sizes are measured one after another. Where other processes were there, they took more from one than from another,
+    and nothing is advised that compares sizes.
+    """
     plan, ranks, found = predictor.plan, one.ranks, []
     if one.hosts > 1:
         squeezed = predictor.predict_step(ranks, 0.5)
         found.append(("MATEX_COMPRESSION=fp16, which changes results", one.step / squeezed.step, squeezed.mark))
+    if max(size.busy for size in plan.sizes) > BUSY:
+        return found
     if ranks > 1 and count_measured_rows(plan) > 1:
         larger = Predictor(replace(plan, rows=2 * plan.rows, whole=None)).predict_step(ranks)
         times = larger.rows_a_second / one.rows_a_second

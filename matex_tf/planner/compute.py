@@ -11,6 +11,8 @@ from matex_tf.planner.plan_file import EXTRAPOLATED, MEASURED, Plan, Size, compu
 
 FAR = 2
 """So many times beyond what was measured is extrapolated."""
+BUSY = 0.1
+"""Where other processes took more of this machine's cores, measured sizes are not compared with each other."""
 RARE, LONGER = 0.01, 1.3
 """Steps of a few dozen do not show what is rare; at worst so many are so much longer."""
 

@@ -178,6 +178,11 @@ def test_what_would_help_is_priced_and_ordered():
     assert len(order) == 3 and [told.index(name) for name in order] == sorted(told.index(name) for name in order)
     assert f"1 rank a host, on 4 hosts in place of 2 (?{one.step / fewer.step:.2f} times as fast)" in told
     assert told in choose_ranks(predictor, [predictor.predict_step(1), one]).reason
+    # Beside other work, which each size met for itself, only what compares no sizes is advised.
+    for number in range(4):
+        busy = tuple(replace(size, busy=0.5 * (at == number)) for at, size in enumerate(sizes))
+        (only,) = list_helps(Predictor(replace(plan, sizes=busy)), one)
+        assert "MATEX_COMPRESSION" in only[0]
     # With weak scaling all slices have as many rows: what others take is not known.
     weak = replace(plan, scaling="weak", sizes=tuple(replace(size, rows=64) for size in sizes))
     assert not any("rows" in name for name, *_ in list_helps(Predictor(weak), Predictor(weak).predict_step(4)))

@@ -21,14 +21,12 @@ from matex_tf.launch.planning.requests import Asked
 from matex_tf.launch.planning.sizes import Sizes, choose_memory
 from matex_tf.planner import plan_file, report, strategies
 from matex_tf.planner.choice import Choice, choose_ranks
-from matex_tf.planner.compute import count_measured_rows
+from matex_tf.planner.compute import BUSY, count_measured_rows
 from matex_tf.planner.plan_file import LinkMeasurement, Plan
 from matex_tf.planner.predict import Prediction, Predictor
 from matex_tf.world import placement
 
 DEFAULT_NETWORK = "ethernet25"
-BUSY = 0.1
-"""Of this machine's cores: if others took more, it is said."""
 
 
 def plan_script(asked: Asked, script: Sequence[str], launch: Launch) -> int:
@@ -153,8 +151,8 @@ def _list_assumptions(asked: Asked, sizes: Sizes, links: Sequence[LinkMeasuremen
     busy = max(one.size.busy for one in sizes.found.values())
     if busy > BUSY:
         found.append(
-            f"this machine is as busy as it was: other processes took {busy:.0%} of its cores, and ranges are wider. "
-            "Measure on an idle one"
+            f"this machine is as busy as it was: other processes took {busy:.0%} of its cores. Ranges are wider, and "
+            "what fewer ranks a host or larger batches would give is not said. Measure on an idle machine"
         )
     scopes = {link.scope for link in links}
     if max(asked.ranks) > max((link.ranks for link in links if link.hosts > 1), default=asked.ranks_per_host):
