@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import sys
 
-from matex_tf.planner.papers import comparisons
+from matex_tf.planner.papers.figures import comparisons
 
 _HEAD = """# What five papers measured, and what models make of it
 
