@@ -128,11 +128,11 @@ class Compute:
         return [self._interpolate_line(ranks, line) for line in self._choose_group(ranks).at]
 
     def estimate_collective_bytes(self, ranks: int) -> list[float]:
-        """Bytes that a rank of so many has in each collective.
+        """Bytes that a rank of so many has in each collective, on the mean over the ranks, of which some may be idle.
 
         They follow from its rows. Where one number of rows was measured, they grow with more rows at most as these do.
         """
-        rows = self._find_position(ranks)
+        rows = self.plan.rows / (1 if self.plan.scaling == "weak" else ranks)
         grows = [max(rows / line.x[0], 1.0) if len(line.x) == 1 and line.x[0] else 1.0 for line in self._bytes]
         return [line(rows) * times for line, times in zip(self._bytes, grows)] or [
             float(one.bytes) for one in self.plan.collectives

@@ -55,7 +55,7 @@ def format_heading(plan: Plan, predictor: Predictor) -> str:
     for link in plan.links:
         speed = link.bytes[-1] / link.seconds[-1] / 1e9
         lines.append(
-            f"link, {link.scope}, {link.ranks} ranks: {link.seconds[0] * 1e6:.0f} us, {speed:.2f} GB/s of sums"
+            f"link, {link.scope}, {link.ranks} ranks: {link.seconds[0] * 1e6:.2g} us, {speed:.2f} GB/s of sums"
             + (f", not measured now but kept of a run: {link.kept}" if link.kept else "")
         )
     small = describe_kinds([one.kind for one in plan.collectives])

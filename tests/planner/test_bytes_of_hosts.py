@@ -100,7 +100,7 @@ def test_a_step_takes_what_the_bytes_of_its_collectives_take_at_every_host(kind,
     needed = {"collective": sums, "broadcast": sent_to_all}.get(kind, gathered)
     for ranks, per_host in product((1, 2, 3, 8, 16, 64, 1024), (1, 2, 16)):
         here = replace(plan, ranks_per_host=per_host)
-        mine = 16_000 * (64 if scaling == "weak" else ceil(64 / ranks))
+        mine = 16_000 * 64 / (1 if scaling == "weak" else ranks)  # on the mean: some have a row less, or none
         least = needed(count_ranks(ranks, per_host), mine) * BYTE
         step = Predictor(here).predict_step(ranks)
         assert step.small >= least * (1 - 1e-9), (ranks, per_host)
@@ -119,9 +119,10 @@ def test_rows_that_are_gathered_are_as_many_as_a_slice_has():
     plan = a_gathering_plan(ranks_per_host=1)
     told = tuple(replace(one, bytes=() if one.ranks == 1 else one.bytes) for one in plan.sizes)
     for sizes in (plan.sizes, told, told[:2]):
-        for ranks in (2, 8, 32, 64):
+        for ranks in (2, 8, 32, 64, 1024):
             small = Predictor(replace(plan, sizes=sizes)).predict_step(ranks).small
-            assert small >= (ranks - 1) / ranks * 64 * 16_000 * BYTE
+            needed = (ranks - 1) / ranks * 64 * 16_000 * BYTE
+            assert small >= needed * (1 - 1e-9) and (small < 2 * needed or len(sizes) == 2)
     only = replace(plan, sizes=told[:2], rows=128)  # 16 rows were measured, and 32 are asked about
     assert Predictor(only).predict_step(4).small >= 3 * 32 * 16_000 * BYTE
 
