@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -116,6 +117,14 @@ def test_the_minibatch_of_htc_is_that_of_its_program(capsys):
     code, table, _ = said(capsys, "--minibatch", "--memory", "1GiB", "--rows", "8", "--layers", small)
     assert code == 0 and small in table and "name larger --rows" in table
     assert htc_layers.parse_architecture(small).dense == (14 * 14 * 128, 10)
+
+
+def test_the_example_of_the_docs_is_what_the_command_prints(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "100")
+    assert cli.main(["simulate", "--minibatch", "--memory", "2GiB"]) == 0
+    lines = [f"    {line}".rstrip() for line in capsys.readouterr().out.splitlines()]
+    page = Path(__file__).parents[2] / "docs" / "reference.md"
+    assert "\n".join(["    matex simulate --minibatch --memory 2GiB", "", *lines, ""]) in page.read_text()
 
 
 @pytest.mark.parametrize(
