@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from matex_tf.launch import minibatch
-from matex_tf.launch.planning.option_types import HERE, Bytes, Ranks
+from matex_tf.launch.planning.option_types import HERE, Bytes, Output, Ranks
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -41,7 +41,9 @@ class Seconds(click.ParamType):
     "--ranks", type=Ranks(), metavar="LIST", help="Such as 1,2,4,...,1024; the plan's largest measured unless told."
 )
 @click.option("--what", multiple=True, metavar="NAME=VALUE", help="What if; may stand several times.")
-@click.option("--timeline", metavar="FILE", help="Write the last run for Perfetto, beside a real MATEX_TIMELINE.")
+@click.option(
+    "--timeline", type=Output(), metavar="FILE", help="Write the last run for Perfetto, beside a real MATEX_TIMELINE."
+)
 @click.option("--steps", type=click.IntRange(1), default=20, show_default=True)
 @click.option("--seed", type=int, default=1, show_default=True, help="Of the noise.")
 @click.option("--servers", is_flag=True, help="How many parameter servers are needed, by three models.")

@@ -75,12 +75,11 @@ def find_part_rows(predictor: Predictor, memory: float) -> int:
     counted (docs/planner.md). Beside a part there is room for two more sets of gradients, as with `auto`.
     """
     plan = predictor.plan
-    base, room = max(size.base_bytes for size in plan.sizes), memory / MARGIN - 2 * plan.gradient_bytes
     if plan.microbatch or count_measured_rows(plan) < 2:  # how memory grows with the rows of a part was not measured
         return 0
-    peak = predictor.compute.estimate_memory_of_rows
-    every = range(1, plan.rows + 1)
-    return max((rows for rows in every if base + 2 * (peak(rows) - base) <= room), default=0)
+    peak, room = predictor.compute.estimate_memory_of_rows, memory / MARGIN - 2 * plan.gradient_bytes
+    fits = (rows for rows in range(1, plan.rows + 1) if 2 * peak(rows) - peak(0) <= room)
+    return max(fits, default=0)
 
 
 def _suggest_less_memory(predictor: Predictor, memory: float) -> str:

@@ -55,8 +55,8 @@ def format_heading(plan: Plan, predictor: Predictor) -> str:
     for link in plan.links:
         speed = link.bytes[-1] / link.seconds[-1] / 1e9
         lines.append(
-            f"link, {link.scope}, {link.ranks} ranks: {link.seconds[0] * 1e6:.2g} us, {speed:.2f} GB/s of sums"
-            + (f", not measured now but kept of a run: {link.kept}" if link.kept else "")
+            f"link, {link.scope}, {link.ranks} ranks: {_format_microseconds(link.seconds[0])} us, "
+            f"{speed:.2f} GB/s of sums" + (f", not measured now but kept of a run: {link.kept}" if link.kept else "")
         )
     small = describe_kinds([one.kind for one in plan.collectives])
     lines.append(f"{plan.gradient_bytes / 1e6:.3g} MB of gradients in {len(plan.gradients)}; {small} a step")
@@ -78,6 +78,10 @@ def _describe_computation(plan: Plan, predictor: Predictor) -> str:
     return f"{text} + {row * 1e3:.3g} ms a row"
 
 
+def _format_microseconds(seconds: float) -> str:
+    return f"{seconds * 1e6:.0f}" if seconds >= 1e-5 else f"{seconds * 1e6:.1f}"
+
+
 def describe_kinds(kinds: Sequence[str]) -> str:
     """How many collectives there are of each of `kinds`, beside the sums of gradients."""
     counts = Counter(kinds).items()
@@ -95,7 +99,7 @@ def _describe_sizes(plan: Plan) -> str:
         steps = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
         ranks = ", ".join(str(size.ranks) for size in sizes)
         how = f"{copies} at once" if copies > 1 else "alone"
-        found.append(f"rank 0 of {ranks} ({how}, {steps} steps)")
+        found.append(f"rank 0 of {ranks} ({how}, {steps} step{'s' * (counts[-1] > 1)})")
     return "; ".join(found)
 
 

@@ -138,6 +138,10 @@ def test_the_example_of_the_docs_is_what_the_command_prints(capsys, monkeypatch)
         (["--minibatch", "--memory", "1GiB", "--servers"], "goes without --servers"),
         (["--minibatch", "--memory", "1GiB", "plan.json"], "goes without plan.json"),
         (["--memory", "1GiB", "plan.json"], "--memory is of --minibatch"),
+        (
+            ["--timeline", "nowhere/sim.json", "plan.json"],
+            "--timeline cannot write nowhere/sim.json: there is no folder",
+        ),
         (["--rows", "4", "plan.json"], "--rows is of --minibatch"),
         (["--minibatch", "--memory", "1GiB", "--layers", "alexnet"], "expected WIDTHxHEIGHTxDEPTH"),
         (["--minibatch", "--memory", "1GiB", "--layers", "8x8x3 dense:10"], "one convolution or more"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 from collections.abc import Collection, Sequence
 from math import ceil
@@ -11,6 +10,7 @@ from typing import Any
 
 import click
 
+from matex_tf.launch.planning.option_types import explain_unwritable
 from matex_tf.launch.planning.ranks import Launch, place_on_hosts, run_ranks
 from matex_tf.launch.planning.requests import Asked
 from matex_tf.launch.planning.sizes import choose_memory, choose_sizes
@@ -56,7 +56,7 @@ def name_answers(path: Path) -> Path:
 
 
 def _check_files(given: dict[str, Any], script: Sequence[str]) -> None:
-    """Each file that is to be written can be, and is none that is read or written for something else."""
+    """No file that is to be written is one that is read, or written for something else."""
     files = [("--json", given["file"]), ("--chart", given["chart"])]
     if given["file"] and not given["check"]:
         files.append(("--json, which writes the table beside the plan,", str(name_answers(Path(given["file"])))))
@@ -64,23 +64,12 @@ def _check_files(given: dict[str, Any], script: Sequence[str]) -> None:
     for option, name in files:
         if not name:
             continue
-        path = Path(name).absolute()
-        if why := _explain_unwritable(path):
+        path = Path(name).resolve()
+        if why := explain_unwritable(path):  # the table beside the plan is not named
             raise click.UsageError(f"{option} cannot write {name}: {why}")
-        if path.resolve() in others:
-            raise click.UsageError(f"{option} would write {name}, {others[path.resolve()]}: name another file")
-        others[path.resolve()] = "as another option does"
-
-
-def _explain_unwritable(path: Path) -> str:
-    folder = path.parent
-    if path.is_dir():
-        return "that is a folder"
-    if not folder.is_dir():
-        return f"there is no folder {folder}"
-    if not os.access(path if path.exists() else folder, os.W_OK):
-        return "it may not be written"
-    return ""
+        if path in others:
+            raise click.UsageError(f"{option} would write {name}, {others[path]}: name another file")
+        others[path] = "as another option does"
 
 
 def check_request(asked: Asked) -> None:

@@ -69,10 +69,14 @@ def make_plan_command(check_target: Callable[[Run], None], command_line: Callabl
     @click.option(
         "--json",
         "file",
+        type=plan_words.Output(),
+        metavar="FILE",
         default="",
         help="Write what was measured, and the table beside it, to this file; of --check what it prints.",
     )
-    @click.option("--chart", default="", help="Write a chart to this SVG file.")
+    @click.option(
+        "--chart", type=plan_words.Output(), metavar="FILE", default="", help="Write a chart to this SVG file."
+    )
     @click.option("--check", is_flag=True, help="Run PLAN.json's script on -n ranks; print prediction beside reality.")
     @click.option("-n", "run_on", type=plan_words.Ranks(), default="2", help="Of --check: such as 2,4.")
     @click.argument("script", nargs=-1, type=click.UNPROCESSED)
