@@ -184,13 +184,14 @@ def list_mapped_mpi_libraries() -> list[str]:
     return sorted({os.path.realpath(path) for path in paths if _MPI_LIBRARY.match(os.path.basename(path))})
 
 
-def rendezvous(kind: int, key: int, what: str) -> None:
+def rendezvous(kind: int, key: int, what: str, size: int = 0) -> None:
     """Meet the other ranks as number n of the one sequence of collectives; nothing in a world of one.
 
     Args:
         kind: what comes now: 6 a control message, 7 the end of the script (the ops' own kinds are 1 to 5).
         key: what all ranks must agree on, as 64 bits.
         what: for people, where in the program this is.
+        size: the bytes that this rank is about to give, for the record of events.
 
     Raises:
         MismatchError: on every rank, if ranks meet at different kinds or keys, and from then on always.
@@ -198,7 +199,7 @@ def rendezvous(kind: int, key: int, what: str) -> None:
     if not world.is_active():
         return
     c = get_library().c
-    if c.matex_rendezvous(kind, key & 0xFFFFFFFFFFFFFFFF, what.encode()):
+    if c.matex_rendezvous(kind, key & 0xFFFFFFFFFFFFFFFF, what.encode(), size):
         raise MismatchError(interface.get_last_error(c))
 
 

@@ -176,8 +176,6 @@ class Run:
         """Before a training step. Before the first the variables are the same on all ranks."""
         if not self.agreed:
             self.agree_on_variables()
-        if self.averaging is not None:
-            self.averaging.begin_step()
         if self.step == 0:
             self.adapting = self.adapting or self._begin_adapting()
         if self.adapting is not None:
