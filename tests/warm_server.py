@@ -150,6 +150,8 @@ def prepare(job: dict, added: dict[str, str]) -> None:
     os.environ.update({**job["environment"], **added})
     tempfile.tempdir = None  # found anew in this environment
     os.chdir(job["folder"])
+    me, get_parent = os.getpid(), os.getppid
+    os.getppid = lambda: job["client"] if os.getpid() == me else get_parent()  # which passes on what mpirun sends
     sys.argv = job["arguments"]
     sys.stdout.reconfigure(line_buffering=os.isatty(1))  # a rank's is a terminal: what it has printed is out
     if "OMPI_COMM_WORLD_RANK" in os.environ:

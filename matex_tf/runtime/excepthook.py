@@ -90,7 +90,8 @@ _plain_exit: Callable[..., Any] = sys.exit
 
 
 def _exit(code: object = None) -> None:
-    shutdown.remember_exit_code(code)
+    if threading.current_thread() is threading.main_thread():  # of another thread it ends only that
+        shutdown.remember_exit_code(code)
     _plain_exit(code)
 
 

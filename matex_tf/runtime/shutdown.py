@@ -11,7 +11,7 @@ from typing import Any
 from matex_tf import ops
 from matex_tf.ops import cache
 from matex_tf.runtime import exit_marks, objects, real_files
-from matex_tf.world import error_records, membership, mpi_timeout, world
+from matex_tf.world import error_records, membership, mpi_abort, mpi_timeout, terminal, world
 
 _KIND = 7  # see `ops.rendezvous`
 
@@ -59,9 +59,10 @@ def abort_with_error(text: str, exception: str, code: int, follows: bool = False
     """End all ranks for an error of this one, of which the run shows the first (see `error_records`)."""
     run_before_abort()
     sys.stdout.flush()
+    code = code if 0 < code < 256 else 1
     me = world.get_world()
     record = error_records.ErrorRecord(
-        me.rank, me.size, me.host, exception, text, ops.read_waiting().number, follows, is_loss
+        me.rank, me.size, me.host, exception, text, ops.read_waiting().number, follows, is_loss, code
     )
     try:
         with real_files.use_real_files():
@@ -71,7 +72,7 @@ def abort_with_error(text: str, exception: str, code: int, follows: bool = False
 
 
 def abort_all_ranks(code: int) -> None:
-    """End all ranks now."""
+    """End all ranks now, with the exit code `code`, or 1 in place of 0."""
     global _aborting
     _aborting = True
     run_before_abort()
@@ -80,16 +81,28 @@ def abort_all_ranks(code: int) -> None:
             stream.flush()
         except (OSError, ValueError):
             continue  # a closed stream has nothing left to say
-    from mpi4py import MPI
-
-    MPI.COMM_WORLD.Abort(code if 0 < code < 256 else 1)
+    mpi_abort.abort_job(code if 0 < code < 256 else 1)
 
 
 def remember_exit_code(code: Any) -> None:
     """Called with the argument of `sys.exit`, so that a rank that must abort others ends them with its own code."""
     global _exit_code, _exit_text
-    _exit_code = code if isinstance(code, int) else int(code is not None)
-    _exit_text = "" if code is None or isinstance(code, int) else str(code)
+    _exit_code = compute_exit_code(code)
+    _exit_text = "" if code is None or isinstance(code, int) else _describe_object(code)
+
+
+def _describe_object(code: object) -> str:
+    try:
+        return str(code)
+    except Exception as error:  # of which Python says nothing
+        return f"an object of {type(code)}, whose text cannot be had: {type(error).__name__}"
+
+
+def compute_exit_code(code: Any) -> int:
+    """The exit code, 0 to 255, with which Python ends for the argument of `sys.exit`."""
+    if not isinstance(code, int):
+        return int(code is not None)
+    return code & 0xFF if -(2**63) <= code < 2**63 else 0xFF
 
 
 def get_exit_code() -> int:
@@ -137,7 +150,7 @@ def end_rank() -> None:
         abort_with_error(f"matex_tf: {error}\n", f"MismatchError: {error}", _exit_code or 1, follows=True)
     for work in at_end:
         work()
-    objects.barrier("what is done after the script")
+    _tell_exits(objects.allgather((_exit_code, _exit_text), "what is done after the script"))
     me = world.get_world()
     with mpi_timeout.limit_time(me.rank, me.size, "has waited for MPI to end, after all have come to the script's end"):
         exit_marks.mark_ended()
@@ -145,3 +158,11 @@ def end_rank() -> None:
             work()
         if not me.has_lost:  # else MPI may wait for those that were lost
             MPI.Finalize.plain()  # type: ignore[attr-defined]
+
+
+def _tell_exits(exits: list[tuple[int, str]]) -> None:
+    """Say what ranks have said to `sys.exit`, by rank; what rank 0 has said, Python shows as that of all."""
+    me = world.get_world()
+    code, text = exits[me.rank]
+    if text and exits.index((code, text)) == me.rank > 0:
+        terminal.write_text(f"matex_tf: {me.place} has ended its script, with exit code {code}: {text}\n")

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from matex_tf import settings
-from matex_tf.world import mpi_timeout, mpirun_options, phantom_rank, task_environment
+from matex_tf.world import mpi_abort, mpi_timeout, mpirun_options, phantom_rank, task_environment
 
 
 @dataclass
@@ -151,10 +151,10 @@ def abort_unjoined(task: task_environment.Task) -> None:
     what = "has waited for the others to start MPI, to end them for its error"
     with mpi_timeout.limit_time(task.rank, task.size, what, _UNREACHABLE, settings.Settings({})):
         try:
-            from mpi4py import MPI
+            from mpi4py import MPI  # noqa: F401
         except (ImportError, RuntimeError):
             return
-    MPI.COMM_WORLD.Abort(1)
+    mpi_abort.abort_job(1)
 
 
 def _join_task(task: task_environment.Task) -> World:

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import click
@@ -44,7 +44,14 @@ FAILED = error_records.ErrorRecord(1, 2, "a", "ValueError: no", "rank 1 failed\n
         (0, ["begun", "failed"], [], restarts.LOST),
         (1, ["begun"], [], restarts.LOST),
         (70, ["begun"], [], restarts.LOST),
-        (75, ["begun"], [], restarts.ASKED),
+        (75, ["begun"], [], restarts.LOST),  # of whoever ends so nobody has asked that
+        (75, ["begun", "ended"], [], restarts.OWN),  # the script's own exit code
+        (75, ["begun", "failed"], [], restarts.OWN),
+        (75, ["begun", "ask-again"], [], restarts.ASKED),
+        (130, ["begun", "failed"], [], restarts.LOST),
+        (130, ["begun", "failed", "with 130"], [], restarts.OWN),  # the error's own: KeyboardInterrupt
+        (200, ["begun", "failed", "with 200"], [], restarts.OWN),  # sys.exit(200)
+        (255, ["begun"], [], restarts.LOST),  # so ends ssh where its host is gone
         (1, ["begun", "ask-again"], [], restarts.ASKED),
         (0, ["begun", "ended", "ask-again"], [], restarts.ASKED),  # Slurm preempts: ranks and daemons are asked alike
         (0, ["begun", "left", "change"], [], restarts.CHANGED),
@@ -62,8 +69,9 @@ FAILED = error_records.ErrorRecord(1, 2, "a", "ValueError: no", "rank 1 failed\n
 )
 def test_what_is_lost(tmp_path, code, words, heard, expected):
     for word in words:
-        if word == "failed":
-            error_records.write_record(FAILED, tmp_path)
+        if word == "failed" or word.startswith("with "):
+            record = replace(FAILED, code=int(word.partition(" ")[2] or 1))
+            error_records.write_record(record, tmp_path)
         else:
             (tmp_path / word).touch()
     assert restarts.judge_end(code, tmp_path, set(heard)) == expected
