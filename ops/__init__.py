@@ -33,7 +33,6 @@ from .library import (
     rendezvous,
     restart_engine,
 )
-from .signal_senders import came_from_others, watch_sender
 
 __all__ = [
     "DTYPES",
@@ -49,7 +48,6 @@ __all__ = [
     "announce_turns",
     "barrier",
     "broadcast",
-    "came_from_others",
     "can_take_addresses",
     "count_completed",
     "count_global_rows",
@@ -65,5 +63,4 @@ __all__ = [
     "reduce_gradients",
     "rendezvous",
     "restart_engine",
-    "watch_sender",
 ]

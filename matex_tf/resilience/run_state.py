@@ -7,6 +7,7 @@ is put back. Rank 0 keeps it, of which all ranks have copies; nothing in it depe
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import threading
 import time
@@ -17,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from matex_tf import settings
-from matex_tf.resilience import async_writer, elastic, random_state, requests, script_file, serialization, state_files
+from matex_tf.resilience import async_writer, elastic, random_state, script_file, serialization, state_files
 from matex_tf.runtime import exit_marks, notes, objects, real_files, shutdown, watchdog
 from matex_tf.runtime.exit_marks import EXIT_REQUEUE
 from matex_tf.world import membership, terminal, world
@@ -85,7 +86,7 @@ class Run:
         with real_files.use_real_files():
             self.folder = self._open_folder()
             self._resume_newest()
-        requests.hear_requests(self._handle_request, self._finish_writing)
+        shutdown.hear_requests(self._handle_request, self._finish_writing)
         shutdown.at_end.append(self._end_run)
         elastic.after_loss.append(self._handle_loss)
 
@@ -288,7 +289,8 @@ class Run:
 
     def _end_run(self) -> None:
         """All ranks have ended their script: well, and nothing is kept any more, or not."""
-        requests.ignore_requests()
+        for number in shutdown.REQUESTS:  # Python ends with the system's handlers, which would end a rank that is done
+            signal.signal(number, signal.SIG_IGN)
         if self.writer is None:
             return
         with watchdog.excuse_wait(f"saving the state of the run to {self.path}", watchdog.SAVING):

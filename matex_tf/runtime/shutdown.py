@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import ctypes
+import os
+import signal
 import sys
 from collections.abc import Callable
 from typing import Any
 
-from matex_tf import ops
+from matex_tf import ops, settings
 from matex_tf.ops import cache
 from matex_tf.runtime import exit_marks, objects, real_files
-from matex_tf.world import error_records, membership, mpi_abort, mpi_timeout, terminal, world
+from matex_tf.world import error_records, membership, mpi_timeout, task_environment, terminal, world
 
+REQUESTS = (signal.SIGTERM, signal.SIGUSR1)
+"""The signals by which a run is asked to end, to go on later."""
 _KIND = 7  # see `ops.rendezvous`
 
 
@@ -81,7 +86,36 @@ def abort_all_ranks(code: int) -> None:
             stream.flush()
         except (OSError, ValueError):
             continue  # a closed stream has nothing left to say
-    mpi_abort.abort_job(code if 0 < code < 256 else 1)
+    _abort_job(code if 0 < code < 256 else 1)
+
+
+def abort_unjoined(task: task_environment.Task) -> None:
+    """End all ranks, with code 1, for a wrong setting of this one, which has not joined them.
+
+    Where MPI cannot be loaded it returns. MPI is started first, with the limits of the defaults: Open MPI's mpirun may
+    crash, or never end, if a rank ends while another one connects to it.
+    """
+    what = "has waited for the others to start MPI, to end them for its error"
+    with mpi_timeout.limit_time(task.rank, task.size, what, world.UNREACHABLE, settings.Settings({})):
+        try:
+            from mpi4py import MPI  # noqa: F401
+        except (ImportError, RuntimeError):
+            return
+    _abort_job(1)
+
+
+def _abort_job(code: int) -> None:
+    """Have MPI end all ranks, by Open MPI's own function beneath `MPI_Abort`, whose words come with a NUL byte.
+
+    They only say that a rank has aborted, as those of mpirun do, too.
+    """
+    from mpi4py import MPI
+
+    library = ctypes.CDLL(MPI.__file__)  # its symbols are also those of the MPI that it is linked to
+    if MPI.get_vendor()[0] == "Open MPI" and MPI.get_vendor()[1] < (6,) and hasattr(library, "ompi_mpi_abort"):
+        communicator = ctypes.c_char.in_dll(library, "ompi_mpi_comm_world")
+        library.ompi_mpi_abort(ctypes.byref(communicator), ctypes.c_int(code))
+    MPI.COMM_WORLD.Abort(code)
 
 
 def remember_exit_code(code: Any) -> None:
@@ -108,6 +142,30 @@ def compute_exit_code(code: Any) -> int:
 def get_exit_code() -> int:
     """What the script has given to `sys.exit`, as a number; 0 if it has not."""
     return _exit_code
+
+
+def hear_requests(handle: Callable[[str], None], finish: Callable[[], None]) -> None:
+    """From now on call `handle` with the name of the signal by which this rank, or `matex run`, is asked to end.
+
+    mpirun sends SIGTERM to the ranks that are left when one is lost. `matex run` never has it do so: what it is asked
+    itself it passes on as SIGUSR1. So SIGTERM of mpirun is no request, but the end: `finish` is called before it.
+    """
+    c, launchers = ops.get_library().c, list(task_environment.get_launchers())
+
+    def hear(number: int, frame: Any) -> None:
+        is_launchers = not c.matex_came_from_others(number)
+        if is_launchers and number == signal.SIGTERM:
+            finish()
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+        else:
+            asked = exit_marks.read_request() if is_launchers else None
+            handle(asked or signal.Signals(number).name)
+
+    for number in REQUESTS:
+        signal.signal(number, hear)
+        if c.matex_watch_sender(number, (ctypes.c_int * len(launchers))(*launchers), len(launchers)):
+            raise world.RankError(f"the senders of signal {number} cannot be told apart")
 
 
 def await_cause() -> None:
