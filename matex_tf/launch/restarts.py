@@ -258,5 +258,9 @@ def _list_losses(lost: Sequence[str]) -> str:
 
 
 def _remove_state(state: str) -> None:
-    if Path(state).is_dir():
-        state_files.Folder(state).close_folder(remove=True)
+    if not Path(state).is_dir():
+        return
+    folder = state_files.Folder(state)
+    if (lock := folder.hold_lock()) is not None:  # else it is another run's by now
+        folder.close_folder(remove=True)
+        os.close(lock)

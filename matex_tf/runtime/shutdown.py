@@ -203,6 +203,9 @@ def end_rank() -> None:
     try:
         membership.attempt_collectives(ended, lambda: ops.rendezvous(_KIND, 0, ended))
     except ops.MismatchError as error:
+        if _exit_code and membership.LEFT_WITH in str(error):
+            text = f"{_describe_exit()}, while others go on. All ranks end where one does."
+            abort_with_error(f"matex_tf: {text}\n", f"SystemExit: {_exit_text or _exit_code}", _exit_code)
         # Those that are still at work raise this error where they are, and show the line of the script.
         _await_others_at_end(error)
         abort_with_error(f"matex_tf: {error}\n", f"MismatchError: {error}", _exit_code or 1, follows=True)
@@ -218,9 +221,14 @@ def end_rank() -> None:
             MPI.Finalize.plain()  # type: ignore[attr-defined]
 
 
+def _describe_exit() -> str:
+    me = world.get_world()
+    said = f" by sys.exit({_exit_text!r})" if _exit_text else ""
+    return f"rank {me.rank} of {me.size} on {me.host} has ended its script{said}, with exit code {_exit_code}"
+
+
 def _tell_exits(exits: list[tuple[int, str]]) -> None:
     """Say what ranks have said to `sys.exit`, by rank; what rank 0 has said, Python shows as that of all."""
-    me = world.get_world()
-    code, text = exits[me.rank]
-    if text and exits.index((code, text)) == me.rank > 0:
-        terminal.write_text(f"matex_tf: {me.place} has ended its script, with exit code {code}: {text}\n")
+    rank = world.get_world().rank
+    if _exit_text and exits.index(exits[rank]) == rank > 0:
+        terminal.write_text(f"matex_tf: {_describe_exit()}\n")
