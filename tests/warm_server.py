@@ -174,7 +174,8 @@ def run_program() -> int:
             runpy.run_path(sys.argv[0], run_name="__main__")
     except SystemExit as end:
         if isinstance(end.code, int | None):
-            return end.code or 0
+            code = end.code or 0
+            return code if -(2**63) <= code < 2**63 else -1  # as Python has it
         print(end.code, file=sys.stderr)
         return 1
     return 0

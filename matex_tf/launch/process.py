@@ -47,10 +47,11 @@ def hear_children() -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 
 
-def run_to_end(command: Sequence[str], folder: str) -> int:
+def run_to_end(command: Sequence[str], folder: str, describe_gone: Callable[[], str] = lambda: "") -> int:
     """mpirun's exit code; `EXIT_UNPROVED` in place of a 0 for which there is no proof in `folder`.
 
-    That of a run that was ended by a signal is 128 and its number; mpirun's own would be 1.
+    That of a run that was ended by a signal is 128 and its number; mpirun's own would be 1. `describe_gone` is asked
+    for lost hosts where the ranks give no other reason.
     """
     heard: set[int] = set()
     code = wait_for_ranks(command, folder, heard)
@@ -60,6 +61,9 @@ def run_to_end(command: Sequence[str], folder: str) -> int:
         return 0
     if ended := heard & _ENDING:
         return compute_signal_exit_code(ended)
+    cause = error_records.find_cause(folder)
+    if (cause is None or cause.is_loss) and (gone := describe_gone()):
+        print(f"matex: {gone} (exit code {code or EXIT_UNPROVED})", file=sys.stderr)
     if code != 0:
         return code
     print(

@@ -178,7 +178,8 @@ def _run_attempts(
         after = f"{lost[-1]} after {time.monotonic() - began:.0f} s"
         if len(lost) > restarts:
             up = f"; given up after {_count_restarts(restarts)}: {_list_losses(lost)}" if restarts else ""
-            say(f"{after}{up}. The same command goes on from {state}")
+            gone = places.describe_gone()
+            say(f"{after}{f' ({gone})' if gone else ''}{up}. The same command goes on from {state}")
             return end, code, heard
         wait = compute_pause(len(lost))
         say(f"{after}; restart {len(lost)} of {restarts} in {wait:.0f} s")
