@@ -40,14 +40,14 @@ def attach_hooks() -> None:
         if hasattr(builtins, name):
             setattr(builtins, name, _exit)
     os._exit = _exit_at_once  # type: ignore[assignment]
-    shutdown.before_finalize.append(_detach_hooks)
+    shutdown.before_finalize.append(_remove_hooks)
 
 
-def _detach_hooks() -> None:
+def _remove_hooks() -> None:
     """All ranks have ended: what Python meets while it takes its modules apart is no error of the run."""
     if sys.excepthook is _report_error:
         sys.excepthook = sys.__excepthook__
-    sys.exit = _plain_exit  # type: ignore[assignment]
+    sys.exit = _plain_exit
     os._exit = _plain_exit_at_once
 
 

@@ -32,9 +32,13 @@ def announce_ranks() -> None:
             f"no rank sees {folder}, in which `matex run` looks for the proof that all ranks have ended well. Set "
             "MATEX_CACHE_DIR to a folder on a file system that all hosts share, or start the script with mpirun itself."
         )
+    if not folder:
+        return
+    from mpi4py import MPI
+
     write_mark(_BEGUN)
     me = world.get_world()
-    write_mark(*rank_ends.note_rank(me.rank, me.size, me.local_size, me.host))
+    write_mark(*rank_ends.note_rank(me.rank, me.size, me.local_size, me.host, MPI.get_vendor()[0]))
 
 
 def mark_ended() -> None:

@@ -30,11 +30,13 @@ class RankNote:
     host: str
     process: int
     namespace: str
+    mpi: str = ""
+    """Who has made its MPI, as mpi4py names that."""
 
 
-def note_rank(rank: int, size: int, local_size: int, host: str) -> tuple[str, str]:
+def note_rank(rank: int, size: int, local_size: int, host: str, mpi: str = "") -> tuple[str, str]:
     """The name and the text of the note of this process, which is that rank."""
-    note = RankNote(rank, size, local_size, host, os.getpid(), name_namespace())
+    note = RankNote(rank, size, local_size, host, os.getpid(), name_namespace(), mpi)
     return f"{_NAME}{rank}", json.dumps(asdict(note))
 
 
@@ -102,6 +104,7 @@ def find_signal(code: int) -> str:
 
 def describe_end(first: RankNote, code: int) -> str:
     """Who ended first, and how by mpirun's exit code: a shell's for a signal, or with MPICH the signal itself."""
-    name = find_signal(code) or (find_signal(code + 128) if code in _SIGNALS else "")
+    is_number = code in _SIGNALS and first.mpi != "Open MPI"
+    name = find_signal(code + 128 if is_number else code)
     how = f": {name}" if name else ""
     return f"rank {first.rank} of {first.size} on {first.host} ended first, without a word (exit code {code}{how})"

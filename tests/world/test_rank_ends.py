@@ -5,7 +5,7 @@ import multiprocessing
 import os
 import signal
 import subprocess
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import pytest
 
@@ -108,5 +108,8 @@ def test_each_exit_code_is_told_and_those_of_signals_by_name():
         assert said.startswith("rank 1 of 2 on node7 ended first") and f"(exit code {code}" in said
         assert name in said and name in why and f"exit code {code}" in why
         assert ("was killed" in why) == bool(name)
+    for mpi in ("Open MPI", "MPICH"):  # of which one gives a signal's number itself, the other a shell's code for it
+        said = rank_ends.describe_end(replace(first, mpi=mpi), int(signal.SIGBUS))
+        assert ("SIGBUS" in said) == (mpi == "MPICH")
     told = {137: "SIGKILL", 143: "SIGTERM", 160: "", 162: "SIGRTMIN", 165: "SIGRTMIN+3", 192: "SIGRTMAX", 255: ""}
     assert {code: rank_ends.find_signal(code) for code in told} == told
