@@ -343,3 +343,39 @@ def test_the_file_of_a_script_is_found_however_it_is_started(tmp_path, monkeypat
         assert os.path.samefile(script_file.find_script([*start, *words]), tmp_path / file)
     assert script_file.find_script([*start, "-m", "nothing"]) is None
     assert script_file.find_script(["train.py"]) == getattr(sys.modules["__main__"], "__file__", None)
+
+
+def test_the_signal_by_which_a_run_is_asked_to_end_is_told_by_its_name(tmp_path):
+    """mpirun passes on SIGUSR1 in place of SIGTERM; ranks find there which it was."""
+    mpirun = "trap 'kill $!; exit 0' USR1; sleep 20 & kill -TERM $PPID; wait $!"
+    program = (
+        "import signal, sys; from matex_tf.launch import process; from matex_tf.runtime import exit_marks\n"
+        "heard, before = set(), exit_marks.read_request()\n"
+        "instead = {signal.SIGTERM: signal.SIGUSR1}\n"
+        "process.wait_for_ranks(['sh', '-c', sys.argv[1]], sys.argv[2], heard, instead)\n"
+        "print(before, *heard, exit_marks.read_request())\n"
+    )
+    command = [sys.executable, "-c", program, mpirun, str(tmp_path)]
+    found = launching.execute(command, launching.environment({"MATEX_PROOF": str(tmp_path)}), 60).check()
+    assert found.stdout.split() == ["None", str(int(signal.SIGTERM)), "SIGTERM"]
+
+
+def test_hosts_that_do_not_answer_are_named_at_the_end(tmp_path, capfd):
+    gone = "no answer from b: down, or cut off"
+    for code in (0, 255):
+        folder = tmp_path / str(code)
+        folder.mkdir()
+        ended = process.run_to_end(["sh", "-c", f"exit {code}"], str(folder), lambda: gone)
+        assert ended == (code or process.EXIT_UNPROVED)
+        assert f"{gone} (exit code {ended})" in capfd.readouterr().err
+
+
+def test_what_mpirun_says_has_no_nul_byte_and_who_keeps_its_output_is_not_waited_for(tmp_path):
+    program = (
+        "import os, subprocess, sys; from matex_tf.launch import output_file\n"
+        "with output_file.Outlet():\n"
+        "    os.write(2, b'one\\0two\\n' * 9999); os.write(1, b'a\\0b'); subprocess.Popen(['sleep', '60'])\n"
+    )
+    with open(tmp_path / "out", "wb") as out, open(tmp_path / "err", "wb") as err:
+        subprocess.run([sys.executable, "-c", program], stdout=out, stderr=err, timeout=50, check=True)
+    assert (tmp_path / "err").read_bytes() == b"onetwo\n" * 9999 and (tmp_path / "out").read_bytes() == b"a\0b"

@@ -143,7 +143,33 @@ for turn in range(30):
 def test_the_reason_reaches_the_terminal_however_one_rank_ends(how, code, said):
     """Also that of an overlapped update, for which the other ranks fail sooner than the rank itself can say it."""
     result = failed(2, ENDS, how, code=code, env={"MATEX_OVERLAP": "on"}, cold=how == "text")
-    assert said in result.stderr and "rank 1" in result.stderr, result.stderr
+    assert said in result.stderr and "rank 1" in result.stderr and "\0" not in result.output, result.stderr
+    assert (how != "text") or len(result.stderr.splitlines()) < 12, "what follows from an exit is told beside it"
+
+
+OF_AN_OP = """
+import keras, numpy as np, tensorflow as tf
+
+class Mine(keras.layers.Layer):
+    def call(self, x):
+        return tf.debugging.check_numerics(x, "not a number of mine")
+
+model = keras.Sequential([keras.Input((2,)), Mine(), keras.layers.Dense(1)])
+model.compile("sgd", "mse")
+model.fit(np.full((8, 2), np.nan), np.ones((8, 1)), verbose=0)
+"""
+
+
+@pytest.mark.parametrize("frames", ["script", pytest.param("full", marks=pytest.mark.more)])
+def test_of_where_an_op_was_made_the_lines_of_the_script_are_shown(frames):
+    """TensorFlow tells a hundred lines of libraries before the one that counts."""
+    result = failed(2, OF_AN_OP, env={"MATEX_TRACEBACK": frames})
+    block = result.stderr.partition("Detected at node")[2].partition("not a number of mine")[0]
+    files = [os.path.basename(path) for path in re.findall('^  File "(.*)", line', block, re.MULTILINE)]
+    files = [name for name in files if name != "warm_server.py"]  # which starts the script here
+    assert files[-1] == "script.py" or frames == "full", result.stderr
+    assert set(files) >= {"script.py"} and (set(files) == {"script.py"}) == (frames == "script"), files
+    assert "not a number of mine" in result.stderr.rstrip().splitlines()[-2]
 
 
 EXITS = """
