@@ -62,7 +62,8 @@ def run_to_end(command: Sequence[str], folder: str, describe_gone: Callable[[], 
     if ended := heard & _ENDING:
         return compute_signal_exit_code(ended)
     cause = error_records.find_cause(folder)
-    if (cause is None or cause.is_loss) and (gone := describe_gone()):
+    is_explained = (cause and not cause.follows) or exit_marks.has_word(folder) or rank_ends.find_signal(code)
+    if not is_explained and (gone := describe_gone()):
         print(f"matex: {gone} (exit code {code or EXIT_UNPROVED})", file=sys.stderr)
     if code != 0:
         return code

@@ -367,7 +367,10 @@ def test_hosts_that_do_not_answer_are_named_at_the_end(tmp_path, capfd):
         folder.mkdir()
         ended = process.run_to_end(["sh", "-c", f"exit {code}"], str(folder), lambda: gone)
         assert ended == (code or process.EXIT_UNPROVED)
-        assert f"{gone} (exit code {ended})" in capfd.readouterr().err
+        (folder / "ended").touch()  # with an exit code of the script's own
+        assert process.run_to_end(["sh", "-c", "exit 3"], str(folder), lambda: "never asked") == 3
+        said = capfd.readouterr().err
+        assert f"{gone} (exit code {ended})" in said and "never asked" not in said
 
 
 def test_what_mpirun_says_has_no_nul_byte_and_who_keeps_its_output_is_not_waited_for(tmp_path):
