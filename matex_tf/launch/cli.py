@@ -257,10 +257,11 @@ def make_command_line(run: Run) -> list[str]:
 
 def _start_ranks(asked: Run, tell: Callable[[str], None]) -> int:
     shared = run_options.choose_shared(asked, os.environ)
+    places = Places(Attempt(asked.ranks, asked.options), find_mpirun(), follows=asked.adapt == "ranks")
     if asked.restarts or "MATEX_STATE" in os.environ:
         asked = run_options.settle_strategy(asked, os.environ)
         return restarts.run_with_restarts(
-            Places(Attempt(asked.ranks, asked.options), find_mpirun(), follows=asked.adapt == "ranks"),
+            places,
             asked.restarts,
             lambda one: make_command_line(run_options.change_ranks(asked, one.ranks, one.options, one.strategy)),
             shared,
@@ -269,7 +270,7 @@ def _start_ranks(asked: Run, tell: Callable[[str], None]) -> int:
             may_choose=not asked.strategy,
         )
     with process.make_proof_folder(shared) as folder:
-        return process.run_to_end(make_command_line(asked), folder)
+        return process.run_to_end(make_command_line(asked), folder, places.describe_gone)
 
 
 def main(words: Sequence[str] | None = None) -> int:

@@ -18,6 +18,9 @@ from matex_tf import settings
 from matex_tf.runtime import script_frames, shutdown
 from matex_tf.world import membership, terminal, world
 
+_FRAME = re.compile(r'  File "(.*)", line \d+, in .*\n(?:    .*\n|\n)*')
+# TensorFlow gives where an op was made within the text of its error only.
+_OP_FRAMES = re.compile(rf"(Detected at node .* defined at \(most recent call last\):\n)((?:{_FRAME.pattern})+)")
 _lines = 1  # the descriptor of standard output, as the launcher gave it
 
 
@@ -37,6 +40,15 @@ def attach_hooks() -> None:
         if hasattr(builtins, name):
             setattr(builtins, name, _exit)
     os._exit = _exit_at_once  # type: ignore[assignment]
+    shutdown.before_finalize.append(_remove_hooks)
+
+
+def _remove_hooks() -> None:
+    """All ranks have ended: what Python meets while it takes its modules apart is no error of the run."""
+    if sys.excepthook is _report_error:
+        sys.excepthook = sys.__excepthook__
+    sys.exit = _plain_exit
+    os._exit = _plain_exit_at_once
 
 
 def take_over_output(became_first: bool) -> None:
@@ -90,7 +102,8 @@ _plain_exit: Callable[..., Any] = sys.exit
 
 
 def _exit(code: object = None) -> None:
-    shutdown.remember_exit_code(code)
+    if threading.current_thread() is threading.main_thread():  # of another thread it ends only that
+        shutdown.remember_exit_code(code)
     _plain_exit(code)
 
 
@@ -126,7 +139,15 @@ def describe_error(error: BaseException, trace: TracebackType | None) -> str:
             if short is not shown.__traceback__:
                 shown.__traceback__, hint = short, " (MATEX_TRACEBACK=full shows the frames of matex_tf, too)"
     text = "".join(traceback.format_exception(error))
+    if settings.get_settings().traceback == "script":
+        text = _OP_FRAMES.sub(_drop_library_frames, text)
     return f"matex_tf: rank {me.rank} of {me.size} on {me.host} failed{_format_script_line(error)}{hint}:\n{text}"
+
+
+def _drop_library_frames(found: re.Match[str]) -> str:
+    """Of where an op of a graph was made the lines of the script, as a traceback has them."""
+    frames = (frame for frame in _FRAME.finditer(found[2]) if not script_frames.is_library(frame[1]))
+    return found[1] + "".join(frame[0].rstrip("\n") + "\n" for frame in frames if not frame[1].startswith("<"))
 
 
 def _format_error(error: BaseException) -> str:
@@ -167,7 +188,7 @@ def _report_error(kind: type[BaseException], error: BaseException, trace: Traceb
         sys.__excepthook__(kind, error, trace)
         return
     code = 130 if issubclass(kind, KeyboardInterrupt) else _parse_exit_code(str(error))
-    follows = membership.TOLD_ELSEWHERE in str(error)
+    follows = any(sign in str(error) for sign in (membership.TOLD_ELSEWHERE, membership.LEFT_WITH))
     if follows:
         shutdown.await_cause()
     follows = follows or membership.is_loss_of_another(error)

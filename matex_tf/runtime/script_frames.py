@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import os
+import sys
 import traceback
 from collections.abc import Callable
 from types import FrameType
@@ -63,9 +64,16 @@ def is_library(path: str) -> bool:
     return path.startswith("<frozen") or any(
         (
             *(part in path for part in ("site-packages", "dist-packages", f"lib{os.sep}python")),
-            os.path.dirname(os.path.abspath(path)).startswith(os.path.dirname(os.path.dirname(__file__))),
+            os.path.abspath(path).startswith(_list_own_folders()),
         )
     )
+
+
+def _list_own_folders() -> tuple[str, ...]:
+    """Those of the package; of a checkout some of its parts lie beside it."""
+    modules = (sys.modules.get(name) for name in ("matex_tf", "matex_tf.ops", "matex_tf.readers"))
+    folders = {os.path.abspath(folder) for module in modules if module is not None for folder in module.__path__}
+    return tuple(folder + os.sep for folder in folders)
 
 
 def describe_place(stack: list[traceback.FrameSummary]) -> str:

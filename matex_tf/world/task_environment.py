@@ -9,6 +9,7 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 # Slurm numbers the steps that are no launched tasks (batch script, interactive shell, extern) from here up.
 _SLURM_FIRST_SPECIAL_STEP = 4294967290
@@ -41,6 +42,8 @@ _PREFIXES = (
     "HYDRA_",
     "MPI_LOCAL",
 )
+_JOB = "PMIX_NAMESPACE"  # another one in each job of Open MPI, and told to all processes of it
+_launchers: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -76,7 +79,7 @@ def find_task(environment: Mapping[str, str]) -> Task | None:
 
 def make_job_name(environment: Mapping[str, str]) -> str:
     """A name that the ranks of a run have in common, on one host at least, and other runs of now have not."""
-    name = environment.get("PMIX_NAMESPACE") or f"{os.getppid()}"
+    name = environment.get(_JOB) or f"{os.getppid()}"
     return re.sub(r"\W", "-", name)
 
 
@@ -110,3 +113,40 @@ def remove_job_variables(environment: Mapping[str, str]) -> dict[str, str]:
     """`environment` less what a launcher and Slurm told this task, so that a child is a world of its own."""
     mine = remove_task_variables(environment)
     return {name: value for name, value in mine.items() if not name.startswith("SLURM_") or name in _OF_SITE}
+
+
+def note_launchers(environment: Mapping[str, str]) -> None:
+    """Find the launcher of this rank, whose `environment` this is, where `matex run` has started that."""
+    global _launchers
+    if environment.get("MATEX_PROOF"):
+        _launchers = find_launchers(os.getppid(), environment.get(_JOB, ""))
+
+
+def get_launchers() -> frozenset[int]:
+    """The daemon of mpirun above this rank, and what is between, such as a shell. None without `matex run`."""
+    return _launchers
+
+
+def find_launchers(process: int, job: str) -> frozenset[int]:
+    """`process` and those above it, up to the first that is not of the `job`."""
+    found: set[int] = set()
+    while process > 1:
+        found.add(process)
+        if not job or f"{_JOB}={job}" not in _read_environment(process):
+            break
+        process = _read_parent(process)
+    return frozenset(found)
+
+
+def _read_environment(process: int) -> list[str]:
+    try:
+        return os.fsdecode(Path(f"/proc/{process}/environ").read_bytes()).split("\0")
+    except OSError:  # it is another user's, or has ended
+        return []
+
+
+def _read_parent(process: int) -> int:
+    try:
+        return int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1])
+    except OSError:
+        return 0
