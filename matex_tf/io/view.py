@@ -155,7 +155,8 @@ class View(Layers):
         self.is_left = True
         self._limit.stop_watching()
         self.return_to_disk()
-        os.rename(self.root, f"{self.root}-left")
+        if os.path.isdir(self.root):
+            os.rename(self.root, f"{self.root}-left")
         os.symlink(os.sep, self.root)
 
     def ensure_folder(self, key: str) -> str:

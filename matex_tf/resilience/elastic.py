@@ -6,6 +6,7 @@ lost; `matex run` then starts it again from its kept state.
 
 from __future__ import annotations
 
+import inspect
 import threading
 import weakref
 from collections.abc import Callable
@@ -13,7 +14,7 @@ from typing import Any
 
 from matex_tf import ops, settings
 from matex_tf.io import overlay
-from matex_tf.runtime import excepthook, exit_marks, shutdown, watchdog
+from matex_tf.runtime import excepthook, exit_marks, script_frames, shutdown, watchdog
 from matex_tf.servers.pieces import piece_copies
 from matex_tf.sharding import step_weight
 from matex_tf.world import membership, terminal, world
@@ -177,9 +178,11 @@ def _shrink_world(what: str, failed: Exception | None) -> None:
         for work in after_loss:
             work(became_first)
     except OSError as error:
-        raise membership.make_loss_error(f"its files could not be taken over: {error}") from error
+        raise membership.make_loss_error(
+            f"the files of rank 0, which was lost, cannot be taken over: {error}"
+        ) from error
     if became_first:
-        terminal.speak()
+        terminal.print_text()
     gone = {rank: host for rank, host in enumerate(hosts) if rank not in left and rank not in said}
     said.clear()
     if gone and me.rank == 0:
@@ -192,10 +195,17 @@ def _find_obstacle() -> str:
     All ranks had agreed on what they did last, and none has come past what they try now. So this rank has done all
     that rank 0 has, where the script does the same on all ranks.
     """
+    if settings.get_settings().output == "all":
+        return ""  # each rank prints and writes for itself
     if world.script_knows_ranks:
         return "the script asks for its rank: no other rank may have what rank 0 was to print and to write"
     if shutdown.have_all_ended():
-        return "all ranks were at the end of the script, where rank 0 has its own things to write"
+        return "all ranks were past the end of the script, where rank 0 writes what no other rank has"
+    for thread in threading.enumerate():
+        function = getattr(thread, "_target", None) or type(thread).run
+        code = getattr(inspect.unwrap(function), "__code__", None)
+        if code is not None and not script_frames.is_library(code.co_filename):
+            return f"thread {thread.name} of the script may have printed or written what rank 0 had not"
     return overlay.find_private_use()
 
 

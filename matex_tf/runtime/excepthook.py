@@ -62,7 +62,7 @@ def _redirect_output(rank: int) -> None:
             log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
         except OSError as error:
             raise world.RankError(f"MATEX_LOG_DIR={folder!r}: expected a folder to write to: {error}") from None
-    terminal.silence_rank(log, holds=settings.get_settings().elastic)
+    terminal.redirect_output(log, keeps=settings.get_settings().elastic)
     if log is not None:
         os.close(log)
 

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 
 _MINUTE, _DAY = 60.0, 86400.0
-_NOTE = "folder-"
+_NOTE, _PATIENCE = "folder-", 5.0  # seconds
 
 
 def hold_folder(path: str) -> int | None:
@@ -63,12 +63,19 @@ def note_folder(path: str, folder: str) -> None:
 
 
 def remove_noted(folder: str | os.PathLike[str]) -> None:
-    """Remove the folders of this host that are noted in `folder` and that nobody holds any more."""
+    """Remove the folders of this host that are noted in `folder`, once those that hold them have ended.
+
+    Whoever has them killed may come here before they are gone. Those of who lives on stay.
+    """
+    until = time.monotonic() + _PATIENCE
     for note in glob.glob(os.path.join(glob.escape(os.fspath(folder)), f"{_NOTE}*")):
         with open(note) as file:
             host, _, path = file.read().partition("\n")
-        if host == socket.gethostname():
+        while host == socket.gethostname() and os.path.isdir(path):
             sweep_folders(os.path.basename(path), os.path.dirname(path), least=0)
+            if time.monotonic() > until:
+                break
+            time.sleep(0.02)
 
 
 def _try_lock(path: str, flags: int = os.O_RDONLY | os.O_NOFOLLOW, waits: bool = False) -> tuple[int, bool, bool]:

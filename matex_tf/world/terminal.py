@@ -1,8 +1,6 @@
-"""What the launcher's user reads: standard output and error as the launcher gave them, and the text of silent ranks.
+"""What the launcher's user reads: standard output and errors as the launcher gave them, and the text of silent ranks.
 
-A silent rank prints to files. With MATEX_ELASTIC its text is held there until all ranks have agreed on what they did.
-Each hands on what it printed before it agrees, so that of the first rank all is out up to the last agreement. What was
-printed since then is printed by the rank that is the first after a loss.
+With MATEX_ELASTIC a silent rank keeps its text since the last agreement of all ranks (`redirect_output`).
 """
 
 from __future__ import annotations
@@ -22,7 +20,7 @@ _output = _OUTPUT  # as the launcher gave it
 
 
 @dataclass
-class _Held:
+class _Text:
     """The text of a descriptor: what stands in `file` from `begin` on; a log keeps what was printed."""
 
     file: int
@@ -30,7 +28,7 @@ class _Held:
     is_log: bool
 
 
-_held: dict[int, _Held] = {}
+_texts: dict[int, _Text] = {}
 
 
 def keep_streams() -> TextIO:
@@ -53,8 +51,11 @@ def get_descriptor() -> int:
     return _ERRORS if _kept is None else _kept.fileno()
 
 
-def silence_rank(log: int | None, holds: bool) -> None:
-    """Print from here on to the file `log`, or to nowhere; with `holds` the text is held.
+def redirect_output(log: int | None, keeps: bool) -> None:
+    """Print from here on to the file `log`, or to nowhere; `keeps`: the text is kept until all ranks have agreed.
+
+    Each rank hands on what it has printed before it agrees to have done something. So all that the first printed up to
+    the last agreement is out, and who takes its place prints what came since.
 
     At the descriptors, so that C++ code and children are silent, too.
     """
@@ -63,27 +64,27 @@ def silence_rank(log: int | None, holds: bool) -> None:
     for stream in (_OUTPUT, _ERRORS):
         if log is not None:
             os.dup2(log, stream)
-        elif holds:
-            with tempfile.TemporaryFile(buffering=0) as file:
-                os.dup2(file.fileno(), stream)
+        elif keeps:
+            with tempfile.TemporaryFile(buffering=0) as made:
+                os.dup2(made.fileno(), stream)
         else:
             os.dup2(nowhere, stream)
-        if holds and (log is None or stream == _OUTPUT):  # a log has both, in the order in which they came
+        if keeps and (log is None or stream == _OUTPUT):  # a log has both, in the order in which they came
             file = os.dup(stream)
             fcntl.fcntl(file, fcntl.F_SETFL, fcntl.fcntl(file, fcntl.F_GETFL) | os.O_APPEND)
-            _held[stream] = _Held(file, os.fstat(file).st_size, log is not None)
+            _texts[stream] = _Text(file, os.fstat(file).st_size, log is not None)
     os.close(nowhere)
 
 
-def holds_text() -> bool:
-    """Whether this rank is silent and may have to print what it holds."""
-    return bool(_held)
+def keeps_text() -> bool:
+    """Whether this rank is silent and may have to print what it keeps."""
+    return bool(_texts)
 
 
 def flush_text() -> None:
     """Hand on what was printed and is in a buffer of Python or C yet."""
     for stream in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__):
-        if stream is not None and not getattr(stream, "closed", False):
+        if hasattr(stream, "flush") and not getattr(stream, "closed", False):
             stream.flush()
     library = ctypes.PyDLL(None)
     for name in ("stdout", "stderr"):
@@ -91,46 +92,46 @@ def flush_text() -> None:
 
 
 def measure_text() -> dict[int, int]:
-    """How much text is held by now, for `forget_after`."""
+    """How much text is kept by now, for `forget_after`."""
     flush_text()
-    return {stream: os.fstat(held.file).st_size for stream, held in _held.items()}
+    return {stream: os.fstat(text.file).st_size for stream, text in _texts.items()}
 
 
 def forget_after(lengths: dict[int, int]) -> None:
     """Forget what was printed since `measure_text` gave `lengths`: it is about to be printed once more."""
     flush_text()
-    for stream, held in _held.items():
-        if not held.is_log:
-            os.ftruncate(held.file, lengths[stream])
+    for stream, text in _texts.items():
+        if not text.is_log:
+            os.ftruncate(text.file, lengths[stream])
 
 
 def forget_text() -> None:
-    """Forget what is held: all ranks have agreed since it was handed on, so that the first has printed it."""
-    for held in _held.values():
-        if held.is_log:
-            held.begin = os.fstat(held.file).st_size
-        elif os.fstat(held.file).st_size:
-            os.ftruncate(held.file, 0)
+    """Forget what is kept: all ranks have agreed since it was handed on, so that the first has printed it."""
+    for text in _texts.values():
+        if text.is_log:
+            text.begin = os.fstat(text.file).st_size
+        elif os.fstat(text.file).st_size:
+            os.ftruncate(text.file, 0)
 
 
-def speak() -> None:
-    """Print what is held, and whatever goes to output and errors from here on."""
+def print_text() -> None:
+    """Print what is kept, and whatever goes to output and errors from here on."""
     flush_text()
     real = {_OUTPUT: _output, _ERRORS: get_descriptor()}
-    for stream, held in _held.items():
-        with open(f"/proc/self/fd/{held.file}", "rb", buffering=0) as file:
-            file.seek(held.begin)
+    for stream, text in _texts.items():
+        with open(f"/proc/self/fd/{text.file}", "rb", buffering=0) as file:
+            file.seek(text.begin)
             while piece := file.read(1 << 16):
                 _write_whole(real[stream], piece)
-        for descriptor in _list_descriptors(held.file):
+        for descriptor in _list_descriptors(text.file):
             goes_to = real[descriptor if descriptor in real else stream]
             os.dup2(goes_to, descriptor, inheritable=os.get_inheritable(descriptor))
-    _held.clear()
+    _texts.clear()
 
 
-def list_held_files() -> list[os.stat_result]:
-    """The states of the files in which text is held."""
-    return [os.fstat(held.file) for held in _held.values()]
+def list_kept_files() -> list[os.stat_result]:
+    """The states of the files in which text is kept."""
+    return [os.fstat(text.file) for text in _texts.values()]
 
 
 def _write_whole(descriptor: int, text: bytes) -> None:

@@ -1,9 +1,11 @@
 """`python lost_case.py` in a folder of its own prints, writes and trains in the phases in which a rank is lost.
 
 LOSE=PHASE:RANK:HOW, with LOST=FILE made where that happened: once in a run, however often it is started. HOW is the
-name of a signal, "exit" (`os._exit(5)`) or "raise".
+name of a signal, "exit" (`os._exit(5)`) or "raise". The phase "caught" is a step whose errors are caught,
+"late" comes after the end of the script. With ASKS the script asks for its rank.
 """
 
+import contextlib
 import os
 import posix  # the ranks' own view of files leaves it alone
 import signal
@@ -29,6 +31,10 @@ def lose(here):
 log = open("log.txt", "w")  # noqa: SIM115 - neither flushed nor closed before the script ends
 os.makedirs("old", exist_ok=True)
 open("old/made.txt", "w").close()
+if "matex_tf" in sys.modules and "ASKS" in os.environ:
+    import matex_tf
+
+    matex_tf.rank()
 print("begins")
 lose("imports")
 import numpy as np  # noqa: E402
@@ -50,6 +56,14 @@ model = tf.keras.Sequential([tf.keras.Input((4,)), tf.keras.layers.Dense(1)])
 model.compile("sgd", "mse")
 history = model.fit(x, x[:, :1], batch_size=8, epochs=1, verbose=0).history
 print(f"first loss {history['loss'][0]:.3f}")
+if "caught" in os.environ.get("LOSE", ""):
+    for number in range(4):
+        with contextlib.suppress(Exception):
+            lose("caught") if number == 3 else None
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean((model(x) - x[:, 1:2]) ** 2)
+            gradients = tape.gradient(loss, model.trainable_variables)
+            model.optimizer.apply_gradients(zip(gradients, model.trainable_variables))
 log.write("trained once\n")
 os.rename("data.txt", "moved.txt")
 lose("between")
@@ -58,6 +72,10 @@ history = model.fit(x, x[:, :1], batch_size=8, epochs=1, verbose=0).history
 print(f"second loss {history['loss'][0]:.3f}")
 log.write("trained twice\n")
 lose("after")
+if "matex_tf" in sys.modules:
+    from matex_tf.runtime import shutdown
+
+    shutdown.at_end.insert(0, lambda: lose("late"))
 print("trained")
 result = open("result.txt", "w")  # noqa: SIM115
 result.write("first half\n")

@@ -112,3 +112,43 @@ def test_a_rank_is_killed(phase, rank, mode, tmp_path, temporary, undisturbed):
     assert found.returncode == 0, found.output
     assert restarts or mode == "elastic", found.output
     check_nothing_is_lost(found, folder, temporary, undisturbed)
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    "lose, asks, restarts",
+    [
+        ("between:0:SIGKILL", "1", True),  # what the script does on rank 0 only was lost with it
+        pytest.param("between:1:SIGKILL", "1", False, marks=pytest.mark.more),
+        ("caught:1:SIGKILL", None, True),
+        pytest.param("caught:0:SIGKILL", None, True, marks=pytest.mark.more),
+        ("late:0:SIGKILL", None, True),
+        pytest.param("late:1:SIGKILL", None, False, marks=pytest.mark.more),
+        pytest.param("between:0:SIGSEGV", None, False, marks=pytest.mark.more),
+        pytest.param("between:1:SIGSEGV", None, False, marks=pytest.mark.more),
+        pytest.param("between:0:exit", None, True, marks=pytest.mark.more),
+        pytest.param("between:1:exit", None, True, marks=pytest.mark.more),
+    ],
+)
+def test_ranks_that_cannot_go_on_for_another_are_started_again(
+    lose, asks, restarts, tmp_path, temporary, tmp_path_factory, undisturbed
+):
+    if "caught" in lose:
+        alone = tmp_path_factory.mktemp("alone")
+        shown = launch.run_alone(CASE, cwd=alone, env={"LOSE": "caught:-1:"}).check().stdout.splitlines()
+        undisturbed = shown, read_files(alone)
+    folder = tmp_path / "lost"
+    found = run_losing(folder, temporary, ["--elastic"], lose, ASKS=asks).check()
+    assert ("restart 1 of 3" in found.stderr) == restarts, found.output
+    check_nothing_is_lost(found, folder, temporary, undisturbed)
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("rank", [0, pytest.param(1, marks=pytest.mark.more)])
+@pytest.mark.parametrize("how, code, says", [("raise", 1, "the script's own"), ("SIGTERM", 75, "SIGTERM")])
+def test_a_rank_that_fails_or_is_asked_to_end_ends_all(rank, how, code, says, tmp_path, temporary):
+    folder = tmp_path / "lost"
+    found = run_losing(folder, temporary, ["--elastic"], f"between:{rank}:{how}")
+    assert found.returncode == code, found.output
+    assert says in found.stderr and "restart" not in found.stderr.replace("before the restart", ""), found.output
+    assert not list_left(folder, temporary), found.output
