@@ -92,6 +92,8 @@ def abort_all_ranks(code: int) -> None:
     global _aborting
     _aborting = True
     run_before_abort()
+    with contextlib.suppress(OSError):  # whatever goes wrong with that, they end
+        exit_marks.mark_abort(code if 0 < code < 256 else 1)
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
