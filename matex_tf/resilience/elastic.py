@@ -43,6 +43,7 @@ def enable_attempts() -> None:
     """Before anything that can be lost is made."""
     if is_on():
         membership.set_retry(attempt_work)
+        membership.watch_mpi()
         after_loss.extend([overlay.take_over_files, step_weight.handle_loss])
 
 
@@ -197,7 +198,7 @@ def _find_obstacle() -> str:
     """
     if settings.get_settings().output == "all":
         return ""  # each rank prints and writes for itself
-    if world.script_knows_ranks:
+    if world.script_knows_ranks or membership.has_given_world:
         return "the script asks for its rank: no other rank may have what rank 0 was to print and to write"
     if shutdown.have_all_ended():
         return "all ranks were past the end of the script, where rank 0 writes what no other rank has"

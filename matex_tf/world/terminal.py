@@ -15,6 +15,9 @@ from typing import TextIO
 
 _OUTPUT, _ERRORS = 1, 2  # descriptors
 
+_C = ctypes.PyDLL(None)
+_C_STREAMS = [ctypes.c_void_p.in_dll(_C, name) for name in ("stdout", "stderr")]
+
 _kept: TextIO | None = None
 _output = _OUTPUT  # as the launcher gave it
 
@@ -84,11 +87,10 @@ def keeps_text() -> bool:
 def flush_text() -> None:
     """Hand on what was printed and is in a buffer of Python or C yet."""
     for stream in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__):
-        if hasattr(stream, "flush") and not getattr(stream, "closed", False):
+        if stream is not None and hasattr(stream, "flush") and not getattr(stream, "closed", False):
             stream.flush()
-    library = ctypes.PyDLL(None)
-    for name in ("stdout", "stderr"):
-        library.fflush(ctypes.c_void_p.in_dll(library, name))
+    for file in _C_STREAMS:
+        _C.fflush(file)
 
 
 def measure_text() -> dict[int, int]:

@@ -2,7 +2,7 @@
 
 LOSE=PHASE:RANK:HOW, with LOST=FILE made where that happened: once in a run, however often it is started. HOW is the
 name of a signal, "exit" (`os._exit(5)`) or "raise". The phase "caught" is a step whose errors are caught,
-"late" comes after the end of the script. With ASKS the script asks for its rank.
+"late" comes after the end of the script. With ASKS=mpi the script asks MPI for its rank, with ASKS=1 the library.
 """
 
 import contextlib
@@ -34,7 +34,12 @@ open("old/made.txt", "w").close()
 if "matex_tf" in sys.modules and "ASKS" in os.environ:
     import matex_tf
 
-    matex_tf.rank()
+    if os.environ["ASKS"] == "mpi":
+        from mpi4py import MPI
+
+        MPI.COMM_WORLD.Get_rank()
+    else:
+        matex_tf.rank()
 print("begins")
 lose("imports")
 import numpy as np  # noqa: E402
