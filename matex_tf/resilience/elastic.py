@@ -6,7 +6,10 @@ lost; `matex run` then starts it again from its kept state.
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import inspect
+import io
 import threading
 import weakref
 from collections.abc import Callable
@@ -44,6 +47,7 @@ def enable_attempts() -> None:
     if is_on():
         membership.set_retry(attempt_work)
         membership.watch_mpi()
+        shutdown.script_ended.append(_flush_files)
         after_loss.extend([overlay.take_over_files, step_weight.handle_loss])
 
 
@@ -208,6 +212,14 @@ def _find_obstacle() -> str:
         if code is not None and not script_frames.is_library(code.co_filename):
             return f"thread {thread.name} of the script may have printed or written what rank 0 had not"
     return overlay.find_private_use()
+
+
+def _flush_files() -> None:
+    """Write what files of Python hold that the script has not closed: once all have ended, no other would do it."""
+    for one in gc.get_objects():
+        if issubclass(type(one), (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)) and not one.closed:
+            with contextlib.suppress(OSError, ValueError):  # Python tries again where it ends
+                one.flush()
 
 
 def say_loss(gone: dict[int, str], left: int, more: str) -> None:

@@ -53,7 +53,7 @@ def make_loss_error(why: str) -> world.CannotGoOn:
 
 
 def watch_mpi() -> None:
-    """From here on note in `has_given_world` that `MPI.COMM_WORLD` was asked for; its numbers stay those of the start."""
+    """From here on note that `MPI.COMM_WORLD` was asked for, whose numbers stay those of the start."""
     from mpi4py import MPI
 
     everyone = MPI.COMM_WORLD
