@@ -178,13 +178,13 @@ def _shrink_world(what: str, failed: Exception | None) -> None:
             setattr(holder, attribute, None)
     became_first = before > 0 and me.rank == 0
     if became_first and (why := _find_obstacle()):
-        raise membership.make_loss_error(f"rank 0 was lost, and {why}")
+        raise membership.make_loss_error(f"the first rank was lost, and {why}")
     try:
         for work in after_loss:
             work(became_first)
     except OSError as error:
         raise membership.make_loss_error(
-            f"the files of rank 0, which was lost, cannot be taken over: {error}"
+            f"the files of the first rank, which was lost, cannot be taken over: {error}"
         ) from error
     if became_first:
         terminal.print_text()
@@ -203,14 +203,14 @@ def _find_obstacle() -> str:
     if settings.get_settings().output == "all":
         return ""  # each rank prints and writes for itself
     if world.script_knows_ranks or membership.has_given_world:
-        return "the script asks for its rank: no other rank may have what rank 0 was to print and to write"
+        return "no other may have what it was to print and to write, as the script asks for its rank"
     if shutdown.have_all_ended():
-        return "all ranks were past the end of the script, where rank 0 writes what no other rank has"
+        return "all were past the end of the script, where it writes what no other has"
     for thread in threading.enumerate():
         function = getattr(thread, "_target", None) or type(thread).run
         code = getattr(inspect.unwrap(function), "__code__", None)
         if code is not None and not script_frames.is_library(code.co_filename):
-            return f"thread {thread.name} of the script may have printed or written what rank 0 had not"
+            return f"thread {thread.name} of the script may have printed or written here what it had not there"
     return overlay.find_private_use()
 
 

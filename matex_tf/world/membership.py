@@ -49,7 +49,7 @@ def is_loss_of_another(error: BaseException) -> bool:
 
 def make_loss_error(why: str) -> world.CannotGoOn:
     """The error by which the run ends after a loss."""
-    return world.CannotGoOn(f"{LOST}, and those that are left cannot go on by themselves: {why}")
+    return world.CannotGoOn(f"{LOST}, and the ranks that are left cannot go on by themselves: {why}")
 
 
 def watch_mpi() -> None:
