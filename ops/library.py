@@ -238,6 +238,12 @@ class Waiting:
     what: str = ""
 
 
+def read_failure() -> str:
+    """Why all later collectives fail; empty where they do not. It waits for a collective of another thread."""
+    c = get_library().c
+    return interface.get_last_error(c) if c.matex_failure() else ""
+
+
 def read_waiting() -> Waiting:
     """Where this process waits for other ranks, asked from any thread."""
     if _library is None:

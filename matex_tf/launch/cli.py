@@ -108,8 +108,8 @@ def matex(ctx: click.Context) -> int:
 @click.option(
     "--elastic",
     is_flag=True,
-    help="Within fit go on without a rank that is lost; elsewhere restart, at most --restarts or "
-    f"{run_options.RESTARTS} times.",
+    help="Go on without a rank that is lost; where that cannot be, as in a loop of your own, restart, at most "
+    f"--restarts or {run_options.RESTARTS} times.",
 )
 @click.pass_context
 def run_script(ctx: click.Context, /, **given: Any) -> int:

@@ -39,6 +39,7 @@ def make_proof_folder(shared: str | os.PathLike | None) -> Iterator[str]:
             yield folder
         finally:
             del os.environ["MATEX_PROOF"]
+            temp_folders.remove_noted(folder)  # of ranks that were killed
             shared_memory.remove_files(folder, even_used=True)  # mpirun has, if it was not killed
 
 

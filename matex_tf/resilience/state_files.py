@@ -134,7 +134,8 @@ class Folder:
                 os.unlink(self.locate_file(name_file("state", old)))
 
     def clear_files(self) -> None:
-        """Remove what is kept, not the folder."""
+        """Remove what is kept and what was being written, not the folder."""
+        atomic.remove_unfinished(self.path)
         for name in os.listdir(self.path):
             if re.fullmatch(rf"(state|end)-\d+|{BEGIN}|{ENDED}", name):
                 os.unlink(self.locate_file(name))

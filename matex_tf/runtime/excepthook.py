@@ -21,16 +21,13 @@ from matex_tf.world import membership, terminal, world
 _FRAME = re.compile(r'  File "(.*)", line \d+, in .*\n(?:    .*\n|\n)*')
 # TensorFlow gives where an op was made within the text of its error only.
 _OP_FRAMES = re.compile(rf"(Detected at node .* defined at \(most recent call last\):\n)((?:{_FRAME.pattern})+)")
-_lines = 1  # the descriptor of standard output, as the launcher gave it
 
 
 def attach_hooks() -> None:
     """Silence the ranks that are not the first, and give errors their way to the terminal."""
-    global _lines
     me = world.get_world()
     shutdown.script_ended.append(report_unreported)
-    _lines = os.dup(1)
-    faulthandler.enable(file=terminal.keep_stderr())
+    faulthandler.enable(file=terminal.keep_streams())
     sys.excepthook = _report_error
     if me.rank > 0 and (settings.get_settings().output == "first" or settings.get_settings().log_dir):
         _redirect_output(me.rank)
@@ -51,16 +48,6 @@ def _remove_hooks() -> None:
     os._exit = _plain_exit_at_once
 
 
-def take_over_output(became_first: bool) -> None:
-    """Speak for the run where the rank that did so was lost."""
-    if not became_first:
-        return
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os.dup2(_lines, 1)
-    os.dup2(terminal.get_descriptor(), 2)
-
-
 def _match_launcher_terminal() -> None:
     """Say that standard output is no terminal where that of mpirun is none.
 
@@ -78,24 +65,19 @@ def _match_launcher_terminal() -> None:
 
 
 def _redirect_output(rank: int) -> None:
-    folder = settings.get_settings().log_dir
+    folder, log = settings.get_settings().log_dir, None
     if folder:
         try:
             os.makedirs(folder, exist_ok=True)
             path = os.path.join(folder, f"rank-{rank}.log")
             with contextlib.suppress(FileNotFoundError):
                 os.replace(path, f"{path}.1")  # why the run before was lost may stand there
-            target = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+            log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
         except OSError as error:
             raise world.RankError(f"MATEX_LOG_DIR={folder!r}: expected a folder to write to: {error}") from None
-    else:
-        target = os.open(os.devnull, os.O_WRONLY)
-    # At the descriptor, so that C++ code and children are silent too.
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os.dup2(target, 1)
-    os.dup2(target, 2)
-    os.close(target)
+    terminal.redirect_output(log, keeps=settings.get_settings().elastic)
+    if log is not None:
+        os.close(log)
 
 
 _plain_exit: Callable[..., Any] = sys.exit
@@ -118,6 +100,7 @@ def _exit_at_once(code: int) -> None:
     is_in_a_step = any(frame.filename.endswith("script_ops.py") for frame in stack)  # a Python function of a graph
     if code == 0 and threading.current_thread() is threading.main_thread() and not is_in_a_step:
         shutdown.end_rank()
+        shutdown.run_after_end()
         _plain_exit_at_once(code)
     me = world.get_world()
     place = f"{os.path.basename(stack[-1].filename)}, line {stack[-1].lineno}, in {stack[-1].name}"
@@ -195,6 +178,11 @@ def _report_error(kind: type[BaseException], error: BaseException, trace: Traceb
     shutdown.abort_with_error(
         describe_error(error, trace), _format_error(error), code, follows, membership.is_loss(error)
     )
+
+
+def end_for_loss(error: world.CannotGoOn) -> None:
+    """End all ranks, whatever the script would do with the error: it must not go on as if nothing were lost."""
+    _report_error(type(error), error, error.__traceback__)
 
 
 def report_unreported() -> None:

@@ -21,6 +21,8 @@ EXIT_REQUEUE = 75  # EX_TEMPFAIL of sysexits.h
 _ENDED, _NEEDLESS = "ended", "each-for-itself"
 _BEGUN, _ASK_AGAIN, _TRAINING, _REQUEST = "begun", "ask-again", "training", "request"
 
+_ABORTED = "aborted"
+
 _leaves = False
 
 
@@ -106,8 +108,19 @@ def needs_requeue(folder: str | os.PathLike[str]) -> bool:
     return Path(folder, _ASK_AGAIN).exists()
 
 
+def mark_abort(code: int) -> None:
+    """Say with which exit code a rank ends all: of a run that may lose ranks mpirun says 0 then."""
+    if not Path(settings.get_settings().proof, _ABORTED).exists():  # the first counts
+        write_mark(_ABORTED, str(code))
+
+
 def translate_exit_code(code: int, folder: str | os.PathLike[str]) -> int:
-    """What mpirun's exit code means: `EXIT_STALLED` where a rank was killed since it had waited too long."""
+    """What mpirun's exit code means: `EXIT_STALLED` where a rank was killed since it had waited too long.
+
+    Where mpirun says 0 of ranks that were aborted, it is the code with which they were.
+    """
+    if code == 0 and Path(folder, _ABORTED).exists() and not is_proof_given(folder):
+        return int(Path(folder, _ABORTED).read_text())
     return EXIT_STALLED if code and Path(folder, mpi_timeout_process.MARK).exists() else code
 
 

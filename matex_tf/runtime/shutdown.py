@@ -27,12 +27,29 @@ at_end: list[Callable[[], None]] = []
 """Called on all ranks when all have ended their script, before MPI ends."""
 before_finalize: list[Callable[[], None]] = []
 """Called right before MPI ends."""
+after_end: list[Callable[[], None]] = []
+"""Called when this process ends, after it has met the others for the last time."""
 before_abort: list[Callable[[], None]] = []
 """Called where a rank is about to end the job; what the ranks do there they do each alone."""
 
 _exit_code = 0
 _exit_text = ""
 _aborting = False
+_have_all_ended = False
+
+
+def have_all_ended() -> bool:
+    """Whether all ranks have come to the end of the script."""
+    return _have_all_ended
+
+
+def run_after_end() -> None:
+    """Do what is left to do where this process ends."""
+    while after_end:
+        after_end.pop(0)()
+
+
+atexit.register(run_after_end)  # functions that are registered later are called before it
 
 
 def register_end() -> None:
@@ -81,6 +98,8 @@ def abort_all_ranks(code: int) -> None:
     global _aborting
     _aborting = True
     run_before_abort()
+    with contextlib.suppress(OSError):  # whatever goes wrong with that, they end
+        exit_marks.mark_abort(code if 0 < code < 256 else 1)
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
@@ -191,6 +210,7 @@ def _await_others_at_end(error: ops.MismatchError) -> None:
 
 def end_rank() -> None:
     """The last thing a rank does: agree with the others that the script is over, then finalize MPI."""
+    global _have_all_ended
     from mpi4py import MPI
 
     if not world.is_active() or _aborting or MPI.Is_finalized():
@@ -209,6 +229,7 @@ def end_rank() -> None:
         # Those that are still at work raise this error where they are, and show the line of the script.
         _await_others_at_end(error)
         abort_with_error(f"matex_tf: {error}\n", f"MismatchError: {error}", _exit_code or 1, follows=True)
+    _have_all_ended = True
     for work in at_end:
         work()
     _tell_exits(objects.allgather((_exit_code, _exit_text), "what is done after the script"))

@@ -95,6 +95,7 @@ MATEX_EXPORT int64_t matex_count(int kind) {
   return kind > 0 && kind < matex::kKinds ? matex::CountOf(static_cast<matex::Kind>(kind)) : 0;
 }
 
+MATEX_EXPORT int matex_failure() { return matex::Result(matex::FailureOfSequence()); }  // 1: no collective goes on
 MATEX_EXPORT int64_t matex_rows() { return matex::RowsOfUpdates(); }
 MATEX_EXPORT double matex_blocked_seconds() { return matex::BlockedSeconds(); }
 MATEX_EXPORT double matex_seconds(int kind) {
