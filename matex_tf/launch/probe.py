@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from matex_tf.launch import mpirun_command
-from matex_tf.world import mpirun_options, task_environment
+from matex_tf.world import child_process, mpirun_options, task_environment
 
 SHARED_BYTES = 16 << 20  # what a rank of Open MPI 5 asks for
 
@@ -57,7 +57,7 @@ def ask_child(program: str, timeout: float = 120, extra: Mapping[str, str] | Non
     """
     try:
         child = subprocess.run(
-            [sys.executable, "-c", program],
+            child_process.make_question(program),
             env={**task_environment.remove_job_variables(os.environ), **(extra or {})},
             stdin=subprocess.DEVNULL,
             capture_output=True,
