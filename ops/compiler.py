@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import importlib.util
 import os
 import re
@@ -10,6 +11,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -62,6 +64,15 @@ except Ended:
         os.remove(made)
     os.killpg(0, signal.SIGKILL)
 sys.exit(code if code >= 0 else 128 - code)
+"""
+
+
+_TRIAL = """
+#include <mpi.h>
+#include <charconv>
+#include <filesystem>
+#include <optional>
+std::optional<int> start() { return MPI_Init(nullptr, nullptr); }
 """
 
 
@@ -123,7 +134,12 @@ def describe_loaded_mpi() -> str:
     """What the MPI library that mpi4py loads says of itself; "" if mpi4py or its MPI is missing."""
     loaded: Any = sys.modules.get("mpi4py.MPI")
     if loaded is not None:
-        return loaded.Get_library_version().strip("\0 \n")
+        return loaded.Get_library_version().strip("\0").strip()
+    return _ask_for_mpi4py()
+
+
+@functools.cache
+def _ask_for_mpi4py() -> str:
     return _ask_child(_VERSION_FOR_MPI4PY)
 
 
@@ -173,6 +189,23 @@ def _read_version(library: Path) -> str:
     text = ctypes.create_string_buffer(8192 + 1)
     ctypes.CDLL(os.path.realpath(library)).MPI_Get_library_version(text, ctypes.byref(ctypes.c_int()))
     return text.value.decode(errors="replace").strip()
+
+
+def try_compiler(compiler: Compiler, options: Sequence[str]) -> None:
+    """Compile and link a few lines as the ops are. Raises CompilerError if that fails, as the build would."""
+    with tempfile.TemporaryDirectory() as folder:
+        made = Path(folder, "trial.so")
+        code, output = run_compiler([compiler.path, "-x", "c++", "-", *options, "-o", str(made)], _TRIAL, made)
+    if code != 0:
+        raise CompilerError(f"{compiler.path} failed. {describe_errors(output)}")
+
+
+def describe_errors(output: str) -> str:
+    """What is said of a compiler that failed with this output, and what to install."""
+    lines = output.splitlines()
+    errors = [line for line in lines if "error" in line.lower() or "not found" in line] or lines
+    first = "\n".join(["It begins:", *errors[:8]]) if errors else "It printed nothing."
+    return f"{first}\nA C++17 compiler is needed (GCC 9 or newer).\n{HOW_TO_INSTALL}"
 
 
 def run_compiler(command: Sequence[str], source: str, made: Path) -> tuple[int, str]:

@@ -1,4 +1,4 @@
-"""The package: what an sdist and its wheel carry, and that every kind of install finds every folder, wherever it runs."""
+"""The package: what an sdist and its wheel carry, and that each kind of install finds every folder wherever it runs."""
 
 from __future__ import annotations
 

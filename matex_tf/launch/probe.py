@@ -40,9 +40,9 @@ try:
     keras_version = keras.__version__
 except ImportError:
     keras_version = None
-from matex_tf.ops import build
+from matex_tf.launch import built_ops
 try:
-    ops = build.describe_build()
+    ops = built_ops.describe_build()
 except (OSError, RuntimeError, ValueError) as error:
     ops = {"error": str(error)}
 print(json.dumps({"tensorflow": tf.__version__, "keras": keras_version, "ops": ops,

@@ -106,7 +106,7 @@ def test_what_run_cannot_do(words, message):
 @pytest.mark.parametrize(
     "words, message",
     [
-        (["rum"], "there is no command 'rum'; did you mean run? The commands are run, info, build, settings, simulate"),
+        (["rum"], "there is no command 'rum'; did you mean run? The commands are run, info, settings, build, simulate"),
         (["run", "-n", "2", "no-such.py"], "there is no file no-such.py in"),
         (["info", "now"], "unexpected extra argument (now)"),
         (["build", "--xl"], "there is no option --xl; did you mean --xla?"),
