@@ -50,7 +50,7 @@ def find_writers(path: Path) -> dict[Writer, tuple[str, os.stat_result]]:
     """Who can put something else where `path` leads, each with a place by which; links and all folders above count."""
     found: dict[Writer, tuple[str, os.stat_result]] = {}
     os.stat(path)  # of links in a circle, too, this is an error
-    *above, last = _walk_path(os.path.abspath(path))
+    *above, last = _follow_path(os.path.abspath(path))
     for place, state in (last, *above):
         found.setdefault(("user", state.st_uid), (place, state))
         # Of a link the mode says nothing. In a folder above that is sticky, each entry is its owner's to change.
@@ -64,7 +64,7 @@ def find_writers(path: Path) -> dict[Writer, tuple[str, os.stat_result]]:
     return found
 
 
-def _walk_path(path: str) -> Iterator[tuple[str, os.stat_result]]:
+def _follow_path(path: str) -> Iterator[tuple[str, os.stat_result]]:
     """Every folder and link on the way to `path`, and last what lies there."""
     at, left = "/", deque(path.split("/"))
     yield at, os.lstat(at)
