@@ -64,7 +64,7 @@ def check_choice(where: str, name: str, value: Any, choices: Sequence[str]) -> s
 
 
 def check_words(where: str, name: str, value: Any) -> list[str]:
-    """`value`, a list of texts, numbers and paths, as texts. Raises TypeError; for a text, too, whose letters it has."""
+    """`value`, a list of texts, numbers and paths, as texts. Raises TypeError; for one text, too, a list of letters."""
     expected = f"{where}: expected {name} to be a list of texts, numbers or paths"
     if isinstance(value, str):
         words = ", ".join(map(repr, value.split())) if value.isprintable() else "..."

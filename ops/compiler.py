@@ -24,9 +24,9 @@ HOW_TO_INSTALL = (
     "build mpi4py with it: `pip install --no-binary mpi4py mpi4py`."
 )
 HOW_TO_COMPILE = (
-    "A C++17 compiler is needed (GCC 9 or newer): `apt install g++`, `conda install -c conda-forge gxx`, or on a cluster "
-    "`module load gcc`. Without one, ops serve that `matex build --into FOLDER` has built elsewhere for this TensorFlow "
-    "and MPI: set MATEX_OPS_DIR to that folder."
+    "A C++17 compiler is needed (GCC 9 or newer): `apt install g++`, `conda install -c conda-forge gxx`, or on a "
+    "cluster `module load gcc`. Without one, build the ops elsewhere for this TensorFlow and MPI by `matex build "
+    "--into FOLDER`, and set MATEX_OPS_DIR to that folder."
 )
 
 # Asked of a child: a process that holds one MPI must not load another, and one without a launcher loads none.
