@@ -272,7 +272,7 @@ def _describe_failure(plan: Plan, folder: Path, command: list[str], output: str)
     log.write_text(" ".join(command) + "\n" + output)
     return (
         f"{plan.what} cannot be built for {_describe_versions(plan)}: {command[0]} failed. All of its output is in "
-        f"{log}. {compilers.describe_errors(output)}"
+        f"{log}.\n{compilers.describe_errors(output)}"
     )
 
 

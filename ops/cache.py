@@ -53,7 +53,7 @@ def find_cache_folder() -> Path:
         if not exposed:
             if reasons and candidate not in _told:
                 _told.add(candidate)
-                print_message(f"{reasons[0]}. The compiled ops are kept in {candidate}")
+                print_message(f"{reasons[0]}. matex_tf keeps its files in {candidate}")
             return candidate
         reasons.append(exposed)
     raise BuildError(

@@ -201,15 +201,15 @@ def try_compiler(compiler: Compiler, options: Sequence[str]) -> None:
         made = Path(folder, "trial.so")
         code, output = run_compiler([compiler.path, "-x", "c++", "-", *options, "-o", str(made)], _TRIAL, made)
     if code != 0:
-        raise CompilerError(f"{compiler.path} failed. {describe_errors(output)}")
+        raise CompilerError(f"{compiler.path} failed.\n{describe_errors(output)}")
 
 
 def describe_errors(output: str) -> str:
     """What is said of a compiler that failed with this output, and what to install."""
     lines = [line for line in output.splitlines() if line.strip(" -")]
     errors = [line for line in lines if "error" in line.lower() or "not found" in line] or lines
-    said = "\n".join(["It said:", *(f"    {line}" for line in errors[:8])]) if errors else "It said nothing."
-    return f"{said}\n{HOW_TO_COMPILE}"
+    said = ["It said:", *(f"    {line}" for line in errors[:8])] if errors else ["It said nothing."]
+    return "\n".join([*said, HOW_TO_COMPILE])
 
 
 def run_compiler(command: Sequence[str], source: str, made: Path) -> tuple[int, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -31,13 +32,13 @@ def describe_build() -> dict[str, Any]:
 
 
 def _describe_xla() -> str:
-    """Without them steps with jit_compile=True run, too."""
+    """Of which it is no error that they cannot be built."""
     try:
         if build.find_library(build.make_xla_plan()) is not None:
             return "built"
         build.try_compiler()
     except cache.BuildError as error:
-        return str(error).splitlines()[0]
+        return f"none: steps with jit_compile=True run without XLA ({str(error).splitlines()[0]})"
     return "not built (at first use, or now by `matex build --xla`)"
 
 
@@ -55,6 +56,7 @@ def _describe_xla() -> str:
 )
 def build_ops(xla: bool, into: str | None) -> int:
     """Compile the ops now rather than at first use, and print where they are."""
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # its C++ notes are not about the build
     try:
         folder = None
         if into is not None:
