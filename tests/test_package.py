@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import sys
 import sysconfig
@@ -11,6 +12,7 @@ import venv
 import zipfile
 from pathlib import Path
 
+import pages
 import pytest
 
 import launch
@@ -112,13 +114,12 @@ def list_files(matex_tf, ops, readers):
 def test_in_a_clone_an_ordinary_install_trains(installed, clone, tmp_path):
     tools = f"{Path(launch.mpirun().path).parent}:{os.environ['PATH']}"
     # Installed beside mpi4py, as for a user, it would be found.
-    mpi = {"MPI4PY_LIBMPI": probe.find_mpi_library()["path"], "PATH": tools}
-    matex, environment = str(installed / "matex"), launch.environment(mpi)
-    found = [launch.execute([matex, "info"], environment, 300, cwd=folder) for folder in (clone, tmp_path)]
+    mpi = {"MPI4PY_LIBMPI": probe.find_mpi_library()["path"]}
+    environment = pages.find_environment(None, **mpi, PATH=f"{installed}:{tools}")
+    found = [launch.execute(["matex", "info"], environment, 300, cwd=folder) for folder in (clone, tmp_path)]
     assert found[0] == found[1] and found[0].returncode == 0, found
-    words = ("run", "-n", "2", "examples/mnist_keras.py", "--epochs", "1", "--rows", "64")
-    trained = launch.execute([matex, *words], environment, 300, cwd=clone).check()
-    assert trained.stdout.count("epoch 1  loss") == 1, trained.output
+    info, training = pages.run_commands(list(pages.SHORT), clone, environment, 300).values()
+    assert info.endswith("\nNothing is wrong.\n") and len(re.findall(r"(?m)^epoch \d  loss", training)) == 5
 
 
 @pytest.mark.parametrize("kind", ["clone", "sdist"])

@@ -17,8 +17,12 @@ from typing import Any
 from matex_tf import settings
 from matex_tf.ops import cache
 from matex_tf.runtime import script_frames, shutdown
-from matex_tf.world import membership, terminal, world
+from matex_tf.world import membership, task_environment, terminal, world
 
+_ASK_INSTEAD = (
+    "The launcher's variables are taken out of os.environ, so that a process which a rank starts does not join the job. "
+    "Ask matex_tf.rank(), size(), local_rank() or local_size() instead.\n"
+)
 _lines = 1  # the descriptor of standard output, as the launcher gave it
 
 
@@ -129,6 +133,8 @@ def describe_error(error: BaseException, trace: TracebackType | None) -> str:
             if short is not shown.__traceback__:
                 shown.__traceback__, hint = short, " (MATEX_TRACEBACK=full shows the frames of matex_tf, too)"
     text = "".join(traceback.format_exception(error))
+    if isinstance(error, KeyError) and not task_environment.taken.isdisjoint(map(str, error.args)):
+        text += _ASK_INSTEAD
     return f"matex_tf: rank {me.rank} of {me.size} on {me.host} failed{_format_script_line(error)}{hint}:\n{text}"
 
 
