@@ -20,8 +20,8 @@ from matex_tf.runtime import script_frames, shutdown
 from matex_tf.world import membership, task_environment, terminal, world
 
 _ASK_INSTEAD = (
-    "The launcher's variables are taken out of os.environ, so that a process which a rank starts does not join the job. "
-    "Ask matex_tf.rank(), size(), local_rank() or local_size() instead.\n"
+    "The launcher's variables are taken out of os.environ, so that a process which a rank starts does not join the "
+    "job. Ask matex_tf.rank(), size(), local_rank() or local_size() instead.\n"
 )
 _lines = 1  # the descriptor of standard output, as the launcher gave it
 

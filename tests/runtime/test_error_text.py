@@ -28,7 +28,7 @@ def launched(monkeypatch):
 
 @pytest.mark.parametrize("name", ["OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID"])
 def test_who_asks_for_a_variable_of_the_launcher_is_told_what_to_ask(launched, name):
-    assert os.environ == {"HOME": "/"}
+    assert name not in os.environ and "HOME" in os.environ
     assert "matex_tf.local_rank()" in describe(KeyError(name))
 
 
