@@ -116,8 +116,10 @@ def test_in_a_clone_an_ordinary_install_trains(installed, clone, tmp_path):
     # Installed beside mpi4py, as for a user, it would be found.
     mpi = {"MPI4PY_LIBMPI": probe.find_mpi_library()["path"]}
     environment = pages.find_environment(None, **mpi, PATH=f"{installed}:{tools}")
-    found = [launch.execute(["matex", "info"], environment, 300, cwd=folder) for folder in (clone, tmp_path)]
-    assert found[0] == found[1] and found[0].returncode == 0, found
+    answers = [launch.execute(["matex", "info"], environment, 300, cwd=folder).check() for folder in (clone, tmp_path)]
+    # What links cost other runs measure meanwhile.
+    here, elsewhere = ([line for line in each.output.splitlines() if line[:5] != "link "] for each in answers)
+    assert here == elsewhere
     info, training = pages.run_commands(list(pages.SHORT), clone, environment, 300).values()
     assert info.endswith("\nNothing is wrong.\n") and len(re.findall(r"(?m)^epoch \d  loss", training)) == 5
 
@@ -161,7 +163,7 @@ def test_unrelated_folders_of_these_names_are_not_taken_for_ours(installed, whee
     else:
         words = [str(installed / "python"), "-c", "from matex_tf import readers"]
         result = launch.execute(words, launch.environment(), 120, cwd=tmp_path)
-        assert result.returncode == 1 and "ImportError" in result.stderr, result.output
+        assert result.returncode == 1 and "unrelated" not in result.output and "matex_tf" in result.stderr
 
 
 def test_the_install_under_test_is_this_checkout(tmp_path):

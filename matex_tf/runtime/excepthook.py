@@ -21,7 +21,7 @@ from matex_tf.world import membership, task_environment, terminal, world
 
 _ASK_INSTEAD = (
     "The launcher's variables are taken out of os.environ, so that a process which a rank starts does not join the "
-    "job. Ask matex_tf.rank(), size(), local_rank() or local_size() instead.\n"
+    "job. Ask matex_tf.rank(), matex_tf.size(), matex_tf.local_rank() or matex_tf.local_size() instead.\n"
 )
 _lines = 1  # the descriptor of standard output, as the launcher gave it
 
