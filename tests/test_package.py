@@ -163,7 +163,7 @@ def test_unrelated_folders_of_these_names_are_not_taken_for_ours(installed, whee
     else:
         words = [str(installed / "python"), "-c", "from matex_tf import readers"]
         result = launch.execute(words, launch.environment(), 120, cwd=tmp_path)
-        assert result.returncode == 1 and "unrelated" not in result.output and "matex_tf" in result.stderr
+        assert result.returncode == 1 and "unrelated code has run" not in result.output
 
 
 def test_the_install_under_test_is_this_checkout(tmp_path):
