@@ -27,7 +27,7 @@ def describe_build() -> dict[str, Any]:
         state["compiler"] = build.try_compiler().path
         state["built"] = "no (at first use, or now by `matex build`)"
     else:
-        state["built"] = f"yes, in {found[-1]}"
+        state["built"] = f"yes, {found[-1]}"
     return state | {"XLA kernels": _describe_xla()}
 
 

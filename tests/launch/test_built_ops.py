@@ -78,5 +78,5 @@ def test_what_is_built_is_asked_for_no_compiler(cache, monkeypatch):
     monkeypatch.setattr(build, "find_library", lambda plan: cache / plan.library if plan in plans else None)
     monkeypatch.setenv("MPICXX", "no-such-mpicxx")
     state = built_ops.describe_build()
-    assert state["built"] == f"yes, in {cache / plans[1].library}" and "compiler" not in state
+    assert state["built"] == f"yes, {cache / plans[1].library}" and "compiler" not in state
     assert "no-such-mpicxx" in state["XLA kernels"] and os.sep not in state["TensorFlow"]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -117,3 +119,23 @@ def test_what_is_built_in_a_home_that_is_read_only_now_is_used(cache, fake_compi
     path = build.build_ops()
     monkeypatch.setattr(caches, "can_write", lambda folder: False)
     assert build.build_ops() == path
+
+
+def test_ops_and_kernels_use_the_engine_that_is_loaded_from_whichever_folder(shared, cache, tmp_path, monkeypatch):
+    """Never a second one, though another lies beside them: it would know nothing of the ranks."""
+    source = tmp_path / "src"
+    for room, text in {
+        "engine": 'extern "C" int count() { static int counted = 0; return ++counted; }',
+        "tensorflow": 'extern "C" int count(); extern "C" int count_twice() { count(); return count(); }',
+    }.items():
+        (source / room).mkdir(parents=True)
+        (source / room / "code.cc").write_text(text)
+    monkeypatch.setattr(build, "SOURCE", source)
+    engine = build.make_engine_plan()
+    caches.make_shared_folder(shared)
+    first = ctypes.CDLL(str(build.ensure_library(engine, into=shared)))
+    path = build.build_ops()
+    assert path.parent == cache
+    shutil.copy(shared / engine.library, cache)
+    ops = ctypes.CDLL(str(path))
+    assert [first.count(), ops.count_twice(), first.count()] == [1, 3, 4]
