@@ -82,7 +82,7 @@ def ensure_library(plan: Plan, verbose: bool = False, into: Path | None = None) 
                 _compile_plan(plan, folder, verbose, into)
         return folder / plan.library
     if verbose:
-        cache.print_message(f"{plan.what} for {_describe_versions(plan)} are built already")
+        cache.print_message(f"built already: {plan.what} for {_describe_versions(plan)}")
     return found
 
 

@@ -43,8 +43,8 @@ def find_cache_folder() -> Path:
             )
         if exposed := trust.find_exposure(mine):
             raise BuildError(
-                f"MATEX_CACHE_DIR={chosen}: {exposed}. What is kept there is loaded as code. Or set MATEX_CACHE_DIR to "
-                "a folder of your own that only you can write to."
+                f"MATEX_CACHE_DIR={chosen}: compiled ops are loaded as code, but {exposed}. Or set MATEX_CACHE_DIR to "
+                "a folder that only you can write to."
             )
         return mine
     reasons: list[str] = []
@@ -103,8 +103,8 @@ def require_trust(path: Path) -> None:
     """Raises BuildError if somebody who is not trusted could have written to the folder or library `path`."""
     if exposed := trust.find_exposure(path):
         raise BuildError(
-            f"{exposed}. What lies there is loaded as code, so nobody else may be able to. Or set MATEX_OPS_DIR to "
-            "another folder, such as one that you have built by `matex build --into`."
+            f"compiled ops are loaded as code, but {exposed}. Or set MATEX_OPS_DIR to another folder, such as one that "
+            "you fill by `matex build --into FOLDER`."
         )
 
 
