@@ -51,8 +51,8 @@ def _describe_xla() -> str:
     is_flag=False,
     flag_value="",
     metavar="[FOLDER]",
-    help="Build for all users. Every run looks into matex_tf.libs beside the installed package, which is the FOLDER "
-    "unless told; into another one where MATEX_OPS_DIR names it.",
+    help="Build for all users into FOLDER, which a run finds by MATEX_OPS_DIR. Without FOLDER: into matex_tf.libs "
+    "beside the installed package, which every run finds.",
 )
 def build_ops(xla: bool, into: str | None) -> int:
     """Compile the ops now rather than at first use, and print where they are."""
