@@ -6,10 +6,16 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
 
-from matex_tf import attach
-from matex_tf.version import __version__
+_ABOVE = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
+if all(os.path.isfile(os.path.join(_ABOVE, part, "PART_OF_MATEX_TF")) for part in ("ops", "readers")):
+    # In a checkout they stand beside this package, in an install within it.
+    __path__.append(_ABOVE)
+
+from matex_tf import attach  # noqa: E402
+from matex_tf.version import __version__  # noqa: E402
 
 __all__ = [
     "__version__",

@@ -429,6 +429,14 @@ TABLE = (
         "Where the compiled ops are kept. Empty: the user's cache folder (XDG_CACHE_HOME or ~/.cache).",
     ),
     Setting(
+        "ops_dir",
+        _keep_text,
+        "",
+        "folder",
+        "Where to look first for compiled ops, as `matex build --into` has built them for all users. Nothing is "
+        "written there. Empty: the folder matex_tf.libs beside the installed package.",
+    ),
+    Setting(
         "log_dir",
         _keep_text,
         "",
@@ -606,6 +614,7 @@ class Settings:
     elastic: bool
     save_seconds: float
     cache_dir: str
+    ops_dir: str
     log_dir: str
     output: str
     files_dir: str

@@ -60,8 +60,7 @@ on_load: list[Callable[[], None]] = []
 """Called once TensorFlow has loaded the ops."""
 
 _library: Library | None = None
-_plan: build.Plan | None = None
-"""The build of the engine: to find it asks compilers, which takes a start some time."""
+_plan: build.Plan | None = None  # of the engine
 _engine: ctypes.CDLL | None = None
 _ops: Ops | None = None
 _lock = threading.Lock()
@@ -71,19 +70,26 @@ def get_library() -> Library:
     """The engine of this process; the first call builds it if need be, loads it and starts it.
 
     Raises:
-        BuildError: there is no compiler or no MPI to build with, or the build failed.
+        BuildError: nobody has built it, and it cannot be built here.
         world.RankError: the engine is linked to another MPI than the one that mpi4py has loaded.
     """
-    global _library, _plan, _engine
+    global _library
     if _library is not None:
         return _library  # it is asked for in every step
     with _lock:
         if _library is None:
-            _plan = _plan or build.make_engine_plan()
-            _engine = _engine or _load_file(build.ensure_library(_plan), interface.load_library, OSError)
-            _start_engine(_engine)
-            _library = Library(_engine)
+            _start_engine(_load_engine())
+            _library = Library(_load_engine())
         return _library
+
+
+def _load_engine() -> ctypes.CDLL:
+    global _plan, _engine
+    if _engine is None:
+        cache.speaks = world.get_world().rank == 0
+        _plan = build.make_engine_plan()
+        _engine = _load_file(build.ensure_library(_plan), interface.load_library, OSError)
+    return _engine
 
 
 def load_tensorflow_ops() -> Ops:
@@ -99,6 +105,7 @@ def load_tensorflow_ops() -> Ops:
 
     with _lock:
         if _ops is None:
+            _load_engine()  # the ops find it among what is loaded
             path = build.build_ops(engine=_plan)
             module = _load_file(path, tf.load_op_library, tf.errors.OpError)
             for register in on_load:

@@ -154,7 +154,7 @@ def launch(
         ValueError, TypeError: ranks and nodes do not go together, or a value is wrong.
         JobError: the cluster refused the job; nothing of it is left.
     """
-    target = [os.fspath(script), *map(str, args)]
+    target = [os.fspath(script), *arguments.check_words("launch", "args", args)]
     if ranks is not None:
         arguments.check_whole_number("launch", "ranks", ranks)
     if not isinstance(cluster, kubernetes.Kubernetes) and not os.path.isfile(target[0]):

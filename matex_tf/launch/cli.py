@@ -30,6 +30,7 @@ HELP = {"help_option_names": ["-h", "--help"]}
 
 
 ELSEWHERE = {
+    "build": "matex_tf.launch.built_ops:build_ops",
     "simulate": "matex_tf.launch.simulate:simulate_command",
     "submit": "matex_tf.deploy.command:submit_script",
     "follow": "matex_tf.deploy.command:follow_job",
@@ -154,20 +155,6 @@ def show_info() -> int:
     facts = info.gather_facts()
     print(info.format_report(facts), end="")
     return 1 if info.find_complaints(facts) else 0
-
-
-@matex.command(name="build", context_settings=HELP, short_help="Compile the ops now.")
-@click.option("--xla", is_flag=True, help="Compile the kernels for jit_compile=True, too.")
-def build_ops(xla: bool) -> int:
-    """Compile the ops now rather than at first use, and print where they are."""
-    from matex_tf.ops import build as builder
-
-    try:
-        print(builder.build_xla(verbose=True) if xla else builder.build_ops(verbose=True))
-    except (ImportError, OSError, RuntimeError) as error:
-        print(f"matex build: {error}", file=sys.stderr)
-        return 1
-    return 0
 
 
 @matex.command(name="settings", context_settings=HELP, short_help="List the settings, or explain one.")

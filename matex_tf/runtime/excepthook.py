@@ -15,12 +15,17 @@ from types import TracebackType
 from typing import Any
 
 from matex_tf import settings
+from matex_tf.ops import cache
 from matex_tf.runtime import script_frames, shutdown
-from matex_tf.world import membership, terminal, world
+from matex_tf.world import membership, task_environment, terminal, world
 
 _FRAME = re.compile(r'  File "(.*)", line \d+, in .*\n(?:    .*\n|\n)*')
 # TensorFlow gives where an op was made within the text of its error only.
 _OP_FRAMES = re.compile(rf"(Detected at node .* defined at \(most recent call last\):\n)((?:{_FRAME.pattern})+)")
+_ASK_INSTEAD = (
+    "The launcher's variables are taken out of os.environ, so that a process which a rank starts does not join the "
+    "job. Ask matex_tf.rank(), matex_tf.size(), matex_tf.local_rank() or matex_tf.local_size() instead.\n"
+)
 
 
 def attach_hooks() -> None:
@@ -115,6 +120,8 @@ def describe_error(error: BaseException, trace: TracebackType | None) -> str:
     me = world.get_world()
     if isinstance(error, world.CannotGoOn):
         return f"matex_tf: {error}\n"  # no fault of the script, nor of a place in it
+    if isinstance(error, cache.BuildError):
+        return f"matex_tf: rank {me.rank} of {me.size} on {me.host}: {error}\n"  # nor is what this machine lacks
     error.__traceback__, hint = trace, ""
     if settings.get_settings().traceback == "script":
         for shown in _list_shown_errors(error):
@@ -124,6 +131,8 @@ def describe_error(error: BaseException, trace: TracebackType | None) -> str:
     text = "".join(traceback.format_exception(error))
     if settings.get_settings().traceback == "script":
         text = _OP_FRAMES.sub(_drop_library_frames, text)
+    if isinstance(error, KeyError) and not task_environment.taken.isdisjoint(map(str, error.args)):
+        text += _ASK_INSTEAD
     return f"matex_tf: rank {me.rank} of {me.size} on {me.host} failed{_format_script_line(error)}{hint}:\n{text}"
 
 

@@ -83,10 +83,15 @@ def make_job_name(environment: Mapping[str, str]) -> str:
     return re.sub(r"\W", "-", name)
 
 
+taken: set[str] = set()
+"""The launcher's variables that this process had and has no more."""
+
+
 def keep_children_out() -> None:
     """A process that a rank starts is a world of its own: a child that joined the job would crash it."""
     for name in list(os.environ):
         if name.startswith(_PREFIXES) or name in ("MATEX_PROOF", "MATEX_STATE"):
+            taken.add(name)
             del os.environ[name]
 
 
