@@ -7,6 +7,7 @@ That needs outputs of one row, or of the same number of rows, for each row of th
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -36,26 +37,27 @@ class Answer:
         self.first: tuple[int, int] | None = None
         self.compares = False
 
-    def look_at(self, source: Any, arrays: Any) -> None:
-        """Learn whether the data are the same on all ranks. Collective for arrays of at least one row a rank that are
-        no share.
+    def look_at(self, source: Any, arrays: Any, agree: Callable[[], None]) -> None:
+        """Learn whether the data are the same on all ranks. Collective, but for arrays of fewer rows than ranks.
 
         Args:
             source: what the script gave to `predict`.
             arrays: the structure of arrays that Keras made of it; None of a dataset or generator.
+            agree: called where the ranks are to have the same weights.
         """
         import tensorflow as tf
 
         self.once, self.are_arrays = hasattr(source, "__next__"), arrays is not None
-        if self.whole:
-            return
         if arrays is None:
-            self.whole = hasattr(source, "element_spec") and share_arrays.is_share(source)
+            agree()
+            self.whole = self.whole or (hasattr(source, "element_spec") and share_arrays.is_share(source))
             return
         leaves = [np.asarray(leaf) for leaf in tf.nest.flatten(arrays) if leaf is not None]
         few = not leaves or any(leaf.ndim == 0 or len(leaf) < world.get_world().size for leaf in leaves)
         is_own = any(map(share_arrays.is_share, leaves))  # of which ranks may have other numbers of rows
-        self.whole = is_own or few or fingerprint.are_each_ranks_own(leaves, "the data of predict")
+        if is_own or not few:
+            agree()
+        self.whole = self.whole or is_own or few or fingerprint.are_each_ranks_own(leaves, "the data of predict")
 
     def distribute_dataset(self, dataset: Any) -> Any:
         """The dataset that Keras is to iterate in place of `dataset`."""
