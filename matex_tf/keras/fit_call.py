@@ -60,6 +60,8 @@ def enter_call(kind: str, model: Any) -> Iterator[Run]:
         yield this
         if this.unmade:
             this.check_weights(f"made in {kind}")
+        if kind == "evaluate":
+            this.compare_batches(stack)
         if len(stack) == 1:
             this.finish_call()
     finally:
@@ -74,15 +76,6 @@ def enter_call(kind: str, model: Any) -> Iterator[Run]:
             this.averaging.close_averaging()
         if before is not None:
             step_weight.go_back_to(before)
-
-
-def _has_fixed_batch(model: Any) -> bool:
-    inputs = getattr(model, "inputs", None) or []
-    fixed = any(tensor.shape is not None and len(tensor.shape) and tensor.shape[0] is not None for tensor in inputs)
-    return fixed or any(
-        getattr(layer, "stateful", False) is True and hasattr(layer, "reset_states")
-        for layer in getattr(model, "layers", [])
-    )
 
 
 class Run:
@@ -106,7 +99,7 @@ class Run:
         self.callbacks: list[Any] = []
         self.epoch: epochs.Source | None = None  # of what `fit` trains on
         ops.records.mark_between_steps()
-        fixed = _has_fixed_batch(model)
+        fixed = step_check.has_fixed_batch(model)
         self.answer = predict_call.Answer(model, whole=fixed)
         if fixed:
             notes.print_note(
@@ -220,6 +213,13 @@ class Run:
                 f"{self.kind} on '{self.model.name}': the ranks had other weights ('{names[0]}' is the first); all "
                 "take rank 0's"
             )
+
+    def compare_batches(self, stack: list[Run]) -> None:
+        """After `evaluate`: the ranks saw the same rows, of data of its own or of those that a call of `fit` keeps."""
+        stage = next((call.stage for call in reversed(stack) if call.stage is not None), None)
+        if stage is not None and not stage.trains and stage.compares:
+            first, stage.first = stage.first, None
+            fingerprint.compare_batch(first, "the first batch of evaluate")
 
     def check_weights(self, when: str) -> None:
         """No weights have drifted apart. Collective."""
