@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import itertools
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -15,7 +16,9 @@ from matex_tf.gradients import local_gradients, reduction
 from matex_tf.runtime import notes, objects
 from matex_tf.world import world
 
-_agreed: dict[int, Any] = {}
+_agreed: dict[int, tuple[int, Any]] = {}
+"""By the ids of variables: their number in the order in which the ranks agreed on them, and they."""
+_numbers = itertools.count()
 _waiting: list[list[Any]] = []
 _left_out: dict[int, Any] = {}
 
@@ -42,6 +45,7 @@ def _is_apart(variable: Any) -> bool:
 
 
 def _select_readable(variables: Iterable[Any]) -> list[Any]:
+    """Those that are variables of TensorFlow, each once, in the order of their making."""
     seen: set[int] = set()
     found = []
     for variable in variables:
@@ -50,7 +54,7 @@ def _select_readable(variables: Iterable[Any]) -> list[Any]:
         if is_one and id(inner) not in seen and not _is_apart(inner):
             seen.add(id(inner))
             found.append(variable)
-    return found
+    return sorted(found, key=reduction.find_birth)
 
 
 def _read_value(variable: Any) -> np.ndarray:
@@ -132,7 +136,8 @@ def _remember_agreed(variables: Iterable[Any]) -> None:
     for variable in variables:
         inner = reduction.find_tf_variable(variable)
         key = id(inner)
-        _agreed[key] = weakref.ref(inner, functools.partial(_forget_agreed, key))
+        if key not in _agreed:
+            _agreed[key] = next(_numbers), weakref.ref(inner, functools.partial(_forget_agreed, key))
 
 
 def _forget_agreed(key: int, _: object) -> None:
@@ -168,8 +173,11 @@ def has_agreements_due() -> bool:
 
 
 def list_agreed() -> list[Any]:
-    """The variables that all ranks once agreed on and that still live."""
-    return [variable for variable in (reference() for reference in list(_agreed.values())) if variable is not None]
+    """The variables that all ranks once agreed on and that still live on all of them. Collective."""
+    found = {number: reference() for number, reference in list(_agreed.values())}
+    mine = [number for number, variable in found.items() if variable is not None]
+    everyone = objects.allgather(mine, "which variables still live")
+    return [found[number] for number in sorted(set(mine).intersection(*everyone))]
 
 
 def check_drift(variables: Iterable[Any], trainable: Iterable[Any], what: str) -> None:

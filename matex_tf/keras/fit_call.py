@@ -9,7 +9,7 @@ from typing import Any
 
 from matex_tf import ops
 from matex_tf.adapt import executor
-from matex_tf.gradients import variables
+from matex_tf.gradients import drift, reduction, variables
 from matex_tf.keras import data_stage, local_training, model_variables, predict_call, step_check
 from matex_tf.loops import explain
 from matex_tf.metrics import metrics
@@ -88,6 +88,7 @@ class Run:
         self.stage: data_stage.Stage | None = None  # the last one
         self.stages = 0
         self.step = 0
+        self.updates = reduction.count_updates()
         self.rows = 0
         self.pace: bottlenecks.Pace | None = None
         self.agreed = self.unmade = False
@@ -206,8 +207,9 @@ class Run:
         self.unmade = not model_variables.are_made(self.model)
         training = [call.model for call in _state.stack if call.kind == "fit" and call.step]
         trained = [weight for model in training for weight in model.trainable_weights]
-        weights = model_variables.list_weights(self.model)
-        names = variables.synchronize_variables(weights, f"comparing the weights before {self.kind}", trained)
+        names = variables.synchronize_variables(
+            model_variables.list_weights(self.model), f"comparing the weights before {self.kind}", trained
+        )
         if names:
             notes.print_note(
                 f"{self.kind} on '{self.model.name}': the ranks had other weights ('{names[0]}' is the first); all "
@@ -223,8 +225,7 @@ class Run:
 
     def check_weights(self, when: str) -> None:
         """No weights have drifted apart. Collective."""
-        weights = model_variables.list_weights(self.model)
-        variables.check_drift(weights, self.model.trainable_weights, when)
+        variables.check_drift(model_variables.list_weights(self.model), self.model.trainable_weights, when)
 
     def end_step(self) -> None:
         """After a training step. After the first of an epoch: the ranks saw the same rows."""
@@ -267,6 +268,8 @@ class Run:
             self.pace.judge_steps()
             self.pace = None
         self.check_weights(f"at the end of epoch {epoch + 1}")
+        drift.leave_out(-self.updates + (done := reduction.count_updates()))
+        self.updates = done
 
     def finish_call(self) -> None:
         """At the end of a call of its own: metrics that Keras 2 counts among the weights are the same on all ranks."""
