@@ -211,10 +211,7 @@ class Run:
             model_variables.list_weights(self.model), f"comparing the weights before {self.kind}", trained
         )
         if names:
-            notes.print_note(
-                f"{self.kind} on '{self.model.name}': the ranks had other weights ('{names[0]}' is the first); all "
-                "take rank 0's"
-            )
+            notes.print_note(f"{self.kind}: the ranks' weights differ ('{names[0]}' is the first); all take rank 0's")
 
     def compare_batches(self, stack: list[Run]) -> None:
         """After `evaluate`: the ranks saw the same rows, of data of its own or of those that a call of `fit` keeps."""

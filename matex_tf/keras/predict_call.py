@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 
 from matex_tf import ops
+from matex_tf.gradients import row_gathering
 from matex_tf.runtime import notes
 from matex_tf.sharding import fingerprint, iteration, pushdown, row_shares, share_arrays, sliced_dataset
 from matex_tf.world import world
 
 NOT_ROWS = "matex_tf: the outputs of predict are not rows of its input"
 _gives_rows: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
-_CAST = {"int8": "int32", "int16": "int32", "uint16": "int32", "uint32": "int64"}
 
 
 class OtherRows(Exception):
@@ -117,17 +117,11 @@ def gather_outputs(outputs: Any, batch: Any) -> Any:
     fits = tf.reduce_all((of_outputs == each * of_input) & (each == each[:1]))
     with tf.control_dependencies([tf.debugging.Assert(fits, [NOT_ROWS, everyone])]):
         mine = tf.cast(batch.numbers[2], tf.int64)
-        flat = [_gather_part(part[: tf.shape(part, tf.int64)[0] * mine]) for part in flat]
+        flat = [
+            row_gathering.gather_rows(part[: tf.shape(part, tf.int64)[0] * mine], "an output of predict", batch.numbers)
+            for part in flat
+        ]
     return tf.nest.pack_sequence_as(outputs, flat)
-
-
-def _gather_part(part: Any) -> Any:
-    import tensorflow as tf
-
-    between = _CAST.get(part.dtype.name)
-    if between is None:
-        return ops.allgather(part, name="an output of predict")
-    return tf.cast(ops.allgather(tf.cast(part, between), name="an output of predict"), part.dtype)
 
 
 def fall_back_to_whole(model: Any, error: Exception) -> bool:
@@ -176,7 +170,7 @@ def _is_rows(part: Any) -> bool:
     if shape is None or getattr(shape, "rank", 0) is None or len(shape) == 0 or shape[0] is not None:
         return False
     name = tf.as_dtype(part.dtype).name
-    return name in ops.DTYPES or name in _CAST
+    return name in ops.DTYPES or name in row_gathering.CAST
 
 
 def _judge_trace(model: Any, spec: Any) -> bool:

@@ -14,7 +14,7 @@ import numpy as np
 from matex_tf import ops
 from matex_tf.analysis import declarations, dry_trace, interpreter
 from matex_tf.analysis.placement import ROWS, SHARDED, as_partial, make_partial
-from matex_tf.gradients import reduction, row_mixing
+from matex_tf.gradients import reduction, row_gathering, row_mixing
 from matex_tf.sharding import step_weight
 
 _ROWS, _MEAN, _SUM, _OTHER = "rows", "mean", "sum", "other"
@@ -91,8 +91,8 @@ def _make_whole(parts: list[Any]) -> list[Any]:
         wholes = row_mixing.make_all_whole(of_graph)
         known = {id(part): whole for part, whole in zip(of_graph, wholes or ())}
         return [known.get(id(part), part) for part in parts]
-    has_rows = step_weight.read_numbers()[2]
-    return [_gather_nonempty(part, has_rows) if _has_rows(part) else part for part in parts]
+    numbers = step_weight.read_numbers()
+    return [_gather_nonempty(part, numbers) if _has_rows(part) else part for part in parts]
 
 
 def _has_rows(part: Any) -> bool:
@@ -141,13 +141,13 @@ def is_single(value: Any) -> bool:
     return isinstance(value, tf.Tensor) and value.shape.rank == 0 and value.dtype.is_floating
 
 
-def _gather_nonempty(tensor: Any, has_rows: Any) -> Any:
+def _gather_nonempty(tensor: Any, numbers: Any) -> Any:
     """The rows of all ranks that have some."""
     import tensorflow as tf
 
     tensor = tf.convert_to_tensor(tensor)
-    mine = tensor[: tf.where(has_rows > 0, tf.shape(tensor)[0], 0)]
-    gathered = ops.allgather(mine, name="metric")
+    mine = tensor[: tf.where(numbers[2] > 0, tf.shape(tensor)[0], 0)]
+    gathered = row_gathering.gather_rows(mine, "metric", numbers)
     gathered.set_shape([None, *tensor.shape[1:]])
     return gathered
 
