@@ -134,6 +134,12 @@ def _declare_rows(arguments: Any) -> None:
             declarations.declare_placement(part, ROWS)
 
 
+def is_number(value: Any) -> bool:
+    """Whether a `value` has no dimensions, as far as its graph knows."""
+    shape = getattr(value, "shape", ())
+    return (shape.rank if hasattr(shape, "rank") else len(shape)) == 0
+
+
 def is_single(value: Any) -> bool:
     """Whether a metric's `value` is one number for all rows."""
     import tensorflow as tf
@@ -181,4 +187,5 @@ def _trace_kind(function: Callable[..., Any], rows: tuple[Any, ...], kwargs: dic
     found = interpreter.find_placement(graph.outputs[0])
     if found.kind == SHARDED and found.axis == found.power == 0:
         return _ROWS
-    return {make_partial(0): _SUM, make_partial(1): _MEAN}.get(found, _OTHER)
+    # Of a vector, such as a sum for each column, a mean counts the entries: it is computed of all rows.
+    return {make_partial(0): _SUM, make_partial(1): _MEAN}.get(found, _OTHER) if is_number(graph.outputs[0]) else _OTHER
