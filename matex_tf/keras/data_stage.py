@@ -19,7 +19,6 @@ from matex_tf.sharding import (
     fingerprint,
     iteration,
     pushdown,
-    read_ahead,
     share_arrays,
     share_batches,
     sliced_dataset,
@@ -169,7 +168,7 @@ class Stage:
         """Slices of the batches of `dataset`, or with MATEX_ELASTIC the batches, of which each step takes its slice."""
         if self.trains and elastic.is_on():
             self.gives_whole_batches = True
-            return iteration.exempt_dataset(read_ahead.read_alike(dataset, lambda whole: whole))
+            return iteration.exempt_dataset(iteration.read_alike(dataset, lambda whole: whole))
         sliced, self.whole_pipeline = pushdown.push_down_slices(dataset, self.are_arrays, self._keep_first, self.shares)
         return sliced
 

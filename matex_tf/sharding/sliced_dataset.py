@@ -18,7 +18,6 @@ from matex_tf.sharding import (
     fingerprint,
     iteration,
     py_functions,
-    read_ahead,
     row_shares,
     share_arrays,
     step_weight,
@@ -138,7 +137,7 @@ def make_whole_dataset(dataset: Any) -> Any:
 
     numbers = tf.data.Dataset.from_tensors(tf.constant(step_weight.list_whole_values(), tf.float64)).repeat()
     return iteration.exempt_dataset(
-        read_ahead.read_alike(dataset, lambda whole: tf.data.Dataset.zip(Batch(whole, numbers)))
+        iteration.read_alike(dataset, lambda whole: tf.data.Dataset.zip(Batch(whole, numbers)))
     )
 
 
@@ -173,7 +172,7 @@ def slice_dataset(
         both = tf.data.Dataset.zip((batches.enumerate(), shares.make_dataset()))
         return both.map(lambda numbered, of_batch: cut(numbered[0], numbered[1], of_batch))
 
-    return iteration.exempt_dataset(py_functions.hold_py_functions(lambda: read_ahead.read_alike(dataset, cut_up)))
+    return iteration.exempt_dataset(py_functions.hold_py_functions(lambda: iteration.read_alike(dataset, cut_up)))
 
 
 def find_numbers(batch: Any) -> Any:

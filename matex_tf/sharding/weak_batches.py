@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from matex_tf.sharding import iteration, read_ahead, row_shares, sliced_dataset, step_weight
+from matex_tf.sharding import iteration, row_shares, sliced_dataset, step_weight
 from matex_tf.world import world
 
 
@@ -13,7 +13,7 @@ def group_batches(dataset: Any) -> Any:
 
     Ranks that have no batch of their own, as some may in the last group, get the group's first with weight 0.
     """
-    return iteration.exempt_dataset(read_ahead.read_alike(dataset, _group))
+    return iteration.exempt_dataset(iteration.read_alike(dataset, _group))
 
 
 def _group(dataset: Any) -> Any:
