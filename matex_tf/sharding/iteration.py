@@ -71,13 +71,13 @@ def read_alike(dataset: Any, make: Callable[[Any], Any]) -> Any:
         ahead = int(last._buffer_size)
         result = make(last._input_dataset.with_options(dataset.options()))
     else:
-        ahead = tf.data.AUTOTUNE if _adds_prefetch(last, dataset.options()) else 0
+        ahead = tf.data.AUTOTUNE if _is_prefetch_added(last, dataset.options()) else 0
         result = make(dataset)
     ahead = 1 if ahead == tf.data.AUTOTUNE else ahead
     return result.prefetch(ahead) if ahead else result
 
 
-def _adds_prefetch(last: Any, options: Any) -> bool:
+def _is_prefetch_added(last: Any, options: Any) -> bool:
     """Whether TensorFlow adds a `prefetch` to a pipeline of which `last` is the last step."""
     is_off = options.autotune.enabled is False or options.experimental_optimization.inject_prefetch is False
     return not is_off and not pipeline_shapes.name_kind(last).startswith("Parallel")
