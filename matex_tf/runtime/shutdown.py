@@ -230,8 +230,11 @@ def end_rank() -> None:
         _await_others_at_end(error)
         abort_with_error(f"matex_tf: {error}\n", f"MismatchError: {error}", _exit_code or 1, follows=True)
     _have_all_ended = True
-    for work in at_end:
-        work()
+    try:
+        for work in at_end:
+            work()
+    except world.RankError as error:  # on all ranks
+        abort_with_error(f"matex_tf: {error}\n", f"RankError: {error}", 1)
     _tell_exits(objects.allgather((_exit_code, _exit_text), "what is done after the script"))
     me = world.get_world()
     with mpi_timeout.limit_time(me.rank, me.size, "has waited for MPI to end, after all have come to the script's end"):

@@ -63,6 +63,14 @@ def test_a_sparse_gradient_is_gathered_by_as_many_bytes_as_its_slice_has_rows(tm
     assert all(size > 0 for size in messages)
 
 
+@pytest.mark.parametrize("kind", ["eager", "function", "fit"])
+def test_batches_that_ranks_do_not_share_evenly_are_whole(kind, tmp_path):
+    plan = {"MATEX_PLAN": f"3:14:0:1:{tmp_path}"}
+    ended = launch.run_alone(Path(__file__).with_name("uneven_case.py"), kind, env=plan, module=True).check()
+    assert "went on" not in ended.output
+    assert phantoms.read_copy(tmp_path, 0, ended.returncode, 3)[1].rows == 128
+
+
 EPOCHS = {
     "accumulated": (3, "strong", 2),  # 10 batches, of which 4 make an update
     "steps": (7, "strong", 4),  # of steps_per_epoch; the data do not tell
