@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import ctypes
+import os
+import re
+import sys
 from ctypes import POINTER, c_char_p, c_double, c_int, c_int64, c_uint64, c_void_p
 from pathlib import Path
 
+_MPI_LIBRARY = re.compile(r"libmpi(ch)?(_ibm|_cray|_intel|_gnu_\d+)?\.so")
 _FUNCTIONS = {
     "matex_last_error": (c_char_p, []),
     "matex_mpi_version": (c_char_p, []),
@@ -89,3 +93,12 @@ def load_library(path: str | Path) -> ctypes.CDLL:
 def get_last_error(c: ctypes.CDLL) -> str:
     """What went wrong in this thread's last call that failed."""
     return c.matex_last_error().decode(errors="replace")
+
+
+def list_mapped_mpi_libraries() -> list[str]:
+    """The files of all MPI libraries in this process."""
+    if not sys.platform.startswith("linux"):
+        return []
+    with open("/proc/self/maps") as maps:
+        paths = {line.split(None, 5)[5].strip() for line in maps if line.count("/")}
+    return sorted({os.path.realpath(path) for path in paths if _MPI_LIBRARY.match(os.path.basename(path))})

@@ -7,9 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import os
-import re
-import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -20,9 +17,9 @@ from matex_tf import settings
 from matex_tf.world import world
 
 from . import build, cache, interface
+from .interface import list_mapped_mpi_libraries
 
 # An MPI has further libraries (libmpi_cxx, libmpi_mpifh); these names are of the one that is the MPI.
-_MPI_LIBRARY = re.compile(r"libmpi(ch)?(_ibm|_cray|_intel|_gnu_\d+)?\.so")
 _BLOCK_BYTES = 64 << 20
 _CHUNK_BYTES = {False: 1 << 20, True: 8 << 20}  # on one node; between nodes
 _COMMUNICATORS = ("sequence", "gradients", "overlapped")
@@ -180,15 +177,6 @@ def _check_mpi(c: ctypes.CDLL) -> None:
             "uses, or reinstall mpi4py (`pip install --force-reinstall --no-cache-dir mpi4py`) with that MPI's mpicc "
             "first on PATH."
         )
-
-
-def list_mapped_mpi_libraries() -> list[str]:
-    """The files of all MPI libraries in this process."""
-    if not sys.platform.startswith("linux"):
-        return []
-    with open("/proc/self/maps") as maps:
-        paths = {line.split(None, 5)[5].strip() for line in maps if line.count("/")}
-    return sorted({os.path.realpath(path) for path in paths if _MPI_LIBRARY.match(os.path.basename(path))})
 
 
 def rendezvous(kind: int, key: int, what: str, size: int = 0) -> None:
