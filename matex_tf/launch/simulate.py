@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from matex_tf.launch import minibatch
+from matex_tf.launch.planning import minibatch
 from matex_tf.launch.planning.option_types import HERE, Bytes, Output, Ranks
 
 if TYPE_CHECKING:
