@@ -54,7 +54,9 @@ class Answer:
             return
         leaves = [np.asarray(leaf) for leaf in tf.nest.flatten(arrays) if leaf is not None]
         few = not leaves or any(leaf.ndim == 0 or len(leaf) < world.get_world().size for leaf in leaves)
-        is_own = any(map(share_arrays.is_share, leaves))  # of which ranks may have other numbers of rows
+        # Of a share ranks may have other numbers of rows. What Keras made of one need not tell that it is one.
+        given = [part for part in tf.nest.flatten(source) if isinstance(part, np.ndarray)]
+        is_own = any(map(share_arrays.is_share, (*given, *leaves)))
         if is_own or not few:
             agree()
         self.whole = self.whole or is_own or few or fingerprint.are_each_ranks_own(leaves, "the data of predict")

@@ -244,9 +244,10 @@ def make_command_line(run: Run) -> list[str]:
 
 def _start_ranks(asked: Run, tell: Callable[[str], None]) -> int:
     shared = run_options.choose_shared(asked, os.environ)
+    goes_on = bool(asked.restarts) or "MATEX_STATE" in os.environ
+    asked = run_options.settle_strategy(asked, os.environ) if goes_on else asked
     places = Places(Attempt(asked.ranks, asked.options), find_mpirun(), follows=asked.adapt == "ranks")
-    if asked.restarts or "MATEX_STATE" in os.environ:
-        asked = run_options.settle_strategy(asked, os.environ)
+    if goes_on:
         return restarts.run_with_restarts(
             places,
             asked.restarts,

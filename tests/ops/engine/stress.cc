@@ -510,7 +510,7 @@ void Computing(Random& random) {
 }
 
 // What is asked of the engine from other threads while it works.
-void Watch(const std::atomic<bool>& ended) {
+void WatchProgress(const std::atomic<bool>& ended) {
   double seconds = 0;
   int64_t number = 0;
   char text[512];
@@ -609,7 +609,7 @@ int main(int argc, char** argv) {
                ranks, "host", my_rank / ranks_per_node, 96 << 10, 4 << 10, static_cast<Algorithm>(algorithm),
                {static_cast<Compression::Kind>(compression), 1.0, between_nodes}}));
   std::atomic<bool> ended{false};
-  std::thread watcher([&] { Watch(ended); });
+  std::thread watcher([&] { WatchProgress(ended); });
   Random random(seed), own(seed * 1000 + static_cast<uint64_t>(my_rank));
   std::vector<std::shared_ptr<const Layout>> layouts;
   for (int i = 0; i < 4; ++i) layouts.push_back(NewLayout(random));
