@@ -120,7 +120,7 @@ def test_users_trust_root_and_not_each_other():
             os.waitpid(child, 0)
             return answer.read()
 
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as folder:  # others may not look into the folder of the tests
         library = Path(folder, "library.so")
         library.touch(0o444)
         os.chmod(folder, 0o755)
