@@ -1,0 +1,17 @@
+"""What each op makes of the placements of its inputs. An op without a rule takes whole tensors, and gives them."""
+
+from matex_tf.rewrite.rules import (
+    arrays,
+    entrywise,
+    layers,
+    lists,
+    products,
+    randoms,
+    reductions,
+    selections,
+    shapes,
+    slices,
+)
+from matex_tf.rewrite.rules.registry import RULES
+
+__all__ = ["RULES", "arrays", "entrywise", "layers", "lists", "products", "randoms", "reductions", "selections", "shapes", "slices"]

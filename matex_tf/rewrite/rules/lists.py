@@ -1,0 +1,117 @@
+"""TensorLists, of which TensorArrays and the backward pass of loops are made: a list of what has one placement."""
+
+from __future__ import annotations
+
+from matex_tf.rewrite.nodes import Decision, Node, NoRuleError
+from matex_tf.rewrite.placement import EMPTY, LIST, NOBODYS, SIZES, WHOLE, Placement, list_of, shard
+from matex_tf.rewrite.rules.registry import register
+
+
+def _make_list(node: Node, item: Placement | None) -> Placement:
+    return list_of(item, node.read_attribute("element_dtype"))
+
+
+def read_list(node: Node) -> Placement:
+    """The placement of the items of a list, an empty list's or those that a loop carries."""
+    if node.at(0).kind != LIST:
+        raise NoRuleError
+    return node.at(0)
+
+
+@register("EmptyTensorList TensorListReserve")
+def make(node: Node) -> Decision:
+    """The shape of the items is that of a rank's part; the number of items is the script's."""
+    return node.decide([_keep_sizes(node, 0), WHOLE], _make_list(node, None))
+
+
+@register("TensorListPushBack TensorListSetItem")
+def put(node: Node) -> Decision:
+    last = len(node.inputs) - 1 if node.type == "TensorListPushBack" else 2
+    held, item = read_list(node).item, node.at(last)
+    needs: list[Placement | None] = [None] + [WHOLE] * (len(node.inputs) - 1)
+    if item.kind == LIST:
+        raise NoRuleError
+    if item.kind == SIZES or (item.is_sharded and item.rows.chosen is not None):
+        item = WHOLE  # items differ from turn to turn
+    item = item._replace(numbers=None, zero=False)
+    if held is not None and item != held:
+        if held != WHOLE:
+            raise NoRuleError
+        item = held
+    needs[last] = None if item == node.at(last)._replace(numbers=None, zero=False) else item
+    return node.decide(needs, _make_list(node, item))
+
+
+@register("TensorListGetItem")
+def get(node: Node) -> Decision:
+    item = read_list(node).item
+    return node.decide([None, WHOLE, _keep_sizes(node, 2)], item or WHOLE)
+
+
+def _keep_sizes(node: Node, index: int) -> Placement | None:
+    return None if node.at(index).kind == SIZES else WHOLE
+
+
+@register("TensorListPopBack")
+def pop(node: Node) -> Decision:
+    item = read_list(node).item
+    return node.decide([None, _keep_sizes(node, 1)], node.at(0), item or WHOLE)
+
+
+@register("TensorListStack")
+def stack(node: Node) -> Decision:
+    item = read_list(node).item or WHOLE
+    after = shard(item.axis + 1, item.rows) if item.is_sharded else item
+    return node.decide([None, _keep_sizes(node, 1)], after)
+
+
+@register("TensorListFromTensor")
+def unstack(node: Node) -> Decision:
+    one = node.at(0)
+    if one.is_sharded and one.axis:
+        return node.decide([None, _keep_sizes(node, 1)], _make_list(node, shard(one.axis - 1, one.rows)))
+    if one.is_partial:
+        return node.decide([None, _keep_sizes(node, 1)], _make_list(node, one))
+    return node.decide([WHOLE, WHOLE], _make_list(node, WHOLE))
+
+
+@register("TensorListLength TensorListResize")
+def measure(node: Node) -> Decision:
+    held = read_list(node)
+    rest = [WHOLE] * (len(node.inputs) - 1)
+    return node.decide([None, *rest], held if node.type == "TensorListResize" else WHOLE)
+
+
+@register("TensorListElementShape")
+def find_item_shape(node: Node) -> Decision:
+    item = read_list(node).item
+    if item is not None and item.is_sharded:
+        raise NoRuleError
+    return node.decide([None], WHOLE)
+
+
+@register("OptionalNone")
+def make_none(node: Node) -> Decision:
+    return node.decide([], EMPTY)
+
+
+@register("FakeParam")
+def stand_in(node: Node) -> Decision:
+    return node.decide([], NOBODYS)
+
+
+@register("OptionalFromValue")
+def wrap(node: Node) -> Decision:
+    if len(node.inputs) != 1 or node.at(0).kind == SIZES:
+        return Decision([WHOLE] * len(node.inputs), [list_of(WHOLE)])
+    return node.decide([None], list_of(node.at(0)))
+
+
+@register("OptionalGetValue")
+def unwrap(node: Node) -> Decision:
+    return Decision([None], [read_list(node).item or WHOLE] * len(node.outputs))
+
+
+@register("OptionalHasValue")
+def is_wrapped(node: Node) -> Decision:
+    return node.decide([None], WHOLE)
