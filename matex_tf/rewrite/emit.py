@@ -73,19 +73,20 @@ class Copy:
         """This rank's rows of a tensor that all ranks have whole; all of it where the axis has one entry for all rows."""
         import tensorflow as tf
 
-        share = self.share
+        share, blocks = self.share, to.rows.blocks
         length = tf.shape(tensor, tf.int64)[to.axis]
-        parts = []
+        known = None if tensor.shape.rank is None else tensor.shape[to.axis]
         before: Any = tf.constant(0, tf.int64)
-        for block in to.rows.blocks:
-            unit = length // share.total if block is None or len(to.rows.blocks) == 1 else tf.constant(block, tf.int64)
-            begin, size = before + unit * share.first, unit * share.count
-            if len(to.rows.blocks) == 1 and tensor.shape.rank is not None and tensor.shape[to.axis] is None:
-                alone = tf.equal(length, 1)
-                begin, size = tf.where(alone, tf.zeros_like(begin), begin), tf.where(alone, tf.ones_like(size), size)
-            parts.append(tf.gather(tensor, begin + tf.range(size), axis=to.axis))
+        parts = []
+        for block in blocks:
+            unit = length // share.total if len(blocks) == 1 else tf.constant(block, tf.int64)
+            parts.append(before + unit * share.first + tf.range(unit * share.count))
             before += unit * share.total
-        return parts[0] if len(parts) == 1 else tf.concat(parts, to.axis)
+        numbers = tf.concat(parts, 0)
+        if known is None:
+            alone = tf.equal(length, 1)
+            numbers = tf.cond(alone, lambda: tf.zeros([1], tf.int64), lambda: numbers)
+        return tf.gather(tensor, numbers, axis=to.axis)
 
     def make_sizes_whole(self, tensor: Any, placement: Placement) -> Any:
         """Numbers of rows, of which each row has as many on all ranks, as those of the script's batch: no message."""
@@ -122,8 +123,13 @@ class _Body:
                 self._exchange([one.value for one in exchanges[level]])
         after = [op for node in self.program.effects for op in self.operations.get(id(node), ())]
         with tf.control_dependencies(after):
-            return [tf.identity(self._bring(value, need)) if after else self._bring(value, need)
-                    for value, need in zip(self.program.outputs, gives)]  # fmt: skip
+            made = [self._bring(value, need) for value, need in zip(self.program.outputs, gives)]
+            made = [tf.identity(tensor) for tensor in made] if after else made
+        for tensor, value, need in zip(made, self.program.outputs, gives):
+            shape = value.shape
+            if shape is not None:
+                tensor.set_shape([None if need.is_sharded and at == need.axis else n for at, n in enumerate(shape)])
+        return made
 
     def _emit_node(self, node: Node) -> None:
         import tensorflow as tf

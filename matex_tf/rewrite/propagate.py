@@ -13,6 +13,8 @@ from matex_tf.rewrite.nodes import Decision, Expansion, Node, NoRuleError, Value
 from matex_tf.rewrite.placement import ANY, LIST, PARTIAL, REPLICATED, WHOLE, Placement
 from matex_tf.rewrite.rules import RULES
 
+ALIASES = ("Identity", "IdentityN", "StopGradient", "PreventGradient", "Snapshot")
+"""Ops of the value that they take: the copy does without them."""
 CALLS = ("PartitionedCall", "StatefulPartitionedCall")
 
 
@@ -83,6 +85,8 @@ class Reader:
         if op.type in CALLS and (self._is_split(inputs) or self._has_source(op)):
             callee = find_callee(op, op.get_attr("f").name)
             return self._read_into(nodes, callee.graph, inputs, key, controls)
+        if op.type in ALIASES:
+            return inputs, controls + [value.node for value in inputs if value.node is not None]
         node = Node(op, key, inputs, controls)
         node.outputs = [Value(tensor, (*key, index), WHOLE, node) for index, tensor in enumerate(op.outputs)]
         fold(node)
@@ -144,7 +148,7 @@ class Reader:
 class _Whole:
     """Stands for the op of a node that the script's graph does not have: a sum made whole."""
 
-    type = "Identity"
+    type = "Whole"
     name = "whole"
     device = ""
 
@@ -171,7 +175,7 @@ def find_sums_needed_whole(program: Program) -> set[tuple[Any, ...]]:
     kept: set[tuple[Any, ...]] = set()
     for node in program.nodes:
         for value, need in zip(node.inputs, node.decision.needs):
-            if value.placement.kind == PARTIAL and node.type != "Identity":
+            if value.placement.kind == PARTIAL and node.type != "Whole":
                 (kept if need is None else needed).add(value.key)
         for body in node.bodies:
             needed |= find_sums_needed_whole(body)

@@ -18,7 +18,7 @@ from matex_tf.rewrite.placement import (
 )
 from matex_tf.rewrite.rules.registry import add_rules, register
 
-IDENTITIES = "Identity StopGradient PreventGradient CheckNumerics CheckNumericsV2 DebugIdentityV2 Snapshot"
+IDENTITIES = "CheckNumerics CheckNumericsV2 DebugIdentityV2"
 LINEAR = "Neg Real Imag Conj"
 NONLINEAR = """
     Abs Acos Acosh Asin Asinh Atan Atanh BesselI0e BesselI1e Ceil ComplexAbs Cos Cosh Digamma Elu Erf Erfc Erfinv Exp
@@ -70,11 +70,6 @@ add_rules([NONLINEAR], compute_entries)
 @register(IDENTITIES)
 def keep(node: Node) -> Decision:
     return Decision([None], [node.at(0)], None, [node.inputs[0].constant])
-
-
-@register("IdentityN")
-def keep_each(node: Node) -> Decision:
-    return Decision([None] * len(node.inputs), node.placements, None, [one.constant for one in node.inputs])
 
 
 @register(LINEAR)

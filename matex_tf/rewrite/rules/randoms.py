@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from matex_tf.rewrite.nodes import Decision, Node, NoRuleError
-from matex_tf.rewrite.placement import SIZES, WHOLE, Rows, shard
+from matex_tf.rewrite.placement import SIZES, SUM, WHOLE, Rows, shard
 from matex_tf.rewrite.rules.registry import register
 from matex_tf.rewrite.rules.shapes import find_rows, with_copy
 
@@ -43,6 +43,8 @@ def draw_by_counter(node: Node) -> Decision:
 def draw_all(node: Node) -> Decision:
     """Every rank draws for all rows and takes its own."""
     found = _find_rows(node)
+    if _has_no_seed(node):
+        return _draw_apart(node, found)
     if found is None:
         return node.decide_whole()
     rest = [WHOLE] * (len(node.inputs) - 1)
@@ -53,6 +55,34 @@ def draw_all(node: Node) -> Decision:
         return [copy.slice_rows(whole, one)]
 
     return node.decide([None, *rest], one, emit=with_copy(emit))
+
+
+def _has_no_seed(node: Node) -> bool:
+    """Whether each process draws other numbers, and each run of the script, too."""
+    return "seed2" in node.op.node_def.attr and not (node.read_attribute("seed") or node.read_attribute("seed2"))
+
+
+def _draw_apart(node: Node, found: tuple[int, Rows] | None) -> Decision:
+    """Any numbers are as good for the rows of a rank as others; what has no rows is drawn by one rank for all."""
+    rest = [WHOLE] * (len(node.inputs) - 1)
+    if found is not None:
+        return node.decide([None, *rest], shard(*found))
+
+    def emit(copy: Any, *inputs: Any) -> list[Any]:
+        import tensorflow as tf
+
+        drawn = copy.create_op(node, inputs)[0]
+        return [tf.where(copy.share.keeps, drawn, tf.zeros_like(drawn))]
+
+    return node.decide([WHOLE, *rest], SUM, emit=with_copy(emit))
+
+
+@register("""RandomGamma RandomPoissonV2 Multinomial StatefulRandomBinomial RandomShuffle""")
+def draw_of_parameters(node: Node) -> Decision:
+    """Of whole parameters; how many numbers are drawn for the rows of one rank is not known beforehand."""
+    if not _has_no_seed(node) or node.op.outputs[0].dtype.name == "string":
+        return node.decide_whole()
+    return _draw_apart(node, None)
 
 
 def _find_rows(node: Node) -> tuple[int, Rows] | None:

@@ -8,6 +8,7 @@ from matex_tf.rewrite.nodes import Decision, Node, NoRuleError
 from matex_tf.rewrite.placement import SIZES, SUM, WHOLE, ZERO, Placement, Rows, Size, make_sizes, shard
 from matex_tf.rewrite.rules.arrays import count_rows, take_blocks
 from matex_tf.rewrite.rules.registry import register
+from matex_tf.rewrite.rules.shapes import find_rows
 
 
 @register("StridedSlice")
@@ -34,7 +35,13 @@ def _slice_sizes(node: Node, one: Placement) -> Decision:
 
 
 def _slice_rows(node: Node, one: Placement) -> Decision:
-    """Whole rows, or whole blocks of them; other axes as the script cuts them."""
+    found = follow_axis(node, one, node.count_axes(0))
+    needs = [None, *(None if node.at(index).kind == SIZES else WHOLE for index in (1, 2, 3))]
+    return node.decide(needs, found)
+
+
+def follow_axis(node: Node, one: Placement, count: int) -> Placement:
+    """Where a slice of a tensor with `count` axes has its rows: whole rows, or whole blocks of them."""
     ellipsis, new, shrink, begins, ends = (
         node.read_attribute(f"{name}_mask") for name in ("ellipsis", "new_axis", "shrink_axis", "begin", "end")
     )
@@ -47,7 +54,7 @@ def _slice_rows(node: Node, one: Placement) -> Decision:
     for index in range(entries):
         bit = 1 << index
         if ellipsis & bit:
-            skipped = node.count_axes(0) - named
+            skipped = count - named
             if taken <= one.axis < taken + skipped:
                 found = shard(made + one.axis - taken, one.rows)
             made, taken = made + skipped, taken + skipped
@@ -63,10 +70,27 @@ def _slice_rows(node: Node, one: Placement) -> Decision:
             elif _counts_rows(node, index, begins & bit, ends & bit or shrink & bit):
                 raise NoRuleError
             made, taken = made + (0 if shrink & bit else 1), taken + 1
+    return shard(made + one.axis - taken, one.rows) if found is None else found
+
+
+@register("StridedSliceGrad")
+def slice_backward(node: Node) -> Decision:
+    """The gradient among zeros, where the slice was: the rows are where the shape has their number."""
+    gradient = node.at(4)
+    if not gradient.is_sharded:
+        if node.at(0).kind == SIZES:
+            raise NoRuleError
+        return node.decide([WHOLE] * 4 + [None if gradient.is_partial else WHOLE],
+                           SUM if gradient.is_partial else WHOLE)  # fmt: skip
+    sizes = node.read_sizes(0)
+    found = find_rows(sizes)
     if found is None:
-        found = shard(made + one.axis - taken, one.rows)
-    needs = [None, *(None if node.at(index).kind == SIZES else WHOLE for index in (1, 2, 3))]
-    return node.decide(needs, found)
+        raise NoRuleError
+    before = shard(*found)
+    if not follow_axis(node, before, len(sizes)).has_layout(gradient):
+        raise NoRuleError
+    needs = [None if node.at(index).kind == SIZES else WHOLE for index in range(4)]
+    return node.decide([*needs, None], before)
 
 
 def _read_entry(node: Node, index: int, at: int) -> Size:

@@ -14,16 +14,16 @@ import tensorflow as tf
 
 from matex_tf.rewrite.emit import Copy, Share
 from matex_tf.rewrite.placement import BATCH, WHOLE
-from matex_tf.rewrite.propagate import Program, read_program
+from matex_tf.rewrite.propagate import read_program
 
-SECONDS = 60
+SECONDS = 120
 
 
 class Meeting:
     """Where the threads of `count` ranks put their tensors together; each exchange is counted."""
 
     def __init__(self, count: int):
-        self.count, self.waves = count, 0
+        self.waves = 0
         self.parts: list[Any] = [None] * count
         self.barrier = threading.Barrier(count)
 
@@ -46,7 +46,7 @@ class Exchanger:
             self.meeting.waves += self.rank == 0
             found = [part for part in self.meeting.meet(self.rank, (kinds, bool(contributes), tensors)) if part[1]]
             assert all(part[0] == kinds for part in found), "ranks are at different collectives"
-            return [self.combine(kind, [part[2][index] for part in found]) for index, kind in enumerate(kinds)]
+            return [combine(kind, [part[2][index] for part in found]) for index, kind in enumerate(kinds)]
 
         given = [tensor for _, tensor in requests]
         made = tf.numpy_function(run, [contributes, *given], [tensor.dtype for tensor in given])
@@ -55,55 +55,66 @@ class Exchanger:
             one.set_shape(tensor.shape if kind != "gather" or tensor.shape.rank is None else [None, *tensor.shape[1:]])
         return made
 
-    @staticmethod
-    def combine(kind: str, parts: list[Any]) -> Any:
-        if kind == "gather":
-            return np.concatenate(parts)
-        made = {"sum": np.sum, "max": np.max, "min": np.min}[kind](np.stack(parts), axis=0)
-        return np.asarray(made, parts[0].dtype)
+
+def combine(kind: str, parts: list[Any]) -> Any:
+    if kind == "gather":
+        return np.concatenate(parts)
+    made = {"sum": np.sum, "max": np.max, "min": np.min}[kind](np.stack(parts), axis=0)
+    return np.asarray(made, parts[0].dtype)
 
 
 class Simulation:
-    """A traced function on ranks that have so many rows each.
+    """A traced function, alone and on ranks that have so many rows each. Every rank has variables of its own.
 
     fixed: the numbers of the arguments that are not rows of the batch.
     """
 
-    def __init__(self, function: Callable[..., Any], arguments: Sequence[np.ndarray], fixed: Sequence[int] = ()):
-        self.fixed, self.arguments = fixed, list(arguments)
-        self.specs = [
-            tf.TensorSpec(one.shape if index in fixed else [None, *one.shape[1:]], one.dtype)
+    def __init__(self, function: Any, arguments: Sequence[Any], fixed: Sequence[int] = ()):
+        self.fixed, self.arguments = set(fixed), [np.asarray(one) for one in arguments]
+        specs = [
+            tf.TensorSpec(one.shape if index in fixed else [None, *one.shape[1:]], tf.as_dtype(one.dtype))
             for index, one in enumerate(self.arguments)
         ]
-        self.own = tf.function(function, autograph=False).get_concrete_function(*self.specs)
+        function = function if hasattr(function, "get_concrete_function") else tf.function(function, autograph=False)
+        self.own = function.get_concrete_function(*specs)
         graph = self.own.graph
-        count = len(graph.inputs) - len(graph.captures)
-        placements = [WHOLE if index in fixed else BATCH for index in range(count)]
-        self.program: Program = read_program(graph, placements + [WHOLE] * len(graph.captures))
+        self.specs = [tf.TensorSpec(one.shape, one.dtype) for one in graph.inputs[: len(specs)]]
+        placements = [WHOLE if index in self.fixed else BATCH for index in range(len(specs))]
+        self.program = read_program(graph, placements + [WHOLE] * len(graph.captures))
+        self.variables = list(graph.variables)
+        self.initial = [one.numpy() for one in self.variables]
         self.waves = 0
 
-    def run_alone(self) -> list[np.ndarray]:
-        return [one.numpy() for one in tf.nest.flatten(self.own(*map(tf.constant, self.arguments)))]
+    def run_alone(self, steps: int = 1) -> list[np.ndarray]:
+        """What each step gives, and then the variables."""
+        for variable, value in zip(self.variables, self.initial):
+            variable.assign(value)
+        found = []
+        for _ in range(steps):
+            found += [one.numpy() for one in tf.nest.flatten(self.own(*map(tf.constant, self.arguments)))]
+        return found + [one.numpy() for one in self.variables]
 
-    def build(self, meeting: Meeting, rank: int) -> Callable[..., Any]:
-        captures = [outer for outer, _ in self.own.graph.captures]
+    def build(self, meeting: Meeting, rank: int, variables: Sequence[Any]) -> Callable[..., Any]:
+        own = {id(one.handle): other.handle for one, other in zip(self.variables, variables)}
+        captures = [own.get(id(outer), outer) for outer, _ in self.own.graph.captures]
+        rows, flag = tf.TensorSpec([3], tf.int64), tf.TensorSpec([], tf.bool)
 
-        @tf.function(autograph=False, input_signature=[tf.TensorSpec([3], tf.int64), tf.TensorSpec([], tf.bool),
-                                                       *self.specs])  # fmt: skip
+        @tf.function(autograph=False, input_signature=[rows, flag, *self.specs])
         def step(rows: Any, contributes: Any, *arguments: Any) -> Any:
             first, count, total = tf.unstack(rows)
             share = Share(first, count, total, contributes, tf.logical_and(contributes, tf.equal(first, 0)))
-            copy = Copy(share, Exchanger(meeting, rank))
             graph = tf.compat.v1.get_default_graph()
             inputs = [*arguments, *(graph.capture(outer) for outer in captures)]
+            copy = Copy(share, Exchanger(meeting, rank))
             return copy.emit_body(self.program, inputs, [WHOLE] * len(self.program.outputs))
 
         return step.get_concrete_function()
 
-    def run(self, counts: Sequence[int]) -> list[list[np.ndarray]]:
-        """What each rank gives, where they have so many rows of the batch."""
+    def run(self, counts: Sequence[int], steps: int = 1) -> list[list[np.ndarray]]:
+        """What each rank gives, where they have so many rows of the batch, and then its variables."""
         meeting = Meeting(len(counts))
-        steps = [self.build(meeting, rank) for rank in range(len(counts))]
+        variables = [[tf.Variable(value) for value in self.initial] for _ in counts]
+        functions = [self.build(meeting, rank, variables[rank]) for rank in range(len(counts))]
         ends = np.cumsum([0, *counts])
         found: list[Any] = [None] * len(counts)
         errors: list[BaseException] = []
@@ -116,9 +127,12 @@ class Simulation:
             parts = [
                 tf.constant(one if index in self.fixed else one[start:end]) for index, one in enumerate(self.arguments)
             ]
+            rows = tf.constant([start, end - start, int(ends[-1])], tf.int64)
             try:
-                rows = tf.constant([start, end - start, int(ends[-1])], tf.int64)
-                found[rank] = [one.numpy() for one in steps[rank](rows, tf.constant(has), *parts)]
+                made = []
+                for _ in range(steps):
+                    made += [one.numpy() for one in functions[rank](rows, tf.constant(has), *parts)]
+                found[rank] = made + [one.numpy() for one in variables[rank]]
             except BaseException as error:
                 errors.append(error)
                 meeting.barrier.abort()
@@ -128,10 +142,9 @@ class Simulation:
             thread.start()
         for thread in threads:
             thread.join()
-        real = [error for error in errors if "BrokenBarrier" not in str(error)]
         if errors:
-            raise (real or errors)[0]
-        self.waves = meeting.waves
+            raise next((error for error in errors if "BrokenBarrier" not in str(error)), errors[0])
+        self.waves = meeting.waves // steps
         return found
 
 
@@ -144,12 +157,10 @@ def find_difference(expected: Sequence[np.ndarray], given: Sequence[np.ndarray],
             if not np.array_equal(one, other):
                 return f"output {index}: {other} for {one}"
             continue
-        both = np.isnan(one) & np.isnan(other)
-        same = (one == other) | both
         with np.errstate(invalid="ignore"):
-            apart = np.where(same, 0, np.abs(one - other))
+            apart = np.where((one == other) | (np.isnan(one) & np.isnan(other)), 0, np.abs(one - other))
         scale = max(float(np.max(np.abs(one[np.isfinite(one)]), initial=0)), 1e-3)
-        worst = float(np.nanmax(apart, initial=0)) if not np.isnan(apart).any() else np.inf
+        worst = np.inf if np.isnan(apart).any() else float(np.max(apart, initial=0))
         if worst > tolerance * scale:
             return f"output {index}: {worst:.2e} apart, of {scale:.2e}"
     return ""
