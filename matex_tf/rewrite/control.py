@@ -37,7 +37,8 @@ def needs_exchange(placement: Placement, need: Placement) -> bool:
 
 def is_other_list(placement: Placement, need: Placement) -> bool:
     """Whether the items of a list are to have another placement."""
-    return placement.item is not None and placement.item != (need.item if need.kind == LIST else WHOLE)
+    wanted = (need.item or WHOLE) if need.kind == LIST else WHOLE
+    return placement.item not in (None, wanted) and not (placement.item or WHOLE).is_replicated
 
 
 def simplify(placement: Placement) -> Placement:

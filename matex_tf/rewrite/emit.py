@@ -95,7 +95,8 @@ class Copy:
         count, total = (tf.cast(one, tensor.dtype) for one in (self.share.count, self.share.total))
         counts = [one.rows is not None and one.rows.chosen is None for one in placement.sizes]
         mask = counts[0] if tensor.shape.rank == 0 else counts
-        return tf.where(tf.constant(mask), tensor // count * total, tensor)
+        counts_rows = tf.logical_and(tf.constant(mask), tensor >= 0)  # -1: any number
+        return tf.where(counts_rows, tensor // count * total, tensor)
 
 
 class _Body:

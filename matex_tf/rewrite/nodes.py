@@ -18,15 +18,13 @@ class Value:
 
     key: the same in each reading of the graph: the path of calls, the op, the output.
     constant: the value, where it is fixed.
-    axes: of a vector that names axes: whether it names each of them, None where that is not known.
     """
 
-    __slots__ = ("_shape", "axes", "constant", "key", "node", "placement", "tensor")
+    __slots__ = ("_shape", "constant", "key", "node", "placement", "tensor")
 
     def __init__(self, tensor: Any, key: tuple[Any, ...], placement: Placement, node: Node | None = None):
         self.tensor, self.key, self.placement, self.node = tensor, key, placement, node
         self.constant: np.ndarray | None = None
-        self.axes: tuple[bool | None, ...] | None = None
         self._shape: list[int | None] | None = None
 
     @property
@@ -61,14 +59,13 @@ class Decision(NamedTuple):
     needs: for each input the placement that it is brought to; None: as it is.
     gives: the placements of the outputs.
     emit: makes the outputs in the copy, of the inputs there; None: the op itself.
-    constants, axes, shapes: what is known of outputs besides, see `Value`.
+    constants, shapes: what is known of outputs besides, see `Value`.
     """
 
     needs: Sequence[Placement | None]
     gives: Sequence[Placement]
     emit: Callable[..., Sequence[Any]] | None = None
     constants: Sequence[np.ndarray | None] = ()
-    axes: Sequence[tuple[bool | None, ...]] = ()
     shapes: Sequence[list[int | None] | None] = ()
 
 
@@ -132,9 +129,9 @@ class Node:
 
     def read_named_axes(self, index: int, rank: int) -> list[bool | None]:
         """For each axis whether an input names it; None where that is not known."""
-        axes = self.inputs[index].axes
-        if axes is not None and len(axes) == rank:
-            return list(axes)
+        axes = self.at(index).axes
+        if axes is not None and len(axes) <= rank:
+            return [*axes, *[False] * (rank - len(axes))]  # of a product of matrices only the outer axes are compared
         named = self.read_axes(index, rank)
         return [axis in named for axis in range(rank)]
 

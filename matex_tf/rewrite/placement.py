@@ -57,6 +57,7 @@ class Placement(NamedTuple):
     numbers: the tensor's values number entries of this axis of the script's tensor: `tf.range(batch)`, `tf.where(mask)`.
     zero: the tensor is 0 everywhere, so that it is partial, too.
     dtype: of the items of a list.
+    axes: of a replicated vector that names axes: whether it names each of them, None where that is not known.
     """
 
     kind: str
@@ -68,6 +69,7 @@ class Placement(NamedTuple):
     item: Placement | None = None
     by: str = "sum"
     dtype: Any = None
+    axes: tuple[bool | None, ...] | None = None
 
     @property
     def is_replicated(self) -> bool:

@@ -100,8 +100,6 @@ class Reader:
             value.placement = decision.gives[index]
             if value.constant is None and index < len(decision.constants):
                 value.constant = decision.constants[index]
-            if index < len(decision.axes):
-                value.axes = decision.axes[index]
             shape = decision.shapes[index] if index < len(decision.shapes) else None
             if shape is not None:
                 value.shape = shape
@@ -125,7 +123,7 @@ class Reader:
         """Whether a function that is called with these would not do what it does in the script."""
         return any(
             value.placement.kind not in (REPLICATED, ANY)
-            and not (value.placement.kind == LIST and value.placement.item in (None, WHOLE))
+            and not (value.placement.kind == LIST and (value.placement.item or WHOLE).is_replicated)
             for value in inputs
         )
 

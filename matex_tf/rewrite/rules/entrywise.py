@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 from matex_tf.rewrite.nodes import Decision, Node, NoRuleError
 from matex_tf.rewrite.placement import (
+    LIST,
     SIZES,
     SUM,
     WHOLE,
@@ -107,6 +108,11 @@ def _add_up(node: Node) -> Decision:
 
 @register("AddV2 Add Sub AddN AccumulateNV2")
 def add(node: Node) -> Decision:
+    if any(one.kind == LIST for one in node.placements):
+        items = {one.item for one in node.placements if one.kind == LIST and one.item is not None}
+        if len(items) > 1 or any(one.kind != LIST for one in node.placements):
+            raise NoRuleError
+        return node.decide([None] * len(node.inputs), next((one for one in node.placements if one.item), node.at(0)))
     sizes = _combine_sizes(node, _subtract_sizes if node.type == "Sub" else _add_sizes)
     return sizes or _add_up(node)
 

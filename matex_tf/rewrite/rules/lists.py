@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from matex_tf.rewrite.nodes import Decision, Node, NoRuleError
-from matex_tf.rewrite.placement import EMPTY, LIST, NOBODYS, SIZES, WHOLE, Placement, list_of, shard
+from matex_tf.rewrite.placement import EMPTY, LIST, NOBODYS, SIZES, WHOLE, Placement, Size, join, list_of, make_sizes, shard
 from matex_tf.rewrite.rules.registry import register
 
 
@@ -31,14 +31,15 @@ def put(node: Node) -> Decision:
     needs: list[Placement | None] = [None] + [WHOLE] * (len(node.inputs) - 1)
     if item.kind == LIST:
         raise NoRuleError
-    if item.kind == SIZES or (item.is_sharded and item.rows.chosen is not None):
+    rows = [item.rows] if item.is_sharded else [size.rows for size in item.sizes if size.rows]
+    if any(one.chosen is not None for one in rows):
         item = WHOLE  # items differ from turn to turn
     item = item._replace(numbers=None, zero=False)
-    if held is not None and item != held:
-        if held != WHOLE:
+    if held is not None:
+        item = join(held, item)
+        if item != held and not (item.is_replicated and held.is_replicated):
             raise NoRuleError
-        item = held
-    needs[last] = None if item == node.at(last)._replace(numbers=None, zero=False) else item
+    needs[last] = None if item.kind == node.at(last).kind and not item.is_replicated else item
     return node.decide(needs, _make_list(node, item))
 
 
@@ -84,10 +85,14 @@ def measure(node: Node) -> Decision:
 
 @register("TensorListElementShape")
 def find_item_shape(node: Node) -> Decision:
+    """The shape of a rank's items, of which sizes that may vary are -1."""
     item = read_list(node).item
-    if item is not None and item.is_sharded:
+    if item is None or not item.is_sharded:
+        return node.decide([None], WHOLE)
+    shape = node.outputs[0].shape
+    if shape is None or shape[0] is None:
         raise NoRuleError
-    return node.decide([None], WHOLE)
+    return node.decide([None], make_sizes([Size(item.rows if at == item.axis else None) for at in range(shape[0])]))
 
 
 @register("OptionalNone")

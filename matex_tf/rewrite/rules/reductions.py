@@ -34,7 +34,7 @@ def add_up(node: Node) -> Decision:
         found = keep_figure(node)
     else:
         reduced, axis, shape = find_reduced(node)
-        return Decision([None, WHOLE], [SUM if reduced else shard(axis, one.rows)], None, (), (), [shape])
+        return Decision([None, WHOLE], [SUM if reduced else shard(axis, one.rows)], None, (), [shape])
     return found._replace(shapes=[_find_shape(node)])
 
 
@@ -92,10 +92,10 @@ def take_extreme(node: Node) -> Decision:
         return node.decide_whole()
     reduced, axis, shape = find_reduced(node)
     if not reduced:
-        return Decision([None, WHOLE], [shard(axis, one.rows)], None, (), (), [shape])
+        return Decision([None, WHOLE], [shard(axis, one.rows)], None, (), [shape])
     if node.type not in _BY or node.inputs[0].dtype.name not in _COMPARED or one.rows.chosen is not None:
         return node.decide_whole()
-    return Decision([None, WHOLE], [Placement(PARTIAL, by=_BY[node.type])], None, (), (), [shape])
+    return Decision([None, WHOLE], [Placement(PARTIAL, by=_BY[node.type])], None, (), [shape])
 
 
 _COMPARED = ("float16", "bfloat16", "float32", "float64", "int32", "int64", "bool")

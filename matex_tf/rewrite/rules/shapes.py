@@ -320,7 +320,7 @@ def find_broadcast_axes(node: Node) -> Decision:
         states = [False if one.rows is not None or surely else None if one.value is None else one.value == 1
                   for one in sizes]  # fmt: skip
         axes.append(tuple(None if state and equal else state for state in states))
-    return Decision(needs, [WHOLE, WHOLE], None, (), axes)
+    return Decision(needs, [WHOLE._replace(axes=one) for one in axes])
 
 
 def _may_be_equal(first: Size, second: Size) -> bool:
