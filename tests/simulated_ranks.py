@@ -106,7 +106,7 @@ class Simulation:
             graph = tf.compat.v1.get_default_graph()
             inputs = [*arguments, *(graph.capture(outer) for outer in captures)]
             copy = Copy(share, Exchanger(meeting, rank))
-            return copy.emit_body(self.program, inputs, [WHOLE] * len(self.program.outputs))
+            return copy.build(self.program, inputs, [WHOLE] * len(self.program.outputs))
 
         return step.get_concrete_function()
 

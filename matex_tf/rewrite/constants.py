@@ -1,4 +1,4 @@
-"""Values that are fixed before a graph runs: small whole numbers, such as axes and shapes, computed while it is read."""
+"""Values that are fixed before a graph runs, such as axes and shapes: computed while the graph is read."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from matex_tf.rewrite.nodes import MOST, Node
 _FOLDED = ("int32", "int64", "bool")
 
 
-def fold(node: Node) -> None:
+def find_constants(node: Node) -> None:
     """Note the values of a node's outputs, where they are fixed."""
     op = node.op
     if op.type == "Const":

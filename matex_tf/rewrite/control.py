@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from matex_tf.rewrite.functions import calls_any, find_callee
+from matex_tf.rewrite.functions import find_callee
 from matex_tf.rewrite.nodes import Decision, Node, NoRuleError
 from matex_tf.rewrite.placement import (
     LIST,
@@ -16,12 +16,10 @@ from matex_tf.rewrite.placement import (
     join,
     list_of,
 )
-from matex_tf.rewrite.rules.shapes import with_copy
-
-__all__ = ["FLOW", "calls_any", "needs_exchange"]
+from matex_tf.rewrite.rules.sizes import mark_taker
 
 MOST_TURNS = 12
-"""So many times a loop's body is read, at most, until the placements that come out are those that went in."""
+"""So many scale a loop's body is read, at most, until the placements that come out are those that went in."""
 
 
 def needs_exchange(placement: Placement, need: Placement) -> bool:
@@ -41,14 +39,14 @@ def is_other_list(placement: Placement, need: Placement) -> bool:
     return placement.item not in (None, wanted) and not (placement.item or WHOLE).is_replicated
 
 
-def simplify(placement: Placement) -> Placement:
+def strip_placement(placement: Placement) -> Placement:
     """Without what holds of one turn or branch alone."""
     if placement.kind == LIST and placement.item is not None:
-        return list_of(simplify(placement.item), placement.dtype)
+        return list_of(strip_placement(placement.item), placement.dtype)
     return placement._replace(numbers=None, zero=False)
 
 
-def branch(reader: Any, node: Node) -> Decision:
+def place_branches(reader: Any, node: Node) -> Decision:
     """`tf.cond` and `tf.switch_case`: what differs between the branches is made whole in them."""
     names = (
         [one.name for one in node.op.node_def.attr["branches"].list.func]
@@ -64,19 +62,19 @@ def branch(reader: Any, node: Node) -> Decision:
     gives = []
     for index in range(len(node.op.outputs)):
         found = [body.outputs[index].placement for body in node.bodies]
-        one = simplify(found[0])
+        one = strip_placement(found[0])
         for other in found[1:]:
-            one = join(one, simplify(other))
+            one = join(one, strip_placement(other))
         gives.append(WHOLE if one.is_sharded and one.rows.chosen is not None else one)
         if any(needs_exchange(placement, gives[-1]) and placement.kind == LIST and placement.dtype is None
-               for placement in map(simplify, found)):  # fmt: skip
+               for placement in map(strip_placement, found)):  # fmt: skip
             raise NoRuleError  # what the backward pass takes of either branch cannot be put together
 
     def emit(copy: Any, index: Any, *arguments: Any) -> list[Any]:
         import tensorflow as tf
 
         def run(body: Any) -> Any:
-            made = copy.emit_body(body, arguments, gives)
+            made = copy.build(body, arguments, gives)
             return made or [tf.constant(0)]
 
         if len(names) == 2 and node.type not in ("Case", "StatelessCase"):
@@ -85,10 +83,10 @@ def branch(reader: Any, node: Node) -> Decision:
             made = tf.switch_case(index, [lambda body=body: run(body) for body in node.bodies])
         return list(made) if isinstance(made, (list, tuple)) else [made]
 
-    return Decision([WHOLE, *[None] * len(given)], gives, with_copy(emit))
+    return Decision([WHOLE, *[None] * len(given)], gives, mark_taker(emit))
 
 
-def loop(reader: Any, node: Node) -> Decision:
+def place_loop(reader: Any, node: Node) -> Decision:
     """`tf.while_loop`: the placements of what it carries are such that each turn hands on what it takes."""
     cond_name, body_name = (node.read_attribute(name).name for name in ("cond", "body"))
     body_graph = find_callee(node.op, body_name).graph
@@ -98,14 +96,14 @@ def loop(reader: Any, node: Node) -> Decision:
         for index, tensor in enumerate(body_graph.inputs)
     ]
     constants = [value.constant if is_kept else None for value, is_kept in zip(inputs, kept)]
-    carried = [value.placement if is_kept else simplify(value.placement) for value, is_kept in zip(inputs, kept)]
+    carried = [value.placement if is_kept else strip_placement(value.placement) for value, is_kept in zip(inputs, kept)]
     carried = [WHOLE if one.is_sharded and one.rows.chosen is not None and not is_kept else one
                for one, is_kept in zip(carried, kept)]  # fmt: skip
     settled: set[int] = set()
     for _ in range(MOST_TURNS):
         body = reader.read(body_graph, carried, (*node.key, "body"), constants)
         after = [
-            one if is_kept or index in settled else join(one, simplify(made.placement))
+            one if is_kept or index in settled else join(one, strip_placement(made.placement))
             for index, (one, made, is_kept) in enumerate(zip(carried, body.outputs, kept))
         ]
         if after == carried:
@@ -122,8 +120,8 @@ def loop(reader: Any, node: Node) -> Decision:
         import tensorflow as tf
 
         made = tf.while_loop(
-            lambda *held: copy.emit_body(condition, held, [WHOLE])[0],
-            lambda *held: copy.emit_body(body, held, carried),
+            lambda *held: copy.build(condition, held, [WHOLE])[0],
+            lambda *held: copy.build(body, held, carried),
             list(arguments),
             shape_invariants=[tensor.shape for tensor in body_graph.inputs],
             parallel_iterations=turns,
@@ -131,10 +129,10 @@ def loop(reader: Any, node: Node) -> Decision:
         return list(made)
 
     needs = [None if one == value.placement else one for one, value in zip(carried, inputs)]
-    return Decision(needs, carried, with_copy(emit))
+    return Decision(needs, carried, mark_taker(emit))
 
 
 FLOW = {
-    **dict.fromkeys(("If", "StatelessIf", "Case", "StatelessCase"), branch),
-    **dict.fromkeys(("While", "StatelessWhile"), loop),
+    **dict.fromkeys(("If", "StatelessIf", "Case", "StatelessCase"), place_branches),
+    **dict.fromkeys(("While", "StatelessWhile"), place_loop),
 }

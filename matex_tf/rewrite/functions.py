@@ -26,7 +26,7 @@ class Callee(NamedTuple):
 
 
 def find_callee(op: Any, name: str, inputs: Sequence[Any] | None = None) -> Callee:
-    """The function `name` that `op` calls with `inputs` (default: the op's), which may be known by its definition alone."""
+    """The function `name` that `op` calls with `inputs` (default: the inputs of the op)."""
     from tensorflow.python.eager import context
     from tensorflow.python.framework import function_def_to_graph
 
@@ -51,7 +51,7 @@ def list_callees(op: Any) -> list[str]:
     return names
 
 
-def calls_any(op: Any, types: Any) -> bool:
+def has_op(op: Any, types: Any) -> bool:
     """Whether a function that `op` calls has an op of one of these types, in itself or in a function that it calls."""
     pending, seen = [(op.graph, name) for name in list_callees(op)], set()
     while pending:

@@ -36,8 +36,7 @@ class Value:
         """The sizes of the script's tensor, as far as they are fixed; None where even their number is not known."""
         return self._shape if self.tensor.shape.rank is None else self.tensor.shape.as_list()
 
-    @shape.setter
-    def shape(self, shape: list[int | None]) -> None:
+    def set_shape(self, shape: list[int | None]) -> None:
         self._shape = shape
 
     @property
@@ -91,7 +90,7 @@ class Node:
     def type(self) -> str:
         return self.op.type
 
-    def at(self, index: int) -> Placement:
+    def get_placement(self, index: int) -> Placement:
         return self.inputs[index].placement
 
     @property
@@ -129,7 +128,7 @@ class Node:
 
     def read_named_axes(self, index: int, rank: int) -> list[bool | None]:
         """For each axis whether an input names it; None where that is not known."""
-        axes = self.at(index).axes
+        axes = self.get_placement(index).axes
         if axes is not None and len(axes) <= rank:
             return [*axes, *[False] * (rank - len(axes))]  # of a product of matrices only the outer axes are compared
         named = self.read_axes(index, rank)

@@ -1,12 +1,4 @@
-"""How the tensor that a rank has makes up the tensor that the script alone has.
-
-    replicated   both are equal
-    sharded      the script's tensor has the ranks' tensors one after the other along an axis
-    partial      the script's tensor is the sum (or `by`: the maximum, the minimum) of the ranks' tensors
-    sizes        a scalar or short vector of whole numbers, each with a placement of its own: the shape of a sharded tensor
-    list         a TensorList (or an optional) whose items have the placement `item`; None: nothing was put into it
-    any          nobody looks at it, as at what the branch that is not taken would have kept for the backward pass
-"""
+"""How the tensor that a rank has makes up the tensor that the script alone has."""
 
 from __future__ import annotations
 
@@ -35,9 +27,11 @@ class Rows(NamedTuple):
             return None
         return sum(block for block in self.blocks if block is not None)
 
-    def times(self, factor: int | None) -> Rows:
+    def scale(self, factor: int | None) -> Rows:
         """The rows of an axis that has `factor` entries in the place of each one."""
-        return self._replace(blocks=tuple(None if None in (block, factor) else block * factor for block in self.blocks))
+        return self._replace(
+            blocks=tuple(None if block is None or factor is None else block * factor for block in self.blocks)
+        )
 
 
 class Size(NamedTuple):
@@ -52,9 +46,18 @@ class Size(NamedTuple):
 
 
 class Placement(NamedTuple):
-    """A placement; `axis`, `rows` and `numbers` are of sharded tensors, `sizes` of sizes, `item` of lists.
+    """What the ranks' tensors say of the script's, by `kind`:
 
-    numbers: the tensor's values number entries of this axis of the script's tensor: `tf.range(batch)`, `tf.where(mask)`.
+    replicated   both are equal
+    sharded      the script's tensor has the ranks' tensors one after the other along an axis
+    partial      the script's tensor is the sum (or `by`: the maximum, the minimum) of the ranks' tensors
+    sizes        a scalar or short vector of whole numbers, each with its own placement: a sharded tensor's shape
+    list         a TensorList (or an optional) whose items have the placement `item`; None: nothing was put into it
+    any          nobody looks at it, as at what the branch that is not taken would have kept for the backward pass
+
+    `axis`, `rows` and `numbers` are of sharded tensors, `sizes` of sizes, `item` of lists.
+
+    numbers: the tensor's values number entries of such an axis of the script's tensor, as those of `tf.range(batch)`.
     zero: the tensor is 0 everywhere, so that it is partial, too.
     dtype: of the items of a list.
     axes: of a replicated vector that names axes: whether it names each of them, None where that is not known.
@@ -132,7 +135,7 @@ def multiply_sizes(sizes: Sequence[Size]) -> Size | None:
     rows = counts[0].rows
     if len(counts) > 1 or rows is None or (product is None and len(rows.blocks) > 1):
         return None
-    return Size(rows.times(product))
+    return Size(rows.scale(product))
 
 
 def join(first: Placement, second: Placement) -> Placement:

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from matex_tf.rewrite import control
-from matex_tf.rewrite.constants import fold
-from matex_tf.rewrite.functions import Callee, find_callee
+from matex_tf.rewrite.constants import find_constants
+from matex_tf.rewrite.functions import Callee, find_callee, has_op
 from matex_tf.rewrite.nodes import Decision, Expansion, Node, NoRuleError, Value
 from matex_tf.rewrite.placement import ANY, LIST, PARTIAL, REPLICATED, WHOLE, Placement
 from matex_tf.rewrite.rules import RULES
@@ -31,9 +31,8 @@ class Program:
     @property
     def has_collectives(self) -> bool:
         return any(
-            (need is not None and control.needs_exchange(value.placement, need)) or any(
-                body.has_collectives for body in node.bodies
-            )
+            (need is not None and control.needs_exchange(value.placement, need))
+            or any(body.has_collectives for body in node.bodies)
             for node in self.nodes
             for value, need in zip(node.inputs, node.decision.needs)
         )
@@ -52,7 +51,7 @@ class Reader:
     def read(
         self, graph: Any, placements: Sequence[Placement], key: tuple[Any, ...] = (), constants: Sequence[Any] = ()
     ) -> Program:
-        """The program of a function's graph whose inputs have these placements, and these values where they are fixed."""
+        """The program of a function's graph whose inputs have these placements; `constants`: and these fixed values."""
         inputs = [
             Value(tensor, (*key, tensor.op.name, 0), one) for tensor, one in zip(graph.inputs, placements, strict=True)
         ]
@@ -60,7 +59,7 @@ class Reader:
             value.constant = constant
         nodes: list[Node] = []
         outputs, effects = self._read_into(nodes, graph, inputs, key, [])
-        return Program(_prune(nodes, outputs, effects), inputs, outputs, effects)
+        return Program(_drop_unneeded(nodes, outputs, effects), inputs, outputs, effects)
 
     def _read_into(
         self, nodes: list[Node], graph: Any, inputs: list[Value], key: tuple[Any, ...], controls: list[Node]
@@ -74,7 +73,9 @@ class Reader:
             before = [node for one in op.control_inputs for node in made.get(one.name, ())]
             taken = [values[tensor.name] for tensor in op.inputs]
             stateful = op.op_def is None or op.op_def.is_stateful
-            found, made[op.name] = self._read_op(nodes, op, taken, (*key, op.name), before + (controls if stateful else []))
+            found, made[op.name] = self._read_op(
+                nodes, op, taken, (*key, op.name), before + (controls if stateful else [])
+            )
             values.update((tensor.name, value) for tensor, value in zip(op.outputs, found))
         effects = [node for op in graph.control_outputs for node in made.get(op.name, ())]
         return [values[tensor.name] for tensor in graph.outputs], effects
@@ -89,7 +90,7 @@ class Reader:
             return inputs, controls + [value.node for value in inputs if value.node is not None]
         node = Node(op, key, inputs, controls)
         node.outputs = [Value(tensor, (*key, index), WHOLE, node) for index, tensor in enumerate(op.outputs)]
-        fold(node)
+        find_constants(node)
         decision = self._decide(node)
         if isinstance(decision, Expansion):
             inner = Callee.trace(decision.function, inputs)
@@ -102,7 +103,7 @@ class Reader:
                 value.constant = decision.constants[index]
             shape = decision.shapes[index] if index < len(decision.shapes) else None
             if shape is not None:
-                value.shape = shape
+                value.set_shape(shape)
         nodes.append(node)
         outputs = [self._make_whole(nodes, value) for value in node.outputs]
         return outputs, [node]
@@ -114,7 +115,7 @@ class Reader:
         node = Node(_Whole(value.tensor), (*value.key, "whole"), [value], [])
         node.outputs = [Value(value.tensor, (*value.key, "whole"), WHOLE, node)]
         if value.shape is not None:
-            node.outputs[0].shape = value.shape
+            node.outputs[0].set_shape(value.shape)
         node.decision = Decision([WHOLE], [WHOLE], lambda tensor: [tensor])
         nodes.append(node)
         return node.outputs[0]
@@ -128,7 +129,7 @@ class Reader:
         )
 
     def _has_source(self, op: Any) -> bool:
-        return bool(self.sources) and control.calls_any(op, self.sources)
+        return bool(self.sources) and has_op(op, self.sources)
 
     def _decide(self, node: Node) -> Decision | Expansion:
         if node.type in self.sources:
@@ -216,7 +217,7 @@ def _order_ops(graph: Any) -> list[Any]:
     return found
 
 
-def _prune(nodes: list[Node], outputs: Iterable[Value], effects: Iterable[Node]) -> list[Node]:
+def _drop_unneeded(nodes: list[Node], outputs: Iterable[Value], effects: Iterable[Node]) -> list[Node]:
     pending = [value.node for value in outputs if value.node is not None] + list(effects)
     needed: set[int] = set()
     while pending:

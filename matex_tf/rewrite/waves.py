@@ -1,7 +1,7 @@
 """Which collectives travel together: all that need not wait for one another, each as late as nothing waits for it.
 
-The fewest waves are the longest chain of collectives that need one another. In a step without statistics of the batch the
-loss, the metrics and the gradients are one wave.
+The number of waves is the length of the longest chain of collectives that need one another. The loss, the metrics and
+the gradients of a step without statistics of the batch are one wave.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ def schedule(program: Program, needs: list[Placement]) -> list[list[Exchange]]:
             if id(one) in latest:
                 latest[id(one)] = min(latest[id(one)], node.level)
     found: list[list[Exchange]] = [[] for _ in range(last)]
-    for one in waves.values():
-        found[one.wave].append(one)
+    for exchange in waves.values():
+        found[exchange.wave].append(exchange)
     return found
 
 

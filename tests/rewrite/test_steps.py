@@ -1,4 +1,4 @@
-"""Training steps as scripts write them, run on ranks with nothing patched: results and variables are those of the step alone."""
+"""Training steps as scripts write them, on ranks, nothing patched: results and variables are those alone."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _norm(one):
 
 
 def make_gradnorm():
-    """Weights of two tasks from the norms of their gradients (Chen et al., arXiv 1711.02257), by one persistent tape."""
+    """Weights of two tasks from the norms of their gradients (Chen et al., arXiv 1711.02257), by one tape."""
     shared, first, second = (tf.Variable(_random.normal(size=size)) for size in ([6, 4], [4, 2], [4, 2]))
     tasks = tf.Variable(np.ones(2))
 
@@ -43,7 +43,8 @@ def make_gradnorm():
             one = tf.reduce_mean(tf.square(hidden @ first - y))
             other = tf.reduce_mean(tf.abs(hidden @ second - y))
             loss = tasks[0] * one + tasks[1] * other
-            norms = tf.stack([_norm(tape.gradient(tasks[0] * one, shared)), _norm(tape.gradient(tasks[1] * other, shared))])
+            parts = [tasks[0] * one, tasks[1] * other]
+            norms = tf.stack([_norm(tape.gradient(part, shared)) for part in parts])
             balance = tf.reduce_sum(tf.abs(norms - tf.stop_gradient(tf.reduce_mean(norms))))
         gradients = tape.gradient(loss, [shared, first, second])
         change = tape.gradient(balance, tasks)
@@ -56,7 +57,7 @@ def make_gradnorm():
 
 
 def make_gan():
-    """keras.io's conditional GAN in short: two models, two updates, the second through the first; labels from the step."""
+    """Two models, two updates, the second through the first; labels and noise are drawn in the step."""
     L = keras.layers
     critic = keras.Sequential([L.Input((8, 8, 3)), L.Conv2D(4, 3, strides=2), L.LeakyReLU(), L.Flatten(), L.Dense(1)])
     generator = keras.Sequential([L.Input((5,)), L.Dense(4 * 4 * 2), L.Reshape((4, 4, 2)),
@@ -89,7 +90,9 @@ def make_distillation():
     """A student learns from a teacher and from labels; both losses, and a metric read in the step."""
     L = keras.layers
     teacher, student = (
-        keras.Sequential([L.Input((8, 8, 3)), L.Conv2D(n, 3, activation="relu"), L.GlobalAveragePooling2D(), L.Dense(3)])
+        keras.Sequential(
+            [L.Input((8, 8, 3)), L.Conv2D(n, 3, activation="relu"), L.GlobalAveragePooling2D(), L.Dense(3)]
+        )
         for n in (6, 3)
     )
     optimizer = keras.optimizers.SGD(0.1, momentum=0.9, clipnorm=0.5)
@@ -133,7 +136,12 @@ def make_cnn():
 def make_recurrent():
     L = keras.layers
     words = _random.integers(0, 20, [11, 7])
-    layers = [L.Embedding(20, 4, mask_zero=True), L.Bidirectional(L.LSTM(3, return_sequences=True)), L.GRU(4), L.Dense(1)]
+    layers = [
+        L.Embedding(20, 4, mask_zero=True),
+        L.Bidirectional(L.LSTM(3, return_sequences=True)),
+        L.GRU(4),
+        L.Dense(1),
+    ]
     return make_keras(layers, keras.optimizers.RMSprop(0.01), words, Y[:, :1], "mse", ["mae", "r2_score"])
 
 
@@ -159,7 +167,13 @@ class Block(keras.layers.Layer):
 
 def make_transformer():
     words = _random.integers(0, 20, [11, 7])
-    layers = [keras.layers.Embedding(20, 8), Block(), Block(), keras.layers.GlobalAveragePooling1D(), keras.layers.Dense(2)]
+    layers = [
+        keras.layers.Embedding(20, 8),
+        Block(),
+        Block(),
+        keras.layers.GlobalAveragePooling1D(),
+        keras.layers.Dense(2),
+    ]
     return make_keras(layers, keras.optimizers.AdamW(0.01), words, Y, "mse")
 
 

@@ -17,18 +17,19 @@ from matex_tf.rewrite.placement import (
     multiply_sizes,
     shard,
 )
-from matex_tf.rewrite.rules.registry import add_rules, register
+from matex_tf.rewrite.rules.registry import add_rules, register_rule
 
 IDENTITIES = "CheckNumerics CheckNumericsV2 DebugIdentityV2"
 LINEAR = "Neg Real Imag Conj"
 NONLINEAR = """
     Abs Acos Acosh Asin Asinh Atan Atanh BesselI0e BesselI1e Ceil ComplexAbs Cos Cosh Digamma Elu Erf Erfc Erfinv Exp
-    Expm1 Floor Inv Invert IsFinite IsInf IsNan Lgamma Log Log1p LogicalNot Ndtri Reciprocal Relu Relu6 LeakyRelu Rint Round
-    Rsqrt Selu Sigmoid Sign Sin Sinh Softplus Softsign Sqrt Square Tan Tanh Bucketize StringLength StringLower StringUpper
-    AsString StringStrip StringToHashBucketFast StringToHashBucketStrong StringToHashBucket StaticRegexReplace
-    StaticRegexFullMatch StringToNumber Pow Mod TruncateDiv TruncateMod SquaredDifference
-    Equal NotEqual Greater GreaterEqual Less LessEqual LogicalAnd LogicalOr ApproximateEqual Atan2 Xdivy Xlogy Xlog1py
-    BitwiseAnd BitwiseOr BitwiseXor LeftShift RightShift NextAfter Igamma Igammac Zeta Polygamma Complex ClipByValue Betainc"""
+    Expm1 Floor Inv Invert IsFinite IsInf IsNan Lgamma Log Log1p LogicalNot Ndtri Reciprocal Relu Relu6 LeakyRelu Rint
+    Round Rsqrt Selu Sigmoid Sign Sin Sinh Softplus Softsign Sqrt Square Tan Tanh Bucketize StringLength StringLower
+    StringUpper AsString StringStrip StringToHashBucketFast StringToHashBucketStrong StringToHashBucket
+    StaticRegexReplace StaticRegexFullMatch StringToNumber Pow Mod TruncateDiv TruncateMod SquaredDifference Equal
+    NotEqual Greater GreaterEqual Less LessEqual LogicalAnd LogicalOr ApproximateEqual Atan2 Xdivy Xlogy Xlog1py
+    BitwiseAnd BitwiseOr BitwiseXor LeftShift RightShift NextAfter Igamma Igammac Zeta Polygamma Complex ClipByValue
+    Betainc"""
 LINEAR_IN = {
     # The backward pass: linear in the gradient that comes in, by its place among the inputs.
     **dict.fromkeys("ReluGrad Relu6Grad EluGrad SeluGrad LeakyReluGrad SoftplusGrad SoftsignGrad".split(), 0),
@@ -41,18 +42,18 @@ def find_frame(node: Node, indexes: Sequence[int]) -> tuple[list[Placement | Non
 
     Rows stay where those of the first sharded input are. What is replicated and has the rows is cut.
     """
-    first = next((index for index in indexes if node.at(index).is_sharded), None)
+    first = next((index for index in indexes if node.get_placement(index).is_sharded), None)
     if first is None:
         return None
-    place, rows = node.at(first).axis - node.count_axes(first), node.at(first).rows
+    place, rows = node.get_placement(first).axis - node.count_axes(first), node.get_placement(first).rows
     needs: list[Placement | None] = []
     for index in indexes:
         shape = node.read_shape(index)
         has_rows = len(shape) >= -place and shape[place] != 1
         one = shard(len(shape) + place, rows) if has_rows else WHOLE
-        if rows.chosen is not None and has_rows and not node.at(index).has_layout(one):
+        if rows.chosen is not None and has_rows and not node.get_placement(index).has_layout(one):
             raise NoRuleError  # which rows a mask chose is known where they are alone
-        needs.append(None if node.at(index).has_layout(one) else one)
+        needs.append(None if node.get_placement(index).has_layout(one) else one)
     most = max(node.count_axes(index) for index in indexes)
     return needs, shard(most + place, rows)
 
@@ -68,22 +69,22 @@ def compute_entries(node: Node) -> Decision:
 add_rules([NONLINEAR], compute_entries)
 
 
-@register(IDENTITIES)
+@register_rule(IDENTITIES)
 def keep(node: Node) -> Decision:
-    return Decision([None], [node.at(0)], None, [node.inputs[0].constant])
+    return Decision([None], [node.get_placement(0)], None, [node.inputs[0].constant])
 
 
-@register(LINEAR)
+@register_rule(LINEAR)
 def keep_sums(node: Node) -> Decision:
-    one = node.at(0)
+    one = node.get_placement(0)
     if one.is_partial or one.zero:
         return node.decide([None], one)
     return compute_entries(node)
 
 
-@register("Cast")
+@register_rule("Cast")
 def cast(node: Node) -> Decision:
-    one = node.at(0)
+    one = node.get_placement(0)
     source, target = node.inputs[0].dtype, node.op.outputs[0].dtype
     if one.kind == SIZES:
         return node.decide([None], one) if target.is_integer and target.size >= 4 else node.decide_whole()
@@ -106,18 +107,20 @@ def _add_up(node: Node) -> Decision:
     return compute_entries(node)
 
 
-@register("AddV2 Add Sub AddN AccumulateNV2")
+@register_rule("AddV2 Add Sub AddN AccumulateNV2")
 def add(node: Node) -> Decision:
     if any(one.kind == LIST for one in node.placements):
         items = {one.item for one in node.placements if one.kind == LIST and one.item is not None}
         if len(items) > 1 or any(one.kind != LIST for one in node.placements):
             raise NoRuleError
-        return node.decide([None] * len(node.inputs), next((one for one in node.placements if one.item), node.at(0)))
+        return node.decide(
+            [None] * len(node.inputs), next((one for one in node.placements if one.item), node.get_placement(0))
+        )
     sizes = _combine_sizes(node, _subtract_sizes if node.type == "Sub" else _add_sizes)
     return sizes or _add_up(node)
 
 
-@register("Mul RealDiv Div DivNoNan MulNoNan")
+@register_rule("Mul RealDiv Div DivNoNan MulNoNan")
 def multiply(node: Node) -> Decision:
     divides = node.type in ("RealDiv", "Div", "DivNoNan")
     if not divides and node.type == "Mul":
@@ -135,14 +138,14 @@ def multiply(node: Node) -> Decision:
     return compute_entries(node)
 
 
-@register("FloorDiv Maximum Minimum FloorMod")
+@register_rule("FloorDiv Maximum Minimum FloorMod")
 def compute_numbers(node: Node) -> Decision:
     """Whole numbers that may count rows, such as sizes divided by sizes."""
-    sizes = _combine_sizes(node, {"FloorDiv": _divide_sizes, "Maximum": _raise_sizes}.get(node.type, _no_size))
+    sizes = _combine_sizes(node, {"FloorDiv": _divide_sizes, "Maximum": _raise_sizes}.get(node.type, _give_no_size))
     return sizes or compute_entries(node)
 
 
-@register("SelectV2")
+@register_rule("SelectV2")
 def select(node: Node) -> Decision:
     condition, first, second = node.placements
     branches = (first, second)
@@ -152,7 +155,7 @@ def select(node: Node) -> Decision:
     return compute_entries(node)
 
 
-@register("Select")
+@register_rule("Select")
 def select_rows(node: Node) -> Decision:
     """The condition may be a vector that chooses along the first axis."""
     if node.count_axes(0) == node.count_axes(1):
@@ -171,7 +174,7 @@ def select_rows(node: Node) -> Decision:
 def _keep_linear(node: Node) -> Decision:
     """The gradient of a function of single entries: a sum stays one if only the gradient that comes in is a sum."""
     at = LINEAR_IN[node.type]
-    if node.at(at).is_partial and not node.has_rows and not node.at(1 - at).is_partial:
+    if node.get_placement(at).is_partial and not node.has_rows and not node.get_placement(1 - at).is_partial:
         needs: list[Placement | None] = [WHOLE, WHOLE]
         needs[at] = None
         return node.decide(needs, SUM)
@@ -198,12 +201,12 @@ def _combine_sizes(node: Node, combine: Callable[[Size, Size], Size | None]) -> 
     return node.decide([None, None], make_sizes([one for one in made if one is not None]))
 
 
-def _no_size(first: Size, second: Size) -> Size | None:
+def _give_no_size(first: Size, second: Size) -> Size | None:
     return None
 
 
 def _add_sizes(first: Size, second: Size, sign: int = 1) -> Size | None:
-    """n + n entries of blocks, or n + 0. The order of what they count is not that of a concatenation: only units add."""
+    """n + 0. Of n + n it is not known in which order the entries are that it counts."""
     if first.rows is None and first.value == 0 and sign > 0:
         return second
     if second.rows is None and second.value == 0:
@@ -228,7 +231,7 @@ def _divide_sizes(first: Size, second: Size) -> Size | None:
 def _raise_sizes(first: Size, second: Size) -> Size | None:
     """The larger of a number of rows and 1 or less: the batch has a row, and so has each rank's part of it."""
     for one, other in ((first, second), (second, first)):
-        if one.rows is not None and one.rows.chosen is None and other.rows is None and other.value is not None:
-            if other.value <= 1 and 0 not in one.rows.blocks:
-                return one
+        least = other.value if other.rows is None else None
+        if one.rows is not None and one.rows.chosen is None and least is not None and least <= 1:
+            return one if 0 not in one.rows.blocks else None
     return None

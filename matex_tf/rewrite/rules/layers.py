@@ -1,6 +1,6 @@
 """Layers' ops, of which each row of the batch, the first axis, is computed by itself: a table of placements.
 
-`rows`: sharded along axis 0. `same`: replicated. `sizes`: a shape that begins with the number of rows. `sum`: a partial sum.
+`rows`: sharded along axis 0. `same`: replicated. `sizes`: a shape that begins with the number of rows. `sum`: partial.
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ from typing import Any
 
 from matex_tf.rewrite.nodes import Decision, Expansion, Node, NoRuleError
 from matex_tf.rewrite.placement import SIZES, SUM, WHOLE, Placement, Rows, shard
-from matex_tf.rewrite.rules.registry import add_rules, register
+from matex_tf.rewrite.rules.registry import add_rules, register_rule
 from matex_tf.rewrite.rules.shapes import keep_figure
 
 TABLE = {
-    "rows -> rows": """AvgPool AvgPool3D DepthToSpace SpaceToDepth MaxPool MaxPool3D LRN FakeQuantWithMinMaxArgs RGBToHSV
-        HSVToRGB ExtractImagePatches DecodeRaw""",
+    "rows -> rows": """AvgPool AvgPool3D DepthToSpace SpaceToDepth MaxPool MaxPool3D LRN FakeQuantWithMinMaxArgs
+        RGBToHSV HSVToRGB ExtractImagePatches DecodeRaw""",
     "rows, same -> rows": """Conv2D Conv3D DepthwiseConv2dNative ResizeBilinear ResizeNearestNeighbor ResizeBicubic
         ResizeArea Dilation2D AdjustContrastv2 AdjustHue AdjustSaturation""",
     "rows, same, same -> rows": "MaxPoolV2 FakeQuantWithMinMaxVars",
@@ -68,9 +68,9 @@ def find_channel_axis(node: Node) -> int:
     return 1 if is_first else node.count_axes(0) - 1
 
 
-@register("BiasAdd BiasAddV1")
+@register_rule("BiasAdd BiasAddV1")
 def add_bias(node: Node) -> Decision:
-    one = node.at(0)
+    one = node.get_placement(0)
     if not one.is_sharded:
         return node.decide_whole()
     if one.axis == find_channel_axis(node):
@@ -78,9 +78,9 @@ def add_bias(node: Node) -> Decision:
     return node.decide([None, WHOLE], shard(*one.layout))
 
 
-@register("BiasAddGrad")
+@register_rule("BiasAddGrad")
 def sum_channels(node: Node) -> Decision:
-    one = node.at(0)
+    one = node.get_placement(0)
     if not one.is_sharded:
         return keep_figure(node)
     if one.axis == find_channel_axis(node):
@@ -88,9 +88,9 @@ def sum_channels(node: Node) -> Decision:
     return node.decide([None], SUM)
 
 
-@register("Softmax LogSoftmax")
+@register_rule("Softmax LogSoftmax")
 def softmax(node: Node) -> Decision:
-    one = node.at(0)
+    one = node.get_placement(0)
     if not one.is_sharded:
         return node.decide_whole()
     if one.axis == node.count_axes(0) - 1:
@@ -98,7 +98,7 @@ def softmax(node: Node) -> Decision:
     return node.decide([None], shard(*one.layout))
 
 
-@register("ImageProjectiveTransformV3")
+@register_rule("ImageProjectiveTransformV3")
 def transform_images(node: Node) -> Decision:
     found = next((one for one in node.placements if one.is_sharded), None)
     if found is None or found.axis or found.rows.chosen is not None:
@@ -108,9 +108,9 @@ def transform_images(node: Node) -> Decision:
     return node.decide([one, each, WHOLE, WHOLE], one)
 
 
-@register("FusedBatchNorm FusedBatchNormV2 FusedBatchNormV3")
+@register_rule("FusedBatchNorm FusedBatchNormV2 FusedBatchNormV3")
 def normalize(node: Node) -> Decision | Expansion:
-    one, count = node.at(0), len(node.op.outputs)
+    one, count = node.get_placement(0), len(node.op.outputs)
     if not one.is_sharded:
         return node.decide_whole()
     if one.axis == find_channel_axis(node):
@@ -144,9 +144,9 @@ def normalize(node: Node) -> Decision | Expansion:
     return Expansion(expand)
 
 
-@register("FusedBatchNormGrad FusedBatchNormGradV2 FusedBatchNormGradV3")
+@register_rule("FusedBatchNormGrad FusedBatchNormGradV2 FusedBatchNormGradV3")
 def normalize_backward(node: Node) -> Decision | Expansion:
-    one, count_outputs = node.at(0), len(node.op.outputs)
+    one, count_outputs = node.get_placement(0), len(node.op.outputs)
     if not node.has_rows:
         return node.decide_whole()
     if one.axis == find_channel_axis(node):

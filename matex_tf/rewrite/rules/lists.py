@@ -3,8 +3,20 @@
 from __future__ import annotations
 
 from matex_tf.rewrite.nodes import Decision, Node, NoRuleError
-from matex_tf.rewrite.placement import EMPTY, LIST, NOBODYS, SIZES, WHOLE, Placement, Size, join, list_of, make_sizes, shard
-from matex_tf.rewrite.rules.registry import register
+from matex_tf.rewrite.placement import (
+    EMPTY,
+    LIST,
+    NOBODYS,
+    SIZES,
+    WHOLE,
+    Placement,
+    Size,
+    join,
+    list_of,
+    make_sizes,
+    shard,
+)
+from matex_tf.rewrite.rules.registry import register_rule
 
 
 def _make_list(node: Node, item: Placement | None) -> Placement:
@@ -13,21 +25,21 @@ def _make_list(node: Node, item: Placement | None) -> Placement:
 
 def read_list(node: Node) -> Placement:
     """The placement of the items of a list, an empty list's or those that a loop carries."""
-    if node.at(0).kind != LIST:
+    if node.get_placement(0).kind != LIST:
         raise NoRuleError
-    return node.at(0)
+    return node.get_placement(0)
 
 
-@register("EmptyTensorList TensorListReserve")
+@register_rule("EmptyTensorList TensorListReserve")
 def make(node: Node) -> Decision:
     """The shape of the items is that of a rank's part; the number of items is the script's."""
     return node.decide([_keep_sizes(node, 0), WHOLE], _make_list(node, None))
 
 
-@register("TensorListPushBack TensorListSetItem")
+@register_rule("TensorListPushBack TensorListSetItem")
 def put(node: Node) -> Decision:
     last = len(node.inputs) - 1 if node.type == "TensorListPushBack" else 2
-    held, item = read_list(node).item, node.at(last)
+    held, item = read_list(node).item, node.get_placement(last)
     needs: list[Placement | None] = [None] + [WHOLE] * (len(node.inputs) - 1)
     if item.kind == LIST:
         raise NoRuleError
@@ -39,36 +51,36 @@ def put(node: Node) -> Decision:
         item = join(held, item)
         if item != held and not (item.is_replicated and held.is_replicated):
             raise NoRuleError
-    needs[last] = None if item.kind == node.at(last).kind and not item.is_replicated else item
+    needs[last] = None if item.kind == node.get_placement(last).kind and not item.is_replicated else item
     return node.decide(needs, _make_list(node, item))
 
 
-@register("TensorListGetItem")
+@register_rule("TensorListGetItem")
 def get(node: Node) -> Decision:
     item = read_list(node).item
     return node.decide([None, WHOLE, _keep_sizes(node, 2)], item or WHOLE)
 
 
 def _keep_sizes(node: Node, index: int) -> Placement | None:
-    return None if node.at(index).kind == SIZES else WHOLE
+    return None if node.get_placement(index).kind == SIZES else WHOLE
 
 
-@register("TensorListPopBack")
+@register_rule("TensorListPopBack")
 def pop(node: Node) -> Decision:
     item = read_list(node).item
-    return node.decide([None, _keep_sizes(node, 1)], node.at(0), item or WHOLE)
+    return node.decide([None, _keep_sizes(node, 1)], node.get_placement(0), item or WHOLE)
 
 
-@register("TensorListStack")
+@register_rule("TensorListStack")
 def stack(node: Node) -> Decision:
     item = read_list(node).item or WHOLE
     after = shard(item.axis + 1, item.rows) if item.is_sharded else item
     return node.decide([None, _keep_sizes(node, 1)], after)
 
 
-@register("TensorListFromTensor")
+@register_rule("TensorListFromTensor")
 def unstack(node: Node) -> Decision:
-    one = node.at(0)
+    one = node.get_placement(0)
     if one.is_sharded and one.axis:
         return node.decide([None, _keep_sizes(node, 1)], _make_list(node, shard(one.axis - 1, one.rows)))
     if one.is_partial:
@@ -76,14 +88,14 @@ def unstack(node: Node) -> Decision:
     return node.decide([WHOLE, WHOLE], _make_list(node, WHOLE))
 
 
-@register("TensorListLength TensorListResize")
+@register_rule("TensorListLength TensorListResize")
 def measure(node: Node) -> Decision:
     held = read_list(node)
     rest = [WHOLE] * (len(node.inputs) - 1)
     return node.decide([None, *rest], held if node.type == "TensorListResize" else WHOLE)
 
 
-@register("TensorListElementShape")
+@register_rule("TensorListElementShape")
 def find_item_shape(node: Node) -> Decision:
     """The shape of a rank's items, of which sizes that may vary are -1."""
     item = read_list(node).item
@@ -95,28 +107,28 @@ def find_item_shape(node: Node) -> Decision:
     return node.decide([None], make_sizes([Size(item.rows if at == item.axis else None) for at in range(shape[0])]))
 
 
-@register("OptionalNone")
+@register_rule("OptionalNone")
 def make_none(node: Node) -> Decision:
     return node.decide([], EMPTY)
 
 
-@register("FakeParam")
+@register_rule("FakeParam")
 def stand_in(node: Node) -> Decision:
     return node.decide([], NOBODYS)
 
 
-@register("OptionalFromValue")
+@register_rule("OptionalFromValue")
 def wrap(node: Node) -> Decision:
-    if len(node.inputs) != 1 or node.at(0).kind == SIZES:
+    if len(node.inputs) != 1 or node.get_placement(0).kind == SIZES:
         return Decision([WHOLE] * len(node.inputs), [list_of(WHOLE)])
-    return node.decide([None], list_of(node.at(0)))
+    return node.decide([None], list_of(node.get_placement(0)))
 
 
-@register("OptionalGetValue")
+@register_rule("OptionalGetValue")
 def unwrap(node: Node) -> Decision:
     return Decision([None], [read_list(node).item or WHOLE] * len(node.outputs))
 
 
-@register("OptionalHasValue")
+@register_rule("OptionalHasValue")
 def is_wrapped(node: Node) -> Decision:
     return node.decide([None], WHOLE)

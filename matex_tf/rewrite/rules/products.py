@@ -6,24 +6,24 @@ from collections.abc import Sequence
 
 from matex_tf.rewrite.nodes import Decision, Node, NoRuleError
 from matex_tf.rewrite.placement import SUM, WHOLE, Placement, shard
-from matex_tf.rewrite.rules.registry import register
+from matex_tf.rewrite.rules.registry import register_rule
 
 
-def contract(node: Node, terms: Sequence[Sequence[str]], result: Sequence[str]) -> Decision:
+def place_product(node: Node, terms: Sequence[Sequence[str]], result: Sequence[str]) -> Decision:
     """The placements of a product whose inputs have axes with these labels, as in `tf.einsum`."""
     first = next((index for index, one in enumerate(node.placements) if one.is_sharded), None)
     if first is None:
         return multiply_figures(node)
-    label, rows = terms[first][node.at(first).axis], node.at(first).rows
+    label, rows = terms[first][node.get_placement(first).axis], node.get_placement(first).rows
     needs: list[Placement | None] = []
     for index, labels in enumerate(terms):
         if labels.count(label) > 1:
             raise NoRuleError
         has_rows = label in labels and node.read_shape(index)[labels.index(label)] != 1
         one = shard(labels.index(label), rows) if has_rows else WHOLE
-        if rows.chosen is not None and has_rows and not node.at(index).has_layout(one):
+        if rows.chosen is not None and has_rows and not node.get_placement(index).has_layout(one):
             raise NoRuleError
-        needs.append(None if node.at(index).has_layout(one) else one)
+        needs.append(None if node.get_placement(index).has_layout(one) else one)
     return node.decide(needs, shard(result.index(label), rows) if label in result else SUM)
 
 
@@ -37,7 +37,7 @@ def multiply_figures(node: Node) -> Decision:
     return node.decide(needs, SUM)
 
 
-@register("MatMul BatchMatMul BatchMatMulV2 BatchMatMulV3")
+@register_rule("MatMul BatchMatMul BatchMatMulV2 BatchMatMulV3")
 def multiply(node: Node) -> Decision:
     names = ("transpose_a", "transpose_b") if node.type == "MatMul" else ("adj_x", "adj_y")
     inner = [["rows", "sum"], ["sum", "columns"]]
@@ -47,10 +47,10 @@ def multiply(node: Node) -> Decision:
         last = inner[index][::-1] if node.read_attribute(name) else inner[index]
         terms.append([*outer, *last])
     outer = max((term[:-2] for term in terms), key=len)
-    return contract(node, terms, [*outer, "rows", "columns"])
+    return place_product(node, terms, [*outer, "rows", "columns"])
 
 
-@register("Einsum")
+@register_rule("Einsum")
 def einsum(node: Node) -> Decision:
     equation = node.read_attribute("equation").decode().replace(" ", "")
     left, right = equation.split("->")
@@ -58,7 +58,7 @@ def einsum(node: Node) -> Decision:
     count = node.op.outputs[0].shape.rank
     if count is None:
         raise NoRuleError
-    return contract(node, terms, _label_axes(right, count))
+    return place_product(node, terms, _label_axes(right, count))
 
 
 def _label_axes(term: str, count: int) -> list[str]:
@@ -70,19 +70,22 @@ def _label_axes(term: str, count: int) -> list[str]:
     return [*before, *(f"...{index - dots}" for index in range(dots)), *after]
 
 
-@register("Cross")
+@register_rule("Cross")
 def cross(node: Node) -> Decision:
     labels = [str(axis) for axis in range(node.count_axes(0))]
     if any(one.is_sharded and one.axis == len(labels) - 1 for one in node.placements):
         raise NoRuleError
-    return contract(node, [labels, labels], labels)
+    return place_product(node, [labels, labels], labels)
 
 
-@register("SparseTensorDenseMatMul")
+@register_rule("SparseTensorDenseMatMul")
 def multiply_sparse(node: Node) -> Decision:
     *sparse, dense = node.placements
-    if dense.is_sharded and dense.axis == 1 and not node.read_attribute("adjoint_b") and not any(
-        one.is_sharded for one in sparse
+    if (
+        dense.is_sharded
+        and dense.axis == 1
+        and not node.read_attribute("adjoint_b")
+        and not any(one.is_sharded for one in sparse)
     ):
         return node.decide([WHOLE, WHOLE, WHOLE, None], shard(1, dense.rows))
     return node.decide_whole()

@@ -1,4 +1,4 @@
-"""Random numbers: those of the script. What has the rows of the batch is the slice of what the script draws for them."""
+"""Random numbers of the script: a draw for the rows of the batch is the slice of the script's draw."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from typing import Any
 
 from matex_tf.rewrite.nodes import Decision, Node, NoRuleError
 from matex_tf.rewrite.placement import SIZES, SUM, WHOLE, Rows, shard
-from matex_tf.rewrite.rules.registry import register
-from matex_tf.rewrite.rules.shapes import find_rows, with_copy
+from matex_tf.rewrite.rules.registry import register_rule
+from matex_tf.rewrite.rules.sizes import find_rows, mark_taker
 
 _LANES = {"float32": 4, "float64": 2}
 """Numbers of one value of Philox' counter, of the draws whose numbers follow one another in their order."""
 
 
-@register("StatelessRandomUniformV2 StatelessRandomNormalV2")
+@register_rule("StatelessRandomUniformV2 StatelessRandomNormalV2")
 def draw_by_counter(node: Node) -> Decision:
     """A counter that is moved on by what other ranks draw: the same bits, and nothing is drawn twice."""
     found = _find_rows(node)
@@ -34,12 +34,12 @@ def draw_by_counter(node: Node) -> Decision:
         )[0]
         return [tf.reshape(flat[skipped:], sizes)]
 
-    return node.decide([None, WHOLE, WHOLE, WHOLE], shard(axis, rows), emit=with_copy(emit))
+    return node.decide([None, WHOLE, WHOLE, WHOLE], shard(axis, rows), emit=mark_taker(emit))
 
 
-@register("""RandomUniform RandomStandardNormal TruncatedNormal RandomUniformInt StatelessRandomUniform StatelessRandomNormal
-    StatelessTruncatedNormal StatelessRandomUniformInt StatelessTruncatedNormalV2 StatelessRandomUniformIntV2
-    StatelessRandomUniformFullIntV2""")
+@register_rule("""RandomUniform RandomStandardNormal TruncatedNormal RandomUniformInt StatelessRandomUniform
+    StatelessRandomNormal StatelessTruncatedNormal StatelessRandomUniformInt StatelessTruncatedNormalV2
+    StatelessRandomUniformIntV2 StatelessRandomUniformFullIntV2""")
 def draw_all(node: Node) -> Decision:
     """Every rank draws for all rows and takes its own."""
     found = _find_rows(node)
@@ -51,10 +51,10 @@ def draw_all(node: Node) -> Decision:
     one = shard(*found)
 
     def emit(copy: Any, sizes: Any, *others: Any) -> list[Any]:
-        whole = copy.create_op(node, [copy.make_sizes_whole(sizes, node.at(0)), *others])[0]
+        whole = copy.create_op(node, [copy.make_sizes_whole(sizes, node.get_placement(0)), *others])[0]
         return [copy.slice_rows(whole, one)]
 
-    return node.decide([None, *rest], one, emit=with_copy(emit))
+    return node.decide([None, *rest], one, emit=mark_taker(emit))
 
 
 def _has_no_seed(node: Node) -> bool:
@@ -74,10 +74,10 @@ def _draw_apart(node: Node, found: tuple[int, Rows] | None) -> Decision:
         drawn = copy.create_op(node, inputs)[0]
         return [tf.where(copy.share.keeps, drawn, tf.zeros_like(drawn))]
 
-    return node.decide([WHOLE, *rest], SUM, emit=with_copy(emit))
+    return node.decide([WHOLE, *rest], SUM, emit=mark_taker(emit))
 
 
-@register("""RandomGamma RandomPoissonV2 Multinomial StatefulRandomBinomial RandomShuffle""")
+@register_rule("""RandomGamma RandomPoissonV2 Multinomial StatefulRandomBinomial RandomShuffle""")
 def draw_of_parameters(node: Node) -> Decision:
     """Of whole parameters; how many numbers are drawn for the rows of one rank is not known beforehand."""
     if not _has_no_seed(node) or node.op.outputs[0].dtype.name == "string":
@@ -86,7 +86,7 @@ def draw_of_parameters(node: Node) -> Decision:
 
 
 def _find_rows(node: Node) -> tuple[int, Rows] | None:
-    if node.at(0).kind != SIZES:
+    if node.get_placement(0).kind != SIZES:
         return None
     found = find_rows(node.read_sizes(0))
     if found is not None and (found[1].chosen is not None or None in found[1].blocks):

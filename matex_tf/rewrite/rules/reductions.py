@@ -6,13 +6,13 @@ from typing import Any
 
 from matex_tf.rewrite.nodes import Decision, Expansion, Node, NoRuleError
 from matex_tf.rewrite.placement import PARTIAL, SIZES, SUM, WHOLE, ZERO, Placement, make_sizes, multiply_sizes, shard
-from matex_tf.rewrite.rules.registry import register
+from matex_tf.rewrite.rules.registry import register_rule
 from matex_tf.rewrite.rules.shapes import keep_figure
 
 
 def find_reduced(node: Node) -> tuple[bool, int, list[int | None] | None]:
     """Whether the rows are reduced; else in which axis they are then; and the shape of the result, if it is known."""
-    one, shape = node.at(0), node.read_shape(0)
+    one, shape = node.get_placement(0), node.read_shape(0)
     named = node.read_named_axes(1, len(shape))
     keeps = node.read_attribute("keep_dims", False)
     after = None
@@ -25,9 +25,9 @@ def find_reduced(node: Node) -> tuple[bool, int, list[int | None] | None]:
     return False, one.axis if keeps else one.axis - sum(map(bool, named[: one.axis])), after
 
 
-@register("Sum")
+@register_rule("Sum")
 def add_up(node: Node) -> Decision:
-    one = node.at(0)
+    one = node.get_placement(0)
     if one.kind == SIZES:
         return node.decide_whole()
     if not one.is_sharded:
@@ -45,10 +45,10 @@ def _find_shape(node: Node) -> list[int | None] | None:
         return None
 
 
-@register("Mean")
+@register_rule("Mean")
 def average(node: Node) -> Decision | Expansion:
     """Over the rows, the sum divided by the number of all rows."""
-    one, dtype = node.at(0), node.inputs[0].dtype
+    one, dtype = node.get_placement(0), node.inputs[0].dtype
     if not one.is_sharded:
         inexact = dtype.is_floating or dtype.is_complex
         return keep_figure(node) if not one.is_partial or inexact else node.decide_whole()
@@ -70,9 +70,9 @@ def average(node: Node) -> Decision | Expansion:
     return Expansion(expand)
 
 
-@register("Prod")
+@register_rule("Prod")
 def multiply(node: Node) -> Decision:
-    one = node.at(0)
+    one = node.get_placement(0)
     if one.kind == SIZES and node.count_axes(0) == 1 and node.read_constant(1).size:
         product = multiply_sizes(one.sizes)
         if product is not None:
@@ -84,10 +84,10 @@ def multiply(node: Node) -> Decision:
 _BY = {"Max": "max", "Min": "min", "All": "min", "Any": "max"}
 
 
-@register("Max Min All Any")
+@register_rule("Max Min All Any")
 def take_extreme(node: Node) -> Decision:
     """Over the rows: the extreme of the ranks' extremes. A rank without rows computes one that another has, too."""
-    one = node.at(0)
+    one = node.get_placement(0)
     if not one.is_sharded:
         return node.decide_whole()
     reduced, axis, shape = find_reduced(node)
@@ -101,9 +101,9 @@ def take_extreme(node: Node) -> Decision:
 _COMPARED = ("float16", "bfloat16", "float32", "float64", "int32", "int64", "bool")
 
 
-@register("EuclideanNorm")
+@register_rule("EuclideanNorm")
 def take_norm(node: Node) -> Decision | Expansion:
-    one = node.at(0)
+    one = node.get_placement(0)
     if not one.is_sharded or not find_reduced(node)[0]:
         return take_extreme(node)
     keeps = node.read_attribute("keep_dims")
@@ -117,16 +117,16 @@ def take_norm(node: Node) -> Decision | Expansion:
     return Expansion(expand)
 
 
-@register("L2Loss")
+@register_rule("L2Loss")
 def half_the_squares(node: Node) -> Decision:
-    if node.at(0).is_sharded:
+    if node.get_placement(0).is_sharded:
         return node.decide([None], SUM)
     return node.decide_whole()
 
 
-@register("ArgMax ArgMin")
+@register_rule("ArgMax ArgMin")
 def find_along_axis(node: Node) -> Decision:
-    one = node.at(0)
+    one = node.get_placement(0)
     if not one.is_sharded:
         return node.decide_whole()
     axes = node.read_axes(1, node.count_axes(0))
@@ -135,10 +135,10 @@ def find_along_axis(node: Node) -> Decision:
     return node.decide([None, WHOLE], shard(one.axis - (axes[0] < one.axis), one.rows))
 
 
-@register("UnsortedSegmentSum")
+@register_rule("UnsortedSegmentSum")
 def add_by_number(node: Node) -> Decision:
     """Sums of rows by a number that each of them has, so that each rank has a part of each sum."""
-    data, numbers = node.at(0), node.at(1)
+    data, numbers = node.get_placement(0), node.get_placement(1)
     if numbers.is_sharded or (data.is_sharded and data.axis < node.count_axes(1)):
         layout = numbers.layout if numbers.is_sharded else data.layout
         if layout[1].chosen is not None and not data.has_layout(numbers):
@@ -149,10 +149,10 @@ def add_by_number(node: Node) -> Decision:
     return keep_figure(node)
 
 
-@register("ScatterNd")
+@register_rule("ScatterNd")
 def scatter(node: Node) -> Decision:
     """What is put at the same place adds up, so that each rank has a part of each sum."""
-    numbers, updates = node.at(0), node.at(1)
+    numbers, updates = node.get_placement(0), node.get_placement(1)
     one = numbers if numbers.is_sharded else updates
     if not one.is_sharded:
         if updates.is_partial:
@@ -163,9 +163,9 @@ def scatter(node: Node) -> Decision:
     return node.decide([shard(*one.layout), shard(*one.layout), WHOLE], SUM)
 
 
-@register("Bincount DenseBincount")
+@register_rule("Bincount DenseBincount")
 def count_numbers(node: Node) -> Decision:
-    numbers, _, weights = node.placements
+    numbers = node.get_placement(0)
     if not numbers.is_sharded or numbers.rows.chosen is not None:
         return node.decide_whole()
     weighs = node.read_shape(2)[:1] != [0]
@@ -177,5 +177,3 @@ def count_numbers(node: Node) -> Decision:
     if node.read_attribute("binary_output", False):
         raise NoRuleError
     return node.decide(needs, SUM)
-
-

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from typing import TypeVar
 
 from matex_tf.rewrite.nodes import Decision, Expansion, Node
 
 Rule = Callable[[Node], Decision | Expansion]
+_Rule = TypeVar("_Rule", bound=Rule)
 RULES: dict[str, Rule] = {}
 
 
-def register(*types: str) -> Callable[[Rule], Rule]:
+def register_rule(*types: str) -> Callable[[_Rule], _Rule]:
     """Use the function for ops of these types; one text may name several, with blanks between."""
 
-    def add(rule: Rule) -> Rule:
+    def add(rule: _Rule) -> _Rule:
         add_rules(types, rule)
         return rule
 

@@ -6,8 +6,8 @@ from typing import Any
 
 from matex_tf.rewrite.nodes import Decision, Node, NoRuleError
 from matex_tf.rewrite.placement import SIZES, SUM, WHOLE, ZERO, Placement, Rows, make_sizes, shard
-from matex_tf.rewrite.rules.registry import register
-from matex_tf.rewrite.rules.shapes import with_copy
+from matex_tf.rewrite.rules.registry import register_rule
+from matex_tf.rewrite.rules.sizes import mark_taker
 
 
 def count_from_here(copy: Any, part: Any, numbers: Any, rows: Rows) -> Any:
@@ -17,9 +17,9 @@ def count_from_here(copy: Any, part: Any, numbers: Any, rows: Rows) -> Any:
     return numbers - tf.cast(copy.find_first(rows, tf.shape(part)[0]), numbers.dtype)
 
 
-@register("GatherV2 Gather")
+@register_rule("GatherV2 Gather")
 def gather(node: Node) -> Decision:
-    table, numbers = node.at(0), node.at(1)
+    table, numbers = node.get_placement(0), node.get_placement(1)
     rest = [WHOLE] * (len(node.inputs) - 2)
     axis, outer = 0, 0
     if node.type == "GatherV2":
@@ -61,12 +61,12 @@ def _take_numbered(node: Node, table: Placement, numbers: Placement, rest: list[
 
         return [tf.gather(part, count_from_here(copy, part, chosen, rows))]
 
-    return node.decide([None, None, *rest], shard(0, numbers.rows), emit=with_copy(emit))
+    return node.decide([None, None, *rest], shard(0, numbers.rows), emit=mark_taker(emit))
 
 
-@register("GatherNd")
+@register_rule("GatherNd")
 def gather_nd(node: Node) -> Decision:
-    table, numbers = node.at(0), node.at(1)
+    table, numbers = node.get_placement(0), node.get_placement(1)
     outer = node.read_attribute("batch_dims", 0)
     if not node.has_rows:
         if table.is_partial:
@@ -85,16 +85,16 @@ def gather_nd(node: Node) -> Decision:
 
             return [tf.gather_nd(part, count_from_here(copy, part, chosen, rows))]
 
-        return node.decide([None, None], shard(0, numbers.rows), emit=with_copy(emit))
+        return node.decide([None, None], shard(0, numbers.rows), emit=mark_taker(emit))
     if numbers.is_sharded and numbers.axis < node.count_axes(1) - 1:
         return node.decide([WHOLE, None], shard(numbers.axis, numbers.rows))
     raise NoRuleError
 
 
-@register("Where")
+@register_rule("Where")
 def where(node: Node) -> Decision:
     """The numbers of entries that are true: of a vector over the rows, those of the script's."""
-    one = node.at(0)
+    one = node.get_placement(0)
     if not one.is_sharded:
         return node.decide_whole()
     if node.count_axes(0) != 1 or one.rows.chosen is not None or len(one.rows.blocks) != 1:
@@ -107,12 +107,12 @@ def where(node: Node) -> Decision:
         return [tf.where(mask) + tf.cast(copy.find_first(rows, tf.shape(mask)[0]), tf.int64)]
 
     chosen = Rows(rows.blocks, ("chosen", node.inputs[0].key))
-    return node.decide([None], shard(0, chosen)._replace(numbers=rows), emit=with_copy(emit))
+    return node.decide([None], shard(0, chosen)._replace(numbers=rows), emit=mark_taker(emit))
 
 
-@register("OneHot")
+@register_rule("OneHot")
 def one_hot(node: Node) -> Decision:
-    one = node.at(0)
+    one = node.get_placement(0)
     if not one.is_sharded:
         return node.decide_whole()
     count = node.count_axes(0)
@@ -121,9 +121,9 @@ def one_hot(node: Node) -> Decision:
     return node.decide([None, WHOLE, WHOLE, WHOLE], shard(one.axis + (axis <= one.axis), one.rows))
 
 
-@register("TopKV2 TopK")
+@register_rule("TopKV2 TopK")
 def find_largest(node: Node) -> Decision:
-    one = node.at(0)
+    one = node.get_placement(0)
     if not one.is_sharded:
         return node.decide_whole()
     if one.axis == node.count_axes(0) - 1:
@@ -131,7 +131,7 @@ def find_largest(node: Node) -> Decision:
     return node.decide([None, *[WHOLE] * (len(node.inputs) - 1)], *[shard(*one.layout)] * 2)
 
 
-@register("InTopKV2 InTopK")
+@register_rule("InTopKV2 InTopK")
 def is_among_largest(node: Node) -> Decision:
     found = next((one for one in node.placements if one.is_sharded), None)
     if found is None or found.axis or found.rows.chosen is not None:
@@ -140,23 +140,23 @@ def is_among_largest(node: Node) -> Decision:
     return node.decide([one, one, WHOLE], one)
 
 
-@register("LookupTableFindV2 LookupTableFind")
+@register_rule("LookupTableFindV2 LookupTableFind")
 def look_up(node: Node) -> Decision:
-    one = node.at(1)
+    one = node.get_placement(1)
     return node.decide([WHOLE, None, WHOLE], shard(*one.layout)) if one.is_sharded else node.decide_whole()
 
 
-@register("ResourceGather")
+@register_rule("ResourceGather")
 def gather_variable(node: Node) -> Decision:
-    numbers = node.at(1)
+    numbers = node.get_placement(1)
     if not numbers.is_sharded or node.read_attribute("batch_dims", 0):
         return node.decide_whole()
     return node.decide([WHOLE, None], shard(*numbers.layout))
 
 
-@register("ResourceGatherNd")
+@register_rule("ResourceGatherNd")
 def gather_variable_nd(node: Node) -> Decision:
-    numbers = node.at(1)
+    numbers = node.get_placement(1)
     if not numbers.is_sharded or numbers.axis >= node.count_axes(1) - 1:
         return node.decide_whole()
     return node.decide([WHOLE, None], shard(*numbers.layout))

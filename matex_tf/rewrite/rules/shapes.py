@@ -1,4 +1,4 @@
-"""Sizes of tensors, tensors filled by them, and tensors whose entries stay in their order."""
+"""Tensors filled by sizes, and tensors whose entries stay in their order."""
 
 from __future__ import annotations
 
@@ -15,83 +15,40 @@ from matex_tf.rewrite.placement import (
     Placement,
     Rows,
     Size,
-    make_sizes,
-    multiply_sizes,
     shard,
 )
 from matex_tf.rewrite.rules.entrywise import compute_entries
-from matex_tf.rewrite.rules.registry import register
+from matex_tf.rewrite.rules.registry import register_rule
+from matex_tf.rewrite.rules.sizes import find_rows, mark_taker
 
 
-@register("Const")
+@register_rule("Const")
 def constant(node: Node) -> Decision:
     """The value is known from reading the graph."""
     value = node.outputs[0].constant
     return node.decide([], ZERO if value is not None and value.size and not value.any() else WHOLE)
 
 
-def describe_shape(node: Node, index: int) -> list[Size]:
-    """The shape of an input, number by number."""
-    one, shape = node.at(index), node.read_shape(index)
-    if one.kind == LIST:
-        raise NoRuleError
-    sizes = [Size(None, size) for size in shape]
-    if one.is_sharded:
-        sizes[one.axis] = Size(one.rows)
-    return sizes
-
-
-@register("Shape")
-def shape(node: Node) -> Decision:
-    return node.decide([None], make_sizes(describe_shape(node, 0)))
-
-
-@register("ShapeN")
-def shapes(node: Node) -> Decision:
-    count = len(node.inputs)
-    return Decision([None] * count, [make_sizes(describe_shape(node, index)) for index in range(count)])
-
-
-@register("Size")
-def size(node: Node) -> Decision:
-    found = multiply_sizes(describe_shape(node, 0))
-    return node.decide_whole() if found is None else node.decide([None], make_sizes([found]))
-
-
-@register("Rank")
-def rank(node: Node) -> Decision:
-    node.count_axes(0)
-    return node.decide([None], WHOLE)
-
-
-@register("ZerosLike OnesLike")
+@register_rule("ZerosLike OnesLike")
 def fill_like(node: Node) -> Decision:
-    one = node.at(0)
+    one = node.get_placement(0)
     if one.is_sharded or one.kind == LIST:
         return node.decide([None], shard(*one.layout) if one.is_sharded else one)
     same = ZERO if node.type == "ZerosLike" else WHOLE
     return node.decide([None if one.is_partial else WHOLE], same)
 
 
-def find_rows(sizes: tuple[Size, ...]) -> tuple[int, Rows] | None:
-    """Where in a shape a number of rows stands, and of which; None: nowhere."""
-    found = [(index, one.rows) for index, one in enumerate(sizes) if one.rows is not None]
-    if len(found) > 1:
-        raise NoRuleError
-    return None if not found else found[0]  # type: ignore[return-value]
-
-
-@register("Fill")
+@register_rule("Fill")
 def fill(node: Node) -> Decision:
-    found = find_rows(node.read_sizes(0)) if node.at(0).kind == SIZES else None
+    found = find_rows(node.read_sizes(0)) if node.get_placement(0).kind == SIZES else None
     if found is None:
-        return node.decide([WHOLE, WHOLE], ZERO if node.at(1).zero else WHOLE)
+        return node.decide([WHOLE, WHOLE], ZERO if node.get_placement(1).zero else WHOLE)
     return node.decide([None, WHOLE], shard(*found))
 
 
-@register("Reshape")
+@register_rule("Reshape")
 def reshape(node: Node) -> Decision:
-    one = node.at(0)
+    one = node.get_placement(0)
     if not one.is_sharded:
         if one.is_partial:
             return node.decide([None, WHOLE], SUM)
@@ -105,7 +62,7 @@ def reshape(node: Node) -> Decision:
         return node.decide([None, None], shard(*one.layout))
     place, rows = _follow_rows(one, before, wanted)
     numbers = one.numbers if len(before) == 1 or all(size == 1 for size in before[1:]) else None
-    needs = None if node.at(1).kind == SIZES else WHOLE
+    needs = None if node.get_placement(1).kind == SIZES else WHOLE
     return node.decide([None, needs], shard(place, rows)._replace(numbers=numbers))
 
 
@@ -161,9 +118,9 @@ def _divide(inner: list[int | None], outer: list[int | None]) -> float | None:
     return None if product == 0 else math.prod(size for size in inner if size is not None) / product
 
 
-@register("ExpandDims")
+@register_rule("ExpandDims")
 def expand(node: Node) -> Decision:
-    one = node.at(0)
+    one = node.get_placement(0)
     if one.kind == SIZES and node.count_axes(0) == 0:
         return node.decide([None, WHOLE], one)
     if not one.is_sharded:
@@ -176,7 +133,7 @@ def expand(node: Node) -> Decision:
 
 def keep_figure(node: Node) -> Decision:
     """Other inputs than the first say how the entries of a tensor without rows are placed anew: a sum stays one."""
-    one = node.at(0)
+    one = node.get_placement(0)
     rest = [WHOLE] * (len(node.inputs) - 1)
     count = len(node.op.outputs)
     if one.is_partial:
@@ -184,9 +141,9 @@ def keep_figure(node: Node) -> Decision:
     return Decision([WHOLE, *rest], [ZERO if one.zero else WHOLE] * count)
 
 
-@register("Squeeze")
+@register_rule("Squeeze")
 def squeeze(node: Node) -> Decision:
-    one = node.at(0)
+    one = node.get_placement(0)
     if one.kind == SIZES:
         return node.decide([None], one)
     if not one.is_sharded:
@@ -209,9 +166,9 @@ def squeeze(node: Node) -> Decision:
     return node.decide([None], after, emit=emit)
 
 
-@register("EnsureShape")
+@register_rule("EnsureShape")
 def ensure(node: Node) -> Decision:
-    one, wanted = node.at(0), node.read_attribute("shape")
+    one, wanted = node.get_placement(0), node.read_attribute("shape")
     if not one.is_sharded:
         return keep_figure(node)
     if wanted.unknown_rank or wanted.dim[one.axis].size < 0:
@@ -219,26 +176,26 @@ def ensure(node: Node) -> Decision:
     raise NoRuleError
 
 
-@register("Bitcast")
+@register_rule("Bitcast")
 def bitcast(node: Node) -> Decision:
     if node.count_axes(0) != node.op.outputs[0].shape.rank:
         raise NoRuleError
     return compute_entries(node)
 
 
-@register("Transpose ConjugateTranspose")
+@register_rule("Transpose ConjugateTranspose")
 def transpose(node: Node) -> Decision:
-    one = node.at(0)
+    one = node.get_placement(0)
     if not one.is_sharded:
         return keep_figure(node)
     order = [int(axis) for axis in node.read_constant(1).reshape(-1)]
     return node.decide([None, WHOLE], shard(order.index(one.axis), one.rows))
 
 
-@register("BroadcastTo")
+@register_rule("BroadcastTo")
 def broadcast(node: Node) -> Decision:
-    one = node.at(0)
-    if node.at(1).kind != SIZES:
+    one = node.get_placement(0)
+    if node.get_placement(1).kind != SIZES:
         if one.is_sharded:
             raise NoRuleError
         return keep_figure(node)
@@ -258,27 +215,27 @@ def broadcast(node: Node) -> Decision:
     return node.decide([WHOLE, None], shard(place, rows))
 
 
-@register("Tile")
+@register_rule("Tile")
 def tile(node: Node) -> Decision:
-    one = node.at(0)
+    one = node.get_placement(0)
     if one.is_sharded:
-        times = node.read_sizes(1)
-        if times[one.axis] != Size(None, 1) or node.at(1).kind == SIZES:
+        scale = node.read_sizes(1)
+        if scale[one.axis] != Size(None, 1) or node.get_placement(1).kind == SIZES:
             raise NoRuleError
         return node.decide([None, WHOLE], shard(*one.layout))
-    if node.at(1).kind != SIZES:
+    if node.get_placement(1).kind != SIZES:
         return keep_figure(node)
     found = find_rows(node.read_sizes(1))
     if found is None or node.read_shape(0)[found[0]] != 1:
-        raise NoRuleError  # several rows, one after the other, so many times
+        raise NoRuleError  # several rows, one after the other, so many scale
     return node.decide([WHOLE, None], shard(*found))
 
 
-@register("Range")
+@register_rule("Range")
 def count_up(node: Node) -> Decision:
     """`tf.range(rows)` numbers the rows of the script's batch: a rank counts from its first row on."""
     start, limit, delta = (node.inputs[index].sizes for index in range(3))
-    if node.at(1).kind != SIZES or start != (Size(None, 0),) or delta != (Size(None, 1),):
+    if node.get_placement(1).kind != SIZES or start != (Size(None, 0),) or delta != (Size(None, 1),):
         return node.decide_whole()
     rows = limit[0].rows if limit else None
     if rows is None or rows.chosen is not None or len(rows.blocks) != 1:
@@ -289,87 +246,4 @@ def count_up(node: Node) -> Decision:
 
         return [tf.range(limit, dtype=limit.dtype) + tf.cast(copy.find_first(rows, limit), limit.dtype)]
 
-    return node.decide([WHOLE, None, WHOLE], shard(0, rows)._replace(numbers=rows), emit=with_copy(emit))
-
-
-def with_copy(emit: Any) -> Any:
-    """Mark a function that makes ops of the copy, and asks the copy (its first argument) which rows are here."""
-    emit.takes_copy = True
-    return emit
-
-
-@register("BroadcastGradientArgs")
-def find_broadcast_axes(node: Node) -> Decision:
-    """The axes over which gradients are summed are those of the script's shapes, not of a slice's.
-
-    TensorFlow names the axes of size 1, the missing ones among them; none if both shapes are equal. A batch has more rows
-    than one: steps of a single row are not shared.
-    """
-    needs = [WHOLE, WHOLE]
-    found = [one.sizes for one in node.inputs]
-    if found[0] is None or found[1] is None:
-        return node.decide(needs, WHOLE, WHOLE)
-    first, second = found
-    count = max(len(first), len(second))
-    padded = [[Size(None, 1)] * (count - len(one)) + list(one) for one in (first, second)]
-    pairs = list(zip(*padded))
-    equal = len(first) == len(second) and all(_may_be_equal(a, b) for a, b in pairs)
-    surely = equal and all(a == b and (a.rows or a.value is not None) for a, b in pairs)
-    axes = []
-    for sizes in padded:
-        states = [False if one.rows is not None or surely else None if one.value is None else one.value == 1
-                  for one in sizes]  # fmt: skip
-        axes.append(tuple(None if state and equal else state for state in states))
-    return Decision(needs, [WHOLE._replace(axes=one) for one in axes])
-
-
-def _may_be_equal(first: Size, second: Size) -> bool:
-    return first.rows == second.rows and (first.value == second.value or None in (first.value, second.value))
-
-
-@register("DynamicStitch ParallelDynamicStitch")
-def stitch(node: Node) -> Decision:
-    """Vectors of numbers put together by fixed places, as the shape that a sum had before, with 1 in the place of axes."""
-    half = len(node.inputs) // 2
-    if all(node.at(index).kind != SIZES for index in range(half, len(node.inputs))):
-        return node.decide_whole()
-    made: dict[int, Size] = {}
-    for index in range(half):
-        places, sizes = node.read_constant(index).reshape(-1), node.read_sizes(half + index)
-        made.update(zip(map(int, places), sizes, strict=True))
-    if sorted(made) != list(range(len(made))):
-        raise NoRuleError
-    needs = [*[WHOLE] * half, *(None if node.at(half + index).kind == SIZES else WHOLE for index in range(half))]
-    return node.decide(needs, make_sizes([made[place] for place in range(len(made))]))
-
-
-@register("ConcatOffset")
-def find_offsets(node: Node) -> Decision:
-    """Where each part of a concatenation begins."""
-    if all(one.kind != SIZES for one in node.placements[1:]):
-        return node.decide_whole()
-    axis = int(node.read_constant(0).reshape(()))
-    shapes = [node.read_sizes(index) for index in range(1, len(node.inputs))]
-    axis %= len(shapes[0])
-    if any(len({one.rows for one in sizes}) > 1 for at, sizes in enumerate(zip(*shapes)) if at != axis):
-        raise NoRuleError
-    gives, before = [], Size(None, 0)
-    for shape in shapes:
-        gives.append(make_sizes([before if at == axis else Size(None, 0) for at in range(len(shape))]))
-        before = _join_lengths(before, shape[axis])
-    needs = [WHOLE, *(None if one.kind == SIZES else WHOLE for one in node.placements[1:])]
-    return Decision(needs, gives)
-
-
-def _join_lengths(first: Size, second: Size) -> Size:
-    """The length of two parts, one after the other along an axis."""
-    if first.rows is None and second.rows is None:
-        known = None not in (first.value, second.value)
-        return Size(None, first.value + second.value if known else None)  # type: ignore[operator]
-    if first == Size(None, 0) or second.rows is None or first.rows is None:
-        if first == Size(None, 0):
-            return second
-        raise NoRuleError
-    if first.rows.chosen is not None or second.rows.chosen is not None:
-        raise NoRuleError
-    return Size(Rows(first.rows.blocks + second.rows.blocks))
+    return node.decide([WHOLE, None, WHOLE], shard(0, rows)._replace(numbers=rows), emit=mark_taker(emit))

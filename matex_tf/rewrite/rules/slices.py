@@ -7,13 +7,13 @@ from typing import Any
 from matex_tf.rewrite.nodes import Decision, Node, NoRuleError
 from matex_tf.rewrite.placement import SIZES, SUM, WHOLE, ZERO, Placement, Rows, Size, make_sizes, shard
 from matex_tf.rewrite.rules.arrays import count_rows, take_blocks
-from matex_tf.rewrite.rules.registry import register
-from matex_tf.rewrite.rules.shapes import find_rows
+from matex_tf.rewrite.rules.registry import register_rule
+from matex_tf.rewrite.rules.sizes import find_rows
 
 
-@register("StridedSlice")
+@register_rule("StridedSlice")
 def slice_with_strides(node: Node) -> Decision:
-    one = node.at(0)
+    one = node.get_placement(0)
     if one.kind == SIZES and node.count_axes(0) == 1:
         return _slice_sizes(node, one)
     if one.is_sharded:
@@ -36,7 +36,7 @@ def _slice_sizes(node: Node, one: Placement) -> Decision:
 
 def _slice_rows(node: Node, one: Placement) -> Decision:
     found = follow_axis(node, one, node.count_axes(0))
-    needs = [None, *(None if node.at(index).kind == SIZES else WHOLE for index in (1, 2, 3))]
+    needs = [None, *(None if node.get_placement(index).kind == SIZES else WHOLE for index in (1, 2, 3))]
     return node.decide(needs, found)
 
 
@@ -67,18 +67,18 @@ def follow_axis(node: Node, one: Placement, count: int) -> Placement:
                 begin = None if begins & bit else _read_entry(node, 1, index)
                 end = None if ends & bit else _read_entry(node, 2, index)
                 found = shard(made, _cut(one.rows, begin, end))
-            elif _counts_rows(node, index, begins & bit, ends & bit or shrink & bit):
+            elif _has_rows_in_bounds(node, index, begins & bit, ends & bit or shrink & bit):
                 raise NoRuleError
             made, taken = made + (0 if shrink & bit else 1), taken + 1
     return shard(made + one.axis - taken, one.rows) if found is None else found
 
 
-@register("StridedSliceGrad")
+@register_rule("StridedSliceGrad")
 def slice_backward(node: Node) -> Decision:
     """The gradient among zeros, where the slice was: the rows are where the shape has their number."""
-    gradient = node.at(4)
+    gradient = node.get_placement(4)
     if not gradient.is_sharded:
-        if node.at(0).kind == SIZES:
+        if node.get_placement(0).kind == SIZES:
             raise NoRuleError
         return node.decide([WHOLE] * 4 + [None if gradient.is_partial else WHOLE],
                            SUM if gradient.is_partial else WHOLE)  # fmt: skip
@@ -89,7 +89,7 @@ def slice_backward(node: Node) -> Decision:
     before = shard(*found)
     if not follow_axis(node, before, len(sizes)).has_layout(gradient):
         raise NoRuleError
-    needs = [None if node.at(index).kind == SIZES else WHOLE for index in range(4)]
+    needs = [None if node.get_placement(index).kind == SIZES else WHOLE for index in range(4)]
     return node.decide([*needs, None], before)
 
 
@@ -97,10 +97,12 @@ def _read_entry(node: Node, index: int, at: int) -> Size:
     return node.read_sizes(index)[at]
 
 
-def _counts_rows(node: Node, at: int, whole_begin: Any, whole_end: Any) -> bool:
+def _has_rows_in_bounds(node: Node, at: int, whole_begin: Any, whole_end: Any) -> bool:
     """Whether another axis than that of the rows is cut at a number of rows, which a slice does not have."""
     named = ([] if whole_begin else [1]) + ([] if whole_end else [2])
-    return any(node.at(index).kind == SIZES and _read_entry(node, index, at).rows is not None for index in named)
+    return any(
+        node.get_placement(index).kind == SIZES and _read_entry(node, index, at).rows is not None for index in named
+    )
 
 
 def _cut(rows: Rows, begin: Size | None, end: Size | None) -> Rows:
@@ -118,9 +120,9 @@ def _cut(rows: Rows, begin: Size | None, end: Size | None) -> Rows:
     return take_blocks(rows, first, last)
 
 
-@register("Slice")
+@register_rule("Slice")
 def slice_by_sizes(node: Node) -> Decision:
-    one = node.at(0)
+    one = node.get_placement(0)
     if one.kind == SIZES and node.count_axes(0) == 1:
         start, count = (int(node.read_constant(index).reshape(-1)[0]) for index in (1, 2))
         return node.decide([None, WHOLE, WHOLE], make_sizes(one.sizes[start : None if count < 0 else start + count]))
@@ -131,12 +133,12 @@ def slice_by_sizes(node: Node) -> Decision:
     others = [size for part in (begins, counts) for at, size in enumerate(part) if at != one.axis]
     if any(size.rows is not None for size in others):
         raise NoRuleError
-    begin, count = begins[one.axis], counts[one.axis]
+    begin, size = begins[one.axis], counts[one.axis]
     rows = one.rows
-    if not (begin == Size(None, 0) and (count == Size(None, -1) or count.rows == rows)):
-        first, length = count_rows(begin), None if count == Size(None, -1) else count_rows(count)
-        if rows.chosen is not None or first is None or (length is None and count != Size(None, -1)):
+    if not (begin == Size(None, 0) and (size == Size(None, -1) or size.rows == rows)):
+        first, length = count_rows(begin), None if size == Size(None, -1) else count_rows(size)
+        if rows.chosen is not None or first is None or (length is None and size != Size(None, -1)):
             raise NoRuleError
         rows = take_blocks(rows, first, None if length is None else first + length)
-    needs = [None, *(None if node.at(index).kind == SIZES else WHOLE for index in (1, 2))]
+    needs = [None, *(None if node.get_placement(index).kind == SIZES else WHOLE for index in (1, 2))]
     return node.decide(needs, shard(one.axis, rows))
