@@ -37,6 +37,8 @@ TABLE = {"lookup": lambda: tf.lookup.StaticHashTable(
 def raw(kind: str, *inputs, **attributes):
     """The op of this type by itself."""
     function = getattr(tf.raw_ops, kind)
+    if kind in ("ComplexAbs", "Real", "Imag", "Complex"):  # else of single precision
+        attributes.setdefault("Tout", tf.complex128 if kind == "Complex" else tf.float64)
     return function(**dict(zip(inspect.signature(function).parameters, inputs)), **attributes)
 
 
