@@ -6,10 +6,16 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
 
-from matex_tf import attach
-from matex_tf.version import __version__
+_ABOVE = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
+if all(os.path.isfile(os.path.join(_ABOVE, part, "PART_OF_MATEX_TF")) for part in ("ops", "readers")):
+    # In a checkout they stand beside this package, in an install within it.
+    __path__.append(_ABOVE)
+
+from matex_tf import attach  # noqa: E402
+from matex_tf.version import __version__  # noqa: E402
 
 __all__ = [
     "__version__",
@@ -45,7 +51,7 @@ from matex_tf.api import (  # noqa: E402  (TensorFlow's threads are placed befor
 if TYPE_CHECKING:  # what editors and type checkers see; these come by __getattr__
     from matex_tf.deploy.kubernetes import Kubernetes as Kubernetes
     from matex_tf.deploy.python import launch as launch
-    from matex_tf.deploy.slurm import Slurm as Slurm
+    from matex_tf.deploy.sbatch.job_script import Slurm as Slurm
     from matex_tf.tune.python import tune as tune
 
 _DEPLOYING = {"Kubernetes": "make_kubernetes", "Slurm": "make_slurm"}

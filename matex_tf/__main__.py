@@ -40,9 +40,10 @@ def main(arguments: list[str]) -> None:
 
 @contextlib.contextmanager
 def _keep_exit_code() -> Iterator[None]:
-    """A script may end itself by `raise SystemExit`, not only by `sys.exit`."""
+    """A script may end itself by `raise SystemExit`, not only by `sys.exit`; and it may catch that."""
     try:
         yield
+        shutdown.remember_exit_code(None)
     except SystemExit as end:
         shutdown.remember_exit_code(end.code)
         raise

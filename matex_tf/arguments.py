@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import math
 import operator
+import os
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -60,6 +61,21 @@ def check_choice(where: str, name: str, value: Any, choices: Sequence[str]) -> s
     if not isinstance(value, str) or value not in choices:
         raise ValueError(f"{where}: {name} has to be one of {', '.join(choices)}; given {describe_value(value)}")
     return value
+
+
+def check_words(where: str, name: str, value: Any) -> list[str]:
+    """`value`, a list of texts, numbers and paths, as texts. Raises TypeError; for one text, too, a list of letters."""
+    expected = f"{where}: expected {name} to be a list of texts, numbers or paths"
+    if isinstance(value, str):
+        words = ", ".join(map(repr, value.split())) if value.isprintable() else "..."
+        raise TypeError(f"{expected}; given the text {describe_value(value)}. As a list it is [{words}]")
+    if not isinstance(value, Sequence) or isinstance(value, (bytes, bytearray)):
+        raise TypeError(f"{expected}; given {describe_value(value)}")
+    for word in value:
+        is_number = hasattr(word, "__float__") and not hasattr(word, "__len__")
+        if not (isinstance(word, (str, os.PathLike)) or is_number):
+            raise TypeError(f"{expected}; among them is {describe_value(word)}")
+    return [os.fspath(word) if isinstance(word, os.PathLike) else str(word) for word in value]
 
 
 def check_flag(where: str, name: str, value: Any) -> bool:

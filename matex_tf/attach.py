@@ -29,6 +29,7 @@ def attach_runtime() -> None:
         return
     _attached = True
     error_records.note_launcher(os.environ)
+    task_environment.note_launchers(os.environ)
     task = task_environment.find_task(os.environ)
     if task is not None and (task.size != 1 or settings.PREFIX + "STATE" in os.environ):
         _share_hash_seed()
@@ -54,7 +55,7 @@ def attach_runtime() -> None:
         record = error_records.ErrorRecord(task.rank, task.size, socket.gethostname(), f"{kind}: {error}", text)
         error_records.show_record(record, waits=not joins)
         if joins:
-            world.abort_unjoined(task)
+            shutdown.abort_unjoined(task)
         raise SystemExit(1) from None
     me = world.get_world()
     if not me.is_phantom:

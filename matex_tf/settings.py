@@ -211,35 +211,6 @@ def _parse_compression(text: str) -> Compression:
 
 
 @dataclass(frozen=True)
-class Outer:
-    """What `MATEX_OUTER` asks for: the outer step's learning rate and Nesterov momentum; 1 and 0 give the average."""
-
-    rate: float = 1.0
-    momentum: float = 0.0
-
-    def __str__(self) -> str:
-        return "average" if self == AVERAGE else f"nesterov:{self.rate:g}:{self.momentum:g}"
-
-
-AVERAGE = Outer()
-
-
-def _parse_outer(text: str) -> Outer:
-    name, *numbers = text.strip().lower().split(":")
-    if name == "average" and not numbers:
-        return AVERAGE
-    try:
-        rate, momentum = map(float, numbers or (0.7, 0.9))
-    except ValueError:
-        rate = momentum = -1.0
-    if name != "nesterov" or not (0 < rate < float("inf") and 0 <= momentum < 1):
-        raise ValueError(
-            "average, nesterov, or nesterov:RATE:MOMENTUM with a rate above 0, a momentum from 0 to below 1"
-        )
-    return Outer(rate, momentum)
-
-
-@dataclass(frozen=True)
 class Setting:
     """One row of the table: its name without the prefix, how it is read, its default and what it does."""
 
@@ -284,15 +255,6 @@ TABLE = (
         "rank, unless told). local: in fit, each rank trains H steps by itself on its slices of batches; then the "
         "weights become the ranks' average. Results of both are statistical. What cannot be had is said once, and runs "
         "as allreduce. docs/strategies.md has more. `matex run --strategy` sets it.",
-    ),
-    Setting(
-        "outer",
-        _parse_outer,
-        AVERAGE,
-        "average, nesterov, nesterov:RATE:MOMENTUM",
-        "With MATEX_STRATEGY=local:H, what the weights become after H steps. average: the ranks' average. nesterov: "
-        "what an outer step by Nesterov momentum makes of the way to it, with rate 0.7 and momentum 0.9 unless told. "
-        "docs/strategies.md has the formula.",
     ),
     Setting(
         "eager",
@@ -467,6 +429,14 @@ TABLE = (
         "Where the compiled ops are kept. Empty: the user's cache folder (XDG_CACHE_HOME or ~/.cache).",
     ),
     Setting(
+        "ops_dir",
+        _keep_text,
+        "",
+        "folder",
+        "Where to look first for compiled ops, as `matex build --into` has built them for all users. Nothing is "
+        "written there. Empty: the folder matex_tf.libs beside the installed package.",
+    ),
+    Setting(
         "log_dir",
         _keep_text,
         "",
@@ -623,7 +593,6 @@ class Settings:
     disable: bool
     scaling: str
     strategy: str
-    outer: Outer
     eager: str
     adapt: str
     microbatch: int
@@ -645,6 +614,7 @@ class Settings:
     elastic: bool
     save_seconds: float
     cache_dir: str
+    ops_dir: str
     log_dir: str
     output: str
     files_dir: str
@@ -684,11 +654,6 @@ class Settings:
             raise SettingError(
                 f"MATEX_ADAPT={self.adapt} and MATEX_STRATEGY=async do not go together: asynchronous ranks train whole "
                 "batches, and a slower one takes fewer of them as it is. Set one of the two."
-            )
-        if self.outer != AVERAGE and get_strategy_name(self.strategy) != "local":
-            raise SettingError(
-                f"MATEX_OUTER={self.outer} is for MATEX_STRATEGY=local:H, with which ranks take an average of their "
-                f"weights; it is {self.strategy}. Set that, or no MATEX_OUTER."
             )
         if self.elastic:
             if self.overlap == "on":

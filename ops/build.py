@@ -1,22 +1,24 @@
-"""Builds the engine, TensorFlow's ops over it and their XLA kernels, once for each TensorFlow, MPI, compiler, source.
+"""Builds the engine, TensorFlow's ops over it and their XLA kernels, once for each TensorFlow, MPI and source.
 
-They are three libraries in a cache folder: ranks need the engine before a script imports TensorFlow, and the XLA
-kernels take longest and are needed by few scripts.
+They are three libraries: ranks need the engine before a script imports TensorFlow, and the XLA kernels take longest
+and are needed by few scripts.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import json
 import os
+import platform
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
 
 from . import cache
 from . import compiler as compilers
+from .kept import trust
 
 SOURCE = Path(__file__).parent / "src"
 _FLAGS = ("-std=c++17", "-O3", "-fPIC", "-shared", "-w", "-DOMPI_SKIP_MPICXX", "-DMPICH_SKIP_MPICXX")
@@ -24,136 +26,132 @@ _FLAGS = ("-std=c++17", "-O3", "-fPIC", "-shared", "-w", "-DOMPI_SKIP_MPICXX", "
 _XLA_FLAGS = ("-DNDEBUG",)
 _XLA_INCLUDES = ("external/highwayhash", "external/farmhash_archive/src")
 _XLA_LIBRARY = "libtensorflow_cc.so.2"
+_LONGEST = 3600.0  # seconds of a build
 
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """What would be built from the rooms of `SOURCE` named, and where it is kept."""
+    """What would be built from the rooms of `SOURCE` named. It uses the library of the plan `over`, if any."""
 
     what: str
     seconds: int
     rooms: tuple[str, ...]
-    compiler: compilers.Compiler
+    mpi: str
     tensorflow: str
-    command: tuple[str, ...]
-    folder: Path
+    options: tuple[str, ...]
     key: str
+    over: Plan | None = None
 
     @property
-    def library(self) -> Path:
-        return self.folder / f"{self.key}.so"
-
-    @property
-    def record(self) -> Path:
-        return self.folder / f"{self.key}.json"
+    def library(self) -> str:
+        """The name of its file."""
+        return f"{self.key}.so"
 
 
-def build_ops(verbose: bool = False, engine: Plan | None = None) -> Path:
-    """The compiled ops of this TensorFlow and MPI, built now, with the engine, if they are not in the cache.
+def build_ops(verbose: bool = False, engine: Plan | None = None, into: Path | None = None) -> Path:
+    """The compiled ops of this TensorFlow and MPI, built now, with the engine, where no folder has them.
 
     `engine` is the build of the engine, if that is known. `verbose` also says so when nothing needs doing, and shows
-    the compiler's command. A build takes some 15 seconds.
+    the compiler's command. With `into` that folder is to have them. A build takes some 15 seconds.
 
     Raises:
         cache.BuildError: no compiler, no MPI, nowhere to keep the result, or the compiler's own errors.
     """
     engine = engine or make_engine_plan()
-    ensure_library(engine, verbose)
-    return ensure_library(make_plan(engine), verbose)
+    ensure_library(engine, verbose, into)
+    return ensure_library(make_plan(engine), verbose, into)
 
 
-def build_xla(verbose: bool = False) -> Path:
+def build_xla(verbose: bool = False, into: Path | None = None) -> Path:
     """The kernels with which XLA compiles functions that hold the ops, built like those, which they need.
 
     Raises:
         cache.BuildError: as `build_ops`; or this TensorFlow does not come with what they are built from.
     """
-    build_ops(verbose)
-    return ensure_library(make_xla_plan(), verbose)
+    build_ops(verbose, into=into)
+    return ensure_library(make_xla_plan(), verbose, into)
 
 
-def ensure_library(plan: Plan, verbose: bool = False) -> Path:
-    """The library of `plan`, built now if it is not in the cache; errors as of `build_ops`."""
-    if not is_whole(plan):
-        with cache.hold_lock(plan.folder, plan.key, plan.what):
-            if not is_whole(plan):
-                _compile_plan(plan, verbose)
-                return plan.library
+def ensure_library(plan: Plan, verbose: bool = False, into: Path | None = None) -> Path:
+    """The library of `plan`, built now if no folder has it, or not that of `into`; errors as of `build_ops`."""
+    found = find_library(plan, into)
+    if found is None:
+        folder = into or cache.find_cache_folder()
+        with cache.take_turn(folder, plan.key, plan.what, lambda: is_whole(plan, folder)) as builds:
+            if builds:
+                _compile_plan(plan, folder, verbose, into)
+        return folder / plan.library
     if verbose:
-        cache.print_message(f"{plan.what} for {_describe_versions(plan)} are built already")
-    return plan.library
+        cache.print_message(f"built already: {plan.what} for {_describe_versions(plan)}")
+    return found
 
 
-def describe_build() -> dict[str, Any]:
-    """The state of the build for `matex info`: {"compiler", "MPI", "TensorFlow", "library", "built", "XLA kernels"}.
+def find_library(plan: Plan, into: Path | None = None) -> Path | None:
+    """The library of `plan` in `into`; else in the folder for all users, and else in this user's own.
 
     Raises:
-        cache.BuildError: as `build_ops` does, short of compiling.
+        cache.BuildError: that for all users has it, but somebody could have written to it who is not trusted.
     """
-    engine = make_engine_plan()
-    plan = make_plan(engine)
-    is_built = is_whole(engine) and is_whole(plan)
-    return {
-        "compiler": plan.compiler.path,
-        "MPI": compilers.shorten_version(plan.compiler.mpi),
-        "TensorFlow": plan.tensorflow,
-        "library": str(plan.library),
-        "built": "yes" if is_built else "no (at first use, or now by `matex build`)",
-        "XLA kernels": _describe_xla(),
-    }
+    if into is not None:
+        return into / plan.library if is_whole(plan, into) else None
+    shared = cache.find_shared_folder()
+    if shared is not None:
+        for path in (shared / plan.library, _name_record(plan, shared)):
+            if path.exists():
+                cache.require_trust(path)
+    folders = [*([shared] if shared is not None else []), *cache.list_own_folders()]
+    return next((folder / plan.library for folder in folders if is_whole(plan, folder)), None)
 
 
-def _describe_xla() -> str:
+def try_compiler() -> compilers.Compiler:
+    """The compiler of the MPI that mpi4py loads, which has compiled a few lines. Raises cache.BuildError."""
+    compiler = find_compiler()
     try:
-        return "built" if is_whole(make_xla_plan()) else "not built (at first use, or now by `matex build --xla`)"
-    except cache.BuildError as error:
-        return str(error)
+        compilers.try_compiler(compiler, _FLAGS)
+    except compilers.CompilerError as error:
+        raise cache.BuildError(f"the TensorFlow ops cannot be built: {error}") from error
+    return compiler
+
+
+def find_compiler() -> compilers.Compiler:
+    """The compiler of the MPI that mpi4py loads. Raises cache.BuildError."""
+    try:
+        return compilers.find_compiler()
+    except (compilers.CompilerError, OSError) as error:
+        raise cache.BuildError(f"the TensorFlow ops cannot be built: {error}") from error
 
 
 def make_engine_plan() -> Plan:
-    """The build of the engine that this Python, its settings and its environment ask for.
-
-    Raises:
-        cache.BuildError: no compiler, no MPI, or no folder to write to.
-    """
-    try:
-        compiler = compilers.find_compiler()
-    except (compilers.CompilerError, OSError) as error:
-        raise cache.BuildError(f"the TensorFlow ops cannot be built: {error}") from error
-    command = (compiler.path, "-x", "c++", "-", f"-I{SOURCE}", *_FLAGS)
-    key = _make_key("matex-engine-", compiler.path, compiler.mpi, *_FLAGS, hash_sources())
-    return Plan("the engine", 10, ("engine",), compiler, "", command, cache.find_cache_folder(), key)
+    """The build of the engine for the MPI that mpi4py loads. It is found by what it is made of, without a compiler."""
+    mpi = compilers.describe_loaded_mpi()
+    key = _make_key("matex-engine-", platform.machine(), mpi, *_FLAGS, hash_sources())
+    return Plan("the engine", 10, ("engine",), mpi, "", (f"-I{SOURCE}", *_FLAGS), key)
 
 
 def make_plan(engine: Plan | None = None) -> Plan:
-    """The build of the ops. They use the library of the engine, which lies beside theirs; None: of `make_engine_plan`.
-
-    Raises:
-        cache.BuildError: as `make_engine_plan`.
-    """
+    """The build of the ops over `engine`; None: over that of `make_engine_plan`."""
     import tensorflow as tf
 
     engine = engine or make_engine_plan()
     flags = tf.sysconfig.get_compile_flags()
-    command = (*engine.command, *flags, *tf.sysconfig.get_link_flags(), *_list_link_options(engine))
     own_flags = (flag for flag in flags if not flag.startswith("-I"))
-    key = _make_key("matex-", tf.version.VERSION, tf.version.GIT_VERSION, *own_flags, engine.key)
     return dataclasses.replace(
         engine,
         what="the ops",
         seconds=15,
         rooms=("tensorflow",),
         tensorflow=tf.version.VERSION,
-        command=command,
-        key=key,
+        options=(*engine.options, *flags, *tf.sysconfig.get_link_flags()),
+        key=_make_key("matex-", tf.version.VERSION, tf.version.GIT_VERSION, *own_flags, engine.key),
+        over=engine,
     )
 
 
 def make_xla_plan() -> Plan:
-    """The build of the XLA kernels. They use the library of the ops, which lies beside theirs.
+    """The build of the XLA kernels over the ops.
 
     Raises:
-        cache.BuildError: as `make_plan`; or TensorFlow's folder lacks the library or the headers.
+        cache.BuildError: TensorFlow's folder lacks the library or the headers.
     """
     import tensorflow as tf
 
@@ -162,25 +160,28 @@ def make_xla_plan() -> Plan:
     for needed in (folder / _XLA_LIBRARY, include / "tensorflow/compiler/tf2xla/xla_op_kernel.h"):
         if not needed.exists():
             raise cache.BuildError(f"the XLA kernels cannot be built: this TensorFlow comes without {needed}")
-    command = (
-        *ops.command,
-        *_XLA_FLAGS,
-        *(f"-I{include / name}" for name in _XLA_INCLUDES),
-        f"-L{folder}",
-        f"-l:{_XLA_LIBRARY}",
-        *_list_link_options(ops),
+    includes = (f"-I{include / name}" for name in _XLA_INCLUDES)
+    return dataclasses.replace(
+        ops,
+        what="the XLA kernels",
+        seconds=30,
+        rooms=("xla",),
+        options=(*ops.options, *_XLA_FLAGS, *includes, f"-L{folder}", f"-l:{_XLA_LIBRARY}"),
+        key=_make_key("matex-xla-", ops.key, *_XLA_FLAGS),
+        over=ops,
     )
-    key = _make_key("matex-xla-", ops.key, *_XLA_FLAGS)
-    return dataclasses.replace(ops, what="the XLA kernels", seconds=30, rooms=("xla",), command=command, key=key)
 
 
 def _make_key(prefix: str, *parts: str) -> str:
     return prefix + hashlib.sha256("\0".join(parts).encode()).hexdigest()[:24]
 
 
-def _list_link_options(plan: Plan) -> tuple[str, ...]:
-    """The options to link the library of `plan`, which lies in the same folder."""
-    return f"-L{plan.folder}", f"-l:{plan.library.name}", "-Wl,-rpath,$ORIGIN"
+def _list_link_options(plan: Plan | None, into: Path | None) -> list[str]:
+    """The options to link the libraries that `plan` is over: of one folder or another, as they are found by a run."""
+    if plan is None:
+        return []
+    path = ensure_library(plan, into=into)
+    return [*_list_link_options(plan.over, into), f"-L{path.parent}", f"-l:{path.name}"]
 
 
 def list_source_files(*rooms: str) -> list[Path]:
@@ -201,85 +202,80 @@ def hash_sources() -> str:
     return digest.hexdigest()
 
 
-def is_whole(plan: Plan) -> bool:
-    """Whether the cache holds the library of this plan, undamaged.
+def is_whole(plan: Plan, folder: Path) -> bool:
+    """Whether `folder` has the library of this plan, undamaged, and nobody else could have written it.
 
-    A library enters the cache under its name only when it is whole, and its digest stands beside it. So one whose build
+    A library enters a folder under its name only when it is whole, and its digest stands beside it. So one whose build
     was killed, or that is damaged, is made anew.
     """
+    library, record = folder / plan.library, _name_record(plan, folder)
     try:
-        if cache.find_exposure(plan.record) or cache.find_exposure(plan.library):
+        os.listdir(folder)  # else a network's file system may still say that what another host has made is not there
+        if trust.find_exposure(record) or trust.find_exposure(library):
             return False
-        record = json.loads(plan.record.read_text())
-        return record["digest"] == _hash_file(plan.library)
+        return json.loads(record.read_text())["digest"] == _hash_file(library)
     except (OSError, ValueError, KeyError, TypeError):
         return False
+
+
+def _name_record(plan: Plan, folder: Path) -> Path:
+    return folder / f"{plan.key}.json"
 
 
 def _hash_file(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def _compile_plan(plan: Plan, verbose: bool) -> None:
+def _compile_plan(plan: Plan, folder: Path, verbose: bool, into: Path | None) -> None:
+    compiler = find_compiler()
+    libraries = _list_link_options(plan.over, into)
+    command = [compiler.path, "-x", "c++", "-", *plan.options, *libraries]
+    # By its name a library finds the one that it uses among those that are loaded, whichever folder that came from.
+    command += ["-Wl,-rpath,$ORIGIN", f"-Wl,-soname,{plan.library}"]
     cache.print_message(f"building {plan.what} for {_describe_versions(plan)}, once; this takes some {plan.seconds} s")
     if verbose:
-        cache.print_message(" ".join(plan.command))
-    for left in plan.folder.glob(f"{plan.key}.*.tmp"):
-        left.unlink(missing_ok=True)  # of a build that was killed: we hold the lock
-    handle, name = tempfile.mkstemp(prefix=f"{plan.key}.", suffix=".tmp", dir=plan.folder)
+        cache.print_message(" ".join(command))
+    for left in folder.glob(f"{plan.key}.*.tmp"):
+        with contextlib.suppress(FileNotFoundError):
+            if time.time() - left.stat().st_mtime > _LONGEST:  # where files have no locks, others may build now
+                left.unlink()
+    handle, name = tempfile.mkstemp(prefix=f"{plan.key}.", suffix=".tmp", dir=folder)
     os.close(handle)
     made = Path(name)
     start = time.monotonic()
     try:
         # One unit of all files: the headers of TensorFlow, read once, take most of the time.
         unit = "".join(f'#include "{path.relative_to(SOURCE)}"\n' for path in list_source_files(*plan.rooms))
-        code, output = compilers.run_compiler([*plan.command, "-o", str(made)], unit, made)
+        code, output = compilers.run_compiler([*command, "-o", str(made)], unit, made)
         if code != 0:
-            raise cache.BuildError(_describe_failure(plan, output))
-        _keep_library(plan, made)
+            raise cache.BuildError(_describe_failure(plan, folder, command, output))
+        _keep_library(plan, folder, made, command)
     finally:
         made.unlink(missing_ok=True)
     if verbose:
         cache.print_message(f"built in {time.monotonic() - start:.1f} s")
 
 
-def _keep_library(plan: Plan, made: Path) -> None:
+def _keep_library(plan: Plan, folder: Path, made: Path, command: list[str]) -> None:
     made.chmod(0o755)
     record = made.with_suffix(".json.tmp")
-    record.write_text(
-        json.dumps(
-            {
-                "digest": _hash_file(made),
-                "TensorFlow": plan.tensorflow,
-                "MPI": plan.compiler.mpi,
-                "compiler": plan.compiler.path,
-                "command": plan.command,
-            },
-            indent=1,
-        )
-    )
+    facts = {"digest": _hash_file(made), "TensorFlow": plan.tensorflow, "MPI": plan.mpi, "command": command}
+    record.write_text(json.dumps(facts, indent=1))
     record.chmod(0o644)  # whatever the user's mask allows to others
     # The library comes last: until it has its name, the record's digest fits no file.
-    os.replace(record, plan.record)
-    os.replace(made, plan.library)
+    os.replace(record, _name_record(plan, folder))
+    os.replace(made, folder / plan.library)
 
 
-def _describe_failure(plan: Plan, output: str) -> str:
-    log = plan.folder / f"{plan.key}.log"
-    log.write_text(" ".join(plan.command) + "\n" + output)
-    errors = [
-        line for line in output.splitlines() if "error" in line.lower() or "not found" in line
-    ] or output.splitlines()
+def _describe_failure(plan: Plan, folder: Path, command: list[str], output: str) -> str:
+    log = folder / f"{plan.key}.log"
+    log.write_text(" ".join(command) + "\n" + output)
     return (
-        f"{plan.what} cannot be built for {_describe_versions(plan)}: {plan.compiler.path} failed. All of it is in "
-        f"{log}; the "
-        "first of it:\n"
-        + "\n".join(errors[:8])
-        + "\nA C++17 compiler is needed (GCC 9 or newer).\n"
-        + compilers.HOW_TO_INSTALL
+        f"{plan.what} cannot be built for {_describe_versions(plan)}: {command[0]} failed. All of its output is in "
+        f"{log}.\n{compilers.describe_errors(output)}"
     )
 
 
 def _describe_versions(plan: Plan) -> str:
-    mpi = compilers.shorten_version(plan.compiler.mpi)
+    mpi = compilers.shorten_version(plan.mpi)
     return f"TensorFlow {plan.tensorflow} and {mpi}" if plan.tensorflow else mpi

@@ -1,4 +1,4 @@
-"""The folder in which compiled ops are kept, and the lock under which one process builds them.
+"""The folders in which compiled ops are kept, and whose turn it is to build them.
 
 However many processes ask at once, one builds and the others wait for it.
 """
@@ -6,19 +6,18 @@ However many processes ask at once, one builds and the others wait for it.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import sys
 import tempfile
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 from matex_tf import settings
 
-_PATIENCE = 2.0  # seconds of waiting before a word about it
-_POLL = 0.05
+from .kept import trust, turns
+
+speaks = True
+"""Whether this process says so when it waits: of the ranks of a run, the first."""
 
 
 class BuildError(RuntimeError):
@@ -42,28 +41,23 @@ def find_cache_folder() -> Path:
                 f"MATEX_CACHE_DIR={chosen}: this folder cannot be made or written to, and the compiled "
                 "ops are kept there. Set it to one that can, on a file system that all nodes see."
             )
-        if exposed := find_exposure(mine):
+        if exposed := trust.find_exposure(mine):
             raise BuildError(
-                f"MATEX_CACHE_DIR={chosen}: {exposed}, and what is kept there is loaded as code. Set it to a folder of "
-                "your own that only you can write to."
+                f"MATEX_CACHE_DIR={chosen}: compiled ops are loaded as code, but {exposed}. Or set MATEX_CACHE_DIR to "
+                "a folder that only you can write to."
             )
         return mine
-    user = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    usual = Path(user, "matex_tf")
-    spare = Path(tempfile.gettempdir(), f"matex_tf-{os.getuid()}")
     reasons: list[str] = []
-    for candidate in (usual, spare):
-        # A user without a home has none of these folders, and "~" is none.
-        usable = candidate.is_absolute() and can_write(candidate)
-        exposed = find_exposure(candidate) if usable else f"{candidate} cannot be written to"
+    for candidate in list_own_folders():
+        exposed = trust.find_exposure(candidate) if can_write(candidate) else f"{candidate} cannot be written to"
         if not exposed:
-            if reasons and usual not in _told:
-                _told.add(usual)
-                print_message(f"{reasons[0]}: the compiled ops are kept in {candidate}")
+            if reasons and candidate not in _told:
+                _told.add(candidate)
+                print_message(f"{reasons[0]}. matex_tf keeps its files in {candidate}")
             return candidate
         reasons.append(exposed)
     raise BuildError(
-        f"{' and '.join(reasons)}, but the compiled ops must be kept somewhere. Set MATEX_CACHE_DIR to a folder of "
+        f"{'. And '.join(reasons)}. But the compiled ops must be kept somewhere: set MATEX_CACHE_DIR to a folder of "
         "your own."
     )
 
@@ -71,20 +65,75 @@ def find_cache_folder() -> Path:
 _told: set[Path] = set()
 
 
-def find_exposure(path: Path) -> str:
-    """How another user could have written to the file or folder `path`; "" if none but this user could."""
-    itself, target = path.lstat(), path.stat()
-    for state in (itself, target):
-        if state.st_uid != os.getuid():
-            return f"{path} belongs to another user (number {state.st_uid})"
-    if target.st_mode & 0o022:
-        return f"others than its owner can write to {path} (`chmod go-w {path}` ends that, or else another file system)"
-    return ""
+def list_own_folders() -> list[Path]:
+    """Where this user's ops may be kept: MATEX_CACHE_DIR; else the usual folder, and one for temporary files."""
+    chosen = settings.get_settings().cache_dir
+    if chosen:
+        return [Path(chosen).expanduser()]
+    user = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    # A user without a home has none of these folders, and "~" is none.
+    return [folder for folder in (Path(user, "matex_tf"), _name_spare()) if folder.is_absolute()]
+
+
+def find_shared_folder() -> Path | None:
+    """The folder of ops that are built for all users: MATEX_OPS_DIR; else the usual one, if it is there.
+
+    Raises:
+        BuildError: there is no folder MATEX_OPS_DIR, or somebody could have written to it who is not trusted.
+    """
+    chosen = settings.get_settings().ops_dir
+    folder = Path(chosen).expanduser().absolute() if chosen else name_usual_folder()
+    if not os.access(folder, os.R_OK | os.X_OK):
+        if chosen:
+            raise BuildError(
+                f"MATEX_OPS_DIR={chosen}: there is no such folder, or it cannot be read. `matex build --into {chosen}` "
+                "makes it. Without MATEX_OPS_DIR each user's ops are built at first use."
+            )
+        return None
+    require_trust(folder)
+    return folder
+
+
+def name_usual_folder() -> Path:
+    """`matex_tf.libs` beside the installed package."""
+    return trust.find_package().resolve().parent / "matex_tf.libs"
+
+
+def require_trust(path: Path) -> None:
+    """Raises BuildError if somebody who is not trusted could have written to the folder or library `path`."""
+    if exposed := trust.find_exposure(path):
+        raise BuildError(
+            f"compiled ops are loaded as code, but {exposed}. Or set MATEX_OPS_DIR to another folder, such as one that "
+            "you fill by `matex build --into FOLDER`."
+        )
+
+
+def make_shared_folder(folder: Path) -> None:
+    """Make `folder`, from which other users read; say so if they would not. Raises BuildError."""
+    before = os.umask(0o022)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise BuildError(f"{folder}: this folder cannot be made or written to: {error.strerror}") from error
+    finally:
+        os.umask(before)
+    require_trust(folder)
+    if exposed := trust.find_exposure(folder, by_others=True):
+        print_message(f"other users will not load what is built there: {exposed}")
+
+
+def _name_spare() -> Path:
+    """A folder of the user's own on this host."""
+    return Path(tempfile.gettempdir(), f"matex_tf-{os.getuid()}")
 
 
 def can_write(folder: Path) -> bool:
     try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for each in (*reversed(folder.parents), folder):
+            if not each.exists():
+                each.mkdir(mode=0o700, exist_ok=True)  # whatever the user's mask allows to others
         with tempfile.TemporaryFile(dir=folder):
             return True
     except OSError:
@@ -92,47 +141,27 @@ def can_write(folder: Path) -> bool:
 
 
 @contextlib.contextmanager
-def hold_lock(folder: Path, key: str, what: str) -> Iterator[None]:
-    """Holds the lock of the build of `key`, waiting for whoever has it; the kernel frees it if that process dies."""
-    with _open_lock(folder / f"{key}.lock") as lock:
-        start = time.monotonic()
-        told = False
-        while not _try_lock(lock):
-            if not told and time.monotonic() - start > _PATIENCE:
-                told = True
-                _say_once_for_all(folder, key, f"other ranks wait while one of them builds {what}")
-            time.sleep(_POLL)
-        yield
+def take_turn(folder: Path, key: str, what: str, is_made: Callable[[], bool]) -> Iterator[bool]:
+    """Whether this process is to build `what` into `folder`, under its lock; False: another process has built it.
 
+    Of a host's processes one asks for the lock of `folder`, and the others wait for that one.
 
-def _open_lock(path: Path) -> Any:
+    Raises:
+        BuildError: a lock file cannot be opened.
+    """
+
+    def say_waiting() -> None:
+        if speaks:
+            print_message(f"another process builds {what}; this run waits for it")
+
+    locks = [folder / f"{key}.lock"]
+    if (of_host := _name_spare()).is_absolute() and can_write(of_host) and not trust.find_exposure(of_host):
+        locks.insert(0, of_host / f"{key}.host.lock")
     try:
-        return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600), "w")
-    except OSError as error:
-        raise BuildError(
-            f"{path}: expected a lock file of your own, found: {error.strerror}. Remove it and try again."
-        ) from error
-
-
-def _try_lock(file: Any) -> bool:
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError:
-        return True  # a file system without locks: each builds for itself, under a name of its own
-    return True
-
-
-def _say_once_for_all(folder: Path, key: str, text: str) -> None:
-    """Says it in one of the waiting processes: the one that takes a second lock, and keeps it while it waits."""
-    waiting = _open_lock(folder / f"{key}.waiting")
-    if _try_lock(waiting):
-        print_message(text)
-    _kept_open.append(waiting)
-
-
-_kept_open: list[Any] = []
+        with turns.take_turn(locks, is_made, say_waiting) as builds:
+            yield builds
+    except turns.LockError as error:
+        raise BuildError(f"{error}. Remove it and try again.") from error
 
 
 def print_message(text: str) -> None:

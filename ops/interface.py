@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import ctypes
+import os
+import re
+import sys
 from ctypes import POINTER, c_char_p, c_double, c_int, c_int64, c_uint64, c_void_p
 from pathlib import Path
 
+_MPI_LIBRARY = re.compile(r"libmpi(ch)?(_ibm|_cray|_intel|_gnu_\d+)?\.so")
 _FUNCTIONS = {
     "matex_last_error": (c_char_p, []),
     "matex_mpi_version": (c_char_p, []),
     "matex_start": (c_int, [*[c_int] * 5, c_char_p, c_int, c_int64, c_int64, c_int, c_int, c_double, c_int]),
     "matex_start_again": (c_int, [*[c_int] * 6, c_int64, POINTER(c_int64)]),
     "matex_phantom": (None, [c_int]),
-    "matex_rendezvous": (c_int, [c_int, c_uint64, c_char_p]),
+    "matex_rendezvous": (c_int, [c_int, c_uint64, c_char_p, c_int64]),
+    "matex_failure": (c_int, []),
     "matex_count": (c_int64, [c_int]),
     "matex_rows": (c_int64, []),
     "matex_seconds": (c_double, [c_int]),
@@ -66,6 +71,8 @@ _FUNCTIONS = {
     "matex_store_data": (c_void_p, []),
     "matex_store_want": (None, [c_int64]),
     "matex_forget": (None, []),
+    "matex_watch_sender": (c_int, [c_int, POINTER(c_int), c_int]),
+    "matex_came_from_others": (c_int, [c_int]),
     "matex_residuals": (c_int64, []),
 }
 
@@ -86,3 +93,12 @@ def load_library(path: str | Path) -> ctypes.CDLL:
 def get_last_error(c: ctypes.CDLL) -> str:
     """What went wrong in this thread's last call that failed."""
     return c.matex_last_error().decode(errors="replace")
+
+
+def list_mapped_mpi_libraries() -> list[str]:
+    """The files of all MPI libraries in this process."""
+    if not sys.platform.startswith("linux"):
+        return []
+    with open("/proc/self/maps") as maps:
+        paths = {line.split(None, 5)[5].strip() for line in maps if line.count("/")}
+    return sorted({os.path.realpath(path) for path in paths if _MPI_LIBRARY.match(os.path.basename(path))})

@@ -7,9 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import os
-import re
-import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -20,9 +17,9 @@ from matex_tf import settings
 from matex_tf.world import world
 
 from . import build, cache, interface
+from .interface import list_mapped_mpi_libraries
 
 # An MPI has further libraries (libmpi_cxx, libmpi_mpifh); these names are of the one that is the MPI.
-_MPI_LIBRARY = re.compile(r"libmpi(ch)?(_ibm|_cray|_intel|_gnu_\d+)?\.so")
 _BLOCK_BYTES = 64 << 20
 _CHUNK_BYTES = {False: 1 << 20, True: 8 << 20}  # on one node; between nodes
 _COMMUNICATORS = ("sequence", "gradients", "overlapped")
@@ -60,8 +57,7 @@ on_load: list[Callable[[], None]] = []
 """Called once TensorFlow has loaded the ops."""
 
 _library: Library | None = None
-_plan: build.Plan | None = None
-"""The build of the engine: to find it asks compilers, which takes a start some time."""
+_plan: build.Plan | None = None  # of the engine
 _engine: ctypes.CDLL | None = None
 _ops: Ops | None = None
 _lock = threading.Lock()
@@ -71,19 +67,26 @@ def get_library() -> Library:
     """The engine of this process; the first call builds it if need be, loads it and starts it.
 
     Raises:
-        BuildError: there is no compiler or no MPI to build with, or the build failed.
+        BuildError: nobody has built it, and it cannot be built here.
         world.RankError: the engine is linked to another MPI than the one that mpi4py has loaded.
     """
-    global _library, _plan, _engine
+    global _library
     if _library is not None:
         return _library  # it is asked for in every step
     with _lock:
         if _library is None:
-            _plan = _plan or build.make_engine_plan()
-            _engine = _engine or _load_file(build.ensure_library(_plan), interface.load_library, OSError)
-            _start_engine(_engine)
-            _library = Library(_engine)
+            _start_engine(_load_engine())
+            _library = Library(_load_engine())
         return _library
+
+
+def _load_engine() -> ctypes.CDLL:
+    global _plan, _engine
+    if _engine is None:
+        cache.speaks = world.get_world().rank == 0
+        _plan = build.make_engine_plan()
+        _engine = _load_file(build.ensure_library(_plan), interface.load_library, OSError)
+    return _engine
 
 
 def load_tensorflow_ops() -> Ops:
@@ -99,6 +102,7 @@ def load_tensorflow_ops() -> Ops:
 
     with _lock:
         if _ops is None:
+            _load_engine()  # the ops find it among what is loaded
             path = build.build_ops(engine=_plan)
             module = _load_file(path, tf.load_op_library, tf.errors.OpError)
             for register in on_load:
@@ -175,22 +179,14 @@ def _check_mpi(c: ctypes.CDLL) -> None:
         )
 
 
-def list_mapped_mpi_libraries() -> list[str]:
-    """The files of all MPI libraries in this process."""
-    if not sys.platform.startswith("linux"):
-        return []
-    with open("/proc/self/maps") as maps:
-        paths = {line.split(None, 5)[5].strip() for line in maps if line.count("/")}
-    return sorted({os.path.realpath(path) for path in paths if _MPI_LIBRARY.match(os.path.basename(path))})
-
-
-def rendezvous(kind: int, key: int, what: str) -> None:
+def rendezvous(kind: int, key: int, what: str, size: int = 0) -> None:
     """Meet the other ranks as number n of the one sequence of collectives; nothing in a world of one.
 
     Args:
         kind: what comes now: 6 a control message, 7 the end of the script (the ops' own kinds are 1 to 5).
         key: what all ranks must agree on, as 64 bits.
         what: for people, where in the program this is.
+        size: the bytes that this rank is about to give, for the record of events.
 
     Raises:
         MismatchError: on every rank, if ranks meet at different kinds or keys, and from then on always.
@@ -198,7 +194,7 @@ def rendezvous(kind: int, key: int, what: str) -> None:
     if not world.is_active():
         return
     c = get_library().c
-    if c.matex_rendezvous(kind, key & 0xFFFFFFFFFFFFFFFF, what.encode()):
+    if c.matex_rendezvous(kind, key & 0xFFFFFFFFFFFFFFFF, what.encode(), size):
         raise MismatchError(interface.get_last_error(c))
 
 
@@ -235,6 +231,12 @@ class Waiting:
     number: int
     seconds: float = 0.0
     what: str = ""
+
+
+def read_failure() -> str:
+    """Why all later collectives fail; empty where they do not. It waits for a collective of another thread."""
+    c = get_library().c
+    return interface.get_last_error(c) if c.matex_failure() else ""
 
 
 def read_waiting() -> Waiting:

@@ -32,6 +32,8 @@ ACTIVITIES = (
     "ready",
     "rows",
     "pull",
+    "allgather",
+    "broadcast",
 )
 """By the engine's numbers of them."""
 

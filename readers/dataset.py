@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from os import PathLike
 from typing import Any
 
 import numpy as np
 
 from matex_tf import arguments
-from matex_tf.readers.base.agreement import run_on_all_ranks
+from matex_tf.readers.base.agreement import Together
 from matex_tf.readers.base.formats import FIELDS, PARTS, Ranks
 from matex_tf.readers.rows import batches, loaded_rows, opening, scaling
 from matex_tf.readers.rows import missing as missing_values
@@ -74,6 +74,8 @@ class DataSet:
         self.rank = here.rank if rank is None else rank
         self.size = here.size if size is None else size
         opening.check_share(self._name, self.rank, self.size)
+        # No method: its object would keep this one, with its open file, when nobody has it any more.
+        self._run_together = Together(self._alone)
 
         def asked() -> str:
             missing_values.check_missing(missing)
@@ -98,25 +100,6 @@ class DataSet:
         share = loaded_rows.Share(self.rank, self.size, self._alone)
         self._held = loaded_rows.HeldRows(self._name, self._source, self._deals, share, normalize, self._run_together)
         self._turns = {part: batches.Turns(deal, self.rank) for part, deal in self._deals.items()}
-
-    def _run_together(
-        self,
-        action: Callable[[], Any],
-        what: str,
-        describe: Callable[[Any], str] | None = None,
-        into: list[Any] | None = None,
-        differ: str = "see different files",
-    ) -> Any:
-        """`action()` on every rank, failing on all where it fails on one; what every rank found goes into `into`."""
-        share = None if into is None else lambda result: result
-        if self._alone:
-            result = action()
-            found = [result]
-        else:
-            result, found = run_on_all_ranks(action, what, describe, share, differ)
-        if into is not None:
-            into[:] = found
-        return result
 
     @property
     def training_data(self) -> share_arrays.ShareArray:

@@ -50,10 +50,14 @@ def assert_asks_for_nothing(text, read):
     assert not re.search(r"url\(|@import|https?:|//[a-z]|fetch|XMLHttp|import\(", text)
 
 
-def shown_in(browser, text, folder, clicked):
-    """What a browser makes of a page of this `text`, once the key of `clicked` was clicked."""
-    click = f"<script>document.querySelector('button[data-of=\"{clicked}\"]').click()</script></body>"
-    (folder / "a.html").write_text(text.replace("</body>", click))
+def click_on(key):
+    """The script that clicks a key."""
+    return f"document.querySelector('button[data-of=\"{key}\"]').click()"
+
+
+def shown_in(browser, text, folder, script):
+    """What a browser makes of a page of this `text`, once the `script` has run."""
+    (folder / "a.html").write_text(text.replace("</body>", f"<script>{script}</script></body>"))
     command = [browser, "--headless=new", "--no-sandbox", "--disable-gpu", f"--user-data-dir={folder / 'browser'}"]
     shown = subprocess.run(
         [*command, "--dump-dom", f"file://{folder / 'a.html'}"], capture_output=True, text=True, timeout=120

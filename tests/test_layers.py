@@ -91,10 +91,10 @@ OTHER_BEGINNINGS = set("""
 # Of the public interface, and of what ours stand for: MPI, reprlib, os.DirEntry, TensorFlow, IPython, loaders.
 FOREIGN = set("""
     Alltoallv BufferedInputStream CopyFile CreateDir DeleteFile DeleteRecursively File FileExists GetChildren
-    GetMatchingFiles Iprobe IsDirectory RecursivelyCreateDir RenameFile Stat WritableFile _ipython_display_ exec_module
-    _repr_html_ allgather allgather_rows allreduce barrier bcast chunk_rows inode isend local_rank local_size main
-    metrics next_test_batch next_train_batch next_validation_batch now rank recognises recv rendezvous repr_bytes
-    repr_instance settled size stat state together
+    GetMatchingFiles Iprobe IsDirectory RandomRecordReader RecordIterator RecursivelyCreateDir RenameFile Stat
+    WritableFile _ipython_display_ exec_module _repr_html_ allgather allgather_rows allreduce barrier bcast
+    chunk_rows inode isend local_rank local_size main metrics next_test_batch next_train_batch next_validation_batch
+    now rank recognises recv rendezvous repr_bytes repr_instance settled size stat state together
 """.split())  # fmt: skip
 BY_DECORATOR = {"property", "cached_property", "command", "group", "register_rule"}  # a rule is named by its op
 EQUATIONS = "matex_tf/planner/papers/"  # what their papers call them

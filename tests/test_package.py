@@ -1,16 +1,22 @@
-"""The package: what an sdist and its wheel carry, and that ordinary and editable installs find every folder."""
+"""The package: what an sdist and its wheel carry, and that each kind of install finds every folder wherever it runs."""
 
 from __future__ import annotations
 
+import os
+import re
 import shutil
 import sys
+import sysconfig
 import tarfile
+import venv
 import zipfile
 from pathlib import Path
 
+import pages
 import pytest
 
 import launch
+from matex_tf.launch import probe
 from matex_tf.version import __version__
 
 ROOT = Path(__file__).parent.parent
@@ -71,6 +77,93 @@ def test_an_ordinary_install_finds_every_folder(wheel, tmp_path):
     environment = launch.environment({"PYTHONPATH": str(tmp_path / "site")})
     result = launch.execute([sys.executable, "-c", WHERE], environment, 120, cwd=tmp_path).check()
     assert all(path.startswith(str(tmp_path / "site" / "matex_tf")) for path in result.stdout.split()), result.stdout
+
+
+@pytest.fixture(scope="module")
+def installed(built, tmp_path_factory):
+    """The bin folder of an environment with an ordinary install. Other packages are those of the tests' environment."""
+    folder = tmp_path_factory.mktemp("installed")
+    venv.create(folder, symlinks=True)
+    python = folder / "bin" / "python"
+    install = [sys.executable, "-m", "pip", "--python", python, "install", "--no-deps", "--no-index", built[1]]
+    launch.execute([*map(str, install)], launch.environment(), 100).check()
+    (site,) = folder.glob("lib/python*/site-packages")
+    (site / "shared.pth").write_text(sysconfig.get_path("purelib") + "\n")  # read as a path: no .pth in there counts
+    return folder / "bin"
+
+
+@pytest.fixture(scope="module")
+def clone(tmp_path_factory):
+    """What a user has cloned, beside the install."""
+    folder = tmp_path_factory.mktemp("clone")
+    for part in [*FOLDERS.values(), ROOT / "examples"]:
+        shutil.copytree(part, folder / part.name, ignore=shutil.ignore_patterns("__pycache__"))
+    return folder
+
+
+def locate(python, cwd, words=("-c", WHERE), **variables):
+    """The packages' files for the Python at `python` run in `cwd`."""
+    result = launch.execute([str(python), *words], launch.environment(variables), 120, cwd=cwd).check()
+    return [Path(path) for path in result.stdout.split()]
+
+
+def list_files(matex_tf, ops, readers):
+    return [ops / "__init__.py", readers / "__init__.py", matex_tf / "launch" / "cli.py"]
+
+
+def test_in_a_clone_an_ordinary_install_trains(installed, clone, tmp_path):
+    tools = f"{Path(launch.mpirun().path).parent}:{os.environ['PATH']}"
+    # Installed beside mpi4py, as for a user, it would be found.
+    mpi = {"MPI4PY_LIBMPI": probe.find_mpi_library()["path"]}
+    environment = pages.find_environment(None, **mpi, PATH=f"{installed}:{tools}")
+    answers = [launch.execute(["matex", "info"], environment, 300, cwd=folder).check() for folder in (clone, tmp_path)]
+    # What links cost other runs measure meanwhile.
+    here, elsewhere = ([line for line in each.output.splitlines() if line[:5] != "link "] for each in answers)
+    assert here == elsewhere
+    info, training = pages.run_commands(list(pages.SHORT), clone, environment, 300).values()
+    assert info.endswith("\nNothing is wrong.\n") and len(re.findall(r"(?m)^epoch \d  loss", training)) == 5
+
+
+@pytest.mark.parametrize("kind", ["clone", "sdist"])
+def test_python_in_a_checkout_has_all_of_the_checkout(installed, clone, built, tmp_path, kind):
+    """Never half of it and half of what is installed; outside of it, what is installed."""
+    folder = clone
+    if kind == "sdist":
+        with tarfile.open(built[0]) as archive:
+            archive.extractall(tmp_path, filter="data")
+        (folder,) = (path for path in tmp_path.iterdir() if path.name.startswith("matex_tf"))
+    script = tmp_path / "where.py"
+    script.write_text(WHERE)
+    whole = list_files(folder / "matex_tf", folder / "ops", folder / "readers")
+    assert locate(installed / "python", folder) == whole
+    assert locate(installed / "python", folder, ["-m", "matex_tf", str(script)]) == whole
+    (inside,) = installed.parent.glob("lib/python*/site-packages/matex_tf")
+    elsewhere = tmp_path if kind == "sdist" else clone / "examples"
+    assert locate(installed / "python", elsewhere) == list_files(inside, inside / "ops", inside / "readers")
+
+
+def test_a_link_to_the_package_of_a_checkout_is_the_checkout(installed, clone, tmp_path):
+    (tmp_path / "matex_tf").symlink_to(clone / "matex_tf")
+    paths = locate(installed / "python", tmp_path)
+    assert paths == list_files(tmp_path / "matex_tf", clone / "ops", clone / "readers")
+
+
+@pytest.mark.parametrize("inside", [True, False])
+def test_unrelated_folders_of_these_names_are_not_taken_for_ours(installed, wheel, tmp_path, inside):
+    """Neither beside an install nor beside a package that lacks its own."""
+    zipfile.ZipFile(wheel).extractall(tmp_path)
+    for name in ("ops", "readers"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text("raise SystemExit('unrelated code has run')")
+        if not inside:
+            shutil.rmtree(tmp_path / "matex_tf" / name)
+    if inside:
+        package = tmp_path / "matex_tf"
+        assert locate(installed / "python", tmp_path) == list_files(package, package / "ops", package / "readers")
+    else:
+        words = [str(installed / "python"), "-c", "from matex_tf import readers"]
+        result = launch.execute(words, launch.environment(), 120, cwd=tmp_path)
+        assert result.returncode == 1 and "unrelated code has run" not in result.output
 
 
 def test_the_install_under_test_is_this_checkout(tmp_path):

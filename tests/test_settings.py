@@ -76,9 +76,6 @@ def test_on_and_off_have_the_same_words_everywhere():
         ("MATEX_STRATEGY", "async:-1"),
         ("MATEX_STRATEGY", "async:"),
         ("MATEX_STRATEGY", "allreduce:2"),
-        ("MATEX_OUTER", "nesterov:0.7"),
-        ("MATEX_OUTER", "nesterov:0.7:1"),
-        ("MATEX_OUTER", "average:1:0"),
         ("MATEX_OVERLAP", "perhaps"),
         ("MATEX_PROFILE", "table"),
         ("MATEX_COMPRESSION", "topk"),
@@ -124,11 +121,3 @@ def test_elastic_runs_overlap_nothing():
 def test_shares_of_batches_are_not_adapted_where_a_rank_trains_whole_ones(strategy):
     with pytest.raises(settings.SettingError, match="MATEX_ADAPT=on and MATEX_STRATEGY=async do not go together"):
         settings.Settings({"MATEX_ADAPT": "on", "MATEX_STRATEGY": strategy})
-
-
-def test_an_outer_step_is_one_of_ranks_that_train_by_themselves():
-    values = settings.Settings({"MATEX_STRATEGY": "local:8", "MATEX_OUTER": "Nesterov"})
-    assert values.outer == settings.Outer(0.7, 0.9)
-    assert settings.Settings({"MATEX_STRATEGY": "local:8", "MATEX_OUTER": str(values.outer)}).outer == values.outer
-    with pytest.raises(settings.SettingError, match="MATEX_OUTER=nesterov:0.7:0.9 is for MATEX_STRATEGY=local:H"):
-        settings.Settings({"MATEX_OUTER": "nesterov"})

@@ -112,7 +112,8 @@ def test_signals_reach_it(tmp_path, number, code):
 ASKS = """
 import sys
 import launch
-program = "import os, time\\nprint(os.getppid(), os.getpid(), flush=True)\\n"
+program = "import os, time\\nparent = open('/proc/self/stat').read().rpartition(')')[2].split()[1]\\n"
+program += "print(parent, os.getpid(), flush=True)\\n"
 if sys.argv[1] == "stays":
     program += f"open({sys.argv[2]!r}, 'w').write(str(os.getpid()))\\ntime.sleep(300)\\n"
 print(launch.run_alone(program).check().stdout)

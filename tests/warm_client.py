@@ -26,7 +26,7 @@ def main(path, servers, owner, spent, arguments):
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     connection.connect(path.replace("INDEX", str(int(rank) % servers)))
     job = {"arguments": arguments, "environment": dict(os.environ), "folder": os.getcwd()}
-    job |= {"owner": owner, "spent": spent}
+    job |= {"owner": owner, "spent": spent, "client": os.getpid()}
     text = json.dumps(job).encode()
     text = SIZE.pack(len(text)) + text
     sent = socket.send_fds(connection, [text], [0, 1, 2])

@@ -150,6 +150,8 @@ def prepare(job: dict, added: dict[str, str]) -> None:
     os.environ.update({**job["environment"], **added})
     tempfile.tempdir = None  # found anew in this environment
     os.chdir(job["folder"])
+    me, get_parent = os.getpid(), os.getppid
+    os.getppid = lambda: job["client"] if os.getpid() == me else get_parent()  # which passes on what mpirun sends
     sys.argv = job["arguments"]
     sys.stdout.reconfigure(line_buffering=os.isatty(1))  # a rank's is a terminal: what it has printed is out
     if "OMPI_COMM_WORLD_RANK" in os.environ:
@@ -172,7 +174,8 @@ def run_program() -> int:
             runpy.run_path(sys.argv[0], run_name="__main__")
     except SystemExit as end:
         if isinstance(end.code, int | None):
-            return end.code or 0
+            code = end.code or 0
+            return code if -(2**63) <= code < 2**63 else -1  # as Python has it
         print(end.code, file=sys.stderr)
         return 1
     return 0

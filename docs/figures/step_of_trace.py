@@ -11,7 +11,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-LEAVES = {"compute": "compute", "transfer": "transfer", "copy": "copy", "collective": "other", "announcement": "other"}
+OTHERS = ("collective", "allgather", "broadcast", "announcement")
+LEAVES = {"compute": "compute", "transfer": "transfer", "copy": "copy", **dict.fromkeys(OTHERS, "other")}
 SLEEP = "gradients are still computed"
 TITLES = ("all gradients at once (MATEX_OVERLAP=off)", "overlapped (MATEX_OVERLAP=on)")
 

@@ -21,7 +21,7 @@ def match_arrays(dataset: Any) -> tuple[Any, Any, Callable[..., Any]] | None:
     """
     import tensorflow as tf
 
-    gather, _ = _skip_kinds(dataset, ("PrefetchDataset", "OptionsDataset"))
+    gather, _ = skip_kinds(dataset, ("PrefetchDataset", "OptionsDataset"))
     if name_kind(gather) != "ParallelMapDataset" or name_kind(gather._input_dataset) != "ZipDataset":
         return None
     parts = gather._input_dataset._datasets
@@ -50,7 +50,7 @@ def find_obstacle(dataset: Any) -> str | None:
 
 def find_batching(dataset: Any) -> tuple[Any, list[Any]]:
     """The step that batches, where a script's own pipeline ends in one, and those after it, the last one first."""
-    return _skip_kinds(dataset, _AROUND)
+    return skip_kinds(dataset, _AROUND)
 
 
 def list_maps(batching: Any) -> tuple[list[Any], Any]:
@@ -67,7 +67,23 @@ def name_kind(dataset: Any) -> str:
     return type(dataset).__name__.lstrip("_")
 
 
-def _skip_kinds(dataset: Any, kinds: tuple[str, ...]) -> tuple[Any, list[Any]]:
+def has_outside_state(step: Any) -> bool:
+    """Whether one step of a pipeline changes what other iterations of it meet: it calls Python or assigns variables.
+
+    Each iteration makes its own datasets, and its own random numbers by a seed that an op itself holds.
+    """
+    function = getattr(step, "_map_func", None) or getattr(step, "_predicate", None)
+    return function is not None and not all(map(_is_each_iterations, _list_stateful(function)))
+
+
+def _is_each_iterations(op: Any) -> bool:
+    from tensorflow.core.framework import types_pb2
+
+    is_dataset = any(output.type == types_pb2.DT_VARIANT for output in op.output_arg)
+    return is_dataset or any(part.name == "seed2" for part in op.attr)
+
+
+def skip_kinds(dataset: Any, kinds: tuple[str, ...]) -> tuple[Any, list[Any]]:
     """The first dataset under `dataset` that is none of `kinds`, and those above it, the uppermost first."""
     above = []
     while name_kind(dataset) in kinds:
@@ -78,10 +94,15 @@ def _skip_kinds(dataset: Any, kinds: tuple[str, ...]) -> tuple[Any, list[Any]]:
 
 def _is_order_dependent(step: Any) -> bool:
     """Whether a map may give something else for a row that comes at another place: it draws, counts or calls Python."""
+    return bool(_list_stateful(step._map_func))
+
+
+def _list_stateful(function: Any) -> list[Any]:
+    """The definitions of the ops with a state of their own in a function of a pipeline."""
     from tensorflow.python.framework import op_def_registry
 
-    graph = step._map_func.function.graph.as_graph_def()
+    graph = function.function.graph.as_graph_def()
     nodes = [*graph.node, *(node for function in graph.library.function for node in function.node_def)]
     nodes = [node for node in nodes if not node.name.split("/")[-1].startswith(PLACES_OF_FILES)]
-    known = {node.op: op_def_registry.get(node.op) for node in nodes if node.op not in _HARMLESS | _CALLS}
-    return any(op is not None and op.is_stateful for op in known.values())
+    known = [op_def_registry.get(node.op) for node in nodes if node.op not in _HARMLESS | _CALLS]
+    return [op for op in known if op is not None and op.is_stateful]

@@ -1,4 +1,4 @@
-"""What a sum over ranks costs, in closed form, by the algorithm that makes it.
+"""What a collective over ranks costs, in closed form, by the algorithm that makes it.
 
 Costs are counted as Thakur, Rabenseifner and Gropp do (Optimization of collective communication operations in MPICH,
 2005, section 4.5). Sizes are in bytes, results in seconds, and 0 for one rank.
@@ -16,6 +16,8 @@ CHUNK = 8 << 20
 CHUNK_WITHIN_HOST = 1 << 20
 FUSED = 64 << 10
 """Sums of fewer bytes go by MPI's own algorithm whatever is chosen (ops/src/engine/sums/allreduce.cc)."""
+SHORT_GATHER = 512 << 10
+"""Results of at most so many bytes may be gathered by doubling, longer ones are in a ring (section 4.1)."""
 MEETING = 48
 """Bytes that ranks compare before each collective."""
 
@@ -181,6 +183,55 @@ def estimate_topk(
     return inside + rounds * network.estimate_message(sent / rounds) + sent * ADDITION
 
 
+def estimate_sum_of_mpi(
+    ranks: int, per_host: int, size: float, network: AnyLink, memory: AnyLink | None = None
+) -> float:
+    """A sum over all ranks that MPI makes at once: of few bytes by doubling, of many by halving."""
+    memory = memory or MEMORY
+    within = min(per_host, ranks)
+    doubling = estimate_recursive_doubling(within, size, memory)
+    doubling += estimate_recursive_doubling(ceil(ranks / within), size, network)
+    return min(doubling, estimate_flat(ranks, per_host, size, network, memory))
+
+
+def estimate_allgather(
+    ranks: int, per_host: int, size: float, network: AnyLink, memory: AnyLink | None = None
+) -> float:
+    """`size` bytes of each rank, on every rank. A host's adapter receives those of all ranks on other hosts."""
+    memory = memory or MEMORY
+    within = min(per_host, ranks)
+    hosts = ceil(ranks / within)
+    # Each round of a ring lasts as long as its slowest message.
+    ring = (ranks - 1) * max(link.estimate_message(size) for link in ((network, memory) if hosts > 1 else (memory,)))
+    if ranks * size > SHORT_GATHER:
+        return ring
+    # After the rounds within the host each of its ranks has what all have there, and they exchange at the same time.
+    doubling = _estimate_doubling_gather(within, size, memory)
+    doubling += _estimate_doubling_gather(hosts, within * within * size, network)
+    return min(doubling, ring)
+
+
+def _estimate_doubling_gather(parts: int, size: float, link: AnyLink) -> float:
+    """Of so many parts of `size` bytes each rank has twice as many after each exchange."""
+    rounds = (min(1 << done, parts - (1 << done)) for done in range(ceil(log2(parts))))
+    return sum(link.estimate_message(count * size) for count in rounds)
+
+
+def estimate_broadcast(
+    ranks: int, per_host: int, size: float, network: AnyLink, memory: AnyLink | None = None
+) -> float:
+    """`size` bytes of one rank, on every rank: down a tree of all, or scattered to them and gathered by each."""
+    if ranks == 1:
+        return 0.0
+    memory = memory or MEMORY
+    within = min(per_host, ranks)
+    hosts = ceil(ranks / within)
+    tree = ceil(log2(hosts)) * network.estimate_message(size) + ceil(log2(within)) * memory.estimate_message(size)
+    link, rounds = (network, ceil(log2(ranks))) if hosts > 1 else (memory, ceil(log2(within)))
+    scattered = rounds * link.estimate_message((ranks - 1) / ranks * size / rounds)
+    return min(tree, scattered + estimate_allgather(ranks, per_host, size / ranks, network, memory))
+
+
 ALGORITHMS = {
     "mpi": estimate_flat,
     "ring": estimate_flat_ring,
@@ -188,7 +239,7 @@ ALGORITHMS = {
     "16 bits": estimate_16_bits,
     "topk:0.01": estimate_topk,
 }
-"""By name; each takes ranks, ranks per host, bytes, the link between hosts and, if it is known, that within a host."""
+"""Sums by name; each takes ranks, ranks per host, bytes, the link between hosts and, where known, that within one."""
 EXACT = ("mpi", "ring", "two_level")
 """Those that change no result."""
 

@@ -57,9 +57,11 @@ def estimate_pieces_by_messages(
     flat = (ranks - 1) * max(link.estimate_message(piece / rounds) for link in links)
     if hosts == 1 or per_host == 1:
         return rounds * flat
-    # In two levels: within each host, then between those who have the same part there.
+    if ranks % per_host:  # hosts of different sizes: their ranks have no parts in common
+        return rounds * flat
+    # In two levels: within each host, then between those who have the same part there, whose largest message counts.
     within = (per_host - 1) * memory.estimate_message(size / per_host / rounds)
-    between = (hosts - 1) * network.estimate_message(max(1, owners / hosts) * piece / rounds)
+    between = (hosts - 1) * network.estimate_message(ceil(owners / hosts) * piece / rounds)
     return rounds * min(flat, within + between)
 
 

@@ -12,7 +12,8 @@ from typing import Any
 
 import click
 
-from matex_tf.deploy import kubernetes, slurm
+from matex_tf.deploy import kubernetes
+from matex_tf.deploy.sbatch import job_script
 
 _BESIDE = {"cluster", "is_module", "dry_run", "no_follow", "script", "help"}
 """What may stand before the script while the options of the job follow it."""
@@ -26,6 +27,15 @@ class SubmitCommand(click.Command):
     """
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        try:
+            return self._parse_words(ctx, args)
+        except click.NoSuchOption as error:
+            name = error.option_name
+            if "--slurm" not in args or difflib.get_close_matches(name, error.possibilities or (), cutoff=_NEAR):
+                raise
+            raise click.UsageError(f"there is no option {name}. If it is one of sbatch: --sbatch={name}...") from None
+
+    def _parse_words(self, ctx: click.Context, args: list[str]) -> list[str]:
         before, _, order = self.make_parser(ctx).parse_args(list(args))
         _refuse_two_clusters(order)
         given: Any = before.get("script")
@@ -64,7 +74,7 @@ def _refuse_two_clusters(order: Sequence[click.Parameter]) -> None:
 
 def _list_options_of_others(cluster: Any) -> set[str]:
     """The options that only other clusters than the one that is named have: after the script they are the script's."""
-    kinds = {"slurm": slurm.Slurm, "kubernetes": kubernetes.Kubernetes}
+    kinds = {"slurm": job_script.Slurm, "kubernetes": kubernetes.Kubernetes}
     has = {name: {one.name for one in dataclasses.fields(kind)} for name, kind in kinds.items()}
     return set().union(*has.values()) - has[cluster] if cluster in has else set()
 

@@ -16,13 +16,14 @@ import click
 from matex_tf.deploy import after_script, following, kubernetes, run_folder, slurm
 from matex_tf.deploy import job as jobs
 from matex_tf.deploy.job import Job, JobError
-from matex_tf.deploy.kubectl import names
+from matex_tf.deploy.kubectl import messages, names
 from matex_tf.deploy.options import Asked, Options, merge_options
+from matex_tf.deploy.sbatch import job_script
 
 ASKED_WRONGLY, REFUSED, INTERRUPTED = 2, 1, 130
 _HELP = {"help_option_names": ["-h", "--help"]}
 CLUSTERS: dict[str, tuple[type[Options], Any]] = {
-    "slurm": (slurm.Slurm, slurm),
+    "slurm": (job_script.Slurm, slurm),
     "kubernetes": (kubernetes.Kubernetes, kubernetes),
 }
 
@@ -46,7 +47,7 @@ def prepare_job(
 def fill_name_and_command(settled: Asked, target: Sequence[str]) -> Asked:
     """`settled`, where it names neither, with a name for a job of `target` and our command."""
     name = settled.name or (target[1] if target[0] == "-m" else Path(target[0]).stem)
-    matex = settled.matex or (find_own_command() if isinstance(settled, slurm.Slurm) else "")
+    matex = settled.matex or (find_own_command() if isinstance(settled, job_script.Slurm) else "")
     return replace(settled, name="".join(each if each.isprintable() else "_" for each in name), matex=matex)
 
 
@@ -56,13 +57,15 @@ _OF_SLURM = (
     click.option("--time", metavar="LIMIT", help="The time limit, as 2:00:00 or 1-12 (days-hours)."),
     click.option("--name", metavar="NAME", help="Of the job; that of the script unless told."),
     click.option("--restarts", type=int, metavar="TIMES", help="As of `matex run`; 3 unless told."),
-    click.option("--cpus", metavar="CPUS", help="How many each rank gets; of Kubernetes, each worker."),
+    click.option(
+        "--cpus", metavar="CPUS", help="How many each rank gets; whole nodes unless told. Of Kubernetes, each worker."
+    ),
     click.option("--gpus-per-node", type=int, metavar="GPUS", help="How many GPUs on each node."),
     click.option("--setup", multiple=True, metavar="LINE", help="A line before the run: 'module load openmpi'."),
     click.option("--matex", metavar="COMMAND", help="The command `matex` where the job runs."),
     click.option("--account", metavar="ACCOUNT", help="Of Slurm."),
     click.option("--partition", metavar="PARTITION", help="Of Slurm."),
-    click.option("--sbatch", multiple=True, metavar="OPTION", help="One more of sbatch: --sbatch=--exclusive."),
+    click.option("--sbatch", multiple=True, metavar="OPTION", help="One more of sbatch: --sbatch=--qos=long."),
 )
 
 
@@ -129,7 +132,7 @@ def submit_script(
         raise click.UsageError("--kubernetes needs --image, of an image with matex_tf, TensorFlow, MPI, bash and sshd")
     if dry_run:
         name = str(run_folder.propose_folder(asked.name)) if does is slurm else names.make_name(asked.name)
-        sys.stdout.buffer.write(does.format_job(asked, target, name).encode(errors="surrogateescape"))
+        following.open_stdout().write(does.format_job(asked, target, name).encode(errors="surrogateescape"))
         return 0
     if does is slurm and not is_module and not os.path.isfile(script[0]):
         raise click.UsageError(f"there is no file {script[0]} in {os.getcwd()}")
@@ -190,9 +193,10 @@ def find_job(job: str, namespace: str) -> tuple[Any, Job]:
     if job and folder.is_dir():
         try:
             cluster, found = run_folder.read_note(folder)
-            return CLUSTERS[cluster][1], found
+            does = CLUSTERS[cluster][1]
         except (OSError, ValueError, KeyError):
             raise click.UsageError(f"{job} is not the folder of a job that was submitted") from None
+        return does, slurm.find_newest(found) if does is slurm else found
     if job.isascii() and job.isdigit():
         try:
             return slurm, slurm.find_job(job)
@@ -223,8 +227,17 @@ def _run_action(command: str, action: Callable[[], int], job: str = "") -> int:
     try:
         return action()
     except (JobError, OSError) as error:
-        # What Kubernetes says of a word that was meant as a folder is no answer.
-        is_folder = names.is_name(job) and not names.is_made(job) and not os.path.isdir(job)
-        meant = f"there is no folder {job}, and as a job: " if is_folder else ""
-        print(f"matex {command}: {meant}{error}", file=sys.stderr)
+        print(f"matex {command}: {describe_failure(job, str(error))}", file=sys.stderr)
         return REFUSED
+
+
+def describe_failure(job: str, said: str) -> str:
+    """What a cluster `said` of a job; of a word that may have been meant as a folder, that there is none, too."""
+    if not names.is_name(job) or names.is_made(job) or os.path.isdir(job):
+        return said
+    if messages.is_without_cluster(said):
+        return (
+            f"there is no folder {job} in {os.getcwd()}, and no job of this name. A job of Slurm has a number, and its "
+            "run a folder, as runs/train-1"
+        )
+    return f"there is no folder {job}, and as a job: {said}"

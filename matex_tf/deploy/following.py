@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import codecs
 import sys
 import time
 from collections.abc import Callable
-from typing import BinaryIO
+from typing import Protocol, TextIO
 
 from matex_tf.deploy.job import (
     ENDED,
     EXIT_UNKNOWN,
     FORGOTTEN,
+    STUCK,
     WAITING,
     Job,
     State,
@@ -22,10 +24,36 @@ ASK_EACH, LOOK_EACH = 5.0, 1.0  # seconds between two questions to the scheduler
 TELL = 60.0  # seconds in a queue, after which a line says so again; then after twice as long each time
 
 
+class Target(Protocol):
+    """Where bytes are written."""
+
+    def write(self, piece: bytes, /) -> object:
+        """Write it."""
+
+    def flush(self) -> None:
+        """Let others see it."""
+
+
+class Text:
+    """Bytes for a stream that takes texts alone, as that of a notebook; a character may come in two pieces."""
+
+    def __init__(self, target: TextIO):
+        self._target = target
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def write(self, piece: bytes, /) -> None:
+        """Write it."""
+        self._target.write(self._decoder.decode(piece))
+
+    def flush(self) -> None:
+        """Let others see it."""
+        self._target.flush()
+
+
 class Lines:
     """What a job prints, for a file: of a line that was written over and over, as progress bars do, only the last."""
 
-    def __init__(self, target: BinaryIO):
+    def __init__(self, target: Target):
         self._target = target
         self._rest = b""
 
@@ -47,7 +75,7 @@ class Lines:
 class Plain:
     """What a job prints, for a terminal: as it is."""
 
-    def __init__(self, target: BinaryIO):
+    def __init__(self, target: Target):
         self._target = target
 
     def write(self, piece: bytes) -> None:
@@ -63,9 +91,14 @@ def _strip_overwritten(line: bytes) -> bytes:
     return line.rstrip(b"\r").rpartition(b"\r")[2]
 
 
+def open_stdout() -> Target:
+    """The standard output of this process, for bytes, whatever stands in its place."""
+    return getattr(sys.stdout, "buffer", None) or Text(sys.stdout)
+
+
 def choose_stdout() -> Lines | Plain:
-    """The standard output of this process."""
-    return (Plain if sys.stdout.isatty() else Lines)(sys.stdout.buffer)
+    """The standard output of this process, for what a job prints."""
+    return (Plain if sys.stdout.isatty() else Lines)(open_stdout())
 
 
 def print_line(text: str) -> None:
@@ -76,7 +109,7 @@ def print_line(text: str) -> None:
 def follow_job(
     job: Job, state: Callable[[], State], more: Callable[[], bytes], write: Callable[[bytes], object] | None = None
 ) -> int:
-    """Until the job has ended; its exit code. `more` gives what it printed since the last call.
+    """Until the job has ended, or will not start; its exit code. `more` gives what it printed since the last call.
 
     A scheduler that does not answer is asked again: the job does not depend on it being asked.
     """
@@ -102,10 +135,12 @@ def follow_job(
             if now.phase in (ENDED, FORGOTTEN) and out:
                 out.close()
             print_line(f"{job.id} {now}")
+            if now.phase == STUCK:
+                print_line(f"{job.id} is still queued (out of the queue: matex cancel {job.id})")
             told_at = now.seconds or 0.0
         elif now and now.phase == WAITING and now.seconds is not None and now.seconds >= max(TELL, 2 * told_at):
             print_line(f"{job.id} has waited for {format_duration(now.seconds)}; {now}")
             told_at = now.seconds
-        if now and now.phase in (ENDED, FORGOTTEN):
+        if now and now.phase in (ENDED, FORGOTTEN, STUCK):
             return EXIT_UNKNOWN if now.code is None else now.code
         time.sleep(LOOK_EACH)

@@ -10,6 +10,7 @@ from typing import Any
 
 PATIENCE = 60.0  # seconds for one answer of a scheduler
 WAITING, RUNNING, ENDED, FORGOTTEN = "waiting", "running", "ended", "forgotten"
+STUCK = "stuck"  # it waits for what does not come by itself
 EXIT_UNKNOWN = 1  # of a job that did not end well, where the scheduler has no exit code
 
 

@@ -25,11 +25,12 @@ from matex_tf.deploy.job import (
 from matex_tf.deploy.kubectl import launcher_script, names, states, yaml_text
 from matex_tf.deploy.kubectl import messages as kubectl_words
 from matex_tf.deploy.kubectl.logs import Logs
-from matex_tf.deploy.options import NAME, Options, parse_time
+from matex_tf.deploy.options import NAME, OF_FOLDER, Options, check_variables, parse_time
 
 HOSTFILE = "/etc/mpi/hostfile"  # the operator's
 GRACE = 120  # seconds for the ranks to keep their state, once Kubernetes asks the launcher to end
 GET = "Install it (https://kubernetes.io/docs/tasks/tools) and let it reach the cluster: `kubectl get nodes`"
+_OF_HOSTS = {"--hostfile", "-hostfile", "--machinefile", "-machinefile", "--host", "-host", "-H"}
 _NAME = re.compile(r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?")  # of what there is in the cluster
 _AMOUNT = re.compile(r"(?=.*[1-9])\d+(\.\d+)?([KMGTPE]i|[mkMGTPE])?")
 
@@ -60,6 +61,10 @@ class Kubernetes(Options):
         for text in self.env:
             if not NAME.fullmatch(text.partition("=")[0]) or "=" not in text:
                 raise ValueError(f"expected env to be NAME=VALUE; given {text!r}")
+        if found := _OF_HOSTS & {word.partition("=")[0] for text in self.run for word in shlex.split(text)}:
+            raise ValueError(f"run takes no {min(found)}: the hosts are the workers of the job")
+        if self.claim:
+            check_variables(text.partition("=")[0] for text in self.env)
 
     def add_variables(self, variables: Mapping[str, str]) -> Kubernetes:
         """The same, with these variables of the run."""
@@ -78,7 +83,7 @@ def format_job(asked: Kubernetes, target: Sequence[str], name: str) -> str:
     )
     variables = dict(one.split("=", 1) for one in asked.env)
     if asked.claim:
-        variables |= {"MATEX_STATE": f"{folder}/state", "MATEX_RECORD": folder}
+        variables |= dict(zip(OF_FOLDER, (f"{folder}/state", folder)))
     # The words stand in the script, and an empty value is left out: a server of 1.20 refuses empty texts.
     launcher: dict[str, Any] = {"command": ["bash", "-c", _escape_word(script)]}
     if variables:

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from matex_tf.deploy import run_folder
 from matex_tf.deploy.following import Lines
-from matex_tf.deploy.job import ENDED, FORGOTTEN, JobError, State, UnreachableError
+from matex_tf.deploy.job import ENDED, FORGOTTEN, STUCK, JobError, State, UnreachableError
 from matex_tf.monitor import picture, recording
 
 THREAD = "matex_tf: picture of a run"
@@ -21,7 +21,9 @@ EACH = 2.0  # seconds between two pictures
 _WIDTH = 120
 _LAST = 10  # lines of the output
 _KEPT = 1 << 16  # bytes at the end of the output, in which they are
-_PRE = '<pre style="margin: 0; line-height: 1.3; white-space: pre; overflow-x: auto">{code}</pre>'
+_PRE = (
+    '<pre style="margin: 0; font-family: monospace; line-height: 1.3; white-space: pre; overflow-x: auto">{code}</pre>'
+)
 
 
 class Shown(Protocol):
@@ -79,7 +81,7 @@ def show_run(run: Shown, display: Callable[..., Any]) -> None:
 
     def update_picture() -> None:
         state = now
-        while state.phase not in (ENDED, FORGOTTEN):
+        while state.phase not in (ENDED, FORGOTTEN, STUCK):
             time.sleep(EACH)
             try:
                 state = run.now()

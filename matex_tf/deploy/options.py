@@ -7,7 +7,7 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -20,6 +20,8 @@ else:
     import tomli as tomllib
 
 NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)  # of a variable
+OF_FOLDER = ("MATEX_STATE", "MATEX_RECORD")
+_OF_RUN = re.compile(r"(-n|-np|--np|-c|--restarts|--record)(=.*)?|-n\d+")  # what a job says to `matex run` itself
 _TIME = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?")
 
 Asked = TypeVar("Asked", bound="Options")
@@ -70,11 +72,16 @@ class Options:
                 raise ValueError(f"expected {one.name} to be one line of printable text; given {value!r}")
         for text in (*self.run, self.matex):
             try:
-                shlex.split(text)
+                words = shlex.split(text)
             except ValueError as error:
                 raise ValueError(
                     f"expected run and matex to be words as for a shell; given {text!r}: {error}"
                 ) from None
+            for word in words:
+                if text != self.matex and _OF_RUN.fullmatch(word):
+                    raise ValueError(
+                        f"run takes no {word}: ranks and restarts are options of the job, whose folder has the records"
+                    )
         if self.time:
             parse_time(self.time)
 
@@ -84,7 +91,8 @@ class Options:
         return self.nodes * self.ranks_per_node
 
     def add_variables(self: Asked, variables: Mapping[str, str]) -> Asked:
-        """The same, with these variables of the run: lines before it."""
+        """The same, with these variables of the run: lines before it. Raises ValueError."""
+        check_variables(variables)
         lines = (f"export {name}={shlex.quote(value)}" for name, value in variables.items())
         return replace(self, setup=(*self.setup, *lines))
 
@@ -93,6 +101,13 @@ class Options:
         again = ["--restarts", str(self.restarts)] if self.restarts else []
         own = [word for text in self.run for word in shlex.split(text)]
         return [*shlex.split(self.matex or "matex"), "run", *again, "-n", str(self.ranks), *options, *own, *target]
+
+
+def check_variables(names: Iterable[str]) -> None:
+    """Raises ValueError for a variable by which a run is told of its folder."""
+    for name in names:
+        if name in OF_FOLDER:
+            raise ValueError(f"env takes no {name}: the folder of the run has its state and its records")
 
 
 def parse_time(time: str) -> int:

@@ -13,15 +13,16 @@ from pathlib import Path
 from typing import Any
 
 from matex_tf import arguments
-from matex_tf.deploy import command, following, job, kubernetes, notebook, run_folder, slurm
+from matex_tf.deploy import command, following, job, kubernetes, notebook, run_folder
 from matex_tf.deploy.job import ENDED, RUNNING, Job, State
-from matex_tf.deploy.options import NAME, Options, deal_ranks, merge_options
+from matex_tf.deploy.options import NAME, Options, check_variables, deal_ranks, merge_options
+from matex_tf.deploy.sbatch import job_script
 from matex_tf.monitor import progress, recording
 
 
-def make_slurm(**options: Any) -> slurm.Slurm:
+def make_slurm(**options: Any) -> job_script.Slurm:
     """A cluster for `launch`: the options of `matex submit --slurm`, over those of the user's files."""
-    return merge_options(slurm.Slurm, options)
+    return merge_options(job_script.Slurm, options)
 
 
 def make_kubernetes(**options: Any) -> kubernetes.Kubernetes:
@@ -30,7 +31,7 @@ def make_kubernetes(**options: Any) -> kubernetes.Kubernetes:
 
 
 # Editors and `help` show the names of the options, and their defaults where no file has others.
-for _make, _made in ((make_slurm, slurm.Slurm), (make_kubernetes, kubernetes.Kubernetes)):
+for _make, _made in ((make_slurm, job_script.Slurm), (make_kubernetes, kubernetes.Kubernetes)):
     _make.__name__ = _make.__qualname__ = _made.__name__
     _make.__signature__ = inspect.signature(_made).replace(return_annotation=_made)  # type: ignore[union-attr]
 
@@ -153,7 +154,7 @@ def launch(
         ValueError, TypeError: ranks and nodes do not go together, or a value is wrong.
         JobError: the cluster refused the job; nothing of it is left.
     """
-    target = [os.fspath(script), *map(str, args)]
+    target = [os.fspath(script), *arguments.check_words("launch", "args", args)]
     if ranks is not None:
         arguments.check_whole_number("launch", "ranks", ranks)
     if not isinstance(cluster, kubernetes.Kubernetes) and not os.path.isfile(target[0]):
@@ -163,6 +164,7 @@ def launch(
         if ranks is None:
             raise TypeError("launch: how many ranks? For example: matex_tf.launch('train.py', ranks=4)")
         asked = Options(ranks_per_node=ranks, restarts=restarts or 0, run=options, matex=command.find_own_command())
+        check_variables(variables.keys() - {"MATEX_STATE"})  # which is wherever the run keeps it
         folder = run_folder.make_folder(Path(target[0]).stem)
         here = Here(asked.make_command(target), folder, variables)
         return LaunchedRun(here, here.job)

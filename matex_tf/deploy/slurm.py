@@ -1,23 +1,23 @@
-"""Jobs under Slurm: the script of a job as text, and how it is submitted, asked for, followed and cancelled."""
+"""Jobs under Slurm: how one is submitted, asked for, followed and cancelled."""
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import re
-import shlex
 import shutil
-import signal
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from subprocess import CompletedProcess
 from typing import Any
 
-from matex_tf.deploy import following, run_folder, slurm_messages
+from matex_tf.deploy import following, run_folder
 from matex_tf.deploy.job import (
     ENDED,
     FORGOTTEN,
+    STUCK,
     Job,
     JobError,
     State,
@@ -25,113 +25,13 @@ from matex_tf.deploy.job import (
     format_count,
     run_scheduler,
 )
-from matex_tf.deploy.options import Options, parse_time
+from matex_tf.deploy.sbatch import messages as slurm_messages
+from matex_tf.deploy.sbatch import taken_options
+from matex_tf.deploy.sbatch.job_script import HEAD, Slurm, format_job, list_words
+from matex_tf.world import task_environment
 
-WARNING = 120  # seconds before the time limit, at which ranks keep their state and end
 SCRIPT = "job.sh"
 GET = "Submit from a login node of the cluster, or load its module: `module load slurm`"
-_ODD = re.compile(r"[^\w@%+=:,./-]", re.ASCII)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Slurm(Options):
-    """What a job takes of Slurm. `sbatch` are more options of sbatch, each a word: `--exclusive`."""
-
-    account: str = ""
-    partition: str = ""
-    sbatch: Sequence[str] = ()
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.cpus and not re.fullmatch(r"[1-9][0-9]*", str(self.cpus)):
-            raise ValueError(f"expected cpus to be a whole number, 1 or more, of each rank; given {self.cpus!r}")
-        for word in self.sbatch:
-            if not word.startswith("-") or not word.isprintable():
-                raise ValueError(f"expected sbatch to be options such as --exclusive, each in one line; given {word!r}")
-
-
-def format_job(asked: Slurm, target: Sequence[str], folder: str) -> str:
-    """The script of a job that runs `target`. `folder` is that of the run, seen from where the job is submitted."""
-    again = _AGAIN.format(again=os.EX_TEMPFAIL, folder=shlex.quote(folder))
-    return format_script(asked, asked.make_command(target), folder, _KEPT, again)
-
-
-def format_script(asked: Slurm, command: Sequence[str], folder: str, before: str = "", after: str = "") -> str:
-    """The script of a job that runs `command`, with lines `before` it, and `after` it, where $code is its exit code.
-
-    A `folder` that is not absolute is seen from where the job is submitted.
-    """
-    warning = min(WARNING, parse_time(asked.time) // 4) if asked.time else WARNING
-    options = {
-        "--job-name": asked.name,
-        "--nodes": asked.nodes,
-        "--ntasks-per-node": asked.ranks_per_node,
-        "--cpus-per-task": asked.cpus,
-        "--gpus-per-node": asked.gpus_per_node or "",
-        "--time": asked.time,
-        "--account": asked.account,
-        "--partition": asked.partition,
-        "--output": f"{folder}/output".replace("%", "%%"),
-        "--open-mode": "append",
-        "--signal": f"B:USR1@{warning}",
-    }
-    words = [*(f"{name}={value}" for name, value in options.items() if value != ""), "--requeue", *asked.sbatch]
-    heads = "".join(f"#SBATCH {_quote_word(word)}\n" for word in words)
-    look = (
-        f"srun --nodes={asked.nodes} --ntasks={asked.nodes} --ntasks-per-node=1 "
-        f'bash -c {shlex.quote(_LOOK)} look "$run_folder" || exit {os.EX_CONFIG}\n'
-    )
-    return _SCRIPT.format(
-        heads=heads,
-        folder=shlex.quote(folder) if os.path.isabs(folder) else f'"$PWD"/{shlex.quote(folder)}',
-        setup="".join(f"{line}\n" for line in asked.setup),
-        look=look if asked.nodes > 1 else "",
-        before=before,
-        command=shlex.join(command),
-        after=after,
-        again=os.EX_TEMPFAIL,
-        signalled=128 + signal.SIGUSR1,
-    )
-
-
-def _quote_word(word: str) -> str:
-    """A word as sbatch reads it after #SBATCH: blanks stand within quotes, backslashes before what ends them."""
-    return '"{}"'.format(re.sub(r'(["\\])', r"\\\1", word)) if _ODD.search(word) else word
-
-
-_LOOK = (
-    '[ -d "$1" ] || { echo "matex: host $(hostname) does not see the folder of the run, $1. Submit from a folder on a '
-    'file system that all nodes share." >&2; exit 1; }'
-)
-_KEPT = """\
-export MATEX_STATE="$run_folder/state"
-export MATEX_RECORD="$run_folder"
-"""
-# Only a run that asks again is put back.
-_AGAIN = """\
-if [ $code -eq {again} ]; then
-    printf 'matex: job %s %s after %d:%02d:%02d, state kept; to be requeued (%d)\\n' "$SLURM_JOB_ID" \\
-        "$([ -n "$asked" ] && echo asked to end || echo ended with exit code {again})" \\
-        $((SECONDS / 3600)) $((SECONDS / 60 % 60)) $((SECONDS % 60)) $((${{SLURM_RESTART_COUNT:-0}} + 1))
-    scontrol requeue "$SLURM_JOB_ID" && exit $code
-    echo "matex: Slurm did not put job $SLURM_JOB_ID back; its state is kept. In $PWD, sbatch {folder}/job.sh" \\
-        "goes on" >&2
-fi
-"""
-# The shell waits in the background, so that it hears the warning. A run that was not ready for one ends by that signal.
-_SCRIPT = """\
-#!/bin/bash
-{heads}run_folder={folder} child= asked=
-trap 'asked=early; [ -z "$child" ] || {{ asked=told; kill -USR1 $child; }}' USR1
-{setup}{look}{before}rm -f "$run_folder/exit-code"
-{command} & child=$!
-[ "$asked" != early ] || kill -USR1 $child
-wait $child; code=$?
-while kill -0 $child 2> /dev/null; do wait $child; code=$?; done
-[ -z "$asked" ] || [ $code -ne {signalled} ] || code={again}
-{after}echo $code > "$run_folder/exit-code"
-exit $code
-"""
 
 
 def check_commands() -> None:
@@ -146,29 +46,49 @@ def submit_job(asked: Slurm, target: Sequence[str]) -> Job:
     Raises:
         JobError: Slurm refused it; nothing of it is queued, and no folder of its is left.
     """
+    tell_unread_lines(target[0])
+    if asked.leaves_cores_to_slurm:
+        following.print_line("without --cpus Slurm decides how many cores each rank gets: often one")
     folder = run_folder.make_folder(asked.name)
     try:
-        return submit_script(format_job(asked, target, str(folder)), folder, asked.partition)
+        environment = task_environment.remove_job_variables(os.environ)  # of the job that submits another
+        return submit_script(format_job(asked, target, str(folder)), folder, asked, env=environment)
     except BaseException:
         if not (folder / SCRIPT).exists():
             run_folder.remove_folder(folder)
         raise
 
 
-def submit_script(text: str, folder: Path, partition: str, **where: Any) -> Job:
+def tell_unread_lines(script: str) -> None:
+    """Say so where the file `script` has lines for sbatch, which a job of ours does not read."""
+    with contextlib.suppress(OSError), open(script, encoding="utf-8", errors="replace") as file:
+        for line in itertools.takewhile(lambda line: line.startswith("#") or not line.strip(), file):
+            if line.startswith(HEAD):
+                said = f"{script}: sbatch does not read its {HEAD} lines; --sbatch=OPTION says what stands there"
+                return following.print_line(said)
+
+
+def submit_script(text: str, folder: Path, asked: Slurm, **where: Any) -> Job:
     """Queue `text`, kept and noted in `folder`, as a job. `where` are the folder `cwd` and the environment `env`.
+
+    What is `asked` stands on the command line, too, where no variable of the environment wins over it.
 
     Raises:
         JobError: Slurm refused it. Nothing of it is queued and its script is removed.
         UnreachableError: nobody knows whether it is queued. Its script stays.
     """
     script = folder / SCRIPT
+    words = list_words(asked, str(folder))
+    try:
+        taken_options.check_environment(where.get("env", os.environ), words)
+    except ValueError as error:
+        raise JobError(str(error)) from None
     try:
         script.write_text(text, encoding="utf-8", errors="surrogateescape")
-        answer = _ask("sbatch", "--parsable", str(script), **where)
+        answer = _ask("sbatch", "--parsable", *words, str(script), **where)
         number = answer.stdout.strip().partition(";")[0]  # the name of a cluster may follow
         if answer.returncode or not number.isdigit():
-            raise JobError(slurm_messages.explain_refusal(answer.stderr or answer.stdout, partition))
+            raise JobError(slurm_messages.explain_refusal(answer.stderr or answer.stdout))
         run_folder.write_note(folder, "slurm", number)
     except BaseException as error:
         # sbatch that was interrupted, or had no answer in time, may have queued it all the same.
@@ -199,7 +119,7 @@ def find_queued(script: Path) -> list[str]:
     if queued.returncode:
         raise _describe_silence("squeue", queued.stderr)
     jobs = (line.partition(" ") for line in queued.stdout.splitlines())
-    return [number for number, _, command in jobs if command == os.path.abspath(script)]
+    return [number for number, _, command in jobs if os.path.realpath(command) == os.path.realpath(script)]
 
 
 def _ask(*words: str, **where: Any) -> CompletedProcess[str]:
@@ -224,6 +144,8 @@ def find_state(job: Job) -> State:
     # Times of the day may be asked for otherwise.
     answer = _ask("scontrol", "show", "job", job.id, env={**os.environ, "SLURM_TIME_FORMAT": "standard"})
     if answer.returncode == 0 and (found := slurm_messages.read_state(answer.stdout)):
+        if found.phase == STUCK and (there := slurm_messages.list_available(slurm_messages.LIMITS)):
+            return replace(found, means=f"{found.means}. Partitions, their nodes, cores and limits are: {there}")
         # Slurm counts from when a job was queued, and queued again.
         began = run_folder.find_submit_time(job.folder) if found.starts_again and found.phase == ENDED else None
         ended = slurm_messages.parse_moment(answer.stdout, "EndTime")
@@ -249,9 +171,15 @@ def _find_ended_state(job: Job) -> State:
 
 def follow_job(job: Job, write: Callable[[bytes], object] | None = None) -> int:
     """Copy what the job prints until it ends; its exit code."""
-    path = Path(job.folder, "output")
-    code = following.follow_job(job, lambda: find_state(job), run_folder.make_reader(job.folder), write)
-    if code and job.folder and not path.is_file():
+    path, words = Path(job.folder, "output"), ""
+
+    def look_at_job() -> State:
+        nonlocal words
+        words = (now := find_state(job)).words
+        return now
+
+    code = following.follow_job(job, look_at_job, run_folder.make_reader(job.folder), write)
+    if words == "FAILED" and job.folder and not path.is_file():
         following.print_line(
             f"{job.id} has printed nothing: {path.absolute()} is not there. Does the node on which it started see that "
             "folder? Submit from a folder on a file system that all nodes share"
@@ -286,9 +214,18 @@ def find_job(number: str) -> Job:
     return Job(number)
 
 
+def find_newest(job: Job) -> Job:
+    """The job that was queued last of those of `job`'s folder, of whose script anybody may make another by sbatch."""
+    with contextlib.suppress(JobError):  # then what the folder notes is what is known
+        queued = [int(number) for number in find_queued(Path(job.folder, SCRIPT)) if number.isdigit()]
+        return replace(job, id=str(max(queued, default=job.id, key=int)))
+    return job
+
+
 def describe_job(job: Job, asked: Slurm) -> str:
     """What was submitted, in a line."""
     where = f" on partition {asked.partition}" if asked.partition else ""
     limit = f", {asked.time}" if asked.time else ""
-    size = f"{format_count(asked.nodes, 'node')}, {format_count(asked.ranks, 'rank')}"
+    node = "whole node" if asked.takes_whole_nodes else "node"
+    size = f"{format_count(asked.nodes, node)}, {format_count(asked.ranks, 'rank')}"
     return f"job {job.id}{where}: {size}{limit}; {job.folder}"

@@ -12,11 +12,10 @@ from typing import Any
 from matex_tf import ops
 from matex_tf.analysis import declarations, interpreter, programs
 from matex_tf.analysis.placement import DERIVED, REPLICATED, SAME, SHARDED, UNKNOWN, Element, Placement
+from matex_tf.gradients import row_gathering
 from matex_tf.sharding import step_weight
 
 _wholes: weakref.WeakKeyDictionary[Any, dict[str, Any]] = weakref.WeakKeyDictionary()
-_CAST = {"int8": "int32", "int16": "int32", "uint16": "int32", "uint32": "int64"}
-"""Types that rows are gathered in."""
 
 
 def remember_whole(tensor: Any, whole: Any) -> None:
@@ -285,16 +284,9 @@ def _gather_nonempty(tensor: Any, name: str) -> Any:
     """The rows of all ranks that have some."""
     import tensorflow as tf
 
-    count = tf.shape(tensor, tf.int64)[0] * tf.cast(step_weight.read_numbers()[1] > 0, tf.int64)
-    made = gather_rows(tensor[:count], name)
+    numbers = step_weight.read_numbers()
+    count = tf.shape(tensor, tf.int64)[0] * tf.cast(numbers[1] > 0, tf.int64)
+    made = row_gathering.gather_rows(tensor[:count], name, numbers)
     made.set_shape([None, *tensor.shape.as_list()[1:]])
     remember_whole(tensor, made)
     return made
-
-
-def gather_rows(mine: Any, name: str) -> Any:
-    """The ranks' rows one below the other. Collective; eager or in a graph."""
-    import tensorflow as tf
-
-    between = _CAST.get(mine.dtype.name)
-    return tf.cast(ops.allgather(mine if between is None else tf.cast(mine, between), name=name), mine.dtype)

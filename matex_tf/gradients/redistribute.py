@@ -10,7 +10,7 @@ from typing import Any
 
 from matex_tf.analysis import declarations
 from matex_tf.analysis.placement import ROW_NUMBERS, SAME, SHARDED, Placement
-from matex_tf.gradients import recombine
+from matex_tf.gradients import recombine, row_gathering
 from matex_tf.sharding import step_weight
 from matex_tf.world import world
 
@@ -85,7 +85,7 @@ def _shift_numbers(numbers: Any, placement: Placement) -> Any:
 
     share, *_, of_rows = tf.unstack(step_weight.read_numbers())
     mine = tf.cast(tf.round(share * of_rows), numbers.dtype)
-    everyone = recombine.gather_rows(mine[tf.newaxis], PLACE)
+    everyone = row_gathering.gather_rows(mine[tf.newaxis], PLACE)
     before = tf.reduce_sum(everyone[: world.get_world().rank])
     return _gather_rows(numbers + before * tf.constant(placement.unit, numbers.dtype))
 
@@ -95,7 +95,7 @@ def _gather_rows(rows: Any) -> Any:
 
     numbers = step_weight.read_numbers()
     count = tf.shape(rows, tf.int64)[0] * tf.cast(numbers[1] > 0, tf.int64)
-    made = recombine.gather_rows(rows[:count], PLACE)
+    made = row_gathering.gather_rows(rows[:count], PLACE, numbers)
     if not made.dtype.is_floating:
         return made
     # Where every rank computes the whole batch it has all of a gradient: that of one of them counts.

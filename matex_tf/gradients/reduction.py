@@ -41,6 +41,16 @@ def find_name(variable: Any) -> str:
     return str(getattr(variable, "path", None) or getattr(variable, "name", None) or "unnamed")
 
 
+def find_birth(variable: Any) -> int:
+    """A number that grows from one variable to the next that this process makes.
+
+    Ranks know a variable by its place in this order (rule 12): a script may keep variables in a set, whose order is
+    another on each rank. A variable of TensorFlow 1 without a resource has 0; its name is known of no other one.
+    """
+    handle = getattr(find_tf_variable(variable), "handle", None)
+    return 0 if handle is None else int(handle._id)
+
+
 def _find_number(variable: Any) -> int:
     """A number, from 1, that this variable has for as long as it lives and no other one gets."""
     inner = find_tf_variable(variable)
@@ -170,7 +180,7 @@ def reduce_gradients(
 
     Args:
         gradients: tensors, `tf.IndexedSlices` or None, one for each of `variables`.
-        variables: what they are gradients of, in the order of the model; names come from here.
+        variables: what they are gradients of, in any order; names come from here.
         scalars: further floating-point tensors that are to be reduced in the same way, such as the loss.
         weight: this rank's weight, a float64 scalar, or that and the rows of the global batch; by default, in graphs,
             those of a sum over the rows of the current step, and in eager code of a mean.
@@ -188,6 +198,8 @@ def reduce_gradients(
     import tensorflow as tf
 
     present = [index for index, gradient in enumerate(gradients) if gradient is not None][::-1]
+    # The last one made comes first, as in a backward pass.
+    present.sort(key=lambda index: -find_birth(variables[index]))
     if not present:
         return list(gradients), list(scalars)
     if not tf.executing_eagerly():

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import hashlib
+import itertools
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -14,7 +16,9 @@ from matex_tf.gradients import local_gradients, reduction
 from matex_tf.runtime import notes, objects
 from matex_tf.world import world
 
-_agreed: dict[int, Any] = {}
+_agreed: dict[int, tuple[int, Any]] = {}
+"""By the ids of variables: their number in the order in which the ranks agreed on them, and they."""
+_numbers = itertools.count()
 _waiting: list[list[Any]] = []
 _left_out: dict[int, Any] = {}
 
@@ -41,6 +45,7 @@ def _is_apart(variable: Any) -> bool:
 
 
 def _select_readable(variables: Iterable[Any]) -> list[Any]:
+    """Those that are variables of TensorFlow, each once, in the order of their making."""
     seen: set[int] = set()
     found = []
     for variable in variables:
@@ -49,7 +54,7 @@ def _select_readable(variables: Iterable[Any]) -> list[Any]:
         if is_one and id(inner) not in seen and not _is_apart(inner):
             seen.add(id(inner))
             found.append(variable)
-    return found
+    return sorted(found, key=reduction.find_birth)
 
 
 def _read_value(variable: Any) -> np.ndarray:
@@ -66,8 +71,11 @@ def find_differing(names: Sequence[str], values: Sequence[np.ndarray], what: str
     Raises:
         RankError: on every rank, if the ranks have other variables or shapes; it names the first that differs.
     """
-    mine = [(name, *digest) for name, digest in zip(names, _digest_values(values))]
-    everyone = objects.allgather(mine, what)
+    digests = _digest_values(values)
+    if len(set(objects.allgather(hashlib.blake2b(repr(digests).encode()).digest(), what))) == 1:
+        return []
+    mine = [(name, *digest) for name, digest in zip(names, digests)]
+    everyone = objects.allgather(mine, f"{what}, one by one")
     first = everyone[0]
     for rank, theirs in enumerate(everyone):
         if [row[1:3] for row in theirs] == [row[1:3] for row in first]:
@@ -94,15 +102,29 @@ def _describe_row(row: Any) -> str:
 
 
 def synchronize_variables(
-    variables: Iterable[Any], what: str = "comparing the variables as training starts"
+    variables: Iterable[Any],
+    what: str = "comparing the variables as training starts",
+    trained: Iterable[Any] = (),
 ) -> list[str]:
     """Give every rank rank 0's values of `variables` where they differ. Collective; eager.
 
     Returns the names of those that differed.
+
+    Raises:
+        RankError: on every rank, if one of `trained` differs: updates have changed it by other amounts on each rank.
     """
     chosen = _select_readable(variables)
     names = [reduction.find_name(variable) for variable in chosen]
     changed = find_differing(names, [_read_value(variable) for variable in chosen], what)
+    drifting = {id(reduction.find_tf_variable(variable)) for variable in trained}
+    for index in changed:
+        if id(reduction.find_tf_variable(chosen[index])) in drifting:
+            raise world.RankError(
+                f"the weights have drifted apart: '{names[index]}' is not the same on all ranks ({what}). Something "
+                "in the script changes it by other amounts on each rank, such as weights that one rank alone sets or "
+                "loads between steps, or an update outside of the optimizer from values that ranks compute on their "
+                "own slices."
+            )
     for index in changed:
         value = objects.broadcast(_read_value(chosen[index]), f"sending variable number {index} from rank 0")
         reduction.find_tf_variable(chosen[index]).assign(value)
@@ -114,7 +136,8 @@ def _remember_agreed(variables: Iterable[Any]) -> None:
     for variable in variables:
         inner = reduction.find_tf_variable(variable)
         key = id(inner)
-        _agreed[key] = weakref.ref(inner, functools.partial(_forget_agreed, key))
+        if key not in _agreed:
+            _agreed[key] = next(_numbers), weakref.ref(inner, functools.partial(_forget_agreed, key))
 
 
 def _forget_agreed(key: int, _: object) -> None:
@@ -150,8 +173,11 @@ def has_agreements_due() -> bool:
 
 
 def list_agreed() -> list[Any]:
-    """The variables that all ranks once agreed on and that still live."""
-    return [variable for variable in (reference() for reference in list(_agreed.values())) if variable is not None]
+    """The variables that all ranks once agreed on and that still live on all of them. Collective."""
+    found = {number: reference() for number, reference in list(_agreed.values())}
+    mine = [number for number, variable in found.items() if variable is not None]
+    everyone = objects.allgather(mine, "which variables still live")
+    return [found[number] for number in sorted(set(mine).intersection(*everyone))]
 
 
 def check_drift(variables: Iterable[Any], trainable: Iterable[Any], what: str) -> None:
@@ -159,17 +185,5 @@ def check_drift(variables: Iterable[Any], trainable: Iterable[Any], what: str) -
 
     A trainable one that differs is an error on every rank that names it. Another is named once and rank 0's value kept.
     """
-    chosen = _select_readable(variables)
-    names = [reduction.find_name(variable) for variable in chosen]
-    changed = find_differing(names, [_read_value(variable) for variable in chosen], what)
-    trained = {id(reduction.find_tf_variable(variable)) for variable in trainable}
-    for index in changed:
-        if id(reduction.find_tf_variable(chosen[index])) in trained:
-            raise world.RankError(
-                f"the weights have drifted apart: '{names[index]}' is not the same on all ranks ({what}). Something "
-                "in the script changes it by other amounts on each rank, such as an update outside of the optimizer "
-                "from values that ranks compute on their own slices."
-            )
-        notes.print_note(f"variable '{names[index]}' differs between ranks ({what}); rank 0's value is kept")
-        value = objects.broadcast(_read_value(chosen[index]), f"sending variable number {index} from rank 0")
-        reduction.find_tf_variable(chosen[index]).assign(value)
+    for name in synchronize_variables(variables, what, trainable):
+        notes.print_note(f"variable '{name}' differs between ranks ({what}); rank 0's value is kept")

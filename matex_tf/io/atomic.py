@@ -70,12 +70,17 @@ def _make_folder_beside(target: str, make_folder: bool) -> tuple[str, int] | Non
             os.makedirs(above, exist_ok=True)
         # Where a file system is mounted at the folder itself, nothing can be moved into it from beside it.
         above = target if os.path.ismount(target) else above
-        temp_folders.sweep_folders(_make_prefix(), above, least=0)
+        remove_unfinished(above)
         return temp_folders.make_folder(_make_prefix(), above)
     except OSError as error:
         if error.errno in _NO_FOLDER:
             return None  # written in place it is the writer's own error, or none
         raise
+
+
+def remove_unfinished(folder: str) -> None:
+    """Remove from `folder` what processes of this host were writing when they were killed."""
+    temp_folders.sweep_folders(_make_prefix(), folder, least=0)
 
 
 def _make_prefix() -> str:

@@ -6,7 +6,6 @@ that has completed no more of them looks there. Nobody waits for anybody.
 
 from __future__ import annotations
 
-import functools
 import json
 import os
 import shutil
@@ -36,11 +35,20 @@ class Journal(journal_reader.Notes):
         self._touched: dict[str, tuple[int, ...] | None] = {}  # with what each was before, as what is tried may fail
         self._moved: dict[str, tuple[int, str]] = {}
         self._copies: list[tuple[int, str, int]] = []
+        self._is_over = False
+
+    def remove_at_end(self) -> None:
+        """Remove the journal when all ranks have ended their scripts: nobody asks for what is changed after that."""
+        shutdown.at_end.append(self._remove)
+
+    def _remove(self) -> None:
+        self._is_over = True
+        _remove_path(self.folder)
 
     def take_over(self) -> None:
         """Write from here on: the rank that did was lost."""
         temp_folders.hold_folder(self.folder)
-        shutdown.at_end.append(functools.partial(_remove_path, self.folder))
+        self.remove_at_end()
 
     @journal_reader.lock_method
     def note_change(self, key: str, removed: bool = False, to: str = "") -> None:
@@ -48,6 +56,8 @@ class Journal(journal_reader.Notes):
 
         Once is enough: when the others have come to that, they have made or removed `key` for themselves.
         """
+        if self._is_over:
+            return
         number = journal_reader.count_collectives() or self.met_before_fork  # a forked process is where it was forked
         state = journal_reader.read_file_state(key)
         if key in self._moved and state is not None:  # where others find what is to them still in its old place
@@ -137,9 +147,10 @@ def share_journal() -> Journal:
         folder = os.fspath(cache.find_cache_folder()) if me.has_several_hosts else private_folder.choose_parent()
         path = private_folder.make_folder(_PREFIX, folder)
         make_file(path)
-        # Others may not have come to the end of the script when rank 0 has, and still ask what is news to them.
-        shutdown.at_end.append(functools.partial(_remove_path, path))
-    return Journal(world.get_communicator("control").bcast(path), not me.has_several_hosts)
+    journal = Journal(world.get_communicator("control").bcast(path), not me.has_several_hosts)
+    if me.rank == 0:
+        journal.remove_at_end()
+    return journal
 
 
 def _remove_path(path: str) -> None:

@@ -64,13 +64,14 @@ class Layers:
         """Whether this rank made `key`."""
         return os.path.lexists(self.locate_upper(key))
 
-    def _is_hidden(self, key: str) -> bool:
+    def is_hidden(self, key: str) -> bool:
+        """Whether this rank has removed `key`, or a folder that it is in, and the first rank has not saved it since."""
         known = (path for path in journal_reader.list_parents(key) if path in self.hidden or path in self._shown)
         return next(known, None) in self.hidden
 
     def locate_lower(self, key: str) -> str | None:
         """Where `key` is in the lower layer, as this rank sees it; None where it is not."""
-        if self._is_hidden(key):
+        if self.is_hidden(key):
             return None
         is_there = os.path.lexists(key)  # first: rank 0 writes its note before it changes the disk
         before = self.news.find_before(key)
@@ -84,7 +85,7 @@ class Layers:
     def _list_places(self, key: str) -> known_places.Places | None:
         if not self._loose.isdisjoint(journal_reader.list_parents(key)):
             return None
-        places = known_places.OwnPlaces() if self._is_hidden(key) else {}
+        places = known_places.OwnPlaces() if self.is_hidden(key) else {}
         odd = [path for path in self.hidden | self._shown if os.path.dirname(path) == key]
         places.update({os.path.basename(path): None for path in odd})
         with contextlib.suppress(FileNotFoundError, NotADirectoryError), os.scandir(self.locate_upper(key)) as entries:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 COPIED_BYTES, ALL_COPIED_BYTES, ENTRIES = 16 << 20, 256 << 20, 5000
-NOT_MIRRORED = {".git", ".venv", "venv", "__pycache__", "node_modules"}
+NOT_MIRRORED = {".git", "__pycache__", "node_modules"}
 
 Stamp = tuple[int, int]
 
@@ -70,6 +70,8 @@ def mirror_folder(source: Path, target: Path, leave_out: Collection[Path] = (), 
             real = Path(os.path.realpath(path))
             if NOT_MIRRORED & {entry.name, real.name} or path in leave_out or real in left or real.is_relative_to(own):
                 continue
+            if _is_environment(real):
+                continue
             if (entry.is_symlink() or real in places) and (inside := _find_place(real, places, left)):
                 made.make_link(here, inside)
                 continue
@@ -101,11 +103,16 @@ def mirror_folder(source: Path, target: Path, leave_out: Collection[Path] = (), 
 def _find_place(real: Path, places: Mapping[Path, Path], leave_out: Collection[Path]) -> Path | None:
     """Where `real` is in the mirror; None if it is not there."""
     for above in (real, *real.parents):
-        if above.name in NOT_MIRRORED or above in leave_out:
+        if above.name in NOT_MIRRORED or above in leave_out or _is_environment(above):
             return None
         if above in places:
             return places[above] / real.relative_to(above)
     return None
+
+
+def _is_environment(folder: Path) -> bool:
+    """Whether Python packages are installed there, as venv and conda mark it: they are found wherever a script runs."""
+    return os.path.isfile(folder / "pyvenv.cfg") or os.path.isdir(folder / "conda-meta")
 
 
 def _count_entries(folder: Path) -> int:

@@ -6,17 +6,21 @@ file is patched; whoever calls it does so within `real_files.use_real_files`.
 
 from __future__ import annotations
 
-import atexit
+import contextlib
+import errno
 import fcntl
 import filecmp
+import functools
 import os
 import shutil
+import stat
+from collections.abc import Iterator
 
 from matex_tf import settings
 from matex_tf.io import journal, layers, private_folder
 from matex_tf.io.view import View
-from matex_tf.runtime import real_files
-from matex_tf.world import world
+from matex_tf.runtime import real_files, shutdown
+from matex_tf.world import terminal, world
 
 _PREFIX = "matex_tf-files-"
 
@@ -52,42 +56,90 @@ def start_overlay() -> None:
     if me.rank > 0 or settings.get_settings().plan is not None:
         root = private_folder.make_folder(_PREFIX, private_folder.choose_parent())
         _view = View(root, _news)
-        atexit.register(_remove_root, root, me.process)
+        # After the ranks have met for the last time: until then this one may have to take over.
+        shutdown.after_end.append(functools.partial(_remove_root, root, me.process))
+
+
+def find_private_use() -> str:
+    """What uses this rank's own files, or where its text goes, and cannot be given the real ones; empty if nothing."""
+    root = os.path.join(_view.root, "") if _view is not None else "\0"
+    with real_files.use_real_files():
+        with open("/proc/self/maps") as file:
+            for words in (line.rstrip("\n").split(None, 5) for line in file):
+                if len(words) == 6 and "w" in words[1] and "s" in words[1] and words[5].startswith(root):
+                    return f"{words[5][len(root) - 1 :]} is mapped into memory"
+        text = {(state.st_dev, state.st_ino) for state in terminal.list_kept_files()}
+        for process in filter(str.isdigit, os.listdir("/proc")):
+            if int(process) != os.getpid() and any(
+                path.startswith(root) or file in text for path, file in _list_used(process)
+            ):
+                return f"process {process}, which the script has started, goes on to print or to write"
+    return ""
+
+
+def _list_used(process: str) -> Iterator[tuple[str, tuple[int, int]]]:
+    """The folder of a process and the files that it has open, with device and number; nothing of one of another user.
+
+    A process may end meanwhile.
+    """
+    with contextlib.suppress(OSError):
+        for name in ["cwd", *(f"fd/{name}" for name in os.listdir(f"/proc/{process}/fd"))]:
+            with contextlib.suppress(FileNotFoundError):
+                state = os.stat(f"/proc/{process}/{name}")
+                yield os.readlink(f"/proc/{process}/{name}"), (state.st_dev, state.st_ino)
 
 
 def take_over_files(became_first: bool) -> None:
-    """Where rank 0 was lost: what this rank has written is what stays from here on.
+    """Where rank 0 was lost: what this rank has written and removed is what is on the disk from here on.
 
-    It wrote what rank 0 did, up to where that one was. Files that are open here go on in the real ones.
+    Rank 0 had not come further in the script. Files that are open here go on in the real ones.
     """
     view = _view
     if not became_first or view is None:
         return
     with real_files.use_real_files():
-        view.return_to_disk()
-        view.is_left = True
         view.news.take_over()
-        for folder, _, names in os.walk(view.root):
+        _remove_hidden(view)
+        for folder, folders, names in os.walk(view.root):
             key = folder[len(view.root) :] or os.sep
-            if os.path.isdir(os.path.dirname(key)):
-                os.makedirs(key, exist_ok=True)
-            for name in names:
+            if not os.path.isdir(key):
+                os.mkdir(key, stat.S_IMODE(os.stat(folder).st_mode))
+            links = [name for name in folders if os.path.islink(os.path.join(folder, name))]
+            for name in names + links:
                 _install_file(os.path.join(folder, name), os.path.join(key, name))
         for descriptor, path in list(layers.list_open_descriptors()):
             if path.startswith(view.root + os.sep) and os.path.isfile(path):  # not one that was removed while open
                 _reopen_file(descriptor, path[len(view.root) :])
+        view.leave_layers()
+
+
+def _remove_hidden(view: View) -> None:
+    """Remove from the disk what this rank has removed and rank 0 had not."""
+    for key in sorted(view.hidden):
+        inside = [os.path.join(top, name) for top, *some in os.walk(key) for names in some for name in names]
+        for path in [*sorted(inside, reverse=True), key]:  # what is in a folder comes before it
+            if not os.path.lexists(path) or not view.is_hidden(path):
+                continue
+            is_folder = os.path.isdir(path) and not os.path.islink(path)
+            if not is_folder:
+                os.remove(path)
+            elif not os.path.isdir(view.locate_upper(path)):
+                try:
+                    os.rmdir(path)
+                except OSError as error:
+                    if error.errno != errno.ENOTEMPTY:  # of what rank 0 has saved in it for all
+                        raise
 
 
 def _install_file(place: str, key: str) -> None:
     """Have the file `key` hold what `place` does."""
-    if os.path.islink(place):
-        if not os.path.lexists(key):
-            os.symlink(os.readlink(place), key)
+    is_link = os.path.islink(place)
+    if is_link and os.path.islink(key) and os.readlink(key) == os.readlink(place):
         return
-    if os.path.isfile(key) and filecmp.cmp(place, key, shallow=False):
+    if not is_link and os.path.isfile(key) and not os.path.islink(key) and filecmp.cmp(place, key, shallow=False):
         return
     temporary = f"{key}.{os.getpid()}.part"
-    shutil.copy2(place, temporary)
+    shutil.copy2(place, temporary, follow_symlinks=False)
     os.replace(temporary, key)
 
 

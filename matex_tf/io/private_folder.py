@@ -45,7 +45,9 @@ def is_in_memory(folder: str) -> bool:
 def make_folder(prefix: str, folder: str) -> str:
     """A new folder in `folder` that this process holds until it ends. Those that ended ones have left are removed."""
     temp_folders.sweep_folders(prefix, None if folder == tempfile.gettempdir() else folder)
-    return temp_folders.make_folder(prefix, folder)[0]
+    path = temp_folders.make_folder(prefix, folder)[0]
+    temp_folders.note_folder(path, settings.get_settings().proof)
+    return path
 
 
 class Limit:
@@ -57,16 +59,19 @@ class Limit:
         share = shutil.disk_usage(os.path.dirname(folder)).free // 2 // max(world.get_world().local_size - 1, 1)
         self.most = settings.get_settings().files_bytes or share
         self._thread: threading.Thread | None = None
+        self._stopped = threading.Event()
 
     def start_watching(self) -> None:
         if self._thread is None:
             self._thread = threading.Thread(target=self._watch_size, name="matex_tf files", daemon=True)
             self._thread.start()
 
+    def stop_watching(self) -> None:
+        self._stopped.set()
+
     def _watch_size(self) -> None:
         wait = _SECONDS
-        while True:
-            time.sleep(wait)
+        while not self._stopped.wait(wait):
             begun = time.monotonic()
             with real_files.use_real_files():
                 sizes = dict(self._list_sizes())

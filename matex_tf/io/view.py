@@ -40,7 +40,7 @@ class View(Layers):
     @_forget_places_after
     def show_file(self, key: str) -> None:
         """From here on the file `key` is the one on disk, whatever this rank did with it before."""
-        if self.is_own(key) or self._is_hidden(key):
+        if self.is_own(key) or self.is_hidden(key):
             self._hide_key(key)
             self.hidden.discard(key)
             self._shown.add(key)
@@ -88,7 +88,7 @@ class View(Layers):
 
     def _may_use_new(self, key: str) -> bool:
         """Whether `key`, which rank 0 has just made, is for this rank, too: a script that knows of ranks may wait."""
-        return world.script_knows_ranks and not self._is_hidden(key)
+        return world.script_knows_ranks and not self.is_hidden(key)
 
     def locate_for_child(self, key: str) -> str:
         """Where a process that this rank starts, which sees the disk alone, finds `key` as this rank does.
@@ -147,6 +147,18 @@ class View(Layers):
         if here.startswith(self.root + os.sep) and os.path.isdir(here[len(self.root) :]):
             os.chdir(here[len(self.root) :])
 
+    def leave_layers(self) -> None:
+        """From here on every file is the real one, also under a path of the upper layer, which C++ code may have kept.
+
+        What is in the upper layer must be on the disk by now.
+        """
+        self.is_left = True
+        self._limit.stop_watching()
+        self.return_to_disk()
+        if os.path.isdir(self.root):
+            os.rename(self.root, f"{self.root}-left")
+        os.symlink(os.sep, self.root)
+
     def ensure_folder(self, key: str) -> str:
         """The upper layer's folder for `key`, a folder that this rank sees, made if need be."""
         if not os.path.isdir(self.locate_upper(key)):
@@ -200,7 +212,7 @@ class View(Layers):
                 copy = self.locate_lower(key)
                 if copy is not None:
                     return os.lstat(copy).st_mode
-        if self._is_hidden(key) or not self.news.is_gone(key):
+        if self.is_hidden(key) or not self.news.is_gone(key):
             raise _make_error(errno.ENOENT, key)
         return None
 

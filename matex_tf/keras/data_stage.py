@@ -166,11 +166,9 @@ class Stage:
 
     def _slice_dataset(self, dataset: Any) -> Any:
         """Slices of the batches of `dataset`, or with MATEX_ELASTIC the batches, of which each step takes its slice."""
-        import tensorflow as tf
-
         if self.trains and elastic.is_on():
             self.gives_whole_batches = True
-            return iteration.exempt_dataset(dataset.prefetch(tf.data.AUTOTUNE))
+            return iteration.exempt_dataset(iteration.read_alike(dataset, lambda whole: whole))
         sliced, self.whole_pipeline = pushdown.push_down_slices(dataset, self.are_arrays, self._keep_first, self.shares)
         return sliced
 

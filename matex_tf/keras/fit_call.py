@@ -9,19 +9,15 @@ from typing import Any
 
 from matex_tf import ops
 from matex_tf.adapt import executor
-from matex_tf.gradients import reduction, variables
-from matex_tf.keras import data_stage, local_training, predict_call, step_check
+from matex_tf.gradients import drift, reduction, variables
+from matex_tf.keras import data_stage, local_training, model_variables, predict_call, step_check
 from matex_tf.loops import explain
 from matex_tf.metrics import metrics
 from matex_tf.observe import bottlenecks, epochs
 from matex_tf.resilience import elastic_step, fit_state
 from matex_tf.runtime import notes, objects
 from matex_tf.servers import asynchronous, local_sgd
-from matex_tf.sharding import (
-    fingerprint,
-    iteration,
-    step_weight,
-)
+from matex_tf.sharding import fingerprint, iteration, step_weight
 from matex_tf.sharding.uneven import leases
 from matex_tf.world import world
 
@@ -59,7 +55,13 @@ def enter_call(kind: str, model: Any) -> Iterator[Run]:
     try:
         if kind == "fit" and len(stack) == 1:
             this.kept = fit_state.begin_fit(model)
+        if kind == "evaluate":
+            this.agree_on_weights()
         yield this
+        if this.unmade:
+            this.check_weights(f"made in {kind}")
+        if kind == "evaluate":
+            this.compare_batches(stack)
         if len(stack) == 1:
             this.finish_call()
     finally:
@@ -76,15 +78,6 @@ def enter_call(kind: str, model: Any) -> Iterator[Run]:
             step_weight.go_back_to(before)
 
 
-def _has_fixed_batch(model: Any) -> bool:
-    inputs = getattr(model, "inputs", None) or []
-    fixed = any(tensor.shape is not None and len(tensor.shape) and tensor.shape[0] is not None for tensor in inputs)
-    return fixed or any(
-        getattr(layer, "stateful", False) is True and hasattr(layer, "reset_states")
-        for layer in getattr(model, "layers", [])
-    )
-
-
 class Run:
     """The state of one call."""
 
@@ -95,9 +88,10 @@ class Run:
         self.stage: data_stage.Stage | None = None  # the last one
         self.stages = 0
         self.step = 0
+        self.updates = reduction.count_updates()
         self.rows = 0
         self.pace: bottlenecks.Pace | None = None
-        self.agreed = False
+        self.agreed = self.unmade = False
         self.kept: fit_state.Fit | None = None
         self.elastic: elastic_step.Training | None = None
         self.adapting: executor.Adapting | None = None
@@ -106,7 +100,7 @@ class Run:
         self.callbacks: list[Any] = []
         self.epoch: epochs.Source | None = None  # of what `fit` trains on
         ops.records.mark_between_steps()
-        fixed = _has_fixed_batch(model)
+        fixed = step_check.has_fixed_batch(model)
         self.answer = predict_call.Answer(model, whole=fixed)
         if fixed:
             notes.print_note(
@@ -119,7 +113,7 @@ class Run:
                 asynchronous.say_not(f"fit on '{model.name}'", why)
                 local_sgd.say_not(f"fit on '{model.name}'", "every rank computes whole batches")
         elif kind == "fit":
-            self.averaging = local_training.begin_averaging(model, self._list_variables)
+            self.averaging = local_training.begin_averaging(model, lambda: model_variables.list_variables(model))
 
     def decide_later(self, which: str, function: Any, make_anew: Callable[[], Any]) -> None:
         """Before the steps of the last stage, which call `function`: whether ranks can share them. Collective.
@@ -176,8 +170,6 @@ class Run:
         """Before a training step. Before the first the variables are the same on all ranks."""
         if not self.agreed:
             self.agree_on_variables()
-        if self.averaging is not None:
-            self.averaging.begin_step()
         if self.step == 0:
             self.adapting = self.adapting or self._begin_adapting()
         if self.adapting is not None:
@@ -200,11 +192,35 @@ class Run:
         return executor.Adapting("fit", bool(getattr(self.model, "jit_compile", False)), stage.shares)
 
     def agree_on_variables(self) -> bool:
-        """Give all ranks the same variables, if the model has them already; whether it has. Collective where it has."""
-        if self._is_built():
-            self.agreed = True
-            variables.synchronize_variables(self._list_variables())
+        """Give all ranks the same values of the variables that are made; whether all are made. Collective."""
+        self.agreed = model_variables.are_made(self.model)
+        variables.synchronize_variables(model_variables.list_variables(self.model))
         return self.agreed
+
+    def agree_on_weights(self) -> None:
+        """Before `evaluate` or `predict`: all ranks have the same weights. Collective.
+
+        What a step of a call of `fit` around this one has changed since its last check is an error where it differs.
+        """
+        self.unmade = not model_variables.are_made(self.model)
+        training = [call.model for call in _state.stack if call.kind == "fit" and call.step]
+        trained = [weight for model in training for weight in model.trainable_weights]
+        names = variables.synchronize_variables(
+            model_variables.list_weights(self.model), f"comparing the weights before {self.kind}", trained
+        )
+        if names:
+            notes.print_note(f"{self.kind}: the ranks' weights differ ('{names[0]}' is the first); all take rank 0's")
+
+    def compare_batches(self, stack: list[Run]) -> None:
+        """After `evaluate`: the ranks saw the same rows, of data of its own or of those that a call of `fit` keeps."""
+        stage = next((call.stage for call in reversed(stack) if call.stage is not None), None)
+        if stage is not None and not stage.trains and stage.compares:
+            first, stage.first = stage.first, None
+            fingerprint.compare_batch(first, "the first batch of evaluate")
+
+    def check_weights(self, when: str) -> None:
+        """No weights have drifted apart. Collective."""
+        variables.check_drift(model_variables.list_weights(self.model), self.model.trainable_weights, when)
 
     def end_step(self) -> None:
         """After a training step. After the first of an epoch: the ranks saw the same rows."""
@@ -224,7 +240,7 @@ class Run:
             self.agreed = True
             if self.averaging is not None:
                 self.averaging.average_weights()
-            variables.synchronize_variables(self._list_variables())
+            variables.synchronize_variables(model_variables.list_variables(self.model))
         if self.step == 1 and self.training is not None and self.training.compares:
             first, self.training.first = self.training.first, None
             self.rows = first[0] if first else 0
@@ -246,16 +262,16 @@ class Run:
             self.pace.whole_pipeline = self.training.whole_pipeline if self.training is not None else None
             self.pace.judge_steps()
             self.pace = None
-        variables.check_drift(
-            self._split_weights()[0], self.model.trainable_weights, f"at the end of epoch {epoch + 1}"
-        )
+        self.check_weights(f"at the end of epoch {epoch + 1}")
+        drift.leave_out(-self.updates + (done := reduction.count_updates()))
+        self.updates = done
 
     def finish_call(self) -> None:
         """At the end of a call of its own: metrics that Keras 2 counts among the weights are the same on all ranks."""
         if self.turns is not None:
             self.turns.report_turns()
         if self.kind != "predict":
-            metrics.store_whole_state(list(map(reduction.find_tf_variable, self._split_weights()[1])))
+            metrics.store_whole_state(model_variables.list_counted(self.model))
 
     @property
     def turns(self) -> asynchronous.Turns | None:
@@ -279,21 +295,3 @@ class Run:
                     f"a callback stopped training on rank {ranks[0]} and not on every rank; all ranks stop"
                 )
             self.model.stop_training = True
-
-    def _is_built(self) -> bool:
-        return bool(getattr(self.model, "built", False)) and all(
-            getattr(layer, "built", True) for layer in self.model.layers
-        )
-
-    def _split_weights(self) -> tuple[list[Any], list[Any]]:
-        """The model's weights, and the variables of metrics that Keras 2 counts among them."""
-        counted = {id(reduction.find_tf_variable(variable)) for variable in metrics.list_variables(self.model)}
-        parts: tuple[list[Any], list[Any]] = ([], [])
-        for weight in self.model.weights:
-            parts[id(reduction.find_tf_variable(weight)) in counted].append(weight)
-        return parts
-
-    def _list_variables(self) -> list[Any]:
-        optimizer = getattr(self.model, "optimizer", None)
-        owned = getattr(optimizer, "variables", [])
-        return [*self._split_weights()[0], *(owned() if callable(owned) else owned)]

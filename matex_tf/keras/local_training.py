@@ -31,7 +31,7 @@ def begin_averaging(model: Any, has: Callable[[], Sequence[Any]]) -> local_sgd.A
         local_sgd.say_not(f"fit on '{model.name}'", why)
     if why is not None or not local_sgd.is_chosen():
         return None
-    return local_sgd.Averaging(list_trained(model), has, local_sgd.find_outer(model))
+    return local_sgd.Averaging(list_trained(model), has)
 
 
 def _find_obstacle(model: Any) -> str | None:

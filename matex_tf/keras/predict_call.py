@@ -7,18 +7,19 @@ That needs outputs of one row, or of the same number of rows, for each row of th
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from matex_tf import ops
+from matex_tf.gradients import row_gathering
 from matex_tf.runtime import notes
 from matex_tf.sharding import fingerprint, iteration, pushdown, row_shares, share_arrays, sliced_dataset
 from matex_tf.world import world
 
 NOT_ROWS = "matex_tf: the outputs of predict are not rows of its input"
 _gives_rows: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
-_CAST = {"int8": "int32", "int16": "int32", "uint16": "int32", "uint32": "int64"}
 
 
 class OtherRows(Exception):
@@ -36,26 +37,29 @@ class Answer:
         self.first: tuple[int, int] | None = None
         self.compares = False
 
-    def look_at(self, source: Any, arrays: Any) -> None:
-        """Learn whether the data are the same on all ranks. Collective for arrays of at least one row a rank that are
-        no share.
+    def look_at(self, source: Any, arrays: Any, agree: Callable[[], None]) -> None:
+        """Learn whether the data are the same on all ranks. Collective, but for arrays of fewer rows than ranks.
 
         Args:
             source: what the script gave to `predict`.
             arrays: the structure of arrays that Keras made of it; None of a dataset or generator.
+            agree: called where the ranks are to have the same weights.
         """
         import tensorflow as tf
 
         self.once, self.are_arrays = hasattr(source, "__next__"), arrays is not None
-        if self.whole:
-            return
         if arrays is None:
-            self.whole = hasattr(source, "element_spec") and share_arrays.is_share(source)
+            agree()
+            self.whole = self.whole or (hasattr(source, "element_spec") and share_arrays.is_share(source))
             return
         leaves = [np.asarray(leaf) for leaf in tf.nest.flatten(arrays) if leaf is not None]
         few = not leaves or any(leaf.ndim == 0 or len(leaf) < world.get_world().size for leaf in leaves)
-        is_own = any(map(share_arrays.is_share, leaves))  # of which ranks may have other numbers of rows
-        self.whole = is_own or few or fingerprint.are_each_ranks_own(leaves, "the data of predict")
+        # Of a share ranks may have other numbers of rows. What Keras made of one need not tell that it is one.
+        given = [part for part in tf.nest.flatten(source) if isinstance(part, np.ndarray)]
+        is_own = any(map(share_arrays.is_share, (*given, *leaves)))
+        if is_own or not few:
+            agree()
+        self.whole = self.whole or is_own or few or fingerprint.are_each_ranks_own(leaves, "the data of predict")
 
     def distribute_dataset(self, dataset: Any) -> Any:
         """The dataset that Keras is to iterate in place of `dataset`."""
@@ -115,17 +119,11 @@ def gather_outputs(outputs: Any, batch: Any) -> Any:
     fits = tf.reduce_all((of_outputs == each * of_input) & (each == each[:1]))
     with tf.control_dependencies([tf.debugging.Assert(fits, [NOT_ROWS, everyone])]):
         mine = tf.cast(batch.numbers[2], tf.int64)
-        flat = [_gather_part(part[: tf.shape(part, tf.int64)[0] * mine]) for part in flat]
+        flat = [
+            row_gathering.gather_rows(part[: tf.shape(part, tf.int64)[0] * mine], "an output of predict", batch.numbers)
+            for part in flat
+        ]
     return tf.nest.pack_sequence_as(outputs, flat)
-
-
-def _gather_part(part: Any) -> Any:
-    import tensorflow as tf
-
-    between = _CAST.get(part.dtype.name)
-    if between is None:
-        return ops.allgather(part, name="an output of predict")
-    return tf.cast(ops.allgather(tf.cast(part, between), name="an output of predict"), part.dtype)
 
 
 def fall_back_to_whole(model: Any, error: Exception) -> bool:
@@ -174,7 +172,7 @@ def _is_rows(part: Any) -> bool:
     if shape is None or getattr(shape, "rank", 0) is None or len(shape) == 0 or shape[0] is not None:
         return False
     name = tf.as_dtype(part.dtype).name
-    return name in ops.DTYPES or name in _CAST
+    return name in ops.DTYPES or name in row_gathering.CAST
 
 
 def _judge_trace(model: Any, spec: Any) -> bool:

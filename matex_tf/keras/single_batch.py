@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 
 from matex_tf.adapt import executor
+from matex_tf.gradients import drift
 from matex_tf.keras import fit_call, step_check
-from matex_tf.loops import dataset_loop, explain
+from matex_tf.loops import explain
 from matex_tf.resilience import elastic_step, script_loops
 from matex_tf.runtime import objects
 from matex_tf.servers import local_sgd
@@ -40,7 +41,7 @@ def enter_step(model: Any, batch: dict[str, Any]) -> Iterator[None]:
     finally:
         _current.pop()
         step_weight.go_back_to(before)
-        dataset_loop.watch_drift()
+        drift.watch_updates()
 
 
 def _compute_numbers(batch: dict[str, Any]) -> list[float]:

@@ -148,6 +148,16 @@ def find_obstacle_if_whole(
     return next(filter(None, everyone), "")
 
 
+def has_fixed_batch(model: Any) -> bool:
+    """Whether the batches of a model are of a fixed size, or each begins in the state in which the last one ends."""
+    inputs = getattr(model, "inputs", None) or []
+    fixed = any(tensor.shape is not None and len(tensor.shape) and tensor.shape[0] is not None for tensor in inputs)
+    return fixed or any(
+        getattr(layer, "stateful", False) is True and hasattr(layer, "reset_states")
+        for layer in getattr(model, "layers", [])
+    )
+
+
 def has_fixed_rows(spec: Any) -> bool:
     return find_row_count(spec) is not None
 

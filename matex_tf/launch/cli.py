@@ -30,6 +30,7 @@ HELP = {"help_option_names": ["-h", "--help"]}
 
 
 ELSEWHERE = {
+    "build": "matex_tf.launch.built_ops:build_ops",
     "simulate": "matex_tf.launch.simulate:simulate_command",
     "submit": "matex_tf.deploy.command:submit_script",
     "follow": "matex_tf.deploy.command:follow_job",
@@ -108,8 +109,8 @@ def matex(ctx: click.Context) -> int:
 @click.option(
     "--elastic",
     is_flag=True,
-    help="Within fit go on without a rank that is lost; elsewhere restart, at most --restarts or "
-    f"{run_options.RESTARTS} times.",
+    help="Go on without a rank that is lost; where that cannot be, as in a loop of your own, restart, at most "
+    f"--restarts or {run_options.RESTARTS} times.",
 )
 @click.pass_context
 def run_script(ctx: click.Context, /, **given: Any) -> int:
@@ -154,20 +155,6 @@ def show_info() -> int:
     facts = info.gather_facts()
     print(info.format_report(facts), end="")
     return 1 if info.find_complaints(facts) else 0
-
-
-@matex.command(name="build", context_settings=HELP, short_help="Compile the ops now.")
-@click.option("--xla", is_flag=True, help="Compile the kernels for jit_compile=True, too.")
-def build_ops(xla: bool) -> int:
-    """Compile the ops now rather than at first use, and print where they are."""
-    from matex_tf.ops import build as builder
-
-    try:
-        print(builder.build_xla(verbose=True) if xla else builder.build_ops(verbose=True))
-    except (ImportError, OSError, RuntimeError) as error:
-        print(f"matex build: {error}", file=sys.stderr)
-        return 1
-    return 0
 
 
 @matex.command(name="settings", context_settings=HELP, short_help="List the settings, or explain one.")
@@ -257,10 +244,12 @@ def make_command_line(run: Run) -> list[str]:
 
 def _start_ranks(asked: Run, tell: Callable[[str], None]) -> int:
     shared = run_options.choose_shared(asked, os.environ)
-    if asked.restarts or "MATEX_STATE" in os.environ:
-        asked = run_options.settle_strategy(asked, os.environ)
+    goes_on = bool(asked.restarts) or "MATEX_STATE" in os.environ
+    asked = run_options.settle_strategy(asked, os.environ) if goes_on else asked
+    places = Places(Attempt(asked.ranks, asked.options), find_mpirun(), follows=asked.adapt == "ranks")
+    if goes_on:
         return restarts.run_with_restarts(
-            Places(Attempt(asked.ranks, asked.options), find_mpirun(), follows=asked.adapt == "ranks"),
+            places,
             asked.restarts,
             lambda one: make_command_line(run_options.change_ranks(asked, one.ranks, one.options, one.strategy)),
             shared,
@@ -269,7 +258,7 @@ def _start_ranks(asked: Run, tell: Callable[[str], None]) -> int:
             may_choose=not asked.strategy,
         )
     with process.make_proof_folder(shared) as folder:
-        return process.run_to_end(make_command_line(asked), folder)
+        return process.run_to_end(make_command_line(asked), folder, places.describe_gone)
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -282,8 +271,9 @@ def main(words: Sequence[str] | None = None) -> int:
     except click.exceptions.Exit as asked:  # for help, or the version
         return asked.exit_code
     except click.exceptions.NoSuchOption as error:
-        near = f"; did you mean {error.possibilities[0]}?" if error.possibilities else ""
-        print(f"matex: there is no option {error.option_name}{near}", file=sys.stderr)
+        near = difflib.get_close_matches(error.option_name, error.possibilities or (), n=1, cutoff=0.8)
+        meant = f"; did you mean {near[0]}?" if near else ""
+        print(f"matex: there is no option {error.option_name}{meant}", file=sys.stderr)
         return ASKED_WRONGLY
     except click.ClickException as error:
         print(f"matex: {error.format_message()}", file=sys.stderr)

@@ -114,7 +114,7 @@ def find_complaints(facts: Facts) -> list[str]:
     elif other := describe_other_mpi(facts.mpirun, facts.library):
         found.append(other)
     if "error" in facts.ops and not facts.settings_error:
-        found.append(f"the ops cannot be compiled: {facts.ops['error']}")
+        found.append(f"a run would fail: {facts.ops['error']}")
     return found
 
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from matex_tf.launch import mpirun_command
-from matex_tf.world import mpirun_options, task_environment
+from matex_tf.world import child_process, mpirun_options, task_environment
 
 SHARED_BYTES = 16 << 20  # what a rank of Open MPI 5 asks for
 
@@ -40,9 +40,9 @@ try:
     keras_version = keras.__version__
 except ImportError:
     keras_version = None
-from matex_tf.ops import build
+from matex_tf.launch import built_ops
 try:
-    ops = build.describe_build()
+    ops = built_ops.describe_build()
 except (OSError, RuntimeError, ValueError) as error:
     ops = {"error": str(error)}
 print(json.dumps({"tensorflow": tf.__version__, "keras": keras_version, "ops": ops,
@@ -57,7 +57,7 @@ def ask_child(program: str, timeout: float = 120, extra: Mapping[str, str] | Non
     """
     try:
         child = subprocess.run(
-            [sys.executable, "-c", program],
+            child_process.make_question(program),
             env={**task_environment.remove_job_variables(os.environ), **(extra or {})},
             stdin=subprocess.DEVNULL,
             capture_output=True,

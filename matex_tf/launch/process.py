@@ -19,6 +19,8 @@ _PASSED_ON = (
     signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGTSTP,
     signal.SIGCONT,
 )  # fmt: skip
+ASKS = {signal.SIGTERM, signal.SIGUSR1}
+"""By what a run is asked to end, to go on later, where its state is kept."""
 # What a person, or a system that is not told of MATEX_STATE, ends a run with; its exit code is then a shell's for it.
 _ENDING = {signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM}
 _SI_KERNEL = 128  # sent by the kernel, as the terminal's signals are: to mpirun, too, which is in the same group
@@ -37,6 +39,7 @@ def make_proof_folder(shared: str | os.PathLike | None) -> Iterator[str]:
             yield folder
         finally:
             del os.environ["MATEX_PROOF"]
+            temp_folders.remove_noted(folder)  # of ranks that were killed
             shared_memory.remove_files(folder, even_used=True)  # mpirun has, if it was not killed
 
 
@@ -45,10 +48,11 @@ def hear_children() -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 
 
-def run_to_end(command: Sequence[str], folder: str) -> int:
+def run_to_end(command: Sequence[str], folder: str, describe_gone: Callable[[], str] = lambda: "") -> int:
     """mpirun's exit code; `EXIT_UNPROVED` in place of a 0 for which there is no proof in `folder`.
 
-    That of a run that was ended by a signal is 128 and its number; mpirun's own would be 1.
+    That of a run that was ended by a signal is 128 and its number; mpirun's own would be 1. `describe_gone` is asked
+    for lost hosts where the ranks give no other reason.
     """
     heard: set[int] = set()
     code = wait_for_ranks(command, folder, heard)
@@ -58,6 +62,10 @@ def run_to_end(command: Sequence[str], folder: str) -> int:
         return 0
     if ended := heard & _ENDING:
         return compute_signal_exit_code(ended)
+    cause = error_records.find_cause(folder)
+    is_explained = (cause and not cause.follows) or exit_marks.has_word(folder) or rank_ends.find_signal(code)
+    if not is_explained and (gone := describe_gone()):
+        print(f"matex: {gone} (exit code {code or EXIT_UNPROVED})", file=sys.stderr)
     if code != 0:
         return code
     print(
@@ -77,7 +85,7 @@ def wait_for_ranks(
 ) -> int:
     """mpirun's exit code; shows the first error that ranks have left in `folder`, or who ended first without one.
 
-    The other arguments are those of `wait_for_command`.
+    `heard` collects the signals that come. The other arguments are those of `wait_for_command`.
     """
     with rank_ends.RankEnds(folder) as ends:
 
@@ -85,13 +93,18 @@ def wait_for_ranks(
             ranks_are_missing = ends.look_for_ranks()
             return (look is not None and look()) or ranks_are_missing
 
-        code = wait_for_command(command, instead, heard, look_around)
+        def note_signal(number: int) -> None:
+            heard.add(number)
+            if number in ASKS:
+                exit_marks.note_request(folder, signal.Signals(number).name)
+
+        code = wait_for_command(command, instead, note_signal, look_around)
         code = exit_marks.translate_exit_code(code, folder)
         first = ends.find_first()
     # The blank line parts it from what mpirun has to say, which may end within a line.
     if cause := error_records.find_cause(folder):
         print(f"\n{cause.text}", end="", file=sys.stderr, flush=True)
-    elif first and not heard and code != exit_marks.EXIT_STALLED and not exit_marks.is_proof_given(folder):
+    elif first and not heard and code != exit_marks.EXIT_STALLED and not exit_marks.has_word(folder):
         print(f"\nmatex: {rank_ends.describe_end(first, code)}", file=sys.stderr, flush=True)
     return code
 
@@ -104,7 +117,7 @@ def compute_signal_exit_code(signals: set[int]) -> int:
 def wait_for_command(
     command: Sequence[str],
     instead: Mapping[int, int] | None = None,
-    heard: set[int] | None = None,
+    note: Callable[[int], object] = lambda number: None,
     look: Callable[[], bool] = lambda: False,
 ) -> int:
     """Run `command` in this process's own group, so that it has what the terminal or a shell sends to the group.
@@ -113,7 +126,7 @@ def wait_for_command(
     from the keyboard, both stop, and both go on.
 
     With `instead`, `command` is in a session of its own, and each signal is passed on as what stands there for it.
-    `heard` collects the signals that came. `look` is called now and then, until it gives False.
+    `note` is called with each signal that comes, before it is passed on; `look` now and then, until it gives False.
     """
     watched = {number for number in _PASSED_ON if signal.getsignal(number) is not signal.SIG_IGN}
     before = signal.pthread_sigmask(signal.SIG_BLOCK, watched | {signal.SIGCHLD})
@@ -128,16 +141,14 @@ def wait_for_command(
                 found = signal.sigtimedwait(watched | {signal.SIGCHLD}, _TICK if look() else _LONG)
                 if found is None or found.si_signo == signal.SIGCHLD:
                     continue
-                if heard is not None:
-                    heard.add(found.si_signo)
+                note(found.si_signo)
                 has_it = instead is None and (found.si_code == _SI_KERNEL or witness.has_reached_group(found.si_signo))
                 if not has_it and child.poll() is None:
                     child.send_signal((instead or {}).get(found.si_signo, found.si_signo))
                 if found.si_signo == signal.SIGTSTP:
                     os.kill(os.getpid(), signal.SIGSTOP)
         while (late := signal.sigtimedwait(watched, 0)) is not None:
-            if heard is not None:
-                heard.add(late.si_signo)  # there is nobody left to pass it on to
+            note(late.si_signo)  # there is nobody left to pass it on to
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
     return child.returncode if child.returncode >= 0 else 128 - child.returncode

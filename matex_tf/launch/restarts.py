@@ -24,6 +24,7 @@ from matex_tf.launch.hosts.places import Attempt, Places
 from matex_tf.launch.hosts.watch import Watch
 from matex_tf.resilience import state_files
 from matex_tf.runtime import exit_marks
+from matex_tf.world import rank_ends
 from matex_tf.world.mpirun_options import ALLOCATIONS
 
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0
@@ -31,7 +32,6 @@ WELL, OWN, ASKED, LOST, INTERRUPTED, CHANGED = "well", "own", "asked", "lost", "
 _NAME = ".matex_tf-state-"
 # mpirun ends the ranks of whoever sends it SIGTERM; SIGUSR1 it passes on to them.
 _INSTEAD: dict[int, int] = {signal.SIGTERM: signal.SIGUSR1}
-_ASKS = {signal.SIGTERM, signal.SIGUSR1}
 # Of the jobs that a batch system makes of one script: they have other numbers, or the same and another place.
 _PLACES = ("SLURM_ARRAY_TASK_ID", "PBS_ARRAY_INDEX", "PBS_ARRAYID", "LSB_JOBINDEX")
 _PERSONS = {signal.SIGINT, signal.SIGQUIT, signal.SIGHUP}
@@ -53,27 +53,24 @@ def judge_end(code: int, folder: str | os.PathLike, heard: set[int]) -> str:
         return WELL
     if heard & _PERSONS:  # mpirun then asks the ranks to end, as a batch system would
         return INTERRUPTED
-    if has_changed and not heard & _ASKS and not exit_marks.needs_requeue(folder):
+    if has_changed and not heard & process.ASKS and not exit_marks.needs_requeue(folder):
         return CHANGED
-    if has_left or code == exit_marks.EXIT_REQUEUE:
+    if has_left:
         return ASKED
     if exit_marks.is_proof_given(folder):
         return OWN
-    if heard & _ASKS:
+    if heard & process.ASKS:
         return ASKED
     # 0 without the ranks' word is a host that was lost, at whatever moment; above 128 is a signal.
-    if 0 < code <= 128 and (exit_marks.has_failed(folder) or not exit_marks.has_begun(folder)):
+    if code > 0 and (exit_marks.has_failed(folder, code) or (code <= 128 and not exit_marks.has_begun(folder))):
         return OWN
     return LOST
 
 
 def explain_end(code: int) -> str:
     """Why a run was lost, in words."""
-    if code > 128:
-        try:
-            return f"a rank was killed by {signal.Signals(code - 128).name} (exit code {code})"
-        except ValueError:
-            return f"exit code {code}"
+    if name := rank_ends.find_signal(code):
+        return f"a rank was killed by {name} (exit code {code})"
     known = {
         0: "a rank or a host was lost, though mpirun ended with exit code 0",
         exit_marks.EXIT_STALLED: f"ranks waited too long for others (exit code {exit_marks.EXIT_STALLED})",
@@ -181,7 +178,8 @@ def _run_attempts(
         after = f"{lost[-1]} after {time.monotonic() - began:.0f} s"
         if len(lost) > restarts:
             up = f"; given up after {_count_restarts(restarts)}: {_list_losses(lost)}" if restarts else ""
-            say(f"{after}{up}. The same command goes on from {state}")
+            gone = places.describe_gone()
+            say(f"{after}{f' ({gone})' if gone else ''}{up}. The same command goes on from {state}")
             return end, code, heard
         wait = compute_pause(len(lost))
         say(f"{after}; restart {len(lost)} of {restarts} in {wait:.0f} s")
@@ -216,7 +214,7 @@ def _raise_on_signals() -> Iterator[None]:
     def raise_asked(number: int, _frame: Any) -> None:
         raise _AskedError(number)
 
-    before = {number: signal.getsignal(number) for number in _ASKS | _PERSONS}
+    before = {number: signal.getsignal(number) for number in process.ASKS | _PERSONS}
     before = {number: handler for number, handler in before.items() if handler not in (signal.SIG_IGN, None)}
     try:
         for number in before:
@@ -261,5 +259,9 @@ def _list_losses(lost: Sequence[str]) -> str:
 
 
 def _remove_state(state: str) -> None:
-    if Path(state).is_dir():
-        state_files.Folder(state).close_folder(remove=True)
+    if not Path(state).is_dir():
+        return
+    folder = state_files.Folder(state)
+    if (lock := folder.hold_lock()) is not None:  # else it is another run's by now
+        folder.close_folder(remove=True)
+        os.close(lock)

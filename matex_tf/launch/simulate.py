@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from matex_tf.launch.planning.option_types import Ranks
+from matex_tf.launch.planning import minibatch
+from matex_tf.launch.planning.option_types import HERE, Bytes, Output, Ranks
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -40,7 +41,9 @@ class Seconds(click.ParamType):
     "--ranks", type=Ranks(), metavar="LIST", help="Such as 1,2,4,...,1024; the plan's largest measured unless told."
 )
 @click.option("--what", multiple=True, metavar="NAME=VALUE", help="What if; may stand several times.")
-@click.option("--timeline", metavar="FILE", help="Write the last run for Perfetto, beside a real MATEX_TIMELINE.")
+@click.option(
+    "--timeline", type=Output(), metavar="FILE", help="Write the last run for Perfetto, beside a real MATEX_TIMELINE."
+)
 @click.option("--steps", type=click.IntRange(1), default=20, show_default=True)
 @click.option("--seed", type=int, default=1, show_default=True, help="Of the noise.")
 @click.option("--servers", is_flag=True, help="How many parameter servers are needed, by three models.")
@@ -56,6 +59,12 @@ class Seconds(click.ParamType):
     "--target", type=click.FloatRange(0, 1, min_open=True, max_open=True), default=0.95, show_default=True,
     help="Of --servers: the efficiency to be reached.",
 )  # fmt: skip
+@click.option("--minibatch", is_flag=True, help="The mini-batch of a convolutional network, by HTC's integer program.")
+@click.option("--memory", type=Bytes(), metavar="SIZE", help="Of --minibatch: the device's, as 12GiB.")
+@click.option("--rows", type=Ranks(), metavar="LIST", help=f"Of --minibatch: batches, {minibatch.ROWS} unless told.")
+@click.option(
+    "--layers", metavar="WORDS", help="Of --minibatch: '32x32x3 conv:3+1:64 pool:2/2 dense:10'; AlexNet unless told."
+)
 def simulate_command(plan: str | None, ranks: list[int] | None, **asked: Any) -> int:
     """Simulate the step of PLAN.json, which `matex plan` wrote, on numbers of ranks that are not there.
 
@@ -64,6 +73,7 @@ def simulate_command(plan: str | None, ranks: list[int] | None, **asked: Any) ->
     \b
     matex simulate plan.json --ranks 16,64 --what overlap=off --what link=2us,25GB/s
     matex simulate --servers --ranks 4,8,16 --compute 80ms --transfer 20ms
+    matex simulate --minibatch --memory 2GiB
 
     \b
     overlap=on|off                    gradients are summed while others are computed
@@ -81,6 +91,10 @@ def simulate_command(plan: str | None, ranks: list[int] | None, **asked: Any) ->
     from matex_tf.planner import plan_file
     from matex_tf.planner.simulator import replay
 
+    _check_options(plan, asked)
+    if asked["minibatch"]:
+        sizes = asked["rows"] or Ranks().convert(minibatch.ROWS, None, None)
+        return minibatch.show_minibatch(asked["layers"] or "", sizes, asked["memory"])
     try:
         if plan and replay.is_timeline(plan):
             return _show_replay(plan, ranks, asked)
@@ -94,6 +108,20 @@ def simulate_command(plan: str | None, ranks: list[int] | None, **asked: Any) ->
         raise click.UsageError(str(error)) from None
     except OSError as error:
         raise click.UsageError(f"{error.filename}: {error.strerror}") from None
+
+
+def _check_options(plan: str | None, asked: dict[str, Any]) -> None:
+    """Raises click.UsageError for options of --minibatch without it, and for --minibatch with what it cannot have."""
+    if not asked["minibatch"]:
+        for name in ("memory", "rows", "layers"):
+            if asked[name]:
+                raise click.UsageError(f"--{name} is of --minibatch")
+        return
+    if plan or asked["servers"] or asked["what"]:
+        other = plan or ("--servers" if asked["servers"] else "--what")
+        raise click.UsageError(f"--minibatch goes without {other}: it knows a network by its --layers alone")
+    if not asked["memory"] or asked["memory"] == HERE:
+        raise click.UsageError("--minibatch needs the memory of the device, as --memory 12GiB")
 
 
 def _show_replay(path: str, ranks: Sequence[int] | None, asked: dict[str, Any]) -> int:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from matex_tf import ops, settings
-from matex_tf.gradients import reduction, variables
+from matex_tf.gradients import drift, reduction
 from matex_tf.observe import bottlenecks, epochs
 from matex_tf.resilience import script_loops
 from matex_tf.runtime import notes, objects
@@ -45,6 +45,7 @@ class Loop:
         self.fixed = fixed
         self.weak = settings.get_settings().scaling == "weak"
         self.updates: int | None = None
+        self.before = reduction.count_updates()
         self.first_row: Any = None
         self.done = False
         self.epoch = epochs.make_source("the dataset of the loop that trains", count_batches)
@@ -83,7 +84,7 @@ class Loop:
         """Weak scaling: of as many batches as ranks train, this rank's own, or the first with weight 0."""
         import tensorflow as tf
 
-        watch_drift()
+        drift.watch_updates()
         me = world.get_world()
         group = [element]
         while len(group) < me.trainers:
@@ -120,6 +121,8 @@ class Loop:
                 return self.first_row
         if self.epoch is not None:
             self.epoch.end_pass()
+        if reduction.count_updates() > self.before:  # one that trains, which all ranks go through
+            drift.check_updates("at the end of an epoch")
         self.pace.judge_steps()
         ops.records.mark_between_steps()
         self.close_loop()
@@ -145,19 +148,3 @@ def say_fixed() -> None:
         "so every rank computes them whole. The result is right, training is no faster. Without drop_remainder they "
         "are sharded"
     )
-
-
-_checked = 0
-
-
-def watch_drift() -> None:
-    """Every so many updates, compare the weights of all ranks."""
-    global _checked
-    every = settings.get_settings().drift_steps
-    done = reduction.count_updates()
-    if every and done - _checked >= every:
-        _checked = done
-        agreed = variables.list_agreed()
-        # Moving statistics are each rank's own where MATEX_SYNC_BATCHNORM has it so; the optimizer leaves them alone.
-        trained = [variable for variable in agreed if getattr(variable, "trainable", True)]
-        variables.check_drift(trained, trained, f"after {done} updates")

@@ -14,8 +14,8 @@ from typing import Any
 from matex_tf import settings
 from matex_tf.adapt import executor
 from matex_tf.analysis import declarations, dry_trace, graph_ops, programs, verdict
-from matex_tf.gradients import overlap_trial, reduction, row_mixing
-from matex_tf.loops import dataset_loop, explain, model_calls, open_shapes, step_arguments, traces
+from matex_tf.gradients import drift, overlap_trial, reduction, row_mixing
+from matex_tf.loops import explain, model_calls, open_shapes, step_arguments, traces
 from matex_tf.runtime import objects
 from matex_tf.sharding import row_shares, step_weight
 from matex_tf.world import world
@@ -223,4 +223,4 @@ def _call_shared(
         return result
     finally:
         step_weight.set_whole()
-        dataset_loop.watch_drift()
+        drift.watch_updates()

@@ -12,7 +12,7 @@ from typing import Any
 from matex_tf.adapt import executor
 from matex_tf.analysis import declarations
 from matex_tf.analysis.placement import ROWS, SAME, make_partial
-from matex_tf.gradients import recombine, reduction, tape_stack, variables
+from matex_tf.gradients import reduction, row_gathering, tape_stack, variables
 from matex_tf.loops import open_shapes, step_arguments
 from matex_tf.sharding import row_shares, step_weight
 from matex_tf.world import world
@@ -157,7 +157,7 @@ class Call:
         import tensorflow as tf
 
         tensor = tf.convert_to_tensor(tensor)
-        whole = recombine.gather_rows(tensor[: self._mine], "the rows of a model")
+        whole = row_gathering.gather_rows(tensor[: self._mine], "the rows of a model", self._numbers)
         if self._is_eager:
             return whole
         rows = None if self._arguments.rows < 0 else self._arguments.rows

@@ -19,8 +19,8 @@ from matex_tf.analysis.placement import (
     make_replicated,
     make_unknown,
 )
-from matex_tf.gradients import recombine, reduction, variables
-from matex_tf.loops import dataset_loop, model_calls
+from matex_tf.gradients import drift, recombine, reduction, variables
+from matex_tf.loops import model_calls
 from matex_tf.loops.parts import split_check
 from matex_tf.runtime import notes
 from matex_tf.servers import local_sgd
@@ -183,7 +183,7 @@ def reduce_structure(tape: Any, result: Any, sources: Any, reduces: bool, owed: 
     mine = [flat[index] for index in chosen]
     if reduces:
         model_calls.say_verdict(tape)
-        dataset_loop.watch_drift()
+        drift.watch_updates()
     are_same = reduction.are_same(mine)
     if are_same or not reduces or owed:
         reduction.mark_reduced(of, born=are_same)

@@ -14,7 +14,7 @@ import numpy as np
 from matex_tf import ops
 from matex_tf.analysis import declarations, dry_trace, interpreter
 from matex_tf.analysis.placement import ROWS, SHARDED, as_partial, make_partial
-from matex_tf.gradients import reduction, row_mixing
+from matex_tf.gradients import reduction, row_gathering, row_mixing
 from matex_tf.sharding import step_weight
 
 _ROWS, _MEAN, _SUM, _OTHER = "rows", "mean", "sum", "other"
@@ -91,8 +91,8 @@ def _make_whole(parts: list[Any]) -> list[Any]:
         wholes = row_mixing.make_all_whole(of_graph)
         known = {id(part): whole for part, whole in zip(of_graph, wholes or ())}
         return [known.get(id(part), part) for part in parts]
-    has_rows = step_weight.read_numbers()[2]
-    return [_gather_nonempty(part, has_rows) if _has_rows(part) else part for part in parts]
+    numbers = step_weight.read_numbers()
+    return [_gather_nonempty(part, numbers) if _has_rows(part) else part for part in parts]
 
 
 def _has_rows(part: Any) -> bool:
@@ -134,6 +134,12 @@ def _declare_rows(arguments: Any) -> None:
             declarations.declare_placement(part, ROWS)
 
 
+def is_number(value: Any) -> bool:
+    """Whether a `value` has no dimensions, as far as its graph knows."""
+    shape = getattr(value, "shape", ())
+    return (shape.rank if hasattr(shape, "rank") else len(shape)) == 0
+
+
 def is_single(value: Any) -> bool:
     """Whether a metric's `value` is one number for all rows."""
     import tensorflow as tf
@@ -141,13 +147,13 @@ def is_single(value: Any) -> bool:
     return isinstance(value, tf.Tensor) and value.shape.rank == 0 and value.dtype.is_floating
 
 
-def _gather_nonempty(tensor: Any, has_rows: Any) -> Any:
+def _gather_nonempty(tensor: Any, numbers: Any) -> Any:
     """The rows of all ranks that have some."""
     import tensorflow as tf
 
     tensor = tf.convert_to_tensor(tensor)
-    mine = tensor[: tf.where(has_rows > 0, tf.shape(tensor)[0], 0)]
-    gathered = ops.allgather(mine, name="metric")
+    mine = tensor[: tf.where(numbers[2] > 0, tf.shape(tensor)[0], 0)]
+    gathered = row_gathering.gather_rows(mine, "metric", numbers)
     gathered.set_shape([None, *tensor.shape[1:]])
     return gathered
 
@@ -181,4 +187,5 @@ def _trace_kind(function: Callable[..., Any], rows: tuple[Any, ...], kwargs: dic
     found = interpreter.find_placement(graph.outputs[0])
     if found.kind == SHARDED and found.axis == found.power == 0:
         return _ROWS
-    return {make_partial(0): _SUM, make_partial(1): _MEAN}.get(found, _OTHER)
+    # Of a vector, such as a sum for each column, a mean counts the entries: it is computed of all rows.
+    return {make_partial(0): _SUM, make_partial(1): _MEAN}.get(found, _OTHER) if is_number(graph.outputs[0]) else _OTHER

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from statistics import median
 
-from rich.console import Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.table import Table
 from rich.text import Text
 
@@ -21,6 +21,9 @@ WINDOW = 10.0
 SILENT = 10
 """Times as long as samples are apart: then a rank is silent."""
 _AROUND = 7  # lines of the picture that are no ranks
+_LEAST_FIRST = ("GPU mem", "sent/s", "recv/s", "memory", "GPU", "sums", "CPU", "host", "compute")
+"""Columns that a narrow terminal may lack, the first to go first."""
+_WIDEST = 1000
 _COLUMNS = ("cpu", "mem", "tx", "rx", "up", "com", "wait")
 
 
@@ -114,35 +117,54 @@ def _compute_waiting(rank: int, recent: Mapping[int, Series], steps: Mapping[int
     return seconds + (steps[rank].waiting if rank in steps else 0.0)
 
 
+class _Table:
+    """The table of ranks, of which a narrow terminal shows fewer columns, never without the rank and its waiting."""
+
+    def __init__(self, make: Callable[[Collection[str]], Table]):
+        self._make = make
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        left = list(_LEAST_FIRST)
+        while left:
+            table = self._make(left)
+            if console.measure(table, options=options.update(max_width=_WIDEST)).maximum <= options.max_width:
+                break
+            left.pop(0)
+        yield self._make(left)
+
+
 def _make_table(
     start: Start, recent: Mapping[int, Series], steps: Mapping[int, waits.Step], shown: Sequence[int]
 ) -> RenderableType:
-    table = Table(box=None, pad_edge=False, header_style="bold")
     has_gpu = any("gpu" in series.samples[-1] for series in recent.values())
-    table.add_column("rank", justify="right")
-    table.add_column("host", max_width=20, no_wrap=True)
-    for name in (
-        "CPU",
-        "memory",
-        "sent/s",
-        "recv/s",
-        "compute",
-        "waiting",
-        "sums",
-        *(["GPU", "GPU mem"] if has_gpu else []),
-    ):
-        table.add_column(name, justify="right", no_wrap=True)
+    names = ("rank", "host", "CPU", "memory", "sent/s", "recv/s", "compute", "waiting", "sums", "GPU", "GPU mem")
     slow = waits.find_slowest(steps)
+    rows = []
     for rank in shown:
-        style = "bold red" if slow and slow[0] == rank else ""
-        name = start.hosts[rank] if rank < start.size else "?"
-        table.add_row(str(rank), name, *_format_cells(recent[rank], steps.get(rank), has_gpu), style=style)
+        host = start.hosts[rank] if rank < start.size else "?"
+        cells = _format_cells(recent[rank], steps.get(rank), has_gpu)
+        rows.append(([str(rank), host, *cells], "bold red" if slow and slow[0] == rank else ""))
     if len(shown) < len(recent):
-        cells = [_compute_figures(series, steps.get(rank)) for rank, series in recent.items()]
-        middle = [median(column) for column in zip(*cells)]
+        figures = [_compute_figures(series, steps.get(rank)) for rank, series in recent.items()]
+        middle = [median(column) for column in zip(*figures)]
         texts = [*_format_machine(middle[:4]), *(f"{value * 1e3:.1f} ms" for value in middle[4:])]
-        table.add_row("all", "(medians)", *texts, style="dim")
-    return table
+        rows.append((["all", "(medians)", *texts], "dim"))
+
+    def make_table(columns: Collection[str]) -> Table:
+        table = Table(box=None, pad_edge=False, header_style="bold")
+        chosen = [
+            place
+            for place, name in enumerate(names[: None if has_gpu else -2])
+            if name in columns or name not in _LEAST_FIRST
+        ]
+        for place in chosen:
+            most = 20 if names[place] == "host" else None
+            table.add_column(names[place], justify="left" if most else "right", max_width=most, no_wrap=True)
+        for cells, style in rows:
+            table.add_row(*(cells[place] for place in chosen if place < len(cells)), style=style)
+        return table
+
+    return _Table(make_table)
 
 
 def _compute_figures(series: Series, step: waits.Step | None) -> tuple[float, ...]:
@@ -187,7 +209,12 @@ def _list_silent(start: Start, recent: Mapping[int, Series], now: float) -> list
         rank for rank in range(start.size) if rank not in start.files or not Path(start.files[rank]).stat().st_size
     ]
     if missing:
-        lines.append(f"{len(missing)} ranks, the first rank {missing[0]}, have written nothing")
+        who = (
+            f"rank {missing[0]} has"
+            if len(missing) == 1
+            else f"{len(missing)} ranks, the first rank {missing[0]}, have"
+        )
+        lines.append(f"{who} written nothing")
     return lines
 
 

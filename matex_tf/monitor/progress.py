@@ -45,6 +45,16 @@ def list_kept_epochs(starts: Sequence[Start]) -> list[Epoch]:
     return kept
 
 
+def count_epochs(done: Sequence[Epoch]) -> list[int]:
+    """How many epochs there were up to each: the numbers of a `fit` that follows another go on from that."""
+    counts: list[int] = []
+    before = 0
+    for one in done:
+        counts.append((counts[-1] if counts else 0) + (one.number - before if one.number > before else one.number))
+        before = one.number
+    return counts
+
+
 def estimate_seconds_left(done: Sequence[Epoch], began: float) -> float | None:
     """Seconds to the end of `fit`, by what its epochs took; None where that is not known."""
     if not done or not done[-1].of:

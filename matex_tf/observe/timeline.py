@@ -34,6 +34,8 @@ _NAMES = {
 _LABELLED = {
     "update": "",
     "collective": "",
+    "allgather": "",
+    "broadcast": "",
     "message": "",
     "bucket": "bucket: ",
     "announcement": "announce ",

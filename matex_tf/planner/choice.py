@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from math import ceil
 
+from matex_tf import settings
 from matex_tf.memory import MARGIN
-from matex_tf.planner.compute import count_measured_rows
+from matex_tf.planner.compute import BUSY, count_measured_rows
 from matex_tf.planner.plan_file import SIGNS, Plan
 from matex_tf.planner.predict import Prediction, Predictor
 
@@ -37,7 +39,7 @@ def choose_ranks(
             None,
             f"no number of ranks asked for fits {_format_gib(memory)}: with {least.ranks} a rank takes "
             f"{_format_gib(least.memory)}, "
-            f"and {MARGIN - 1:.0%} are kept free{_suggest_parts(predictor, memory)}",
+            f"and {MARGIN - 1:.0%} are kept free{_suggest_less_memory(predictor, memory)}",
         )
     if deadline:
         return _choose_by_deadline(predictor, fit, deadline, steps)
@@ -66,14 +68,43 @@ def find_most_rows(predictor: Predictor, memory: float) -> int:
     )
 
 
-def _suggest_parts(predictor: Predictor, memory: float) -> str:
-    """How many rows a part may have, only a run tells (loops/parts/fitting.py): a row takes more in a part."""
-    if not find_most_rows(predictor, memory):
-        return ""
-    size = f"--memory {memory / 2**30:.2f}GiB"
+def find_part_rows(predictor: Predictor, memory: float) -> int:
+    """The most rows of a part of a slice (MATEX_MICROBATCH) with which a rank takes so many bytes at most; 0: none.
+
+    A row takes more in a part than in a slice that is computed at once, which was measured: at most twice as much is
+    counted (docs/planner.md). Beside a part there is room for two more sets of gradients, as with `auto`.
+    """
+    plan = predictor.plan
+    if plan.microbatch or count_measured_rows(plan) < 2:  # how memory grows with the rows of a part was not measured
+        return 0
+    peak, room = predictor.compute.estimate_memory_of_rows, memory / MARGIN - 2 * plan.gradient_bytes
+    fits = (rows for rows in range(1, plan.rows + 1) if 2 * peak(rows) - peak(0) <= room)
+    return max(fits, default=0)
+
+
+def _suggest_less_memory(predictor: Predictor, memory: float) -> str:
+    """What may fit where no number of ranks that was asked for does."""
+    plan, size = predictor.plan, f"--memory {memory / 2**30:.2f}GiB"
+    if not plan.rows:
+        return ". Each rank computes the whole batch: neither more ranks nor MATEX_MICROBATCH make that less"
+    rows = find_most_rows(predictor, memory) if count_measured_rows(plan) > 1 else 0
+    more = (
+        f". {ceil(plan.rows / rows)} ranks would fit, with {rows} rows each"
+        if rows and plan.scaling == "strong"
+        else ""
+    )
+    if plan.microbatch:
+        parts = "parts that fit" if plan.microbatch == settings.AUTO else f"parts of {plan.microbatch} rows"
+        return f"{more}. That was measured with {parts} (MATEX_MICROBATCH)"
+    if not rows and count_measured_rows(plan) > 1:
+        least = _format_gib(predictor.compute.estimate_memory_of_rows(1))
+        return f". One row takes {least}, which neither more ranks nor MATEX_MICROBATCH make less"
+    found = find_part_rows(predictor, memory)
+    value = f"; by what was measured, MATEX_MICROBATCH={found} fits" if found else ""
     return (
-        f". If the model computes each row by itself (no BatchNormalization), matex run {size} computes slices in "
-        f"parts that fit; MATEX_MICROBATCH=auto matex plan {size} tells what that costs"
+        f"{more}. If the model computes each row by itself (no BatchNormalization), parts of a slice may fit: "
+        f"matex run {size} chooses them (MATEX_MICROBATCH=auto){value}. MATEX_MICROBATCH=auto matex plan {size} tells "
+        "what that costs"
     )
 
 
@@ -135,11 +166,17 @@ def describe_helps(predictor: Predictor, one: Prediction) -> str:
 
 
 def list_helps(predictor: Predictor, one: Prediction) -> list[tuple[str, float, str]]:
-    """What may be changed, how many times the rows a second it gives, and what that stands on."""
+    """What may be changed, how many times the rows a second it gives, and what that stands on.
+
+    Sizes are measured one after another. Where other processes were there, they took more from one than from another,
+    and nothing is advised that compares sizes.
+    """
     plan, ranks, found = predictor.plan, one.ranks, []
     if one.hosts > 1:
         squeezed = predictor.predict_step(ranks, 0.5)
         found.append(("MATEX_COMPRESSION=fp16, which changes results", one.step / squeezed.step, squeezed.mark))
+    if max(size.busy for size in plan.sizes) > BUSY:
+        return found
     if ranks > 1 and count_measured_rows(plan) > 1:
         larger = Predictor(replace(plan, rows=2 * plan.rows, whole=None)).predict_step(ranks)
         times = larger.rows_a_second / one.rows_a_second

@@ -11,6 +11,8 @@ from matex_tf.planner.plan_file import EXTRAPOLATED, MEASURED, Plan, Size, compu
 
 FAR = 2
 """So many times beyond what was measured is extrapolated."""
+BUSY = 0.1
+"""Where other processes took more of this machine's cores, measured sizes are not compared with each other."""
 RARE, LONGER = 0.01, 1.3
 """Steps of a few dozen do not show what is rare; at worst so many are so much longer."""
 
@@ -74,6 +76,11 @@ class Compute:
         }
         # How a step grows with rows, where a group has but one size, follows from that which has most.
         self._shape = max(self._groups.values(), key=lambda one: (len(one.seconds.x), one.sizes[0].copies)).seconds
+        # Bytes depend on rows, not on cores. One rank alone may have other collectives.
+        told = [size for size in plan.sizes if size.bytes]
+        self._bytes = [
+            Line([float(size.rows) for size in told], column) for column in zip(*(one.bytes for one in told))
+        ]
         self._memory = Line([float(size.rows) for size in plan.sizes], [float(size.peak_bytes) for size in plan.sizes])
 
     def _find_position(self, ranks: int) -> float:
@@ -119,6 +126,17 @@ class Compute:
     def estimate_collective_times(self, ranks: int) -> list[float]:
         """When each collective begins."""
         return [self._interpolate_line(ranks, line) for line in self._choose_group(ranks).at]
+
+    def estimate_collective_bytes(self, ranks: int) -> list[float]:
+        """Bytes that a rank of so many has in each collective, on the mean over the ranks, of which some may be idle.
+
+        They follow from its rows. Where one number of rows was measured, they grow with more rows at most as these do.
+        """
+        rows = self.plan.rows / (1 if self.plan.scaling == "weak" else ranks)
+        grows = [max(rows / line.x[0], 1.0) if len(line.x) == 1 and line.x[0] else 1.0 for line in self._bytes]
+        return [line(rows) * times for line, times in zip(self._bytes, grows)] or [
+            float(one.bytes) for one in self.plan.collectives
+        ]
 
     def find_busy_share(self, ranks: int) -> float:
         """The share of the cores that other processes took while such ranks were measured."""

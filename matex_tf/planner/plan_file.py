@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-FORMAT = 1
+FORMAT = 2
 MEASURED, EXTRAPOLATED, ASSUMED = "measured", "extrapolated", "assumed"
 SIGNS = {MEASURED: "", EXTRAPOLATED: "~", ASSUMED: "?"}
 """Before a figure, what it stands on."""
@@ -46,8 +46,10 @@ class Gradient:
 
 @dataclass(frozen=True)
 class Collective:
-    """A collective of a step other than its update's sums. `kind`: collective (a sum, or rows that are gathered; bytes
-    are this rank's), message (of Python objects) or announcement (of an update: ranks meet and nothing is sent).
+    """A collective of a step other than its update's sums: its kind, its name for people, and the bytes of one rank.
+
+    The kinds are collective (a sum, or a barrier, of 0 bytes), allgather, broadcast, message (of Python objects) and
+    announcement (of an update: ranks meet and nothing is sent). Bytes are those of one measured size (`Size.bytes`).
     """
 
     kind: str
@@ -79,6 +81,8 @@ class Size:
     """Seconds of a step in which optimizers update the weights, which are its first; 0 if that was not measured."""
     cores: float | None = None
     """How many cores a copy kept busy while it trained; None where that was not measured."""
+    bytes: tuple[int, ...] = ()
+    """Of each of the plan's collectives; medians. None of them where this size does not tell."""
 
     @property
     def typical(self) -> float:
@@ -169,6 +173,8 @@ class Plan:
         for size in self.sizes:
             if len(size.ready) != len(self.gradients) or len(size.at) != len(self.collectives):
                 raise PlanFileError(f"of {size.ranks} ranks there are not as many times as gradients and collectives")
+            if size.bytes and len(size.bytes) != len(self.collectives):
+                raise PlanFileError(f"of {size.ranks} ranks there are not as many sizes as collectives")
             if not size.steps or min(size.steps) <= 0:
                 raise PlanFileError(f"of {size.ranks} ranks there are no times of steps")
         for link in self.links:
@@ -202,7 +208,9 @@ def load_plan(path: str | os.PathLike[str]) -> Plan:
         if not isinstance(content, dict) or "sizes" not in content:
             raise PlanFileError("it holds no plan")
         if content.get("format") != FORMAT:
-            raise PlanFileError(f"its format is {content.get('format')!r}, and this version reads {FORMAT}")
+            raise PlanFileError(
+                f"its format is {content.get('format')!r}, and this version reads {FORMAT}: plan the script again"
+            )
         return _build_value(Plan, content)
     except (ValueError, TypeError, KeyError) as error:
         raise PlanFileError(f"{os.fspath(path)} is no plan that can be read: {error}") from None

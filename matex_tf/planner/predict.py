@@ -14,6 +14,10 @@ from matex_tf.planner.compute import Compute, count_slice_rows
 from matex_tf.planner.plan_file import ALL_RANKS, ASSUMED, EXTRAPOLATED, MEASURED, ONE_HOST, TWO_HOSTS, Plan
 
 MPI = "mpi"
+GATHERED = ("allgather", "message")
+"""Kinds of collectives in which each rank gets what all give; messages that are sent to all are never dearer."""
+COUNT = 8
+"""What each rank tells before its rows or its object are gathered, bytes."""
 READY_BYTES = 24
 """What ranks tell each other before each bucket."""
 
@@ -117,22 +121,30 @@ class Links:
         sums = collectives.estimate_shared_memory(self._within.ranks, size, collectives.MEMORY)
         return measured * estimate(collectives.MEMORY) / sums
 
-    def estimate_small(self, ranks: int, size: float) -> float:
-        """A collective of few bytes, with the meeting before it."""
+    def estimate_small(self, ranks: int, size: float, kind: str = "collective") -> float:
+        """A collective beside the sums of gradients, in which each rank has `size` bytes, with the meeting before it.
+
+        Args:
+            kind: as `plan_file.Collective`.
+        """
         if ranks == 1:
             return 0.0
+        meeting = self._estimate_sum(ranks, collectives.MEETING)
+        if not size:
+            return meeting
+        where = ranks, self.per_host, size, self.network, self.memory
+        if kind == "broadcast":
+            return meeting + collectives.estimate_broadcast(*where)
+        if kind in GATHERED:
+            counts = collectives.estimate_allgather(ranks, self.per_host, COUNT, self.network, self.memory)
+            agreement = meeting if kind == "allgather" else 0.0  # on the memory of the result
+            return meeting + counts + agreement + collectives.estimate_allgather(*where)
+        return meeting + estimate_chunks(lambda part: self._estimate_sum(ranks, part), collectives.CHUNK, 0.0, size)
+
+    def _estimate_sum(self, ranks: int, size: float) -> float:
         if ranks <= self.per_host:
-            return self._estimate_on_one_host(ranks, collectives.MEETING) + (
-                self._estimate_on_one_host(ranks, size) if size else 0.0
-            )
-        within = min(ranks, self.per_host)
-        hosts = ceil(ranks / within)
-        sizes = [collectives.MEETING, *([size] if size else [])]
-        return sum(
-            collectives.estimate_recursive_doubling(within, one, self.memory)
-            + collectives.estimate_recursive_doubling(hosts, one, self.network)
-            for one in sizes
-        )
+            return self._estimate_on_one_host(ranks, size)
+        return collectives.estimate_sum_of_mpi(ranks, self.per_host, size, self.network, self.memory)
 
 
 def fit_messages(sizes: Sequence[int], seconds: Sequence[float], ranks: int) -> MeasuredLink:
@@ -202,7 +214,8 @@ class Predictor:
         )  # fmt: skip
 
     def _estimate_small(self, ranks: int) -> float:
-        return sum(self.links.estimate_small(ranks, one.bytes) for one in self.plan.collectives)
+        sizes = self.compute.estimate_collective_bytes(ranks)
+        return sum(self.links.estimate_small(ranks, size, one.kind) for one, size in zip(self.plan.collectives, sizes))
 
     def estimate_slowdown(self, ranks: int, size: float) -> float:
         """How much longer a rank computes while it sums so many bytes: transfers take its cores, idle ones first."""

@@ -11,6 +11,7 @@ from typing import Any
 from rich.table import Table
 
 from matex_tf.planner.choice import Choice, describe_no_epoch, find_most_rows
+from matex_tf.planner.compute import count_measured_rows
 from matex_tf.planner.plan_file import SIGNS, Plan, Size
 from matex_tf.planner.predict import Prediction, Predictor
 from matex_tf.planner.strategies import Price, Refusal, choose_strategy
@@ -46,27 +47,45 @@ def format_table(plan: Plan, predictions: Sequence[Prediction]) -> Table:
 
 def format_heading(plan: Plan, predictor: Predictor) -> str:
     """What was measured."""
-    fixed, row = predictor.compute.split_seconds()
     at_once = max(size.copies for size in plan.sizes)
     lines = [
         f"measured here: {_describe_sizes(plan)}",
-        f"with {at_once} at once: {fixed * 1e3:.1f} ms a step"
-        + (f" + {row * 1e3:.3g} ms a row" if row else ", whatever the rows"),
+        f"with {at_once} at once: {_describe_computation(plan, predictor)}",
     ]
     for link in plan.links:
         speed = link.bytes[-1] / link.seconds[-1] / 1e9
         lines.append(
-            f"link, {link.scope}, {link.ranks} ranks: {link.seconds[0] * 1e6:.0f} us, {speed:.2f} GB/s of sums"
-            + (f", not measured now but kept of a run: {link.kept}" if link.kept else "")
+            f"link, {link.scope}, {link.ranks} ranks: {_format_microseconds(link.seconds[0])} us, "
+            f"{speed:.2f} GB/s of sums" + (f", not measured now but kept of a run: {link.kept}" if link.kept else "")
         )
-    kinds = Counter(one.kind for one in plan.collectives)
-    small = ", ".join(f"{count} {kind}{'s' * (count > 1)}" for kind, count in kinds.items()) or "no other collectives"
+    small = describe_kinds([one.kind for one in plan.collectives])
     lines.append(f"{plan.gradient_bytes / 1e6:.3g} MB of gradients in {len(plan.gradients)}; {small} a step")
     if plan.epoch_steps:
         lines.append(f"an epoch of the script alone: {plan.epoch_steps} steps")
     else:
         lines.append(f"epoch: its steps {describe_no_epoch(plan)}")
     return "\n".join(lines)
+
+
+def _describe_computation(plan: Plan, predictor: Predictor) -> str:
+    """How the computation of a step depends on the rows of a slice, as far as that was measured."""
+    fixed, row = predictor.compute.split_seconds()
+    text = f"{fixed * 1e3:.1f} ms a step"
+    if not plan.rows:
+        return f"{text} on any number of ranks, each of which computes the whole batch"
+    if count_measured_rows(plan) < 2:
+        return f"{text} of {plan.sizes[0].rows} rows; no other number of rows was measured"
+    return f"{text} + {row * 1e3:.3g} ms a row"
+
+
+def _format_microseconds(seconds: float) -> str:
+    return f"{seconds * 1e6:.0f}" if seconds >= 1e-5 else f"{seconds * 1e6:.1f}"
+
+
+def describe_kinds(kinds: Sequence[str]) -> str:
+    """How many collectives there are of each of `kinds`, beside the sums of gradients."""
+    counts = Counter(kinds).items()
+    return ", ".join(f"{count} {kind}{'s' * (count > 1)}" for kind, count in counts) or "no other collectives"
 
 
 def _describe_sizes(plan: Plan) -> str:
@@ -80,7 +99,7 @@ def _describe_sizes(plan: Plan) -> str:
         steps = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
         ranks = ", ".join(str(size.ranks) for size in sizes)
         how = f"{copies} at once" if copies > 1 else "alone"
-        found.append(f"rank 0 of {ranks} ({how}, {steps} steps)")
+        found.append(f"rank 0 of {ranks} ({how}, {steps} step{'s' * (counts[-1] > 1)})")
     return "; ".join(found)
 
 

@@ -6,6 +6,10 @@ lost; `matex run` then starts it again from its kept state.
 
 from __future__ import annotations
 
+import contextlib
+import gc
+import inspect
+import io
 import threading
 import weakref
 from collections.abc import Callable
@@ -13,7 +17,7 @@ from typing import Any
 
 from matex_tf import ops, settings
 from matex_tf.io import overlay
-from matex_tf.runtime import excepthook, exit_marks, shutdown, watchdog
+from matex_tf.runtime import excepthook, exit_marks, script_frames, shutdown, watchdog
 from matex_tf.servers.pieces import piece_copies
 from matex_tf.sharding import step_weight
 from matex_tf.world import membership, terminal, world
@@ -42,7 +46,9 @@ def enable_attempts() -> None:
     """Before anything that can be lost is made."""
     if is_on():
         membership.set_retry(attempt_work)
-        after_loss.extend([excepthook.take_over_output, overlay.take_over_files, step_weight.handle_loss])
+        membership.watch_mpi()
+        shutdown.script_ended.append(_flush_files)
+        after_loss.extend([overlay.take_over_files, step_weight.handle_loss])
 
 
 def forget_after_loss(holder: Any, attribute: str) -> None:
@@ -69,18 +75,29 @@ def attempt_work(what: str, work: Callable[[], Any], undo: Callable[[], None] | 
     """
     if not is_on() or _inside or threading.current_thread() is not threading.main_thread():
         return work()
-    while True:
-        is_done, result, failed = _try_once(work)
-        if is_done:
-            return result
-        _shrink_world(what, failed)
-        _go_back(undo)
+    try:
+        if membership.LOST in (failure := ops.read_failure()):
+            raise membership.make_loss_error(f"what the script does by itself has failed: {failure}")
+        while True:
+            is_done, result, failed = _try_once(work)
+            if is_done:
+                return result
+            _shrink_world(what, failed)
+            _go_back(undo)
+    except world.CannotGoOn as error:
+        excepthook.end_for_loss(error)
+        raise
 
 
 def _try_once(work: Callable[[], Any]) -> tuple[bool, Any, Exception | None]:
-    """Whether all ranks have completed `work`; what it gave here, or how it failed. Collective."""
+    """Whether all ranks have completed `work`; what it gave here, or how it failed. Collective.
+
+    A rank votes when all that it has printed is out. So, once all have agreed, there is nothing to be printed for one
+    that is lost later but what comes after this.
+    """
     global _inside
     result, failed = None, None
+    printed = terminal.measure_text()
     _inside = True
     try:
         result = work()
@@ -91,7 +108,13 @@ def _try_once(work: Callable[[], Any]) -> tuple[bool, Any, Exception | None]:
         world.revoke_communicators()
     finally:
         _inside = False
-    return _is_done_by_all(failed is None), result, failed
+    terminal.flush_text()
+    is_done = _is_done_by_all(failed is None)
+    if is_done:
+        terminal.forget_text()
+    else:
+        terminal.forget_after(printed)
+    return is_done, result, failed
 
 
 def _go_back(undo: Callable[[], None] | None) -> None:
@@ -133,7 +156,8 @@ def _give_up(seconds: int) -> None:
 def refuse_after_loss(what: str) -> None:
     """Where ranks were lost, end the run before `what`, which cannot go on with fewer: it is then started again."""
     if _generation:
-        raise membership.make_loss_error(f"{what} cannot begin with fewer ranks than the run began with")
+        why = f"{what} cannot begin with fewer ranks than the run began with"
+        excepthook.end_for_loss(membership.make_loss_error(why))
 
 
 def _shrink_world(what: str, failed: Exception | None) -> None:
@@ -152,12 +176,50 @@ def _shrink_world(what: str, failed: Exception | None) -> None:
     for holder, attributes in _forgotten.items():
         for attribute in attributes:
             setattr(holder, attribute, None)
-    for work in after_loss:
-        work(before > 0 and me.rank == 0)
+    became_first = before > 0 and me.rank == 0
+    if became_first and (why := _find_obstacle()):
+        raise membership.make_loss_error(f"the first rank was lost, and {why}")
+    try:
+        for work in after_loss:
+            work(became_first)
+    except OSError as error:
+        raise membership.make_loss_error(
+            f"the files of the first rank, which was lost, cannot be taken over: {error}"
+        ) from error
+    if became_first:
+        terminal.print_text()
     gone = {rank: host for rank, host in enumerate(hosts) if rank not in left and rank not in said}
     said.clear()
     if gone and me.rank == 0:
         say_loss(gone, len(left), f"at: {what}")
+
+
+def _find_obstacle() -> str:
+    """Why this rank may lack what rank 0 had printed and written, or cannot hand on its own; empty where it can.
+
+    All ranks had agreed on what they did last, and none has come past what they try now. So this rank has done all
+    that rank 0 has, where the script does the same on all ranks.
+    """
+    if settings.get_settings().output == "all":
+        return ""  # each rank prints and writes for itself
+    if world.script_knows_ranks or membership.has_given_world:
+        return "no other may have what it was to print and to write, as the script asks for its rank"
+    if shutdown.have_all_ended():
+        return "all were past the end of the script, where it writes what no other has"
+    for thread in threading.enumerate():
+        function = getattr(thread, "_target", None) or type(thread).run
+        code = getattr(inspect.unwrap(function), "__code__", None)
+        if code is not None and not script_frames.is_library(code.co_filename):
+            return f"thread {thread.name} of the script may have printed or written here what it had not there"
+    return overlay.find_private_use()
+
+
+def _flush_files() -> None:
+    """Write what files of Python hold that the script has not closed: once all have ended, no other would do it."""
+    for one in gc.get_objects():
+        if issubclass(type(one), (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)) and not one.closed:
+            with contextlib.suppress(OSError, ValueError):  # Python tries again where it ends
+                one.flush()
 
 
 def say_loss(gone: dict[int, str], left: int, more: str) -> None:

@@ -23,8 +23,6 @@ from matex_tf.runtime import exit_marks, notes, objects, real_files, shutdown, w
 from matex_tf.runtime.exit_marks import EXIT_REQUEUE
 from matex_tf.world import membership, terminal, world
 
-_SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
-
 _run: Run | None = None
 
 
@@ -88,8 +86,7 @@ class Run:
         with real_files.use_real_files():
             self.folder = self._open_folder()
             self._resume_newest()
-        for number in _SIGNALS:
-            signal.signal(number, self._handle_signal)
+        shutdown.hear_requests(self._handle_request, self._finish_writing)
         shutdown.at_end.append(self._end_run)
         elastic.after_loss.append(self._handle_loss)
 
@@ -238,15 +235,19 @@ class Run:
 
     # The end, asked for or not
 
-    def _handle_signal(self, number: int, frame: Any) -> None:
-        self.asked = signal.Signals(number).name
+    def _handle_request(self, name: str) -> None:
+        self.asked = name
         # Rank 0 ends the others once all is on its disk; if it was not asked, the next call of fit ends all.
         if self.within is None and self.writer is not None:
-            self._leave_at_once(self.writer)
+            self._leave_at_once()
 
-    def _leave_at_once(self, writer: async_writer.Writer) -> None:
+    def _finish_writing(self) -> None:
+        if self.writer is not None:
+            self.writer.flush()
+
+    def _leave_at_once(self) -> None:
         """The script is where there is nothing to save: what it has kept is whole."""
-        writer.flush()
+        self._finish_writing()
         exit_marks.mark_requeue()
         terminal.write_text(f"matex_tf: {self.asked}: ended between calls of fit; {self._explain_restart()}\n")
         shutdown.abort_all_ranks(EXIT_REQUEUE)
@@ -273,12 +274,11 @@ class Run:
                 )
                 return
             mark()
-        is_known = mark is not None
+        is_known = mark is not None or exit_marks.mark_requeue()
         if mark is None and world.get_world().rank == 0:
             saved = f"the state could not be saved ({failed})" if failed else f"saved at {where}"
-            is_known = exit_marks.mark_requeue()
             terminal.write_text(f"matex_tf: {asked}: {saved}; {self._explain_restart()}\n")
-        if objects.broadcast(is_known, "whether `matex run` knows why the ranks leave"):
+        if any(objects.allgather(is_known, "whether `matex run` knows why the ranks leave")):
             exit_marks.note_leaving()
             self.writer = None  # what is kept is to stay
             sys.exit(0)  # of another code mpirun would have much to say
@@ -289,7 +289,7 @@ class Run:
 
     def _end_run(self) -> None:
         """All ranks have ended their script: well, and nothing is kept any more, or not."""
-        for number in _SIGNALS:  # Python ends with the handlers of the system, which would end a rank that has done all
+        for number in shutdown.REQUESTS:  # Python ends with the system's handlers, which would end a rank that is done
             signal.signal(number, signal.SIG_IGN)
         if self.writer is None:
             return

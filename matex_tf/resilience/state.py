@@ -18,7 +18,7 @@ from matex_tf.servers.pieces import sharded_slots
 from matex_tf.sharding import step_weight
 from matex_tf.world import world
 
-METRICS, ACCUMULATED, OUTER = "metrics", "accumulated", "outer momenta"
+METRICS, ACCUMULATED = "metrics", "accumulated"
 _SUMS = (METRICS, ACCUMULATED)  # of which each rank has a part
 Kept = dict[str, list[tuple[str, np.ndarray]]]
 
@@ -203,12 +203,7 @@ class State:
         local_sgd.average_current()
         with metrics.hold_whole_state([*chosen[METRICS], *chosen[ACCUMULATED]]):
             first = world.get_world().rank == 0
-            yield {**_read_values(chosen), **self._read_momenta(chosen["weights"])} if first else {}
-
-    def _read_momenta(self, weights: list[Any]) -> Kept:
-        """Of each weight the momentum of the outer step, if there are any."""
-        momenta = local_sgd.find_outer(self._model).list_momenta(list(map(reduction.find_tf_variable, weights)))
-        return {OUTER: list(zip(map(reduction.find_name, weights), momenta))} if any(map(np.size, momenta)) else {}
+            yield _read_values(chosen) if first else {}
 
     def load_values(self, kept: Kept, skip: dict[str, int] | None = None) -> dict[str, int]:
         """Give the variables the values `kept`, those after the first `skip` of each group.
@@ -234,10 +229,6 @@ class State:
                 _assign_value(
                     variable, name, np.zeros_like(value) if group in _SUMS and world.get_world().rank > 0 else value
                 )
-        weights, momenta = list(map(reduction.find_tf_variable, chosen["weights"])), kept.get(OUTER, [])
-        if len(weights) == len(momenta):
-            local_sgd.find_outer(self._model).load_momenta(weights, [value for _, value in momenta])
-            present[OUTER] = len(momenta)
         return present
 
 

@@ -89,6 +89,10 @@ class Folder:
 
     def __init__(self, path: str):
         self.path = path
+        self._make_folder()
+
+    def _make_folder(self) -> None:
+        path = self.path
         os.makedirs(path, mode=0o700, exist_ok=True)
         for state in (os.lstat(path), os.stat(path)):
             if state.st_uid != os.getuid() or not stat.S_ISDIR(os.stat(path).st_mode):
@@ -130,7 +134,8 @@ class Folder:
                 os.unlink(self.locate_file(name_file("state", old)))
 
     def clear_files(self) -> None:
-        """Remove what is kept, not the folder."""
+        """Remove what is kept and what was being written, not the folder."""
+        atomic.remove_unfinished(self.path)
         for name in os.listdir(self.path):
             if re.fullmatch(rf"(state|end)-\d+|{BEGIN}|{ENDED}", name):
                 os.unlink(self.locate_file(name))
@@ -138,9 +143,14 @@ class Folder:
     def hold_lock(self) -> int | None:
         """The descriptor by which this process holds the folder while it is open; None where another one does.
 
-        A file in it, since other hosts see locks of files, not of folders, on a file system that they share.
+        A file in it, since other hosts see locks of files, not of folders, on a file system that they share. A run that
+        has ended well removes the folder, which is then made anew.
         """
-        return temp_folders.hold_file(self.locate_file(LOCK))
+        while True:
+            try:
+                return temp_folders.hold_file(self.locate_file(LOCK))
+            except FileNotFoundError:
+                self._make_folder()
 
     def close_folder(self, remove: bool) -> None:
         """The run has ended well: nothing goes on from here. Without `remove` that is only noted."""

@@ -15,19 +15,24 @@ from types import TracebackType
 from typing import Any
 
 from matex_tf import settings
+from matex_tf.ops import cache
 from matex_tf.runtime import script_frames, shutdown
-from matex_tf.world import membership, terminal, world
+from matex_tf.world import membership, task_environment, terminal, world
 
-_lines = 1  # the descriptor of standard output, as the launcher gave it
+_FRAME = re.compile(r'  File "(.*)", line \d+, in .*\n(?:    .*\n|\n)*')
+# TensorFlow gives where an op was made within the text of its error only.
+_OP_FRAMES = re.compile(rf"(Detected at node .* defined at \(most recent call last\):\n)((?:{_FRAME.pattern})+)")
+_ASK_INSTEAD = (
+    "The launcher's variables are taken out of os.environ, so that a process which a rank starts does not join the "
+    "job. Ask matex_tf.rank(), matex_tf.size(), matex_tf.local_rank() or matex_tf.local_size() instead.\n"
+)
 
 
 def attach_hooks() -> None:
     """Silence the ranks that are not the first, and give errors their way to the terminal."""
-    global _lines
     me = world.get_world()
     shutdown.script_ended.append(report_unreported)
-    _lines = os.dup(1)
-    faulthandler.enable(file=terminal.keep_stderr())
+    faulthandler.enable(file=terminal.keep_streams())
     sys.excepthook = _report_error
     if me.rank > 0 and (settings.get_settings().output == "first" or settings.get_settings().log_dir):
         _redirect_output(me.rank)
@@ -37,16 +42,15 @@ def attach_hooks() -> None:
         if hasattr(builtins, name):
             setattr(builtins, name, _exit)
     os._exit = _exit_at_once  # type: ignore[assignment]
+    shutdown.before_finalize.append(_remove_hooks)
 
 
-def take_over_output(became_first: bool) -> None:
-    """Speak for the run where the rank that did so was lost."""
-    if not became_first:
-        return
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os.dup2(_lines, 1)
-    os.dup2(terminal.get_descriptor(), 2)
+def _remove_hooks() -> None:
+    """All ranks have ended: what Python meets while it takes its modules apart is no error of the run."""
+    if sys.excepthook is _report_error:
+        sys.excepthook = sys.__excepthook__
+    sys.exit = _plain_exit
+    os._exit = _plain_exit_at_once
 
 
 def _match_launcher_terminal() -> None:
@@ -66,31 +70,27 @@ def _match_launcher_terminal() -> None:
 
 
 def _redirect_output(rank: int) -> None:
-    folder = settings.get_settings().log_dir
+    folder, log = settings.get_settings().log_dir, None
     if folder:
         try:
             os.makedirs(folder, exist_ok=True)
             path = os.path.join(folder, f"rank-{rank}.log")
             with contextlib.suppress(FileNotFoundError):
                 os.replace(path, f"{path}.1")  # why the run before was lost may stand there
-            target = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+            log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
         except OSError as error:
             raise world.RankError(f"MATEX_LOG_DIR={folder!r}: expected a folder to write to: {error}") from None
-    else:
-        target = os.open(os.devnull, os.O_WRONLY)
-    # At the descriptor, so that C++ code and children are silent too.
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os.dup2(target, 1)
-    os.dup2(target, 2)
-    os.close(target)
+    terminal.redirect_output(log, keeps=settings.get_settings().elastic)
+    if log is not None:
+        os.close(log)
 
 
 _plain_exit: Callable[..., Any] = sys.exit
 
 
 def _exit(code: object = None) -> None:
-    shutdown.remember_exit_code(code)
+    if threading.current_thread() is threading.main_thread():  # of another thread it ends only that
+        shutdown.remember_exit_code(code)
     _plain_exit(code)
 
 
@@ -105,6 +105,7 @@ def _exit_at_once(code: int) -> None:
     is_in_a_step = any(frame.filename.endswith("script_ops.py") for frame in stack)  # a Python function of a graph
     if code == 0 and threading.current_thread() is threading.main_thread() and not is_in_a_step:
         shutdown.end_rank()
+        shutdown.run_after_end()
         _plain_exit_at_once(code)
     me = world.get_world()
     place = f"{os.path.basename(stack[-1].filename)}, line {stack[-1].lineno}, in {stack[-1].name}"
@@ -119,6 +120,8 @@ def describe_error(error: BaseException, trace: TracebackType | None) -> str:
     me = world.get_world()
     if isinstance(error, world.CannotGoOn):
         return f"matex_tf: {error}\n"  # no fault of the script, nor of a place in it
+    if isinstance(error, cache.BuildError):
+        return f"matex_tf: rank {me.rank} of {me.size} on {me.host}: {error}\n"  # nor is what this machine lacks
     error.__traceback__, hint = trace, ""
     if settings.get_settings().traceback == "script":
         for shown in _list_shown_errors(error):
@@ -126,7 +129,17 @@ def describe_error(error: BaseException, trace: TracebackType | None) -> str:
             if short is not shown.__traceback__:
                 shown.__traceback__, hint = short, " (MATEX_TRACEBACK=full shows the frames of matex_tf, too)"
     text = "".join(traceback.format_exception(error))
+    if settings.get_settings().traceback == "script":
+        text = _OP_FRAMES.sub(_drop_library_frames, text)
+    if isinstance(error, KeyError) and not task_environment.taken.isdisjoint(map(str, error.args)):
+        text += _ASK_INSTEAD
     return f"matex_tf: rank {me.rank} of {me.size} on {me.host} failed{_format_script_line(error)}{hint}:\n{text}"
+
+
+def _drop_library_frames(found: re.Match[str]) -> str:
+    """Of where an op of a graph was made the lines of the script, as a traceback has them."""
+    frames = (frame for frame in _FRAME.finditer(found[2]) if not script_frames.is_library(frame[1]))
+    return found[1] + "".join(frame[0].rstrip("\n") + "\n" for frame in frames if not frame[1].startswith("<"))
 
 
 def _format_error(error: BaseException) -> str:
@@ -167,13 +180,18 @@ def _report_error(kind: type[BaseException], error: BaseException, trace: Traceb
         sys.__excepthook__(kind, error, trace)
         return
     code = 130 if issubclass(kind, KeyboardInterrupt) else _parse_exit_code(str(error))
-    follows = membership.TOLD_ELSEWHERE in str(error)
+    follows = any(sign in str(error) for sign in (membership.TOLD_ELSEWHERE, membership.LEFT_WITH))
     if follows:
         shutdown.await_cause()
     follows = follows or membership.is_loss_of_another(error)
     shutdown.abort_with_error(
         describe_error(error, trace), _format_error(error), code, follows, membership.is_loss(error)
     )
+
+
+def end_for_loss(error: world.CannotGoOn) -> None:
+    """End all ranks, whatever the script would do with the error: it must not go on as if nothing were lost."""
+    _report_error(type(error), error, error.__traceback__)
 
 
 def report_unreported() -> None:

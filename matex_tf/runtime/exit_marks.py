@@ -6,7 +6,9 @@ proof. It is written when the ranks have met at the end of the script, by those 
 
 from __future__ import annotations
 
+import contextlib
 import os
+import socket
 from pathlib import Path
 
 from matex_tf import settings
@@ -17,7 +19,9 @@ EXIT_STALLED = 70
 EXIT_REQUEUE = 75  # EX_TEMPFAIL of sysexits.h
 
 _ENDED, _NEEDLESS = "ended", "each-for-itself"
-_BEGUN, _ASK_AGAIN, _TRAINING = "begun", "ask-again", "training"
+_BEGUN, _ASK_AGAIN, _TRAINING, _REQUEST = "begun", "ask-again", "training", "request"
+
+_ABORTED = "aborted"
 
 _leaves = False
 
@@ -30,9 +34,13 @@ def announce_ranks() -> None:
             f"no rank sees {folder}, in which `matex run` looks for the proof that all ranks have ended well. Set "
             "MATEX_CACHE_DIR to a folder on a file system that all hosts share, or start the script with mpirun itself."
         )
+    if not folder:
+        return
+    from mpi4py import MPI
+
     write_mark(_BEGUN)
     me = world.get_world()
-    write_mark(*rank_ends.note_rank(me.rank, me.size, me.local_size, me.host))
+    write_mark(*rank_ends.note_rank(me.rank, me.size, me.local_size, me.host, MPI.get_vendor()[0]))
 
 
 def mark_ended() -> None:
@@ -61,6 +69,18 @@ def mark_requeue() -> bool:
     return write_mark(_ASK_AGAIN)
 
 
+def note_request(folder: str | os.PathLike[str], name: str) -> None:
+    """Keep by which signal `matex run` is asked to end, which it may pass on as another one."""
+    write_file(folder, _REQUEST, name)
+
+
+def read_request() -> str | None:
+    """The name of the signal by which `matex run` was asked to end; None where this host sees no word of that."""
+    with real_files.use_real_files(), contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        return Path(settings.get_settings().proof or os.devnull, _REQUEST).read_text()
+    return None
+
+
 def mark_training() -> None:
     """Say that a step of training was made since the start."""
     if world.get_world().local_rank == 0:
@@ -75,23 +95,43 @@ def has_begun(folder: str | os.PathLike[str]) -> bool:
     return Path(folder, _BEGUN).exists()
 
 
-def has_failed(folder: str | os.PathLike[str]) -> bool:
-    """Whether the script itself has failed: started again it would fail again."""
-    return any(not record.is_loss for record in error_records.read_records(folder))
+def has_failed(folder: str | os.PathLike[str], code: int) -> bool:
+    """Whether the script itself has failed, of which `code` is mpirun's exit code: started again it would fail again.
+
+    A code above 128 may also be that of a rank that was killed, of which others fail.
+    """
+    failed = (record for record in error_records.read_records(folder) if not record.is_loss)
+    return any(code <= 128 or record.code == code for record in failed)
 
 
 def needs_requeue(folder: str | os.PathLike[str]) -> bool:
     return Path(folder, _ASK_AGAIN).exists()
 
 
+def mark_abort(code: int) -> None:
+    """Say with which exit code a rank ends all: of a run that may lose ranks mpirun says 0 then."""
+    if not Path(settings.get_settings().proof, _ABORTED).exists():  # the first counts
+        write_mark(_ABORTED, str(code))
+
+
 def translate_exit_code(code: int, folder: str | os.PathLike[str]) -> int:
-    """What mpirun's exit code means: `EXIT_STALLED` where a rank was killed since it had waited too long."""
+    """What mpirun's exit code means: `EXIT_STALLED` where a rank was killed since it had waited too long.
+
+    Where mpirun says 0 of ranks that were aborted, it is the code with which they were.
+    """
+    if code == 0 and Path(folder, _ABORTED).exists() and not is_proof_given(folder):
+        return int(Path(folder, _ABORTED).read_text())
     return EXIT_STALLED if code and Path(folder, mpi_timeout_process.MARK).exists() else code
 
 
 def is_proof_given(folder: str | os.PathLike[str]) -> bool:
     """Whether exit code 0 may be believed."""
     return has_ended(folder) or Path(folder, _NEEDLESS).exists()
+
+
+def has_word(folder: str | os.PathLike[str]) -> bool:
+    """Whether the ranks have said how they end, so that none of them has ended without a word."""
+    return is_proof_given(folder) or needs_requeue(folder)
 
 
 def has_ended(folder: str | os.PathLike[str]) -> bool:
@@ -104,8 +144,15 @@ def write_mark(name: str, text: str = "") -> bool:
     folder = settings.get_settings().proof
     with real_files.use_real_files():
         if sees_folder := bool(folder) and os.path.isdir(folder):
-            # Several may write the same at once: ranks, or processes of which each takes itself for the only one.
-            part = Path(folder, f"{name}.{world.get_world().host}-{os.getpid()}.part")
-            part.write_text(text)
-            part.rename(Path(folder, name))  # read whole or not at all
+            write_file(folder, name, text)
     return sees_folder
+
+
+def write_file(folder: str | os.PathLike[str], name: str, text: str) -> None:
+    """Write a word to be read whole or not at all.
+
+    Several may write the same at once: ranks, or processes of which each takes itself for the only one.
+    """
+    part = Path(folder, f"{name}.{socket.gethostname()}-{os.getpid()}.part")
+    part.write_text(text)
+    part.rename(Path(folder, name))

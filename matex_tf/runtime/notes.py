@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator
 
 from matex_tf import settings
-from matex_tf.world import world
+from matex_tf.world import terminal, world
 
 _said: set[str] = set()
 _unsaid = False
@@ -18,7 +18,7 @@ def print_note(text: str) -> None:
     if _unsaid or text in _said:
         return
     _said.add(text)
-    if world.get_world().rank == 0 and not settings.get_settings().quiet:
+    if (world.get_world().rank == 0 or terminal.keeps_text()) and not settings.get_settings().quiet:
         sys.stdout.flush()
         print(f"matex_tf: {text}", file=sys.stderr, flush=True)
 

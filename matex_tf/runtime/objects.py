@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import pickle
 import threading
 from collections.abc import Iterator
 from typing import Any
 
 from matex_tf import ops
+from matex_tf.ops import records
 from matex_tf.world import membership, world
 
 _KIND = 6  # see `ops.rendezvous`
@@ -27,7 +29,7 @@ def allgather(value: Any, what: str) -> list[Any]:
         return [value]
 
     def gather() -> list[Any]:
-        with start_exchange(what, "allgather"):
+        with start_exchange(what, "allgather", _measure_size(value)):
             return world.get_communicator("control").allgather(value)
 
     return membership.attempt_collectives(what, gather)
@@ -39,7 +41,7 @@ def broadcast(value: Any, what: str, root: int = 0) -> Any:
         return value
 
     def send() -> Any:
-        with start_exchange(what, f"broadcast from {root}"):
+        with start_exchange(what, f"broadcast from {root}", _measure_size(value)):
             return world.get_communicator("control").bcast(value, root=root)
 
     def undo() -> None:
@@ -56,15 +58,20 @@ def barrier(what: str) -> None:
 
 
 @contextlib.contextmanager
-def start_exchange(what: str, operation: str = "exchange") -> Iterator[None]:
-    """Around what all ranks do together over MPI, once all have come to it."""
+def start_exchange(what: str, operation: str = "exchange", size: int = 0) -> Iterator[None]:
+    """Around what all ranks do together over MPI, once all have come to it; `size`: the bytes that this rank gives."""
     with _one_at_a_time:
-        _meet_ranks(operation, what)
+        _meet_ranks(operation, what, size)
         with ops.announce_exchange(what):
             yield
 
 
-def _meet_ranks(operation: str, what: str) -> None:
+def _measure_size(value: Any) -> int:
+    """The bytes of `value` as a message; 0 where nothing records them."""
+    return len(pickle.dumps(value)) if records.is_on() else 0
+
+
+def _meet_ranks(operation: str, what: str, size: int = 0) -> None:
     # Ranks that talk of different things must not exchange them.
     key = hashlib.blake2b(f"{operation} {what}".encode(), digest_size=8).digest()
-    ops.rendezvous(_KIND, int.from_bytes(key, "little"), what)
+    ops.rendezvous(_KIND, int.from_bytes(key, "little"), what, size)

@@ -6,6 +6,7 @@ Of a stack that is shown to people, the path has to do.
 from __future__ import annotations
 
 import functools
+import importlib.util
 import os
 import traceback
 from collections.abc import Callable
@@ -60,12 +61,16 @@ def is_ours(frame: FrameType | None) -> bool:
 @functools.lru_cache(maxsize=1024)
 def is_library(path: str) -> bool:
     """Whether the source file at `path` looks like a library's, Python's or ours."""
-    return path.startswith("<frozen") or any(
-        (
-            *(part in path for part in ("site-packages", "dist-packages", f"lib{os.sep}python")),
-            os.path.dirname(os.path.abspath(path)).startswith(os.path.dirname(os.path.dirname(__file__))),
-        )
-    )
+    path = os.path.abspath(path) if not path.startswith("<") else path
+    looks_so = (part in path for part in ("site-packages", "dist-packages", f"lib{os.sep}python"))
+    return path.startswith(("<frozen", *_list_own_folders())) or any(looks_so)
+
+
+@functools.cache
+def _list_own_folders() -> tuple[str, ...]:
+    """Those of the package, of which some stand beside it in a checkout."""
+    specs = (importlib.util.find_spec(name) for name in ("matex_tf", "matex_tf.ops", "matex_tf.readers"))
+    return tuple(os.path.join(os.path.dirname(spec.origin), "") for spec in specs if spec and spec.origin)
 
 
 def describe_place(stack: list[traceback.FrameSummary]) -> str:

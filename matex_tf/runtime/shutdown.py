@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import ctypes
+import os
+import signal
 import sys
 from collections.abc import Callable
 from typing import Any
 
-from matex_tf import ops
+from matex_tf import ops, settings
 from matex_tf.ops import cache
 from matex_tf.runtime import exit_marks, objects, real_files
-from matex_tf.world import error_records, membership, mpi_timeout, world
+from matex_tf.world import error_records, membership, mpi_timeout, task_environment, terminal, world
 
+REQUESTS = (signal.SIGTERM, signal.SIGUSR1)
+"""The signals by which a run is asked to end, to go on later."""
 _KIND = 7  # see `ops.rendezvous`
 
 
@@ -22,12 +27,29 @@ at_end: list[Callable[[], None]] = []
 """Called on all ranks when all have ended their script, before MPI ends."""
 before_finalize: list[Callable[[], None]] = []
 """Called right before MPI ends."""
+after_end: list[Callable[[], None]] = []
+"""Called when this process ends, after it has met the others for the last time."""
 before_abort: list[Callable[[], None]] = []
 """Called where a rank is about to end the job; what the ranks do there they do each alone."""
 
 _exit_code = 0
 _exit_text = ""
 _aborting = False
+_have_all_ended = False
+
+
+def have_all_ended() -> bool:
+    """Whether all ranks have come to the end of the script."""
+    return _have_all_ended
+
+
+def run_after_end() -> None:
+    """Do what is left to do where this process ends."""
+    while after_end:
+        after_end.pop(0)()
+
+
+atexit.register(run_after_end)  # functions that are registered later are called before it
 
 
 def register_end() -> None:
@@ -59,9 +81,10 @@ def abort_with_error(text: str, exception: str, code: int, follows: bool = False
     """End all ranks for an error of this one, of which the run shows the first (see `error_records`)."""
     run_before_abort()
     sys.stdout.flush()
+    code = code if 0 < code < 256 else 1
     me = world.get_world()
     record = error_records.ErrorRecord(
-        me.rank, me.size, me.host, exception, text, ops.read_waiting().number, follows, is_loss
+        me.rank, me.size, me.host, exception, text, ops.read_waiting().number, follows, is_loss, code
     )
     try:
         with real_files.use_real_files():
@@ -71,30 +94,97 @@ def abort_with_error(text: str, exception: str, code: int, follows: bool = False
 
 
 def abort_all_ranks(code: int) -> None:
-    """End all ranks now."""
+    """End all ranks now, with the exit code `code`, or 1 in place of 0."""
     global _aborting
     _aborting = True
     run_before_abort()
+    with contextlib.suppress(OSError):  # whatever goes wrong with that, they end
+        exit_marks.mark_abort(code if 0 < code < 256 else 1)
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
         except (OSError, ValueError):
             continue  # a closed stream has nothing left to say
+    _abort_job(code if 0 < code < 256 else 1)
+
+
+def abort_unjoined(task: task_environment.Task) -> None:
+    """End all ranks, with code 1, for a wrong setting of this one, which has not joined them.
+
+    Where MPI cannot be loaded it returns. MPI is started first, with the limits of the defaults: Open MPI's mpirun may
+    crash, or never end, if a rank ends while another one connects to it.
+    """
+    what = "has waited for the others to start MPI, to end them for its error"
+    with mpi_timeout.limit_time(task.rank, task.size, what, world.UNREACHABLE, settings.Settings({})):
+        try:
+            from mpi4py import MPI  # noqa: F401
+        except (ImportError, RuntimeError):
+            return
+    _abort_job(1)
+
+
+def _abort_job(code: int) -> None:
+    """Have MPI end all ranks, by Open MPI's own function beneath `MPI_Abort`, whose words come with a NUL byte.
+
+    They only say that a rank has aborted, as those of mpirun do, too.
+    """
     from mpi4py import MPI
 
-    MPI.COMM_WORLD.Abort(code if 0 < code < 256 else 1)
+    library = ctypes.CDLL(MPI.__file__)  # its symbols are also those of the MPI that it is linked to
+    if MPI.get_vendor()[0] == "Open MPI" and MPI.get_vendor()[1] < (6,) and hasattr(library, "ompi_mpi_abort"):
+        communicator = ctypes.c_char.in_dll(library, "ompi_mpi_comm_world")
+        library.ompi_mpi_abort(ctypes.byref(communicator), ctypes.c_int(code))
+    MPI.COMM_WORLD.Abort(code)
 
 
 def remember_exit_code(code: Any) -> None:
     """Called with the argument of `sys.exit`, so that a rank that must abort others ends them with its own code."""
     global _exit_code, _exit_text
-    _exit_code = code if isinstance(code, int) else int(code is not None)
-    _exit_text = "" if code is None or isinstance(code, int) else str(code)
+    _exit_code = compute_exit_code(code)
+    _exit_text = "" if code is None or isinstance(code, int) else _describe_object(code)
+
+
+def _describe_object(code: object) -> str:
+    try:
+        return str(code)
+    except Exception as error:  # of which Python says nothing
+        return f"an object of {type(code)}, whose text cannot be had: {type(error).__name__}"
+
+
+def compute_exit_code(code: Any) -> int:
+    """The exit code, 0 to 255, with which Python ends for the argument of `sys.exit`."""
+    if not isinstance(code, int):
+        return int(code is not None)
+    return code & 0xFF if -(2**63) <= code < 2**63 else 0xFF
 
 
 def get_exit_code() -> int:
     """What the script has given to `sys.exit`, as a number; 0 if it has not."""
     return _exit_code
+
+
+def hear_requests(handle: Callable[[str], None], finish: Callable[[], None]) -> None:
+    """From now on call `handle` with the name of the signal by which this rank, or `matex run`, is asked to end.
+
+    mpirun sends SIGTERM to the ranks that are left when one is lost. `matex run` never has it do so: what it is asked
+    itself it passes on as SIGUSR1. So SIGTERM of mpirun is no request, but the end: `finish` is called before it.
+    """
+    c, launchers = ops.get_library().c, list(task_environment.get_launchers())
+
+    def hear(number: int, frame: Any) -> None:
+        is_launchers = not c.matex_came_from_others(number)
+        if is_launchers and number == signal.SIGTERM:
+            finish()
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+        else:
+            asked = exit_marks.read_request() if is_launchers else None
+            handle(asked or signal.Signals(number).name)
+
+    for number in REQUESTS:
+        signal.signal(number, hear)
+        if c.matex_watch_sender(number, (ctypes.c_int * len(launchers))(*launchers), len(launchers)):
+            raise world.RankError(f"the senders of signal {number} cannot be told apart")
 
 
 def await_cause() -> None:
@@ -120,6 +210,7 @@ def _await_others_at_end(error: ops.MismatchError) -> None:
 
 def end_rank() -> None:
     """The last thing a rank does: agree with the others that the script is over, then finalize MPI."""
+    global _have_all_ended
     from mpi4py import MPI
 
     if not world.is_active() or _aborting or MPI.Is_finalized():
@@ -132,12 +223,19 @@ def end_rank() -> None:
     try:
         membership.attempt_collectives(ended, lambda: ops.rendezvous(_KIND, 0, ended))
     except ops.MismatchError as error:
+        if _exit_code and membership.LEFT_WITH in str(error):
+            text = f"{_describe_exit()}, while others go on. All ranks end where one does."
+            abort_with_error(f"matex_tf: {text}\n", f"SystemExit: {_exit_text or _exit_code}", _exit_code)
         # Those that are still at work raise this error where they are, and show the line of the script.
         _await_others_at_end(error)
         abort_with_error(f"matex_tf: {error}\n", f"MismatchError: {error}", _exit_code or 1, follows=True)
-    for work in at_end:
-        work()
-    objects.barrier("what is done after the script")
+    _have_all_ended = True
+    try:
+        for work in at_end:
+            work()
+    except world.RankError as error:  # on all ranks
+        abort_with_error(f"matex_tf: {error}\n", f"RankError: {error}", 1)
+    _tell_exits(objects.allgather((_exit_code, _exit_text), "what is done after the script"))
     me = world.get_world()
     with mpi_timeout.limit_time(me.rank, me.size, "has waited for MPI to end, after all have come to the script's end"):
         exit_marks.mark_ended()
@@ -145,3 +243,16 @@ def end_rank() -> None:
             work()
         if not me.has_lost:  # else MPI may wait for those that were lost
             MPI.Finalize.plain()  # type: ignore[attr-defined]
+
+
+def _describe_exit() -> str:
+    me = world.get_world()
+    said = f" by sys.exit({_exit_text!r})" if _exit_text else ""
+    return f"rank {me.rank} of {me.size} on {me.host} has ended its script{said}, with exit code {_exit_code}"
+
+
+def _tell_exits(exits: list[tuple[int, str]]) -> None:
+    """Say what ranks have said to `sys.exit`, by rank; what rank 0 has said, Python shows as that of all."""
+    rank = world.get_world().rank
+    if _exit_text and exits.index(exits[rank]) == rank > 0:
+        terminal.write_text(f"matex_tf: {_describe_exit()}\n")

@@ -1,12 +1,11 @@
 """`MATEX_STRATEGY=local:H`: in `fit` each rank trains H steps by itself, then all take the average of their weights.
 
 A step is of this rank's slice of the batch, and its gradient stays the rank's own. Whoever looks at the model where the
-ranks are together, at the end of an epoch, to validate or to save it, finds the average, or what `Outer` makes of it.
+ranks are together, at the end of an epoch, to validate or to save it, finds the average.
 """
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -21,7 +20,6 @@ from matex_tf.world import world
 
 _AT_ONCE = 1 << 22  # bytes of variables that are averaged in one piece, where more than one fit in
 _under_way: list[Averaging] = []
-_outer: weakref.WeakKeyDictionary[Any, Outer] = weakref.WeakKeyDictionary()
 
 
 def is_chosen() -> bool:
@@ -56,75 +54,27 @@ def average_current() -> None:
         one.average_weights()
 
 
-def find_outer(model: Any) -> Outer:
-    """The outer optimizer of a model."""
-    return _outer.setdefault(model, Outer())
-
-
-class Outer:
-    """The outer optimizer of DiLoCo (Douillard et al. 2023, algorithm 1) for one model, by Nesterov momentum.
-
-    The outer gradient of a weight is its way back from the average, g = w - average, w being what it was when the ranks
-    were together last. Then m = momentum * m + g, and the weight becomes w - rate * (g + momentum * m).
-    """
-
-    def __init__(self) -> None:
-        self._before: dict[int, Any] = {}
-        self._momenta: dict[int, Any] = {}  # by the ids of variables of TensorFlow, which the model has
-
-    def keep_weights(self, trained: Sequence[Any]) -> None:
-        """Ranks are together, with these variables of TensorFlow. What they are is no copy until they change."""
-        if settings.get_settings().outer != settings.AVERAGE:
-            self._before = {id(one): one.read_value() for one in trained}
-
-    def list_momenta(self, weights: Sequence[Any]) -> list[np.ndarray]:
-        """What there is of each of these variables of TensorFlow; of one that has none, an array without entries."""
-        return [np.asarray(self._momenta.get(id(one), ())) for one in weights]
-
-    def load_momenta(self, weights: Sequence[Any], momenta: Sequence[np.ndarray]) -> None:
-        """Go on with what `list_momenta` has given."""
-        self._momenta = {id(one): value for one, value in zip(weights, momenta) if value.shape == tuple(one.shape)}
-
-    def make_step(self, variable: Any, average: Any) -> Any:
-        """What a variable becomes. One that no rank had when they were together becomes the average."""
-        told, before = settings.get_settings().outer, self._before.get(id(variable))
-        if told == settings.AVERAGE or before is None:
-            return average
-        gradient = before - average
-        momentum = told.momentum * self._momenta.get(id(variable), 0) + gradient
-        self._momenta[id(variable)] = momentum
-        return before - told.rate * (gradient + told.momentum * momentum)
-
-
 class Averaging:
     """A training in which ranks are by themselves for some steps.
 
     Args:
         trained: the variables of TensorFlow that it trains; there may be more once a step was traced.
         has: gives these and others that may become another on each rank, such as the optimizer's.
-        outer: what is kept of the model between two averages.
     """
 
-    def __init__(self, trained: Sequence[Any], has: Callable[[], Sequence[Any]], outer: Outer):
-        self._trained, self._has, self._outer = trained, has, outer
+    def __init__(self, trained: Sequence[Any], has: Callable[[], Sequence[Any]]):
+        self._trained, self._has = trained, has
         self._steps = 0  # since the weights were averaged
         self._are_apart = False  # the others
         _under_way.append(self)
 
     def say_averaging(self) -> None:
         """Say how this training goes."""
-        steps, outer = "each step" if read_period() == 1 else f"{read_period()} steps", settings.get_settings().outer
-        then = "" if outer == settings.AVERAGE else f", and an outer step to it ({outer})"
+        steps = "each step" if read_period() == 1 else f"{read_period()} steps"
         notes.print_note(
             f"local: {world.get_world().size} ranks, each on its slices of batches by itself; after {steps} the "
-            f"average of their weights{then}; results are statistical, not those of the script alone "
-            "(docs/strategies.md)"
+            "average of their weights; results are statistical, not those of the script alone (docs/strategies.md)"
         )
-
-    def begin_step(self) -> None:
-        """A step is about to be made."""
-        if not self._steps:
-            self._outer.keep_weights(self._trained)
 
     def end_step(self) -> None:
         """A step is over. Collective after every so many."""
@@ -145,7 +95,7 @@ class Averaging:
             values = [np.asarray(one.numpy()) for one in chosen]
             names = list(map(reduction.find_name, chosen))
             differing = variables.find_differing(names, values, "what ranks that trained by themselves have")
-            _take_average([chosen[index] for index in differing], lambda _, average: average)
+            _take_average([chosen[index] for index in differing])
 
     def close_averaging(self) -> None:
         """It is over. Not collective."""
@@ -153,11 +103,11 @@ class Averaging:
 
     def _average_trained(self) -> None:
         self._steps = 0
-        _take_average(self._trained, self._outer.make_step)
+        _take_average(self._trained)
 
 
-def _take_average(chosen: Sequence[Any], make: Callable[[Any, Any], Any]) -> None:
-    """Make variables of TensorFlow what `make` makes of one and the average of what it is on all ranks. Collective."""
+def _take_average(chosen: Sequence[Any]) -> None:
+    """Give variables of TensorFlow the average of what they are on all ranks. Collective."""
     import tensorflow as tf
 
     for group in _group_variables(chosen):
@@ -165,7 +115,7 @@ def _take_average(chosen: Sequence[Any], make: Callable[[Any, Any], Any]) -> Non
         name = f"the average of '{reduction.find_name(group[0])}' and {len(group) - 1} more"
         average = ops.allreduce(flat[0] if len(flat) == 1 else tf.concat(flat, 0), "mean", name)
         for one, value in zip(group, tf.split(average, [part.shape[0] for part in flat])):
-            one.assign(make(one, tf.reshape(value, one.shape)))
+            one.assign(tf.reshape(value, one.shape))
 
 
 def _group_variables(chosen: Sequence[Any]) -> Iterator[list[Any]]:

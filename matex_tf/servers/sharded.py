@@ -38,7 +38,8 @@ def update_pieces(optimizer: Any, apply: Apply, gradients: Sequence[Any], variab
     """
     import tensorflow as tf
 
-    gradients, variables = list(gradients), list(variables)
+    order = sorted(range(len(variables)), key=lambda index: reduction.find_birth(variables[index]))
+    gradients, variables = [gradients[index] for index in order], [variables[index] for index in order]
     if not owners.is_chosen() and not update_costs.are_noted():
         return apply(gradients, variables)
     gradients = list(map(_ensure_shape, gradients, variables))

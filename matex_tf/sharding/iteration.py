@@ -1,4 +1,8 @@
-"""What is iterated in place of a dataset, and what is done before its first element."""
+"""What is iterated in place of a dataset, what is done before its first element, and how far it is read ahead.
+
+What a generator, a `PyDataset` or another Python object has given does not come again. An iterator that ends before its
+data do loses what it has read ahead: the next one begins behind that.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from matex_tf import tags
+from matex_tf.analysis import pipeline_shapes
 from matex_tf.sharding import row_shares
 
 _instead: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
@@ -48,3 +53,31 @@ def exempt_dataset(dataset: Any) -> Any:
 
 def is_exempt(dataset: Any) -> bool:
     return dataset in _exempt or any(source in _exempt for source in row_shares.list_pipeline(dataset))
+
+
+def read_alike(dataset: Any, make: Callable[[Any], Any]) -> Any:
+    """The dataset that `make` gives for `dataset`, read as far ahead as the script alone reads `dataset`.
+
+    `make` gets the dataset without the `prefetch` that is its last step, which comes after what it makes, and may not
+    itself read ahead. TensorFlow lets the number of elements grow from 1 on where a script leaves it the choice; here
+    it stays 1, on all ranks alike. A pipeline that gives the same in each iteration is read ahead as it suits.
+    """
+    import tensorflow as tf
+
+    if not any(map(pipeline_shapes.has_outside_state, row_shares.list_pipeline(dataset))):
+        return make(dataset).prefetch(tf.data.AUTOTUNE)
+    last, _ = pipeline_shapes.skip_kinds(dataset, ("OptionsDataset",))
+    if pipeline_shapes.name_kind(last) == "PrefetchDataset":
+        ahead = int(last._buffer_size)
+        result = make(last._input_dataset.with_options(dataset.options()))
+    else:
+        ahead = tf.data.AUTOTUNE if _is_prefetch_added(last, dataset.options()) else 0
+        result = make(dataset)
+    ahead = 1 if ahead == tf.data.AUTOTUNE else ahead
+    return result.prefetch(ahead) if ahead else result
+
+
+def _is_prefetch_added(last: Any, options: Any) -> bool:
+    """Whether TensorFlow adds a `prefetch` to a pipeline of which `last` is the last step."""
+    is_off = options.autotune.enabled is False or options.experimental_optimization.inject_prefetch is False
+    return not is_off and not pipeline_shapes.name_kind(last).startswith("Parallel")

@@ -14,7 +14,14 @@ from typing import Any
 
 from matex_tf import ops
 from matex_tf.runtime import notes
-from matex_tf.sharding import fingerprint, iteration, py_functions, row_shares, share_arrays, step_weight
+from matex_tf.sharding import (
+    fingerprint,
+    iteration,
+    py_functions,
+    row_shares,
+    share_arrays,
+    step_weight,
+)
 from matex_tf.sharding.uneven import leases
 from matex_tf.world import world
 
@@ -128,12 +135,10 @@ def make_whole_dataset(dataset: Any) -> Any:
     """A dataset of `Batch` of whole batches, which every rank computes."""
     import tensorflow as tf
 
-    def batch(*element: Any) -> Batch:
-        return Batch(
-            element if len(element) > 1 else element[0], tf.constant(step_weight.list_whole_values(), tf.float64)
-        )
-
-    return iteration.exempt_dataset(dataset.map(batch, num_parallel_calls=1).prefetch(tf.data.AUTOTUNE))
+    numbers = tf.data.Dataset.from_tensors(tf.constant(step_weight.list_whole_values(), tf.float64)).repeat()
+    return iteration.exempt_dataset(
+        iteration.read_alike(dataset, lambda whole: tf.data.Dataset.zip(Batch(whole, numbers)))
+    )
 
 
 def slice_dataset(
@@ -160,13 +165,14 @@ def slice_dataset(
         with tf.control_dependencies([shown]):
             return Batch(*take_slice(tf.nest.map_structure(tf.identity, element), of_batch))
 
-    def cut_up() -> Any:
+    # The call of Python in it keeps TensorFlow from making of the map a parallel one, which reads ahead.
+    def cut_up(batches: Any) -> Any:
         if shares is None:
-            return dataset.enumerate().map(cut, num_parallel_calls=1)
-        both = tf.data.Dataset.zip((dataset.enumerate(), shares.make_dataset()))
-        return both.map(lambda numbered, of_batch: cut(numbered[0], numbered[1], of_batch), num_parallel_calls=1)
+            return batches.enumerate().map(cut)
+        both = tf.data.Dataset.zip((batches.enumerate(), shares.make_dataset()))
+        return both.map(lambda numbered, of_batch: cut(numbered[0], numbered[1], of_batch))
 
-    return iteration.exempt_dataset(py_functions.hold_py_functions(cut_up).prefetch(tf.data.AUTOTUNE))
+    return iteration.exempt_dataset(py_functions.hold_py_functions(lambda: iteration.read_alike(dataset, cut_up)))
 
 
 def find_numbers(batch: Any) -> Any:

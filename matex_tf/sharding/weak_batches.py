@@ -13,6 +13,10 @@ def group_batches(dataset: Any) -> Any:
 
     Ranks that have no batch of their own, as some may in the last group, get the group's first with weight 0.
     """
+    return iteration.exempt_dataset(iteration.read_alike(dataset, _group))
+
+
+def _group(dataset: Any) -> Any:
     import tensorflow as tf
 
     me = world.get_world()
@@ -52,10 +56,10 @@ def group_batches(dataset: Any) -> Any:
         data = tf.cond(has_rows, lambda: mine, lambda: first_row)
         return sliced_dataset.Batch(data, step_weight.make_slice_tensor(has_rows, zero, own, rows))
 
-    result = groups.map(batch, num_parallel_calls=1)
+    result = groups.map(batch)
     total = int(dataset.cardinality())
     if total >= 0:
         result = result.apply(tf.data.experimental.assert_cardinality(-(-total // me.trainers)))
     elif total == tf.data.INFINITE_CARDINALITY:
         result = result.apply(tf.data.experimental.assert_cardinality(total))
-    return iteration.exempt_dataset(result.prefetch(tf.data.AUTOTUNE))
+    return result

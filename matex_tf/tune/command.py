@@ -14,7 +14,7 @@ import click
 from matex_tf.deploy.command import add_slurm_options
 from matex_tf.deploy.job import JobError
 from matex_tf.deploy.options import merge_options, parse_time
-from matex_tf.deploy.slurm import Slurm
+from matex_tf.deploy.sbatch.job_script import Slurm
 from matex_tf.monitor.progress import format_seconds
 from matex_tf.tune import setup
 from matex_tf.tune.database import DatabaseError
@@ -101,7 +101,11 @@ class _Command(click.Command):
 )
 @click.option("--database", metavar="FILE", help="Of all searches; ~/.local/share/matex/tune.db unless told.")
 @click.option("--folder", metavar="FOLDER", help="Of the search; runs/tune-SCRIPT-1 unless told.")
-@click.option("--resume", metavar="FOLDER", help="Go on with the search there; --trials may say another number.")
+@click.option(
+    "--resume",
+    metavar="FOLDER",
+    help="Go on with the search there; --trials may say another number, --search other ranges.",
+)
 @click.option("-m", "is_module", is_flag=True, help="SCRIPT.py is the name of a module.")
 @click.argument("script", nargs=-1, type=click.UNPROCESSED, metavar="SCRIPT.py [ARGUMENTS]")
 def tune_command(
@@ -130,12 +134,15 @@ def tune_command(
     job = {one.name: changed.pop(one.name) for one in fields(Slurm) if one.name != "run" and one.name in changed}
     try:
         if resume:
-            if script or space or database or folder:
-                raise click.UsageError("--resume FOLDER goes on as it was begun, without a script or --search")
+            if script or database or folder:
+                raise click.UsageError("--resume FOLDER goes on as it was begun, without a script")
             if as_jobs:
                 raise click.UsageError("--resume goes on as it was begun, without --slurm")
             if odd := changed.keys() - {"trials", "parallel", "limit"}:
                 raise click.UsageError(f"--resume goes on as it was begun, without --{min(odd).replace('_', '-')}")
+            if space:
+                _check_space(space)
+                changed |= {"space": Path(space).read_text(encoding="utf-8"), "name": space}
             return _run_and_report(Path(resume), {**changed, "slurm": job})
         target = ["-m", *script] if is_module else list(script)
         _check_target(target, space)
@@ -143,7 +150,10 @@ def tune_command(
             raise click.UsageError(f"--{min(job).replace('_', '-')} goes with --slurm")
         if as_jobs:
             changed |= _settle_job(changed.pop("run", ()), changed.get("ranks"), job)
-        settings = Settings(**changed, source=os.getcwd(), name=str(space))
+        try:
+            settings = Settings(**changed, source=os.getcwd(), name=str(space))
+        except ValueError as error:
+            raise click.UsageError(str(error)) from None
         where = setup.create_search(
             target, Path(str(space)).read_text(encoding="utf-8"), settings, database or "", folder or ""
         )
@@ -172,6 +182,10 @@ def _check_target(target: Sequence[str], space: str | None) -> None:
         raise click.UsageError(f"there is no file {target[0]} in {os.getcwd()}")
     if not space:
         raise click.UsageError(f"what is to be searched? {example}")
+    _check_space(space)
+
+
+def _check_space(space: str) -> None:
     if not os.path.isfile(space):
         raise click.UsageError(f"there is no file {space} in {os.getcwd()}")
 
@@ -182,7 +196,8 @@ def _run_and_report(folder: Path, changed: dict[str, Any]) -> int:
     try:
         found = setup.run_search(folder, **changed)
     except SearchError as error:
-        print(f"matex tune: {error}\nOnce that is mended: {goes_on}", file=sys.stderr)
+        mended = f"{goes_on}, with --search SPACE.yaml where that file was wrong"
+        print(f"matex tune: {error}\nOnce that is mended: {mended}", file=sys.stderr)
         return FAILED
     except (DatabaseError, OSError) as error:
         print(f"matex tune: {error}\nThe trials that have ended are kept. To go on: {goes_on}", file=sys.stderr)

@@ -12,7 +12,7 @@ import sqlite3
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -133,6 +133,14 @@ class Database:
                 "select id, folder, target, space, settings, objective from searches where id = ?", number
             )
         return Search(row[0], row[1], json.loads(row[2]), row[3], json.loads(row[4]), row[5]) if row else None
+
+    def change_space(self, search: Search, space: str, objective: str) -> Search:
+        """Write down that a search goes on over another text, and for another objective."""
+        with self._open_transaction():
+            self._file.execute(
+                "update searches set space = ?, objective = ? where id = ?", (space, objective, search.id)
+            )
+        return replace(search, space=space, objective=objective)
 
     def read_begin(self, search: int) -> float:
         """When a search began, in seconds since 1970."""

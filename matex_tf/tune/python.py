@@ -11,7 +11,7 @@ from typing import Any
 
 from matex_tf import arguments
 from matex_tf.deploy.options import deal_ranks
-from matex_tf.deploy.slurm import Slurm
+from matex_tf.deploy.sbatch.job_script import Slurm
 from matex_tf.tune import setup
 from matex_tf.tune.engines.engine import NAMES
 from matex_tf.tune.rungs import check_rungs
@@ -50,6 +50,7 @@ def tune(
         SearchError: the first trials fail alike; the text shows why.
         DatabaseError, EngineMissingError: the text says what to do.
     """
+    words = arguments.check_words("tune", "args", args)
     for name, value in (("trials", trials), ("parallel", parallel), ("ranks", ranks)):
         arguments.check_whole_number("tune", name, value)
     arguments.check_whole_number("tune", "seed", seed, None)
@@ -76,7 +77,7 @@ def tune(
             raise TypeError(f"tune: expected cluster to be matex_tf.Slurm(...); given {cluster!r}")
         cluster = deal_ranks(cluster, ranks) if ranks > 1 else cluster
         settings = replace(settings, ranks=cluster.ranks, slurm=asdict(cluster))
-    target = [os.fspath(script), *map(str, args)]
+    target = [os.fspath(script), *words]
     return setup.run_search(setup.create_search(target, text, settings, os.fspath(database), os.fspath(folder)))
 
 

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from matex_tf.deploy.job import JobError, UnreachableError, format_count
-from matex_tf.tune import rungs, warm_start
+from matex_tf.tune import rungs
 from matex_tf.tune.database import FEATURES, RUNNING, Database, DatabaseError, Record, Search
+from matex_tf.tune.engines import warm_start
 from matex_tf.tune.engines.proposals import WARM, ExhaustedError, Proposals
 from matex_tf.tune.space_file import Asked
 from matex_tf.tune.starter import Starter, UnderWay, get_trial_folder
@@ -104,8 +105,7 @@ class Searching:
         return min(known, key=lambda one: rungs.make_sort_key(one, self.asked.objective), default=None)
 
     def _is_unfinished(self) -> bool:
-        left = bool(self._under or self._waiting) or len(self._known) < self.wanted
-        return left or self._choose_promoted() is not None
+        return bool(self._under or self._waiting or len(self._known) < self.wanted or self._choose_promoted())
 
     def _resume_trials(self) -> None:
         """Take up what is written down: trials that have ended are told, those that have not are made again."""
@@ -229,8 +229,9 @@ class Searching:
         self._ended.append(record)
 
     def _tell_cost(self, record: Record) -> None:
-        """A trial that has failed costs as much as the worst, once there is one."""
-        self._untold.append(record)
+        """A trial that has failed costs as much as the worst, once there is one; one of another space is not told."""
+        if self.asked.space.allows(record.config):
+            self._untold.append(record)
         costs = [self._compute_cost(one) for one in self._known.values() if one.value is not None]
         if not costs:
             return
@@ -244,9 +245,9 @@ class Searching:
     def _give_up_if_alike(self) -> None:
         first = self._ended[:ALIKE]
         if len(self._ended) == ALIKE and self.best is None and len({one.kind for one in first}) == 1:
-            last = first[-1]
+            last, numbers = first[-1], ", ".join(str(one.number) for one in first)
             raise SearchError(
-                f"the first {ALIKE} trials have failed alike ({last.why}). What the last of them printed "
+                f"trials {numbers} have failed alike ({last.why}). What the last of them printed "
                 f"({get_trial_folder(self.starter.folder, last.number) / OUTPUT}):\n{last.tail or '(nothing)'}"
             )
 

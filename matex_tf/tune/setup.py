@@ -16,9 +16,10 @@ from typing import Any
 
 from matex_tf.deploy import following, run_folder
 from matex_tf.deploy.command import fill_name_and_command, find_own_command
-from matex_tf.deploy.options import format_options
-from matex_tf.deploy.slurm import Slurm, check_commands
-from matex_tf.tune import space_file
+from matex_tf.deploy.options import Options, format_options
+from matex_tf.deploy.sbatch.job_script import Slurm
+from matex_tf.deploy.slurm import check_commands
+from matex_tf.tune import changes, space_file
 from matex_tf.tune.database import RUNNING, Database, DatabaseError, Record, Search, find_default_path
 from matex_tf.tune.engines import engine
 from matex_tf.tune.engines.proposals import Proposals
@@ -31,7 +32,7 @@ from matex_tf.tune.trials import place
 from matex_tf.tune.trials.job_trial import Jobs
 from matex_tf.tune.trials.process_trial import Processes
 from matex_tf.tune.trials.slots import make_slots
-from matex_tf.tune.trials.trial import PLACE, Slot
+from matex_tf.tune.trials.trial import FAILED, PLACE, Slot
 
 NOTE = "search.json"
 _ENDING = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM", signal.SIGHUP: "SIGHUP"}
@@ -56,6 +57,9 @@ class Settings:
     name: str = "search"
     rungs: tuple[int, ...] = ()
     slurm: dict[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        Options(run=self.run)  # what a trial says to `matex run` itself is no option of `run`
 
     @property
     def options(self) -> list[str]:
@@ -163,17 +167,43 @@ def merge_settings(search: Search, **changed: Any) -> Settings:
     return Settings(**{**kept, **changed})
 
 
-def run_search(folder: Path, **changed: Any) -> Found:
-    """Make the trials of the search in `folder` that are not made yet.
+def change_space(database: Database, search: Search, settings: Settings, space: str) -> tuple[Search, list[str]]:
+    """The search over the text `space` in the place of its own, and what is not as before.
 
     Raises:
-        NoSearchError, DatabaseError, SearchError, ImportError, OSError, HostsError: what there is stays.
+        SpaceError, NoSearchError: the text asks for what this search cannot have.
+    """
+    asked = space_file.read_space(space, settings.name)
+    place.check_files(asked, Path(settings.source))
+    ranges, others = changes.list_changes(space_file.read_space(search.space, settings.name), asked)
+    trials = database.list_trials(search.id)
+    if others and any(one.value is not None for one in trials):
+        raise NoSearchError(
+            f"{settings.name}: trials have come to values, and others could not be compared with them: "
+            f"{'; '.join(others)}. Ranges and choices may change; for the rest begin another search"
+        )
+    if not ranges + others:
+        return search, []
+    for one in trials:
+        if others and one.state == RUNNING and not asked.space.allows(one.config):
+            database.end_trial(
+                search.id, replace(one, state=FAILED, kind="changed", why="what is searched has changed")
+            )
+    return database.change_space(search, space, format_objective(asked.objective)), ranges + others
+
+
+def run_search(folder: Path, space: str = "", name: str = "", **changed: Any) -> Found:
+    """Make the trials of the search in `folder` that are not made yet, over the text `space` of the file `name` if any.
+
+    Raises:
+        NoSearchError, SpaceError, DatabaseError, SearchError, ImportError, OSError, HostsError: what there is stays.
     """
     if threading.current_thread() is not threading.main_thread():
         raise RuntimeError("a search goes on in the main thread only: with it trials end, and signals come to it")
     began = time.monotonic()
     database, search = open_search(folder)
-    settings = merge_settings(search, **changed)
+    settings = merge_settings(search, **changed, **({"name": name} if name else {}))
+    search, new = change_space(database, search, settings, space) if space else (search, [])
     asked = space_file.read_space(search.space, settings.name)
     before = database.list_trials(search.id)
     made = engine.make_engine(settings.engine, asked.space, settings.seed)
@@ -183,6 +213,10 @@ def run_search(folder: Path, **changed: Any) -> Found:
         job = fill_name_and_command(replace(job, matex=job.matex or matex), search.target)
     with Screen(asked.space, asked.objective, settings.trials, len(slots), before) as screen:
         say_once = make_once(screen.print_line)
+        if new:
+            screen.print_line(f"goes on with {name}; {'; '.join(new)}")
+        elif not space and (file := _find_changed_file(search, settings)):
+            screen.print_line(f"{file} is not as it was; the search goes on as it began (--search {file} takes it)")
         starter = Starter(
             Path(search.folder), asked, Path(settings.source),
             Jobs(job, Path(settings.source), settings.parallel, say_once) if job
@@ -204,6 +238,16 @@ def run_search(folder: Path, **changed: Any) -> Found:
         best, asked.objective.name, sum(one.state != RUNNING for one in records), time.monotonic() - began,
         str(database.path), str(folder), command, files, searching.stop, code or int(best is None),
     )  # fmt: skip
+
+
+def _find_changed_file(search: Search, settings: Settings) -> str:
+    """The file with which the search began, where it asks for something else now."""
+    try:
+        text = Path(settings.source, settings.name).read_text(encoding="utf-8")
+        known, new = (space_file.read_space(one, settings.name) for one in (search.space, text))
+    except (OSError, ValueError):
+        return ""  # it is gone, or no such file
+    return settings.name if known != new else ""
 
 
 def format_trial_command(

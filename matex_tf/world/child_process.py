@@ -5,9 +5,18 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
+import sys
 from collections.abc import Callable, Iterable
 
 _PR_SET_PDEATHSIG = 1
+
+
+def make_question(program: str, *arguments: str) -> list[str]:
+    """The command of a Python that answers for this one: the text `program`, which imports what this one would.
+
+    Else it would look into the current folder first.
+    """
+    return [sys.executable, "-c", f"import sys; sys.path[:] = {sys.path!r}\n{program}", *arguments]
 
 
 def make_preparation(mask: Iterable[int], parent: int, cpus: Iterable[int] = ()) -> Callable[[], None]:

@@ -42,6 +42,8 @@ class ErrorRecord:
     """Whether another rank had failed first, as far as this one was told."""
     is_loss: bool = False
     """Whether the place or another rank failed, rather than the script, which started again may well succeed."""
+    code: int = 1
+    """The exit code with which the rank ends the job."""
     time: float = field(default_factory=time.time)
     """Seconds since the epoch, by the clock of the host."""
 

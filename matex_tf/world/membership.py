@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +15,9 @@ LOST = "another rank has ended or its host cannot be reached"
 
 survivors: list[int] = []
 """The numbers that the ranks had before the last loss, by the numbers that they have now."""
+
+has_given_world = False
+"""Whether the script, or a library, has got `MPI.COMM_WORLD`, and so may do different things on different ranks."""
 
 _origins: list[int] = []
 
@@ -45,7 +49,24 @@ def is_loss_of_another(error: BaseException) -> bool:
 
 def make_loss_error(why: str) -> world.CannotGoOn:
     """The error by which the run ends after a loss."""
-    return world.CannotGoOn(f"{LOST}, and those that are left cannot go on by themselves: {why}")
+    return world.CannotGoOn(f"{LOST}, and the ranks that are left cannot go on by themselves: {why}")
+
+
+def watch_mpi() -> None:
+    """From here on note that `MPI.COMM_WORLD` was asked for, whose numbers stay those of the start."""
+    from mpi4py import MPI
+
+    everyone = MPI.COMM_WORLD
+
+    class Watched(types.ModuleType):
+        @property
+        def COMM_WORLD(self) -> Any:
+            global has_given_world
+            has_given_world = True
+            return everyone
+
+    del MPI.COMM_WORLD
+    MPI.__class__ = Watched
 
 
 def set_retry(attempt: Callable[[str, Callable[[], Any], Callable[[], None] | None], Any]) -> None:

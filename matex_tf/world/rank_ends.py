@@ -30,11 +30,13 @@ class RankNote:
     host: str
     process: int
     namespace: str
+    mpi: str = ""
+    """Who has made its MPI, as mpi4py names that."""
 
 
-def note_rank(rank: int, size: int, local_size: int, host: str) -> tuple[str, str]:
+def note_rank(rank: int, size: int, local_size: int, host: str, mpi: str = "") -> tuple[str, str]:
     """The name and the text of the note of this process, which is that rank."""
-    note = RankNote(rank, size, local_size, host, os.getpid(), name_namespace())
+    note = RankNote(rank, size, local_size, host, os.getpid(), name_namespace(), mpi)
     return f"{_NAME}{rank}", json.dumps(asdict(note))
 
 
@@ -92,8 +94,17 @@ class RankEnds:
         return next((self._ranks[process] for process, _ in self._ended.poll(0)), None)
 
 
+def find_signal(code: int) -> str:
+    """The name of the signal by which a process has ended that a shell gives `code`; empty where it is no signal's."""
+    number = code - 128
+    if signal.SIGRTMIN < number < signal.SIGRTMAX:
+        return f"SIGRTMIN+{number - signal.SIGRTMIN}"
+    return signal.Signals(number).name if number in signal.valid_signals() else ""
+
+
 def describe_end(first: RankNote, code: int) -> str:
     """Who ended first, and how by mpirun's exit code: a shell's for a signal, or with MPICH the signal itself."""
-    number = code - 128 if code > 128 else code
-    how = f": {signal.Signals(number).name}" if number in _SIGNALS or code > 128 else ""
+    is_number = code in _SIGNALS and first.mpi != "Open MPI"
+    name = find_signal(code + 128 if is_number else code)
+    how = f": {name}" if name else ""
     return f"rank {first.rank} of {first.size} on {first.host} ended first, without a word (exit code {code}{how})"

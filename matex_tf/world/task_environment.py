@@ -9,6 +9,7 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 # Slurm numbers the steps that are no launched tasks (batch script, interactive shell, extern) from here up.
 _SLURM_FIRST_SPECIAL_STEP = 4294967290
@@ -23,6 +24,7 @@ KNOWN = (
     ("PALS", "PALS_SIZE", "PALS_RANKID"),
 )
 SRUN = "Slurm's srun"
+_OF_SITE = {"SLURM_CONF", "SLURM_CLUSTERS", "SLURM_MPI_TYPE"}  # what Slurm tells no job: a user or a cluster says it
 _PREFIXES = (
     "OMPI_",
     "PMIX_",
@@ -40,6 +42,8 @@ _PREFIXES = (
     "HYDRA_",
     "MPI_LOCAL",
 )
+_JOB = "PMIX_NAMESPACE"  # another one in each job of Open MPI, and told to all processes of it
+_launchers: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -75,14 +79,19 @@ def find_task(environment: Mapping[str, str]) -> Task | None:
 
 def make_job_name(environment: Mapping[str, str]) -> str:
     """A name that the ranks of a run have in common, on one host at least, and other runs of now have not."""
-    name = environment.get("PMIX_NAMESPACE") or f"{os.getppid()}"
+    name = environment.get(_JOB) or f"{os.getppid()}"
     return re.sub(r"\W", "-", name)
+
+
+taken: set[str] = set()
+"""The launcher's variables that this process had and has no more."""
 
 
 def keep_children_out() -> None:
     """A process that a rank starts is a world of its own: a child that joined the job would crash it."""
     for name in list(os.environ):
         if name.startswith(_PREFIXES) or name in ("MATEX_PROOF", "MATEX_STATE"):
+            taken.add(name)
             del os.environ[name]
 
 
@@ -108,4 +117,41 @@ def remove_task_variables(environment: Mapping[str, str]) -> dict[str, str]:
 def remove_job_variables(environment: Mapping[str, str]) -> dict[str, str]:
     """`environment` less what a launcher and Slurm told this task, so that a child is a world of its own."""
     mine = remove_task_variables(environment)
-    return {name: value for name, value in mine.items() if not name.startswith("SLURM_") or name == "SLURM_CONF"}
+    return {name: value for name, value in mine.items() if not name.startswith("SLURM_") or name in _OF_SITE}
+
+
+def note_launchers(environment: Mapping[str, str]) -> None:
+    """Find the launcher of this rank, whose `environment` this is, where `matex run` has started that."""
+    global _launchers
+    if environment.get("MATEX_PROOF"):
+        _launchers = find_launchers(os.getppid(), environment.get(_JOB, ""))
+
+
+def get_launchers() -> frozenset[int]:
+    """The daemon of mpirun above this rank, and what is between, such as a shell. None without `matex run`."""
+    return _launchers
+
+
+def find_launchers(process: int, job: str) -> frozenset[int]:
+    """`process` and those above it, up to the first that is not of the `job`."""
+    found: set[int] = set()
+    while process > 1:
+        found.add(process)
+        if not job or f"{_JOB}={job}" not in _read_environment(process):
+            break
+        process = _read_parent(process)
+    return frozenset(found)
+
+
+def _read_environment(process: int) -> list[str]:
+    try:
+        return os.fsdecode(Path(f"/proc/{process}/environ").read_bytes()).split("\0")
+    except OSError:  # it is another user's, or has ended
+        return []
+
+
+def _read_parent(process: int) -> int:
+    try:
+        return int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1])
+    except OSError:
+        return 0

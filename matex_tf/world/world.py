@@ -131,30 +131,15 @@ def _start_world() -> World:
         return phantom_rank.make_single_world(World) if in_parts and settings.get_settings().microbatch else World()
     _set_open_mpi_defaults()
     with mpi_timeout.limit_time(
-        task.rank, task.size, "has waited for MPI to start and the others to come", _UNREACHABLE
+        task.rank, task.size, "has waited for MPI to start and the others to come", UNREACHABLE
     ):
         return _join_task(task)
 
 
-_UNREACHABLE = (
+UNREACHABLE = (
     "One may not have started yet. Or hosts cannot reach each other, for a firewall or an interface that is not the "
     "one between them (docker0): name that one, with Open MPI by `--mca btl_tcp_if_include eth0`."
 )
-
-
-def abort_unjoined(task: task_environment.Task) -> None:
-    """End all ranks, with code 1, for a wrong setting of this one, which has not joined them.
-
-    Where MPI cannot be loaded it returns. MPI is started first, with the limits of the defaults: Open MPI's mpirun may
-    crash, or never end, if a rank ends while another one connects to it.
-    """
-    what = "has waited for the others to start MPI, to end them for its error"
-    with mpi_timeout.limit_time(task.rank, task.size, what, _UNREACHABLE, settings.Settings({})):
-        try:
-            from mpi4py import MPI
-        except (ImportError, RuntimeError):
-            return
-    MPI.COMM_WORLD.Abort(1)
 
 
 def _join_task(task: task_environment.Task) -> World:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from matex_tf.readers.arrays.stack import Stack, Variable, check_numeric
+from matex_tf.readers.arrays import contents
+from matex_tf.readers.arrays.dimensions import Dimension, make_dimension
+from matex_tf.readers.arrays.stack import Stack
+from matex_tf.readers.arrays.texts import TextVariable
+from matex_tf.readers.arrays.variable import Variable, check_numeric
+from matex_tf.readers.base import files
 from matex_tf.readers.base.formats import ReaderError, register
 
 SIGNATURE = b"\x89HDF\r\n\x1a\n"
@@ -24,6 +28,8 @@ class Hdf5(Stack):
     """Datasets of one file or of several that follow each other ("run_*.h5", by name).
 
     `data` and `labels` are paths in the file ("group/x"); `sample` is the axis of samples, by default the first.
+    `dtype` is that of the data as read, or {dataset: dtype}; str takes texts that are numbers as categories. Texts
+    become integers (`DataSet.categories`).
     `parallel=True` opens through MPI-IO where h5py was built with it.
     """
 
@@ -51,7 +57,7 @@ class Hdf5(Stack):
         if not h5py.is_hdf5(path):
             raise ReaderError(
                 f"{path}: wrong magic number: expected an HDF5 file, which begins with {SIGNATURE.hex(' ')}; found "
-                f"{head.hex(' ') or 'nothing'}"
+                f"{files.describe_head(head)}"
             )
         return h5py.File(path, "r")
 
@@ -66,11 +72,13 @@ class Hdf5(Stack):
         *groups, last = name.strip("/").split("/")
         for candidate in (last, _HIDDEN + last):
             key = "/".join([*groups, candidate])
-            link = file.get(key, getlink=True) if key in file or _is_link(file, key) else None
-            if isinstance(link, h5py.ExternalLink) and not os.path.exists(path.parent / link.filename):
-                raise ReaderError(f"{path}: {name!r} lies in another file: expected {link.filename}, found none")
+            contents.check_links(path, file, key)
             if key in file and isinstance(file[key], h5py.Dataset) and not _is_bare_dimension(file[key]):
-                return _Variable(self, path, name, file[key])
+                dataset = file[key]
+                contents.check_sources(path, name, dataset)
+                if h5py.check_string_dtype(dataset.dtype) is None:
+                    return _Variable(self, path, name, dataset)
+                return _make_text(self, path, name, dataset)
         return None
 
     def list_names(self, file: Any) -> list[str]:
@@ -86,40 +94,75 @@ class Hdf5(Stack):
         return found
 
 
-def _is_link(file: Any, key: str) -> bool:
-    try:
-        return file.get(key, getlink=True) is not None
-    except (KeyError, OSError):
-        return False
-
-
 def _is_bare_dimension(dataset: Any) -> bool:
     """Whether netCDF-4 made it for a dimension only, without values."""
     name = dataset.attrs.get("NAME", b"")
     return bytes(name if isinstance(name, bytes) else str(name).encode()).startswith(b"This is a netCDF dimension but")
 
 
+def _find_name(dimension: Any) -> str:
+    """What the file calls a dimension: its label, or the name of the scale that is attached to it."""
+    if dimension.label or not len(dimension):
+        return str(dimension.label)
+    return str(dimension[0].name).rpartition("/")[2].removeprefix(_HIDDEN)
+
+
+def _list_dimensions(dataset: Any, axis: int) -> list[Dimension]:
+    found = []
+    for dimension in dataset.dims:
+        scale = dimension[0] if len(dimension) else None
+        if scale is None or _is_bare_dimension(scale):
+            found.append(Dimension(_find_name(dimension)))
+        else:
+            units = scale.attrs.get("units", "")
+            text = units.decode("utf-8", "replace") if isinstance(units, bytes) else units
+            found.append(make_dimension(_find_name(dimension), scale[()], text))
+    return [dimension for place, dimension in enumerate(found) if place != axis]
+
+
+def _make_text(owner: Hdf5, path: Path, name: str, dataset: Any) -> TextVariable:
+    shape = tuple(dataset.shape or ())
+    axis = owner.find_axis(path, name, [_find_name(dimension) for dimension in dataset.dims], shape)
+    texts = dataset.asstr("utf-8", "replace")
+
+    def read(start: int, stop: int) -> Any:
+        return texts[(*[slice(None)] * axis, slice(start, stop))]
+
+    return TextVariable(owner, path, name, shape, axis, read, lambda: _list_dimensions(dataset, axis))
+
+
 class _Variable(Variable):
     def __init__(self, owner: Hdf5, path: Path, name: str, dataset: Any):
         if dataset.shape is None:
             raise ReaderError(f"{path}: expected numbers in {name!r}, found a dataset without any")
-        self.dtype = check_numeric(path, name, dataset.dtype)
+        import h5py
+
+        is_ragged = h5py.check_vlen_dtype(dataset.dtype) is not None
+        kind = "numbers of rows of different lengths (VLEN)" if is_ragged else ""
+        self.dtype = check_numeric(path, name, dataset.dtype, kind)
         self._owner, self._path, self._dataset = owner, path, dataset
         self.name, self.shape = name, tuple(dataset.shape)
-        self.axis = owner.find_axis(path, name, [dimension.label for dimension in dataset.dims], self.shape)
+        self.axis = owner.find_axis(path, name, [_find_name(dimension) for dimension in dataset.dims], self.shape)
         if dataset.chunks:
             self.chunk = int(dataset.chunks[self.axis])
-        if dataset.is_virtual:
-            _check_sources(path, name, dataset)
+
+    def list_dimensions(self) -> list[Dimension]:
+        return _list_dimensions(self._dataset, self.axis)
 
     def fill_array(self, target: np.ndarray, start: int, stop: int) -> None:
-        direct = self.axis == 0 and target.flags.c_contiguous and target.dtype == self._dataset.dtype
+        direct = (
+            self.axis == 0
+            and self.arrangement is None
+            and target.flags.c_contiguous
+            and target.dtype == self._dataset.dtype
+        )
         for begin, end in self.split_slabs(start, stop, _SLAB_BYTES):
             piece = target[begin - start : end - start]
             if direct and piece.size:
                 self._owner.fetch(self._path, self, lambda variable: variable.read_into(piece, begin, end))  # noqa: B023
             else:
-                piece[...] = self._owner.fetch(self._path, self, lambda variable: variable.read_samples(begin, end))  # noqa: B023
+                found = self._owner.fetch(self._path, self, lambda variable: variable.read_samples(begin, end))  # noqa: B023
+                piece[...] = self.order_samples(found)
 
     def read_samples(self, start: int, stop: int) -> np.ndarray:
         # Not by indexing, for which h5py has a short way that is never collective.
@@ -133,11 +176,3 @@ class _Variable(Variable):
 
     def enter_collective(self) -> contextlib.AbstractContextManager[object]:
         return self._dataset.collective
-
-
-def _check_sources(path: Path, name: str, dataset: Any) -> None:
-    """HDF5 fills in what the files behind a virtual dataset lack, without a word."""
-    for source in dataset.virtual_sources():
-        behind = path if source.file_name == "." else path.parent / source.file_name
-        if not behind.exists():
-            raise ReaderError(f"{path}: {name!r} is made of other files: expected {behind}, found none")

@@ -6,11 +6,14 @@ slow disk by the processor time of its thread.
 
 from __future__ import annotations
 
+import collections
 import ctypes
+import os
 import queue
 import signal
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -26,6 +29,41 @@ _BYTES_A_SECOND = 20 << 20
 
 _one_at_a_time = threading.Lock()
 _worker: _Worker | None = None
+
+
+class OpenFile:
+    """A file that a library has open. It is closed as soon as nobody has this object any more.
+
+    Left to Python's garbage collection, a file would be closed by whichever thread comes to it, beside a call of
+    another one; the libraries crash then.
+    """
+
+    def __init__(self, open: Callable[[], Any]):
+        self.file = call_library(open)
+        self._finish = weakref.finalize(self, _close_dropped, self.file.close, os.getpid())
+        self._finish.atexit = False
+
+    def close(self) -> None:
+        if self._finish.detach() is not None:
+            call_library(self.file.close)
+
+
+# What is to be closed of files that nobody has any more.
+_dropped: collections.deque[Callable[[], None]] = collections.deque()
+
+
+def _close_dropped(close: Callable[[], None] | None = None, owner: int | None = None) -> None:
+    """Close files that nobody has any more, unless a call is under way: whoever made that does it then.
+
+    A garbage collection calls this in the middle of anything, so it waits for no lock.
+    """
+    if close is not None and owner == os.getpid():  # a forked child leaves its parent's files alone
+        _dropped.append(close)
+    while _dropped and threading.current_thread() is not _worker and _one_at_a_time.acquire(blocking=False):
+        try:
+            _call_by_worker(_dropped.popleft(), _MOST_SECONDS)
+        finally:
+            _one_at_a_time.release()
 
 
 class _Worker(threading.Thread):
@@ -70,23 +108,30 @@ def estimate_seconds(size: int) -> float:
 
 def call_library(action: Callable[[], Result], most_seconds: float | None = None) -> Result:
     """`action()`, which calls netCDF4 or h5py. Raises ReaderError if it does not come to an end."""
-    most = _MOST_SECONDS if most_seconds is None else most_seconds
+    try:
+        with _one_at_a_time:
+            return _call_by_worker(action, _MOST_SECONDS if most_seconds is None else most_seconds)
+    finally:
+        _close_dropped()
+
+
+def _call_by_worker(action: Callable[[], Result], most: float) -> Result:
+    """`action()` in the thread of calls; for who holds the lock."""
     global _worker
-    with _one_at_a_time:
-        if _worker is None or not _worker.is_alive():  # a forked child has no threads of its parent's
-            _worker = _Worker()
-        if _worker.lost:
-            raise ReaderError("a library was lost in a damaged file before; start Python anew to read other files")
-        begin = _worker.measure_processor_time()
-        _worker.todo.put(action)
-        while True:
-            try:
-                result, error = _worker.done.get(timeout=_LOOK_EVERY)
-                break
-            except queue.Empty:
-                if _worker.measure_processor_time() - begin > most:
-                    _worker.stop_thread()
-                    raise ReaderError(f"its library computed for {most:.0f} s on one call and found no end") from None
+    if _worker is None or not _worker.is_alive():  # a forked child has no threads of its parent's
+        _worker = _Worker()
+    if _worker.lost:
+        raise ReaderError("a library was lost in a damaged file before; start Python anew to read other files")
+    begin = _worker.measure_processor_time()
+    _worker.todo.put(action)
+    while True:
+        try:
+            result, error = _worker.done.get(timeout=_LOOK_EVERY)
+            break
+        except queue.Empty:
+            if _worker.measure_processor_time() - begin > most:
+                _worker.stop_thread()
+                raise ReaderError(f"its library computed for {most:.0f} s on one call and found no end") from None
     if error is not None:
         raise error
     return result

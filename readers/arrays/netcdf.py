@@ -10,8 +10,12 @@ from typing import Any
 import numpy as np
 
 from matex_tf.readers.arrays import netcdf_header
+from matex_tf.readers.arrays.dimensions import Dimension, make_dimension
 from matex_tf.readers.arrays.hdf5 import NETCDF_ENDINGS, SIGNATURE
-from matex_tf.readers.arrays.stack import Stack, Variable, check_numeric
+from matex_tf.readers.arrays.stack import Stack
+from matex_tf.readers.arrays.texts import TextVariable
+from matex_tf.readers.arrays.variable import Variable, check_numeric
+from matex_tf.readers.base import files
 from matex_tf.readers.base.formats import ReaderError, register
 from matex_tf.readers.rows.missing import check_fits, make_missing_error
 from matex_tf.sharding.share_arrays import ShareArray
@@ -31,6 +35,8 @@ class NetCdf(Stack):
 
     `sample` names the dimension of samples (by default a variable's first). Packed variables are unpacked
     (`scale_factor`, `add_offset`); what is marked as missing (`_FillValue`, `missing_value`, `valid_range`) is missing.
+    `dtype` is that of the data as read, or {variable: dtype}; str takes texts that are numbers as categories. Texts
+    become integers (`DataSet.categories`).
     `parallel=True` opens through MPI-IO where netCDF4 was built with it.
     """
 
@@ -60,7 +66,7 @@ class NetCdf(Stack):
         elif head != SIGNATURE:
             raise ReaderError(
                 f"{path}: wrong magic number: expected a NetCDF file, which begins with 43 44 46 (classic) or "
-                f"{SIGNATURE.hex(' ')} (NetCDF-4); found {head.hex(' ') or 'nothing'}"
+                f"{SIGNATURE.hex(' ')} (NetCDF-4); found {files.describe_head(head)}"
             )
         usual = netCDF4.get_chunk_cache()
         # Slabs take whole chunks, so that none is read twice, and 64 MiB, the usual size, is not needed. Set for all
@@ -88,7 +94,11 @@ class NetCdf(Stack):
             if inner not in group.groups:
                 return None
             group = group.groups[inner]
-        return _Variable(self, path, name, group.variables[last]) if last in group.variables else None
+        if last not in group.variables:
+            return None
+        found = group.variables[last]
+        is_text = found.dtype is str or getattr(found.dtype, "kind", "") == "S"
+        return _make_text(self, path, name, found) if is_text else _Variable(self, path, name, found)
 
     def list_names(self, file: Any) -> list[str]:
         def walk(group: Any, before: str) -> list[str]:
@@ -98,9 +108,44 @@ class NetCdf(Stack):
         return walk(file, "")
 
 
+def _make_text(owner: NetCdf, path: Path, name: str, variable: Any) -> TextVariable:
+    # A text of characters takes the last dimension.
+    letters = variable.dtype is not str and variable.ndim > 1
+    names = variable.dimensions[:-1] if letters else variable.dimensions
+    shape = tuple(variable.shape[: len(names)])
+    axis = owner.find_axis(path, name, names, shape)
+    if letters:
+        variable.set_auto_chartostring(False)
+
+    def read(start: int, stop: int) -> Any:
+        found = variable[(*[slice(None)] * axis, slice(start, stop))]
+        if not letters:
+            return found
+        rows = np.ascontiguousarray(np.ma.filled(found, b""))
+        return rows.view(f"S{rows.shape[-1]}")[..., 0]
+
+    def list_dimensions() -> list[Dimension]:
+        return [_read_dimension(variable, one) for place, one in enumerate(names) if place != axis]
+
+    return TextVariable(owner, path, name, shape, axis, read, list_dimensions)
+
+
+def _read_dimension(variable: Any, name: str) -> Dimension:
+    group = variable.group()
+    while group is not None and name not in group.dimensions:
+        group = group.parent
+    along = group.variables.get(name) if group is not None else None
+    if along is None or along.dimensions != (name,):
+        return Dimension(name)
+    return make_dimension(name, along[:], getattr(along, "units", ""))
+
+
 class _Variable(Variable):
     def __init__(self, owner: NetCdf, path: Path, name: str, variable: Any):
-        check_numeric(path, name, variable.dtype)
+        import netCDF4
+
+        kind = "numbers of rows of different lengths (VLEN)" if isinstance(variable.datatype, netCDF4.VLType) else ""
+        check_numeric(path, name, variable.dtype, kind)
         self.name, self.shape = name, tuple(variable.shape)
         self._owner, self._path, self._variable = owner, path, variable
         self.axis = owner.find_axis(path, name, variable.dimensions, self.shape)
@@ -118,7 +163,15 @@ class _Variable(Variable):
         if self.dtype.kind not in "biufc":
             raise ReaderError(f"{path}: expected numbers as scale_factor and add_offset of {name!r}, found {scales}")
 
+        # Of bytes every value may be one: there is no usual fill value, whatever the library supposes.
+        marks = {"_FillValue", "missing_value", "valid_min", "valid_max", "valid_range"}
+        if stored.itemsize == 1 and not marks & set(variable.ncattrs()):
+            variable.set_auto_mask(False)
         self._plain_fill = self._find_plain_fill()
+
+    def list_dimensions(self) -> list[Dimension]:
+        names = self._variable.dimensions
+        return [_read_dimension(self._variable, name) for place, name in enumerate(names) if place != self.axis]
 
     def _find_plain_fill(self) -> Any:
         """The one number that stands for missing values, where floats are stored with no other rules; else None."""
@@ -145,16 +198,16 @@ class _Variable(Variable):
             if self._plain_fill is not None:
                 values = np.ma.getdata(slab)
                 self._restore_missing(values)
-                piece[...] = values
+                piece[...] = self.order_samples(values)
                 continue
+            slab = self.order_samples(slab)
             piece[...] = np.ma.getdata(slab)
-            mask = np.ma.getmask(slab)
-            if mask is not np.ma.nomask:
-                self._put_missing(piece, mask, begin)
+            if np.ma.is_masked(slab):
+                self._put_missing(piece, np.ma.getmaskarray(slab), begin)
 
     def take_samples(self, start: int, stop: int) -> np.ndarray | None:
         size = (stop - start) * int(np.prod(self.row_shape, dtype=np.int64)) * self.dtype.itemsize
-        if self._plain_fill is None or self.axis or not 0 < size <= _MOST_AT_ONCE:
+        if self._plain_fill is None or self.arrangement or self.axis or not 0 < size <= _MOST_AT_ONCE:
             return None
         found = self._owner.fetch(self._path, self, lambda variable: variable.read_samples(start, stop), size)
         values = np.ma.getdata(found)
@@ -188,6 +241,6 @@ class _Variable(Variable):
             how = self._owner.missing
             if how == "error":
                 row, *index = (int(number) for number in np.argwhere(mask)[0])
-                raise make_missing_error(f"{self._path}, {self.name!r}{[begin + row, *index]}")
+                raise make_missing_error(f"{self._path}, {self.name!r}{[begin + row, *self.find_stored(index)]}")
             check_fits(how, piece.dtype, f"{self.name!r} of {self._path}")
             piece[mask] = how

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from os import PathLike
 from pathlib import Path
@@ -12,63 +12,16 @@ from typing import Any
 import numpy as np
 
 from matex_tf import arguments
-from matex_tf.readers.arrays import collective, library
-from matex_tf.readers.base import agreement, files
-from matex_tf.readers.base.formats import Format, ReaderError
+from matex_tf.readers.arrays import collective, contents, dimensions, library, options
+from matex_tf.readers.arrays.texts import agree_on_texts
+from matex_tf.readers.arrays.variable import Variable
+from matex_tf.readers.base import files
+from matex_tf.readers.base.formats import Format, Ranks, ReaderError
+from matex_tf.sharding import row_shares
 from matex_tf.sharding.share_arrays import ShareArray
 from matex_tf.world import world
 
-Names = str | Sequence[str]
-
-
-class Variable(ABC):
-    """One array in an open file. Its samples lie along `axis`.
-
-    Subclasses give `name`, `shape`, `dtype` (as read), `chunk` (samples stored together), `axis`, and `fill_array`.
-    """
-
-    name: str
-    shape: tuple[int, ...]
-    dtype: np.dtype
-    chunk: int = 1
-    axis: int = 0
-
-    @property
-    def row_shape(self) -> tuple[int, ...]:
-        return (*self.shape[: self.axis], *self.shape[self.axis + 1 :])
-
-    @property
-    def length(self) -> int:
-        return self.shape[self.axis]
-
-    @abstractmethod
-    def fill_array(self, target: np.ndarray, start: int, stop: int) -> None:
-        """Write samples `start` to `stop` into `target`, of shape (stop - start, *row_shape)."""
-
-    def take_samples(self, start: int, stop: int) -> np.ndarray | None:
-        """Samples `start` to `stop` as an array of its own, where one call can give them as they are wanted."""
-        return None
-
-    @abstractmethod
-    def read_samples(self, start: int, stop: int) -> np.ndarray:
-        """Samples `start` to `stop` as the library gives them, of shape (stop - start, *row_shape), by one call."""
-
-    @abstractmethod
-    def enter_collective(self) -> contextlib.AbstractContextManager[object]:
-        """Within it every rank that has the file open takes part in each call that reads."""
-
-    def make_index(self, start: int, stop: int) -> tuple[slice, ...]:
-        return (*[slice(None)] * self.axis, slice(start, stop))
-
-    def split_slabs(self, start: int, stop: int, bytes_each: int) -> Iterator[tuple[int, int]]:
-        """`start` to `stop` in pieces of about `bytes_each` that begin where a chunk of the file begins."""
-        row = max(1, int(np.prod(self.row_shape, dtype=np.int64)) * self.dtype.itemsize)
-        length = max(self.chunk, bytes_each // row // self.chunk * self.chunk, 1)
-        while start < stop:
-            agreement.stop_if_others_failed()
-            end = min(stop, (start // self.chunk) * self.chunk + length)
-            yield start, end
-            start = end
+_NO_NAME = "(no name)"
 
 
 class Stack(Format):
@@ -79,10 +32,11 @@ class Stack(Format):
     def __init__(
         self,
         path: str | PathLike[str] | Sequence[Any],
-        data: Names | None = None,
-        labels: Names | None = None,
+        data: options.Names | None = None,
+        labels: options.Names | None = None,
         sample: str | int | None = None,
         parallel: bool = False,
+        dtype: Any = None,
     ):
         if arguments.check_flag("DataSet", "parallel", parallel):
             self.require_parallel()
@@ -94,17 +48,28 @@ class Stack(Format):
                 f"DataSet: expected sample to be a dimension's name or number; given {arguments.describe_value(sample)}"
             )
         self._sample = sample
-        self.wanted = {"data": _list_names(data), "labels": _list_names(labels)}
+        self._sample_name = ""
+        self.wanted = {"data": options.list_names(data), "labels": options.list_names(labels)}
         self._single = {"data": isinstance(data, str), "labels": isinstance(labels, str)}
         self.labelled = bool(self.wanted["labels"])
-        self._open_file: tuple[Path | None, Any] = (None, None)
+        self._given, self._asked = options.list_dtypes(dtype, self.wanted)
+        self.categories = {}
+        self._open_file: tuple[Path | None, library.OpenFile | None] = (None, None)
+        self._dimensions: dict[str, list[dimensions.Dimension]] = {}
+        self._arrangements: dict[tuple[Path, str], dimensions.Arrangement] = {}
+        self._texts: dict[str, None] = {}
         self._lengths: list[int] = []
         self._shapes: dict[str, tuple[int, ...]] = {}
         self._dtypes: dict[str, np.dtype] = {}
         self._chunks = {"data": 1, "labels": 1}
-        for file in self.files:
-            self._look_into(file)
+        try:
+            for file in self.files:
+                self._look_into(file)
+        except Exception:
+            self.close_file()  # whoever keeps the error has this object, too
+            raise
         self._starts = np.concatenate([[0], np.cumsum(self._lengths)])
+        self.surveys = int(bool(self._texts))
 
     @abstractmethod
     def require_parallel(self) -> None:
@@ -131,14 +96,15 @@ class Stack(Format):
         if self._open_file[0] != path:
             self.close_file()
             with self.convert_errors(path):
-                self._open_file = (path, library.call_library(lambda: self.open_file(path)))
-        return self._open_file[1]
+                self._open_file = (path, library.OpenFile(lambda: self.open_file(path)))
+        assert self._open_file[1] is not None
+        return self._open_file[1].file
 
     def close_file(self) -> None:
         """Close the file that is kept open."""
         file, self._open_file = self._open_file[1], (None, None)
         if file is not None:
-            library.call_library(file.close)
+            file.close()
 
     def together(self, action: Callable[[], Any]) -> Any:
         if not self.parallel:
@@ -167,6 +133,8 @@ class Stack(Format):
                 raise
             raise ReaderError(f"{path}: damaged: expected a readable {self.kind} file, found: {error}") from None
         except (OSError, RuntimeError, ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
+            if isinstance(error, OSError) and (lock := contents.describe_lock(path)):
+                raise ReaderError(f"{path}: {lock}") from None
             size = path.stat().st_size if path.exists() else 0
             raise ReaderError(
                 f"{path}: truncated or damaged: expected a whole {self.kind} file, found, in {doing} its {size} bytes: "
@@ -191,6 +159,7 @@ class Stack(Format):
         with self.convert_errors(path, "looking for variables in"):
             found = library.call_library(lambda: self.find_variable(file, path, name)) if name is not None else None
             if found is not None:
+                found.arrangement = self._arrangements.get((path, found.name))
                 return found
             names = library.call_library(lambda: self.list_names(file))
         there = files.format_names(names, most=30)
@@ -200,29 +169,57 @@ class Stack(Format):
         raise ReaderError(f"{path}: expected a variable {name!r}, found none{near}; the file has {there}")
 
     def _check_alike(self, field: str, path: Path, variable: Variable) -> None:
-        here = (variable.row_shape, variable.dtype)
+        """Raises ReaderError where samples are not like those of the first file and variable."""
+        shape = variable.row_shape
+        if len(self.files) * len(self.wanted[field]) > 1:
+            with self.convert_errors(path, f"reading the dimensions of {variable.name!r} from"):
+                found = library.call_library(variable.list_dimensions)
+            first_name, first_file = self.wanted[field][0], self.files[0]
+            try:
+                arrangement = dimensions.match_dimensions(self._dimensions.setdefault(field, found), found)
+            except dimensions.DifferentDimensions as error:
+                raise ReaderError(
+                    f"{path}, {variable.name!r}: expected, as for {first_name!r} of {first_file}, {error}"
+                ) from None
+            if arrangement is not None:
+                self._arrangements[path, variable.name] = arrangement
+                shape = arrangement.order_shape(shape)
+        if variable.is_text:
+            self._texts[variable.name] = None
+        given = self._given.get(field)
+        if given is not None and not (variable.is_text or given.kind == "f" or np.can_cast(variable.dtype, given)):
+            raise ReaderError(
+                f"{path}: {variable.name!r} holds values of {variable.dtype}, which dtype={given.name!r} cannot hold"
+            )
+        here = (shape, variable.dtype if given is None else given)
         first = (self._shapes.setdefault(field, here[0]), self._dtypes.setdefault(field, here[1]))
         if here != first:
+            both = np.result_type(first[1], here[1])
+            hint = f"; dtype={both.name!r}, or another one, reads both" if here[0] == first[0] else ""
             raise ReaderError(
                 f"{path}: expected samples of {variable.name!r} like those of {self.wanted[field][0]!r} in "
-                f"{self.files[0]}, {list(first[0])} {first[1]}; found {list(here[0])} {here[1]}"
+                f"{self.files[0]}, {list(first[0])} {first[1]}; found {list(here[0])} {here[1]}{hint}"
             )
         self._chunks[field] = max(self._chunks[field], variable.chunk)
 
-    def find_axis(self, path: Path, name: str, dimensions: Sequence[str], shape: Sequence[int]) -> int:
-        """The axis of a variable along which its samples lie."""
+    def find_axis(self, path: Path, name: str, named: Sequence[str], shape: Sequence[int]) -> int:
+        """The axis of a variable, whose dimensions are `named` so, along which its samples lie."""
         if not shape:
             raise ReaderError(f"{path}: expected a dimension of samples in {name!r}, found a single value")
-        if isinstance(self._sample, int) and -len(shape) <= self._sample < len(shape):
-            return self._sample % len(shape)
-        if self._sample is None:
-            return 0
-        if isinstance(self._sample, str) and self._sample in dimensions:
-            return list(dimensions).index(self._sample)
-        there = ", ".join(str(dimension) for dimension in dimensions) or f"{len(shape)} without names"
+        names = [name if dimensions.Dimension(name).is_named else None for name in named]
+        # The dimension that the first variable has there: in others it may stand elsewhere.
+        if self._sample_name in names:
+            return names.index(self._sample_name)
+        sample = 0 if self._sample is None else self._sample
+        if isinstance(sample, int) and -len(shape) <= sample < len(shape):
+            self._sample_name = self._sample_name or names[sample] or _NO_NAME
+            return sample % len(shape)
+        if isinstance(self._sample, str) and self._sample in named:
+            return list(named).index(self._sample)
+        there = ", ".join(str(dimension) for dimension in named) or f"{len(shape)} without names"
         raise ReaderError(
             f"{path}: expected the dimension {self._sample!r} in {name!r} (sample=), found the dimensions {there}"
-            f"{files.suggest_similar(self._sample, dimensions)}"
+            f"{files.suggest_similar(self._sample, named)}"
         )
 
     def count(self, part: str) -> int:
@@ -230,7 +227,25 @@ class Stack(Format):
 
     def find_dtype(self, field: str) -> np.dtype:
         """The dtype of the rows of "data" or "labels"."""
-        return self._dtypes[field]
+        has_texts = not self._texts.keys().isdisjoint(self.wanted[field])
+        return np.dtype("f8") if has_texts and self.missing == "nan" else self._dtypes[field]
+
+    # Texts: every rank lists those in its part of the samples.
+
+    def survey(self, turn: int, ranks: Ranks) -> dict[str, set[str]]:
+        found: dict[str, set[str]] = {name: set() for name in self._texts}
+        for path, begin, end, _ in self._find_spans(
+            *row_shares.deal_block(self.count("training"), ranks.rank, ranks.size)
+        ):
+            for name, texts in found.items():
+                with self.convert_errors(path, f"reading {name!r} from"):
+                    texts |= self._require_variable(self._keep_open(path), path, name).list_texts(begin, end)  # type: ignore[attr-defined]
+        return found
+
+    def settle(self, turn: int, ranks: Ranks, found: Sequence[dict[str, set[str]]]) -> None:
+        for name in self._texts:
+            texts = [of_rank[name] for of_rank in found]
+            self.categories[name] = agree_on_texts(self.files[0], name, texts, name in self._asked)
 
     def chunk_rows(self, part: str, field: str) -> int:
         return self._chunks[field]
@@ -277,23 +292,6 @@ class Stack(Format):
         names = self.wanted[field]
         name = names[0] if self._single[field] else names[index[-1]]
         index = index if self._single[field] else index[:-1]
-        return f"{self.files[number]}, {name!r}{[row - int(self._starts[number]), *index]}"
-
-
-def _list_names(names: Names | None) -> list[str]:
-    if names is None:
-        return []
-    several = [names] if isinstance(names, str) else names
-    if not isinstance(several, (list, tuple)) or not all(isinstance(name, str) for name in several):
-        raise TypeError(
-            f"DataSet: expected data and labels to be names in the file; given {arguments.describe_value(names)}"
-        )
-    return list(several)
-
-
-def check_numeric(path: Path, name: str, dtype: Any) -> np.dtype:
-    """The dtype of a variable, in the machine's byte order; raises ReaderError if it holds no numbers."""
-    kind = getattr(dtype, "kind", "O")
-    if kind not in "biufc":
-        raise ReaderError(f"{path}: expected numbers in {name!r}, found values of type {dtype}")
-    return np.dtype(dtype).newbyteorder("=")
+        path = self.files[number]
+        variable = self._require_variable(self._keep_open(path), path, name)
+        return f"{path}, {name!r}{[row - int(self._starts[number]), *variable.find_stored(index)]}"

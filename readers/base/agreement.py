@@ -64,6 +64,32 @@ def run_on_all_ranks(
     return result, [value for _, _, value in reports]  # type: ignore[return-value]
 
 
+class Together:
+    """Runs an action on every rank, failing on all where it fails on one; `alone` asks no other rank."""
+
+    def __init__(self, alone: bool):
+        self._alone = alone
+
+    def __call__(
+        self,
+        action: Callable[[], Any],
+        what: str,
+        describe: Callable[[Any], str] | None = None,
+        into: list[Any] | None = None,
+        differ: str = "see different files",
+    ) -> Any:
+        """As `run_on_all_ranks`; what every rank's action gave goes into `into`."""
+        share = None if into is None else lambda result: result
+        if self._alone:
+            result = action()
+            found = [result]
+        else:
+            result, found = run_on_all_ranks(action, what, describe, share, differ)
+        if into is not None:
+            into[:] = found
+        return result
+
+
 def stop_if_others_failed() -> None:
     """Called between the pieces of a long read: ends it where another rank has failed."""
     if getattr(_state, "watching", False) and world.get_communicator("readers").Iprobe(tag=_FAILED):

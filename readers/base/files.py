@@ -14,6 +14,19 @@ from typing import Any
 from matex_tf import arguments
 
 _HEADER = 1 << 16
+_KINDS = {
+    b"PK\x03\x04": "a zip archive; unpack it (a Zarr store or a spreadsheet is one, too)",
+    b"\x1f\x8b": "a file packed by gzip; unpack it",
+    b"BZh": "a file packed by bz2; unpack it",
+    b"\xfd7zXZ\x00": "a file packed by xz; unpack it",
+    b"\x28\xb5\x2f\xfd": "a file packed by zstd; unpack it",
+    b"\x89HDF\r\n\x1a\n": "an HDF5 file",
+    b"CDF": "a classic NetCDF file",
+    b"GRIB": "a GRIB file; convert it, such as by `cdo -f nc copy`",
+    b"\x0e\x03\x13\x01": "an HDF4 file; convert it, such as by h4toh5",
+    b"<": "a page of HTML or XML, such as an error of the server that it was loaded from",
+    b"version https://git-lfs": "a pointer of Git LFS; `git lfs pull` loads the file",
+}
 
 
 def find_files(path: str | PathLike[str] | Sequence[Any], allow_folder: bool = False) -> list[Path]:
@@ -83,3 +96,10 @@ def compute_fingerprint(paths: Iterable[Path]) -> str:
             size = os.fstat(file.fileno()).st_size
         parts.append(f"{Path(path).name} of {size} bytes ({hashlib.blake2b(head, digest_size=4).hexdigest()})")
     return ", ".join(parts)
+
+
+def describe_head(head: bytes) -> str:
+    """What a file is that begins with the bytes `head`."""
+    shown = head[:8].hex(" ") or "nothing"
+    kind = next((kind for magic, kind in _KINDS.items() if head[: len(magic)] == magic[: len(head)] and head), None)
+    return shown if kind is None else f"{shown}: {kind}"

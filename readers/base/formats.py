@@ -22,6 +22,17 @@ class ReaderError(ValueError):
     """A file isn't what its format says; the text names file, place, expected and found."""
 
 
+def make_dtype(kind: Any) -> np.dtype:
+    """A NumPy dtype that is given as an option. Raises TypeError."""
+    try:
+        return np.dtype(kind)
+    except TypeError:
+        raise TypeError(
+            f"DataSet: expected dtype to be a NumPy dtype, or one for each column or variable in a dictionary; given "
+            f"{arguments.describe_value(kind)}"
+        ) from None
+
+
 @dataclass(frozen=True)
 class Ranks:
     """Who shares the reading: this rank, how many there are, and the host of each."""
@@ -164,7 +175,7 @@ def recognise_format(path: str | PathLike[str] | Sequence[Any]) -> str:
     for name, kind in _formats.items():
         if kind.recognises(first, head):
             return name
-    begin = f"begins with the bytes {head[:8].hex(' ')}" if head else "is a folder or has no bytes"
+    begin = f"begins with the bytes {files.describe_head(head)}" if head else "is a folder or has no bytes"
     raise ValueError(
         f"DataSet: {first} {begin}, which tells no format; name it: DataSet(format, path), with one of "
         f"{', '.join(sorted(_formats))}"

@@ -5,29 +5,55 @@ from __future__ import annotations
 import bisect
 import csv
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from matex_tf.readers.base.formats import ReaderError
+from matex_tf.readers.csv import convert, number_like
+from matex_tf.readers.csv.dialect import Dialect
 
 
-def read_rows(
-    path: Path, data: bytes, delimiter: str, quote: int | None, line: int = 1
-) -> Iterator[tuple[int, list[str]]]:
-    """(line, values) of each record, by Python's own slow reader. Raises ReaderError for what is not UTF-8."""
+def clean_block(data: bytes, dialect: Dialect, place: Callable[[], str]) -> bytes:
+    """`dialect.clean_block`. Raises ReaderError for bytes that are no letters of the encoding.
+
+    Args:
+        place: gives file and line of the first byte.
+    """
+    try:
+        return dialect.clean_block(data)
+    except UnicodeDecodeError as error:
+        path, line = split_place(place())
+        raise _make_encoding_error(path, error, dialect.encoding, line) from None
+
+
+def split_place(place: str) -> tuple[Path, int]:
+    """File and line of "FILE, line NUMBER"."""
+    named, _, line = place.rpartition(", line ")
+    return Path(named), int(line)
+
+
+def _make_encoding_error(path: Path, error: UnicodeDecodeError, encoding: str, line: int) -> ReaderError:
+    at = line + error.object[: error.start].count(b"\n")
+    other = "latin-1" if encoding == "utf-8" else "utf-8"
+    return ReaderError(
+        f"{path}, line {at}: expected text in {encoding.upper()}, found the byte {error.object[error.start]:02x}. "
+        f'encoding="{other}", or the name of another one, says how the file is written'
+    )
+
+
+def read_rows(path: Path, data: bytes, dialect: Dialect, line: int = 1) -> Iterator[tuple[int, list[str]]]:
+    """(line, values) of each record of a clean block, by Python's own slow reader. Raises ReaderError."""
     try:
         text = data.decode("utf-8")
     except UnicodeDecodeError as error:
-        at = line + data[: error.start].count(b"\n")
-        raise ReaderError(
-            f"{path}, line {at}: expected text in UTF-8, found the byte {data[error.start]:02x}"
-        ) from None
+        raise _make_encoding_error(path, error, "utf-8", line) from None
+    quote = dialect.marks.quote
     style: dict[str, Any] = (
         {"quoting": csv.QUOTE_NONE} if quote is None else {"quotechar": chr(quote), "doublequote": True}
     )
     csv.field_size_limit(max(csv.field_size_limit(), len(text) + 1))
-    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, **style)
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=dialect.delimiter, **style)
     before = 0
     try:
         for values in reader:
@@ -38,28 +64,32 @@ def read_rows(
 
 
 def explain_error(
-    path: Path,
     data: bytes,
-    delimiter: str,
-    quote: int | None,
+    dialect: Dialect,
     names: Sequence[str],
     types: dict[int, Any],
-    nulls: Sequence[str],
-    line: int,
+    place: str,
     error: Exception,
 ) -> ReaderError:
-    """The error for a piece that pyarrow could not parse as `types`, which begins at `line`."""
+    """The error for a clean block that could not be parsed as `types`, whose first record is at `place`."""
     import pyarrow as pa
 
+    path, line = split_place(place)
     lines: list[int] = []
     columns: dict[int, list[str]] = {number: [] for number in types}
     wrong = ReaderError(f"{path}, from line {line} on: expected a table of {len(names)} columns, found: {error}")
     try:
-        for at, values in read_rows(path, data, delimiter, quote, line):
+        for at, values in read_rows(path, data, dialect, line):
             if not values:
                 continue
             if len(values) != len(names):
-                wrong = ReaderError(f"{path}, line {at}: expected {len(names)} values, found {len(values)}")
+                # Where no record fits, it is the head of the file that does not.
+                hint = (
+                    ""
+                    if lines and len(names) > 1
+                    else "; skiprows= passes over lines before the header, comment= over notes"
+                )
+                wrong = ReaderError(f"{path}, line {at}: expected {len(names)} values, found {len(values)}{hint}")
                 break
             lines.append(at)
             for number, texts in columns.items():
@@ -69,43 +99,47 @@ def explain_error(
     for number, kind in types.items():
         if pa.types.is_string(kind):
             continue
-        texts = ["0" if text in nulls else text for text in columns[number][: len(lines)]]
-        index = _find_wrong(texts, kind)
+        texts = ["0" if text in dialect.nulls else text for text in columns[number][: len(lines)]]
+        index = _find_wrong(texts, kind, dialect)
         if index is None:
             continue
         text = texts[index]
         hint = (
-            "; by the first MiB, or by dtype=, this column is read as integers; "
+            "by the first MiB, or by dtype=, this column is read as integers; "
             f'dtype={{{names[number]!r}: "float64"}} reads others'
-            if pa.types.is_integer(kind) and _can_convert([text], pa.float64())
-            else ""
+            if pa.types.is_integer(kind) and _can_convert([text], pa.float64(), dialect)
+            else number_like.suggest_option(text, names[number], dialect)
         )
         wrong = ReaderError(
-            f"{path}, line {lines[index]}, column {names[number]!r}: expected a number ({kind}), found {text!r}{hint}"
+            f"{path}, line {lines[index]}, column {names[number]!r}: expected a number ({kind}), found {text!r}; {hint}"
         )
         del lines[index:]  # an error in another column counts if it stands in an earlier record
     return wrong
 
 
-def _find_wrong(texts: Sequence[str], kind: Any) -> int | None:
-    """The index of the first text that pyarrow does not take as a number of this type."""
-    if not texts or _can_convert(texts, kind):
+def _find_wrong(texts: Sequence[str], kind: Any, dialect: Dialect) -> int | None:
+    """The index of the first text that is not taken as a number of this type."""
+    if not texts or _can_convert(texts, kind, dialect):
         return None
-    return bisect.bisect_left(range(len(texts)), True, key=lambda index: not _can_convert(texts[: index + 1], kind))
+    return bisect.bisect_left(
+        range(len(texts)), True, key=lambda index: not _can_convert(texts[: index + 1], kind, dialect)
+    )
 
 
-def _can_convert(texts: Sequence[str], kind: Any) -> bool:
-    """Whether pyarrow takes all texts as numbers of this type."""
+def _can_convert(texts: Sequence[str], kind: Any, dialect: Dialect) -> bool:
+    """Whether all texts are taken as numbers of this type."""
     import pyarrow as pa
     from pyarrow import csv
 
+    if not pa.types.is_boolean(kind) and convert.convert_column(pa.array(texts), kind, dialect) is not None:
+        return True
     data = "".join('"' + text.strip().replace('"', '""') + '"\n' for text in texts).encode()
     try:
         csv.read_csv(
             pa.BufferReader(data),
             csv.ReadOptions(column_names=["x"], block_size=len(data) + 1),
             csv.ParseOptions(newlines_in_values=True),
-            csv.ConvertOptions(column_types={"x": kind}),
+            csv.ConvertOptions(column_types={"x": kind}, decimal_point=dialect.decimal),
         )
     except pa.ArrowInvalid:
         return False

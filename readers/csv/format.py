@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -14,21 +15,22 @@ import numpy as np
 from matex_tf import arguments, memory
 from matex_tf.readers.base import agreement, files
 from matex_tf.readers.base.formats import Format, Held, Ranks, ReaderError, register
-from matex_tf.readers.csv import headers, joined_text, records
+from matex_tf.readers.csv import headers, joined_text, parse, records
+from matex_tf.readers.csv.dialect import make_dialect
 from matex_tf.readers.csv.joined_text import Piece, Text
-from matex_tf.readers.csv.parse import MOST_CATEGORIES, Rows, Taking, find_line, make_category_error, make_count_error
+from matex_tf.readers.csv.parse import Rows, Taking
 from matex_tf.readers.csv.table import Column, Table
 from matex_tf.sharding import row_shares
 from matex_tf.sharding.share_arrays import ShareArray
 
 _SLICE_BYTES = 1 << 20
-_ENDINGS = (".csv", ".tsv", ".csv.gz", ".tsv.gz")
+_ENDINGS = tuple(name + packed for name in (".csv", ".tsv") for packed in ("", ".gz", ".bz2", ".xz", ".zip"))
 
 
 @register("CSV")
 class Csv(Format):
-    """One table of delimited text in UTF-8: a file, plain or gzipped, or several that follow each other ("part-*.csv",
-    by name), all with the same header.
+    """One table of delimited text: a file, plain or packed by gzip, bz2, xz or zip, or several that follow each other
+    ("part-*.csv", by name), all with the same header.
 
     Args:
         labels: the column or columns of labels, by name or by number (-1 is the last).
@@ -37,12 +39,19 @@ class Csv(Format):
         delimiter: by default what the first line shows: a comma, semicolon, tab or bar.
         header: whether the first line holds the names; without, columns are named "0", "1", ...
         quote: what encloses values with delimiters or newlines in them; None where nothing does.
+        decimal, thousands: the marks in numbers: decimal=",", thousands="." reads 1.234,56 as 1234.56.
+        na_values: what stands for missing values beside an empty text, NA, NaN, NULL and the like; a number, however
+            it is spelled.
+        comment: what begins a comment, which goes on to the end of its line; a line with nothing else is no record.
+        skiprows: how many lines come before the header of each file.
+        encoding: that Python knows by this name; by default UTF-8.
         memory: up to how many bytes of rows a rank keeps what it parses in opening; by default half of what is free,
             over the ranks of its host. Of more, opening only counts the records, and they are read again in use.
 
     Whether a column holds numbers or text is told by the first MiB, or by dtype={column: str}. Text becomes integers:
     the place of the value among all values of that column in alphabetical order, the same on all ranks
-    (`DataSet.categories`).
+    (`DataSet.categories`). A text that is a number to a person, but for its spelling, does not: where most texts of a
+    column are such ones, that is an error which names the option.
     """
 
     def __init__(
@@ -55,30 +64,35 @@ class Csv(Format):
         header: bool = True,
         quote: str | None = '"',
         memory: int | None = None,
+        decimal: str = ".",
+        thousands: str | None = None,
+        na_values: Any = None,
+        comment: str | None = None,
+        skiprows: int = 0,
+        encoding: str = "utf-8",
     ):
         self.files = files.find_files(path)
-        for name, mark in (("delimiter", delimiter), ("quote", quote)):
-            if mark and not (isinstance(mark, str) and len(mark) == 1 and mark.isascii()):
-                raise ValueError(f"DataSet: {name} has to be one ASCII letter; given {arguments.describe_value(mark)}")
+        dialect = make_dialect(delimiter, quote, comment, encoding, decimal, thousands, na_values, skiprows)
         arguments.check_flag("DataSet", "header", header)
         if memory is not None:
             arguments.check_whole_number("DataSet", "memory, in bytes,", memory, 0)
-        self._quote = ord(quote) if quote else None
         self._memory = memory
-        head = joined_text.read_head(self.files[0], headers.HEAD_BYTES)
-        delimiter = delimiter or headers.sniff_delimiter(self.files[0], head)
+        head = joined_text.read_head(self.files[0], headers.HEAD_BYTES, dialect)
+        if delimiter is None:
+            dialect = dataclasses.replace(dialect, delimiter=headers.sniff_delimiter(self.files[0], head, dialect))
+        self._marks = dialect.marks
         self._pieces: list[Piece] = []
         for file in self.files:
             known = head if file is self.files[0] else b""
-            names, start = headers.read_names(file, known, header, delimiter, self._quote)
+            names, start = headers.read_names(file, known, header, dialect)
             if not self._pieces:
-                self._table = Table(file, names, delimiter, self._quote)
+                self._table = Table(file, names, dialect)
             headers.check_same(file, names, header, self.files[0], self._table.names)
             self._pieces.append(Piece(file, file, start))
         self._table.choose_columns(labels, columns)
         self.labelled = "labels" in self._table.columns
-        self._table.learn_types(*headers.sample_records(self._pieces, head, self._quote), dtype)
-        self._packed = [number for number, file in enumerate(self.files) if joined_text.is_packed(file)]
+        self._table.learn_types(*headers.sample_records(self._pieces, head, dialect), dtype)
+        self._packed = [number for number, file in enumerate(self.files) if joined_text.needs_unpacking(file, dialect)]
         self._turns = ["unpack"] * bool(self._packed) + ["records"] + ["categories"] * bool(self._table.texts)
         self.surveys = len(self._turns)
         self.categories = {}
@@ -106,12 +120,12 @@ class Csv(Format):
             joined_text.remove_file(path)  # every rank of this host has it open
 
     def _survey_unpack(self, ranks: Ranks) -> dict[int, Path]:
-        """Each gzipped file is unpacked by one rank of each host; several by several."""
+        """Each packed file is unpacked by one rank of each host; several by several."""
         here = [rank for rank, host in enumerate(ranks.hosts) if host == ranks.hosts[ranks.rank]]
         mine = {}
         for place, number in enumerate(self._packed):
             if here[place % len(here)] == ranks.rank:
-                mine[number] = joined_text.unpack_file(self.files[number])
+                mine[number] = joined_text.unpack_file(self.files[number], self._table.dialect)
                 self._unpacked.append(mine[number])
                 weakref.finalize(self, joined_text.remove_file, mine[number])
         return mine
@@ -126,14 +140,16 @@ class Csv(Format):
         """The ends of records in this rank's part; how many rows it kept, and whether it failed."""
         self._text = Text(self._pieces)
         start, stop = row_shares.deal_block(self._text.size, ranks.rank, ranks.size)
+        if self._marks.comment is not None:
+            start, stop = self._text.find_line_start(start), self._text.find_line_start(stop)
         taking = None
         if self.keep:
             here = sum(host == ranks.hosts[ranks.rank] for host in ranks.hosts)
             most = memory.measure_free() // 2 // here if self._memory is None else self._memory
             rows = Rows(self._table, self.missing, most)
-            taking = Taking(self._text, self._table, self._quote, rows, start, stop)
+            taking = Taking(self._text, self._table, rows, start, stop)
         parts = [
-            records.search_records(self._read_text, begin, end, self._quote, each=taking.take_piece if taking else None)
+            records.search_records(self._read_text, begin, end, self._marks, each=taking.take_piece if taking else None)
             for begin, end in self._text.split_by_file(start, stop)
         ]
         if taking is not None:
@@ -149,7 +165,9 @@ class Csv(Format):
 
     def _settle_records(self, ranks: Ranks, found: Sequence[tuple[list[records.Part], int | None, bool]]) -> None:
         text, parts = self._text, [part for of_rank, _, _ in found for part in of_rank]
-        self._records = records.join_parts(parts, 0, text.size, text.read_bytes, text.ends)
+        self._records = records.join_parts(
+            parts, 0, text.size, lambda begin, end: self._marks.remove_comments(text.read_bytes(begin, end)), text.ends
+        )
         if self._records.open is not None:
             raise ReaderError(
                 f"{text.find_file(self._records.open - 1)}: expected every quote to be closed, found one open at the "
@@ -178,7 +196,7 @@ class Csv(Format):
         start, stop = self._list_shares(ranks)[ranks.rank]
         for first, table, at in self._iterate_tables(start, stop, self._make_parse(list(self._table.columns))):
             left = (stop - first - len(table)) / max(1, len(table))
-            rows.append_table(table, left, lambda row: find_line(self._text, self._quote, at, row))  # noqa: B023
+            rows.append_table(table, left, lambda row: parse.find_line(self._text, self._marks, at, row))  # noqa: B023
         rows.finish_rows()
 
     def _survey_categories(self, ranks: Ranks) -> dict[int, list[str]]:
@@ -193,13 +211,15 @@ class Csv(Format):
             for number, known in values.items():
                 here = pc.unique(table[str(number)].combine_chunks()).drop_null()
                 values[number] = pc.unique(pa.concat_arrays([known, here]))
-                if len(values[number]) > MOST_CATEGORIES:
-                    raise make_category_error(self._table, number)
+                if len(values[number]) > parse.MOST_CATEGORIES:
+                    raise parse.make_category_error(self._table, number)
         return {number: known.to_pylist() for number, known in values.items()}
 
     def _settle_categories(self, ranks: Ranks, found: Sequence[dict[int, list[str]]]) -> None:
         texts = self._table.texts
         self._values = {number: sorted({text for part in found for text in part[number]}) for number in texts}
+        tables = self._iterate_tables(*self._list_shares(ranks)[ranks.rank], self._table.parse_texts)
+        parse.check_texts(self._text, self._table, self._values, found, ranks.rank, tables)
         self._table.check_categories(self._values)
         self.categories = {self._table.names[number]: values for number, values in self._values.items()}
         if self._taking is not None:
@@ -222,7 +242,7 @@ class Csv(Format):
                 field,
                 self._encode_column,
                 self.missing,
-                lambda row: find_line(self._text, self._quote, at, row),  # noqa: B023  (called at once)
+                lambda row: parse.find_line(self._text, self._marks, at, row),  # noqa: B023  (called at once)
             )
         return rows
 
@@ -238,13 +258,13 @@ class Csv(Format):
     def _make_parse(self, fields: list[str]) -> Callable[..., Any]:
         return lambda data, newlines, line: self._table.parse_records(data, fields, newlines, line)
 
-    def _iterate_tables(self, start: int, stop: int, parse: Callable[..., Any]) -> Iterator[tuple[int, Any, int]]:
+    def _iterate_tables(self, start: int, stop: int, make: Callable[..., Any]) -> Iterator[tuple[int, Any, int]]:
         """(first row, table, first byte) of the rows `start` to `stop`, some at a time."""
         for first, last, begin, end in self._iterate_slices(start, stop):
             data = self._read_text(begin, end)
-            table = parse(data, self._records.newlines, lambda: self._text.find_line(begin))  # noqa: B023
+            table = make(data, self._records.newlines, lambda: self._text.find_line(begin))  # noqa: B023
             if len(table) != last - first:
-                raise make_count_error(self._text.find_line(begin), last - first, len(table))
+                raise parse.make_count_error(self._text.find_line(begin), last - first, len(table))
             yield first, table, begin
 
     def _iterate_slices(self, start: int, stop: int) -> Iterator[tuple[int, int, int, int]]:
@@ -268,7 +288,7 @@ class Csv(Format):
         if row >= self._records.count:
             return self._records.stop
         number, place = self._records.find_near(row)
-        return records.skip_records(self._text.read_bytes, place, self._records.stop, row - number, self._quote)
+        return records.skip_records(self._text.read_bytes, place, self._records.stop, row - number, self._marks)
 
     def place(self, part: str, field: str, row: int, index: tuple[int, ...]) -> str:
         column = self._table.columns[field][index[0] if index else 0]

@@ -8,7 +8,9 @@ from pathlib import Path
 from matex_tf.readers.base import files
 from matex_tf.readers.base.formats import ReaderError
 from matex_tf.readers.csv import errors, joined_text, records
+from matex_tf.readers.csv.dialect import Dialect
 from matex_tf.readers.csv.joined_text import BOM, Piece
+from matex_tf.readers.csv.marks import Marks
 
 HEAD_BYTES = 1 << 20
 _FIRST_BYTES = 1 << 12
@@ -19,34 +21,43 @@ def _format_columns(names: Sequence[str]) -> str:
     return f"{len(names)}: {files.format_names(names)}" if len(names) > 12 else ", ".join(names)
 
 
-def sniff_delimiter(path: Path, head: bytes) -> str:
+def sniff_delimiter(path: Path, head: bytes, dialect: Dialect) -> str:
     """The delimiter that the first line shows; a comma where it shows none."""
     if ".tsv" in path.suffixes:
         return "\t"
-    line = head.removeprefix(BOM).lstrip(b"\r\n").partition(b"\n")[0].decode("utf-8", "replace")
-    return next((mark for mark in _DELIMITERS if mark in line), ",")
+    begin = dialect.skip_lines(head, len(BOM) if head.startswith(BOM) else 0)
+    text = dialect.marks.remove_comments(head[begin or 0 :]).lstrip(b"\r\n")
+    line = text.partition(b"\n")[0].decode("utf-8", "replace")
+    # A mark that stands in numbers is a delimiter only where there is no other.
+    in_numbers = (dialect.decimal, dialect.thousands, None if any(map(str.isalpha, line)) else ",")
+    marks = sorted(_DELIMITERS, key=lambda mark: mark in in_numbers)
+    return next((mark for mark in marks if mark in line), ",")
 
 
-def read_names(file: Path, head: bytes, header: bool, delimiter: str, quote: int | None) -> tuple[list[str], int]:
+def read_names(file: Path, head: bytes, header: bool, dialect: Dialect) -> tuple[list[str], int]:
     """The names of the columns, and the bytes of the text before the first record."""
 
     def piece(start: int, stop: int) -> bytes:
         return head[start:stop]
 
-    length = _FIRST_BYTES
+    length = HEAD_BYTES if head else _FIRST_BYTES
+    head = head or joined_text.read_head(file, length, dialect)
     while True:
-        before, head = head, head or joined_text.read_head(file, length)
-        begin = len(BOM) if head.startswith(BOM) else 0
-        first = records.skip_records(piece, begin, len(head), 1, quote)
-        if before or first < len(head) or len(head) < length:
+        begin = dialect.skip_lines(head, len(BOM) if head.startswith(BOM) else 0)
+        first = len(head) if begin is None else records.skip_records(piece, begin, len(head), 1, dialect.marks)
+        if first < len(head) or len(head) < length:
             break
-        head, length = b"", length * 16
-    line = head[begin:first]
-    if b"\r" in line.strip() and b"\n" not in line and not (quote and quote in line):
+        length *= 16
+        head = joined_text.read_head(file, length, dialect)
+    if begin is None:
+        raise ReaderError(f"{file}: expected more lines than the {dialect.skiprows} of skiprows, found none")
+    number = 1 + head[:begin].count(b"\n")
+    line = errors.clean_block(head[begin:first], dialect, lambda: f"{file}, line {number}")
+    if b"\r" in line.strip() and b"\n" not in line and not (dialect.marks.quote and dialect.marks.quote in line):
         raise ReaderError(f"{file}: expected lines that end with a newline, found carriage returns alone")
     if not line.strip():
         raise ReaderError(f"{file}: expected a table, found no line with anything in it")
-    rows = errors.read_rows(file, line, delimiter, quote)
+    rows = errors.read_rows(file, line, dialect, number)
     values = next((row for _, row in rows if row), [])
     if header:
         return [name.strip() for name in values], first
@@ -62,17 +73,17 @@ def check_same(file: Path, names: list[str], header: bool, first: Path, expected
         )
 
 
-def sample_records(pieces: Sequence[Piece], head: bytes, quote: int | None) -> tuple[bytes, Path, int]:
+def sample_records(pieces: Sequence[Piece], head: bytes, dialect: Dialect) -> tuple[bytes, Path, int]:
     """Records by which types are told, of the first file that has some; that file, and the line where they begin."""
     found, line, file = b"", 1, pieces[0].named
     for piece in pieces:
-        head = head if piece.named == pieces[0].named else joined_text.read_head(piece.named, HEAD_BYTES)
+        head = head if piece.named == pieces[0].named else joined_text.read_head(piece.named, HEAD_BYTES, dialect)
         length = HEAD_BYTES
-        end = _find_records_end(head, piece.start, length, quote)
+        end = _find_records_end(head, piece.start, length, dialect.marks)
         while not end:
             length *= 4
-            head = joined_text.read_head(piece.named, length)
-            end = _find_records_end(head, piece.start, length, quote)
+            head = joined_text.read_head(piece.named, length, dialect)
+            end = _find_records_end(head, piece.start, length, dialect.marks)
         file, line = piece.named, 1 + head[: piece.start].count(b"\n")
         found = head[piece.start : end]
         if found.strip():
@@ -80,8 +91,8 @@ def sample_records(pieces: Sequence[Piece], head: bytes, quote: int | None) -> t
     return found, file, line
 
 
-def _find_records_end(head: bytes, start: int, length: int, quote: int | None) -> int:
+def _find_records_end(head: bytes, start: int, length: int, marks: Marks) -> int:
     """The byte after the last record in a head of up to `length` bytes, which may cut one; 0 if it holds none."""
     if len(head) < length:
         return len(head)
-    return records.search_records(lambda a, b: head[a:b], start, length, quote).outside.last or 0
+    return records.search_records(lambda a, b: head[a:b], start, length, marks).outside.last or 0

@@ -1,53 +1,110 @@
-"""The text of CSV files, plain or gzipped, as one: what follows the header of each, one after the other."""
+"""The text of CSV files, plain or packed, as one: what follows the header of each, one after the other."""
 
 from __future__ import annotations
 
 import bisect
+import bz2
+import codecs
 import contextlib
 import gzip
 import itertools
+import lzma
 import os
 import shutil
 import tempfile
+import zipfile
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
-from matex_tf.readers.base import agreement
+from matex_tf.readers.base import agreement, files
 from matex_tf.readers.base.formats import ReaderError
+from matex_tf.readers.csv.dialect import Dialect
 from matex_tf.runtime import real_files
 
 BOM = b"\xef\xbb\xbf"
-_DAMAGED = (EOFError, zlib.error, gzip.BadGzipFile)
+_PACKED = {b"\x1f\x8b": "gzip", b"BZh": "bz2", b"\xfd7zXZ\x00": "xz", b"PK\x03\x04": "zip"}
+_DAMAGED = (EOFError, zlib.error, gzip.BadGzipFile, lzma.LZMAError, zipfile.BadZipFile, NotImplementedError)
 
 
-def is_packed(path: Path) -> bool:
+def needs_unpacking(path: Path, dialect: Dialect) -> bool:
+    """Whether a file is to be unpacked, or recoded, before its bytes can be cut into parts."""
+    return _find_packing(path) is not None or dialect.is_recoded_whole
+
+
+def _find_packing(path: Path) -> str | None:
     with open(path, "rb") as file:
-        return file.read(2) == b"\x1f\x8b"
+        head = file.read(8)
+    return next((name for magic, name in _PACKED.items() if head.startswith(magic)), None)
 
 
-def read_head(path: Path, length: int) -> bytes:
-    """The first bytes of the text of a file."""
+@contextlib.contextmanager
+def _open_text(path: Path, dialect: Dialect) -> Iterator[Any]:
+    """The text of a file, to be read from its begin. Raises ReaderError where it is damaged."""
+    packing = _find_packing(path)
     try:
-        with gzip.open(path) if is_packed(path) else open(path, "rb") as file:
-            return file.read(length)
-    except _DAMAGED as error:
-        raise _make_gzip_error(path, error) from None
+        with contextlib.ExitStack() as stack:
+            if packing == "zip":
+                file: Any = stack.enter_context(_open_zipped(path, stack.enter_context(zipfile.ZipFile(path))))
+            else:
+                opening: dict[str | None, Any] = {"gzip": gzip.open, "bz2": bz2.open, "xz": lzma.open, None: open}
+                file = stack.enter_context(opening[packing](path, "rb"))
+            yield _Recoded(file, dialect.encoding) if dialect.is_recoded_whole else file
+    except UnicodeDecodeError as error:
+        raise ReaderError(
+            f"{path}: expected text in {dialect.encoding.upper()}, found the byte {error.object[error.start]:02x}. "
+            "encoding= names another one"
+        ) from None
+    except (*_DAMAGED, OSError) as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise
+        raise ReaderError(f"{path}: truncated or damaged: expected {packing} data, found: {error}") from None
 
 
-def unpack_file(path: Path) -> Path:
-    """The text of a gzipped file, in a temporary file that all ranks of this host see."""
+def _open_zipped(path: Path, archive: zipfile.ZipFile) -> Any:
+    inside = [entry for entry in archive.infolist() if not entry.is_dir()]
+    if len(inside) != 1:
+        names = files.format_names(entry.filename for entry in inside)
+        raise ReaderError(f"{path}: expected one file in the archive, found {len(inside)}: {names}; unpack it")
+    if inside[0].flag_bits & 1:
+        raise ReaderError(f"{path}: expected a file without a password, found {inside[0].filename} with one; unpack it")
+    return archive.open(inside[0])
+
+
+class _Recoded:
+    """A file of another encoding, read as UTF-8."""
+
+    def __init__(self, file: Any, encoding: str):
+        self._file, self._decoder = file, codecs.getincrementaldecoder(encoding)()
+
+    def read(self, count: int) -> bytes:
+        while True:
+            data = self._file.read(count)
+            text = self._decoder.decode(data, final=not data)
+            if text or not data:
+                return text.encode()
+
+
+def read_head(path: Path, length: int, dialect: Dialect) -> bytes:
+    """The first bytes of the text of a file, `length` of them unless it has fewer."""
+    found = b""
+    with _open_text(path, dialect) as file:
+        while len(found) < length and (data := file.read(length - len(found))):
+            found += data
+    return found[:length]
+
+
+def unpack_file(path: Path, dialect: Dialect) -> Path:
+    """The text of a packed file, in a temporary file that all ranks of this host see."""
     with real_files.use_real_files():
         target, name = tempfile.mkstemp(prefix="matex_tf-", suffix=".csv")
     try:
-        with os.fdopen(target, "wb") as file, gzip.open(path) as source:
+        with os.fdopen(target, "wb") as file, _open_text(path, dialect) as source:
             shutil.copyfileobj(_Watched(source), file, 1 << 20)
-    except BaseException as error:
+    except BaseException:
         remove_file(Path(name))
-        if isinstance(error, _DAMAGED):
-            raise _make_gzip_error(path, error) from None
         raise
     return Path(name)
 
@@ -58,19 +115,16 @@ def remove_file(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def _make_gzip_error(path: Path, error: Exception) -> ReaderError:
-    return ReaderError(f"{path}: truncated or damaged: expected gzip data, found: {error}")
-
-
 class _Watched:
     """A file whose reading ends where another rank has failed."""
 
-    def __init__(self, file: gzip.GzipFile):
+    def __init__(self, file: Any):
         self._file = file
 
     def read(self, count: int = -1) -> bytes:
         agreement.stop_if_others_failed()
-        return self._file.read(count)
+        data: bytes = self._file.read(count)
+        return data
 
 
 @dataclass(frozen=True)
@@ -151,6 +205,18 @@ class Text:
     def find_file(self, byte: int) -> Path:
         """The file in which a byte lies."""
         return self._pieces[min(bisect.bisect_right(self.ends, byte), len(self.ends) - 1)].named
+
+    def find_line_start(self, byte: int) -> int:
+        """The first byte at or after `byte` at which a line begins."""
+        if byte in (0, self.size) or byte in self.starts:
+            return byte
+        at = byte - 1
+        while at < self.size:
+            found = self.read_bytes(at, min(at + (1 << 16), self.size)).find(b"\n")
+            if found >= 0:
+                return at + found + 1
+            at += 1 << 16
+        return self.size
 
     def find_line(self, byte: int) -> str:
         """The file and the line, from 1, that begins at a byte."""

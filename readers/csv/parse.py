@@ -5,14 +5,16 @@ It is supposed not to begin within quotes; where the parts before it prove that 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from matex_tf.readers.base import agreement
 from matex_tf.readers.base.formats import ReaderError
-from matex_tf.readers.csv import records
+from matex_tf.readers.csv import number_like, records
 from matex_tf.readers.csv.joined_text import Text
+from matex_tf.readers.csv.marks import Marks
 from matex_tf.readers.csv.table import Table
 from matex_tf.sharding.share_arrays import ShareArray
 
@@ -137,14 +139,51 @@ def make_category_error(table: Table, number: int) -> ReaderError:
     )
 
 
+def check_texts(
+    text: Text,
+    table: Table,
+    values: Mapping[int, Sequence[str]],
+    found: Sequence[Mapping[int, Sequence[str]]],
+    rank: int,
+    tables: Iterable[Any],
+) -> None:
+    """Raises ReaderError where the values of a column of text turn out to be numbers to a person.
+
+    Of the ranks, the first that has `found` such a value knows its line; the others raise FailedElsewhere.
+
+    Args:
+        tables: (first row, pyarrow table, first byte) of this rank's records.
+    """
+    import pyarrow.compute as pc
+
+    wrong = table.find_number_among_texts(values)
+    if wrong is None:
+        return
+    number, value = wrong
+    if rank != next(other for other, texts in enumerate(found) if value in texts[number]):
+        raise agreement.FailedElsewhere
+    place = str(table.path)
+    for _, block, at in tables:
+        row = pc.index(block[str(number)], value).as_py()
+        if row >= 0:
+            place = find_line(text, table.dialect.marks, at, row)
+            break
+    name = table.names[number]
+    raise ReaderError(
+        f"{place}, column {name!r}: expected text, as in the first MiB of the file, found {value!r}, and most values "
+        f"of this column are numbers; {number_like.suggest_option(value, name, table.dialect)}"
+    )
+
+
 class Taking:
     """The rows of the records that begin in the bytes `start` to `stop` of a text.
 
     Attributes: `rows`; `error`, why one could not be parsed; `given_up`, whether there are more than memory allows.
     """
 
-    def __init__(self, text: Text, table: Table, quote: int | None, rows: Rows, start: int, stop: int):
-        self._text, self._table, self._quote, self._stop = text, table, quote, stop
+    def __init__(self, text: Text, table: Table, rows: Rows, start: int, stop: int):
+        self._text, self._table, self._stop = text, table, stop
+        self._marks = table.dialect.marks
         self.rows = rows
         self.error: Exception | None = None
         self.given_up = not rows.can_hold_texts()
@@ -181,7 +220,7 @@ class Taking:
             if len(table) != expected:
                 raise make_count_error(self._text.find_line(at), expected, len(table))
             left = max(0, self._stop - at - len(block)) / max(1, len(block))
-            self.rows.append_table(table, left, lambda row: find_line(self._text, self._quote, at, row))
+            self.rows.append_table(table, left, lambda row: find_line(self._text, self._marks, at, row))
         except TooLarge:
             self.given_up = True
         except (ReaderError, ValueError) as error:
@@ -190,17 +229,17 @@ class Taking:
     def finish_part(self) -> None:
         """Take the last record, which goes on after the part."""
         if self.active and self._at is not None and self._at < self._stop:
-            last = records.find_line_end(self._text.read_bytes, self._at, self._text.size, self._quote)
+            last = records.find_line_end(self._text.read_bytes, self._at, self._text.size, self._marks)
             self._waiting = []
             block = self._text.read_bytes(self._at, last)
-            self._take_block(block, 1, int(bool(block.strip(b"\r\n"))))
+            self._take_block(block, 1, int(bool(self._marks.remove_comments(block).strip(b"\r\n"))))
         self._waiting = []
         self.rows.finish_rows()
 
 
-def find_line(text: Text, quote: int | None, at: int, row: int) -> str:
+def find_line(text: Text, marks: Marks, at: int, row: int) -> str:
     """The place of the record that is `row` records after the byte `at`."""
-    return text.find_line(records.skip_records(text.read_bytes, at, text.size, row, quote))
+    return text.find_line(records.skip_records(text.read_bytes, at, text.size, row, marks))
 
 
 def make_count_error(place: str, expected: int, found: int) -> ReaderError:

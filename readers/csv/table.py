@@ -10,17 +10,13 @@ import numpy as np
 
 from matex_tf import arguments
 from matex_tf.readers.base import files
-from matex_tf.readers.base.formats import ReaderError
-from matex_tf.readers.csv import errors
+from matex_tf.readers.base.formats import ReaderError, make_dtype
+from matex_tf.readers.csv import blocks, errors, number_like
+from matex_tf.readers.csv.dialect import Dialect
 from matex_tf.readers.rows.missing import check_fits
 from matex_tf.readers.rows.missing import make_missing_error as found_missing
 
 Column = str | int
-_NULLS = ["", "#N/A", "N/A", "NA", "NaN", "nan", "NULL", "null", "-nan", "-NaN", "<NA>", "#NA"]
-
-# What people write for numbers, be it with a decimal comma or with commas between thousands.
-_NUMBER = r"^\s*[-+]?(\d+[.,]?\d*|[.,]\d+|\d{1,3}(,\d{3})+(\.\d+)?)([eE][-+]?\d+)?\s*$"
-
 # Of a row of a table: where it stands, for a person.
 Place = Callable[[int], str]
 
@@ -29,14 +25,15 @@ class Table:
     """Which columns are read, as what.
 
     Attributes: `names` of all columns; `columns` (their numbers), `dtypes` and `single` (whether rows are one value
-    each) by field; `texts`, the columns whose values are text.
+    each) by field; `texts`, the columns whose values are text, and `asked`, those of which dtype= says so.
     """
 
-    def __init__(self, path: Path, names: Sequence[str], delimiter: str, quote: int | None):
-        self.path, self.names, self._delimiter, self._quote = path, list(names), delimiter, quote
+    def __init__(self, path: Path, names: Sequence[str], dialect: Dialect):
+        self.path, self.names, self.dialect = path, list(names), dialect
         self.columns: dict[str, list[int]] = {}
         self.dtypes: dict[str, np.dtype] = {}
         self.texts: list[int] = []
+        self.asked: set[int] = set()
         self._types: dict[tuple[str, int], Any] = {}
 
     def choose_columns(
@@ -83,24 +80,25 @@ class Table:
 
         used = sorted({number for numbers in self.columns.values() for number in numbers})
         by_column = (
-            {self._find_column(key): _make_dtype(kind) for key, kind in dtype.items()}
+            {self._find_column(key): make_dtype(kind) for key, kind in dtype.items()}
             if isinstance(dtype, Mapping)
             else {}
         )
-        common = None if dtype is None or isinstance(dtype, Mapping) else _make_dtype(dtype)
+        common = None if dtype is None or isinstance(dtype, Mapping) else make_dtype(dtype)
         found: dict[int, Any] = dict.fromkeys(used, pa.null())
         if sample.strip():
             place = f"{file}, line {line}"
-            table = self._parse_block(sample, used, None, newlines=True, line=lambda: place)
+            table = blocks.parse_block(sample, self.names, used, None, self.dialect, True, lambda: place)
             found = {number: table.schema.field(str(number)).type for number in used}
             for number in used:
                 if not (_is_number(found[number]) or number in by_column):
-                    self._check_text(number, table[str(number)], sample, file, line)
+                    self._check_text(number, table[str(number)], sample, place)
         self.texts = [
             number
             for number, kind in found.items()
             if (by_column[number].kind == "U" if number in by_column else not _is_number(kind))
         ]
+        self.asked = {number for number in self.texts if number in by_column}
         for field, numbers in self.columns.items():
             each = []
             for number in numbers:
@@ -120,30 +118,26 @@ class Table:
                     self._types[field, number] = pa.from_numpy_dtype(np.dtype("f4") if kind == np.float16 else kind)
             self.dtypes[field] = np.result_type(*each)
 
-    def _check_text(self, number: int, column: Any, sample: bytes, file: Path, line: int) -> None:
+    def _check_text(self, number: int, column: Any, sample: bytes, place: str) -> None:
         """Raises ReaderError where a column that would be taken for text is one of numbers but for some values."""
         import pyarrow as pa
-        import pyarrow.compute as pc
 
         if not pa.types.is_string(column.type):
             return  # dates and the like
-        numeric = pc.sum(pc.match_substring_regex(column, _NUMBER)).as_py() or 0
-        if 2 * numeric > len(column) - column.null_count:
-            error = errors.explain_error(
-                file,
-                sample,
-                self._delimiter,
-                self._quote,
-                self.names,
-                {number: pa.float64()},
-                _NULLS,
-                line,
-                ValueError("text among numbers"),
-            )
-            name = self.names[number]
-            raise ReaderError(
-                f"{error}; most values of this column are numbers. dtype={{{name!r}: str}} takes all of them as text"
-            )
+        counts = {value["values"]: value["counts"] for value in column.drop_null().value_counts().to_pylist()}
+        if number_like.are_numbers(counts):
+            data = errors.clean_block(sample, self.dialect, lambda: place)
+            mixed = ValueError(f"numbers in column {self.names[number]!r} that are written in more than one way")
+            error = errors.explain_error(data, self.dialect, self.names, {number: pa.float64()}, place, mixed)
+            raise ReaderError(f"{error}. Most values of this column are numbers")
+
+    def find_number_among_texts(self, values: Mapping[int, Sequence[str]]) -> tuple[int, str] | None:
+        """A column of text, and a value of it, where most of all its `values` are numbers; None where there is none."""
+        for number in sorted(set(self.texts) - self.asked):
+            counts = dict.fromkeys(values[number], 1)
+            if number_like.are_numbers(counts):
+                return number, min(number_like.find_numbers(counts))
+        return None
 
     def describe_columns(self) -> str:
         texts = [self.names[number] for number in self.texts]
@@ -168,43 +162,14 @@ class Table:
                 # A column that is both data and label is read as the wider of its types.
                 kind = self._types[field, number]
                 types[number] = kind if number not in types else _widen_type(types[number], kind)
-        return self._parse_block(data, list(types), types, newlines, line)
+        return blocks.parse_block(data, self.names, list(types), types, self.dialect, newlines, line)
 
     def parse_texts(self, data: bytes, newlines: bool, line: Callable[[], str]) -> Any:
         """The same of the columns of text alone."""
         import pyarrow as pa
 
-        return self._parse_block(data, self.texts, dict.fromkeys(self.texts, pa.string()), newlines, line)
-
-    def _parse_block(
-        self, data: bytes, numbers: Sequence[int], types: dict[int, Any] | None, newlines: bool, line: Callable[[], str]
-    ) -> Any:
-        import pyarrow as pa
-        from pyarrow import csv
-
-        read = csv.ReadOptions(
-            column_names=[str(number) for number in range(len(self.names))],
-            block_size=len(data) + 1 if newlines else max(1 << 20, data.find(b"\n") * 4),
-        )
-        parse = csv.ParseOptions(
-            delimiter=self._delimiter,
-            quote_char=chr(self._quote) if self._quote else False,
-            newlines_in_values=newlines and self._quote is not None,
-        )
-        convert = csv.ConvertOptions(
-            include_columns=[str(number) for number in numbers],
-            column_types={str(number): kind for number, kind in types.items()} if types else None,
-            null_values=_NULLS,
-            strings_can_be_null=True,
-        )
-        try:
-            # Arrow's own pool would keep what the pieces of the text took.
-            return csv.read_csv(pa.BufferReader(data), read, parse, convert, memory_pool=pa.system_memory_pool())
-        except (pa.ArrowInvalid, pa.ArrowKeyError) as error:
-            named, _, first = line().rpartition(", line ")
-            raise errors.explain_error(
-                Path(named), data, self._delimiter, self._quote, self.names, types or {}, _NULLS, int(first), error
-            ) from None
+        types = dict.fromkeys(self.texts, pa.string())
+        return blocks.parse_block(data, self.names, self.texts, types, self.dialect, newlines, line)
 
     def fill_rows(
         self, target: np.ndarray, table: Any, field: str, codes: Callable[[int, Any], Any], missing: Any, place: Place
@@ -269,13 +234,3 @@ def _widen_type(one: Any, other: Any) -> Any:
     if one == other:
         return one
     return pa.from_numpy_dtype(np.result_type(one.to_pandas_dtype(), other.to_pandas_dtype()))
-
-
-def _make_dtype(kind: Any) -> np.dtype:
-    try:
-        return np.dtype(kind)
-    except TypeError:
-        raise TypeError(
-            f"DataSet: expected dtype to be a NumPy dtype, or one for each column in a dictionary; given "
-            f"{arguments.describe_value(kind)}"
-        ) from None

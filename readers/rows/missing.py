@@ -53,8 +53,8 @@ def check_fits(how: float, dtype: np.dtype, place: str) -> None:
         )
 
 
-def make_missing_error(place: str) -> ReaderError:
+def make_missing_error(place: str, expected: str = "a number") -> ReaderError:
     return ReaderError(
-        f"{place}: expected a number, found a missing value. missing=0 (or another number) fills such values, "
+        f"{place}: expected {expected}, found a missing value. missing=0 (or another number) fills such values, "
         'missing="nan" keeps them as NaN'
     )

@@ -432,10 +432,14 @@ def test_without_a_cluster_nothing_is_asked_again(fakes, capfd):
     for words in (["submit", "--kubernetes", "--image", "i", "x.py"], ["follow", "x-bbbbb"], ["cancel", "x-bbbbb"]):
         assert cli.main(words) == 1
         assert capfd.readouterr().err == f"matex {words[0]}: kubectl: {NOWHERE}\n{means}\n"
-    for command in ("follow", "cancel"):  # a folder that was misspelt
+    for command in ("follow", "cancel", "top", "report"):  # a folder that was misspelt
         assert cli.main([command, "train-1"]) == 1
         said = capfd.readouterr().err
-        assert said == f"matex {command}: there is no folder train-1, and as a job: kubectl: {NOWHERE}\n{means}\n"
+        assert said.startswith(f"matex {command}: there is no folder train-1 in ") and "kubectl" not in said
+        assert "A job of Slurm has a number" in said
+    fakes.add("kubectl", "echo 'error: You must be logged in to the server (Unauthorized)' >&2; exit 1")
+    assert cli.main(["follow", "train-1"]) == 1
+    assert "there is no folder train-1, and as a job: kubectl: You must be logged in" in capfd.readouterr().err
 
 
 def test_an_interrupted_submit_leaves_nothing(fakes):

@@ -111,7 +111,8 @@ def test_a_job_of_two_nodes_is_followed_to_its_exit_code(cluster, code):
         pytest.param(
             ["--sbatch=--reservation=mine"], "reservation is invalid\n.*scontrol show reservation", marks=MORE
         ),
-        (["--sbatch=--mem=900G"], "no node of the partition has so many cores"),
+        (["--sbatch=--mem=900G"], "no node of the partition has so much memory"),
+        (["--cpus", "3"], "lower --cpus or --ranks-per-node.*the cores of each are: all 3 2"),
         (["--sbatch=--nosuch"], "this Slurm's sbatch does not know an option"),
     ],
 )
@@ -120,6 +121,31 @@ def test_a_refused_job_leaves_nothing(cluster, words, message):
     code, _, err = cluster.matex("submit", "--slurm", *words, "my train.py", "0")
     assert code == 1 and re.search(message, err, re.DOTALL) and cluster.queue() == "", err
     assert sorted(cluster.folder.glob("runs/*")) == before
+
+
+def test_a_job_has_what_was_asked_whatever_the_environment_says(cluster):
+    """Its nodes are whole, and its folder is that of the job which another `sbatch` makes of it."""
+    words = ["submit", "--slurm", "--nodes", "2", "--name", "asked", "--time", "5", "--sbatch=--export=NONE"]
+    other = {f"SBATCH_{name}": "other" for name in ("JOB_NAME", "OUTPUT")} | {"SBATCH_TIMELIMIT": "3"}
+    options = ["--setup", "export MATEX_DISABLE=1", "--run", NETWORK]
+    code, out, err = cluster.matex(*words, *options, "my train.py", "0", env=other)
+    assert code == 0 and all(f"words [] on {host}\n" in out for host in ("h1", "h2")), out + err
+    first = err.split("job ")[1].split(":")[0]
+    shown = cluster.slurm.ask("scontrol", "show", "job", first)
+    assert all(one in shown for one in ("JobName=asked\n", "NumNodes=2 NumCPUs=4 ", "TimeLimit=00:05:00")), shown
+    second = cluster.slurm.run("sbatch", "--parsable", "runs/asked-1/job.sh", folder=cluster.folder).stdout.strip()
+    code, out, err = cluster.matex("follow", "runs/asked-1")
+    assert code == 0 and out.count("words [] on h1\n") == 2 and f"matex: {second} COMPLETED" in err, out + err
+    assert json.loads((cluster.folder / "runs/asked-1/job.json").read_text())["job"] == second
+
+
+def test_a_job_that_will_not_start_is_not_waited_for(cluster):
+    failed = cluster.slurm.ask("sbatch", "--parsable", "--wrap=false", "--output=/dev/null").strip()
+    daemons.expect(lambda: cluster.slurm.state(failed) == "FAILED", 60)
+    words = ["submit", "--slurm", "--name", "never", f"--sbatch=--dependency=afterok:{failed}", "my train.py", "0"]
+    code, _, err = cluster.matex(*words, timeout=60)
+    assert code == 1 and "(DependencyNeverSatisfied): " in err and "will not start" in err, err
+    assert cluster.matex("cancel", "runs/never-1")[0] == 0 and cluster.queue() == ""
 
 
 def test_a_cancelled_job_is_not_queued_again(cluster):

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 from fake_commands import Fakes
 
-from matex_tf.deploy import following, job, run_folder, slurm, slurm_messages
+from matex_tf.deploy import following, job, python, run_folder, slurm
+from matex_tf.deploy.sbatch import messages as slurm_messages
 from matex_tf.launch import cli
 
 SHOWN = """\
@@ -64,7 +65,7 @@ def said(capfd):
 
 
 def test_a_job_is_submitted_and_followed_to_its_exit_code(fakes, capfd):
-    fakes.add("sbatch", 'printf "epoch 1\\rEpoch 1/2\\nloss" > "$(dirname "$2")/output"; echo "4711;cluster"')
+    fakes.add("sbatch", 'printf "epoch 1\\rEpoch 1/2\\nloss" > "$(dirname "${@: -1}")/output"; echo "4711;cluster"')
     fakes.add("scontrol", "next state")
     fakes.answers(
         "state",
@@ -79,7 +80,7 @@ def test_a_job_is_submitted_and_followed_to_its_exit_code(fakes, capfd):
     assert out == "Epoch 1/2\nloss"
     assert lines == [
         (
-            "job 4711 on partition all: 2 nodes, 2 ranks; runs/train-1 "
+            "job 4711 on partition all: 2 whole nodes, 2 ranks; runs/train-1 "
             "(follow: matex follow 4711; watch: matex top runs/train-1; end: matex cancel 4711)"
         ),
         "4711 PENDING (Priority): others come first",
@@ -88,7 +89,9 @@ def test_a_job_is_submitted_and_followed_to_its_exit_code(fakes, capfd):
         "4711 RUNNING on n[3-4], requeued (1)",
         "4711 FAILED in 2 allocations, exit code 3",
     ]
-    assert fakes.calls[0] == "sbatch --parsable runs/train-1/job.sh"
+    words = fakes.calls[0].split(" ")
+    lines = [line.split(" ")[1] for line in Path("runs/train-1/job.sh").read_text().splitlines() if "#SBATCH" in line]
+    assert words == ["sbatch", "--parsable", *lines, "runs/train-1/job.sh"], "variables win over lines of the script"
     assert json.loads(Path("runs/train-1/job.json").read_text()) == {"cluster": "slurm", "job": "4711"}
     assert "train.py & child" in Path("runs/train-1/job.sh").read_text()
 
@@ -99,7 +102,14 @@ def test_a_job_is_submitted_and_followed_to_its_exit_code(fakes, capfd):
         ("invalid partition specified: nosuch", "there is no such partition. The partitions are: all, big"),
         ("Invalid account or account/partition combination specified", "the account is not known"),
         ("Requested time limit is invalid (missing or exceeds some limit)", "longer than the partition allows"),
-        ("Requested node configuration is not available", "no node of the partition has so many cores"),
+        ("Requested node configuration is not available", "no node of the partition has what the job asks for"),
+        ("CPU count per node can not be satisfied", "lower --cpus or --ranks-per-node"),
+        ("Memory specification can not be satisfied", "so much memory: lower what --sbatch=--mem"),
+        ("More processors requested than permitted", "fewer cores in all: lower --nodes, --cpus"),
+        ("invalid number of nodes (-N 2-1)", "the nodes that options of --sbatch name are not as many"),
+        ("Node count specification invalid", "so many nodes: lower --nodes"),
+        ("Required partition not available (inactive or drain)", "takes no jobs now"),
+        ("User's group not permitted to use this partition", "you may not use the partition"),
         ("something new", "sbatch: something new"),
     ],
 )
@@ -116,7 +126,7 @@ def test_a_refusal_has_slurms_words_and_what_they_mean(fakes, capfd, words, expe
 
 @pytest.mark.parametrize("how", ["exit 1", "echo 'no number'", "kill -INT $PPID; sleep 5"])
 def test_a_failed_submit_leaves_nothing_queued(fakes, capfd, how):
-    fakes.add("sbatch", f'realpath "$2" > {fakes.folder}/script; {how}')
+    fakes.add("sbatch", f'realpath "${{@: -1}}" > {fakes.folder}/script; {how}')
     fakes.add("squeue", f"echo '12 /elsewhere/job.sh'; echo \"13 $(cat {fakes.folder}/script)\"")
     fakes.add("scancel", "")
     assert cli.main(["submit", "--slurm", "train.py"]) in (1, 130)
@@ -183,6 +193,85 @@ def test_on_a_machine_of_no_cluster(fakes, capfd):
     for name in ("follow", "cancel"):
         assert cli.main([name, "4711"]) == 1
         assert said(capfd)[1] == [said_by.format(name, "scontrol"), means]
+
+
+@pytest.mark.parametrize(
+    "reason, means",
+    [
+        ("PartitionTimeLimit", "the partition allows less than --time"),
+        ("PartitionNodeLimit", "the partition allows fewer nodes than --nodes"),
+        ("PartitionConfig", "the partition lacks so many nodes or cores"),
+        ("BadConstraints", "no node has what it asks for"),
+        ("DependencyNeverSatisfied", "a job of --sbatch=--dependency ended otherwise"),
+        (
+            "Job's_account_not_known,_so_it_can't_use_this_partition_(a_allows_b)",
+            "the account may not use the partition",
+        ),
+        ("QOSMaxWallDurationPerJobLimit", "may not ask for so much"),
+        ("AssocMaxGRESPerJob", "may not ask for so much"),
+    ],
+)
+def test_a_job_that_will_not_start_is_an_error(fakes, capfd, reason, means):
+    fakes.add("scontrol", "next state")
+    fakes.answers("state", shown("PENDING", "Priority"), shown("PENDING", reason))
+    fakes.add("sinfo", "echo 'small 1 4 5:00'")
+    assert cli.main(["follow", "4711"]) == job.EXIT_UNKNOWN
+    lines = said(capfd)[1]
+    assert lines[-2].startswith(f"4711 PENDING ({reason}): ") and means in lines[-2]
+    assert lines[-2].endswith("; it will not start. Partitions, their nodes, cores and limits are: small 1 4 5:00")
+    assert lines[-1] == "4711 is still queued (out of the queue: matex cancel 4711)"
+    fakes.add("scancel", "")
+    assert cli.main(["cancel", "4711"]) == 0 and "scancel 4711" in fakes.calls
+    run = python.LaunchedRun(slurm, job.Job("4711"))
+    assert run.wait() == job.EXIT_UNKNOWN and "will not start" in run.state()
+
+
+@pytest.mark.parametrize(
+    "reason, partition",
+    [
+        ("PartitionTimeLimit", "short,long"), ("QOSGrpCpuLimit", "all"), ("AssocMaxJobsLimit", "all"),
+        ("JobHeldUser", "all"), ("ReqNodeNotAvail,_UnavailableNodes:h3", "all"), ("Resources", "all"),
+        ("Nodes_required_for_job_are_DOWN,_DRAINED_or_reserved_for_jobs_in_higher_priority_partitions", "all"),
+    ],
+)  # fmt: skip
+def test_a_job_that_may_start_is_followed_on(fakes, capfd, reason, partition):
+    """Of several partitions the job may start in another than the one that has the reason, and where it has run."""
+    fakes.add("scontrol", "next state")
+    waiting = shown("PENDING", reason).replace(
+        "   Requeue=", f"   Partition={partition} AllocNode:Sid=h1:1\n   Requeue="
+    )
+    again = shown("PENDING", "PartitionNodeLimit", again=1)
+    fakes.answers("state", waiting, waiting, again, shown("COMPLETED", again=1))
+    assert cli.main(["follow", "4711"]) == 0
+    assert said(capfd)[1][0].startswith(f"4711 PENDING ({reason})")
+
+
+def test_a_job_is_not_told_of_the_job_that_submits_it(fakes, monkeypatch):
+    """Within an allocation; what a cluster says to everybody stays."""
+    fakes.add("sbatch", f"env > {fakes.folder}/told; echo 4711")
+    own = {"SLURM_JOB_ID": "1", "SLURM_MEM_PER_NODE": "100", "SLURM_NTASKS": "1", "PMIX_RANK": "0"}
+    stays = {"SLURM_CONF": "/etc/slurm.conf", "SLURM_MPI_TYPE": "pmix", "SLURM_CLUSTERS": "b", "SBATCH_ACCOUNT": "a"}
+    for name, value in {**own, **stays}.items():
+        monkeypatch.setenv(name, value)
+    assert cli.main(["submit", "--slurm", "--no-follow", "train.py"]) == 0
+    told = dict(line.partition("=")[::2] for line in (fakes.folder / "told").read_text().splitlines())
+    assert not told.keys() & own.keys() and stays.items() <= told.items()
+
+
+def test_a_folder_is_that_of_the_job_that_was_queued_last(fakes, capfd):
+    """`sbatch runs/train-7/job.sh` makes another job of the folder, which notes itself once it runs."""
+    run = Path("runs/train-7")
+    run.mkdir(parents=True)
+    run_folder.write_note(run, "slurm", "4711")
+    fakes.add(
+        "squeue",
+        f"echo '12 /elsewhere/job.sh'; echo '4713 {run.absolute()}/job.sh'; echo '4712 {run.absolute()}/job.sh'",
+    )
+    fakes.add("scontrol", "next state")
+    fakes.answers("state", shown("COMPLETED"))
+    assert cli.main(["follow", str(run)]) == 0 and fakes.calls[-1] == "scontrol show job 4713"
+    fakes.add("squeue", "exit 1")
+    assert cli.main(["follow", str(run)]) == 0 and fakes.calls[-1] == "scontrol show job 4711"
 
 
 def test_ctrl_c_leaves_the_job(fakes, capfd):

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from matex_tf.deploy import options, slurm
+from matex_tf.deploy import options, run_folder, slurm
 from matex_tf.launch import cli
 
 SCRIPT = """\
@@ -31,6 +31,9 @@ SCRIPT = """\
 #SBATCH --exclusive
 run_folder="$PWD"/runs/train-1 child= asked=
 trap 'asked=early; [ -z "$child" ] || { asked=told; kill -USR1 $child; }' USR1
+note="{\\"cluster\\": \\"slurm\\", \\"job\\": \\"$SLURM_JOB_ID\\"}"
+[ "$(cat "$run_folder/job.json" 2> /dev/null)" = "$note" ] || echo "$note" > "$run_folder/job.json"
+export SLURM_EXPORT_ENV=ALL
 module load openmpi
 srun --nodes=4 --ntasks=4 --ntasks-per-node=1 LOOK || exit 78
 export MATEX_STATE="$run_folder/state"
@@ -42,11 +45,12 @@ wait $child; code=$?
 while kill -0 $child 2> /dev/null; do wait $child; code=$?; done
 [ -z "$asked" ] || [ $code -ne 138 ] || code=75
 if [ $code -eq 75 ]; then
-    printf 'matex: job %s %s after %d:%02d:%02d, state kept; to be requeued (%d)\\n' "$SLURM_JOB_ID" \\
+    kept=$([ -d "$run_folder/state" ] && echo "state kept" || echo "no state yet")
+    printf 'matex: job %s %s after %d:%02d:%02d, %s; to be requeued (%d)\\n' "$SLURM_JOB_ID" \\
         "$([ -n "$asked" ] && echo asked to end || echo ended with exit code 75)" \\
-        $((SECONDS / 3600)) $((SECONDS / 60 % 60)) $((SECONDS % 60)) $((${SLURM_RESTART_COUNT:-0} + 1))
+        $((SECONDS / 3600)) $((SECONDS / 60 % 60)) $((SECONDS % 60)) "$kept" $((${SLURM_RESTART_COUNT:-0} + 1))
     scontrol requeue "$SLURM_JOB_ID" && exit $code
-    echo "matex: Slurm did not put job $SLURM_JOB_ID back; its state is kept. In $PWD, sbatch runs/train-1/job.sh" \\
+    echo "matex: Slurm did not put job $SLURM_JOB_ID back; $kept. In $PWD, sbatch runs/train-1/job.sh" \\
         "goes on" >&2
 fi
 echo $code > "$run_folder/exit-code"
@@ -83,7 +87,11 @@ def test_one_rank_keeps_its_state_and_looks_at_no_other_node():
 
 @pytest.mark.parametrize(
     "run, code, told",
-    [("touch began; exec sleep 60", 75, "asked to end"), ("exit 75", 75, "ended with exit code 75"), ("exit 3", 3, "")],
+    [
+        ("touch began; exec sleep 60", 75, "asked to end"),
+        ("mkdir runs/a-1/state; exit 75", 75, "ended with exit code 75"),
+        ("exit 3", 3, ""),
+    ],
 )
 def test_a_run_that_asks_again_is_requeued(tmp_path, run, code, told):
     """Also one that ends by the warning itself, since it was not ready for it."""
@@ -100,9 +108,26 @@ def test_a_run_that_asks_again_is_requeued(tmp_path, run, code, told):
             child.send_signal(signal.SIGUSR1)
         out, _ = child.communicate(timeout=30)
     assert child.returncode == code
-    again = rf"matex: job 4711 {told} after 0:00:0\d, state kept; to be requeued \(2\)\nscontrol requeue 4711\n"
+    kept = "state kept" if "state" in run else "no state yet"
+    again = rf"matex: job 4711 {told} after 0:00:0\d, {kept}; to be requeued \(2\)\nscontrol requeue 4711\n"
     assert re.fullmatch(again if told else "", out), out
     assert (tmp_path / "runs" / "a-1" / "exit-code").exists() is (code == 3)
+
+
+def test_a_job_notes_itself_where_another_was_noted(tmp_path):
+    """As one that `sbatch job.sh` makes. The time of a note that holds stays: it is when the job was submitted."""
+    (tmp_path / "matex").write_text("#!/bin/bash\n")
+    (tmp_path / "matex").chmod(stat.S_IRWXU)
+    folder = tmp_path / "runs" / "a-1"
+    folder.mkdir(parents=True)
+    run_folder.write_note(folder, "slurm", "4711")
+    os.utime(folder / "job.json", (1000, 1000))
+    text = slurm.format_job(slurm.Slurm(name="a", matex="./matex"), ["a.py"], "runs/a-1")
+    for number in ("4711", "4712"):
+        env = {"PATH": "/bin:/usr/bin", "SLURM_JOB_ID": number}
+        subprocess.run(["bash", "-c", text], cwd=tmp_path, env=env, check=True)
+        assert run_folder.read_note(folder) == ("slurm", slurm.Job(number, str(folder)))
+        assert (run_folder.find_submit_time(str(folder)) == 1000) is (number == "4711")
 
 
 def as_sbatch_reads(line: str) -> list[str]:
@@ -196,13 +221,15 @@ def test_what_a_file_cannot_say(tmp_path, text, message):
         (["--slurm"], "no script is named"),
         (["--slurm", "no-such.py"], "there is no file no-such.py in"),
         (["--slurm", "--node", "4", "x.py"], "there is no option --node; did you mean --nodes?"),
+        (["--slurm", "--qos", "long", "x.py"], "there is no option --qos. If it is one of sbatch: --sbatch=--qos..."),
+        (["--kubernetes", "--qos", "long", "x.py"], "there is no option --qos\n"),
         (["--slurm", "--nodes", "0", "x.py"], "expected nodes to be a whole number, 1 or more; given 0"),
         (["--slurm", "--nodes", "two", "x.py"], "'two' is not a valid integer"),
         (["--slurm", "--restarts", "-1", "x.py"], "expected restarts to be a whole number, 0 or more; given -1"),
         (["--slurm", "--time", "2h", "x.py"], "expected time to be as 2:00:00 (hours)"),
         (["--slurm", "--time", "0:00", "x.py"], "more than nothing"),
         (["--slurm", "--name", "a\nb", "x.py"], "expected name to be one line of printable text; given 'a\\nb'"),
-        (["--slurm", "--sbatch", "exclusive", "x.py"], "expected sbatch to be options such as --exclusive"),
+        (["--slurm", "--sbatch", "exclusive", "x.py"], "expected sbatch to be options such as --qos=long"),
         (["--slurm", "--run", "'", "x.py"], "expected run and matex to be words as for a shell"),
         (["--slurm", "--cpus", "0", "x.py"], "expected cpus to be a whole number, 1 or more, of each rank; given '0'"),
         (["--slurm", "x.py", "--node", "4"], "there is no option --node; did you mean --nodes? If it is the script's"),

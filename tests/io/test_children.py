@@ -38,6 +38,11 @@ assert said(["cat", "deep/a.txt"], cwd="made") == "deep"
 assert said(["cat", "inner.txt", os.path.abspath("before/new.txt")], cwd="before") == "innernew", "what is below stays"
 write("made/run.sh", "#!/bin/sh\\necho run $1\\n")
 os.chmod("made/run.sh", 0o755)
+assert said("cat made/deep/a.txt 2>&1 | cat > made/out.txt; cat < made/out.txt", shell=True) == "deep"
+assert said("echo made/deep/*; cat 'before/inner.txt'", shell=True).endswith("inner"), "what is below stays"
+assert os.system("test -f made/deep/a.txt && cp made/deep/a.txt made/by_system.txt") == 0
+with open("made/by_system.txt") as file:
+    assert file.read() == "deep"
 assert said(["./made/run.sh", "made"]) .startswith("run ")
 assert said(["printf", "%s", "inner.txt"], cwd="made/deep") == "inner.txt", "what is no path stays as it is"
 write("printf", "no program")

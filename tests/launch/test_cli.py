@@ -106,7 +106,7 @@ def test_what_run_cannot_do(words, message):
 @pytest.mark.parametrize(
     "words, message",
     [
-        (["rum"], "there is no command 'rum'; did you mean run? The commands are run, info, build, settings, simulate"),
+        (["rum"], "there is no command 'rum'; did you mean run? The commands are run, info, settings, build, simulate"),
         (["run", "-n", "2", "no-such.py"], "there is no file no-such.py in"),
         (["info", "now"], "unexpected extra argument (now)"),
         (["build", "--xl"], "there is no option --xl; did you mean --xla?"),
@@ -547,7 +547,7 @@ def test_nothing_is_complained_of_where_all_is_well():
         ({"mpirun": Mpirun("/usr/bin/mpirun", MPICH, "4.3")}, "of MPICH 4.3, but mpi4py loads Open MPI 5", "on PATH"),
         (
             {"tensorflow": {"tensorflow": "2.21.0", "keras": "3", "ops": {"error": "no compiler: apt install g++"}}},
-            "ops cannot be compiled",
+            "a run would fail",
             "apt install g++",
         ),
         ({"settings_error": "MATEX_X is set"}, "MATEX_X is set", ""),

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import click
@@ -44,7 +44,14 @@ FAILED = error_records.ErrorRecord(1, 2, "a", "ValueError: no", "rank 1 failed\n
         (0, ["begun", "failed"], [], restarts.LOST),
         (1, ["begun"], [], restarts.LOST),
         (70, ["begun"], [], restarts.LOST),
-        (75, ["begun"], [], restarts.ASKED),
+        (75, ["begun"], [], restarts.LOST),  # of whoever ends so nobody has asked that
+        (75, ["begun", "ended"], [], restarts.OWN),  # the script's own exit code
+        (75, ["begun", "failed"], [], restarts.OWN),
+        (75, ["begun", "ask-again"], [], restarts.ASKED),
+        (130, ["begun", "failed"], [], restarts.LOST),
+        (130, ["begun", "failed", "with 130"], [], restarts.OWN),  # the error's own: KeyboardInterrupt
+        (200, ["begun", "failed", "with 200"], [], restarts.OWN),  # sys.exit(200)
+        (255, ["begun"], [], restarts.LOST),  # so ends ssh where its host is gone
         (1, ["begun", "ask-again"], [], restarts.ASKED),
         (0, ["begun", "ended", "ask-again"], [], restarts.ASKED),  # Slurm preempts: ranks and daemons are asked alike
         (0, ["begun", "left", "change"], [], restarts.CHANGED),
@@ -62,8 +69,9 @@ FAILED = error_records.ErrorRecord(1, 2, "a", "ValueError: no", "rank 1 failed\n
 )
 def test_what_is_lost(tmp_path, code, words, heard, expected):
     for word in words:
-        if word == "failed":
-            error_records.write_record(FAILED, tmp_path)
+        if word == "failed" or word.startswith("with "):
+            record = replace(FAILED, code=int(word.partition(" ")[2] or 1))
+            error_records.write_record(record, tmp_path)
         else:
             (tmp_path / word).touch()
     assert restarts.judge_end(code, tmp_path, set(heard)) == expected
@@ -335,3 +343,42 @@ def test_the_file_of_a_script_is_found_however_it_is_started(tmp_path, monkeypat
         assert os.path.samefile(script_file.find_script([*start, *words]), tmp_path / file)
     assert script_file.find_script([*start, "-m", "nothing"]) is None
     assert script_file.find_script(["train.py"]) == getattr(sys.modules["__main__"], "__file__", None)
+
+
+def test_the_signal_by_which_a_run_is_asked_to_end_is_told_by_its_name(tmp_path):
+    """mpirun passes on SIGUSR1 in place of SIGTERM; ranks find there which it was."""
+    mpirun = "trap 'kill $!; exit 0' USR1; sleep 20 & kill -TERM $PPID; wait $!"
+    program = (
+        "import signal, sys; from matex_tf.launch import process; from matex_tf.runtime import exit_marks\n"
+        "heard, before = set(), exit_marks.read_request()\n"
+        "instead = {signal.SIGTERM: signal.SIGUSR1}\n"
+        "process.wait_for_ranks(['sh', '-c', sys.argv[1]], sys.argv[2], heard, instead)\n"
+        "print(before, *heard, exit_marks.read_request())\n"
+    )
+    command = [sys.executable, "-c", program, mpirun, str(tmp_path)]
+    found = launching.execute(command, launching.environment({"MATEX_PROOF": str(tmp_path)}), 60).check()
+    assert found.stdout.split() == ["None", str(int(signal.SIGTERM)), "SIGTERM"]
+
+
+def test_hosts_that_do_not_answer_are_named_at_the_end(tmp_path, capfd):
+    gone = "no answer from b: down, or cut off"
+    for code in (0, 255):
+        folder = tmp_path / str(code)
+        folder.mkdir()
+        ended = process.run_to_end(["sh", "-c", f"exit {code}"], str(folder), lambda: gone)
+        assert ended == (code or process.EXIT_UNPROVED)
+        (folder / "ended").touch()  # with an exit code of the script's own
+        assert process.run_to_end(["sh", "-c", "exit 3"], str(folder), lambda: "never asked") == 3
+        said = capfd.readouterr().err
+        assert f"{gone} (exit code {ended})" in said and "never asked" not in said
+
+
+def test_what_mpirun_says_has_no_nul_byte_and_who_keeps_its_output_is_not_waited_for(tmp_path):
+    program = (
+        "import os, subprocess, sys; from matex_tf.launch import output_file\n"
+        "with output_file.Outlet():\n"
+        "    os.write(2, b'one\\0two\\n' * 9999); os.write(1, b'a\\0b'); subprocess.Popen(['sleep', '60'])\n"
+    )
+    with open(tmp_path / "out", "wb") as out, open(tmp_path / "err", "wb") as err:
+        subprocess.run([sys.executable, "-c", program], stdout=out, stderr=err, timeout=50, check=True)
+    assert (tmp_path / "err").read_bytes() == b"onetwo\n" * 9999 and (tmp_path / "out").read_bytes() == b"a\0b"

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
 from matex_tf.launch import cli
 from matex_tf.planner import plan_file
+from matex_tf.planner.papers import htc, htc_layers, htc_minibatch
 
 
 @pytest.fixture
@@ -98,3 +100,57 @@ def test_ranks_are_told_as_to_plan_and_what_cannot_be_is_said(plan, capsys):
     code, table, _ = said(capsys, plan, "--ranks", "1,2,4,...,16", "--what", "overlap=on")
     assert code == 0 and table.count("as planned") == 5
     assert "overlap=on: nothing changes on 2 ranks of one host." in table
+
+
+def test_the_minibatch_of_htc_is_that_of_its_program(capsys):
+    code, table, _ = said(capsys, "--minibatch", "--memory", "2GiB", "--rows", "32,64,96,...,512")
+    batches = htc_minibatch.list_batches(htc.ALEXNET, range(32, 513, 32), 2 << 30)
+    best = max(batches, key=lambda one: one.rows_per_second)
+    assert code == 0 and f"suggested: {best.rows} rows. {16 - len(batches)} larger batches do not fit." in table
+    for one in batches:
+        letters = "".join("GF"[algorithm] for algorithm in one.choice.algorithms)
+        assert f"{one.rows} │ {letters} │ {one.rows_per_second / best.rows_per_second:.3f}" in table
+    words = htc_layers.format_architecture(htc.ALEXNET)
+    assert htc_layers.parse_architecture(words) == htc.ALEXNET
+    assert said(capsys, "--minibatch", "--memory", "2GiB", "--layers", words)[1] == table
+    small = "32x32x3 conv:3+1:64 pool:2/2 conv:3:128 dense:10"
+    code, table, _ = said(capsys, "--minibatch", "--memory", "1GiB", "--rows", "8", "--layers", small)
+    assert code == 0 and small in table and "name larger --rows" in table
+    assert htc_layers.parse_architecture(small).dense == (14 * 14 * 128, 10)
+
+
+def test_the_example_of_the_docs_is_what_the_command_prints(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "100")
+    assert cli.main(["simulate", "--minibatch", "--memory", "2GiB"]) == 0
+    lines = [f"    {line}".rstrip() for line in capsys.readouterr().out.splitlines()]
+    page = Path(__file__).parents[2] / "docs" / "reference.md"
+    assert "\n".join(["    matex simulate --minibatch --memory 2GiB", "", *lines, ""]) in page.read_text()
+
+
+@pytest.mark.parametrize(
+    "words, message",
+    [
+        (["--minibatch"], "--memory 12GiB"),
+        (["--minibatch", "--memory", "here"], "--memory 12GiB"),
+        (["--minibatch", "--memory", "12"], "a size with its unit"),
+        (["--minibatch", "--memory", "1MiB"], "name fewer --rows or more --memory"),
+        (["--minibatch", "--memory", "1GiB", "--what", "overlap=off"], "goes without --what"),
+        (["--minibatch", "--memory", "1GiB", "--servers"], "goes without --servers"),
+        (["--minibatch", "--memory", "1GiB", "plan.json"], "goes without plan.json"),
+        (["--memory", "1GiB", "plan.json"], "--memory is of --minibatch"),
+        (
+            ["--timeline", "nowhere/sim.json", "plan.json"],
+            "--timeline cannot write nowhere/sim.json: there is no folder",
+        ),
+        (["--rows", "4", "plan.json"], "--rows is of --minibatch"),
+        (["--minibatch", "--memory", "1GiB", "--layers", "alexnet"], "expected WIDTHxHEIGHTxDEPTH"),
+        (["--minibatch", "--memory", "1GiB", "--layers", "8x8x3 dense:10"], "one convolution or more"),
+        (["--minibatch", "--memory", "1GiB", "--layers", "8x8x3 conv:3 dense:10"], "given 'conv:3'"),
+        (["--minibatch", "--memory", "1GiB", "--layers", "8x8x3 pool:2/0 conv:3:4 dense:10"], "given 'pool:2/0'"),
+        (["--minibatch", "--memory", "1GiB", "--layers", "8x8x3 conv:11:4 dense:10"], "a window of 11"),
+        (["--minibatch", "--memory", "1GiB", "--layers", "8x9x3 conv:3:4 dense:10"], "square"),
+    ],
+)
+def test_a_minibatch_that_cannot_be_chosen(words, message, capsys):
+    code, table, complaint = said(capsys, *words)
+    assert code == 2 and message in complaint and not table

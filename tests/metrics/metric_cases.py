@@ -224,8 +224,40 @@ def spread(y_true, y_pred):
     return tf.reduce_mean(tf.abs(y_pred - tf.reduce_mean(y_pred, 0)), -1)
 
 
+def columns(y_true, y_pred):
+    """A sum for each column, of which Keras takes the mean."""
+    return tf.reduce_sum(tf.abs(tf.cast(y_true, y_pred.dtype) - y_pred), axis=0)
+
+
+def kept(y_true, y_pred):
+    return tf.reduce_mean(tf.abs(tf.cast(y_true, y_pred.dtype) - y_pred), axis=0, keepdims=True)
+
+
 def meeting():
-    return [spread]
+    return [spread, columns, kept]
+
+
+def means():
+    """Means of a number for each row, for each column and for the batch, whose batches have other numbers of rows."""
+    model, optimizer = model_of(), keras.optimizers.SGD(0.5)
+    found = [keras.metrics.Mean() for _ in range(5)]
+
+    @tf.function
+    def step(x, y):
+        with tf.GradientTape() as tape:
+            errors = tf.square(tf.cast(y, tf.float64) - model(x))
+            loss = tf.reduce_mean(errors)
+        optimizer.apply_gradients(zip(tape.gradient(loss, model.trainable_variables), model.trainable_variables))
+        found[0].update_state(errors)
+        found[1](errors[:, 0])
+        found[2].update_state(tf.reduce_mean(x, axis=0))
+        found[3].update_state(loss)
+        found[4].update_state(tf.sort(x[:, 0])[:3])
+
+    for epoch in range(2):
+        for x, y in dataset():
+            step(x, y)
+            stored(f"means, {epoch}, {len(x)} rows", [float(mean.result()) for mean in found])
 
 
 def weighed_classes():
@@ -252,6 +284,7 @@ evaluate(made_late)
 weigh("tf.shape", True)
 weigh_inside()
 loop(True)
+means()
 weighed_classes()
 if every:
     fit(built_in)

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import sys
 
 import numpy as np
 import pytest
 import simulated_run as simulated
-from html_page import CHROMIUM, Page, assert_asks_for_nothing, shown_in
+from html_page import CHROMIUM, Page, assert_asks_for_nothing, click_on, shown_in
 from planner_plans import a_plan
 
 import launch
-from matex_tf.monitor import recording
+from matex_tf.monitor import progress, recording
 from matex_tf.monitor.report import charts, page
 from matex_tf.planner import plan_file
 from matex_tf.planner.predict import Predictor
@@ -87,6 +88,33 @@ def test_starts_lie_one_after_another_and_what_happened_is_marked(tmp_path):
     assert compute.count("M") == 2, "a gap between the starts"
     rank_3 = [one["d"] for one in read.of("path") if one.get("data-of") == "rank 3"][0]
     assert rank_3.count("M") == 1
+
+
+def test_charts_of_metrics_count_in_epochs_and_those_over_time_name_some(tmp_path):
+    """An epoch that is trained again after a restart is there once; a second `fit` goes on from the first."""
+    first = simulated.start(tmp_path, 2, 40, end="")
+    told = epochs(6, first=1)
+    simulated.write_events(first, "events-0.jsonl", *({**one, "call": 0} for one in told))
+    again = simulated.start(tmp_path, 2, 40, number=2, began=simulated.BEGAN + 50)
+    more = [*({**one, "call": 0} for one in epochs(6, simulated.BEGAN + 50, 5)),
+            *({**one, "call": 1} for one in epochs(2, simulated.BEGAN + 70, 1))]  # fmt: skip
+    simulated.write_events(again, "events-0.jsonl", *more)
+    simulated.write_events(
+        tmp_path, "events.jsonl", {"t": simulated.BEGAN + 45, "event": "restart 1 of 3, and more of it"}
+    )
+    text, read = report(tmp_path)
+    loss = next(one for one in read.of("path") if one.get("data-of") == "loss")
+    assert loss["d"].count("M") + loss["d"].count("L") == len(loss["data-values"].split()) == 4 + 6 + 2
+    assert loss["data-values"].split()[:5] == ["1", "0.5", "0.333333", "0.25", "1"]
+    units = [one["data-unit"] for one in read.of("svg")]
+    assert units[:2] == ["epochs"] * 2 and set(units[2:]) == {"s"}
+    assert ">2 epochs<" in text and ">epoch 3<" in text and "0.5 epochs" not in text
+    assert text.count('class="label"') == 2 * len(units) and ">restart 1 of 3, and more of it<" in text
+
+
+def test_epochs_are_counted_over_all_calls_of_fit():
+    done = [progress.Epoch(0, number, None, {}) for number in (3, 4, 1, 2, 1)]
+    assert progress.count_epochs(done) == [3, 4, 5, 6, 7] and progress.count_epochs([]) == []
 
 
 def test_names_of_people_are_text_and_not_markup(tmp_path):
@@ -174,7 +202,34 @@ def test_what_was_predicted_stands_beside_what_was_measured(tmp_path):
 def test_a_browser_shows_the_page_and_a_click_brings_out_a_rank(tmp_path):
     simulated.start(tmp_path, 4, 30, slow=2)
     text, _ = report(tmp_path)
-    shown = shown_in(CHROMIUM, text, tmp_path, "rank 2")
+    shown = shown_in(CHROMIUM, text, tmp_path, click_on("rank 2"))
     lines = [one for one in shown.of("path") if one.get("data-of", "").startswith("rank ")]
     dim = {one["data-of"]: "dim" in one["class"].split() for one in lines}
     assert dim == {"rank 0": True, "rank 1": True, "rank 2": False, "rank 3": True}
+
+
+POINT = """
+const point = (chart, share) => {
+  const box = chart.getBoundingClientRect(), x = box.left + box.width * share
+  chart.dispatchEvent(new PointerEvent("pointermove", {clientX: x, clientY: box.top + 9, bubbles: true}))
+  return document.querySelector("#tip").textContent
+}
+const charts = [...document.querySelectorAll("svg")]
+const cpu = charts.find(one => one.ariaLabel.startsWith("CPU"))
+const told = [point(charts[0], 0.99), point(charts[0], 0.101), point(cpu, 0.6)]
+document.body.dataset.told = JSON.stringify(told)
+charts[0].dispatchEvent(new PointerEvent("pointerleave"))
+"""
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium: apt-get install chromium")
+def test_who_points_at_a_chart_is_told_the_values_there(tmp_path):
+    where = simulated.start(tmp_path, 4, 60)
+    simulated.write_events(where, "events-0.jsonl", *epochs(20))
+    shown = shown_in(CHROMIUM, report(tmp_path)[0], tmp_path, POINT)
+    last, first, cpu = json.loads(shown.of("body")[0]["data-told"])
+    assert last == "20 epochs\nloss  0.05\nval_loss  0.1" and first == "1 epochs\nloss  1\nval_loss  2"
+    at, *ranks = cpu.split("\n")
+    assert at.endswith(" s") and [line.split("  ")[0] for line in ranks] == [f"rank {rank}" for rank in range(4)]
+    assert [float(line.split("  ")[1]) for line in ranks] == pytest.approx([1.0, 1.1, 1.2, 1.3], abs=0.005)
+    assert "display: none" in next(one for one in shown.of("div") if one.get("id") == "tip")["style"]

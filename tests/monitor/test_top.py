@@ -38,6 +38,21 @@ def test_the_slow_rank_is_named_with_what_it_costs(tmp_path):
     assert "other processes of n000 keep 7.9 of its cores busy" in text
 
 
+@pytest.mark.parametrize("gpu", [False, True])
+def test_a_narrow_terminal_shows_fewer_columns_and_each_rank(tmp_path, gpu):
+    simulated.start(tmp_path, 1024, 15, slow=517, gpu=gpu)
+    before = 0
+    for width in range(24, 141, 4):
+        lines = drawn(tmp_path, height=40, width=width).splitlines()
+        head = next(place for place, line in enumerate(lines) if line.split()[:1] == ["rank"])
+        rows = lines[head + 1 : head + 5]
+        ranks = [int(line.split()[0]) for line in rows]
+        assert ranks == sorted(ranks) and "waiting" in lines[head] and max(map(len, lines)) <= width
+        assert all(line.split()[-1] for line in rows) and "\u2026" not in "".join(lines[head : head + 5])
+        assert before <= (before := len(lines[head].split()))
+    assert before == (12 if gpu else 9)
+
+
 def test_even_ranks_are_said_to_be_even(tmp_path):
     simulated.start(tmp_path, 3, 20)
     assert "the ranks are even" in drawn(tmp_path)
@@ -69,7 +84,7 @@ def test_a_rank_of_which_nothing_is_heard_is_named(tmp_path):
     path.write_text("".join(line + "\n" for line in path.read_text().splitlines()[:20]))
     (where / "rank-1.jsonl").unlink()
     text = drawn(tmp_path, now=simulated.BEGAN + 60)
-    assert "nothing from rank 3 (n000) for 41 s" in text and "1 ranks, the first rank 1, have written nothing" in text
+    assert "nothing from rank 3 (n000) for 41 s" in text and "rank 1 has written nothing" in text
     assert "nothing from" not in drawn(tmp_path, now=simulated.BEGAN + 20)
 
 

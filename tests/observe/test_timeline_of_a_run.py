@@ -55,7 +55,7 @@ def of_steps(rows, place):
             continue
         steps += 1
         waits = [row for row in inside if row["name"] == "wait for other ranks"]
-        collectives = [row for row in inside if row["cat"] in ("collective", "message")]
+        collectives = [row for row in inside if row["cat"] in ("collective", "allgather", "broadcast", "message")]
         for row in collectives:
             sums["other"] += row["dur"] - sum(
                 one["dur"] for one in waits if row["ts"] <= one["ts"] < row["ts"] + row["dur"]

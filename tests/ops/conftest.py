@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import stat
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 
 from matex_tf import settings
 from matex_tf.ops import compiler
+from matex_tf.ops.kept import trust
 
 SCRIPT = """#!/bin/sh
 if [ "$1" = -show ]; then exec {real} -show; fi
@@ -29,9 +31,16 @@ class FakeCompiler:
     def __init__(self, folder: Path, seconds: float = 0, complaint: str = ""):
         self.folder = folder
         self.path = folder / "mpicxx"
-        real = compiler.find_compiler().path
-        self.path.write_text(SCRIPT.format(real=real, folder=folder, seconds=seconds, complaint=complaint))
-        self.path.chmod(self.path.stat().st_mode | stat.S_IXUSR)
+        self._real, self._complaint = compiler.find_compiler().path, complaint
+        self.set_seconds(seconds)
+
+    def set_seconds(self, seconds: float) -> None:
+        """Of calls that begin from now on."""
+        text = SCRIPT.format(real=self._real, folder=self.folder, seconds=seconds, complaint=self._complaint)
+        made = self.path.with_suffix(".new")
+        made.write_text(text)
+        made.chmod(made.stat().st_mode | stat.S_IXUSR)
+        made.replace(self.path)
 
     @property
     def calls(self) -> int:
@@ -60,6 +69,31 @@ def fake_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         return made
 
     return make
+
+
+STRANGER = 65533
+"""The number of a user whom nobody trusts."""
+
+
+@pytest.fixture
+def give_to_a_stranger(monkeypatch: pytest.MonkeyPatch):
+    """Has a path belong to somebody else: in truth where this process may do so, or else as far as it is asked."""
+    given: dict[str, int] = {}
+    real = os.lstat
+
+    def lstat(path) -> os.stat_result:
+        state = real(path)
+        owner = given.get(os.fspath(path), state.st_uid)
+        return os.stat_result((*state[:4], owner, *state[5:10]))
+
+    def give(path: Path, owner: int = STRANGER) -> None:
+        if os.geteuid() == 0:
+            os.chown(path, owner, -1, follow_symlinks=False)
+        else:
+            given[os.fspath(path)] = owner
+            monkeypatch.setattr(trust.os, "lstat", lstat)
+
+    return give
 
 
 @pytest.fixture

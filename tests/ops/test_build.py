@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import io
 import multiprocessing
 import os
 import shutil
 import signal
 import time
+import types
 from pathlib import Path
 
 import pytest
@@ -16,6 +18,7 @@ import pytest
 from matex_tf import settings
 from matex_tf.ops import build
 from matex_tf.ops.cache import BuildError
+from matex_tf.ops.kept import turns
 
 FORK = multiprocessing.get_context("fork")
 
@@ -58,21 +61,67 @@ def test_verbose_says_what_is_done_and_that_nothing_need_be(cache, fake_compiler
     assert "built already" in capfd.readouterr().err
 
 
-def test_many_processes_at_once(cache, fake_compiler):
-    """One compiles; the others wait, and one of those says so after two seconds."""
+def count_locks(results, temporary: Path, number: int) -> None:
+    """Build as a process of one of several hosts, which have a folder for temporary files each, and no other's."""
+    build.tempfile.tempdir = str(temporary)
+    calls, real, paths, opened = [], turns.fcntl.flock, {}, turns._open_lock
+
+    def open_lock(path):
+        file = opened(path)
+        paths[file.fileno()] = path
+        return file
+
+    def flock(file, how):
+        calls.append(str(paths[file.fileno()]))
+        return real(file, how)
+
+    turns._open_lock, turns.fcntl = open_lock, types.SimpleNamespace(**{**vars(fcntl), "flock": flock})
+    errors = io.StringIO()
+    with contextlib.redirect_stderr(errors):
+        path = build.build_ops()
+    results.put((number, str(path), errors.getvalue(), calls))
+
+
+@pytest.mark.parametrize(("hosts", "ranks"), [(1, 5), (3, 3)])
+def test_many_processes_at_once(cache, tmp_path, fake_compiler, hosts, ranks):
+    """One compiles. Of each host one asks for the lock that all hosts see, and none asks again and again."""
     compiler = fake_compiler(seconds=3)
-    results = FORK.Queue()
-    processes = [FORK.Process(target=build_in_child, args=(results,)) for _ in range(5)]
+    results, processes = FORK.Queue(), []
+    for number in range(hosts * ranks):
+        host = tmp_path / f"host{number % hosts}"
+        host.mkdir(exist_ok=True)
+        processes.append(FORK.Process(target=count_locks, args=(results, host, number)))
+        processes[-1].start()
+    answers = [results.get(timeout=240) for _ in processes]
     for process in processes:
-        process.start()
-    answers = [results.get(timeout=60) for _ in processes]
-    for process in processes:
-        process.join(10)
+        process.join(60)
     assert compiler.calls == 2, "the engine and the ops"
-    assert len({path for path, _ in answers}) == 1
-    said = "".join(text for _, text in answers)
+    assert len({path for _, path, _, _ in answers}) == 1
+    said = "".join(text for _, _, text, _ in answers)
     assert said.count("building the engine") == said.count("building the ops") == 1
-    assert said.count("wait while one of them builds the ops") == 1
+    assert "another process builds the ops; this run waits for it" in said
+    for key in (build.make_engine_plan().key, build.make_plan().key):
+        shared = [calls.count(str(cache / f"{key}.lock")) for _, _, _, calls in answers]
+        assert sum(count > 0 for count in shared) <= hosts
+        # Tried once, waited for once, and given back.
+        assert max(len([call for call in calls if key in call]) for _, _, _, calls in answers) <= 3 + 3
+
+
+def test_if_who_builds_is_killed_the_next_one_does(cache, fake_compiler):
+    compiler = fake_compiler(seconds=300)
+    first = FORK.Process(target=build.build_ops)
+    first.start()
+    wait_until(lambda: compiler.calls == 1)
+    results = FORK.Queue()
+    others = [FORK.Process(target=build_in_child, args=(results,)) for _ in range(3)]
+    compiler.set_seconds(0)
+    for other in others:
+        other.start()
+    os.kill(first.pid, signal.SIGKILL)
+    assert len({results.get(timeout=240) for _ in others}) >= 1
+    for process in (first, *others):
+        process.join(60)
+    assert compiler.calls == 3, "the one that was killed, the engine and the ops"
 
 
 def test_killed_build(cache, fake_compiler, capfd):
@@ -87,6 +136,7 @@ def test_killed_build(cache, fake_compiler, capfd):
     os.kill(child.pid, signal.SIGKILL)
     child.join(10)
     assert not list(cache.glob("*.so"))
+    wait_until(lambda: not list(cache.glob("*.tmp")))
     compiler = fake_compiler()
     assert build.build_ops().exists()
     assert compiler.calls == 3, "the one that was killed, the engine and the ops"
@@ -121,7 +171,7 @@ def test_damaged_cache_is_built_anew(cache, fake_compiler, damage, make):
     compiler = fake_compiler()
     ops = build.build_ops()
     plan = getattr(build, make)()
-    path, record = plan.library, plan.record
+    path, record = cache / plan.library, cache / f"{plan.key}.json"
     if damage == "truncated":
         path.write_bytes(path.read_bytes()[:2500])
     elif damage == "changed":
@@ -132,19 +182,42 @@ def test_damaged_cache_is_built_anew(cache, fake_compiler, damage, make):
         record.write_text("{")
     assert build.build_ops() == ops
     assert compiler.calls == 3
-    assert path.stat().st_size == 5000 and build.is_whole(plan)
+    assert path.stat().st_size == 5000 and build.is_whole(plan, cache)
 
 
-def test_key_tells_builds_apart(cache, fake_compiler, monkeypatch):
+def test_key_tells_builds_apart(monkeypatch):
     import tensorflow as tf
 
+    found = [build.make_plan().key]
+    for owner, name, value in (
+        (tf.version, "VERSION", "2.99.0"),
+        (build, "hash_sources", lambda: "other sources"),
+        (build.compilers, "describe_loaded_mpi", lambda: "Other MPI v1.2.3"),
+        (build.platform, "machine", lambda: "another machine's"),
+    ):
+        monkeypatch.setattr(owner, name, value)
+        found.append(build.make_plan().key)
+    assert len(set(found)) == len(found)
+
+
+def test_what_is_built_needs_no_compiler(cache, fake_compiler, request):
     fake_compiler()
-    first = build.make_plan().library
-    monkeypatch.setattr(tf.version, "VERSION", "2.99.0")
-    second = build.make_plan().library
-    monkeypatch.setattr(build, "hash_sources", lambda: "other sources")
-    third = build.make_plan().library
-    assert len({first, second, third}) == 3
+    path = build.build_ops()
+    request.getfixturevalue("no_compiler")
+    assert build.build_ops() == path
+
+
+def test_a_build_beside_ours_is_left_alone_where_files_have_no_locks(cache, fake_compiler):
+    """Of one that was killed long ago nothing stays."""
+    fake_compiler()
+    key = build.make_engine_plan().key
+    cache.mkdir(mode=0o700)
+    now, old = (cache / f"{key}.{name}.tmp" for name in ("now", "old"))
+    for path in (now, old):
+        path.write_text("")
+    os.utime(old, (0, 0))
+    build.build_ops()
+    assert now.exists() and not old.exists()
 
 
 def test_digest_covers_every_source(tmp_path, monkeypatch):
@@ -196,7 +269,7 @@ def test_chosen_cache_that_cannot_be_written(tmp_path, monkeypatch, fake_compile
         build.build_ops()
 
 
-def test_home_that_cannot_be_written(tmp_path, monkeypatch, fake_compiler):
+def test_home_that_cannot_be_written(tmp_path, monkeypatch, fake_compiler, give_to_a_stranger):
     """Then a folder of the user's own among the temporary files is taken, unless somebody else made it."""
     fake_compiler()
     file = tmp_path / "file"
@@ -208,22 +281,9 @@ def test_home_that_cannot_be_written(tmp_path, monkeypatch, fake_compiler):
     folder = build.build_ops().parent
     assert folder == tmp_path / f"matex_tf-{os.getuid()}"
     assert folder.stat().st_mode & 0o077 == 0
-    owner = os.getuid()
-    monkeypatch.setattr(os, "getuid", lambda: owner + 1)
-    folder.rename(tmp_path / f"matex_tf-{owner + 1}")
+    give_to_a_stranger(folder)
     with pytest.raises(BuildError, match="MATEX_CACHE_DIR"):
         build.build_ops()
-
-
-def test_status(cache, fake_compiler):
-    import tensorflow as tf
-
-    compiler = fake_compiler()
-    before = build.describe_build()
-    assert before["compiler"] == str(compiler.path) and before["TensorFlow"] == tf.__version__
-    assert before["built"].startswith("no")
-    path = build.build_ops()
-    assert build.describe_build() == {**before, "built": "yes", "library": str(path)}
 
 
 def test_sources_travel_with_the_package():

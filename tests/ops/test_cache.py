@@ -14,12 +14,6 @@ from matex_tf.ops import cache as caches
 from matex_tf.ops.cache import BuildError
 
 
-def someone_else(monkeypatch: pytest.MonkeyPatch) -> None:
-    """From here on this process is another user's, as far as it is asked."""
-    owner = os.getuid()
-    monkeypatch.setattr(os, "getuid", lambda: owner + 1)
-
-
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The user's cache folder, empty, with the folder for temporary files beside it and no MATEX_CACHE_DIR."""
@@ -47,29 +41,11 @@ def test_a_chosen_cache_that_others_can_write_to_is_refused(cache, fake_compiler
     compiler = fake_compiler()
     cache.mkdir()
     cache.chmod(mode)
-    with pytest.raises(BuildError, match="others than its owner can write to .*chmod go-w .*loaded as code"):
+    with pytest.raises(BuildError, match=f"loaded as code.* can change .*owner: .*mode {mode:o}.*`chmod .-w "):
         build.build_ops()
     assert compiler.calls == 0
     cache.chmod(0o755)
     assert build.build_ops().parent == cache
-
-
-def test_a_chosen_cache_of_someone_else_is_refused(cache, fake_compiler, monkeypatch):
-    fake_compiler()
-    cache.mkdir()
-    someone_else(monkeypatch)
-    with pytest.raises(BuildError, match="MATEX_CACHE_DIR=.*belongs to another user.*loaded as code"):
-        build.build_ops()
-
-
-def test_a_link_that_someone_else_has_put_is_refused(tmp_path, monkeypatch):
-    (tmp_path / "link").symlink_to(tmp_path)
-    assert caches.find_exposure(tmp_path / "link") == ""
-    itself = os.lstat(tmp_path / "link")
-    real = Path.lstat
-    theirs = os.stat_result((*itself[:4], itself.st_uid + 1, *itself[5:10]))
-    monkeypatch.setattr(Path, "lstat", lambda path: theirs if path.name == "link" else real(path))
-    assert "belongs to another user" in caches.find_exposure(tmp_path / "link")
 
 
 def test_a_usual_cache_that_others_can_write_to_is_left_and_that_is_said_once(home, tmp_path, fake_compiler, capfd):
@@ -77,9 +53,9 @@ def test_a_usual_cache_that_others_can_write_to_is_left_and_that_is_said_once(ho
     home.mkdir(parents=True)
     home.chmod(0o777)
     assert build.build_ops().parent == tmp_path / f"matex_tf-{os.getuid()}" == caches.find_cache_folder()
-    assert capfd.readouterr().err.count("others than its owner can write to") == 1
+    assert capfd.readouterr().err.count("can change") == 1
     (tmp_path / f"matex_tf-{os.getuid()}").chmod(0o777)
-    with pytest.raises(BuildError, match="and others than its owner .*MATEX_CACHE_DIR"):
+    with pytest.raises(BuildError, match="can change .*can change .*MATEX_CACHE_DIR"):
         build.build_ops()
 
 
@@ -110,7 +86,7 @@ def test_a_lock_that_is_a_link_is_refused_and_leads_nowhere(cache, tmp_path, fak
     target = tmp_path / "precious"
     if there:
         target.write_text("content")
-    build.make_plan().library.with_suffix(".lock").symlink_to(target)
+    (cache / f"{build.make_plan().key}.lock").symlink_to(target)
     with pytest.raises(BuildError, match=r"\.lock: expected a lock file of your own.*Remove it"):
         build.build_ops()
     assert target.exists() == there and (not there or target.read_text() == "content")

@@ -151,7 +151,7 @@ def test_two_mpi_libraries(monkeypatch):
 
 
 def test_mpi_libraries_are_told_from_their_companions():
-    pattern = sys.modules["matex_tf.ops.library"]._MPI_LIBRARY
+    pattern = sys.modules["matex_tf.ops.interface"]._MPI_LIBRARY
     assert all(
         pattern.match(name)
         for name in ("libmpi.so.40.30.4", "libmpich.so.12", "libmpi.so", "libmpi_ibm.so.3", "libmpi_cray.so.12")

@@ -1,4 +1,6 @@
-"""The same model in five styles of script, which know nothing of ranks: 32 rows a batch, a kernel and a bias."""
+"""The same model in five styles of script, which know nothing of ranks: 32 rows a batch, a kernel and a bias; and one
+of words, whose embedding has a sparse gradient.
+"""
 
 import sys
 
@@ -22,6 +24,13 @@ def batches():
 
 def fit():
     model().fit(x, y, batch_size=32, epochs=20, verbose=0)
+
+
+def sparse():
+    words, embedding = np.arange(1280).reshape(320, 4) % 50, tf.keras.layers.Embedding(50, 6)
+    made = tf.keras.Sequential([tf.keras.Input((4,)), embedding, tf.keras.layers.Flatten(), tf.keras.layers.Dense(1)])
+    made.compile(optimizer="sgd", loss="mse")
+    made.fit(words, y, batch_size=32, epochs=20, verbose=0)
 
 
 def reader():
@@ -64,6 +73,6 @@ def session():
             running.run([train, loss], {rows: x[at : at + 32], labels: y[at : at + 32]})
 
 
-{"fit": fit, "reader": reader, "function": lambda: loop(tf.function), "eager": lambda: loop(lambda step: step),
- "session": session}[KIND]()  # fmt: skip
+{"fit": fit, "sparse": sparse, "reader": reader, "session": session, "function": lambda: loop(tf.function),
+ "eager": lambda: loop(lambda step: step)}[KIND]()  # fmt: skip
 print("the script went on to its end")

@@ -10,7 +10,6 @@ from planner_plans import a_plan
 import launch
 from matex_tf import settings
 from matex_tf.launch.planning import ranks, sizes
-from matex_tf.planner import plan_file
 from matex_tf.planner.measurement import phantoms
 
 MOMENTA_AND_PIECES = {"fit": (20, 20), "reader": (20, 20), "function": (20, 20), "eager": (20, 0), "session": (0, 0)}
@@ -43,6 +42,33 @@ def test_a_script_of_each_kind_is_measured(kind, tmp_path):
     assert ("no batches were given by `fit`" in epoch["why_not"]) == (kind == "session")
     counted = phantoms.count_epoch_steps(epoch["batches"], epoch["given"], epoch["updates"] * steps.share)
     assert counted == epoch["batches"]
+
+
+def test_a_sparse_gradient_is_gathered_by_as_many_bytes_as_its_slice_has_rows(tmp_path):
+    """On 2 and on 8 ranks steps are alike, whatever the names of their collectives say."""
+    found = []
+    for count in (2, 8):
+        folder = tmp_path / str(count)
+        folder.mkdir()
+        plan = {"MATEX_PLAN": f"{count}:14:0:1:{folder}", "MATEX_OVERLAP": "on"}
+        ended = launch.run_alone(CASE, "sparse", folder, env=plan, module=True).check()
+        found.append(phantoms.read_copy(folder, 0, ended.returncode, count)[1])
+    two, eight = found
+    assert two.form == eight.form
+    gathered = [number for number, one in enumerate(two.collectives) if one.kind == "allgather"]
+    assert len(gathered) == 2 and all(two.bytes[number] == 4 * eight.bytes[number] for number in gathered)
+    rows, numbers = 16 * 4, 6 * 4
+    assert two.bytes[gathered[1]] == rows * numbers
+    messages = [size for one, size in zip(two.collectives, two.bytes) if one.kind == "message"]
+    assert all(size > 0 for size in messages)
+
+
+@pytest.mark.parametrize("kind", ["eager", "function", "fit"])
+def test_batches_that_ranks_do_not_share_evenly_are_whole(kind, tmp_path):
+    plan = {"MATEX_PLAN": f"3:14:0:1:{tmp_path}"}
+    ended = launch.run_alone(Path(__file__).with_name("uneven_case.py"), kind, env=plan, module=True).check()
+    assert "went on" not in ended.output
+    assert phantoms.read_copy(tmp_path, 0, ended.returncode, 3)[1].rows == 128
 
 
 EPOCHS = {
@@ -96,7 +122,7 @@ def test_ranks_may_take_what_the_plan_says_when_it_is_made_and_when_it_is_checke
 
     def launch_ranks(count, target, options, environment):
         note_limits(environment)
-        assert environment["MATEX_PLAN"].startswith("0:") and options == (["--host", "a:2"] if count == 2 else [])
+        assert environment["MATEX_PLAN"].startswith("0:") and options == ["--host", "a:2,b:2"[: 2 * count - 1]]
         return ["sh", "-c", "exit 3"]
 
     monkeypatch.setattr(phantoms, "_start_copy", start_copy)
@@ -109,8 +135,7 @@ def test_ranks_may_take_what_the_plan_says_when_it_is_made_and_when_it_is_checke
     monkeypatch.setenv("MATEX_MEMORY", "9GiB")
     monkeypatch.setenv("MATEX_MICROBATCH", "8")
     for made in (a_plan(memory=2.0**30, microbatch=settings.AUTO), a_plan(microbatch=32), a_plan()):
-        plan_file.save_plan(made, tmp_path / "plan.json")
-        assert ranks.check_predictions(tmp_path / "plan.json", [1, 2, 4], launch_ranks, ["a"]) == 1
+        assert ranks.check_predictions(made, [1, 2, 4], launch_ranks, ["a", "b"]) == 1
     assert given[2:] == [(str(2**30), "auto")] * 3 + [("0", "32")] * 3 + [("0", "0")] * 3
     assert "failed with exit code 3" in capsys.readouterr().err
     monkeypatch.setattr(settings, "_current", None)

@@ -27,12 +27,22 @@ def test_numbers_of_ranks(text, ranks):
 
 
 def test_sizes_and_times():
-    assert [Bytes().convert(text, None, None) for text in ("16GiB", "1.5k", "7")] == [16 << 30, 1500, 7]
+    assert [Bytes().convert(text, None, None) for text in ("16GiB", "1.5k", "7B")] == [16 << 30, 1500, 7]
     assert [Time().convert(text, None, None) for text in ("6h", "90 min", "20")] == [21600, 5400, 20]
 
 
 @pytest.mark.parametrize(
-    "kind, text", [(Ranks, "0"), (Ranks, "...,4"), (Ranks, "many"), (Bytes, "big"), (Time, "0h"), (Network, "x")]
+    "kind, text",
+    [
+        (Ranks, "0"),
+        (Ranks, "...,4"),
+        (Ranks, "many"),
+        (Bytes, "big"),
+        (Bytes, "12"),
+        (Bytes, "1e9"),
+        (Time, "0h"),
+        (Network, "x"),
+    ],
 )
 def test_what_is_none_of_them_is_refused(kind, text):
     with pytest.raises(click.UsageError, match="expect"):

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from planner_plans import a_plan
 
+from matex_tf import settings
 from matex_tf.costs import collectives
 from matex_tf.launch.planning.run import rescale_batch
 from matex_tf.planner import buckets, report
@@ -125,12 +126,32 @@ def test_the_choice():
     assert choose_ranks(predictor, steps, deadline=1e-9, steps=100).best is None
     unknown = choose_ranks(Predictor(a_plan(why_no_epoch="it does not tell")), steps, deadline=1.0)
     assert unknown.best is None and "are not known: it does not tell. --epoch-steps NUMBER" in unknown.reason
-    nothing = choose_ranks(predictor, steps, memory=1e6)
-    assert nothing.best is None and "fits" in nothing.reason and "MICROBATCH" not in nothing.reason
-    sizes = [replace(size, peak_bytes=10**8 + 10**6 * size.rows) for size in a_plan().sizes]
-    predictor = Predictor(a_plan(sizes=tuple(sizes)))
-    parts = choose_ranks(predictor, [predictor.predict_step(1)], memory=1.15 * 120.5e6)
-    assert parts.best is None and "matex run --memory 0.13GiB computes slices in parts" in parts.reason
+
+
+def test_where_nothing_fits_it_is_said_what_would():
+    """1 MB a row above 164 MB, and 4.04 MB of gradients."""
+    sizes = [replace(size, peak_bytes=164_000_000 + 10**6 * size.rows) for size in a_plan().sizes]
+    plan = a_plan(sizes=tuple(sizes))
+
+    def advise(memory, **changed):
+        predictor = Predictor(replace(plan, **changed))
+        found = choose_ranks(predictor, [predictor.predict_step(1)], memory=memory)
+        assert found.best is None and "no number of ranks asked for fits" in found.reason
+        return found.reason
+
+    memory = 1.15 * 184.5e6
+    assert "4 ranks would fit, with 20 rows each" in advise(memory)
+    assert Predictor(plan).predict_step(4).memory * 1.15 <= memory < Predictor(plan).predict_step(3).memory * 1.15
+    # Twice the rows, and twice the gradients.
+    assert "MATEX_MICROBATCH=auto" in advise(memory) and "by what was measured, MATEX_MICROBATCH=6 " in advise(memory)
+    assert "MATEX_MICROBATCH=auto" in advise(1.15 * 172e6) and "by what was measured" not in advise(1.15 * 172e6)
+    assert "One row takes 0.15 GiB, which neither more ranks nor MATEX_MICROBATCH make less" in advise(1e6)
+    weak = tuple(replace(size, rows=64) for size in sizes)
+    told = advise(1e6, scaling="weak", sizes=weak)
+    assert "MATEX_MICROBATCH=auto" in told and "ranks would fit" not in told and "One row" not in told
+    assert "computes the whole batch" in advise(1e6, rows=0, sizes=tuple(replace(size, rows=0) for size in sizes))
+    assert "parts of 8 rows (MATEX_MICROBATCH)" in advise(1.15 * 170e6, microbatch=8)
+    assert "measured with parts that fit" in advise(1.15 * 170e6, microbatch=settings.AUTO)
 
 
 def test_what_would_help_is_priced_and_ordered():
@@ -156,6 +177,11 @@ def test_what_would_help_is_priced_and_ordered():
     assert len(order) == 3 and [told.index(name) for name in order] == sorted(told.index(name) for name in order)
     assert f"1 rank a host, on 4 hosts in place of 2 (?{one.step / fewer.step:.2f} times as fast)" in told
     assert told in choose_ranks(predictor, [predictor.predict_step(1), one]).reason
+    # Beside other work, which each size met for itself, only what compares no sizes is advised.
+    for number in range(4):
+        busy = tuple(replace(size, busy=0.5 * (at == number)) for at, size in enumerate(sizes))
+        (only,) = list_helps(Predictor(replace(plan, sizes=busy)), one)
+        assert "MATEX_COMPRESSION" in only[0]
     # With weak scaling all slices have as many rows: what others take is not known.
     weak = replace(plan, scaling="weak", sizes=tuple(replace(size, rows=64) for size in sizes))
     assert not any("rows" in name for name, *_ in list_helps(Predictor(weak), Predictor(weak).predict_step(4)))
@@ -309,3 +335,14 @@ def test_the_heading_tells_what_was_measured_alone_and_what_at_once():
     said = report.format_heading(plan, Predictor(plan))
     assert "rank 0 of 1 (alone, 5 steps); rank 0 of 16, 64 (16 at once, 5 steps)" in said
     assert "with 16 at once: 1.0 ms a step + 0.1 ms a row" in said
+
+
+def test_the_heading_says_how_a_step_depends_on_rows_only_where_that_was_measured():
+    sizes = tuple(replace(size, rows=64, steps=(7.4e-3,)) for size in a_plan().sizes)
+    one, all_rows = a_plan(scaling="weak", sizes=sizes), a_plan(rows=0, sizes=tuple(replace(s, rows=0) for s in sizes))
+    assert "7.4 ms a step of 64 rows; no other number of rows was measured" in report.format_heading(
+        one, Predictor(one)
+    )
+    assert "each of which computes the whole batch" in report.format_heading(all_rows, Predictor(all_rows))
+    same = a_plan(sizes=tuple(replace(size, steps=(1e-3,)) for size in a_plan().sizes))
+    assert "1.0 ms a step + 0 ms a row" in report.format_heading(same, Predictor(same))

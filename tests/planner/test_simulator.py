@@ -39,7 +39,8 @@ def simulated(*words, count=64, plan=None, **other):
 
 
 def program_of(sizes, ready, meetings=(), compute=None):
-    return program.Program(1, compute or ready[-1], tuple(map(str, sizes)), tuple(sizes), tuple(ready), tuple(meetings))
+    met = tuple(program.Meeting(at, "collective", name, size) for at, name, size in meetings)
+    return program.Program(1, compute or ready[-1], tuple(map(str, sizes)), tuple(sizes), tuple(ready), met)
 
 
 @pytest.mark.parametrize("count", [1, 2, 5])

@@ -25,7 +25,7 @@ ROWS = 1024
 @pytest.fixture
 def host(monkeypatch):
     """Two cores, 16 GiB, and in place of processes 100 MiB of TensorFlow, 50 MiB of weights and 1 MiB a row."""
-    made = SimpleNamespace(free=16 << 30, started=[], failing={}, constant=50 * MIB, row=MIB, unlike=())
+    made = SimpleNamespace(free=16 << 30, started=[], failing={}, constant=50 * MIB, row=MIB, unlike=(), more=())
 
     def measure(script, ranks, copies, folder, steps, scaling, limits):
         made.started.append((ranks, copies))
@@ -37,9 +37,12 @@ def host(monkeypatch):
         took = 1e-3 + 1e-5 * copies * rows
         size = plan_file.Size(ranks, copies, rows, (took,) * 9, (took,), (), 100 * MIB, peak)
         named = plan_file.Gradient("a" if ranks not in made.unlike else "b", 4)
-        return phantoms.Measurement(size, Steps((took,), ROWS, (named,), (took,), (), ()), True, plan_file.Update(
-            not_async="no"
-        ))  # fmt: skip
+        # Of each size the collectives have names with other shapes.
+        kinds = ("message",) * (ranks in made.more) + ("allgather", "collective")
+        others = tuple(plan_file.Collective(kind, f"{kind} of [{rows}]", rows) for kind in kinds)
+        size = dataclasses.replace(size, at=(0.0,) * len(others), bytes=(rows,) * len(others))
+        steps = Steps((took,), ROWS, (named,), (took,), others, size.at, size.bytes)
+        return phantoms.Measurement(size, steps, True, plan_file.Update(not_async="no"))
 
     monkeypatch.setattr(phantoms, "measure_copies", measure)
     monkeypatch.setattr(memory, "measure_free", lambda ranks=1: made.free // ranks)
@@ -147,20 +150,29 @@ def test_where_one_size_does_not_tell_how_memory_grows_a_smaller_step_does(host)
     assert measured(plan) == sorted(host.started)
 
 
-def test_sizes_that_reduce_otherwise_than_most_are_left_out(host):
-    host.unlike = (1024,)
+def test_sizes_that_reduce_otherwise_than_most_are_left_out(host, capsys):
+    for how in ("unlike", "more"):
+        setattr(host, how, (1024,))
+        plan = measure(1, 2, 32, 1024)
+        assert measured(plan) == [(1, 1), (2, 2), (32, 2)]
+        assert any("rank 0 of 1024 is extrapolated" in one and "otherwise than most" in one for one in plan.assumptions)
+        setattr(host, how, ())
+    assert "and 1 message, 1 allgather, 1 collective; most reduce 1 gradient" in capsys.readouterr().err
+
+
+def test_one_rank_alone_may_have_other_collectives(host):
+    host.more = (1,)
     plan = measure(1, 2, 32, 1024)
-    assert measured(plan) == [(1, 1), (2, 2), (32, 2)]
-    assert any("rank 0 of 1024 is extrapolated" in one for one in plan.assumptions)
+    assert measured(plan) == [(1, 1), (2, 2), (32, 2), (1024, 1), (1024, 2)]
+    assert [size.bytes for size in plan.sizes] == [(), (512, 512), (32, 32), (1, 1), (1, 1)]
 
 
-def test_a_check_says_where_it_does_not_compare_like_with_like(host, monkeypatch, tmp_path, capsys):
+def test_a_check_says_where_it_does_not_compare_like_with_like(host, monkeypatch, capsys):
     monkeypatch.setattr(started, "time_real_run", lambda *_: 0.01)
-    plan_file.save_plan(a_plan(), tmp_path / "plan.json")
     for name in mpirun_options.ALLOCATIONS:
         monkeypatch.delenv(name, raising=False)
     for hosts, said in (((), True), (("a", "b"), False)):
-        assert started.check_predictions(tmp_path / "plan.json", [1, 2, 4], no_mpirun, hosts) == 0
+        assert started.check_predictions(a_plan(), [1, 2, 4], no_mpirun, hosts) == 0
         told = capsys.readouterr().err
         assert ("4 ranks are predicted on 2 hosts and measured on this one, of 2 cores" in told) == said
         assert "2 ranks are predicted" not in told

@@ -41,6 +41,20 @@ def test_a_step_goes_from_update_to_update(overlapped):
     assert [one.kind for one in steps.collectives] == kinds and steps.at[0] == pytest.approx(0.01)
 
 
+def test_collectives_are_known_by_kind_and_place():
+    """A sparse gradient has another shape, in its name and in bytes, in each step; a step with one more is another."""
+    events, labels = [_events(12)], [*LABELS, *(f"allgather of [{count}]" for count in range(12))]
+    for step in range(12):
+        label = labels.index(f"allgather of [{step}]")
+        events.append(
+            np.array([_event("allgather", (100 * step + 20) * 10**6, 10**6, 100 + step, label)], records.EVENT)
+        )
+    events.append(np.array([_event("collective", 730 * 10**6, 10**6, 8, 3)], records.EVENT))
+    steps = find_steps(np.concatenate(events), labels)
+    assert len(steps.seconds) == 12 - FIRST - 1 and steps.form[1] == ("collective", "allgather")
+    assert steps.bytes == (64, 108) and steps.at == pytest.approx([0.01, 0.02])
+
+
 def test_what_lies_between_epochs_is_no_step():
     events = np.append(_events(12), np.array([_event("between steps", 605 * 10**6)], records.EVENT))
     assert len(find_steps(events, LABELS).seconds) == 12 - FIRST - 2

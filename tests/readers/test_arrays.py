@@ -255,16 +255,14 @@ def test_what_does_not_fit_together(tmp_path):
     with pytest.raises(ReaderError, match="same number of samples in every variable, found 23 in 'inner/x', 20 in 'y'"):
         DataSet("HDF5", tmp_path / "a.h5", data="inner/x", labels="y", rank=0, size=1)
     with h5py.File(tmp_path / "b.h5", "w") as file:
-        file["text"] = ["a", "b"]
         file["one"] = 5.0
         file["link"] = h5py.ExternalLink("gone.h5", "/x")
         layout = h5py.VirtualLayout((4,), "f4")
         layout[:] = h5py.VirtualSource("gone.h5", "x", (4,))
         file.create_virtual_dataset("virtual", layout)
     for name, expected in (
-        ("text", "expected numbers in 'text', found values of type object"),
         ("one", "found a single value"),
-        ("link", "expected gone.h5, found none"),
+        ("link", "expected .*gone.h5, found none"),
         ("virtual", "made of other files: expected .*gone.h5, found none"),
     ):
         with pytest.raises(ReaderError, match=expected):

@@ -11,30 +11,14 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from opened_csv import opened
 from peak_memory import peak_of
 
 from matex_tf.readers import DataSet, ReaderError
-from matex_tf.readers.base.formats import Ranks
 from matex_tf.readers.csv import records
-from matex_tf.readers.csv.format import Csv
+from matex_tf.readers.csv.marks import Marks
 
 relaxed = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-
-
-def opened(path, size, keep=False, **options):
-    """The file as each of `size` ranks opens it together with the others."""
-    hosts = [f"host{rank % 2}" for rank in range(size)]
-    ranks = [Ranks(rank, size, hosts) for rank in range(size)]
-    all_of_them = [Csv(path, **options) for _ in ranks]
-    for one in all_of_them:
-        one.keep = keep
-    for turn in range(all_of_them[0].surveys):
-        found = [one.survey(turn, rank) for one, rank in zip(all_of_them, ranks, strict=True)]
-        for one, rank in zip(all_of_them, ranks, strict=True):
-            one.settle(turn, rank, found)
-    for one in all_of_them:
-        one.settled()
-    return all_of_them
 
 
 def write(path, text, packed=False):
@@ -114,8 +98,8 @@ def test_parts_find_what_the_whole_has(text, cut, piece):
         return data[max(0, start) : stop]
 
     cuts = sorted({0, min(cut, len(data)), min(2 * cut, len(data)), len(data)})
-    whole = records.join_parts([records.search_records(read, 0, len(data), ord('"'))], 0, len(data), read)
-    parts = [records.search_records(read, a, b, ord('"'), piece=piece) for a, b in zip(cuts, cuts[1:])]
+    whole = records.join_parts([records.search_records(read, 0, len(data), Marks())], 0, len(data), read)
+    parts = [records.search_records(read, a, b, Marks(), piece=piece) for a, b in zip(cuts, cuts[1:])]
     joined = records.join_parts(parts, 0, len(data), read)
     assert joined == whole
 
@@ -166,7 +150,7 @@ def test_a_record_longer_than_the_head(tmp_path):
 
 def test_text_among_numbers_is_an_error_and_text_can_be_asked_for(tmp_path):
     path = write(tmp_path / "a.csv", "code,y\n10,1\n20,2\nB3,3\n")
-    with pytest.raises(ReaderError, match=r"a.csv, line 4, column 'code': .*found 'B3'; most.*dtype=\{'code': str\}"):
+    with pytest.raises(ReaderError, match=r"a.csv, line 4, column 'code': .*found 'B3'.*dtype=\{'code': str\}"):
         DataSet("CSV", path, rank=0, size=1)
     data = DataSet("CSV", path, labels="y", dtype={"code": str}, rank=0, size=1)
     assert data.categories == {"code": ["10", "20", "B3"]}

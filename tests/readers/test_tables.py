@@ -71,9 +71,22 @@ data.training_data
 share = os.path.getsize(large) / size
 said["bytes"] = [read_bytes() - before < share + (1 << 20) + (1 << 19)]
 
+# So it does of a text that is spelled otherwise, with comments.
+options = {"decimal": ",", "thousands": ".", "comment": "#", "skiprows": 1, "encoding": "latin-1", "na_values": ["?"],
+           "missing": "nan", "labels": "kind"}
+before = read_bytes()
+data = DataSet("CSV", f"{folder}/spelled.csv", **options)
+data.training_data
+read = read_bytes() - before
+share = os.path.getsize(f"{folder}/spelled.csv") / size
+alone = DataSet("CSV", f"{folder}/spelled.csv", rank=rank, size=size, **options)
+said["spelled"] = [read < share + (1 << 20) + (1 << 19), data.categories == {"kind": ["a\\nb", "é"]},
+                   same(data.training_data, alone.training_data), same(data.training_labels, alone.training_labels),
+                   data.global_size == 60_000, bool(np.isnan(data.training_data).any())]
+
 # What is wrong in one rank's part is raised on all.
 errors = []
-for name in ("text", "missing", "quote"):
+for name in ("text", "missing", "quote", "late"):
     try:
         DataSet("CSV", f"{folder}/{name}.csv", labels="y").training_data
         errors.append("nothing")
@@ -109,6 +122,14 @@ def folder(tmp_path_factory):
         wrong[2900][3] = value
         write(f"{name}.csv", wrong)
     (folder / "quote.csv").write_text("x,kind,n,y\n" + "1,a,2,3\n" * 200_000 + '1,"a,2,3\n')
+    lines = ["measured in 2020; by us", "x;y;kind"]
+    for number in range(60_000):
+        lines += [f'# {number}; "as' if number % 9 == 0 else ""]
+        value = f"{number:,},5".replace(",", ".", 1) if number >= 1000 else f"{number},5"
+        text = "a\nb" if number % 101 == 0 else "é"
+        lines += [f'{value};{"?" if number % 50 == 3 else number};"{text}"']
+    (folder / "spelled.csv").write_text("\n".join(lines), encoding="latin-1")
+    (folder / "late.csv").write_text("x,y\n" + "low,1\n" * 300_000 + "".join(f"{number}%,1\n" for number in range(60)))
     np.savetxt(
         folder / "large.csv", random.normal(size=(150_000, 8)), "%.6f", ",", header=",".join("abcdefgh"), comments=""
     )
@@ -128,3 +149,4 @@ def test_every_rank_has_its_rows_and_reads_its_part(folder, ranks):
         assert "text.csv, line 2902, column 'y': expected a number (double), found 'none'" in of_rank[0]
         assert "missing.csv, line 2902, column 'y': expected a number, found a missing value" in of_rank[1]
         assert "quote.csv: expected every quote to be closed" in of_rank[2]
+        assert "late.csv, line 300002, column 'x': expected text" in of_rank[3]

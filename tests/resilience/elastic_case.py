@@ -13,6 +13,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from matex_tf.world import world  # `matex_tf.rank` is for scripts that do different things on different ranks
+
 keras.utils.set_random_seed(5)
 keras.backend.set_floatx("float64")
 rng = np.random.default_rng(0)
@@ -31,7 +33,7 @@ class Kill(keras.callbacks.Callback):
 
     def on_train_batch_begin(self, batch, logs=None):
         self.steps += 1
-        rank = sys.modules["matex_tf"].rank() if "matex_tf" in sys.modules else None
+        rank = world.get_world().rank if "matex_tf" in sys.modules else None
         for name in os.environ.get("KILL", "").split():
             case, step, victim = name.split(":")
             mine = (case, int(step), int(victim)) == (self.case, self.steps, rank)

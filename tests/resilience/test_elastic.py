@@ -204,3 +204,15 @@ def test_files_of_a_rank_that_becomes_the_first(tmp_path, monkeypatch):
     assert log.read_text() == "a\nb\nc\n"
     assert view.find_key(str(log)) is None  # left alone from here on
     assert not [name for name in os.listdir(tmp_path) if name.endswith(".part")]
+
+
+def test_files_that_the_script_has_not_closed_are_written_before_the_ranks_part(tmp_path):
+    from matex_tf.resilience import elastic
+
+    text = open(tmp_path / "text", "w")  # noqa: SIM115 - as a script does
+    data = open(tmp_path / "data", "wb")  # noqa: SIM115
+    text.write("text")
+    data.write(b"data")
+    elastic._flush_files()
+    assert (tmp_path / "text").read_text() == "text" and (tmp_path / "data").read_bytes() == b"data"
+    text.close(), data.close()

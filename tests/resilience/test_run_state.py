@@ -147,3 +147,83 @@ def test_a_warning_after_the_end_of_the_script_changes_nothing(tmp_path, name):
     env = {"MATEX_STATE": str(tmp_path / "state")}
     ended = launch.matex_run(1, "--restarts", 1, tmp_path / "late.py", env=env, cold=True).check()
     assert "the end" in ended.stdout
+
+
+LOST_OUTSIDE_FIT = """
+import ctypes, os, signal, sys, time
+from pathlib import Path
+import keras, numpy as np
+import matex_tf
+from matex_tf.runtime import real_files
+
+HOW = {
+    "killed": lambda: os.kill(os.getpid(), signal.SIGKILL),
+    "crashed": lambda: ctypes.CDLL(None)["raise"](signal.SIGSEGV),
+    "ended": lambda: ctypes.CDLL(None)._exit(255),
+    "exit": lambda: os._exit(5),
+    "asked": lambda: os.kill(os.getpid(), signal.SIGTERM),
+    "raised": lambda: int("no number"),
+}
+
+def lose_rank(moment):
+    with real_files.use_real_files():
+        turn = len(list(Path(sys.argv[1]).iterdir()))
+        matex_tf.barrier()
+        how, when, rank = (sys.argv[2:][turn].split(":") if turn < len(sys.argv[2:]) else ("", "", "0"))
+        if when != moment:
+            return
+        if matex_tf.rank() == int(rank):
+            Path(sys.argv[1], str(turn)).touch()
+            HOW[how]()
+    time.sleep(30)  # where all others are, in Python
+    os.write(1, b"went on")
+
+lose_rank("before")
+model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+model.compile("sgd", "mse")
+model.fit(np.ones((8, 2)), np.ones((8, 1)), verbose=0)
+lose_rank("between")
+model.fit(np.ones((8, 2)), np.ones((8, 1)), verbose=0)
+lose_rank("after")
+print("done")
+"""
+
+
+def lose_outside_fit(tmp_path, *turns):
+    (tmp_path / "case.py").write_text(LOST_OUTSIDE_FIT)
+    (tmp_path / "turns").mkdir()
+    env = {"MATEX_STATE": str(tmp_path / "state")}
+    result = launch.matex_run(2, "--restarts", 9, tmp_path / "case.py", tmp_path / "turns", *turns, env=env)
+    assert len(list((tmp_path / "turns").iterdir())) == len(turns), result.output
+    assert "went on" not in result.output and "\0" not in result.output and "Traceback" not in result.stdout
+    return result
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    "turns",
+    [
+        ["killed:before:1", "exit:between:1", "ended:after:0"],
+        pytest.param(["crashed:before:0", "killed:between:0", "crashed:after:1"], marks=pytest.mark.more),
+        pytest.param(["exit:before:0", "ended:between:1", "killed:after:1"], marks=pytest.mark.more),
+    ],
+)
+def test_a_run_that_loses_a_rank_outside_of_fit_is_started_again(tmp_path, turns):
+    """mpirun ends the other ranks by SIGTERM, which they took for a request to end the run and go on later."""
+    result = lose_outside_fit(tmp_path, *turns).check()
+    assert result.stdout.endswith("done\n") and "ended well after 3 restarts" in result.stderr, result.output
+    signs = {"killed": "SIGKILL", "crashed": "SIGSEGV", "exit": "(exit code 5)", "ended": "(exit code 255)"}
+    assert all(signs[turn.partition(":")[0]] in result.stderr for turn in turns), result.output
+
+
+@pytest.mark.parametrize("moment, rank", [("before", 1), pytest.param("between", 0, marks=pytest.mark.more)])
+def test_a_script_that_fails_outside_of_fit_ends_with_its_own_exit_code(tmp_path, moment, rank):
+    result = lose_outside_fit(tmp_path, f"raised:{moment}:{rank}")
+    assert result.returncode == 1 and "ValueError: invalid literal" in result.stderr, result.output
+    assert "exit code 75" not in result.output
+
+
+def test_a_rank_that_is_asked_to_end_outside_of_fit_asks_for_all(tmp_path):
+    result = lose_outside_fit(tmp_path, "asked:between:0")
+    assert result.returncode == 75 and "SIGTERM: ended between calls of fit" in result.stderr, result.output
+    assert "without a word" not in result.stderr

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from importlib.metadata import version
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import keras
 import numpy as np
 import pytest
 
+from matex_tf.launch import restarts
 from matex_tf.resilience import serialization, state, state_files
 
 VALUES = [
@@ -175,3 +177,27 @@ def test_gradients_that_are_added_up_are_kept_as_sums_only_where_each_rank_has_a
     of_whole = group(keras.optimizers.LossScaleOptimizer)  # what is added up there is reduced already
     assert not of_whole[state.ACCUMULATED]
     assert sum("gradient_accumulator" in one.path for one in of_whole["optimizer 0"]) == 2
+
+
+def test_a_folder_that_another_run_has_left_behind_or_removed_is_held_by_the_next(tmp_path):
+    first, second = state_files.Folder(str(tmp_path / "state")), state_files.Folder(str(tmp_path / "state"))
+    held = first.hold_lock()
+    assert held is not None and second.hold_lock() is None
+    first.close_folder(remove=True)
+    os.close(held)
+    assert not os.path.exists(first.path)
+    held = second.hold_lock()
+    assert held is not None and first.hold_lock() is None
+    assert stat.S_IMODE(os.stat(second.path).st_mode) == 0o700
+    os.close(held)
+
+
+def test_who_has_ended_removes_nothing_of_the_run_that_has_waited_for_it(tmp_path):
+    folder = state_files.Folder(str(tmp_path / "state"))
+    held = folder.hold_lock()
+    folder.write_file("state", 1, 1, [])
+    restarts._remove_state(folder.path)
+    assert sorted(os.listdir(folder.path)) == ["lock", "state-000001"] and folder.hold_lock() is None
+    os.close(held)
+    restarts._remove_state(folder.path)
+    assert not os.path.exists(folder.path)

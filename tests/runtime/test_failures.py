@@ -2,10 +2,12 @@
 
 import os
 import re
+import sys
 
 import pytest
 
 import launch
+from matex_tf.runtime import shutdown
 
 MODEL = """
 import sys
@@ -141,7 +143,117 @@ for turn in range(30):
 def test_the_reason_reaches_the_terminal_however_one_rank_ends(how, code, said):
     """Also that of an overlapped update, for which the other ranks fail sooner than the rank itself can say it."""
     result = failed(2, ENDS, how, code=code, env={"MATEX_OVERLAP": "on"}, cold=how == "text")
-    assert said in result.stderr and "rank 1" in result.stderr, result.stderr
+    assert said in result.stderr and "rank 1" in result.stderr and "\0" not in result.output, result.stderr
+    assert (how != "text") or len(result.stderr.splitlines()) < 12, "what follows from an exit is told beside it"
+
+
+OF_AN_OP = """
+import keras, numpy as np, tensorflow as tf
+
+class Mine(keras.layers.Layer):
+    def call(self, x):
+        return tf.debugging.check_numerics(x, "not a number of mine")
+
+model = keras.Sequential([keras.Input((2,)), Mine(), keras.layers.Dense(1)])
+model.compile("sgd", "mse")
+model.fit(np.full((8, 2), np.nan), np.ones((8, 1)), verbose=0)
+"""
+
+
+@pytest.mark.parametrize("frames", ["script", pytest.param("full", marks=pytest.mark.more)])
+def test_of_where_an_op_was_made_the_lines_of_the_script_are_shown(frames):
+    """TensorFlow tells a hundred lines of libraries before the one that counts."""
+    result = failed(2, OF_AN_OP, env={"MATEX_TRACEBACK": frames})
+    block = result.stderr.partition("Detected at node")[2].partition("not a number of mine")[0]
+    files = [os.path.basename(path) for path in re.findall('^  File "(.*)", line', block, re.MULTILINE)]
+    files = [name for name in files if name != "warm_server.py"]  # which starts the script here
+    assert files[-1] == "script.py" or frames == "full", result.stderr
+    assert set(files) >= {"script.py"} and (set(files) == {"script.py"}) == (frames == "script"), files
+
+
+EXITS = """
+import sys, threading
+import numpy as np
+import matex_tf
+
+class Text:
+    def __str__(self):
+        return "of an object"
+
+class Silent:
+    def __str__(self):
+        raise RuntimeError
+
+def leave(how):
+    if how == "caught":
+        try:
+            sys.exit("caught")
+        except SystemExit:
+            return
+    if how == "thread":
+        thread = threading.Thread(target=sys.exit, args=("of a thread",))
+        thread.start()
+        thread.join()
+        return
+    kinds = {"none": None, "zero": 0, "true": True, "int": 3, "large": 259, "negative": -2, "huge": 2**80, "float": 2.5,
+             "text": "no data", "empty": "", "object": Text(), "silent": Silent(), "numpy": np.int64(4)}
+    if how.startswith("raise"):
+        raise SystemExit(kinds[how.partition(" ")[2]])
+    sys.exit(kinds[how])
+
+matex_tf.barrier()
+if matex_tf.rank() == 1 or "all" in sys.argv:
+    leave(sys.argv[1])
+"""
+KINDS = {
+    "none": (0, ""), "zero": (0, ""), "true": (1, ""), "int": (3, ""), "large": (3, ""), "negative": (254, ""),
+    "huge": (255, ""), "float": (1, "2.5"), "text": (1, "no data"), "object": (1, "of an object"), "silent": (1, ""),
+    "numpy": (1, "4"), "empty": (1, ""), "raise text": (1, "no data"), "raise int": (3, ""), "caught": (0, ""),
+    "thread": (0, ""),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "how",
+    [pytest.param(how, marks=[] if how in ("text", "huge", "caught", "thread") else pytest.mark.more) for how in KINDS],
+)
+def test_what_any_rank_says_to_exit_is_heard(how):
+    """Also where all ranks have come to the end of the script, and only one of them by an exit."""
+    code, text = KINDS[how]
+    result = launch.run(2, EXITS, how)
+    assert result.returncode == code, result.output
+    assert ("rank 1 of 2" in result.stderr and repr(text) in result.stderr) or not text, result.output
+
+
+@pytest.mark.more
+def test_what_all_ranks_say_to_exit_is_told_once():
+    result = failed(2, EXITS, "text", "all")
+    assert result.stderr.count("no data") == 1, result.output
+
+
+def test_exit_codes_are_those_of_python():
+    for code in (
+        None,
+        0,
+        1,
+        True,
+        False,
+        255,
+        256,
+        259,
+        -1,
+        -256,
+        2**31,
+        2**63,
+        -(2**63),
+        2**80,
+        -(2**80),
+        "x",
+        "",
+        2.5,
+    ):
+        program = f"import sys; sys.exit({code!r})"
+        assert shutdown.compute_exit_code(code) == launch.execute([sys.executable, "-c", program], {}, 60).returncode
 
 
 def test_a_rank_that_ends_early_is_named():

@@ -3,6 +3,8 @@
 import runpy
 from pathlib import Path
 
+import pytest
+
 import launch
 
 BENCHMARKS = Path(__file__).parent.parent.parent / "benchmarks"
@@ -69,3 +71,30 @@ print("dropped", len(held))
 def test_a_model_that_is_dropped_is_gone():
     """Neither pipelines nor what TensorFlow keeps of their Python functions hold it."""
     assert "dropped 24" in launch.run(2, DROPPED, timeout=240).check().stdout
+
+
+CLEANS = """
+import atexit, os, shutil, sys, tempfile
+import matex_tf
+
+folder = tempfile.mkdtemp()
+open(os.path.join(folder, "file"), "w").close()
+matex_tf.barrier()
+atexit.register(shutil.rmtree, folder)
+with open("result.txt", "w") as file:
+    file.write("trained")
+sys.exit(*map(int, sys.argv[1:]))
+"""
+
+
+@pytest.mark.parametrize("code", [0, 3])
+def test_a_run_leaves_no_file_but_the_scripts_own(tmp_path, code):
+    """Also where the script removes what it has made as late as Python ends."""
+    for name in ("cwd", "tmp"):
+        (tmp_path / name).mkdir()
+    result = launch.run(
+        2, CLEANS, *([code] if code else []), env={"TMPDIR": str(tmp_path / "tmp")}, cwd=tmp_path / "cwd"
+    )
+    assert result.returncode == code, result.output
+    left = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*"))
+    assert left == ["cwd", "cwd/result.txt", "tmp"]

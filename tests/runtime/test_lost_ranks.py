@@ -64,3 +64,24 @@ def test_rank_0_killed_while_it_overwrites_a_model_leaves_the_old_one(tmp_path):
     assert launch.run(2, SAVES, timeout=200, cwd=tmp_path).returncode == 137
     found = launch.run_alone(LOADS, cwd=tmp_path).check()
     assert found.stdout == "['model.keras', 'model.weights.h5']\n"
+
+
+LATE_ERROR = """
+import colorsys, ctypes, os, sys
+import matex_tf
+
+class Late:
+    def __del__(self, hook=lambda sys=sys: sys.excepthook, write=os.write):
+        error = ValueError("as the interpreter ends")
+        hook()(ValueError, error, None)  # as extension modules do in what they free
+        write(1, b"freed")
+
+colorsys.late = Late()  # Python clears its modules after the script and all exit functions
+"""
+
+
+def test_an_error_that_python_meets_after_the_end_of_a_script_fails_no_run(tmp_path):
+    (tmp_path / "late.py").write_text(LATE_ERROR)
+    ended = launch.matex_run(2, tmp_path / "late.py", cold=True).check()
+    assert ended.stdout == "freed" and "ranks" not in ended.stderr, ended.output
+    assert "ValueError: as the interpreter ends" in ended.stderr, "Python shows it, as alone"

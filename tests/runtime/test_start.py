@@ -133,6 +133,16 @@ if sys.argv[1] == "fit":
         on_train_batch_end=lambda batch, logs: model.layers[0].kernel.assign_add([[0.1 * matex_tf.rank()], [0.0]]))
     model.compile("sgd", "mse")
     model.fit(x, y, epochs=2, verbose=0, callbacks=[spoil])
+elif sys.argv[1] == "batch":
+    model.compile("sgd", "mse")
+    for _ in range(2):
+        model.train_on_batch(x, y)
+        model.layers[0].kernel.assign_add([[0.1 * matex_tf.rank()], [0.0]])
+elif sys.argv[1] == "last":
+    model.compile("sgd", "mse")
+    model.fit(x, y, epochs=2, verbose=0)
+    if matex_tf.rank() == 0:  # the best weights, which it saves
+        model.layers[0].kernel.assign([[3.0], [2.0]])
 else:
     optimizer = keras.optimizers.SGD(0.01)
     for a, b in tf.data.Dataset.from_tensor_slices((x, y)).batch(4):
@@ -143,8 +153,20 @@ else:
 """
 
 
-@pytest.mark.parametrize("style", ["fit", "loop"])
-def test_weights_that_drift_apart_are_named(style):
-    result = launch.run(2, DRIFT, style, env={"MATEX_DRIFT_STEPS": "4"})
+@pytest.mark.parametrize(
+    "style, steps, where",
+    [
+        ("fit", 4, "at the end of epoch 1"),
+        ("loop", 4, "after 4 updates"),
+        ("loop", 1000, "at the end of an epoch"),
+        ("batch", 1000, "at the end of the script"),
+    ],
+)
+def test_weights_that_drift_apart_are_named(style, steps, where):
+    result = launch.run(2, DRIFT, style, env={"MATEX_DRIFT_STEPS": str(steps)})
     assert result.returncode == 1
-    assert "drifted apart" in result.stderr and "kernel" in result.stderr
+    assert "drifted apart" in result.stderr and "kernel" in result.stderr and where in result.stderr
+
+
+def test_weights_that_rank_0_sets_after_training_are_no_drift():
+    assert "drifted" not in launch.run(2, DRIFT, "last").check().stderr

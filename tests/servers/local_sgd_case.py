@@ -38,10 +38,9 @@ def linear(name, optimizer=None, **more):
     return model
 
 
-def expected(start, batch, period, epochs, whole=False, outer=settings.AVERAGE):
+def expected(start, batch, period, epochs, whole=False):
     """The weights of each rank after each step; `whole`: of one that trains whole batches."""
     ranks = 1 if whole else RANKS
-    before, outer_moment = start, np.zeros_like(start)
     weights, moments, steps = [start] * ranks, [np.zeros_like(start)] * ranks, []
     for _ in range(epochs):
         for number, first in enumerate(range(0, len(X), batch)):
@@ -54,10 +53,7 @@ def expected(start, batch, period, epochs, whole=False, outer=settings.AVERAGE):
                 weights[rank] = weights[rank] + moments[rank]
             is_last = first + batch >= len(X)
             if (number + 1) % period == 0 or is_last:
-                back = before - sum(weights) / ranks
-                outer_moment = outer.momentum * outer_moment + back
-                before = before - outer.rate * (back + outer.momentum * outer_moment)
-                weights = [before] * ranks
+                weights = [sum(weights) / ranks] * ranks
                 moments = [sum(moments) / ranks] * ranks if is_last else moments
             steps.append(list(weights))
     return steps
@@ -94,16 +90,14 @@ class Looks(keras.callbacks.Callback):
 
 
 def by_numpy():
-    for name, batch, period in (("three", 6, 3), ("one", 5, 1), ("outer", 6, 3)):
+    for name, batch, period in (("three", 6, 3), ("one", 5, 1)):
         locally(period)
-        outer = settings.get_settings().outer = settings.Outer(0.7, 0.9) if name == "outer" else settings.AVERAGE
         model, each = linear(name), Each()
         start = model.get_weights()[0]
-        for _ in range(2):  # calls, over which momentum goes on
+        for _ in range(2):
             model.fit(X, Y, batch, verbose=0, shuffle=False, callbacks=[each])
-        settings.get_settings().outer = settings.AVERAGE
         keep(name, each.seen)
-        steps = expected(start, batch, period, 2, whole=period == 1, outer=outer)
+        steps = expected(start, batch, period, 2, whole=period == 1)
         keep(f"{name} expected", [step[matex_tf.rank() % len(step)] for step in steps])
 
 

@@ -15,12 +15,12 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-import matex_tf
 from matex_tf import settings
 from matex_tf.runtime import watchdog
+from matex_tf.world import world
 
 folder, losses = sys.argv[1], [one.split(":") for one in sys.argv[2:]]
-me = str(matex_tf.rank())
+me = str(world.get_world().rank)
 ROWS, BATCH, EPOCHS = 52, 4, 3
 at = {"epoch": -1, "batch": -1, "lost": None, "stands still": False}
 x = np.random.default_rng(0).normal(size=(ROWS, 5))

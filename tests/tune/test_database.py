@@ -10,8 +10,9 @@ import sys
 import pytest
 
 from matex_tf.tune import database as databases
-from matex_tf.tune import setup, warm_start
+from matex_tf.tune import setup
 from matex_tf.tune.database import RUNNING, Database, DatabaseError, Record
+from matex_tf.tune.engines import warm_start
 from matex_tf.tune.objective import Objective, Point
 from matex_tf.tune.space import Number, Space
 

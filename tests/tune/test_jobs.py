@@ -18,7 +18,7 @@ from fake_trials import PLAYS
 import launch
 import matex_tf
 from matex_tf.deploy import following, slurm
-from matex_tf.deploy.job import ENDED, FORGOTTEN, WAITING, Job, State, UnreachableError
+from matex_tf.deploy.job import ENDED, FORGOTTEN, STUCK, WAITING, Job, State, UnreachableError
 from matex_tf.launch import cli
 from matex_tf.tune import command as tuning
 from matex_tf.tune import search, setup
@@ -39,8 +39,12 @@ SCRIPT = """\
 #SBATCH --open-mode=append
 #SBATCH --signal=B:USR1@120
 #SBATCH --requeue
+#SBATCH --exclusive
 run_folder='/a b/100%/trial-7' child= asked=
 trap 'asked=early; [ -z "$child" ] || { asked=told; kill -USR1 $child; }' USR1
+note="{\\"cluster\\": \\"slurm\\", \\"job\\": \\"$SLURM_JOB_ID\\"}"
+[ "$(cat "$run_folder/job.json" 2> /dev/null)" = "$note" ] || echo "$note" > "$run_folder/job.json"
+export SLURM_EXPORT_ENV=ALL
 module load openmpi
 export RATE='two words'
 export MATEX_TRIAL='/a b/100%/trial-7/noted.jsonl'
@@ -327,3 +331,15 @@ def test_what_a_job_cannot_tell_slurm_does(tmp_path, monkeypatch, state, kept, e
     outcome = trial.poll()
     assert outcome.state == expected and why in outcome.why
     assert (tmp_path / job_trial.BEGAN).exists() == (expected == FAILED), "what goes on is submitted again"
+
+
+def test_a_trial_whose_job_will_not_start_has_failed(tmp_path, monkeypatch):
+    cancelled = []
+    monkeypatch.setattr(
+        slurm, "find_state", lambda _: State(STUCK, "PENDING (BadConstraints)", means="it will not start")
+    )
+    monkeypatch.setattr(slurm, "cancel_job", lambda one: cancelled.append(one.id))
+    monkeypatch.setattr(following, "ASK_EACH", 0.0)
+    trial = JobTrial(tmp_path, Job("4711", str(tmp_path)), Objective(), 0.0, None, 0.0, lambda kind, text: None)
+    outcome = trial.poll()
+    assert outcome.state == FAILED and "will not start" in outcome.why and cancelled == ["4711"]

@@ -25,6 +25,7 @@ def source(tmp_path):
     root = tmp_path / "user"
     for folder in ("data", "logs", "runs/old", ".venv", "far"):
         (root / folder).mkdir(parents=True)
+    (root / ".venv" / "pyvenv.cfg").write_text("")
     (root / "train.py").write_text("print(1)")
     (root / "data" / "a.csv").write_text("1,2")
     (root / "logs" / "old").write_text("before")
@@ -52,6 +53,21 @@ def test_what_a_trial_writes_stays_in_its_place(source, tmp_path):
     left = {str(path.relative_to(target)) for path in target.rglob("*") if path.is_file()}
     assert left == {"train.py", "logs/old", "model"} and not (target / "data").exists()
     assert (tmp_path / "elsewhere" / "b.csv").exists(), "what a link leads to is not ours"
+
+
+@pytest.mark.parametrize("marker", ["pyvenv.cfg", "conda-meta/history"])
+@pytest.mark.parametrize("name", ["env", "venv", "of my own"])
+def test_environments_of_python_are_not_copied_whatever_they_are_called(source, tmp_path, name, marker):
+    """Their packages are found by Python, wherever a script runs."""
+    inner = source / name / "lib" / "site-packages"
+    inner.mkdir(parents=True)
+    (inner / "large").write_text("large")
+    mark = source / name / marker
+    mark.parent.mkdir(exist_ok=True)
+    mark.write_text("")
+    (source / "packages").symlink_to(inner)
+    target, _ = lay_out(source, tmp_path)
+    assert not (target / name).exists() and (target / "packages" / "large").exists()
 
 
 def test_links_stay_within_the_place_and_those_of_the_trial_are_its_own(source, tmp_path):

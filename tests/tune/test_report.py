@@ -9,7 +9,7 @@ from pathlib import Path
 
 import fake_trials as fakes
 import pytest
-from html_page import CHROMIUM, Page, assert_asks_for_nothing, shown_in
+from html_page import CHROMIUM, Page, assert_asks_for_nothing, click_on, shown_in
 
 from matex_tf.launch import cli
 from matex_tf.tune import setup, space_file
@@ -139,7 +139,7 @@ def test_the_command_knows_a_search_by_its_folder(tmp_path, monkeypatch, capsys)
 
 @pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium")
 def test_a_browser_brings_out_a_trial_in_all_pictures(tmp_path):
-    shown = shown_in(CHROMIUM, page.format_page(search(tmp_path, TRIALS)), tmp_path, "trial 2")
+    shown = shown_in(CHROMIUM, page.format_page(search(tmp_path, TRIALS)), tmp_path, click_on("trial 2"))
     lines = [one for one in shown.of("path") if one.get("data-of", "").startswith("trial ")]
     assert sum("picked" in one["class"] for one in lines) == 2
     assert all(("dim" in one["class"].split()) == (one["data-of"] != "trial 2") for one in lines)

@@ -195,7 +195,7 @@ def test_if_the_first_three_fail_alike_it_stops_and_shows_why():
     Path("train.py").write_text(REFUSES)
     where = setup.create_search(["train.py"], fakes.SPACE, Settings(source=os.getcwd(), name="space.yaml"))
     with pytest.raises(
-        SearchError, match=r"(?s)first 3 trials have failed alike \(exit code 1\).*unrecognized arguments: --x"
+        SearchError, match=r"(?s)trials 1, 2, 3 have failed alike \(exit code 1\).*unrecognized arguments: --x"
     ):
         setup.run_search(where)
     assert [(one.state, one.why) for one in records(where)] == [("failed", "exit code 1")] * 3

@@ -5,12 +5,13 @@ import multiprocessing
 import os
 import signal
 import subprocess
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import pytest
 
 import launch
 from matex_tf import settings
+from matex_tf.launch import restarts
 from matex_tf.runtime import exit_marks
 from matex_tf.world import rank_ends
 
@@ -96,3 +97,19 @@ def test_processes_that_leave_the_same_word_at_once_do_not_disturb_one_another(t
         one.join()
     assert [one.exitcode for one in several] == [0] * 4
     assert os.listdir(tmp_path) == ["each-for-itself"]
+
+
+def test_each_exit_code_is_told_and_those_of_signals_by_name():
+    first = rank_ends.RankNote(1, 2, 2, "node7", 1, "")
+    for code in range(256):
+        name, number = rank_ends.find_signal(code), code - 128
+        assert bool(name) == (number in signal.valid_signals()), code
+        said, why = rank_ends.describe_end(first, code), restarts.explain_end(code)
+        assert said.startswith("rank 1 of 2 on node7 ended first") and f"(exit code {code}" in said
+        assert name in said and name in why and f"exit code {code}" in why
+        assert ("was killed" in why) == bool(name)
+    for mpi in ("Open MPI", "MPICH"):  # of which one gives a signal's number itself, the other a shell's code for it
+        said = rank_ends.describe_end(replace(first, mpi=mpi), int(signal.SIGBUS))
+        assert ("SIGBUS" in said) == (mpi == "MPICH")
+    told = {137: "SIGKILL", 143: "SIGTERM", 160: "", 162: "SIGRTMIN", 165: "SIGRTMIN+3", 192: "SIGRTMAX", 255: ""}
+    assert {code: rank_ends.find_signal(code) for code in told} == told

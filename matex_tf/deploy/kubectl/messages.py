@@ -9,12 +9,13 @@ from typing import Any
 _NO_MPIJOBS = "the cluster has no MPIJobs; whoever runs it installs https://github.com/kubeflow/mpi-operator"
 _LOGIN = "your login has run out: log in to the cluster again"
 _ADDRESS = "the cluster does not answer at this address: `kubectl config view --minify` shows it"
+_NO_CLUSTER = "localhost:8080"  # where kubectl looks that was told of none
 # What kubectl says of a cluster that answers, and what that means. Asked again, it would say the same.
 _REFUSALS = {
     'no matches for kind "MPIJob"': _NO_MPIJOBS,
     "could not find the requested resource": _NO_MPIJOBS,
     "doesn't have a resource type": _NO_MPIJOBS,
-    "localhost:8080": "kubectl knows no cluster here: `kubectl config get-contexts` lists those that it knows",
+    _NO_CLUSTER: "kubectl knows no cluster here: `kubectl config get-contexts` lists those that it knows",
     "exceeded quota": "the namespace has no room for it: lower --nodes, --cpus or --memory, or wait",
     "forbidden": "you may not do that with MPIJobs there: ask whoever runs the cluster, or choose another --namespace",
     "namespaces": "there is no such namespace: `kubectl get namespaces` lists them",
@@ -55,6 +56,11 @@ def explain_refusal(text: str) -> str:
     return next(
         (f"{said}\nThat is: {means}." for sign, means in {**_REFUSALS, **_ABSENCES}.items() if sign in text), said
     )
+
+
+def is_without_cluster(said: str) -> bool:
+    """Whether this machine knows of no cluster, or has no kubectl."""
+    return _NO_CLUSTER in said or "no kubectl on this machine" in said
 
 
 def is_refusal(text: str) -> bool:

@@ -71,6 +71,12 @@ class Places:
     def find_answering(self) -> list[Host]:
         return answering.find_answering(self.known, self.mpirun.path, self.first.options)
 
+    def describe_gone(self) -> str:
+        """Which hosts of several do not answer, in words; empty where all do."""
+        answering = self.find_answering() if len(self.known) > 1 else self.known
+        gone = [host.name for host in self.known if host not in answering]
+        return f"no answer from {', '.join(gone)}: down, or cut off" if gone else ""
+
     def find_host(self, name: str) -> str | None:
         """The host that calls itself `name`, as it is listed; empty where none is listed, None if it is not found."""
         here = host_lists.find_named(self.known, name)

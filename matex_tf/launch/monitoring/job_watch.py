@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from matex_tf.deploy import command, kubernetes, run_folder
-from matex_tf.deploy.job import ENDED, FORGOTTEN, Job, JobError, State, UnreachableError
+from matex_tf.deploy.job import ENDED, FORGOTTEN, STUCK, Job, JobError, State, UnreachableError
 from matex_tf.deploy.kubectl import names
 from matex_tf.monitor import picture, recording
 
@@ -42,7 +42,7 @@ def find_run_folder(run: str, namespace: str = "") -> str:
         try:
             return kubernetes.find_records(Job(run, namespace=namespace))
         except JobError as error:
-            raise recording.RecordingError(f"there is no folder {run}, and as a job: {error}") from None
+            raise recording.RecordingError(command.describe_failure(run, str(error))) from None
     try:
         does, job = command.find_job(run, "")
     except click.UsageError as error:
@@ -67,9 +67,8 @@ class JobWatch:
         self._does: Any = None  # no job
         self._job = Job("")
         try:
-            cluster, self._job = run_folder.read_note(Path(folder))
-            self._does = command.CLUSTERS[cluster][1]
-        except (OSError, ValueError, KeyError):
+            self._does, self._job = command.find_job(folder, "")
+        except click.UsageError:
             pass
 
     def look_at_run(self) -> Seen:
@@ -107,7 +106,7 @@ class JobWatch:
                 self._is_unknown = True  # there is no such scheduler on this host
             finally:
                 self._due = time.monotonic() + ASK_EACH
-        return self._state is None or self._state.phase not in (ENDED, FORGOTTEN)
+        return self._state is None or self._state.phase not in (ENDED, FORGOTTEN, STUCK)
 
     def _describe_job(self) -> str:
         return f"{self._job.id} {self._state}" if self._state else f"{self._job.id} (nobody here tells its state)"

@@ -7,21 +7,22 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from matex_tf.costs import collectives
+from matex_tf.launch.planning import checks, ranks, requests
 from matex_tf.launch.planning import option_types as plan_words
-from matex_tf.launch.planning import ranks, requests
 from matex_tf.launch.planning import run as planning
 from matex_tf.launch.run_options import Count, Run
-from matex_tf.planner import choice
-from matex_tf.planner.measurement import phantoms
+from matex_tf.planner import choice, plan_file
+from matex_tf.planner.measurement import phantoms, started
 from matex_tf.planner.plan_file import PlanFileError
 
 
 def make_plan_command(check_target: Callable[[Run], None], command_line: Callable[[Run], list[str]]) -> click.Command:
     """The command; it asks whether a script is there, and for the command line of ranks, of whoever knows."""
 
-    def make_launch_command(
+    def launch(
         ranks: int, target: Sequence[str], options: Sequence[str], environment: Mapping[str, str] | None
     ) -> list[str]:
         return command_line(Run(ranks=ranks, target=list(target), options=list(options), environment=environment))
@@ -59,44 +60,64 @@ def make_plan_command(check_target: Callable[[Run], None], command_line: Callabl
         "--target", type=click.FloatRange(0, 1), default=choice.TARGET, help="The least efficiency of the choice."
     )
     @click.option("--deadline", type=plan_words.Time(), help="Or the time that --epochs may take: 6h.")
-    @click.option("--epochs", type=Count("epochs"), default=1, help="Of --deadline.")
+    @click.option("--epochs", type=Count("epochs"), help="Of --deadline: how many it is for.")
     @click.option(
         "--epoch-steps", type=Count("steps"), help="Steps of an epoch of the script alone; counted, unless told."
     )
-    @click.option("--memory", type=plan_words.Bytes(), default="0", help="What a rank may take: 16GiB, or here.")
+    @click.option("--memory", type=plan_words.Bytes(), default=0.0, help="What a rank may take: 16GiB, or here.")
     @click.option("--steps", type=click.IntRange(phantoms.LEAST), default=phantoms.STEPS, help="Trained at each size.")
     @click.option(
         "--json",
         "file",
+        type=plan_words.Output(),
+        metavar="FILE",
         default="",
         help="Write what was measured, and the table beside it, to this file; of --check what it prints.",
     )
-    @click.option("--chart", default="", help="Write a chart to this SVG file.")
+    @click.option(
+        "--chart", type=plan_words.Output(), metavar="FILE", default="", help="Write a chart to this SVG file."
+    )
     @click.option("--check", is_flag=True, help="Run PLAN.json's script on -n ranks; print prediction beside reality.")
     @click.option("-n", "run_on", type=plan_words.Ranks(), default="2", help="Of --check: such as 2,4.")
     @click.argument("script", nargs=-1, type=click.UNPROCESSED)
-    def plan(script: tuple[str, ...], check: bool, run_on: list[int], **given: Any) -> int:
+    @click.pass_context
+    def plan(ctx: click.Context, /, **given: Any) -> int:
         """Measure SCRIPT.py here, as rank 0 of ranks that are not there; predict what it takes on them, and choose.
 
         \b
         matex plan --ranks 1,2,4,...,1024 --network infiniband train.py --epochs 3
         matex plan --check -n 2,4 plan.json
         """
+        script = given["script"]
         if not script:
             raise click.UsageError("no script is named. For example: matex plan --ranks 1,2,4,...,1024 train.py")
 
-        if check and len(script) > 1:
+        if given["check"] and len(script) > 1:
             raise click.UsageError(f"--check takes a plan only; {script[1]} is to stand before it")
 
+        checks.check_options(given, _list_told(ctx), script)
         try:
-            if check:
-                return ranks.check_predictions(
-                    script[0], run_on, make_launch_command, requests.split_hosts(given["hosts"]), given["file"]
-                )
-            check_target(Run(ranks=1, target=list(script)))
-            return planning.plan_script(requests.read_options(given), script, make_launch_command)
+            with started.catch_signals():
+                if given["check"]:
+                    made, hosts = plan_file.load_plan(script[0]), requests.split_hosts(given["hosts"])
+                    checks.check_runs(made, given["run_on"], hosts, launch)
+                    return ranks.check_predictions(made, given["run_on"], launch, hosts, given["file"])
+                check_target(Run(ranks=1, target=list(script)))
+                asked = requests.read_options(given)
+                checks.check_request(asked)
+                checks.check_hosts(asked.hosts, launch)
+                return planning.plan_script(asked, script, launch)
         except (phantoms.NotMeasured, PlanFileError, OSError) as error:
             print(f"matex plan: {error}", file=sys.stderr)
             return 1
 
     return plan
+
+
+def _list_told(ctx: click.Context) -> dict[str, str]:
+    """The parameters that stand on the command line, and what each is called there."""
+    return {
+        one.name: one.opts[-1]
+        for one in ctx.command.params
+        if one.name and ctx.get_parameter_source(one.name) is ParameterSource.COMMANDLINE
+    }

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+from pathlib import Path
 from typing import Any
 
 import click
@@ -74,8 +76,12 @@ class Bytes(click.ParamType):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         if str(value).strip().lower() == "here":
             return HERE
+        if isinstance(value, float):
+            return value
         try:
-            return settings.parse_size(str(value))
+            if re.fullmatch(r"[0-9.e+-]+", value.strip()):
+                raise ValueError("a size with its unit, such as 12GiB")
+            return settings.parse_size(value)
         except ValueError as error:
             raise click.UsageError(f"--memory expects {error}, or here; {value!r} was given") from None
 
@@ -105,3 +111,24 @@ class Network(click.ParamType):
         except ValueError as error:
             raise click.UsageError(f"--network: {error}") from None
         return str(value)
+
+
+class Output(click.ParamType):
+    """A file that is to be written, and can be."""
+
+    name = "file"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        if value and (why := explain_unwritable(Path(value))):
+            raise click.UsageError(f"{param.opts[-1] if param else 'a file'} cannot write {value}: {why}")
+        return str(value)
+
+
+def explain_unwritable(path: Path) -> str:
+    """Why a file cannot be written; "" if it can."""
+    folder = path.absolute().parent
+    if path.is_dir():
+        return "that is a folder"
+    if not folder.is_dir():
+        return f"there is no folder {folder}"
+    return "" if os.access(path if path.exists() else folder, os.W_OK) else "it may not be written"

@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from math import ceil
 from pathlib import Path
@@ -16,7 +15,7 @@ import click
 from matex_tf import settings
 from matex_tf.ops import cache
 from matex_tf.planner import plan_file
-from matex_tf.planner.measurement import phantoms
+from matex_tf.planner.measurement import phantoms, started
 from matex_tf.planner.plan_file import LinkMeasurement, Plan
 from matex_tf.planner.predict import Prediction, Predictor
 from matex_tf.planner.strategies import find_price
@@ -24,6 +23,8 @@ from matex_tf.world import mpirun_options, placement
 
 CHECKED_STEPS = 60
 """By the 36th ranks have chosen whether updates overlap."""
+SECONDS = 120
+"""That ranks have to time their sums."""
 Launch = Callable[[int, Sequence[str], Sequence[str], Mapping[str, str] | None], list[str]]
 """The command line that starts so many ranks of a script, with further options of mpirun, in an environment."""
 
@@ -47,12 +48,12 @@ def _measure_link(ranks: int, options: list[str], launch: Launch) -> LinkMeasure
     print(f"matex: measuring sums of {ranks} ranks{where} ...", file=sys.stderr, flush=True)
     try:
         words = launch(ranks, ["-m", "matex_tf.planner.measurement.link"], options, None)
-        ended = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=120)
-        link = plan_file.read_link(ended.stdout)
+        _, said, complaint = run_ranks(words)
+        link = plan_file.read_link(said)
     except subprocess.TimeoutExpired:
-        why = "they had not ended after 120 s"
+        why = f"they had not ended after {SECONDS} s"
     except plan_file.PlanFileError:
-        why = ended.stderr[-500:]
+        why = complaint[-500:]
     except click.ClickException as error:  # there is no mpirun, or that of another MPI
         why = error.format_message()
     except OSError as error:
@@ -66,18 +67,31 @@ def _measure_link(ranks: int, options: list[str], launch: Launch) -> LinkMeasure
     return None
 
 
+def run_ranks(words: Sequence[str]) -> tuple[int, str, str]:
+    """The exit code of ranks that `words` start, what they have printed, and what their errors say.
+
+    Raises:
+        subprocess.TimeoutExpired: they had not ended after `SECONDS`.
+        OSError: they cannot be started.
+    """
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with started.start_process(words, started.PATIENCE, **pipes) as process:
+        said, complaint = process.communicate(timeout=SECONDS)
+    return process.returncode, said, complaint
+
+
 def check_predictions(
-    path: str, ranks: Sequence[int], launch: Launch, hosts: Sequence[str] = (), answers: str = ""
+    made: Plan, ranks: Sequence[int], launch: Launch, hosts: Sequence[str] = (), answers: str = ""
 ) -> int:
     """Run the plan's script on these numbers of ranks; print prediction beside reality. 1 if a run fails.
 
     Args:
+        hosts: none, or as many as the most of `ranks` fill.
         answers: a file for the same as numbers; "": none.
 
     Raises:
-        PlanFileError: the file is no plan, or MATEX_STRATEGY one that the script cannot have or that has no updates.
+        PlanFileError: MATEX_STRATEGY is one that the script cannot have or that has no updates.
     """
-    made = plan_file.load_plan(path)
     predictor, strategy = Predictor(made), settings.get_settings().strategy
     if settings.is_statistical(strategy):
         raise plan_file.PlanFileError(
@@ -88,7 +102,7 @@ def check_predictions(
     wrong, found = 0, []
     for one in predictions:
         needed = ceil(one.ranks / made.ranks_per_host)
-        options = place_on_hosts(hosts[:needed], made.ranks_per_host) if len(hosts) >= needed else []
+        options = place_on_hosts(hosts[:needed], made.ranks_per_host)
         if unlike := describe_difference(made, one.ranks, options):
             print(f"matex: {unlike}", file=sys.stderr)
         try:
@@ -121,8 +135,7 @@ def time_real_run(made: Plan, one: Prediction, options: Sequence[str], launch: L
     """The typical step of the plan's script on that many ranks, seconds."""
     limits = phantoms.make_limits(made.memory, made.microbatch)
     shared = cache.find_cache_folder() if options else None  # all hosts are to see the mirror
-    with tempfile.TemporaryDirectory(prefix="matex-plan-", dir=shared) as name:
-        folder = Path(name)
+    with started.make_place(shared) as folder:
         if one.ranks == 1:
             alone = phantoms.measure_copies(made.script, 1, 1, folder, scaling=made.scaling, limits=limits)
             return alone.size.typical
@@ -130,4 +143,6 @@ def time_real_run(made: Plan, one: Prediction, options: Sequence[str], launch: L
         def start_run(words: Sequence[str], environment: Mapping[str, str]) -> list[str]:
             return launch(one.ranks, words, options, environment)
 
-        return phantoms.measure_real(start_run, made.script, folder, CHECKED_STEPS, made.scaling, limits)
+        return phantoms.measure_real(
+            start_run, made.script, folder, CHECKED_STEPS, made.scaling, limits, is_here=not options
+        )

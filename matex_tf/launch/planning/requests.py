@@ -44,8 +44,8 @@ def read_options(given: dict[str, Any]) -> Asked:
     limit = memory.measure_free() / per_host if given["memory"] == HERE else given["memory"]
     return Asked(
         given["ranks"], per_host, given["network"],
-        given["scaling"] or settings.get_settings().scaling, given["target"], given["deadline"] or 0.0, given["epochs"],
-        given["epoch_steps"] or 0, limit, given["steps"], given["file"], given["chart"],
+        given["scaling"] or settings.get_settings().scaling, given["target"], given["deadline"] or 0.0,
+        given["epochs"] or 1, given["epoch_steps"] or 0, limit, given["steps"], given["file"], given["chart"],
         split_hosts(given["hosts"]), tuple(given["batch"] or ()), settings.get_settings().strategy,
     )  # fmt: skip
 

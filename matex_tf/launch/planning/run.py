@@ -14,20 +14,19 @@ from typing import Any
 from rich.console import Console
 
 from matex_tf import settings
+from matex_tf.launch.planning.checks import name_answers
 from matex_tf.launch.planning.kept_links import add_kept_links
 from matex_tf.launch.planning.ranks import Launch, measure_links
 from matex_tf.launch.planning.requests import Asked
 from matex_tf.launch.planning.sizes import Sizes, choose_memory
 from matex_tf.planner import plan_file, report, strategies
 from matex_tf.planner.choice import Choice, choose_ranks
-from matex_tf.planner.compute import count_measured_rows
+from matex_tf.planner.compute import BUSY, count_measured_rows
 from matex_tf.planner.plan_file import LinkMeasurement, Plan
 from matex_tf.planner.predict import Prediction, Predictor
 from matex_tf.world import placement
 
 DEFAULT_NETWORK = "ethernet25"
-BUSY = 0.1
-"""Of this machine's cores: if others took more, it is said."""
 
 
 def plan_script(asked: Asked, script: Sequence[str], launch: Launch) -> int:
@@ -49,7 +48,7 @@ def plan_script(asked: Asked, script: Sequence[str], launch: Launch) -> int:
     if asked.json:
         plan_file.save_plan(made, asked.json)
         path = Path(asked.json)
-        beside = path.with_name(f"{path.stem}.predictions{path.suffix}")
+        beside = name_answers(path)
         beside.write_text(json.dumps(answers, indent=1) + "\n")
         print(f"{path}: what was measured; {beside}: the table")
     if asked.chart:
@@ -126,8 +125,10 @@ def make_plan(asked: Asked, sizes: Sizes, links: tuple[LinkMeasurement, ...]) ->
     by_ranks = [one for _, one in sorted(sizes.found.items())]
     # One rank alone meets nobody; when its gradients are ready matters to nothing.
     alike = [
-        one.size if one.size.ranks > 1 or one is typical else
-        replace(one.size, ready=(one.size.typical,) * len(first.gradients), at=(0.0,) * len(first.collectives))
+        one.size if one.size.ranks > 1 or one is typical else replace(
+            one.size, ready=(one.size.typical,) * len(first.gradients), at=(0.0,) * len(first.collectives),
+            bytes=one.size.bytes if one.steps.form == first.form else (),
+        )
         for one in by_ranks
     ]  # fmt: skip
     update = next((one for one in by_ranks if one.size.ranks > 1), typical).update
@@ -150,8 +151,8 @@ def _list_assumptions(asked: Asked, sizes: Sizes, links: Sequence[LinkMeasuremen
     busy = max(one.size.busy for one in sizes.found.values())
     if busy > BUSY:
         found.append(
-            f"this machine is as busy as it was: other processes took {busy:.0%} of its cores, and ranges are wider. "
-            "Measure on an idle one"
+            f"this machine is as busy as it was: other processes took {busy:.0%} of its cores. Ranges are wider, and "
+            "what fewer ranks a host or larger batches would give is not said. Measure on an idle machine"
         )
     scopes = {link.scope for link in links}
     if max(asked.ranks) > max((link.ranks for link in links if link.hosts > 1), default=asked.ranks_per_host):

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import sys
-import tempfile
 from collections import Counter
 from collections.abc import Sequence
 from math import ceil
-from pathlib import Path
 
 from matex_tf import memory, settings
 from matex_tf.launch.planning.requests import Asked
 from matex_tf.planner.compute import Line
-from matex_tf.planner.measurement import phantoms
+from matex_tf.planner.measurement import phantoms, started
 from matex_tf.planner.measurement.phantoms import Measurement, NotMeasured
-from matex_tf.planner.plan_file import Size
+from matex_tf.planner.plan_file import Gradient, Size
+from matex_tf.planner.report import describe_kinds
 
 LINEAR = 0.05
 """Farther off the line than this, one more size between is measured."""
@@ -98,13 +97,14 @@ class Sizes:
         """
         full = [one for (_, copies), one in sorted(self.found.items()) if copies == self.asked.copies]
         many = [one for one in full if one.size.ranks > 1] or full
-        common = Counter((one.steps.gradients, one.steps.collectives) for one in reversed(many)).most_common(1)[0][0]
+        common = Counter(one.steps.form for one in reversed(many)).most_common(1)[0][0]
         for (ranks, copies), one in list(self.found.items()):
-            if ranks > 1 and (one.steps.gradients, one.steps.collectives) != common:
+            if ranks > 1 and one.steps.form != common:
                 del self.found[ranks, copies]
-                self.missing[ranks] = "it reduces otherwise than most"
+                self._leave_out(ranks, f"its step reduces otherwise than most: {describe_form(*one.steps.form)}; most "
+                                f"reduce {describe_form(*common)}")  # fmt: skip
         self.check_enough()
-        return next(one for one in reversed(many) if (one.steps.gradients, one.steps.collectives) == common)
+        return next(one for one in reversed(many) if one.steps.form == common)
 
     def check_enough(self) -> None:
         """Raises NotMeasured if what was measured does not tell what other ranks take."""
@@ -133,9 +133,9 @@ class Sizes:
         how = f"{copies} at once" if copies > 1 else "alone"
         print(f"matex: measuring rank 0 of {ranks}, {how} ...", file=sys.stderr, flush=True)
         asked = self.asked
-        with tempfile.TemporaryDirectory(prefix="matex-plan-") as folder:
-            limits = phantoms.make_limits(choose_memory(asked), settings.get_settings().microbatch)
-            return phantoms.measure_copies(self.script, ranks, copies, Path(folder), asked.steps, asked.scaling, limits)
+        limits = phantoms.make_limits(choose_memory(asked), settings.get_settings().microbatch)
+        with started.make_place() as folder:
+            return phantoms.measure_copies(self.script, ranks, copies, folder, asked.steps, asked.scaling, limits)
 
     def _explain_misfit(self, ranks: int, copies: int) -> str:
         """Why so many at once are not started; "" if they fit, or nothing is known yet."""
@@ -180,6 +180,12 @@ class Sizes:
         between = round((full[0].ranks * middle.ranks) ** 0.5)
         is_off = abs(ends(middle.rows) - middle.typical) > LINEAR * middle.typical
         return between if full[0].ranks < between < middle.ranks and is_off else 0
+
+
+def describe_form(gradients: Sequence[Gradient], kinds: Sequence[str]) -> str:
+    """What a step reduces, in a few words."""
+    size = sum(one.bytes for one in gradients) / 1e6
+    return f"{len(gradients)} gradient{'s' * (len(gradients) > 1)} of {size:.3g} MB, and {describe_kinds(kinds)}"
 
 
 def choose_memory(asked: Asked) -> float:

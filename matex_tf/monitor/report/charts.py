@@ -10,8 +10,9 @@ from math import ceil, floor, inf, log10
 import numpy as np
 
 WIDTH, HEIGHT = 1280, 400
-_LEFT, _RIGHT, _TOP, _BOTTOM = 120, 16, 20, 52
+_LEFT, _RIGHT, _TOP, _BOTTOM = 120, 16, 30, 52
 _FAR = 3.0
+_LABEL, _LABELS, _LETTERS = 26, 4, 32  # heights of marks' texts, how many lie below each other, how long they are
 COLOURS = 8
 """Of lines; more begin again, in dashes (see the page's style)."""
 TIME = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
@@ -94,11 +95,13 @@ def choose_ticks(low: float, high: float, count: int = 5) -> list[float]:
 def draw_chart(
     title: str, unit: str, lines: Sequence[Line], end: float, marks: Iterable[tuple[float, str]] = (),
     band_: Band | None = None, from_zero: bool = True, buckets: int = 160, units: Units = TIME,
-    most: float = inf,
+    most: float = inf, above: Iterable[tuple[float, str]] = (), exact: bool = False,
 ) -> str:  # fmt: skip
     """The chart of `lines` over time. `marks` are times at which something happened.
 
     Args:
+        above: times with what stands at the upper border there.
+        exact: whether the page has the values themselves, for who points at a line; else their heights tell them.
         band_: what lies behind the lines.
         from_zero: whether the values begin at 0, or at the least of them.
         buckets: see `decimate_series`.
@@ -116,20 +119,26 @@ def draw_chart(
         most = min(most, _FAR * usual)  # the first step, which compiles, would leave nothing to be seen of the others
     high = min(high, most)
     axes = Axes(end, low, high if high > low else low + 1)
+    of, name = _choose_unit(axes, units)
+    scale = " ".join(
+        f"{value:.9g}" for value in (_LEFT, WIDTH - _RIGHT, end / of, HEIGHT - _BOTTOM, _TOP, axes.low, axes.high)
+    )
+    label = f"{escape(title)}, {escape(unit)}"
+    told = f'data-scale="{scale}" data-unit="{name}"' + ("" if units is TIME else ' data-step="1"')
     parts = [
-        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(title)}, {escape(unit)}">',
+        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{label}" {told}>',
+        '<path class="hair"/>',
         *_draw_axis(axes, units),
+        *_draw_texts_above(axes, above),
     ]
-    for t, text in marks:
-        x = axes.scale_x(np.array([t]))[0]
-        parts.append(f'<path class="mark" d="M{x} {_TOP}V{HEIGHT - _BOTTOM}"><title>{escape(text)}</title></path>')
     if band_:
         parts.append(_draw_area(axes, band_))
         parts.append(_draw_path(axes, [(band_.t, band_.middle)], "line median", "median of all ranks"))
+    parts += _draw_marks(axes, marks)
     for line, pieces in drawn:
         dashes = " dashed" if line.colour % (2 * COLOURS) >= COLOURS else ""
         faint = " faint" if line.faint else ""
-        parts.append(_draw_path(axes, pieces, f"line c{line.colour % COLOURS}{dashes}{faint}", line.name))
+        parts.append(_draw_path(axes, pieces, f"line c{line.colour % COLOURS}{dashes}{faint}", line.name, exact))
     parts.append("</svg>")
     return "".join(parts)
 
@@ -139,11 +148,37 @@ def _draw_axis(axes: Axes, units: Units) -> Iterable[str]:
         y = axes.scale_y(np.array([value]))[0]
         yield f'<path class="grid" d="M{_LEFT} {y}H{WIDTH - _RIGHT}"/>'
         yield f'<text x="{_LEFT - 10}" y="{y + 8}" text-anchor="end">{format_number(value)}</text>'
-    unit, name = next(one for one in units if axes.end >= 2 * one[0] or one[0] == 1)
-    for value in choose_ticks(0, axes.end / unit, 8):
+    unit, name = _choose_unit(axes, units)
+    ticks = choose_ticks(0, axes.end / unit, 8)
+    for value in ticks if units is TIME else [one for one in ticks if abs(one - round(one)) < 1e-9]:
         x = axes.scale_x(np.array([value * unit]))[0]
         anchor = "middle" if x < WIDTH - 3 * _RIGHT else "end"
         yield f'<text x="{x}" y="{HEIGHT - 14}" text-anchor="{anchor}">{format_number(value)} {name}</text>'
+
+
+def _choose_unit(axes: Axes, units: Units) -> tuple[int, str]:
+    return next(one for one in units if axes.end >= 2 * one[0] or one[0] == 1)
+
+
+def _draw_texts_above(axes: Axes, above: Iterable[tuple[float, str]]) -> Iterable[str]:
+    for t, text in above:
+        x = axes.scale_x(np.array([t]))[0]
+        anchor = "middle" if x < WIDTH - 3 * _RIGHT else "end"
+        yield f'<path class="grid" d="M{x} {_TOP}v8"/>'
+        yield f'<text x="{x}" y="{_TOP - 8}" text-anchor="{anchor}">{escape(text)}</text>'
+
+
+def _draw_marks(axes: Axes, marks: Iterable[tuple[float, str]]) -> Iterable[str]:
+    """Lines across, each with its text beside it; texts of neighbours lie below each other."""
+    for number, (t, text) in enumerate(marks):
+        x = axes.scale_x(np.array([t]))[0]
+        side, anchor = (8, "start") if x < WIDTH / 2 else (-8, "end")
+        shown = text if len(text) <= _LETTERS else text[: _LETTERS - 1] + "…"
+        yield f'<path class="mark" d="M{x} {_TOP}V{HEIGHT - _BOTTOM}"><title>{escape(text)}</title></path>'
+        yield (
+            f'<text class="label" x="{x + side}" y="{_TOP + _LABEL * (1 + number % _LABELS)}" text-anchor="{anchor}">'
+            f"{escape(shown)}<title>{escape(text)}</title></text>"
+        )
 
 
 def _draw_area(axes: Axes, one: Band) -> str:
@@ -153,7 +188,9 @@ def _draw_area(axes: Axes, one: Band) -> str:
     return f'<polygon class="band" points="{points}"><title>all ranks</title></polygon>'
 
 
-def _draw_path(axes: Axes, pieces: Iterable[tuple[np.ndarray, np.ndarray]], kind: str, name: str) -> str:
+def _draw_path(
+    axes: Axes, pieces: Iterable[tuple[np.ndarray, np.ndarray]], kind: str, name: str, exact: bool = False
+) -> str:
     words = []
     for t, values in pieces:
         x, y = axes.scale_x(t).tolist(), axes.scale_y(values).tolist()
@@ -163,7 +200,9 @@ def _draw_path(axes: Axes, pieces: Iterable[tuple[np.ndarray, np.ndarray]], kind
     if not words:
         return ""
     label = escape(name)
-    return f'<path class="{kind}" data-of="{label}" d="{"".join(words)}"><title>{label}</title></path>'
+    known = " ".join(f"{value:.6g}" for _, values in pieces for value in values) if exact else ""
+    told = f' data-values="{known}"' if known else ""
+    return f'<path class="{kind}" data-of="{label}"{told} d="{"".join(words)}"><title>{label}</title></path>'
 
 
 def format_number(value: float) -> str:

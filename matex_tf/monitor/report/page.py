@@ -17,6 +17,8 @@ from matex_tf.monitor.report.template import assemble_page, format_facts, frame_
 _BARS = 16  # of hundreds of ranks, those that are waited for most
 _ALL = 2048  # ranks in the table at the end
 _LINES_OF_RANKS = 640
+_EPOCHS = ((1, "epochs"),)
+_EPOCHS_ABOVE = 8  # the most that stand at the upper border of a chart over time
 
 
 def format_page(run: Run, prediction: str = "") -> str:
@@ -29,19 +31,28 @@ def format_page(run: Run, prediction: str = "") -> str:
     steps = waits.compute_mean_steps(ranks)
     slow = waits.find_slowest(steps)
     marks = list(_list_marks(run, zero, end))
+    done = progress.list_kept_epochs(run.starts)
+    above = [(one.t - zero, f"epoch {one.number}") for one in done[:: max(-(-len(done) // _EPOCHS_ABOVE), 1)]]
     body = [
         f"<h1>{escape(progress.describe_command(start))}</h1>",
         _format_head(run, start, ranks, zero, end),
         f'<p class="said">{escape(waits.describe_waits(ranks, steps, start.hosts))}</p>',
         _format_legend(start, ranks),
-        *_draw_metrics(run, zero, end, marks),
+        *_draw_metrics(done, zero, marks),
     ]
     chosen = [slow[0]] if slow else []
     buckets = max(_LINES_OF_RANKS // min(max(len(ranks), 1), quantities.MOST_LINES), 40)
     for quantity in quantities.QUANTITIES:
         if drawn := quantities.draw_quantity(quantity, everything, zero, end, chosen):
             picture = draw_chart(
-                quantity.title, quantity.unit, drawn.lines, end, marks, drawn.band, buckets=min(buckets, 160)
+                quantity.title,
+                quantity.unit,
+                drawn.lines,
+                end,
+                marks,
+                drawn.band,
+                buckets=min(buckets, 160),
+                above=above,
             )
             body.append(frame_figure(quantity.title, quantity.unit, picture, drawn.table, keys=drawn.band is not None))
     body += [
@@ -86,28 +97,25 @@ def _format_legend(start: Start, ranks: Mapping[int, Series]) -> str:
     return f'<p class="legend">{keys}</p>'
 
 
-def _draw_metrics(run: Run, zero: float, end: float, marks: Sequence[tuple[float, str]]) -> Iterable[str]:
-    """Loss and metrics, with those of the validation beside them."""
-    starts = [progress.list_epochs(start.events) for start in run.starts]
-    names = list(dict.fromkeys(name for epochs in starts for one in epochs for name in one.logs))
+def _draw_metrics(done: Sequence[progress.Epoch], zero: float, marks: Sequence[tuple[float, str]]) -> Iterable[str]:
+    """Loss and metrics over the epochs, with those of the validation beside them."""
+    places = progress.count_epochs(done)
+    times = [one.t - zero for one in done]
+    marked = [(float(np.interp(t, [0.0, *times], [0, *places])), text) for t, text in marks]
+    names = list(dict.fromkeys(name for one in done for name in one.logs))
     for name in [name for name in names if not (name.startswith("val_") and name[4:] in names)]:
         lines, table = [], []
         for colour, one in enumerate(each for each in (name, f"val_{name}") if each in names):
-            known = [[epoch for epoch in epochs if one in epoch.logs] for epochs in starts]
-            pieces = [
-                (np.array([epoch.t - zero for epoch in epochs]), np.array([epoch.logs[one] for epoch in epochs], float))
-                for epochs in known if epochs
-            ]  # fmt: skip
-            values = np.concatenate([values for _, values in pieces])
-            values = values[np.isfinite(values)]
-            if not len(values):
+            known = [(place, epoch.logs[one]) for place, epoch in zip(places, done) if one in epoch.logs]
+            x, values = np.array(known, float).T
+            finite = values[np.isfinite(values)]
+            if not len(finite):
                 yield f'<p class="said">{escape(one)} was never a finite number</p>'
                 continue
-            lines.append(Line(one, colour, pieces))
-            table.append((one, float(values.min()), float(values.mean()), float(values.max())))
-        yield frame_figure(
-            name, "at the end of each epoch", draw_chart(name, "", lines, end, marks, from_zero=False), table, keys=True
-        )
+            lines.append(Line(one, colour, [(x, values)]))
+            table.append((one, float(finite.min()), float(finite.mean()), float(finite.max())))
+        picture = draw_chart(name, "", lines, places[-1], marked, from_zero=False, units=_EPOCHS, exact=True)
+        yield frame_figure(name, "at the end of each epoch", picture, table, keys=True)
 
 
 def _draw_bars(start: Start, steps: Mapping[int, waits.Step]) -> str:

@@ -23,6 +23,9 @@ _STYLE = (
     ".line{fill:none;vector-effect:non-scaling-stroke;stroke-width:1.5px}.dashed{stroke-dasharray:5 3}"
     ".median{stroke:var(--ink)}.band{fill:var(--soft)}"
     ".grid{stroke:var(--faint)}.mark{stroke:#c00;stroke-dasharray:6 6;stroke-width:3}.said{font-weight:600}"
+    "svg .label{fill:#c00;opacity:1;font-size:20px}.hair{stroke:currentColor;opacity:.5}"
+    "#tip{position:fixed;display:none;background:var(--page);border:1px solid var(--faint);padding:.2rem .5rem;"
+    "white-space:pre;pointer-events:none;font-size:13px}"
     ".faint{opacity:.3}.dim{opacity:.12}.picked{opacity:1;stroke-width:3px}table{border-collapse:collapse;font-variant-numeric:tabular-nums}"
     "td,th{padding:.1rem .7rem .1rem 0;text-align:left;font-weight:400}pre{overflow-x:auto;font-size:13px}"
     ".bars{width:100%}.bar{width:60%;white-space:nowrap;font-size:0}.bar span{display:inline-block;height:.9rem}"
@@ -42,6 +45,36 @@ for (const key of document.querySelectorAll("button[data-of]")) key.onclick = ()
   for (const line of document.querySelectorAll(`path[data-of^="${kind} "]`)) {
     line.classList.toggle("dim", of !== null && line.dataset.of !== of)
     line.classList.toggle("picked", line.dataset.of === of)
+  }
+}
+const tip = document.body.appendChild(document.createElement("div"))
+tip.id = "tip"
+const round = (value, digits) => Number(value.toPrecision(digits)).toLocaleString("en", {maximumFractionDigits: 12})
+const find = (points, at) => points.reduce((a, b, n) => Math.abs(b[0] - at) < Math.abs(points[a][0] - at) ? n : a, 0)
+for (const svg of document.querySelectorAll("svg[data-scale]")) {
+  const [left, right, end, bottom, top, low, high] = svg.dataset.scale.split(" ").map(Number)
+  const hair = svg.querySelector(".hair")
+  svg.onpointerleave = () => { tip.style.display = "none"; hair.removeAttribute("d") }
+  svg.onpointermove = event => {
+    const box = svg.getBoundingClientRect(), at = (event.clientX - box.left) / box.width * svg.viewBox.baseVal.width
+    const found = []
+    for (const line of svg.querySelectorAll("path[data-of]")) {
+      line.points ??= [...line.getAttribute("d").matchAll(/[ML](\\d+) (-?\\d+)/g)].map(one => [+one[1], +one[2]])
+      if (!line.points.length) continue
+      const near = find(line.points, at), [x, y] = line.points[near], known = line.dataset.values
+      const drawn = low + (bottom - y) / (bottom - top) * (high - low)
+      const value = known ? round(+known.split(" ")[near], 6) : round(drawn, 3)
+      found.push([Math.abs(x - at), x, `${line.dataset.of}  ${value}`])
+    }
+    if (!found.length) return
+    const [, x] = found.reduce((a, b) => b[0] < a[0] ? b : a), shown = found.filter(one => Math.abs(one[1] - x) < 12)
+    hair.setAttribute("d", `M${x} ${top}V${bottom}`)
+    const place = (x - left) / (right - left) * end
+    const where = `${svg.dataset.step ? Math.round(place) : round(place, 3)} ${svg.dataset.unit}`
+    tip.textContent = [where, ...shown.map(one => one[2])].join("\\n")
+    tip.style.display = "block"
+    tip.style.left = `${Math.min(event.clientX + 14, innerWidth - tip.offsetWidth - 4)}px`
+    tip.style.top = `${event.clientY + 14}px`
   }
 }
 """

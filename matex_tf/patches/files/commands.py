@@ -9,6 +9,8 @@ import contextlib
 import inspect
 import io
 import os
+import re
+import shlex
 import subprocess
 import sys
 from types import FrameType
@@ -21,7 +23,13 @@ from matex_tf.runtime.replace import replace_function
 _WAITING = ("run", "call", "check_call", "check_output", "getoutput", "getstatusoutput")
 
 
+_WORD = re.compile(r"[^\s'\"`$&|;<>(){}*?\[\]\\=]+")
+_COMMAND_BEGINS = re.compile(r"(?:^|[|;&(])\s*$")
+
+
 def install() -> None:
+    if overlay.get_view() is not None:
+        replace_function(os, "system", _wrap_system)
     replace_function(os, "system", _wrap_command)
     replace_function(os, "popen", _wrap_popen)
     for name in _WAITING:
@@ -42,6 +50,17 @@ def _wrap_command(original: Any) -> Any:
         return commands.run_on_rank_0(lambda: original(*args, **kwargs), original.__name__, args, kwargs)
 
     return run
+
+
+def _wrap_system(original: Any) -> Any:
+    def system(command):
+        if isinstance(command, str) and not real_files.uses_real_files():
+            with contextlib.suppress(FileNotFoundError):  # the current folder is gone, and nothing of ours is in it
+                here = os.getcwd()
+                command = _point_text(command, here, _find_place(here) is not None)
+        return original(command)
+
+    return system
 
 
 class _Output(io.StringIO):
@@ -95,6 +114,8 @@ def _point_to_own_files(arguments: dict[str, Any]) -> None:
     folder, words = _find_place(here), arguments["args"]
     if folder is not None:
         arguments["cwd"] = folder
+    if isinstance(words, str) and arguments.get("shell"):
+        arguments["args"] = _point_text(words, here, folder is not None)
     if not isinstance(words, (list, tuple)):
         return
     arguments["args"] = words = list(words)
@@ -106,6 +127,23 @@ def _point_to_own_files(arguments: dict[str, Any]) -> None:
         is_there = folder is not None and not os.path.isabs(path)  # seen from that folder
         if not is_looked_for and not is_there:
             words[at] = _find_place(os.path.join(here, path)) or word
+
+
+def _point_text(text: str, here: str, is_there: bool) -> str:
+    """A line of the shell, run in the folder `here`, whose words that name this rank's own files name their places.
+
+    `is_there`: whether that folder is the rank's own, from which relative paths are seen.
+    """
+
+    def point(found: re.Match[str]) -> str:
+        word = found[0]
+        is_looked_for = os.sep not in word and _COMMAND_BEGINS.search(text[: found.start()]) is not None
+        if is_looked_for or (is_there and not os.path.isabs(word)):
+            return word
+        place = _find_place(os.path.join(here, word))
+        return word if place is None or place != shlex.quote(place) else place
+
+    return _WORD.sub(point, text)
 
 
 def _find_place(path: str) -> str | None:

@@ -5,8 +5,12 @@ Each is given the real path of its file (see `patches.files.tensorflow`).
 
 from __future__ import annotations
 
+import functools
 import glob
+import importlib
+import inspect
 import os
+from collections.abc import Callable
 from typing import Any
 
 from matex_tf.analysis import pipeline_shapes
@@ -21,13 +25,19 @@ _CACHE_IS_THERE = ".index"
 """What the name of a dataset's cache ends with when it is whole."""
 
 
+_MODULES = ("gen_io_ops", "gen_dataset_ops", "gen_experimental_dataset_ops", "gen_lookup_ops")
+_FILES = {"filename", "filenames", "data_source_name"}
+"""Arguments of ops that are files to read, but for ops whose names begin with one of `_WRITING`."""
+_WRITING = ("write", "save", "cache", "datasettotfrecord", "experimentaldatasettotfrecord")
+_WRITTEN = ("dataset_to_tf_record", "DatasetToTFRecord", "write_file", "WriteFile")
+"""Ops that write the one file that they name; the others that write have patches of their own."""
+
+
 def install() -> None:
     if overlay.get_journal() is None and overlay.get_view() is None:
         return
     import tensorflow as tf
-    from tensorflow.python.data.experimental.ops import readers as more_readers
-    from tensorflow.python.data.ops import cache_op, dataset_ops, load_op, readers, save_op, snapshot_op
-    from tensorflow.python.ops import lookup_ops
+    from tensorflow.python.data.ops import cache_op, dataset_ops, load_op, save_op, snapshot_op
 
     replace_function(cache_op.CacheDataset, "__init__", _wrap_cache)
     replace_function(snapshot_op._SnapshotDataset, "__init__", _wrap_snapshot)
@@ -39,15 +49,47 @@ def install() -> None:
         replace_in_apis(name, make)
         for io in (tf.io, tf.compat.v1.io, tf.compat.v2.io):
             replace_function(io, name, make)
+    _point_ops_to_files()
     if overlay.get_view() is None:
         return
     replace_function(load_op, "_load", _wrap_load)
-    for name in ("TFRecordDatasetV2", "TextLineDatasetV2", "FixedLengthRecordDatasetV2"):
-        replace_function(getattr(readers, name), "__init__", _wrap_reader)
-    replace_function(more_readers.CsvDatasetV2, "__init__", _wrap_reader)
-    replace_function(more_readers.SqlDatasetV2, "__init__", _wrap_query)
-    replace_function(lookup_ops.TextFileInitializer, "__init__", _wrap_vocabulary)
     replace_function(dataset_ops.DatasetV2, "list_files", _wrap_list_files)
+
+
+def _point_ops_to_files() -> None:
+    """Give each op the real paths of its files, by the functions that TensorFlow has generated.
+
+    TensorFlow's own classes, Keras and `tf.raw_ops` call the ops by these.
+    """
+    import tensorflow as tf
+    from tensorflow.python.ops import io_ops
+
+    apis = [tf.raw_ops, tf.compat.v1.raw_ops, tf.compat.v2.raw_ops, io_ops]
+    for module in (importlib.import_module(f"tensorflow.python.ops.{name}") for name in _MODULES):
+        for name, function in list(vars(module).items()):
+            if name.startswith("_") or name.endswith("_eager_fallback") or not inspect.isfunction(function):
+                continue
+            files = _FILES.intersection(inspect.signature(function).parameters)
+            if name in _WRITTEN:
+                make = functools.partial(_wrap_op, find_place=_find_place_to_write, files=files)
+            elif files and overlay.get_view() is not None and not name.lower().replace("_", "").startswith(_WRITING):
+                make = functools.partial(_wrap_op, find_place=_find_real_names, files=files)
+            else:
+                continue
+            replace_function(module, name, make)
+            for api in apis:
+                if getattr(api, name, None) is function:
+                    setattr(api, name, getattr(module, name))
+
+
+def _wrap_op(original: Any, find_place: Callable[[Any], Any], files: set[str]) -> Any:
+    names = list(inspect.signature(original).parameters)
+
+    def op(*args, **kwargs):
+        args = tuple(find_place(value) if name in files else value for name, value in zip(names, args))
+        return original(*args, **{name: find_place(kwargs[name]) if name in files else kwargs[name] for name in kwargs})
+
+    return op
 
 
 # Read, on the ranks that are not the first
@@ -89,13 +131,6 @@ def _wrap_read_file(original: Any) -> Any:
     return read_file
 
 
-def _wrap_reader(original: Any) -> Any:
-    def __init__(self, filenames, *args, **kwargs):
-        return original(self, _find_real_names(filenames), *args, **kwargs)
-
-    return __init__
-
-
 def _match_here(patterns: Any) -> list[str] | None:
     """The paths that match a pattern, or each of several; None where the disk's answer is this rank's, too."""
     patterns = [patterns] if is_local(patterns) else patterns
@@ -131,20 +166,6 @@ def _wrap_matching_files(original: Any) -> Any:
     return matching_files
 
 
-def _wrap_query(original: Any) -> Any:
-    def __init__(self, driver_name, data_source_name, *args, **kwargs):
-        return original(self, driver_name, _find_real_names(data_source_name), *args, **kwargs)
-
-    return __init__
-
-
-def _wrap_vocabulary(original: Any) -> Any:
-    def __init__(self, filename, *args, **kwargs):
-        return original(self, _find_real_names(filename) if is_local(filename) else filename, *args, **kwargs)
-
-    return __init__
-
-
 def _wrap_load(original: Any) -> Any:
     def load(path, *args, **kwargs):
         return original(_find_real_names(path), *args, **kwargs)
@@ -155,14 +176,19 @@ def _wrap_load(original: Any) -> Any:
 # Written, on every rank
 
 
+def _find_place_to_write(filename: Any) -> Any:
+    """Where an op is to write the file `filename`, text or a tensor of it."""
+    path = filename.numpy() if hasattr(filename, "numpy") else filename
+    note_made(path)
+    if overlay.get_view() is None or not is_local(path):
+        return filename
+    raise_as_tensorflow(os.makedirs, os.path.dirname(path) or path[:0] or ".", exist_ok=True)
+    return match_type(path, raise_as_tensorflow(find_real_path, path, "w"))
+
+
 def _wrap_write_file(original: Any) -> Any:
     def write_file(filename, contents, name=None):
-        path = filename.numpy() if hasattr(filename, "numpy") else filename
-        note_made(path)
-        if overlay.get_view() is not None and is_local(path):
-            raise_as_tensorflow(os.makedirs, os.path.dirname(path) or path[:0] or ".", exist_ok=True)
-            filename = match_type(path, raise_as_tensorflow(find_real_path, path, "w"))
-        return original(filename, contents, name)
+        return original(_find_place_to_write(filename), contents, name)
 
     return write_file
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import glob
 import os
+import urllib.parse
 from collections.abc import Sequence
 from typing import Any, TypeGuard
 
@@ -18,7 +19,11 @@ from matex_tf.runtime import real_files
 from matex_tf.runtime.replace import patch_when_imported, replace_function
 
 _ARROW = {
-    "pyarrow": (("output_stream", "source", 0, "w"), ("input_stream", "source", 0, "r")),
+    "pyarrow": (
+        *(("output_stream", "source", 0, "w"), ("input_stream", "source", 0, "r")),
+        *(("memory_map", "path", 0, "r"), ("create_memory_map", "path", 0, "w")),
+    ),
+    "pyarrow.dataset": (("dataset", "source", 0, "r"), ("parquet_dataset", "metadata_path", 0, "r")),
     "pyarrow.csv": (
         ("write_csv", "output_file", 1, "w"),
         ("read_csv", "input_file", 0, "r"),
@@ -43,6 +48,8 @@ _ARROW = {
     ),
 }
 """Functions and methods of each module: the argument that is a path, its index, and how it is opened."""
+_OF_ONE_PROCESS = (None, "sec2", "stdio", "core")
+"""Drivers of h5py by which a rank opens a file of its own."""
 _OF_SQLITE = ("-journal", "-wal", "-shm")
 """What SQLite adds to a database's name for the files of a transaction."""
 
@@ -50,7 +57,7 @@ _OF_SQLITE = ("-journal", "-wal", "-shm")
 def install() -> None:
     if overlay.get_view() is None and overlay.get_journal() is None:
         return
-    patch_when_imported("h5py._hl.files", lambda module: replace_function(module.File, "__init__", _wrap_h5py))
+    patch_when_imported("h5py._hl.files", _patch_h5py)
     patch_when_imported("netCDF4", _patch_netcdf)
     patch_when_imported("pyarrow.parquet.core", _patch_parquet)
     for module, functions in _ARROW.items():
@@ -64,7 +71,7 @@ def install() -> None:
     for name in ("sqlite3.dbapi2", "sqlite3"):
         patch_when_imported(
             name,
-            lambda module: replace_function(module, "connect", _wrap_path_argument("database", 0, "a", _OF_SQLITE)),
+            lambda module: replace_function(module, "connect", _wrap_connect),
         )
     patch_when_imported(
         "cv2", lambda module: replace_function(module, "imwrite", _wrap_path_argument("filename", 0, "a"))
@@ -120,13 +127,45 @@ def _wrap_path_argument(name: str, index: int, mode: str, beside: Sequence[str] 
     return make
 
 
+def _wrap_connect(original: Any) -> Any:
+    """For SQLite, whose database may be named as "file:PATH?OPTIONS"."""
+    plain = _wrap_path_argument("database", 0, "a", _OF_SQLITE)(original)
+
+    def connect(database, *args, **kwargs):
+        parts = urllib.parse.urlsplit(database) if kwargs.get("uri") and isinstance(database, str) else None
+        if parts is None or parts.scheme != "file":
+            return plain(database, *args, **kwargs)
+        asked = dict(urllib.parse.parse_qsl(parts.query)).get("mode", "rwc")
+        path = urllib.parse.unquote(parts.path)
+        if path and asked != "memory" and ":memory:" not in path:
+            place = os.path.abspath(_find_place(path, "r" if asked == "ro" else "a", _OF_SQLITE))
+            database = parts._replace(netloc="", path=urllib.parse.quote(place)).geturl()
+        return original(database, *args, **kwargs)
+
+    return connect
+
+
 def _is_file_system(value: Any) -> bool:
     return hasattr(value, "open_input_file") or hasattr(value, "protocol")  # pyarrow's, fsspec's
 
 
+def _patch_h5py(module: Any) -> None:
+    replace_function(module.File, "__init__", _wrap_h5py)
+    # What opens no `File`: the functions beneath it, to which that gives real paths.
+    for name in ("open", "is_hdf5"):
+        replace_function(module.h5f, name, _wrap_bytes)
+
+
+def _wrap_bytes(original: Any) -> Any:
+    def function(name, *args, **kwargs):
+        return original(os.fsencode(_find_place(name, "r")), *args, **kwargs)
+
+    return function
+
+
 def _wrap_h5py(original: Any) -> Any:
     def __init__(self, name, mode="r", *args, **kwargs):
-        if _is_path(name) and kwargs.get("driver") is None:
+        if _is_path(name) and kwargs.get("driver") in _OF_ONE_PROCESS and kwargs.get("backing_store", True):
             name = _find_place(name, mode)
         return original(self, name, mode, *args, **kwargs)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import builtins
 import functools
 import glob
+import importlib.machinery
 import io
 import os
 import pathlib
@@ -77,6 +78,8 @@ def _install_view() -> None:
     for owner, name, new in ((io, "open", open), (os, "unlink", os.remove), (os, "replace", os.rename)):
         replace_function(owner, name, functools.partial(_call_also, new=new))
     _replace_captured(originals)
+    _replace_file_class()
+    sys.meta_path.insert(0, _OwnModules)
     _leave_temporary_files_alone()
 
 
@@ -100,6 +103,49 @@ def _replace_captured(originals: list[tuple[Any, Any, str]]) -> None:
     for name, value in list(table.items()):
         if id(value) in new_of:
             table[name] = new_of[id(value)]
+
+
+def _replace_file_class() -> None:
+    """`io.FileIO` opens files by itself."""
+    original: Any = io.FileIO
+
+    class Meta(type(original)):  # type: ignore[misc]
+        def __instancecheck__(cls, instance: Any) -> bool:
+            return isinstance(instance, original) if cls is FileIO else super().__instancecheck__(instance)
+
+    class FileIO(original, metaclass=Meta):
+        __doc__ = original.__doc__
+
+        def __init__(self, file, mode="r", closefd=True, opener=None):
+            if opener is None and not isinstance(file, int):
+                opener = _open_for_all
+            super().__init__(file, mode, closefd, opener)
+
+    FileIO.__module__, FileIO.__qualname__ = "_io", "FileIO"
+    io.FileIO = FileIO  # type: ignore[misc]
+
+
+def _open_for_all(path: Any, flags: int) -> int:
+    return os.open(path, flags, 0o666)
+
+
+class _OwnModules:
+    """Finds the modules that this rank has written, which Python looks for on the disk."""
+
+    @staticmethod
+    def find_spec(name: str, path: Any = None, target: Any = None) -> Any:
+        view = overlay.get_view()
+        if view is None or view.is_left or not view.used or real_files.uses_real_files():
+            return None
+        last = name.rpartition(".")[2]
+        with real_files.use_real_files():
+            for entry in sys.path if path is None else path:
+                key = view.find_key(entry or os.curdir)
+                if key is None or not os.path.isdir(view.locate_upper(key)):
+                    continue
+                if any(view.is_own(os.path.join(key, last + ending)) for ending in ("", ".py")):
+                    return importlib.machinery.PathFinder.find_spec(name, [view.locate_upper(key)], target)
+        return None
 
 
 def _may_hold(module: str) -> bool:

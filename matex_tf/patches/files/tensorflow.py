@@ -34,6 +34,8 @@ def _patch_tensorflow(tf: Any) -> None:
     if overlay.get_journal() is None and overlay.get_view() is None:
         return
     replace_function(tf_record.TFRecordWriter, "__init__", _wrap_writer)
+    tf_record._pywrap_record_io = _Records(tf_record._pywrap_record_io)
+    replace_function(tf.compat.v1.train, "string_input_producer", _wrap_queue)
     for name in ("create_file_writer", "create_file_writer_v2"):
         replace_function(summary_ops_v2, name, _wrap_log_folder)
     for api in (tf.summary, tf.compat.v2.summary):
@@ -66,9 +68,7 @@ class _Files:
         return overlay.get_view() is not None and not real_files.uses_real_files() and all(map(is_local, paths))
 
     def BufferedInputStream(self, name: Any, *args: Any) -> Any:
-        return self._original.BufferedInputStream(
-            match_type(name, find_real_path(name, None)) if is_local(name) else name, *args
-        )
+        return self._original.BufferedInputStream(_find_readable(name), *args)
 
     def WritableFile(self, name: Any, mode: Any) -> Any:
         if is_local(name):
@@ -148,6 +148,35 @@ class _Files:
             return raise_as_tensorflow(shutil.copyfile, source, target) and None
         note_made(target)
         return self._original.CopyFile(source, target, overwrite)
+
+
+class _Records:
+    """TensorFlow's functions on files of records, of which those that read see the files as Python does."""
+
+    def __init__(self, original: Any):
+        self._original = original
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._original, name)
+
+    def RecordIterator(self, path: Any, *args: Any) -> Any:
+        return self._original.RecordIterator(_find_readable(path), *args)
+
+    def RandomRecordReader(self, path: Any) -> Any:
+        return self._original.RandomRecordReader(_find_readable(path))
+
+
+def _find_readable(path: Any) -> Any:
+    return match_type(path, find_real_path(path, None)) if is_local(path) else path
+
+
+def _wrap_queue(original: Any) -> Any:
+    def string_input_producer(string_tensor, *args, **kwargs):
+        if isinstance(string_tensor, (list, tuple)):
+            string_tensor = [_find_readable(path) for path in string_tensor]
+        return original(string_tensor, *args, **kwargs)
+
+    return string_input_producer
 
 
 def _raise_missing(path: Any) -> None:

@@ -49,7 +49,7 @@ def _wrap_epoch_iterator(original: Any) -> Any:
             if call.kind == "predict":
                 source = signature.bind(self, *args, **kwargs).arguments.get("x")
                 arrays = None if _is_source(source) else getattr(self.data_adapter, "_inputs", source)
-                call.answer.look_at(source, arrays)
+                call.answer.look_at(source, arrays, call.agree_on_weights)
             return None
         stage = call.add_stage()
         given = signature.bind(self, *args, **kwargs).arguments
@@ -185,7 +185,7 @@ def _wrap_handler(original: Any) -> Any:
         are_arrays = not _is_source(given.get("x"))
         if not call.slices:
             if call.kind == "predict":
-                call.answer.look_at(given.get("x"), given.get("x") if are_arrays else None)
+                call.answer.look_at(given.get("x"), given.get("x") if are_arrays else None, call.agree_on_weights)
             return original(self, *args, **kwargs)
         stage = call.add_stage()
         batch_size = given.get("batch_size")

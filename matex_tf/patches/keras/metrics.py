@@ -207,7 +207,8 @@ def _take_all_rows(metric: Any, args: tuple, kwargs: dict) -> tuple[tuple, dict,
         return args, kwargs, None  # rows, each of which counts where it is
     value, weight = _find_value_and_weight(args, kwargs)
     of_value = as_partial(_find_placement(value))
-    if type(metric).__name__ == "Mean" and of_value is not None and len(leaves) <= 2:
+    is_figure = custom_metrics.is_number(value)  # of a vector a mean counts the entries
+    if type(metric).__name__ == "Mean" and is_figure and of_value is not None and len(leaves) <= 2:
         if weight is None and of_value == make_partial(1):
             factor = recombine.compute_factor(1)
             share = tf.cast(factor, value.dtype) if isinstance(value, tf.Tensor) else factor

@@ -11,7 +11,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
@@ -22,7 +22,7 @@ import numpy as np
 from matex_tf import settings
 from matex_tf.io.mirror import make_mirror_command, mirror_folder
 from matex_tf.observe import measured_steps
-from matex_tf.planner.measurement import machine
+from matex_tf.planner.measurement import machine, started
 from matex_tf.planner.measurement import steps as steps_of_events
 from matex_tf.planner.measurement.steps import Steps
 from matex_tf.planner.plan_file import Size, Update, compute_typical_step
@@ -75,15 +75,13 @@ def measure_copies(
     Raises:
         NotMeasured: it fails, does not train, or ends before it has trained enough.
     """
-    processes, others = [], machine.Others()
-    try:
+    others = machine.Others()
+    with contextlib.ExitStack() as at_end:
+        processes = []
         for copy in range(copies):
             asked = make_copy_environment(f"{ranks}:{steps}:{copy}:{copies}:{folder}", scaling, limits=limits)
-            processes.append(_start_copy(script, copy, folder, asked))
+            processes.append(at_end.enter_context(_start_copy(script, copy, folder, asked)))
         codes = _await_copies(processes)
-    finally:
-        for process in processes:
-            _end_process(process)
     busy = others.compute_share()
     found = []
     for copy, code in enumerate(codes):
@@ -95,7 +93,7 @@ def measure_copies(
         tuple(second for steps in alike for second in steps.seconds), first.ready, first.at,
         max(int(notes["base"]) for notes, _, _ in found), max(int(notes["peak"]) for notes, _, _ in found), busy,
         statistics.median(steps.update for steps in alike),
-        _count_cores([float(notes["cores"]) for notes, _, _ in found]),
+        _count_cores([float(notes["cores"]) for notes, _, _ in found]), first.bytes,
     )  # fmt: skip
     told, update = (json.loads(str(found[0][0][name])) for name in ("epoch", "update"))
     epoch = count_epoch_steps(told["batches"], told["given"], told["updates"] * first.share)
@@ -119,31 +117,21 @@ def _count_cores(of_copies: Sequence[float]) -> float | None:
 
 def measure_real(
     launch: Launch, script: Sequence[str], folder: Path, steps: int, scaling: str,
-    limits: Mapping[str, str] | None = None,
+    limits: Mapping[str, str] | None = None, is_here: bool = True,
 ) -> float:  # fmt: skip
-    """The typical step of `script` on the ranks that `launch` starts, in seconds.
+    """The typical step of `script` on the ranks that `launch` starts, in seconds; `is_here`: all on this host.
 
     Raises:
         NotMeasured: as `measure_copies`.
     """
     place, source = folder / "place-0", Path.cwd().resolve()
     mirror_folder(source, place)
-    asked = make_copy_environment(f"0:{steps}:0:1:{folder}", scaling, "auto", limits)
+    asked = make_copy_environment(f"0:{steps}:0:1:{folder}", scaling, "auto", limits, is_here)
     words = launch(make_copy_command(script, source, place)[3:], asked)
-    with (folder / "said-0").open("wb") as said:
-        process = subprocess.Popen(
-            words, cwd=place, env=asked,
-            stdin=subprocess.DEVNULL, stdout=said, stderr=subprocess.STDOUT, start_new_session=True,
-        )  # fmt: skip
     until = time.monotonic() + LIMIT
-    try:
+    with _start_in(words, place, asked, folder / "said-0", started.PATIENCE) as process:
         while process.poll() is None and time.monotonic() < until and not (folder / "copy-0.npz").exists():
             time.sleep(0.1)
-    finally:
-        process.terminate()  # mpirun ends its ranks
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(10)
-        _end_process(process)
     notes, found, _ = read_copy(folder, 0, process.returncode, 0, steps)
     if (seen := int(notes["updates"])) < steps:
         print(f"matex: {seen} of {steps} steps were seen; ranks may still have chosen how they reduce", file=sys.stderr)
@@ -165,23 +153,39 @@ def make_limits(memory: float, microbatch: int) -> dict[str, str]:
 
 
 def make_copy_environment(
-    plan: str, scaling: str, overlap: str = "on", limits: Mapping[str, str] | None = None
+    plan: str, scaling: str, overlap: str = "on", limits: Mapping[str, str] | None = None, is_here: bool = True
 ) -> dict[str, str]:
-    """That of a process that is measured, with the settings `plan` and `scaling`; its files lie beside its results."""
+    """That of a process that is measured, with the settings `plan` and `scaling`; its files lie beside its results.
+
+    Its temporary ones do, too, if it runs on this host: it is ended before it can remove them.
+    """
     kept = {name: value for name, value in os.environ.items() if name not in {f"MATEX_{one}" for one in _NOT_TAKEN}}
-    own = {"MATEX_PLAN": plan, "MATEX_SCALING": scaling, "MATEX_FILES_DIR": plan.split(":", 4)[4], "MATEX_QUIET": "1"}
+    folder = plan.split(":", 4)[4]
+    own = {"MATEX_PLAN": plan, "MATEX_SCALING": scaling, "MATEX_FILES_DIR": folder, "MATEX_QUIET": "1"}
+    if is_here:
+        own["TMPDIR"] = os.path.join(folder, "temporary")
+        os.makedirs(own["TMPDIR"], exist_ok=True)
     return {"MATEX_OVERLAP": overlap, **kept, **own, **(limits or {}), "TF_CPP_MIN_LOG_LEVEL": "2"}
 
 
-def _start_copy(script: Sequence[str], copy: int, folder: Path, asked: dict[str, str]) -> subprocess.Popen[bytes]:
-    place = folder / f"place-{copy}"
-    source = Path.cwd().resolve()
+def _start_copy(
+    script: Sequence[str], copy: int, folder: Path, asked: Mapping[str, str]
+) -> contextlib.AbstractContextManager[subprocess.Popen[Any]]:
+    place, source = folder / f"place-{copy}", Path.cwd().resolve()
     mirror_folder(source, place)
-    with (folder / f"said-{copy}").open("wb") as said:
-        return subprocess.Popen(
-            make_copy_command(script, source, place), cwd=place, env=asked,
-            stdin=subprocess.DEVNULL, stdout=said, stderr=subprocess.STDOUT, start_new_session=True,
-        )  # fmt: skip
+    return _start_in(make_copy_command(script, source, place), place, asked, folder / f"said-{copy}")
+
+
+@contextlib.contextmanager
+def _start_in(
+    words: Sequence[str], place: Path, asked: Mapping[str, str], said: Path, patience: float = 0.0
+) -> Iterator[subprocess.Popen[Any]]:
+    """A process in the folder `place`, whose words go to the file `said`."""
+    with (
+        said.open("wb") as out,
+        started.start_process(words, patience, cwd=place, env=asked, stdout=out, stderr=subprocess.STDOUT) as process,
+    ):
+        yield process
 
 
 def _await_copies(processes: Sequence[subprocess.Popen[bytes]]) -> list[int | None]:
@@ -193,13 +197,6 @@ def _await_copies(processes: Sequence[subprocess.Popen[bytes]]) -> list[int | No
         except subprocess.TimeoutExpired:
             codes.append(None)
     return codes
-
-
-def _end_process(process: subprocess.Popen[bytes]) -> None:
-    """End what is left of a process and of those that it started."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
 
 
 def read_copy(
@@ -221,6 +218,8 @@ def read_copy(
     is_late = code is None or bool(notes.get("is_late"))
     if is_late:
         why = f"it had not come to {asked} steps after {measured_steps.LIMIT} s"
+    elif code == -signal.SIGKILL:
+        why = "it was killed, as the system does where memory ends (MATEX_MICROBATCH=auto computes slices in parts)"
     elif code:
         why = f"it failed with exit code {code}"
     elif updates:

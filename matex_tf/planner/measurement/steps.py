@@ -15,12 +15,16 @@ from matex_tf.planner.plan_file import Collective, Gradient
 
 FIRST = 3
 """Updates that do not count: they trace, allocate and wake up threads."""
-_OTHERS = ("collective", "message", "announcement")
+_OTHERS = ("collective", "allgather", "broadcast", "message", "announcement")
 
 
 @dataclass(frozen=True)
 class Steps:
-    """Times in seconds; of gradients and collectives, medians from the start of a step."""
+    """Times in seconds; of gradients and collectives, medians from the start of a step. Of collectives, bytes as well.
+
+    Steps are alike if they have the same gradients, and collectives of the same kinds in the same order. The bytes of a
+    collective may be others in each step, as those of a sparse gradient are.
+    """
 
     seconds: tuple[float, ...]
     rows: int
@@ -29,10 +33,21 @@ class Steps:
     ready: tuple[float, ...]
     collectives: tuple[Collective, ...]
     at: tuple[float, ...]
+    bytes: tuple[int, ...] = ()
     update: float = 0.0
     """Of a step, the seconds from the sums of gradients to the end of the optimizers' updates; 0: none tells of it."""
     share: float = 1.0
     """Of all updates, those that end such a step: a script may train several models in one."""
+
+    @property
+    def form(self) -> tuple[tuple[Gradient, ...], tuple[str, ...]]:
+        """What steps that are alike have in common."""
+        return self.gradients, list_kinds(self.collectives)
+
+
+def list_kinds(collectives: Sequence[Collective]) -> tuple[str, ...]:
+    """The kind of each, in the order of the step."""
+    return tuple(one.kind for one in collectives)
 
 
 @dataclass
@@ -68,11 +83,13 @@ def find_steps(events: np.ndarray, labels: Sequence[str]) -> Steps | None:
     alike = _keep_most_common(found, lambda step: step.gradients)
     if not alike:
         return None
-    shown = _keep_most_common(alike, lambda step: step.collectives)
+    shown = _keep_most_common(alike, lambda step: list_kinds(step.collectives))
     return Steps(
         tuple(step.seconds for step in alike), max(step.rows for step in alike), shown[0].gradients,
         _compute_medians([step.ready for step in shown]), shown[0].collectives,
-        _compute_medians([step.at for step in shown]), float(np.median([step.update for step in alike])),
+        _compute_medians([step.at for step in shown]),
+        tuple(round(size) for size in _compute_medians([[one.bytes for one in step.collectives] for step in shown])),
+        float(np.median([step.update for step in alike])),
         places[place] / sum(places.values()),
     )  # fmt: skip
 
@@ -112,5 +129,5 @@ def _keep_most_common(steps: list[_Step], of: Callable[[_Step], Any]) -> list[_S
     return [step for step in steps if of(step) == common]
 
 
-def _compute_medians(rows: list[list[float]]) -> tuple[float, ...]:
+def _compute_medians(rows: Sequence[Sequence[float]]) -> tuple[float, ...]:
     return tuple(np.median(np.array(rows), axis=0).tolist()) if rows and rows[0] else ()

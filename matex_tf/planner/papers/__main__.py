@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import sys
 
-from matex_tf.planner.papers import comparisons
+from matex_tf.planner.papers.figures import comparisons
 
 _HEAD = """# What five papers measured, and what models make of it
 
@@ -18,7 +18,8 @@ page, and a test compares the two.
 - predicted: it comes out of the model and was not used for it.
 - not explained: the models do not give it, or the paper does not give what they need.
 
-The papers were there as text. Numbers that only a plot shows are missing.
+The papers were there as text. Numbers that only a plot shows are missing. Differences are to the numbers as printed;
+where rounding is left out of one, the line says so.
 """
 
 _COLUMNS = "| where | what | theirs | ours | how | remark |\n|---|---|---|---|---|---|\n"

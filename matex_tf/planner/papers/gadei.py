@@ -85,6 +85,58 @@ HOURS = {"Joule": 0.18, "Watt": 0.78, "Age": 9.44, "Yelp": 24.99, "CIFAR": 6.53,
 """Table 6: the epochs of one learner, and the hours that they take."""
 
 
+SYSTEMS = ("GaDei", "mpiT", "DPT")
+SMALLEST: Mapping[str, tuple[int, int, int]] = {
+    "Joule": (1, 16, 32),
+    "Watt": (1, 16, 64),
+    "Age": (1, 32, 32),
+    "Yelp": (16, 64, 128),
+    "CIFAR": (2, 2, 8),
+    "ImageNet": (2, 8, 8),
+}
+"""Table 8: rows of the smallest mini-batch with which each of `SYSTEMS` still gains by more learners."""
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A row of Table 1: accuracy and GPU utilization, percent, of learners that communicate after each batch, and
+    after every eighth.
+    """
+
+    accuracy: tuple[float, float]
+    utilization: tuple[float, float]
+
+
+EIGHTH = 8
+INTERVALS: Mapping[str, Interval] = {
+    "Joule": Interval((57.70, 39.80), (7.90, 35.80)),
+    "Watt": Interval((57.80, 55.10), (4.90, 29.40)),
+    "Age": Interval((74.10, 63.60), (4.00, 24.90)),
+    "MR": Interval((77.20, 50.00), (5.50, 33.70)),
+    "Yelp": Interval((56.90, 20.00), (8.80, 42.90)),
+}
+"""Table 1: mpiT, 12 GPUs."""
+
+
+def utilization_by_interval(alone: float, interval: int) -> float:
+    """The part of the time that a GPU computes if it communicates after `interval` batches; after each, `alone`.
+
+    Ours: a batch computes as long as ever, and what it waits for comes once in so many.
+    """
+    check_positive("utilization_by_interval", alone=alone, interval=interval)
+    return 1 / (1 + (1 / alone - 1) / interval)
+
+
+def bandwidth_bracket(workload: Workload, smallest: int) -> tuple[float, float]:
+    """GB/s that a system has, if `smallest` is the smallest batch with which it gains (Table 4): from, to below.
+
+    Ours: a system gains where it has the bandwidth that a batch requires, and does not with the next smaller one.
+    """
+    place = LEARNED_BATCH.index(smallest)
+    below = workload.required[place - 1] if place else _NONE
+    return workload.required[place], math.inf if math.isnan(below) else below
+
+
 def required_bandwidth(model: float, rows: float, batch: float, epoch: float) -> float:
     """Bytes a second without which a second learner gains nothing: 2 model bytes over the time of a batch (section 3).
 
@@ -101,15 +153,27 @@ def speedup_of(used: float, alone: float) -> float:
     return used / alone
 
 
-def worst_required(workload: Workload) -> float:
-    """By how much `required_bandwidth` is off Table 4 at most, as a part of it, but for the rounding of its digits."""
+ROUNDING = 0.005
+"""GB/s by which Table 4, with its two decimals, may be rounded."""
+
+
+def worst_required(workload: Workload, rounding: float = 0.0) -> float:
+    """By how much `required_bandwidth` is off Table 4 at most, as a part of it, less what `rounding` explains."""
     errors = [
-        abs(required_bandwidth(workload.megabytes * 1e6, workload.rows, batch, seconds) / 1e9 - printed) - 0.005
-        for batch, seconds, printed in zip(LEARNED_BATCH, workload.seconds, workload.required)
-        if not math.isnan(printed)
+        (abs(required_bandwidth(workload.megabytes * 1e6, workload.rows, batch, seconds) / 1e9 - one) - rounding, one)
+        for batch, seconds, one in zip(LEARNED_BATCH, workload.seconds, workload.required)
+        if not math.isnan(one)
     ]
-    printed = [one for one in workload.required if not math.isnan(one)]
-    return max(max(0.0, error) / one for error, one in zip(errors, printed))
+    return max(max(0.0, error) / one for error, one in errors)
+
+
+def needed_alone(name: str) -> float:
+    """GB/s that one learner needs, at the batch of Tables 2 and 3: of Table 4, or of Table 6 where that has no such."""
+    workload = WORKLOADS[name]
+    if workload.batch in LEARNED_BATCH:
+        return workload.required[LEARNED_BATCH.index(workload.batch)]
+    seconds = HOURS[name] * 3600 / EPOCHS[name]
+    return required_bandwidth(workload.megabytes * 1e6, workload.rows, workload.batch, seconds) / 1e9
 
 
 def hours(name: str) -> float:

@@ -96,7 +96,9 @@ def shapes(architecture: Architecture) -> list[Shape]:
             (side - layer.extent + 2 * layer.padding) // layer.stride + 1 for side in (last.width, last.height)
         )
         if width < 1 or height < 1:
-            raise ValueError(f"shapes: {layer} does not fit {last}")
+            raise ValueError(
+                f"a window of {layer.extent} with a padding of {layer.padding} does not fit what is {last.width} wide"
+            )
         found.append(Shape(width, height, layer.filters or last.depth))
     return found
 

@@ -42,7 +42,7 @@ def choose_by_search(times: Table, memory: Table, bound: float) -> Choice | None
     _check_tables(times, memory)
     if math.prod(map(len, times)) > _MOST_SEARCHED:
         raise ValueError(
-            f"choose_by_search: {len(times)} layers have too many combinations; scipy has more: `pip install "
+            f"{len(times)} layers have more combinations than can be tried; scipy solves them: `pip install "
             f"matex_tf[plan]`"
         )
     best = None

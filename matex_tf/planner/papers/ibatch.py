@@ -165,6 +165,21 @@ def speedup_with_pulls_hidden(nodes: int, default: float) -> float:
     return nodes / (1 + (nodes / default - 1) / 2)
 
 
+def communication_share(nodes: int, speedup: float) -> float:
+    """What pulls and pushes take on `nodes`, as a part of one node's step, where nothing of them hides."""
+    _check_speedup(nodes, speedup)
+    return nodes / speedup - 1
+
+
+def speedup_with_sparse_gradients(nodes: int, pulls: float, forward: float) -> float:
+    """Speedup on `nodes` where pushes cost nothing and pulls hide behind the forward pass; both parts of a node's step.
+
+    Ours: of the pulls what is longer than the forward pass stays exposed.
+    """
+    check_positive("speedup_with_sparse_gradients", nodes=nodes, pulls=pulls, forward=forward)
+    return nodes / (1 + max(0.0, pulls - forward))
+
+
 def ceiling(nodes: int, default: float, forward: float) -> float:
     """The most that hiding pulls behind the forward pass can give, which is the part `forward` of a node's step.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from matex_tf import arguments
 from matex_tf.planner import plan_file
@@ -13,6 +14,15 @@ from matex_tf.planner.compute import Compute, count_slice_rows
 
 class NotAsked(ValueError):
     """What was asked for cannot be: the text says what can."""
+
+
+class Meeting(NamedTuple):
+    """A collective beside the sums of gradients: when it begins, its kind and name, and the bytes of a rank."""
+
+    at: float
+    kind: str
+    name: str
+    bytes: float
 
 
 @dataclass(frozen=True)
@@ -26,8 +36,8 @@ class Program:
     sizes: tuple[int, ...]
     ready: tuple[float, ...]
     """When each gradient and all before it are ready."""
-    meetings: tuple[tuple[float, str, int], ...] = ()
-    """The other collectives: when each begins, its name and bytes."""
+    meetings: tuple[Meeting, ...] = ()
+    """The other collectives."""
 
     @property
     def bytes(self) -> int:
@@ -46,7 +56,10 @@ def make_program(plan: plan_file.Plan, ranks: int) -> Program:
         tuple(gradient.name for gradient in plan.gradients),
         tuple(gradient.bytes for gradient in plan.gradients),
         tuple(itertools.accumulate(model.estimate_ready_times(ranks), max)),
-        tuple((start, one.name, one.bytes) for start, one in zip(at, plan.collectives)),
+        tuple(
+            Meeting(start, one.kind, one.name, size)
+            for start, one, size in zip(at, plan.collectives, model.estimate_collective_bytes(ranks))
+        ),
     )
 
 
@@ -56,7 +69,7 @@ def scale_program(program: Program, times: float) -> Program:
         program,
         compute=program.compute * times,
         ready=tuple(at * times for at in program.ready),
-        meetings=tuple((at * times, name, size) for at, name, size in program.meetings),
+        meetings=tuple(one._replace(at=one.at * times) for one in program.meetings),
     )
 
 
@@ -66,5 +79,5 @@ def shorten_program(program: Program, compute: float) -> Program:
         program,
         compute=compute,
         ready=tuple(min(at, compute) for at in program.ready),
-        meetings=tuple((min(at, compute), name, size) for at, name, size in program.meetings),
+        meetings=tuple(one._replace(at=min(one.at, compute)) for one in program.meetings),
     )

@@ -109,7 +109,7 @@ class _Simulation:
         self.plan = tuple(plan or ())
         # What a rank does, by time: (offset, what, its number).
         actions: list[tuple[float, _Action, int]] = [
-            (at, self.begin_collective, number) for number, (at, _, _) in enumerate(program.meetings)
+            (one.at, self.begin_collective, number) for number, one in enumerate(program.meetings)
         ]
         if self.overlaps:
             actions += [(at, self.note_gradient, number) for number, at in enumerate(program.ready)]
@@ -208,8 +208,8 @@ class _Simulation:
     def end_collective(self, place: int, number: int, begin: float) -> None:
         for rank in range(self.ranks):
             if self.note:
-                _, label, size = self.program.meetings[number]
-                self.note_collective(rank, "collective", self.came[number][rank], begin, label, size)
+                one = self.program.meetings[number]
+                self.note_collective(rank, one.kind, self.came[number][rank], begin, one.name, round(one.bytes))
             self.since[rank] = self.events.now
             self.schedule_next(rank, place)
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from matex_tf.planner.simulator.program import NotAsked
 
-_MEETINGS = ("update", "collective", "message", "announcement")
+_MEETINGS = ("update", "collective", "allgather", "broadcast", "message", "announcement")
 _OWN_GRADIENTS = "gradients are still computed"
 _SUMS = "wait for sums"
 _AT_ONCE = 1e-6

@@ -117,7 +117,7 @@ def simulate_plan(
         assumptions.append(f"what {what.strategy} exchanges, which follows from sums (docs/planner.md)")
     boundaries: buckets.Plan | None = None
     longer = 1.0
-    meetings = [links.estimate_small(ranks, size) for _, _, size in program.meetings]
+    meetings = [links.estimate_small(ranks, one.bytes, one.kind) for one in program.meetings]
     if what.strategy and ranks > 1:
         prices = rank_events.Prices((), planned.exposed, meetings)
     elif ranks == 1:  # alone there is nothing to sum

@@ -52,13 +52,14 @@ def make_axis(parameter: Parameter) -> Axis:
         ticks = [(0.0, format_number(parameter.low)), (1.0, format_number(parameter.high))]
 
     def find_place(path: Path) -> float | None:
-        return compute_place(parameter, path.config[parameter.name]) if parameter.name in path.config else None
+        value = path.config.get(parameter.name)
+        return compute_place(parameter, value) if value is not None and parameter.allows(value) else None
 
     return Axis(parameter.name, ticks, find_place)
 
 
 def draw_coordinates(parameters: Iterable[Parameter], last: Axis, paths: Sequence[Path]) -> str:
-    """The picture. A trial in which a parameter has no value goes below the axis of that."""
+    """The picture. A trial in which a parameter has no value of these goes below the axis of that."""
     axes = [*map(make_axis, parameters), last]
     parts = [f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="parallel coordinates of all trials">']
     step = (WIDTH - 2 * _SIDE) / max(len(axes) - 1, 1)

@@ -13,7 +13,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from matex_tf.deploy import following, run_folder, slurm
-from matex_tf.deploy.job import ENDED, FORGOTTEN, RUNNING, WAITING, Job, JobError, State, UnreachableError
+from matex_tf.deploy.job import ENDED, FORGOTTEN, RUNNING, STUCK, WAITING, Job, JobError, State, UnreachableError
+from matex_tf.deploy.sbatch import job_script
 from matex_tf.runtime.exit_marks import EXIT_REQUEUE
 from matex_tf.tune.objective import Objective
 from matex_tf.tune.trials.trial import (
@@ -37,7 +38,7 @@ _OUTSIDE = {"TIMEOUT", "NODE_FAIL", "PREEMPTED", "BOOT_FAIL", "REVOKED"}
 
 
 def format_trial_job(
-    asked: slurm.Slurm, target: Sequence[str], folder: Path, variables: Mapping[str, str], pause: int
+    asked: job_script.Slurm, target: Sequence[str], folder: Path, variables: Mapping[str, str], pause: int
 ) -> str:
     """The script of the job that runs a trial of `target`, whose `folder` is absolute."""
     told = make_variables(folder, variables, pause)
@@ -46,7 +47,9 @@ def format_trial_job(
         f'echo "$SLURM_JOB_ID" > "$run_folder/{BEGAN}"',
         f'cd "$run_folder/{PLACE}" || exit {os.EX_CONFIG}',
     ]
-    return slurm.format_script(asked, asked.make_command(target), str(folder), "".join(f"{one}\n" for one in before))
+    return job_script.format_script(
+        asked, asked.make_command(target), str(folder), "".join(f"{one}\n" for one in before)
+    )
 
 
 class JobTrial(Trial):
@@ -106,6 +109,9 @@ class JobTrial(Trial):
         if code is not None:
             return self.judge_outcome(code, "time over, no progress" if code == EXIT_REQUEUE else "")
         now = self._ask_state()
+        if now is not None and now.phase == STUCK:
+            self._cancel_job()
+            return self.judge_outcome(1, f"its job {now}")
         if now is None or now.phase not in (ENDED, FORGOTTEN):
             return None
         code = read_exit_code(self.folder)  # it may have been noted since
@@ -176,7 +182,7 @@ class Jobs:
         say: is told of a kind what is said to people, once.
     """
 
-    asked: slurm.Slurm
+    asked: job_script.Slurm
     source: Path
     parallel: int
     say: Callable[[str, str], None]
@@ -201,7 +207,7 @@ class Jobs:
         asked = replace(self.asked, name=f"{self.asked.name}-{folder.name.rpartition('-')[2]}")
         text = format_trial_job(asked, target, folder, variables, pause or 0)
         environment = remove_own_variables(task_environment.remove_job_variables(os.environ))
-        job = slurm.submit_script(text, folder, asked.partition, cwd=self.source, env=environment)
+        job = slurm.submit_script(text, folder, asked, cwd=self.source, env=environment)
         return self._make_trial(folder, job, objective, limit, pause)
 
     def _make_trial(

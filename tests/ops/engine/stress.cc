@@ -31,7 +31,7 @@
 #include "engine/store/pulls.h"
 #include "engine/sums/world.h"
 
-extern "C" int matex_rendezvous(int kind, uint64_t key, const char* what);
+extern "C" int matex_rendezvous(int kind, uint64_t key, const char* what, int64_t bytes);
 extern "C" int matex_waiting(double* seconds, int64_t* number, char* text, int size);
 
 // Only the choice of buckets calls it here: made slow, it shows whether MPI ends under the thread's feet.
@@ -510,7 +510,7 @@ void Computing(Random& random) {
 }
 
 // What is asked of the engine from other threads while it works.
-void Watch(const std::atomic<bool>& ended) {
+void WatchProgress(const std::atomic<bool>& ended) {
   double seconds = 0;
   int64_t number = 0;
   char text[512];
@@ -556,14 +556,14 @@ void End(Random& random, Random& own) {
   const auto layout = NewLayout(random);
   for (int n = 1; n <= kUpdatesToBuckets; ++n) {
     if (n == kUpdatesToBuckets) {
-      matex_rendezvous(1, 1, "before the last update");  // no other layout is at its buckets then
+      matex_rendezvous(1, 1, "before the last update", 0);  // no other layout is at its buckets then
       barriers = 0;
       barriers_are_slow = true;
     }
     Overlapping(layout, random, own, false).Finish();
   }
   Forgotten forgotten(layout, random);
-  Check(matex_rendezvous(kExit, 0, "the end") == 0, "the end");
+  Check(matex_rendezvous(kExit, 0, "the end", 0) == 0, "the end");
   forgotten.CheckItFailed();
   // A sum in two levels may try its algorithms out meanwhile, and has barriers of its own.
   Check(barriers >= kBarriersOfBuckets && barriers_under_way == 0, "MPI would end while the thread is in it");
@@ -609,7 +609,7 @@ int main(int argc, char** argv) {
                ranks, "host", my_rank / ranks_per_node, 96 << 10, 4 << 10, static_cast<Algorithm>(algorithm),
                {static_cast<Compression::Kind>(compression), 1.0, between_nodes}}));
   std::atomic<bool> ended{false};
-  std::thread watcher([&] { Watch(ended); });
+  std::thread watcher([&] { WatchProgress(ended); });
   Random random(seed), own(seed * 1000 + static_cast<uint64_t>(my_rank));
   std::vector<std::shared_ptr<const Layout>> layouts;
   for (int i = 0; i < 4; ++i) layouts.push_back(NewLayout(random));

@@ -13,7 +13,7 @@ from mpi4py import MPI
 from matex_tf import ops, settings
 from matex_tf.observe import clocks, timeline
 from matex_tf.ops import announcing, records
-from matex_tf.runtime import shutdown
+from matex_tf.runtime import objects, shutdown
 from matex_tf.world import world
 
 pytestmark = pytest.mark.mpi
@@ -92,6 +92,23 @@ def test_events_of_updates(make_engine):
     inside = only(events, "update")["duration"].sum() + only(events, "collective")["duration"].sum()
     assert totals.meet + totals.exposed + totals.collectives == inside
     assert totals.exposed >= totals.transfer + totals.copy and totals.exposed_wait == 0
+
+
+def test_the_kind_of_a_collective_and_the_bytes_of_this_rank_are_recorded():
+    records.set_recording(records.EVENTS, 100)
+    before = len(records.read_events()[0])
+    ops.allgather(tf.ones((RANK + 1, 3)), name="rows")
+    ops.broadcast(tf.ones(5), name="one")
+    ops.allreduce(tf.ones(7), name="sum")
+    ops.barrier("meeting")
+    objects.allgather(b"x" * 1000, "a message")
+    found = records.read_events()[0][before:]
+    records.set_recording(0)
+    kinds = ("allgather", "broadcast", "collective", "message")
+    seen = [(records.ACTIVITIES[one["activity"]], int(one["bytes"])) for one in only(found, *kinds)]
+    if SIZE > 1:
+        assert seen[:4] == [("allgather", 12 * (RANK + 1)), ("broadcast", 20), ("collective", 28), ("collective", 0)]
+        assert [kind for kind, _ in seen[4:]] == ["message"] and 1000 < seen[4][1] < 1100
 
 
 def test_what_lies_between_steps_is_in_no_step(engine):

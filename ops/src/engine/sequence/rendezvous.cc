@@ -162,6 +162,11 @@ void GoOnAt(int64_t number, const int64_t* counts) {
   for (int kind = 0; kind < kKinds; ++kind) sequence.counts[kind] = counts[kind];
 }
 
+Error FailureOfSequence() {
+  std::lock_guard<std::mutex> lock(TheWorld().mutex);
+  return TheSequence().poison ? TheSequence().poison : BrokenJobs();
+}
+
 int64_t NumberInSequence() { return TheSequence().number; }
 
 double SecondsOf(Kind kind) { return TheSequence().nanoseconds[static_cast<int>(kind)] * 1e-9; }

@@ -32,6 +32,9 @@ Error Meet(const Call& call);
 // is to come; or, where MPI failed, makes its error the one that later meetings give. Returns `error`.
 Error Finish(const Call& call, Error error);
 
+// The error that every later meeting gives, if a collective has failed; to be called without the mutex.
+Error FailureOfSequence();
+
 // After ranks were lost: the sequence goes on at `number`, whatever made the last collective fail. `counts` are those of
 // each kind that are taken for completed.
 void GoOnAt(int64_t number, const int64_t* counts);

@@ -122,9 +122,8 @@ class Recorder {
     const int64_t now = Now(), took = now - current.start;
     const bool is_update = current.label >= 0, announces = call.announced != nullptr;
     const bool ends_step = is_update && !(announces && call.announced->more);
-    Activity activity = Activity::kCollective;
+    Activity activity = ActivityOf(call.kind);
     if (is_update) activity = announces ? Activity::kAnnouncement : Activity::kUpdate;
-    if (call.kind == Kind::kControl || call.kind == Kind::kExit) activity = Activity::kMessage;
     Add({current.start, took, call.bytes, is_update ? current.label : Label(call.what()), activity, Lane::kScript});
     // Only what lies beside an overlapped update is asked for.
     if (At(Lane::kCommunication).start == 0) stretch_.calls.clear();

@@ -21,7 +21,7 @@ constexpr int kLanes = 3;
 
 enum class Activity : int16_t {
   kUpdate = 0,         // the reduction of one update's gradients
-  kCollective = 1,     // any other collective on tensors
+  kCollective = 1,     // any other collective on tensors: a sum, or a barrier
   kMessage = 2,        // Python objects, or the end of the script
   kMeet = 3,           // waiting for the other ranks
   kBucket = 4,         // one step of a layout
@@ -35,11 +35,28 @@ enum class Activity : int16_t {
   kExposed = 12,       // from an overlapped update's last gradient to its last sum
   kAnnouncement = 13,  // the collective of an overlapped update
   kPull = 17,          // new weights on their way from the ranks that have updated them
+  kAllgather = 18,     // the rows of all ranks, on every rank; the bytes are those of this rank
+  kBroadcast = 19,     // the tensor of one rank, on every rank
   // These without duration, and with Recording::kGradients only:
   kEntry = 14,  // a gradient that an update is about to reduce, in the order in which it does
   kReady = 15,  // a gradient of an overlapped update was handed over
   kRows = 16,   // of the global batch, in place of bytes
 };
+
+// What a collective that is no update is recorded as.
+inline Activity ActivityOf(Kind kind) {
+  switch (kind) {
+    case Kind::kControl:
+    case Kind::kExit:
+      return Activity::kMessage;
+    case Kind::kAllgather:
+      return Activity::kAllgather;
+    case Kind::kBroadcast:
+      return Activity::kBroadcast;
+    default:
+      return Activity::kCollective;
+  }
+}
 
 // Times are those of `Now`, in nanoseconds.
 struct Event {

@@ -7,7 +7,7 @@ import subprocess
 import time
 from datetime import datetime
 
-from matex_tf.deploy.job import ENDED, RUNNING, WAITING, State
+from matex_tf.deploy.job import ENDED, RUNNING, STUCK, WAITING, State
 
 ENDS = {
     "COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "BOOT_FAIL", "DEADLINE", "PREEMPTED",
@@ -25,17 +25,37 @@ _REFUSALS = (
         ("sacctmgr", "-n", "-P", "show", "associations", "where", "user=$USER", "format=account,partition"),
     ),
     (
+        "partition not available",
+        "the partition takes no jobs now: choose another --partition, or wait",
+        "Partitions and their states are",
+        ("sinfo", "--noheader", "--format=%R %a"),
+    ),
+    ("group not permitted", "you may not use the partition: choose another --partition", "", ()),
+    (
         "Requested time limit",
         "--time is missing, or longer than the partition allows",
         "Partitions and their limits are",
         ("sinfo", "--noheader", "--format=%R %l"),
     ),
     (
+        "CPU count",
+        "no node of the partition has cores for so many ranks: lower --cpus or --ranks-per-node",
+        "Partitions, their nodes and the cores of each are",
+        ("sinfo", "--noheader", "--format=%R %D %c"),
+    ),
+    (
+        "Memory specification",
+        "no node of the partition has so much memory: lower what --sbatch=--mem... asks for",
+        "Partitions, their nodes and the MB of each are",
+        ("sinfo", "--noheader", "--format=%R %D %m"),
+    ),
+    (
         "node configuration is not available",
-        "no node of the partition has so many cores, GPUs or so much memory: lower --ranks-per-node or --gpus-per-node",
+        "no node of the partition has what the job asks for: lower --cpus, --ranks-per-node or --gpus-per-node",
         "Partitions, nodes, cores and GPUs are",
         ("sinfo", "--noheader", "--format=%R %D %c %G"),
     ),
+    ("invalid number of nodes", "--nodes and the nodes that options of --sbatch name are not as many", "", ()),
     (
         "Node count specification",
         "the partition does not have or allow so many nodes: lower --nodes",
@@ -44,13 +64,13 @@ _REFUSALS = (
     ),
     (
         "More processors requested",
-        "the partition does not have or allow so many nodes or cores: lower --nodes, --ranks-per-node or --cpus",
+        "the nodes of the partition have fewer cores in all: lower --nodes, --cpus or --ranks-per-node",
         "Partitions, their nodes and the cores of each are",
         ("sinfo", "--noheader", "--format=%R %D %c"),
     ),
     (
         "generic resource",
-        "no node of the cluster has such GPUs: lower --gpus-per-node, or name their type by --sbatch=--gres=...",
+        "no node of the cluster has such GPUs: lower --gpus-per-node, or say --sbatch=--gres=gpu:TYPE:COUNT instead",
         "Partitions and the GPUs of a node are",
         ("sinfo", "--noheader", "--format=%R %G"),
     ),
@@ -62,6 +82,7 @@ _REFUSALS = (
     ),
     ("reservation is invalid", "there is no such reservation: `scontrol show reservation` lists them", "", ()),
     ("Invalid qos", "the quality of service is not known, or you may not use it", "", ()),
+    ("Requested partition configuration", "the partition does not allow what the job asks for", "", ()),
     ("violates accounting/QOS policy", "a limit of your account is reached: ask for less, or wait", "", ()),
     (_UNSET, NO_CLUSTER, "", ()),
     ("Unable to contact", "Slurm's controller does not answer: try again in a few minutes", "", ()),
@@ -73,18 +94,35 @@ _REFUSALS = (
 _REASONS = {
     "BeginTime": "Slurm lets some time pass before it starts a job again",
     "Priority": "others come first",
-    "Resources": "not enough nodes are free",
-    "PartitionNodeLimit": "the partition allows fewer nodes than --nodes; it will not start",
-    "PartitionTimeLimit": "the partition allows less than --time; it will not start",
-    "PartitionConfig": "the partition does not have or allow so many nodes; it will not start",
+    "Resources": "not enough nodes are free; where nothing says how much of a node is needed, whole ones are",
     "PartitionDown": "the partition is down",
     "PartitionInactive": "the partition is inactive",
     "ReqNodeNotAvail": "nodes that it needs are down or reserved",
-    "BadConstraints": "no node has what it asks for; it will not start",
-    "InvalidAccount": "the account may not be used; it will not start",
-    "InvalidQOS": "the quality of service may not be used; it will not start",
+    "Nodes_required_for_job_are_DOWN": "nodes that it needs are down or reserved",
+    "Dependency": "the jobs of --sbatch=--dependency have not ended",
     "JobHeldAdmin": "held by an administrator of the cluster",
     "JobHeldUser": "held; `scontrol release` lets it go",
+}
+LIMITS = ("sinfo", "--noheader", "--format=%R %D %c %l")
+# What does not pass by itself. The first that begins or ends a reason is its.
+_NEVER = {
+    "PartitionNodeLimit": "the partition allows fewer nodes than --nodes, or more",
+    "PartitionTimeLimit": "the partition allows less than --time",
+    "PartitionConfig": "the partition lacks so many nodes or cores, or does not allow them, or not for so long",
+    "BadConstraints": "no node has what it asks for",
+    "DependencyNeverSatisfied": "a job of --sbatch=--dependency ended otherwise",
+    "ReservationDeleted": "the reservation is gone",
+    "InvalidAccount": "the account may not be used",
+    "Job's_account_not": "the account may not use the partition",
+    "InvalidQOS": "the quality of service may not be used",
+    "QOSNotAllowed": "the quality of service may not be used there",
+    "Job's_QOS_not": "the quality of service may not use the partition",
+    "QOSTimeLimit": "the quality of service allows less than --time",
+    "QOSMin": "the quality of service is for larger jobs",
+    "PerJob": "a job of your account or quality of service may not ask for so much",
+    "PerJobLimit": "a job of your account or quality of service may not ask for so much",
+    "PerNode": "a job of your account or quality of service may not ask for so much of a node",
+    "MaxMemPerLimit": "the cluster allows less memory",
 }
 
 
@@ -99,25 +137,31 @@ def is_without_cluster(text: str) -> bool:
     return _UNSET in text
 
 
-def explain_refusal(text: str, partition: str) -> str:
+def explain_refusal(text: str) -> str:
     """Why sbatch refused: its own words, what they mean, and what there is instead."""
     said = f"sbatch: {strip_prefixes(text) or 'no number of a job, and no reason'}"
     for sign, means, are, command in _REFUSALS:
         if sign.lower() in text.lower():
-            there = _list_available(command) if command else ""
+            there = list_available(command) if command else ""
             return f"{said}\nThat is: {means}." + (f" {are}: {there}" if there else "")
     return said
 
 
-def explain_wait(reason: str) -> str:
-    """What Slurm's reason for waiting means; "" where its own word says it or is not known."""
+def explain_wait(reason: str, may_start: bool) -> tuple[str, bool]:
+    """What Slurm's reason for waiting means ("" where its own word says it or is not known), and whether it passes.
+
+    `may_start`: something else says that the job can start.
+    """
     name = reason.partition(",")[0]
-    if name.startswith(("Assoc", "QOS")):
-        return "a limit of your account or quality of service is reached"
-    return _REASONS.get(name, "")
+    never = next((means for sign, means in _NEVER.items() if name.startswith(sign) or name.endswith(sign)), "")
+    if never and not may_start:
+        return f"{never}; it will not start", False
+    if never or name.startswith(("Assoc", "QOS")):
+        return never or "a limit of your account or quality of service is reached", True
+    return _REASONS.get(name, ""), True
 
 
-def _list_available(command: tuple[str, ...]) -> str:
+def list_available(command: tuple[str, ...]) -> str:
     """What a command of Slurm's lists; "" where it does not."""
     import getpass
 
@@ -144,7 +188,9 @@ def read_state(text: str) -> State | None:
     if nodes in ("", "(null)"):
         why = f" ({reason})" if reason not in ("", "None") else ""
         waited = time.time() - queued if queued is not None else None
-        return State(WAITING, f"{found}{why}", again, means=explain_wait(reason), seconds=waited)
+        # It has run before, or another of its partitions may take it.
+        means, passes = explain_wait(reason, again > 0 or "," in _parse_field(text, "Partition"))
+        return State(WAITING if passes else STUCK, f"{found}{why}", again, means=means, seconds=waited)
     return State(RUNNING, f"{found} on {nodes}", again)
 
 

@@ -1,0 +1,71 @@
+"""The compiled ops before a run: what `matex info` says of them, and `matex build`."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from matex_tf.ops import build, cache, compiler
+
+
+def describe_build() -> dict[str, Any]:
+    """{"MPI", "TensorFlow", "built", "XLA kernels"}, and "compiler" where a run is to build them.
+
+    Raises:
+        BuildError: a run could not build them, nowhere keep them, or not load those that are built.
+    """
+    engine = build.make_engine_plan()
+    plan = build.make_plan(engine)
+    state = {"MPI": compiler.shorten_version(plan.mpi), "TensorFlow": plan.tensorflow}
+    found = [build.find_library(each) for each in (engine, plan)]
+    if None in found:
+        cache.find_cache_folder()
+        state["compiler"] = build.try_compiler().path
+        state["built"] = "no (at first use, or now by `matex build`)"
+    else:
+        state["built"] = f"yes, {found[-1]}"
+    return state | {"XLA kernels": _describe_xla()}
+
+
+def _describe_xla() -> str:
+    """Of which it is no error that they cannot be built."""
+    try:
+        if build.find_library(build.make_xla_plan()) is not None:
+            return "built"
+        build.try_compiler()
+    except cache.BuildError as error:
+        return f"none: steps with jit_compile=True run without XLA ({str(error).splitlines()[0]})"
+    return "not built (at first use, or now by `matex build --xla`)"
+
+
+@click.command(
+    name="build", context_settings={"help_option_names": ["-h", "--help"]}, short_help="Compile the ops now."
+)
+@click.option("--xla", is_flag=True, help="Compile the kernels for jit_compile=True, too.")
+@click.option(
+    "--into",
+    is_flag=False,
+    flag_value="",
+    metavar="[FOLDER]",
+    help="Build for all users into FOLDER, which a run finds by MATEX_OPS_DIR. Without FOLDER: into matex_tf.libs "
+    "beside the installed package, which every run finds.",
+)
+def build_ops(xla: bool, into: str | None) -> int:
+    """Compile the ops now rather than at first use, and print where they are."""
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # its C++ notes are not about the build
+    try:
+        folder = None
+        if into is not None:
+            folder = Path(into).expanduser().absolute() if into else cache.name_usual_folder()
+            cache.make_shared_folder(folder)
+        print((build.build_xla if xla else build.build_ops)(verbose=True, into=folder))
+        if folder not in (None, cache.name_usual_folder()):
+            cache.print_message(f"a run finds these ops by MATEX_OPS_DIR={folder}")
+    except (ImportError, OSError, RuntimeError) as error:
+        print(f"matex build: {error}", file=sys.stderr)
+        return 1
+    return 0

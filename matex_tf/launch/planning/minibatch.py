@@ -1,0 +1,69 @@
+"""`matex simulate --minibatch`: the mini-batch of a convolutional network by HTC's integer program."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from matex_tf.planner.papers.htc_minibatch import Batch
+
+ROWS = "32,64,96,...,512"
+
+
+def show_minibatch(text: str, sizes: Sequence[int], device: float) -> int:
+    """Print of each size of a batch the algorithms that are fastest in the memory that it leaves, and the best size.
+
+    Args:
+        text: the network, in the words of `htc_layers.FORM`; "": AlexNet, the example of the paper.
+        device: bytes of the device.
+
+    Raises:
+        click.UsageError: no network, or nothing that fits the device.
+    """
+    from rich.console import Console
+
+    from matex_tf.planner.papers import htc, htc_layers, htc_minibatch
+
+    try:
+        network = htc_layers.parse_architecture(text) if text else htc.ALEXNET
+        found = htc_minibatch.list_batches(network, sizes, device)
+    except ValueError as error:
+        raise click.UsageError(f"--layers: {error}") from None
+    if not found:
+        least = sum(vars(htc.memory_printed(network, min(sizes))).values())
+        raise click.UsageError(
+            f"--minibatch: {min(sizes)} rows take {least / 2**30:.3g} GiB without what an algorithm needs, and the "
+            f"device has {device / 2**30:.3g} GiB: name fewer --rows or more --memory"
+        )
+    console = Console()
+    console.print(f"{htc_layers.format_architecture(network)}, {device / 2**30:.3g} GiB", highlight=False)
+    best = max(found, key=lambda one: one.rows_per_second)
+    console.print(_make_table(found, best))
+    limit = ""
+    if left := len(sizes) - len(found):
+        limit = f" {left} larger batch{'es do' if left > 1 else ' does'} not fit."
+    elif best is found[-1]:
+        limit = " It is the largest of those asked for: name larger --rows."
+    console.print(
+        f"suggested: {best.rows} rows.{limit}\n"
+        "G: matrix multiplication (GEMM), F: FFT, one letter for each convolution, chosen by equation 6 of HTC. Memory "
+        "is that of its equations 2 to 5, as printed. Times are counts of operations, and were not measured. Another "
+        "batch changes the training.",
+        highlight=False,
+    )
+    return 0
+
+
+def _make_table(found: Sequence[Batch], best: Batch) -> Table:
+    from rich.table import Table
+
+    table = Table("rows", "algorithms", "rows/s, of the best")
+    for one in found:
+        letters = "".join("GF"[algorithm] for algorithm in one.choice.algorithms)
+        table.add_row(str(one.rows), letters, f"{one.rows_per_second / best.rows_per_second:.3f}")
+    return table

@@ -1,0 +1,106 @@
+"""What a plan starts, and the folders in which that works: both end with the plan, however it is ended."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from matex_tf.runtime import temp_folders
+from matex_tf.world import child_process
+
+PREFIX = "matex-plan-"
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+PATIENCE = 10.0
+"""Seconds that mpirun has to end its ranks."""
+
+
+@contextlib.contextmanager
+def catch_signals() -> Iterator[None]:
+    """Within it a signal that ends the plan first ends what it has started, and removes its folders.
+
+    Raises:
+        SystemExit: with the exit code that a shell has for the signal.
+    """
+
+    def end_plan(number: int, frame: FrameType | None) -> None:
+        for one in before:
+            signal.signal(one, signal.SIG_IGN)  # what is to be done for the first is done to its end
+        print(f"matex plan: ended by {signal.Signals(number).name}", file=sys.stderr, flush=True)
+        raise SystemExit(128 + number)
+
+    caught = [one for one in ENDING if signal.getsignal(one) is not signal.SIG_IGN]
+    before = {one: signal.signal(one, end_plan) for one in caught}
+    try:
+        yield
+    finally:
+        for one, handler in before.items():
+            signal.signal(one, handler)
+
+
+@contextlib.contextmanager
+def make_place(shared: str | os.PathLike[str] | None = None) -> Iterator[Path]:
+    """A new folder, in `shared` or among temporary files, which is removed at the end.
+
+    Those of plans that were killed are removed at the beginning.
+    """
+    temp_folders.sweep_folders(PREFIX, shared)
+    path, handle = temp_folders.make_folder(PREFIX, tempfile.gettempdir() if shared is None else shared)
+    try:
+        yield Path(path)
+    finally:
+        _remove_folder(path)
+        os.close(handle)
+
+
+def _remove_folder(path: str) -> None:
+    """Remove the folder, also if processes that were just killed are still making files there."""
+    for _ in range(20):
+        try:
+            return shutil.rmtree(path)
+        except OSError:
+            time.sleep(0.05)
+    shutil.rmtree(path)
+
+
+@contextlib.contextmanager
+def start_process(words: Sequence[str], patience: float = 0.0, **how: Any) -> Iterator[subprocess.Popen[Any]]:
+    """A process in a session of its own. At the end it is ended with all that it started there.
+
+    Args:
+        patience: seconds that it has to end by itself, after SIGTERM.
+        how: further arguments of `subprocess.Popen`.
+    """
+    # A signal comes before the process is there, or when it is known how it ends.
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
+    try:
+        prepare = child_process.make_preparation(mask, os.getpid())
+        process = subprocess.Popen(
+            words, stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=prepare, **how
+        )  # fmt: skip
+        try:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+            yield process
+        finally:
+            _end_process(process, patience)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
+def _end_process(process: subprocess.Popen[Any], patience: float) -> None:
+    if patience and process.poll() is None:
+        process.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(patience)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()

@@ -1,0 +1,1 @@
+"""The numbers of the papers beside ours."""

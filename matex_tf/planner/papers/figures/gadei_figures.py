@@ -1,0 +1,123 @@
+"""The numbers of GaDei beside ours."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+
+from matex_tf.planner.papers import gadei
+from matex_tf.planner.papers.figures.figure import CALCULATED, PREDICTED, UNEXPLAINED, Figure, format_list
+
+_FINE = 0.005
+"""A part of a number that it may be off and still be counted as given by the formula."""
+_NLC, _IMAGES = ("Joule", "Watt", "Age", "Yelp"), ("CIFAR", "ImageNet")
+
+
+def compare_gadei() -> Iterator[Figure]:
+    yield from _compare_intervals()
+    yield from _compare_required()
+    yield from _compare_hours()
+    yield from _compare_used()
+    yield from _compare_smallest()
+
+
+def _compare_intervals() -> Iterator[Figure]:
+    rows = gadei.INTERVALS
+    ours = [100 * gadei.utilization_by_interval(one.utilization[0] / 100, gadei.EIGHTH) for one in rows.values()]
+    theirs = [one.utilization[1] for one in rows.values()]
+    yield Figure(
+        "2.2, Table 1", f"GPU utilization in percent, {', '.join(rows)}: communicating after each batch",
+        format_list((one.utilization[0] for one in rows.values()), ".1f"), "", UNEXPLAINED,
+        "neither times of batches nor of messages are given",
+    )  # fmt: skip
+    yield Figure(
+        "2.2, Table 1", "the same, after every 8th batch", format_list(theirs, ".1f"), format_list(ours, ".1f"),
+        PREDICTED, "from the line above: " + format_list((o / t - 1 for o, t in zip(ours, theirs)), "+.1%"),
+    )  # fmt: skip
+    yield Figure(
+        "2.2, Table 1", "accuracy in percent, after each batch; after every 8th",
+        "; ".join(format_list((one.accuracy[at] for one in rows.values()), ".1f") for at in (0, 1)), "", UNEXPLAINED,
+        "the models know no accuracy",
+    )  # fmt: skip
+
+
+def _compare_required() -> Iterator[Figure]:
+    exact = {name: gadei.worst_required(one, gadei.ROUNDING) for name, one in gadei.WORKLOADS.items()}
+    plain = {name: gadei.worst_required(one) for name, one in gadei.WORKLOADS.items()}
+    fine = {name: error for name, error in exact.items() if error <= _FINE}
+    rounded = f"its numbers have two decimals: less rounding, {gadei.ROUNDING} GB/s of each difference are left out"
+    yield Figure(
+        "3, Table 4", f"required bandwidth, {', '.join(fine)}", f"{_count_numbers(fine)} numbers",
+        f"within {max(plain[name] for name in fine):.1%}; less rounding {max(fine.values()):.1%}", CALCULATED,
+        f"2 sizes of the model over the time of a batch; {rounded}",
+    )  # fmt: skip
+    odd = [f"{name} {plain[name]:.1%}; less rounding {error:.1%}" for name, error in exact.items() if name not in fine]
+    yield Figure(
+        "3, Table 4", "the same, the others", f"{_count_numbers(exact) - _count_numbers(fine)} numbers",
+        f"off by up to: {', '.join(odd)}", UNEXPLAINED, "more than its number of rows is rounded by",
+    )  # fmt: skip
+
+
+def _compare_hours() -> Iterator[Figure]:
+    known = {name: gadei.hours(name) for name, one in gadei.WORKLOADS.items() if one.batch in gadei.LEARNED_BATCH}
+    most = max(abs(gadei.HOURS[name] / ours - 1) for name, ours in known.items())
+    left = ", ".join(name for name in gadei.HOURS if name not in known)
+    yield Figure(
+        "6.2, Table 6", f"hours of one learner, {', '.join(gadei.HOURS)}", format_list(gadei.HOURS.values(), "g"),
+        f"{format_list(known.values(), '.2f')}; none for {left}", PREDICTED,
+        f"from Table 4's epochs at the batches of Tables 2 and 3; within {most:.1%}. Table 4 has no batch of "
+        f"{gadei.WORKLOADS[left].batch} rows",
+    )  # fmt: skip
+
+
+def _compare_used() -> Iterator[Figure]:
+    for name, one in gadei.WORKLOADS.items():
+        alone = gadei.needed_alone(name)
+        times = [gadei.speedup_of(used, alone) for used in one.used]
+        sizes = max(2 * gain / learners for gain, learners in zip(times, (2, 3, 4)))
+        source = "Table 4" if one.batch in gadei.LEARNED_BATCH else "Table 6"
+        yield Figure(
+            "6.2, Table 7", f"{name}: GB/s used by 2, 3, 4 learners", format_list(one.used, "g"),
+            f"speedups of {format_list(times, '.1f')}", UNEXPLAINED,
+            f"one learner needs {alone:.3g} GB/s, by {source}, at 2 sizes of the model a batch; with at most linear "
+            f"gains a batch moves {sizes:.1f} or more",
+        )  # fmt: skip
+    most = max(max(one.used) for one in gadei.WORKLOADS.values())
+    yield Figure(
+        "6.2, Table 7", "most GB/s used", f"{most:g}", "", UNEXPLAINED, "the memory's peak is 40 GB/s in section 5.3",
+    )  # fmt: skip
+    yield Figure(
+        "6.2, Fig. 8", "speedup with up to 4 learners: NLC workloads; CIFAR and ImageNet",
+        "1.5 to 3 on average; near linear, says the text",
+        f"up to {_find_most_gain(_NLC):.1f}; up to {_find_most_gain(_IMAGES):.1f}", UNEXPLAINED,
+        "by Table 7, as above: more than linear",
+    )  # fmt: skip
+
+
+def _find_most_gain(names: Iterable[str]) -> float:
+    """The largest speedup that Table 7 gives with 4 learners."""
+    return max(gadei.speedup_of(gadei.WORKLOADS[name].used[-1], gadei.needed_alone(name)) for name in names)
+
+
+def _compare_smallest() -> Iterator[Figure]:
+    for system, name in enumerate(gadei.SYSTEMS):
+        theirs = {one: rows[system] for one, rows in gadei.SMALLEST.items()}
+        ranges = [gadei.bandwidth_bracket(gadei.WORKLOADS[one], rows) for one, rows in theirs.items()]
+        least, most = max(low for low, _ in ranges), min(high for _, high in ranges)
+        fits = f"one of {least:g} to {most:g} fits all" if least < most else "no single one fits all"
+        yield Figure(
+            "6.3, Table 8", f"smallest batch with a gain, {name}: {', '.join(theirs)}",
+            format_list(theirs.values(), "d"),
+            f"{name} then has GB/s of " + ", ".join(map(_format_bracket, ranges)),
+            PREDICTED if least < most else UNEXPLAINED, f"by what Table 4 requires at that batch and the next; {fits}",
+        )  # fmt: skip
+
+
+def _format_bracket(one: tuple[float, float]) -> str:
+    low, high = one
+    return f"{low:g} or more" if math.isinf(high) else f"{low:g} to {high:g}"
+
+
+def _count_numbers(workloads: Iterable[str]) -> int:
+    """How many numbers Table 4 has of these."""
+    return sum(not math.isnan(one) for name in workloads for one in gadei.WORKLOADS[name].required)

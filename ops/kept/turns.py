@@ -1,0 +1,67 @@
+"""Of many processes that want the same thing made, one makes it and the others follow. Nobody polls."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+_PATIENCE = 2.0  # seconds of waiting before a word about it
+
+
+class LockError(RuntimeError):
+    """A lock file cannot be opened."""
+
+
+@contextlib.contextmanager
+def take_turn(locks: Sequence[Path], is_made: Callable[[], bool], say_waiting: Callable[[], None]) -> Iterator[bool]:
+    """Whether this process is to make it, which it does within; False: another one has made it.
+
+    Whoever holds the first of `locks` asks for the next, for all that wait at the first: that of a host comes before
+    that of a file system. The kernel frees the locks of a process that ends, however that is.
+
+    Raises:
+        LockError: a lock file cannot be opened, or is a link.
+    """
+    with contextlib.ExitStack() as held:
+        for path in locks:
+            lock = held.enter_context(_open_lock(path))
+            while not _try_lock(lock):
+                _wait_for_holder(lock, say_waiting)
+                if is_made():
+                    yield False
+                    return
+        yield not is_made()
+
+
+def _open_lock(path: Path) -> Any:
+    try:
+        return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600), "w")
+    except OSError as error:
+        raise LockError(f"{path}: expected a lock file of your own, found: {error.strerror}") from error
+
+
+def _try_lock(file: Any) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True  # a file system without locks: each host builds for itself, under a name of its own
+    return True
+
+
+def _wait_for_holder(file: Any, say_waiting: Callable[[], None]) -> None:
+    """Sleep until whoever holds the lock is done. All that wait go on at once, since none takes it for itself."""
+    word = threading.Timer(_PATIENCE, say_waiting)
+    word.daemon = True
+    word.start()
+    try:
+        fcntl.flock(file, fcntl.LOCK_SH)
+        fcntl.flock(file, fcntl.LOCK_UN)
+    finally:
+        word.cancel()

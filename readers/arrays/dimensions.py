@@ -1,0 +1,148 @@
+"""Dimensions by their names and coordinates: samples of every file and channel in one order, as xarray aligns them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+# What netCDF calls the dimensions of an HDF5 file that has none.
+_NO_NAME = "phony_dim_"
+
+
+class DifferentDimensions(Exception):
+    """Samples that cannot be brought into the order of others; the text says which dimensions differ, and how."""
+
+
+@dataclass(frozen=True)
+class Dimension:
+    """`name` is empty where there is none; `coordinates` are the values along it, in `units`, if the file has some."""
+
+    name: str
+    coordinates: np.ndarray | None = None
+    units: str = ""
+
+    @property
+    def is_named(self) -> bool:
+        return bool(self.name) and not self.name.startswith(_NO_NAME)
+
+
+@dataclass(frozen=True)
+class Arrangement:
+    """Samples as they are stored, brought into the order of others.
+
+    axes: which axis of a stored sample each axis of an arranged one is. indices: where the values along each arranged
+    axis are stored.
+    """
+
+    axes: tuple[int, ...]
+    indices: tuple[slice | np.ndarray, ...]
+
+    def order_samples(self, samples: np.ndarray) -> np.ndarray:
+        """Stored samples, along the first axis, in the order of others."""
+        samples = samples.transpose(0, *(axis + 1 for axis in self.axes))
+        for axis, index in enumerate(self.indices):
+            samples = samples[(slice(None), *[slice(None)] * axis, index)]
+        return samples
+
+    def order_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
+        return tuple(shape[axis] for axis in self.axes)
+
+    def find_stored(self, place: Sequence[int], shape: Sequence[int]) -> tuple[int, ...]:
+        """Where the value at `place` of an arranged sample of this shape is stored."""
+        found = [0] * len(self.axes)
+        for axis, index, at, length in zip(self.axes, self.indices, place, shape):
+            found[axis] = int(np.arange(length)[index][at])
+        return tuple(found)
+
+
+def match_dimensions(first: Sequence[Dimension], found: Sequence[Dimension]) -> Arrangement | None:
+    """How samples with the dimensions `found` come into the order of those with `first`; None where they are in it.
+
+    Dimensions go by their names. Where both have coordinates, these are the same ones, in whatever order.
+
+    Raises:
+        DifferentDimensions: nothing shows that they are the same, or their coordinates show that they are not.
+    """
+    if len(first) != len(found):
+        return None  # which their shapes tell
+    axes = tuple(_find_axis(first, found, place) for place in range(len(first)))
+    if len(set(axes)) < len(axes):
+        axes = tuple(range(len(first)))  # a name that comes twice
+    indices = tuple(_match_coordinates(one, found[axis]) for one, axis in zip(first, axes))
+    if axes == tuple(range(len(axes))) and all(_is_whole(index) for index in indices):
+        return None
+    return Arrangement(axes, indices)
+
+
+def _is_whole(index: slice | np.ndarray) -> bool:
+    return isinstance(index, slice) and index == slice(None)
+
+
+def _find_axis(first: Sequence[Dimension], found: Sequence[Dimension], place: int) -> int:
+    one, same = first[place], found[place]
+    names = [dimension.name for dimension in found]
+    if not (one.is_named and same.is_named) or one.name == same.name:
+        return place
+    if one.name in names:
+        return names.index(one.name)
+    others = {dimension.name for dimension in first}
+    if same.name in others or one.coordinates is None or same.coordinates is None:
+        raise DifferentDimensions(
+            f"the dimensions {_list_names(first)}, found {_list_names(found)}, and nothing shows that {one.name!r} is "
+            f"{same.name!r}; if they are the same, give them one name (ncrename -d {same.name},{one.name})"
+        )
+    return place
+
+
+def _list_names(dimensions: Sequence[Dimension]) -> str:
+    return ", ".join(dimension.name or "(no name)" for dimension in dimensions)
+
+
+def _match_coordinates(first: Dimension, found: Dimension) -> slice | np.ndarray:
+    """Where the coordinates of `first` are among those of `found`."""
+    one, other = first.coordinates, found.coordinates
+    if one is None or other is None or len(one) != len(other) or not len(one):
+        return slice(None)  # nothing is known of one; the lengths are told by the shapes
+    if first.units != found.units and "since" in first.units + found.units:
+        raise DifferentDimensions(
+            f"the times along {first.name!r} in {first.units!r}, found {found.units!r}; write them in the same units"
+        )
+    for index in (slice(None), slice(None, None, -1)):
+        if _are_same(one, other[index]):
+            return index
+    order, of_other = np.argsort(one, kind="stable"), np.argsort(other, kind="stable")
+    if _are_same(one[order], other[of_other]):
+        places = np.empty(len(one), np.int64)
+        places[order] = of_other
+        return places
+    place = next(place for place in range(len(one)) if not _are_same(one[place : place + 1], other[place : place + 1]))
+    raise DifferentDimensions(
+        f"the coordinates {one[0]} to {one[-1]} along {first.name!r}, found {other[0]} to {other[-1]}: number {place} "
+        f"is {one[place]} and {other[place]}. Bring the files to one grid, such as by xarray's interp_like or "
+        "reindex_like, or read them as data sets of their own"
+    )
+
+
+def _are_same(one: np.ndarray, other: np.ndarray) -> bool:
+    if one.dtype.kind not in "biuf" or other.dtype.kind not in "biuf":
+        return bool(np.array_equal(one, other))
+    # Coordinates that were stored as float32 in one file and as float64 in another are the same.
+    values = one.astype(np.float64)
+    steps = np.abs(np.diff(values))
+    nearest = steps[steps > 0].min(initial=np.inf)
+    step = 1e-3 * nearest if np.isfinite(nearest) else 0.0
+    return bool(np.allclose(values, other.astype(np.float64), rtol=1e-7, atol=step, equal_nan=True))
+
+
+def make_dimension(name: Any, values: Any, units: Any) -> Dimension:
+    """One whose coordinates are `values`, which netCDF4 and h5py give as arrays of many kinds; None for none."""
+    if values is not None:
+        values = np.ma.filled(values.astype(np.float64), np.nan) if np.ma.isMaskedArray(values) else np.asarray(values)
+        if values.ndim != 1:
+            values = None
+        elif values.dtype.kind == "O":
+            values = values.astype(str)
+    return Dimension(str(name), values, str(units))

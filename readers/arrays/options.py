@@ -1,0 +1,54 @@
+"""Options of NetCDF and HDF5: the names of what is read, and as which dtype."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from matex_tf import arguments
+from matex_tf.readers.base import files
+from matex_tf.readers.base.formats import make_dtype
+
+Names = str | Sequence[str]
+
+
+def list_names(names: Names | None) -> list[str]:
+    if names is None:
+        return []
+    several = [names] if isinstance(names, str) else names
+    if not isinstance(several, (list, tuple)) or not all(isinstance(name, str) for name in several):
+        raise TypeError(
+            f"DataSet: expected data and labels to be names in the file; given {arguments.describe_value(names)}"
+        )
+    return list(several)
+
+
+def list_dtypes(dtype: Any, wanted: dict[str, list[str]]) -> tuple[dict[str, np.dtype], set[str]]:
+    """The dtype of "data" and "labels" where one is given, and the variables that are to be read as texts.
+
+    `dtype`: one for the data, or one for each variable by its name.
+    """
+    if dtype is None:
+        return {}, set()
+    by_name = dtype if isinstance(dtype, Mapping) else dict.fromkeys(wanted["data"], dtype)
+    found: dict[str, np.dtype] = {}
+    asked = set()
+    for name, kind in by_name.items():
+        fields = [field for field, names in wanted.items() if name in names]
+        if not fields:
+            there = [one for names in wanted.values() for one in names]
+            raise ValueError(
+                f"DataSet: dtype names {name!r}; the variables that are read are {', '.join(there)}"
+                f"{files.suggest_similar(name, there)}"
+            )
+        given = make_dtype(kind)
+        if given.kind == "U":
+            asked.add(name)
+            continue
+        if given.kind not in "biufc":
+            raise TypeError(f"DataSet: dtype has to be one of numbers, or str for a variable; given {given}")
+        for field in fields:
+            found[field] = np.result_type(given, found.get(field, given))
+    return found, asked

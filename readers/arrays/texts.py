@@ -1,0 +1,108 @@
+"""Variables of text, whose values become integers: the places of the texts in alphabetical order, as those of CSV."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from matex_tf.readers.arrays.dimensions import Dimension
+from matex_tf.readers.arrays.variable import Variable
+from matex_tf.readers.base.formats import ReaderError
+from matex_tf.readers.csv import number_like
+from matex_tf.readers.rows.missing import check_fits, make_missing_error
+
+_MOST_TEXTS = 1 << 16
+_SLAB_BYTES = 1 << 20
+_PADDING = "\0 "
+
+
+class TextVariable(Variable):
+    """A variable whose values are texts, of which `read(start, stop)` gives some samples.
+
+    An empty text is a missing value.
+    """
+
+    is_text = True
+    dtype = np.dtype("i8")
+
+    def __init__(
+        self,
+        owner: Any,
+        path: Path,
+        name: str,
+        shape: tuple[int, ...],
+        axis: int,
+        read: Callable[[int, int], Any],
+        dimensions: Callable[[], list[Dimension]],
+    ):
+        self._owner, self._path = owner, path
+        self.name, self.shape, self.axis = name, shape, axis
+        self._read, self._dimensions = read, dimensions
+
+    def list_dimensions(self) -> list[Dimension]:
+        return self._dimensions()
+
+    def read_samples(self, start: int, stop: int) -> np.ndarray:
+        texts = np.asarray(np.ma.filled(self._read(start, stop), ""))
+        if texts.dtype.kind == "S":
+            texts = np.char.decode(texts, "utf-8", "replace")
+        return np.moveaxis(np.char.rstrip(texts.astype(str), _PADDING), self.axis, 0)
+
+    def enter_collective(self) -> contextlib.AbstractContextManager[object]:
+        return contextlib.nullcontext()
+
+    def list_texts(self, start: int, stop: int) -> set[str]:
+        """The texts in the samples `start` to `stop`."""
+        found: set[str] = set()
+        for begin, end in self.split_slabs(start, stop, _SLAB_BYTES):
+            found.update(np.unique(self._fetch(begin, end)).tolist())
+            if len(found) > _MOST_TEXTS:
+                raise ReaderError(
+                    f"{self._path}: expected up to {_MOST_TEXTS} different texts in {self.name!r}, found more"
+                )
+        return found - {""}
+
+    def fill_array(self, target: np.ndarray, start: int, stop: int) -> None:
+        known = np.asarray(self._owner.categories[self.name], str)
+        for begin, end in self.split_slabs(start, stop, _SLAB_BYTES):
+            texts = self.order_samples(self._fetch(begin, end))
+            piece = target[begin - start : end - start]
+            piece[...] = np.searchsorted(known, texts) if len(known) else 0
+            absent = texts == ""
+            if absent.any():
+                self._put_missing(piece, absent, begin)
+
+    def _put_missing(self, piece: np.ndarray, absent: np.ndarray, begin: int) -> None:
+        how = self._owner.missing
+        if how == "error":
+            row, *index = (int(number) for number in np.argwhere(absent)[0])
+            place = [begin + row, *self.find_stored(index)]
+            raise make_missing_error(f"{self._path}, {self.name!r}{place}", "a text")
+        if how != "nan" and piece.dtype.kind != "f":
+            check_fits(how, piece.dtype, f"{self.name!r} of {self._path}")
+        piece[absent] = np.nan if how == "nan" else how
+
+    def _fetch(self, begin: int, end: int) -> np.ndarray:
+        found: np.ndarray = self._owner.fetch(self._path, self, lambda variable: variable.read_samples(begin, end))
+        return found
+
+
+def agree_on_texts(path: Path, name: str, found: Sequence[set[str]], asked: bool) -> list[str]:
+    """The texts of a variable in order, of what ranks have found. Raises ReaderError for numbers, unless `asked` for.
+
+    Args:
+        path: of a file, for the message.
+    """
+    texts = sorted(set().union(*found))
+    counts = dict.fromkeys(texts, 1)
+    if not asked and number_like.are_numbers(counts):
+        number = min(number_like.find_numbers(counts))
+        raise ReaderError(
+            f"{path}: expected numbers in {name!r}, or texts that are none, found numbers as text, such as {number!r}; "
+            f"dtype={{{name!r}: str}} takes these texts as categories"
+        )
+    return texts

@@ -1,0 +1,98 @@
+"""Blocks of whole records, parsed by pyarrow; what it takes for no number is read as the dialect spells numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from matex_tf.readers.csv import convert, errors
+from matex_tf.readers.csv.dialect import Dialect
+
+
+def parse_block(
+    data: bytes,
+    names: Sequence[str],
+    numbers: Sequence[int],
+    types: dict[int, Any] | None,
+    dialect: Dialect,
+    newlines: bool,
+    place: Callable[[], str],
+) -> Any:
+    """The columns `numbers` of the records in `data` as a pyarrow table, whose columns are named by their numbers.
+
+    Args:
+        types: by number of a column; None has them told by the values.
+        newlines: whether some stand within quotes.
+        place: gives file and line of the first record, for errors.
+    """
+    import pyarrow as pa
+
+    data = errors.clean_block(data, dialect, place)
+    try:
+        try:
+            table = _read_table(data, names, numbers, types, dialect, newlines)
+        except pa.ArrowInvalid:
+            if types is None:
+                raise
+            texts = {number: pa.string() if _is_number(kind) else kind for number, kind in types.items()}
+            table = _read_table(data, names, numbers, texts, dialect, newlines)
+            for number, kind in types.items():
+                if _is_number(kind):
+                    table = _put_column(table, number, convert.convert_column(table[str(number)], kind, dialect))
+    except (pa.ArrowInvalid, pa.ArrowKeyError) as error:
+        raise errors.explain_error(data, dialect, names, types or {}, place(), error) from None
+    for number in numbers:
+        column = table[str(number)]
+        if types is None and pa.types.is_string(column.type):
+            found = convert.recognise_column(column, dialect)
+            table = table if found is None else _put_column(table, number, found)
+        if dialect.null_numbers:
+            table = _put_column(table, number, convert.drop_null_numbers(table[str(number)], dialect))
+    return table
+
+
+def _is_number(kind: Any) -> bool:
+    import pyarrow as pa
+
+    return pa.types.is_integer(kind) or pa.types.is_floating(kind)
+
+
+def _put_column(table: Any, number: int, column: Any) -> Any:
+    import pyarrow as pa
+
+    if column is None:
+        raise pa.ArrowInvalid("no number")
+    name = str(number)
+    return table.set_column(table.schema.get_field_index(name), name, column)
+
+
+def _read_table(
+    data: bytes,
+    names: Sequence[str],
+    numbers: Sequence[int],
+    types: dict[int, Any] | None,
+    dialect: Dialect,
+    newlines: bool,
+) -> Any:
+    import pyarrow as pa
+    from pyarrow import csv
+
+    quote = dialect.marks.quote
+    read = csv.ReadOptions(
+        column_names=[str(number) for number in range(len(names))],
+        block_size=len(data) + 1 if newlines or types is None else max(1 << 20, data.find(b"\n") * 4),
+    )
+    parse = csv.ParseOptions(
+        delimiter=dialect.delimiter,
+        quote_char=chr(quote) if quote else False,
+        newlines_in_values=newlines and quote is not None,
+    )
+    converting = csv.ConvertOptions(
+        include_columns=[str(number) for number in numbers],
+        column_types={str(number): kind for number, kind in types.items()} if types else None,
+        null_values=dialect.nulls,
+        strings_can_be_null=True,
+        decimal_point=dialect.decimal,
+    )
+    # Arrow's own pool would keep what the pieces of the text took.
+    return csv.read_csv(pa.BufferReader(data), read, parse, converting, memory_pool=pa.system_memory_pool())

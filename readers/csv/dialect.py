@@ -1,0 +1,138 @@
+"""How a CSV file is written: its marks, its encoding, and how numbers and missing values are spelled."""
+
+from __future__ import annotations
+
+import codecs
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from matex_tf import arguments
+from matex_tf.readers.csv.marks import Marks
+
+NULLS = (
+    *("", "#N/A", "#N/A N/A", "#NA", "-1.#IND", "-1.#QNAN", "-NaN", "-nan", "1.#IND", "1.#QNAN", "<NA>", "N/A", "NA"),
+    *("NULL", "NaN", "n/a", "nan", "null"),
+)
+"""What stands for a missing value in every file."""
+
+
+@dataclass(frozen=True)
+class Dialect:
+    """`nulls` are texts that stand for a missing value, `null_numbers` numbers that do, however they are spelled."""
+
+    marks: Marks = field(default_factory=Marks)
+    delimiter: str = ","
+    encoding: str = "utf-8"
+    decimal: str = "."
+    thousands: str | None = None
+    nulls: tuple[str, ...] = NULLS
+    null_numbers: tuple[float, ...] = ()
+    skiprows: int = 0
+
+    @property
+    def is_recoded_whole(self) -> bool:
+        """Whether the bytes of a file cannot be cut where their newlines are, so that it is recoded before."""
+        return self.encoding != "utf-8" and not _has_single_bytes(self.encoding)
+
+    def clean_block(self, data: bytes) -> bytes:
+        """Whole records as UTF-8, without their comments; the lines stay. Raises UnicodeDecodeError."""
+        data = self.marks.remove_comments(data)
+        if self.encoding == "utf-8" or self.is_recoded_whole:
+            return data
+        return data.decode(self.encoding).encode()
+
+    def skip_lines(self, head: bytes, begin: int) -> int | None:
+        """The byte after the lines of `skiprows`; None where `head` has fewer."""
+        for _ in range(self.skiprows):
+            begin = head.find(b"\n", begin) + 1
+            if not begin:
+                return None
+        return begin
+
+
+def make_dialect(
+    delimiter: str | None,
+    quote: str | None,
+    comment: str | None,
+    encoding: str,
+    decimal: str,
+    thousands: str | None,
+    na_values: Any,
+    skiprows: int,
+) -> Dialect:
+    """The options of a CSV file. Raises ValueError or TypeError for one that cannot be."""
+    for name, mark in (("delimiter", delimiter), ("quote", quote), ("comment", comment), ("decimal", decimal)):
+        if (mark or name == "decimal") and not (isinstance(mark, str) and len(mark) == 1 and mark.isascii()):
+            raise ValueError(f"DataSet: {name} has to be one ASCII letter; given {arguments.describe_value(mark)}")
+    if thousands is not None and not (isinstance(thousands, str) and len(thousands) == 1):
+        raise ValueError(f"DataSet: thousands has to be one letter; given {arguments.describe_value(thousands)}")
+    given = [
+        (name, mark)
+        for name, mark in (
+            *(("quote", quote), ("comment", comment), ("decimal", decimal), ("thousands", thousands)),
+            ("delimiter", None if delimiter in (decimal, thousands) else delimiter),
+        )
+        if mark
+    ]
+    for place, (name, mark) in enumerate(given):
+        for other, same in given[:place]:
+            if mark == same:
+                raise ValueError(f"DataSet: {other} and {name} have to be different; given {mark!r} for both")
+    for name, mark in (("decimal", decimal), ("thousands", thousands)):
+        if mark and (mark.isalnum() or mark in "+-"):
+            raise ValueError(f"DataSet: {name} can be no letter, digit or sign; given {mark!r}")
+    arguments.check_whole_number("DataSet", "skiprows, which counts lines,", skiprows, 0)
+    texts = _list_nulls(na_values)
+    return Dialect(
+        Marks(ord(quote) if quote else None, ord(comment) if comment else None),
+        delimiter or ",",
+        _find_encoding(encoding),
+        decimal,
+        thousands,
+        (*NULLS, *texts),
+        tuple(number for number in map(_read_number, texts) if number is not None),
+        skiprows,
+    )
+
+
+def _list_nulls(given: Any) -> list[str]:
+    several: Sequence[Any] = given if isinstance(given, (list, tuple)) else [] if given is None else [given]
+    for value in several:
+        if isinstance(value, bool) or not isinstance(value, (str, int, float)):
+            raise TypeError(
+                f"DataSet: na_values has to be a list of texts or numbers; given {arguments.describe_value(given)}"
+            )
+    return [str(value) for value in several]
+
+
+def _read_number(text: str) -> float | None:
+    try:
+        number = float(text)
+    except ValueError:
+        return None
+    return number if math.isfinite(number) else None
+
+
+def _find_encoding(name: Any) -> str:
+    try:
+        found = codecs.lookup(name)
+        "".encode(name)  # refuses those that are no encodings of text
+    except (LookupError, TypeError):
+        raise ValueError(
+            f'DataSet: encoding has to be one that Python knows, such as "utf-8", "latin-1", "cp1252" or "utf-16"; '
+            f"given {arguments.describe_value(name)}"
+        ) from None
+    return "utf-8" if found.name == "utf-8-sig" else found.name
+
+
+def _has_single_bytes(encoding: str) -> bool:
+    """Whether each byte is a letter, and the first 128 are those of ASCII."""
+    ascii_bytes = bytes(range(128))
+    if ascii_bytes.decode(encoding, "replace") != ascii_bytes.decode():
+        return False
+    return all(
+        len(text := bytes([byte] * 4).decode(encoding, "replace")) == 4 and len(set(text)) == 1
+        for byte in range(128, 256)
+    )

@@ -1,0 +1,59 @@
+"""The bytes that say how a text of comma-separated values is to be cut: quotes, and what begins a comment."""
+
+from __future__ import annotations
+
+import functools
+import re
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Marks:
+    """`quote` encloses values with newlines in them; `comment` begins what is dropped up to the end of its line."""
+
+    quote: int | None = ord('"')
+    comment: int | None = None
+
+    def find_comments(self, data: bytes, within: bool = False) -> list[tuple[int, int]]:
+        """(first byte, byte after the last) of each comment; `within`: whether `data` begins within quotes."""
+        if self.comment is None or self.comment not in data:
+            return []
+        at = 0
+        if within:
+            at = -1 if self.quote is None else data.find(self.quote)
+            if at < 0:
+                return []
+            at += 1
+        pattern, found = _compile_pattern(self), []
+        while match := pattern.match(data, at):
+            found.append(match.span(1))
+            at = match.end()
+        return found
+
+    def is_bare(self, data: bytes, comment: int) -> bool:
+        """Whether nothing but spaces stands on the line before the comment that begins at the byte `comment`."""
+        return not data[_find_line(data, comment) : comment].strip(b" ")
+
+    def remove_comments(self, data: bytes) -> bytes:
+        """`data`, which begins outside of quotes, without its comments; each line stays, if only as an empty one."""
+        pieces, done = [], 0
+        for first, after in self.find_comments(data):
+            pieces.append(data[done : _find_line(data, first) if self.is_bare(data, first) else first])
+            done = after
+        return b"".join([*pieces, data[done:]]) if pieces else data
+
+
+def _find_line(data: bytes, at: int) -> int:
+    return data.rfind(b"\n", 0, at) + 1
+
+
+@functools.lru_cache
+def _compile_pattern(marks: Marks) -> re.Pattern[bytes]:
+    """Up to and with the next comment; what stands within quotes is passed over."""
+    assert marks.comment is not None
+    comment = re.escape(bytes([marks.comment]))
+    if marks.quote is None:
+        return re.compile(rb"[^%b]*(%b[^\n]*)" % (comment, comment))
+    quote = re.escape(bytes([marks.quote]))
+    free = rb"[^%b%b]*" % (comment, quote)
+    return re.compile(rb"%b(?:%b[^%b]*%b%b)*(%b[^\n]*)" % (free, quote, quote, quote, free, comment))

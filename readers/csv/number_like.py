@@ -1,0 +1,146 @@
+"""Which texts are numbers to a person, whatever their spelling; and which options read them."""
+
+from __future__ import annotations
+
+import collections
+import functools
+import itertools
+import re
+import unicodedata
+from collections.abc import Mapping
+from dataclasses import replace
+
+from matex_tf.readers.csv import convert
+from matex_tf.readers.csv.dialect import Dialect
+
+_APOSTROPHES = "`\u2018\u2019\u02bc\u2032\u00b4"
+_PLAIN = "0123456789+-.eE"
+
+_GROUPED = r"\d{1,3}(?P<mark>[ '_.,\u00b7])(?:\d{2,3}(?P=mark))*\d{3}"
+_DIGITS = rf"(?:(?:{_GROUPED}|\d+)(?:[.,\u00b7]\d*)?|[.,\u00b7]\d+)"
+_EXPONENT = r"(?:\s*[eEdDqQ]\s*[-+]?\d+|\s*[x\u00d7*\u00b7\u22c5]\s*10\s*(?:\^|\*\*)?\s*[-+]?\d+)?"
+_OTHERS = (
+    r"0[xX][0-9a-fA-F]+|0[bB][01]+|0[oO][0-7]+|(?i:inf|infinity)|∞"
+    r"|\d*[.,]\d+[-+]\d{3}"  # Fortran leaves the letter of an exponent with three digits out
+)
+_NUMBER = re.compile(
+    r"'?(?P<open>\()?\s*[-+]?\s*(?:[A-Z]{0,2}\$)?\s*[-+]?\s*"
+    rf"(?:{_OTHERS}|{_DIGITS}{_EXPONENT})"
+    r"\s*(?:[-%‰‱٪]|[A-Z]{0,3}\$)?\s*(?(open)\))"
+    r"(?:\s?(?P<unit>(?!(?:st|nd|rd|th)$)(?:[^\W\d_]|°)[\w/^*\u00b7.°-]{0,11}))?"
+)
+"""A number in its text as `_normalize` gives it: signs, groups of digits, exponents, currencies, percent, a unit.
+
+Ordinals (1st) are none.
+"""
+
+
+_BETWEEN = re.compile(r"\s*[;|]\s*|,?\s+")
+"""What stands between several numbers of one text, which another delimiter would have parted."""
+
+
+def find_unit(text: str) -> str | None:
+    """The unit of the number, or of the numbers, that `text` is to a person, "" without one; None where it is none.
+
+    A text with letters after a number is one where others of its column have the same letters: see `find_numbers`.
+    """
+    if not any(letter.isnumeric() or letter in "∞fF" for letter in text):
+        return None
+    plain = _normalize(text)
+    found = _NUMBER.fullmatch(plain)
+    if found is not None:
+        return found["unit"] or ""
+    parts = _BETWEEN.split(plain)
+    return "" if len(parts) > 1 and all(_is_plain(part) for part in parts) else None
+
+
+def _is_plain(text: str) -> bool:
+    found = _NUMBER.fullmatch(text)
+    return found is not None and not found["unit"]
+
+
+def find_numbers(counts: Mapping[str, int]) -> set[str]:
+    """Those of the texts, which come so many times each, that are numbers to a person; of numbers with units those
+    that have the commonest."""
+    units = {text: unit for text in counts if (unit := find_unit(text)) is not None}
+    rows: collections.Counter[str] = collections.Counter()
+    for text, unit in units.items():
+        rows[unit] += counts[text]
+    common = max((unit for unit in rows if unit), key=lambda unit: rows[unit], default="")
+    return {text for text, unit in units.items() if unit in ("", common)}
+
+
+def are_numbers(counts: Mapping[str, int]) -> bool:
+    """Whether most of the texts, or of the rows that they come in, are numbers to a person."""
+    found = find_numbers(counts)
+    return 2 * len(found) > len(counts) or 2 * sum(counts[text] for text in found) > sum(counts.values())
+
+
+def _normalize(text: str) -> str:
+    """`text` with one letter for each kind of digit, space, sign, apostrophe and currency."""
+    found = []
+    # A prime and an acute would be parted into what they are made of.
+    for letter in unicodedata.normalize("NFKC", text.translate(dict.fromkeys(map(ord, _APOSTROPHES), "'"))):
+        kind = unicodedata.category(letter)
+        if kind == "Cf":  # a mark of direction, a space without width
+            continue
+        found.append(
+            str(unicodedata.decimal(letter))
+            if kind == "Nd"
+            else " "
+            if kind == "Zs"
+            else "-"
+            if kind == "Pd" or letter == "\N{MINUS SIGN}"
+            else "$"
+            if kind == "Sc"
+            else {"\N{ARABIC DECIMAL SEPARATOR}": ".", "\N{ARABIC THOUSANDS SEPARATOR}": ","}.get(letter, letter)
+        )
+    # Long runs of spaces would take the pattern long.
+    return re.sub(r"\s{3,}", "  ", "".join(found).replace("\N{FRACTION SLASH}", ".").strip())
+
+
+def suggest_option(text: str, column: str, dialect: Dialect) -> str:
+    """What to do about a text that stands where a number is expected, for a person."""
+    categories = f"dtype={{{column!r}: str}} takes the texts of this column as categories"
+    if find_unit(text) is None:
+        return f"if it stands for a missing value, na_values=[{text!r}] says so; {categories}"
+    options = _list_options(text, dialect) or _list_delimiters(text)
+    if options:
+        return f"{', '.join(options)}; {categories}"
+    odd = next((letter for letter in text.strip() if letter not in _PLAIN and not letter.isspace()), None)
+    why = "such a spelling" if odd is None else f"{odd!r} ({unicodedata.name(odd, 'no name')}) in a number"
+    return f"no option reads {why}: write the values as -1.5 or -1.5e+00 in the file; {categories}"
+
+
+def _list_options(text: str, dialect: Dialect) -> list[str]:
+    """Options that read the text, and as which number: those with the fewest of them."""
+    marks = dict.fromkeys(letter for letter in text.strip() if not letter.isalnum() and letter not in "+-()")
+    found = []
+    for decimal, thousands in itertools.product((dialect.decimal, ".", ","), (dialect.thousands, None, *marks)):
+        number = _read_text(text, replace(dialect, decimal=decimal, thousands=thousands))
+        if number is None or decimal == thousands:
+            continue
+        options: dict[str, str | None] = {"decimal": decimal} if decimal != dialect.decimal else {}
+        options |= {"thousands": thousands} if thousands != dialect.thousands else {}
+        shown = ", ".join(f"{name}={value!r}" for name, value in options.items())
+        found.append((len(options), f"{shown} reads it as {number:.15g}"))
+    least = min((count for count, _ in found), default=0)
+    return list(dict.fromkeys(shown for count, shown in found if count == least)) if least else []
+
+
+def _list_delimiters(text: str) -> list[str]:
+    """The delimiter that parts the numbers of a text."""
+    marks = set(_BETWEEN.findall(text.strip()))
+    if _NUMBER.fullmatch(_normalize(text)) is not None or len(marks) != 1:
+        return []
+    mark = marks.pop()
+    count = len(_BETWEEN.split(text.strip()))
+    return [f"delimiter={mark!r} reads it as {count} numbers"] if len(mark) == 1 and mark.isascii() else []
+
+
+@functools.lru_cache
+def _read_text(text: str, dialect: Dialect) -> float | None:
+    import pyarrow as pa
+
+    found = convert.convert_column(pa.array([text]), pa.float64(), dialect)
+    return None if found is None else found[0].as_py()

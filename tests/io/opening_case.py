@@ -1,0 +1,174 @@
+"""Writes files of names that no other process has, then opens each as scripts do; prints what each rank did not find.
+
+`python opening_case.py FOLDER`
+"""
+
+import glob
+import importlib
+import io
+import json
+import os
+import sqlite3
+import subprocess
+import sys
+
+import h5py
+import netCDF4
+import numpy as np
+import pyarrow
+import pyarrow.dataset
+import tensorflow as tf
+
+os.chdir(sys.argv[1])
+name = f"own{os.getpid()}"
+os.makedirs(f"{name}/logs")
+os.makedirs(f"{name}/images/a")
+
+
+def at(file):
+    return f"{name}/{file}"
+
+
+with open(at("lines.txt"), "w") as file:
+    file.write("a\nb\nc\n")
+with open(at("table.csv"), "w") as file:
+    file.write("x,y\n1,2\n3,4\n")
+with open(at(f"module_{name}.py"), "w") as file:
+    file.write("value = 5\n")
+with open(at("images/a/0.png"), "wb") as file:
+    file.write(tf.io.encode_png(np.zeros((8, 8, 3), "u1")).numpy())
+with tf.io.TFRecordWriter(at("records")) as writer:
+    writer.write(b"one")
+    writer.write(b"two")
+tf.data.experimental.TFRecordWriter(at("more")).write(tf.data.Dataset.from_tensor_slices([b"x"]))
+tf.raw_ops.WriteFile(filename=at("raw.txt"), contents="abc")
+np.save(at("array.npy"), np.arange(5))
+with h5py.File(at("file.h5"), "w") as file:
+    file["x"] = np.arange(3)
+with netCDF4.Dataset(at("file.nc"), "w") as file:
+    file.createDimension("t", 3)
+    file.createVariable("x", "f4", ("t",))[:] = 1
+database = sqlite3.connect(at("file.db"))
+database.execute("create table t (x)")
+database.execute("insert into t values (4)")
+database.commit()
+database.close()
+events = tf.summary.create_file_writer(at("logs"))
+with events.as_default():
+    tf.summary.write("loss", tf.constant(1.0), step=1)
+events.close()
+
+
+def read_in_graph():
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        queue = tf.compat.v1.train.string_input_producer([at("lines.txt")], num_epochs=1, shuffle=False)
+        _, value = tf.compat.v1.TextLineReader().read(queue)
+        session.run(tf.compat.v1.local_variables_initializer())
+        coordinator = tf.train.Coordinator()
+        tf.compat.v1.train.start_queue_runners(session, coordinator)
+        found = session.run([value, tf.io.read_file(at("lines.txt"))])
+        coordinator.request_stop()
+        return [part.decode() for part in found]
+
+
+def look_up(kind):
+    file = kind(at("lines.txt"), tf.string, tf.lookup.TextFileIndex.WHOLE_LINE, tf.int64,
+                tf.lookup.TextFileIndex.LINE_NUMBER)  # fmt: skip
+    return int(tf.lookup.StaticHashTable(file, -1).size())
+
+
+def import_own():
+    sys.path.insert(0, name)
+    return importlib.import_module(f"module_{name}").value
+
+
+def ask(place, **options):
+    connection = sqlite3.connect(place, **options)
+    try:
+        return connection.execute("select x from t").fetchall()[0][0]
+    finally:
+        connection.close()
+
+
+def count(dataset):
+    return sum(1 for _ in dataset)
+
+
+record_io = importlib.import_module("tensorflow.python.lib.io.tf_record")
+text, records = at("lines.txt"), at("records")
+CASES = {
+    "summary_iterator": (
+        lambda: [count(tf.compat.v1.train.summary_iterator(path)) for path in glob.glob(at("logs/*"))],
+        [2],
+    ),
+    "tf_record_iterator": (lambda: count(tf.compat.v1.io.tf_record_iterator(records)), 2),
+    "tf_record_random_reader": (lambda: record_io.tf_record_random_reader(records).read(0)[0].decode(), "one"),
+    "TFRecordDataset": (lambda: count(tf.data.TFRecordDataset([records, records], num_parallel_reads=2)), 4),
+    "TFRecordDataset, v1": (lambda: count(tf.compat.v1.data.TFRecordDataset(records)), 2),
+    "of a dataset": (lambda: count(tf.data.Dataset.list_files(records).interleave(tf.data.TFRecordDataset)), 2),
+    "experimental.TFRecordWriter": (lambda: count(tf.data.TFRecordDataset(at("more"))), 1),
+    "TextLineDataset": (lambda: count(tf.data.TextLineDataset(text)), 3),
+    "FixedLengthRecordDataset": (lambda: count(tf.data.FixedLengthRecordDataset(text, 2)), 3),
+    "CsvDataset": (
+        lambda: count(tf.data.experimental.CsvDataset(at("table.csv"), [tf.float32] * 2, header=True)),
+        2,
+    ),
+    "make_csv_dataset": (
+        lambda: count(tf.data.experimental.make_csv_dataset(at("table.csv"), 1, num_epochs=1)),
+        2,
+    ),
+    "SqlDataset": (
+        lambda: count(tf.data.experimental.SqlDataset("sqlite", at("file.db"), "select x from t", (tf.int32,))),
+        1,
+    ),
+    "read_file": (lambda: tf.io.read_file(text).numpy().decode(), "a\nb\nc\n"),
+    "read_file in a function": (
+        lambda: tf.function(tf.io.read_file)(tf.constant(text)).numpy().decode(),
+        "a\nb\nc\n",
+    ),
+    "raw_ops.ReadFile": (lambda: tf.raw_ops.ReadFile(filename=text).numpy().decode(), "a\nb\nc\n"),
+    "raw_ops.WriteFile": (lambda: tf.io.read_file(at("raw.txt")).numpy().decode(), "abc"),
+    "in a graph": (read_in_graph, ["a", "a\nb\nc\n"]),
+    "gfile": (lambda: tf.io.gfile.GFile(text).read(), "a\nb\nc\n"),
+    "TextFileInitializer": (lambda: look_up(tf.lookup.TextFileInitializer), 3),
+    "StringLookup": (lambda: tf.keras.layers.StringLookup(vocabulary=text).vocabulary_size(), 4),
+    "image_dataset_from_directory": (
+        lambda: count(
+            tf.keras.utils.image_dataset_from_directory(
+                at("images"), image_size=(8, 8), verbose=False, labels=None, shuffle=False
+            )
+        ),
+        1,
+    ),
+    "np.load": (lambda: int(np.load(at("array.npy")).sum()), 10),
+    "np.load, mapped": (lambda: int(np.load(at("array.npy"), mmap_mode="r").sum()), 10),
+    "np.memmap": (lambda: len(np.memmap(text, mode="r")), 6),
+    "np.fromfile": (lambda: len(np.fromfile(text, "u1")), 6),
+    "io.FileIO": (lambda: io.FileIO(text).read().decode(), "a\nb\nc\n"),
+    "h5py": (lambda: int(h5py.File(at("file.h5"))["x"][:].sum()), 3),
+    "h5py, in memory": (lambda: int(h5py.File(at("file.h5"), driver="core")["x"][:].sum()), 3),
+    "h5py.is_hdf5": (lambda: bool(h5py.is_hdf5(at("file.h5"))), True),
+    "h5py.h5f": (lambda: h5py.h5f.open(at("file.h5").encode()).name.endswith(b"file.h5"), True),
+    "netCDF4": (lambda: float(netCDF4.Dataset(at("file.nc"))["x"][:].sum()), 3),
+    "sqlite3": (lambda: ask(at("file.db")), 4),
+    "sqlite3, by a URI": (lambda: ask(f"file:{at('file.db')}?mode=ro", uri=True), 4),
+    "sqlite3, by a whole URI": (lambda: ask(f"file://{os.path.abspath(at('file.db'))}", uri=True), 4),
+    "pyarrow.dataset": (lambda: pyarrow.dataset.dataset(at("table.csv"), format="csv").count_rows(), 2),
+    "pyarrow.memory_map": (lambda: pyarrow.memory_map(text).read().decode(), "a\nb\nc\n"),
+    "subprocess": (lambda: subprocess.run(["cat", text], capture_output=True, check=True).stdout.decode(), "a\nb\nc\n"),
+    "import": (import_own, 5),
+}
+wrong = {}
+for case, (find, expected) in CASES.items():
+    try:
+        found = find()
+    except Exception as error:
+        found = f"{type(error).__name__}: {error}"
+    if found != expected:
+        wrong[case] = str(found)[:300]
+if "matex_tf" in sys.modules:
+    objects = importlib.import_module("matex_tf.runtime.objects")
+    everyone = objects.allgather(wrong, "what was not found")
+else:
+    everyone = [wrong]
+print("WRONG", json.dumps(everyone))

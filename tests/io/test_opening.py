@@ -1,0 +1,19 @@
+"""Whoever opens a file that a rank has written, in Python or in a library's C, finds it on that rank."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+import launch
+
+CASE = Path(__file__).with_name("opening_case.py")
+
+
+@pytest.mark.parametrize("ranks", (2, pytest.param(3, marks=pytest.mark.more)))
+def test_a_rank_finds_what_it_has_written_by_whatever_opens_it(tmp_path, ranks):
+    run = launch.run(ranks, CASE, tmp_path).check()
+    (line,) = [line for line in run.stdout.splitlines() if line.startswith("WRONG")]
+    assert json.loads(line.removeprefix("WRONG ")) == [{}] * ranks
+    # Only rank 0's are left.
+    assert len(list(tmp_path.glob("own*"))) == 1
