@@ -276,7 +276,8 @@ def _numbers_of(ids, codes):
 
 
 def _looked_up(codes64, p):
-    table = TABLE["made"] = TABLE.get("made") or TABLE["lookup"]()
+    with tf.init_scope():
+        table = TABLE["made"] = TABLE.get("made") or TABLE["lookup"]()
     edges = tf.constant([0.2, 0.5, 0.7], tf.float64)
     rows = tf.sort(tf.concat([p, p], 1))
     return (
