@@ -13,6 +13,7 @@ from comparing import stored
 import launch
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+os.environ.setdefault("TF_NUM_INTEROP_THREADS", "16")  # simulated_ranks: a rank that waits takes one
 # Programs are started as from a terminal: what runs in the background ignores its signals, and so does all it starts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)

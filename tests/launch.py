@@ -81,6 +81,7 @@ def environment(extra: Mapping[str, str | None] | None = None) -> dict[str, str]
         mine["MATEX_CACHE_DIR"] = os.environ["MATEX_CACHE_DIR"]
     mine.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     mine = {**WAITING, **mine}
+    mine.pop("TF_NUM_INTEROP_THREADS", None)  # of the tests' own process: its threads stand for ranks that wait
     mine.pop("PYTHONDONTWRITEBYTECODE", None)  # each rank would compile all of matex_tf anew
     mine["TMPDIR"] = _folder().name
     for name, value in (extra or {}).items():

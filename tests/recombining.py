@@ -39,7 +39,7 @@ def traced(function: Callable, arguments: Sequence[np.ndarray], fixed: Sequence[
         tf.TensorSpec(one.shape if index in fixed else [None, *one.shape[1:]], one.dtype)
         for index, one in enumerate(arguments)
     ]
-    made = tf.function(function).get_concrete_function(*specs)
+    made = tf.function(function, autograph=False).get_concrete_function(*specs)
     for index, tensor in enumerate(made.graph.inputs[: len(arguments)]):
         if index not in fixed:
             declarations.declare_placement(tensor, ROWS)

@@ -1,0 +1,47 @@
+"""Values that are fixed before a graph runs, such as axes and shapes: computed while the graph is read."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from matex_tf.analysis.graph_ops import evaluate_op
+from matex_tf.rewrite.nodes import MOST, Node
+
+_FOLDED = ("int32", "int64", "bool")
+
+
+def find_constants(node: Node) -> None:
+    """Note the values of a node's outputs, where they are fixed."""
+    op = node.op
+    if op.type == "Const":
+        tensor = op.outputs[0]
+        count = tensor.shape.num_elements()
+        if count is not None and count <= MOST and (tensor.dtype.is_floating or tensor.dtype.name in _FOLDED):
+            node.outputs[0].constant = _read(op)
+    elif op.type == "Shape":
+        shape = node.inputs[0].shape
+        if node.inputs[0].placement.is_replicated and shape is not None and None not in shape:
+            node.outputs[0].constant = np.array(shape, op.outputs[0].dtype.as_numpy_dtype)
+    elif _is_foldable(node):
+        made = evaluate_op(op, [one.constant for one in node.inputs])
+        for value, constant in zip(node.outputs, made):
+            value.constant = constant
+
+
+def _read(op: Any) -> np.ndarray:
+    import tensorflow as tf
+
+    return np.asarray(tf.make_ndarray(op.get_attr("value")))
+
+
+def _is_foldable(node: Node) -> bool:
+    op = node.op
+    if not node.inputs or op.op_def is None or op.op_def.is_stateful:
+        return False
+    if any(one.constant is None for one in node.inputs):
+        return False
+    return all(
+        tensor.dtype.name in _FOLDED and (tensor.shape.num_elements() or MOST + 1) <= MOST for tensor in op.outputs
+    )

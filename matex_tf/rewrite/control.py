@@ -1,0 +1,138 @@
+"""Branches and loops: a copy of each body for the placements that come in; all ranks take the same branch and turns."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from matex_tf.rewrite.functions import find_callee
+from matex_tf.rewrite.nodes import Decision, Node, NoRuleError
+from matex_tf.rewrite.placement import (
+    LIST,
+    PARTIAL,
+    SHARDED,
+    SIZES,
+    WHOLE,
+    Placement,
+    join,
+    list_of,
+)
+from matex_tf.rewrite.rules.sizes import mark_taker
+
+MOST_TURNS = 12
+"""So many scale a loop's body is read, at most, until the placements that come out are those that went in."""
+
+
+def needs_exchange(placement: Placement, need: Placement) -> bool:
+    """Whether bringing a tensor from one placement to another takes a collective."""
+    if placement.kind == PARTIAL:
+        return need.kind != PARTIAL
+    if placement.kind == SHARDED:
+        return not placement.has_layout(need)
+    if placement.kind == SIZES:
+        return any(size.rows is not None and size.rows.chosen is not None for size in placement.sizes)
+    return placement.kind == LIST and is_other_list(placement, need) and needs_exchange(placement.item or WHOLE, WHOLE)
+
+
+def is_other_list(placement: Placement, need: Placement) -> bool:
+    """Whether the items of a list are to have another placement."""
+    wanted = (need.item or WHOLE) if need.kind == LIST else WHOLE
+    return placement.item not in (None, wanted) and not (placement.item or WHOLE).is_replicated
+
+
+def strip_placement(placement: Placement) -> Placement:
+    """Without what holds of one turn or branch alone."""
+    if placement.kind == LIST and placement.item is not None:
+        return list_of(strip_placement(placement.item), placement.dtype)
+    return placement._replace(numbers=None, zero=False)
+
+
+def place_branches(reader: Any, node: Node) -> Decision:
+    """`tf.cond` and `tf.switch_case`: what differs between the branches is made whole in them."""
+    names = (
+        [one.name for one in node.op.node_def.attr["branches"].list.func]
+        if node.type in ("Case", "StatelessCase")
+        else [node.read_attribute(name).name for name in ("then_branch", "else_branch")]
+    )
+    given = node.inputs[1:]
+    node.bodies = [
+        reader.read(find_callee(node.op, name, list(node.op.inputs)[1:]).graph, [one.placement for one in given],
+                    (*node.key, index), [one.constant for one in given])
+        for index, name in enumerate(names)
+    ]  # fmt: skip
+    gives = []
+    for index in range(len(node.op.outputs)):
+        found = [body.outputs[index].placement for body in node.bodies]
+        one = strip_placement(found[0])
+        for other in found[1:]:
+            one = join(one, strip_placement(other))
+        gives.append(WHOLE if one.is_sharded and one.rows.chosen is not None else one)
+        if any(needs_exchange(placement, gives[-1]) and placement.kind == LIST and placement.dtype is None
+               for placement in map(strip_placement, found)):  # fmt: skip
+            raise NoRuleError  # what the backward pass takes of either branch cannot be put together
+
+    def emit(copy: Any, index: Any, *arguments: Any) -> list[Any]:
+        import tensorflow as tf
+
+        def run(body: Any) -> Any:
+            made = copy.build(body, arguments, gives)
+            return made or [tf.constant(0)]
+
+        if len(names) == 2 and node.type not in ("Case", "StatelessCase"):
+            made = tf.cond(tf.cast(index, tf.bool), lambda: run(node.bodies[0]), lambda: run(node.bodies[1]))
+        else:
+            made = tf.switch_case(index, [lambda body=body: run(body) for body in node.bodies])
+        return list(made) if isinstance(made, (list, tuple)) else [made]
+
+    return Decision([WHOLE, *[None] * len(given)], gives, mark_taker(emit))
+
+
+def place_loop(reader: Any, node: Node) -> Decision:
+    """`tf.while_loop`: the placements of what it carries are such that each turn hands on what it takes."""
+    cond_name, body_name = (node.read_attribute(name).name for name in ("cond", "body"))
+    body_graph = find_callee(node.op, body_name).graph
+    inputs = node.inputs
+    kept = [
+        index < len(body_graph.outputs) and body_graph.outputs[index] is tensor
+        for index, tensor in enumerate(body_graph.inputs)
+    ]
+    constants = [value.constant if is_kept else None for value, is_kept in zip(inputs, kept)]
+    carried = [value.placement if is_kept else strip_placement(value.placement) for value, is_kept in zip(inputs, kept)]
+    carried = [WHOLE if one.is_sharded and one.rows.chosen is not None and not is_kept else one
+               for one, is_kept in zip(carried, kept)]  # fmt: skip
+    settled: set[int] = set()
+    for _ in range(MOST_TURNS):
+        body = reader.read(body_graph, carried, (*node.key, "body"), constants)
+        after = [
+            one if is_kept or index in settled else join(one, strip_placement(made.placement))
+            for index, (one, made, is_kept) in enumerate(zip(carried, body.outputs, kept))
+        ]
+        if after == carried:
+            break
+        settled |= {index for index, (one, other) in enumerate(zip(carried, after)) if other == WHOLE != one}
+        carried = after
+    else:
+        raise NoRuleError
+    condition = reader.read(find_callee(node.op, cond_name).graph, carried, (*node.key, "cond"), constants)
+    node.bodies = [condition, body]
+    turns = node.read_attribute("parallel_iterations", 10)
+
+    def emit(copy: Any, *arguments: Any) -> list[Any]:
+        import tensorflow as tf
+
+        made = tf.while_loop(
+            lambda *held: copy.build(condition, held, [WHOLE])[0],
+            lambda *held: copy.build(body, held, carried),
+            list(arguments),
+            shape_invariants=[tensor.shape for tensor in body_graph.inputs],
+            parallel_iterations=turns,
+        )
+        return list(made)
+
+    needs = [None if one == value.placement else one for one, value in zip(carried, inputs)]
+    return Decision(needs, carried, mark_taker(emit))
+
+
+FLOW = {
+    **dict.fromkeys(("If", "StatelessIf", "Case", "StatelessCase"), place_branches),
+    **dict.fromkeys(("While", "StatelessWhile"), place_loop),
+}

@@ -1,0 +1,87 @@
+"""What a collective takes of a tensor, and how the whole tensor is made of what the collective gives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from matex_tf.rewrite.nodes import Value
+from matex_tf.rewrite.placement import LIST, PARTIAL, SIZES, Placement, Rows
+
+
+class Prepared(NamedTuple):
+    """requests: see `Exchanger.exchange`. finish: makes the tensor of the results."""
+
+    requests: list[tuple[str, Any]]
+    finish: Callable[[Sequence[Any]], Any]
+
+
+def prepare(copy: Any, value: Value, tensor: Any) -> Prepared:
+    placement = value.placement
+    if placement.kind == PARTIAL:
+        return Prepared([(placement.by, tensor)], lambda found: found[0])
+    if placement.kind == SIZES:
+        return _prepare_sizes(tensor, placement)
+    if placement.kind == LIST:
+        return _prepare_list(copy, value, tensor)
+    return _prepare_rows(copy, tensor, placement.axis, placement.rows)
+
+
+def _prepare_rows(copy: Any, tensor: Any, axis: int, rows: Rows) -> Prepared:
+    """The rows as the first axis; of blocks each by itself."""
+    import tensorflow as tf
+
+    turned = _swap(tensor, axis)
+    parts = [turned]
+    if len(rows.blocks) > 1:
+        parts = tf.split(turned, [block * copy.share.count for block in rows.blocks], num=len(rows.blocks))
+
+    def finish(found: Sequence[Any]) -> Any:
+        whole = _swap(found[0] if len(found) == 1 else tf.concat(list(found), 0), axis)
+        shape = tensor.shape.as_list() if tensor.shape.rank is not None else None
+        if shape is not None:
+            shape[axis] = None
+            whole.set_shape(shape)
+        return whole
+
+    return Prepared([("gather", part) for part in parts], finish)
+
+
+def _swap(tensor: Any, axis: int) -> Any:
+    """The tensor with this axis and the first one exchanged."""
+    import tensorflow as tf
+
+    if axis == 0:
+        return tensor
+    places = tf.range(tf.rank(tensor))
+    order = tf.where(tf.equal(places, 0), axis, tf.where(tf.equal(places, axis), 0, places))
+    return tf.transpose(tensor, order)
+
+
+def _prepare_sizes(tensor: Any, placement: Placement) -> Prepared:
+    """Of entries that masks chose only the ranks together know the number."""
+    import tensorflow as tf
+
+    chosen = [one.rows is not None and one.rows.chosen is not None for one in placement.sizes]
+    mask = tf.constant(chosen[0] if tensor.shape.rank == 0 else chosen)
+    part = tf.where(mask, tensor, tf.zeros_like(tensor))
+    return Prepared([("sum", part)], lambda found: tf.where(mask, found[0], tensor))
+
+
+def _prepare_list(copy: Any, value: Value, tensor: Any) -> Prepared:
+    """All items in one tensor."""
+    import tensorflow as tf
+
+    item = value.placement.item
+    dtype = value.placement.dtype
+    stacked = tf.raw_ops.TensorListStack(input_handle=tensor, element_shape=-1, element_dtype=dtype)
+    if item is not None and item.kind == PARTIAL:
+        inner = Prepared([(item.by, stacked)], lambda found: found[0])
+    else:
+        inner = _prepare_rows(copy, stacked, item.axis + 1 if item else 1, item.rows if item else Rows())
+
+    def finish(found: Sequence[Any]) -> Any:
+        whole = inner.finish(found)
+        return tf.raw_ops.TensorListFromTensor(tensor=whole, element_shape=tf.shape(whole)[1:])
+
+    return Prepared(inner.requests, finish)

@@ -1,0 +1,229 @@
+"""Placements, forward: a graph is read op by op, and functions that are called as if their ops stood there."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from matex_tf.rewrite import control
+from matex_tf.rewrite.constants import find_constants
+from matex_tf.rewrite.functions import Callee, find_callee, has_op
+from matex_tf.rewrite.nodes import Decision, Expansion, Node, NoRuleError, Value
+from matex_tf.rewrite.placement import ANY, LIST, PARTIAL, REPLICATED, WHOLE, Placement
+from matex_tf.rewrite.rules import RULES
+
+ALIASES = ("Identity", "IdentityN", "StopGradient", "PreventGradient", "Snapshot")
+"""Ops of the value that they take: the copy does without them."""
+CALLS = ("PartitionedCall", "StatefulPartitionedCall")
+
+
+class Program:
+    """The ops of a graph, in an order in which they can run, with the placements of their tensors.
+
+    inputs, outputs: the values of the graph's.
+    effects: the nodes that run although no output needs them.
+    """
+
+    def __init__(self, nodes: list[Node], inputs: list[Value], outputs: list[Value], effects: list[Node]):
+        self.nodes, self.inputs, self.outputs, self.effects = nodes, inputs, outputs, effects
+
+    @property
+    def has_collectives(self) -> bool:
+        return any(
+            (need is not None and control.needs_exchange(value.placement, need))
+            or any(body.has_collectives for body in node.bodies)
+            for node in self.nodes
+            for value, need in zip(node.inputs, node.decision.needs)
+        )
+
+
+class Reader:
+    """Reads graphs into programs.
+
+    whole: the keys of sums that are made whole where they arise, because they are needed whole anyway.
+    sources: by op type, the placements of what such ops give whatever they take (`IteratorGetNext`: the batch).
+    """
+
+    def __init__(self, whole: Iterable[tuple[Any, ...]] = (), sources: dict[str, Placement] | None = None):
+        self.whole, self.sources = set(whole), sources or {}
+
+    def read(
+        self, graph: Any, placements: Sequence[Placement], key: tuple[Any, ...] = (), constants: Sequence[Any] = ()
+    ) -> Program:
+        """The program of a function's graph whose inputs have these placements; `constants`: and these fixed values."""
+        inputs = [
+            Value(tensor, (*key, tensor.op.name, 0), one) for tensor, one in zip(graph.inputs, placements, strict=True)
+        ]
+        for value, constant in zip(inputs, constants):
+            value.constant = constant
+        nodes: list[Node] = []
+        outputs, effects = self._read_into(nodes, graph, inputs, key, [])
+        return Program(_drop_unneeded(nodes, outputs, effects), inputs, outputs, effects)
+
+    def _read_into(
+        self, nodes: list[Node], graph: Any, inputs: list[Value], key: tuple[Any, ...], controls: list[Node]
+    ) -> tuple[list[Value], list[Node]]:
+        """The values of the outputs of `graph`, and the nodes that must have run after it."""
+        values = {tensor.name: value for tensor, value in zip(graph.inputs, inputs)}
+        made: dict[str, list[Node]] = {}  # by the name of an op, the nodes that stand for it
+        for op in _order_ops(graph):
+            if op.outputs and op.outputs[0].name in values:
+                continue
+            before = [node for one in op.control_inputs for node in made.get(one.name, ())]
+            taken = [values[tensor.name] for tensor in op.inputs]
+            stateful = op.op_def is None or op.op_def.is_stateful
+            found, made[op.name] = self._read_op(
+                nodes, op, taken, (*key, op.name), before + (controls if stateful else [])
+            )
+            values.update((tensor.name, value) for tensor, value in zip(op.outputs, found))
+        effects = [node for op in graph.control_outputs for node in made.get(op.name, ())]
+        return [values[tensor.name] for tensor in graph.outputs], effects
+
+    def _read_op(
+        self, nodes: list[Node], op: Any, inputs: list[Value], key: tuple[Any, ...], controls: list[Node]
+    ) -> tuple[list[Value], list[Node]]:
+        if op.type in CALLS and (self._is_split(inputs) or self._has_source(op)):
+            callee = find_callee(op, op.get_attr("f").name)
+            return self._read_into(nodes, callee.graph, inputs, key, controls)
+        if op.type in ALIASES:
+            return inputs, controls + [value.node for value in inputs if value.node is not None]
+        node = Node(op, key, inputs, controls)
+        node.outputs = [Value(tensor, (*key, index), WHOLE, node) for index, tensor in enumerate(op.outputs)]
+        find_constants(node)
+        decision = self._decide(node)
+        if isinstance(decision, Expansion):
+            inner = Callee.trace(decision.function, inputs)
+            outputs, _ = self._read_into(nodes, inner.graph, inputs, key, controls)
+            return outputs, [value.node for value in outputs if value.node is not None]
+        node.decision = decision
+        for index, value in enumerate(node.outputs):
+            value.placement = decision.gives[index]
+            if value.constant is None and index < len(decision.constants):
+                value.constant = decision.constants[index]
+            shape = decision.shapes[index] if index < len(decision.shapes) else None
+            if shape is not None:
+                value.set_shape(shape)
+        nodes.append(node)
+        outputs = [self._make_whole(nodes, value) for value in node.outputs]
+        return outputs, [node]
+
+    def _make_whole(self, nodes: list[Node], value: Value) -> Value:
+        """A sum that is needed whole is whole for all that follow."""
+        if value.key not in self.whole or value.placement.kind != PARTIAL:
+            return value
+        node = Node(_Whole(value.tensor), (*value.key, "whole"), [value], [])
+        node.outputs = [Value(value.tensor, (*value.key, "whole"), WHOLE, node)]
+        if value.shape is not None:
+            node.outputs[0].set_shape(value.shape)
+        node.decision = Decision([WHOLE], [WHOLE], lambda tensor: [tensor])
+        nodes.append(node)
+        return node.outputs[0]
+
+    def _is_split(self, inputs: Iterable[Value]) -> bool:
+        """Whether a function that is called with these would not do what it does in the script."""
+        return any(
+            value.placement.kind not in (REPLICATED, ANY)
+            and not (value.placement.kind == LIST and (value.placement.item or WHOLE).is_replicated)
+            for value in inputs
+        )
+
+    def _has_source(self, op: Any) -> bool:
+        return bool(self.sources) and has_op(op, self.sources)
+
+    def _decide(self, node: Node) -> Decision | Expansion:
+        if node.type in self.sources:
+            return Decision([WHOLE] * len(node.inputs), [self.sources[node.type]] * len(node.outputs))
+        try:
+            if node.type in control.FLOW and (self._is_split(node.inputs) or self._has_source(node.op)):
+                return control.FLOW[node.type](self, node)
+            if node.type in RULES:
+                return RULES[node.type](node)
+        except NoRuleError:
+            node.bodies = []
+        return node.decide_whole()
+
+
+class _Whole:
+    """Stands for the op of a node that the script's graph does not have: a sum made whole."""
+
+    type = "Whole"
+    name = "whole"
+    device = ""
+
+    def __init__(self, tensor: Any):
+        self.outputs = [tensor]
+        self.op_def = tensor.op.op_def
+        self.node_def = tensor.op.node_def
+
+
+def read_program(graph: Any, placements: Sequence[Placement], sources: dict[str, Placement] | None = None) -> Program:
+    """The program of `graph`, in which no sum is made whole in two forms."""
+    whole: set[tuple[Any, ...]] = set()
+    while True:
+        program = Reader(whole, sources).read(graph, placements)
+        more = find_sums_needed_whole(program) - whole
+        if not more:
+            return program
+        whole |= more
+
+
+def find_sums_needed_whole(program: Program) -> set[tuple[Any, ...]]:
+    """The keys of sums that some op needs whole and another takes as they are: making them whole once is enough."""
+    needed: set[tuple[Any, ...]] = set()
+    kept: set[tuple[Any, ...]] = set()
+    for node in program.nodes:
+        for value, need in zip(node.inputs, node.decision.needs):
+            if value.placement.kind == PARTIAL and node.type != "Whole":
+                (kept if need is None else needed).add(value.key)
+        for body in node.bodies:
+            needed |= find_sums_needed_whole(body)
+    needed |= {value.key for value in program.outputs if value.placement.kind == PARTIAL}
+    return needed & kept
+
+
+def _order_ops(graph: Any) -> list[Any]:
+    """The ops that the outputs or the effects of a graph need, each after those that it needs, else as they were made.
+
+    The order of their making is not enough: a gradient adds what a loop keeps for it to the inputs of the loop.
+    """
+    pending = [tensor.op for tensor in graph.outputs] + list(graph.control_outputs)
+    needed: dict[str, Any] = {}
+    waiting: dict[str, set[str]] = {}
+    users: dict[str, list[str]] = {}
+    while pending:
+        op = pending.pop()
+        if op.name in needed:
+            continue
+        needed[op.name] = op
+        before = [tensor.op for tensor in op.inputs] + list(op.control_inputs)
+        waiting[op.name] = {one.name for one in before}
+        for name in waiting[op.name]:
+            users.setdefault(name, []).append(op.name)
+        pending.extend(before)
+    numbers = {op.name: number for number, op in enumerate(graph.get_operations())}
+    ready = [(numbers[name], name) for name, before in waiting.items() if not before]
+    heapq.heapify(ready)
+    found = []
+    while ready:
+        _, name = heapq.heappop(ready)
+        found.append(needed[name])
+        for user in users.get(name, ()):
+            waiting[user].discard(name)
+            if not waiting[user]:
+                heapq.heappush(ready, (numbers[user], user))
+    if len(found) < len(needed):
+        raise NoRuleError  # ops that need one another, as the loops of tf.compat.v1 have
+    return found
+
+
+def _drop_unneeded(nodes: list[Node], outputs: Iterable[Value], effects: Iterable[Node]) -> list[Node]:
+    pending = [value.node for value in outputs if value.node is not None] + list(effects)
+    needed: set[int] = set()
+    while pending:
+        node = pending.pop()
+        if id(node) not in needed:
+            needed.add(id(node))
+            pending.extend(value.node for value in node.inputs if value.node is not None)
+            pending.extend(node.controls)
+    return [node for node in nodes if id(node) in needed]

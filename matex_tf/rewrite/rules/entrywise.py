@@ -1,0 +1,237 @@
+"""Ops on single entries, with broadcasting."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from matex_tf.rewrite.nodes import Decision, Node, NoRuleError
+from matex_tf.rewrite.placement import (
+    LIST,
+    SIZES,
+    SUM,
+    WHOLE,
+    ZERO,
+    Placement,
+    Size,
+    make_sizes,
+    multiply_sizes,
+    shard,
+)
+from matex_tf.rewrite.rules.registry import add_rules, register_rule
+
+IDENTITIES = "CheckNumerics CheckNumericsV2 DebugIdentityV2"
+LINEAR = "Neg Real Imag Conj"
+NONLINEAR = """
+    Abs Acos Acosh Asin Asinh Atan Atanh BesselI0e BesselI1e Ceil ComplexAbs Cos Cosh Digamma Elu Erf Erfc Erfinv Exp
+    Expm1 Floor Inv Invert IsFinite IsInf IsNan Lgamma Log Log1p LogicalNot Ndtri Reciprocal Relu Relu6 LeakyRelu Rint
+    Round Rsqrt Selu Sigmoid Sign Sin Sinh Softplus Softsign Sqrt Square Tan Tanh Bucketize StringLength StringLower
+    StringUpper AsString StringStrip StringToHashBucketFast StringToHashBucketStrong StringToHashBucket
+    StaticRegexReplace StaticRegexFullMatch StringToNumber Pow Mod TruncateDiv TruncateMod SquaredDifference Equal
+    NotEqual Greater GreaterEqual Less LessEqual LogicalAnd LogicalOr ApproximateEqual Atan2 Xdivy Xlogy Xlog1py
+    BitwiseAnd BitwiseOr BitwiseXor LeftShift RightShift NextAfter Igamma Igammac Zeta Polygamma Complex ClipByValue
+    Betainc"""
+LINEAR_IN = {
+    # The backward pass: linear in the gradient that comes in, by its place among the inputs.
+    **dict.fromkeys("ReluGrad Relu6Grad EluGrad SeluGrad LeakyReluGrad SoftplusGrad SoftsignGrad".split(), 0),
+    **dict.fromkeys("SigmoidGrad TanhGrad RsqrtGrad SqrtGrad ReciprocalGrad InvGrad".split(), 1),
+}
+
+
+def find_frame(node: Node, indexes: Sequence[int]) -> tuple[list[Placement | None], Placement] | None:
+    """For inputs that are broadcast against one another: where the rows are in each, and in the result; None: nowhere.
+
+    Rows stay where those of the first sharded input are. What is replicated and has the rows is cut.
+    """
+    first = next((index for index in indexes if node.get_placement(index).is_sharded), None)
+    if first is None:
+        return None
+    place, rows = node.get_placement(first).axis - node.count_axes(first), node.get_placement(first).rows
+    needs: list[Placement | None] = []
+    for index in indexes:
+        shape = node.read_shape(index)
+        has_rows = len(shape) >= -place and shape[place] != 1
+        one = shard(len(shape) + place, rows) if has_rows else WHOLE
+        if rows.chosen is not None and has_rows and not node.get_placement(index).has_layout(one):
+            raise NoRuleError  # which rows a mask chose is known where they are alone
+        needs.append(None if node.get_placement(index).has_layout(one) else one)
+    most = max(node.count_axes(index) for index in indexes)
+    return needs, shard(most + place, rows)
+
+
+def compute_entries(node: Node) -> Decision:
+    """Each entry of the result is made of the entries at its place, which are those of the script."""
+    found = find_frame(node, range(len(node.inputs)))
+    if found is None:
+        return node.decide_whole()
+    return node.decide(found[0], found[1])
+
+
+add_rules([NONLINEAR], compute_entries)
+
+
+@register_rule(IDENTITIES)
+def keep(node: Node) -> Decision:
+    return Decision([None], [node.get_placement(0)], None, [node.inputs[0].constant])
+
+
+@register_rule(LINEAR)
+def keep_sums(node: Node) -> Decision:
+    one = node.get_placement(0)
+    if one.is_partial or one.zero:
+        return node.decide([None], one)
+    return compute_entries(node)
+
+
+@register_rule("Cast")
+def cast(node: Node) -> Decision:
+    one = node.get_placement(0)
+    source, target = node.inputs[0].dtype, node.op.outputs[0].dtype
+    if one.kind == SIZES:
+        return node.decide([None], one) if target.is_integer and target.size >= 4 else node.decide_whole()
+    exact = (source.is_floating and target.is_floating) or (source.is_integer and target.is_integer)
+    if one.is_partial and exact and target.size >= min(source.size, 4):
+        return node.decide([None], one)
+    if one.numbers is not None and target.is_integer and target.size >= 4:
+        return node.decide([None], one)
+    if one.zero:
+        return node.decide([None], one)
+    return compute_entries(node)
+
+
+def _add_up(node: Node) -> Decision:
+    placements = node.placements
+    if any(one.is_partial for one in placements) and all(one.is_partial or one.zero for one in placements):
+        return node.decide([None if one.is_partial else SUM for one in placements], SUM)
+    if all(one.zero for one in placements):
+        return node.decide([None] * len(placements), ZERO)
+    return compute_entries(node)
+
+
+@register_rule("AddV2 Add Sub AddN AccumulateNV2")
+def add(node: Node) -> Decision:
+    if any(one.kind == LIST for one in node.placements):
+        items = {one.item for one in node.placements if one.kind == LIST and one.item is not None}
+        if len(items) > 1 or any(one.kind != LIST for one in node.placements):
+            raise NoRuleError
+        return node.decide(
+            [None] * len(node.inputs), next((one for one in node.placements if one.item), node.get_placement(0))
+        )
+    sizes = _combine_sizes(node, _subtract_sizes if node.type == "Sub" else _add_sizes)
+    return sizes or _add_up(node)
+
+
+@register_rule("Mul RealDiv Div DivNoNan MulNoNan")
+def multiply(node: Node) -> Decision:
+    divides = node.type in ("RealDiv", "Div", "DivNoNan")
+    if not divides and node.type == "Mul":
+        sizes = _combine_sizes(node, lambda a, b: multiply_sizes([a, b]))
+        if sizes:
+            return sizes
+    first, second = node.placements
+    rounds = divides and not (node.inputs[0].dtype.is_floating or node.inputs[0].dtype.is_complex)
+    partial = [one.is_partial for one in node.placements]
+    keeps = not rounds and node.type != "MulNoNan" and "sharded" not in (first.kind, second.kind)
+    if keeps and partial == [True, False]:
+        return node.decide([None, WHOLE], SUM)
+    if keeps and partial == [False, True] and not divides:
+        return node.decide([WHOLE, None], SUM)
+    return compute_entries(node)
+
+
+@register_rule("FloorDiv Maximum Minimum FloorMod")
+def compute_numbers(node: Node) -> Decision:
+    """Whole numbers that may count rows, such as sizes divided by sizes."""
+    sizes = _combine_sizes(node, {"FloorDiv": _divide_sizes, "Maximum": _raise_sizes}.get(node.type, _give_no_size))
+    return sizes or compute_entries(node)
+
+
+@register_rule("SelectV2")
+def select(node: Node) -> Decision:
+    condition, first, second = node.placements
+    branches = (first, second)
+    sums = any(one.is_partial for one in branches) and all(one.is_partial or one.zero for one in branches)
+    if sums and not condition.is_sharded:
+        return node.decide([WHOLE, SUM, SUM], SUM)
+    return compute_entries(node)
+
+
+@register_rule("Select")
+def select_rows(node: Node) -> Decision:
+    """The condition may be a vector that chooses along the first axis."""
+    if node.count_axes(0) == node.count_axes(1):
+        return compute_entries(node)
+    if node.count_axes(0) == 0 and node.has_rows:
+        frame = find_frame(node, [1, 2])
+        if frame is None:
+            raise NoRuleError
+        return node.decide([WHOLE, *frame[0]], frame[1])
+    sharded = next((one for one in node.placements if one.is_sharded), None)
+    if sharded is None or sharded.axis != 0 or sharded.rows.chosen is not None:
+        raise NoRuleError
+    return node.decide([shard(0, sharded.rows)] * 3, shard(0, sharded.rows))
+
+
+def _keep_linear(node: Node) -> Decision:
+    """The gradient of a function of single entries: a sum stays one if only the gradient that comes in is a sum."""
+    at = LINEAR_IN[node.type]
+    if node.get_placement(at).is_partial and not node.has_rows and not node.get_placement(1 - at).is_partial:
+        needs: list[Placement | None] = [WHOLE, WHOLE]
+        needs[at] = None
+        return node.decide(needs, SUM)
+    return compute_entries(node)
+
+
+add_rules(LINEAR_IN, _keep_linear)
+
+
+def _combine_sizes(node: Node, combine: Callable[[Size, Size], Size | None]) -> Decision | None:
+    """What comes of numbers that count rows, where it counts rows again; None: the numbers are made whole first."""
+    if all(one.kind != SIZES for one in node.placements) or any(one.is_sharded for one in node.placements):
+        return None
+    found = [one.sizes for one in node.inputs]
+    if len(found) != 2 or found[0] is None or found[1] is None:
+        return None
+    length = max(map(len, found))  # type: ignore[arg-type]
+    first, second = (one * length if len(one) == 1 else one for one in found if one is not None)
+    if len(first) != len(second):
+        return None
+    made = [combine(a, b) if a.rows or b.rows else Size() for a, b in zip(first, second)]
+    if None in made:
+        return None
+    return node.decide([None, None], make_sizes([one for one in made if one is not None]))
+
+
+def _give_no_size(first: Size, second: Size) -> Size | None:
+    return None
+
+
+def _add_sizes(first: Size, second: Size, sign: int = 1) -> Size | None:
+    """n + 0. Of n + n it is not known in which order the entries are that it counts."""
+    if first.rows is None and first.value == 0 and sign > 0:
+        return second
+    if second.rows is None and second.value == 0:
+        return first
+    return None
+
+
+def _subtract_sizes(first: Size, second: Size) -> Size | None:
+    return _add_sizes(first, second, -1)
+
+
+def _divide_sizes(first: Size, second: Size) -> Size | None:
+    if first.rows is None or second.rows is not None or second.value is None or second.value <= 0:
+        return None
+    if second.value == 1:
+        return first
+    if any(block is None or block % second.value for block in first.rows.blocks) or first.rows.chosen is not None:
+        return None
+    return Size(first.rows._replace(blocks=tuple(block // second.value for block in first.rows.blocks if block)))
+
+
+def _raise_sizes(first: Size, second: Size) -> Size | None:
+    """The larger of a number of rows and 1 or less: the batch has a row, and so has each rank's part of it."""
+    for one, other in ((first, second), (second, first)):
+        least = other.value if other.rows is None else None
+        if one.rows is not None and one.rows.chosen is None and least is not None and least <= 1:
+            return one if 0 not in one.rows.blocks else None
+    return None

@@ -1,0 +1,134 @@
+"""TensorLists, of which TensorArrays and the backward pass of loops are made: a list of what has one placement."""
+
+from __future__ import annotations
+
+from matex_tf.rewrite.nodes import Decision, Node, NoRuleError
+from matex_tf.rewrite.placement import (
+    EMPTY,
+    LIST,
+    NOBODYS,
+    SIZES,
+    WHOLE,
+    Placement,
+    Size,
+    join,
+    list_of,
+    make_sizes,
+    shard,
+)
+from matex_tf.rewrite.rules.registry import register_rule
+
+
+def _make_list(node: Node, item: Placement | None) -> Placement:
+    return list_of(item, node.read_attribute("element_dtype"))
+
+
+def read_list(node: Node) -> Placement:
+    """The placement of the items of a list, an empty list's or those that a loop carries."""
+    if node.get_placement(0).kind != LIST:
+        raise NoRuleError
+    return node.get_placement(0)
+
+
+@register_rule("EmptyTensorList TensorListReserve")
+def make(node: Node) -> Decision:
+    """The shape of the items is that of a rank's part; the number of items is the script's."""
+    return node.decide([_keep_sizes(node, 0), WHOLE], _make_list(node, None))
+
+
+@register_rule("TensorListPushBack TensorListSetItem")
+def put(node: Node) -> Decision:
+    last = len(node.inputs) - 1 if node.type == "TensorListPushBack" else 2
+    held, item = read_list(node).item, node.get_placement(last)
+    needs: list[Placement | None] = [None] + [WHOLE] * (len(node.inputs) - 1)
+    if item.kind == LIST:
+        raise NoRuleError
+    rows = [item.rows] if item.is_sharded else [size.rows for size in item.sizes if size.rows]
+    if any(one.chosen is not None for one in rows):
+        item = WHOLE  # items differ from turn to turn
+    item = item._replace(numbers=None, zero=False)
+    if held is not None:
+        item = join(held, item)
+        if item != held and not (item.is_replicated and held.is_replicated):
+            raise NoRuleError
+    needs[last] = None if item.kind == node.get_placement(last).kind and not item.is_replicated else item
+    return node.decide(needs, _make_list(node, item))
+
+
+@register_rule("TensorListGetItem")
+def get(node: Node) -> Decision:
+    item = read_list(node).item
+    return node.decide([None, WHOLE, _keep_sizes(node, 2)], item or WHOLE)
+
+
+def _keep_sizes(node: Node, index: int) -> Placement | None:
+    return None if node.get_placement(index).kind == SIZES else WHOLE
+
+
+@register_rule("TensorListPopBack")
+def pop(node: Node) -> Decision:
+    item = read_list(node).item
+    return node.decide([None, _keep_sizes(node, 1)], node.get_placement(0), item or WHOLE)
+
+
+@register_rule("TensorListStack")
+def stack(node: Node) -> Decision:
+    item = read_list(node).item or WHOLE
+    after = shard(item.axis + 1, item.rows) if item.is_sharded else item
+    return node.decide([None, _keep_sizes(node, 1)], after)
+
+
+@register_rule("TensorListFromTensor")
+def unstack(node: Node) -> Decision:
+    one = node.get_placement(0)
+    if one.is_sharded and one.axis:
+        return node.decide([None, _keep_sizes(node, 1)], _make_list(node, shard(one.axis - 1, one.rows)))
+    if one.is_partial:
+        return node.decide([None, _keep_sizes(node, 1)], _make_list(node, one))
+    return node.decide([WHOLE, WHOLE], _make_list(node, WHOLE))
+
+
+@register_rule("TensorListLength TensorListResize")
+def measure(node: Node) -> Decision:
+    held = read_list(node)
+    rest = [WHOLE] * (len(node.inputs) - 1)
+    return node.decide([None, *rest], held if node.type == "TensorListResize" else WHOLE)
+
+
+@register_rule("TensorListElementShape")
+def find_item_shape(node: Node) -> Decision:
+    """The shape of a rank's items, of which sizes that may vary are -1."""
+    item = read_list(node).item
+    if item is None or not item.is_sharded:
+        return node.decide([None], WHOLE)
+    shape = node.outputs[0].shape
+    if shape is None or shape[0] is None:
+        raise NoRuleError
+    return node.decide([None], make_sizes([Size(item.rows if at == item.axis else None) for at in range(shape[0])]))
+
+
+@register_rule("OptionalNone")
+def make_none(node: Node) -> Decision:
+    return node.decide([], EMPTY)
+
+
+@register_rule("FakeParam")
+def stand_in(node: Node) -> Decision:
+    return node.decide([], NOBODYS)
+
+
+@register_rule("OptionalFromValue")
+def wrap(node: Node) -> Decision:
+    if len(node.inputs) != 1 or node.get_placement(0).kind == SIZES:
+        return Decision([WHOLE] * len(node.inputs), [list_of(WHOLE)])
+    return node.decide([None], list_of(node.get_placement(0)))
+
+
+@register_rule("OptionalGetValue")
+def unwrap(node: Node) -> Decision:
+    return Decision([None], [read_list(node).item or WHOLE] * len(node.outputs))
+
+
+@register_rule("OptionalHasValue")
+def is_wrapped(node: Node) -> Decision:
+    return node.decide([None], WHOLE)

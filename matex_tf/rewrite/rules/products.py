@@ -1,0 +1,91 @@
+"""Products of matrices: linear in each factor; a sum over the rows is a part of the sum over all."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from matex_tf.rewrite.nodes import Decision, Node, NoRuleError
+from matex_tf.rewrite.placement import SUM, WHOLE, Placement, shard
+from matex_tf.rewrite.rules.registry import register_rule
+
+
+def place_product(node: Node, terms: Sequence[Sequence[str]], result: Sequence[str]) -> Decision:
+    """The placements of a product whose inputs have axes with these labels, as in `tf.einsum`."""
+    first = next((index for index, one in enumerate(node.placements) if one.is_sharded), None)
+    if first is None:
+        return multiply_figures(node)
+    label, rows = terms[first][node.get_placement(first).axis], node.get_placement(first).rows
+    needs: list[Placement | None] = []
+    for index, labels in enumerate(terms):
+        if labels.count(label) > 1:
+            raise NoRuleError
+        has_rows = label in labels and node.read_shape(index)[labels.index(label)] != 1
+        one = shard(labels.index(label), rows) if has_rows else WHOLE
+        if rows.chosen is not None and has_rows and not node.get_placement(index).has_layout(one):
+            raise NoRuleError
+        needs.append(None if node.get_placement(index).has_layout(one) else one)
+    return node.decide(needs, shard(result.index(label), rows) if label in result else SUM)
+
+
+def multiply_figures(node: Node) -> Decision:
+    """A product of tensors without rows: with one sum among them it is a sum."""
+    sums = [index for index, one in enumerate(node.placements) if one.is_partial]
+    if len(sums) != 1:
+        return node.decide_whole()
+    needs: list[Placement | None] = [WHOLE] * len(node.inputs)
+    needs[sums[0]] = None
+    return node.decide(needs, SUM)
+
+
+@register_rule("MatMul BatchMatMul BatchMatMulV2 BatchMatMulV3")
+def multiply(node: Node) -> Decision:
+    names = ("transpose_a", "transpose_b") if node.type == "MatMul" else ("adj_x", "adj_y")
+    inner = [["rows", "sum"], ["sum", "columns"]]
+    terms = []
+    for index, name in enumerate(names):
+        outer = [str(axis) for axis in range(2 - node.count_axes(index), 0)]
+        last = inner[index][::-1] if node.read_attribute(name) else inner[index]
+        terms.append([*outer, *last])
+    outer = max((term[:-2] for term in terms), key=len)
+    return place_product(node, terms, [*outer, "rows", "columns"])
+
+
+@register_rule("Einsum")
+def einsum(node: Node) -> Decision:
+    equation = node.read_attribute("equation").decode().replace(" ", "")
+    left, right = equation.split("->")
+    terms = [_label_axes(term, node.count_axes(index)) for index, term in enumerate(left.split(","))]
+    count = node.op.outputs[0].shape.rank
+    if count is None:
+        raise NoRuleError
+    return place_product(node, terms, _label_axes(right, count))
+
+
+def _label_axes(term: str, count: int) -> list[str]:
+    """The label of each axis; those of an ellipsis are numbered from the end."""
+    if "..." not in term:
+        return list(term)
+    before, after = term.split("...")
+    dots = count - len(before) - len(after)
+    return [*before, *(f"...{index - dots}" for index in range(dots)), *after]
+
+
+@register_rule("Cross")
+def cross(node: Node) -> Decision:
+    labels = [str(axis) for axis in range(node.count_axes(0))]
+    if any(one.is_sharded and one.axis == len(labels) - 1 for one in node.placements):
+        raise NoRuleError
+    return place_product(node, [labels, labels], labels)
+
+
+@register_rule("SparseTensorDenseMatMul")
+def multiply_sparse(node: Node) -> Decision:
+    *sparse, dense = node.placements
+    if (
+        dense.is_sharded
+        and dense.axis == 1
+        and not node.read_attribute("adjoint_b")
+        and not any(one.is_sharded for one in sparse)
+    ):
+        return node.decide([WHOLE, WHOLE, WHOLE, None], shard(1, dense.rows))
+    return node.decide_whole()

@@ -1,0 +1,94 @@
+"""Random numbers of the script: a draw for the rows of the batch is the slice of the script's draw."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from matex_tf.rewrite.nodes import Decision, Node, NoRuleError
+from matex_tf.rewrite.placement import SIZES, SUM, WHOLE, Rows, shard
+from matex_tf.rewrite.rules.registry import register_rule
+from matex_tf.rewrite.rules.sizes import find_rows, mark_taker
+
+_LANES = {"float32": 4, "float64": 2}
+"""Numbers of one value of Philox' counter, of the draws whose numbers follow one another in their order."""
+
+
+@register_rule("StatelessRandomUniformV2 StatelessRandomNormalV2")
+def draw_by_counter(node: Node) -> Decision:
+    """A counter that is moved on by what other ranks draw: the same bits, and nothing is drawn twice."""
+    found = _find_rows(node)
+    lanes = _LANES.get(node.op.outputs[0].dtype.name)
+    if found is None or lanes is None or found[0] or len(found[1].blocks) != 1:
+        return draw_all(node)
+    axis, rows = found
+
+    def emit(copy: Any, sizes: Any, key: Any, counter: Any, algorithm: Any) -> list[Any]:
+        import tensorflow as tf
+
+        sizes = tf.cast(sizes, tf.int64)
+        before = copy.find_first(rows, sizes[0]) * tf.reduce_prod(sizes[1:])
+        skipped = before % lanes
+        moved = tf.tensor_scatter_nd_add(counter, [[0]], [tf.cast(before // lanes, counter.dtype)])
+        flat = copy.create_op(
+            node, [tf.reshape(tf.reduce_prod(sizes) + skipped, [1]), key, moved, algorithm], Tshape=tf.int64
+        )[0]
+        return [tf.reshape(flat[skipped:], sizes)]
+
+    return node.decide([None, WHOLE, WHOLE, WHOLE], shard(axis, rows), emit=mark_taker(emit))
+
+
+@register_rule("""RandomUniform RandomStandardNormal TruncatedNormal RandomUniformInt StatelessRandomUniform
+    StatelessRandomNormal StatelessTruncatedNormal StatelessRandomUniformInt StatelessTruncatedNormalV2
+    StatelessRandomUniformIntV2 StatelessRandomUniformFullIntV2""")
+def draw_all(node: Node) -> Decision:
+    """Every rank draws for all rows and takes its own."""
+    found = _find_rows(node)
+    if _has_no_seed(node):
+        return _draw_apart(node, found)
+    if found is None:
+        return node.decide_whole()
+    rest = [WHOLE] * (len(node.inputs) - 1)
+    one = shard(*found)
+
+    def emit(copy: Any, sizes: Any, *others: Any) -> list[Any]:
+        whole = copy.create_op(node, [copy.make_sizes_whole(sizes, node.get_placement(0)), *others])[0]
+        return [copy.slice_rows(whole, one)]
+
+    return node.decide([None, *rest], one, emit=mark_taker(emit))
+
+
+def _has_no_seed(node: Node) -> bool:
+    """Whether each process draws other numbers, and each run of the script, too."""
+    return "seed2" in node.op.node_def.attr and not (node.read_attribute("seed") or node.read_attribute("seed2"))
+
+
+def _draw_apart(node: Node, found: tuple[int, Rows] | None) -> Decision:
+    """Any numbers are as good for the rows of a rank as others; what has no rows is drawn by one rank for all."""
+    rest = [WHOLE] * (len(node.inputs) - 1)
+    if found is not None:
+        return node.decide([None, *rest], shard(*found))
+
+    def emit(copy: Any, *inputs: Any) -> list[Any]:
+        import tensorflow as tf
+
+        drawn = copy.create_op(node, inputs)[0]
+        return [tf.where(copy.share.keeps, drawn, tf.zeros_like(drawn))]
+
+    return node.decide([WHOLE, *rest], SUM, emit=mark_taker(emit))
+
+
+@register_rule("""RandomGamma RandomPoissonV2 Multinomial StatefulRandomBinomial RandomShuffle""")
+def draw_of_parameters(node: Node) -> Decision:
+    """Of whole parameters; how many numbers are drawn for the rows of one rank is not known beforehand."""
+    if not _has_no_seed(node) or node.op.outputs[0].dtype.name == "string":
+        return node.decide_whole()
+    return _draw_apart(node, None)
+
+
+def _find_rows(node: Node) -> tuple[int, Rows] | None:
+    if node.get_placement(0).kind != SIZES:
+        return None
+    found = find_rows(node.read_sizes(0))
+    if found is not None and (found[1].chosen is not None or None in found[1].blocks):
+        raise NoRuleError
+    return found

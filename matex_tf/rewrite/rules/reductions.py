@@ -1,0 +1,179 @@
+"""Sums, means, extremes: over the rows, a rank's sum is a part of the sum of all."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from matex_tf.rewrite.nodes import Decision, Expansion, Node, NoRuleError
+from matex_tf.rewrite.placement import PARTIAL, SIZES, SUM, WHOLE, ZERO, Placement, make_sizes, multiply_sizes, shard
+from matex_tf.rewrite.rules.registry import register_rule
+from matex_tf.rewrite.rules.shapes import keep_figure
+
+
+def find_reduced(node: Node) -> tuple[bool, int, list[int | None] | None]:
+    """Whether the rows are reduced; else in which axis they are then; and the shape of the result, if it is known."""
+    one, shape = node.get_placement(0), node.read_shape(0)
+    named = node.read_named_axes(1, len(shape))
+    keeps = node.read_attribute("keep_dims", False)
+    after = None
+    if None not in named:
+        after = [1 if state else size for size, state in zip(shape, named) if keeps or not state]
+    if not one.is_sharded or named[one.axis]:
+        return True, 0, after
+    if named[one.axis] is None or (not keeps and None in named[: one.axis]):
+        raise NoRuleError
+    return False, one.axis if keeps else one.axis - sum(map(bool, named[: one.axis])), after
+
+
+@register_rule("Sum")
+def add_up(node: Node) -> Decision:
+    one = node.get_placement(0)
+    if one.kind == SIZES:
+        return node.decide_whole()
+    if not one.is_sharded:
+        found = keep_figure(node)
+    else:
+        reduced, axis, shape = find_reduced(node)
+        return Decision([None, WHOLE], [SUM if reduced else shard(axis, one.rows)], None, (), [shape])
+    return found._replace(shapes=[_find_shape(node)])
+
+
+def _find_shape(node: Node) -> list[int | None] | None:
+    try:
+        return find_reduced(node)[2]
+    except NoRuleError:
+        return None
+
+
+@register_rule("Mean")
+def average(node: Node) -> Decision | Expansion:
+    """Over the rows, the sum divided by the number of all rows."""
+    one, dtype = node.get_placement(0), node.inputs[0].dtype
+    if not one.is_sharded:
+        inexact = dtype.is_floating or dtype.is_complex
+        return keep_figure(node) if not one.is_partial or inexact else node.decide_whole()
+    reduced, axis, _ = find_reduced(node)
+    if not reduced:
+        return node.decide([None, WHOLE], shard(axis, one.rows))
+    keeps = node.read_attribute("keep_dims")
+    axes = [axis for axis, named in enumerate(node.read_named_axes(1, node.count_axes(0))) if named]
+
+    def expand(rows: Any, _: Any) -> Any:
+        import tensorflow as tf
+
+        sizes = tf.gather(tf.shape(rows, tf.int64), axes)
+        total = tf.reduce_sum(rows, axes, keepdims=keeps)
+        if rows.dtype.is_integer:
+            return total // tf.cast(tf.reduce_prod(sizes), rows.dtype)
+        return total / tf.cast(tf.reduce_prod(sizes), rows.dtype)
+
+    return Expansion(expand)
+
+
+@register_rule("Prod")
+def multiply(node: Node) -> Decision:
+    one = node.get_placement(0)
+    if one.kind == SIZES and node.count_axes(0) == 1 and node.read_constant(1).size:
+        product = multiply_sizes(one.sizes)
+        if product is not None:
+            return node.decide([None, WHOLE], make_sizes([product]))
+        return node.decide_whole()
+    return take_extreme(node)
+
+
+_BY = {"Max": "max", "Min": "min", "All": "min", "Any": "max"}
+
+
+@register_rule("Max Min All Any")
+def take_extreme(node: Node) -> Decision:
+    """Over the rows: the extreme of the ranks' extremes. A rank without rows computes one that another has, too."""
+    one = node.get_placement(0)
+    if not one.is_sharded:
+        return node.decide_whole()
+    reduced, axis, shape = find_reduced(node)
+    if not reduced:
+        return Decision([None, WHOLE], [shard(axis, one.rows)], None, (), [shape])
+    if node.type not in _BY or node.inputs[0].dtype.name not in _COMPARED or one.rows.chosen is not None:
+        return node.decide_whole()
+    return Decision([None, WHOLE], [Placement(PARTIAL, by=_BY[node.type])], None, (), [shape])
+
+
+_COMPARED = ("float16", "bfloat16", "float32", "float64", "int32", "int64", "bool")
+
+
+@register_rule("EuclideanNorm")
+def take_norm(node: Node) -> Decision | Expansion:
+    one = node.get_placement(0)
+    if not one.is_sharded or not find_reduced(node)[0]:
+        return take_extreme(node)
+    keeps = node.read_attribute("keep_dims")
+    axes = node.read_axes(1, node.count_axes(0))
+
+    def expand(rows: Any, _: Any) -> Any:
+        import tensorflow as tf
+
+        return tf.sqrt(tf.reduce_sum(tf.square(rows), axes, keepdims=keeps))
+
+    return Expansion(expand)
+
+
+@register_rule("L2Loss")
+def half_the_squares(node: Node) -> Decision:
+    if node.get_placement(0).is_sharded:
+        return node.decide([None], SUM)
+    return node.decide_whole()
+
+
+@register_rule("ArgMax ArgMin")
+def find_along_axis(node: Node) -> Decision:
+    one = node.get_placement(0)
+    if not one.is_sharded:
+        return node.decide_whole()
+    axes = node.read_axes(1, node.count_axes(0))
+    if one.axis in axes:
+        raise NoRuleError
+    return node.decide([None, WHOLE], shard(one.axis - (axes[0] < one.axis), one.rows))
+
+
+@register_rule("UnsortedSegmentSum")
+def add_by_number(node: Node) -> Decision:
+    """Sums of rows by a number that each of them has, so that each rank has a part of each sum."""
+    data, numbers = node.get_placement(0), node.get_placement(1)
+    if numbers.is_sharded or (data.is_sharded and data.axis < node.count_axes(1)):
+        layout = numbers.layout if numbers.is_sharded else data.layout
+        if layout[1].chosen is not None and not data.has_layout(numbers):
+            raise NoRuleError
+        return node.decide([shard(*layout), shard(*layout), WHOLE], SUM)
+    if data.is_sharded:
+        return node.decide([None, WHOLE, WHOLE], shard(data.axis - node.count_axes(1) + 1, data.rows))
+    return keep_figure(node)
+
+
+@register_rule("ScatterNd")
+def scatter(node: Node) -> Decision:
+    """What is put at the same place adds up, so that each rank has a part of each sum."""
+    numbers, updates = node.get_placement(0), node.get_placement(1)
+    one = numbers if numbers.is_sharded else updates
+    if not one.is_sharded:
+        if updates.is_partial:
+            return node.decide([WHOLE, None, WHOLE], SUM)
+        return node.decide([WHOLE] * 3, ZERO if updates.zero else WHOLE)
+    if one.axis >= node.count_axes(0) - 1 or (one.rows.chosen is not None and not numbers.has_layout(updates)):
+        raise NoRuleError
+    return node.decide([shard(*one.layout), shard(*one.layout), WHOLE], SUM)
+
+
+@register_rule("Bincount DenseBincount")
+def count_numbers(node: Node) -> Decision:
+    numbers = node.get_placement(0)
+    if not numbers.is_sharded or numbers.rows.chosen is not None:
+        return node.decide_whole()
+    weighs = node.read_shape(2)[:1] != [0]
+    needs = [None, WHOLE, shard(*numbers.layout) if weighs else WHOLE]
+    if node.type == "DenseBincount" and node.count_axes(0) == 2:
+        if numbers.axis:
+            raise NoRuleError
+        return node.decide(needs, shard(0, numbers.rows))
+    if node.read_attribute("binary_output", False):
+        raise NoRuleError
+    return node.decide(needs, SUM)

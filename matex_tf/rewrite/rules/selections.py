@@ -1,0 +1,162 @@
+"""Parts of tensors that numbers, masks or keys choose: gathers, tables, one-hot vectors, order statistics."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from matex_tf.rewrite.nodes import Decision, Node, NoRuleError
+from matex_tf.rewrite.placement import SIZES, SUM, WHOLE, ZERO, Placement, Rows, make_sizes, shard
+from matex_tf.rewrite.rules.registry import register_rule
+from matex_tf.rewrite.rules.sizes import mark_taker
+
+
+def count_from_here(copy: Any, part: Any, numbers: Any, rows: Rows) -> Any:
+    """Numbers of entries of the script's tensor as numbers of entries of `part`, this rank's."""
+    import tensorflow as tf
+
+    return numbers - tf.cast(copy.find_first(rows, tf.shape(part)[0]), numbers.dtype)
+
+
+@register_rule("GatherV2 Gather")
+def gather(node: Node) -> Decision:
+    table, numbers = node.get_placement(0), node.get_placement(1)
+    rest = [WHOLE] * (len(node.inputs) - 2)
+    axis, outer = 0, 0
+    if node.type == "GatherV2":
+        outer = node.read_attribute("batch_dims")
+        outer += node.count_axes(1) if outer < 0 else 0
+        if table.kind == SIZES and node.count_axes(0) == 1 and (node.op.outputs[0].shape.rank or 0) <= 1:
+            picked = [int(at) for at in node.read_constant(1).reshape(-1)]
+            return node.decide([None, WHOLE, *rest], make_sizes([table.sizes[at] for at in picked]))
+        if node.has_rows or table.is_partial:
+            axis = node.read_axes(2, node.count_axes(0))[0]
+    if numbers.numbers is not None and table.is_sharded and axis == outer == 0 and node.count_axes(1) == 1:
+        return _take_numbered(node, table, numbers, rest)
+    if not node.has_rows:
+        if table.is_partial:
+            return node.decide([None, WHOLE, *rest], SUM)
+        return node.decide([WHOLE] * len(node.inputs), ZERO if table.zero else WHOLE)
+    if outer:
+        found = table if table.is_sharded else numbers
+        if found.axis >= outer or found.rows.chosen is not None:
+            raise NoRuleError
+        one = shard(*found.layout)
+        return node.decide([one, one, *rest], one)
+    if numbers.is_sharded:
+        return node.decide([WHOLE, None, *rest], shard(axis + numbers.axis, numbers.rows))
+    if table.axis == axis:
+        raise NoRuleError
+    after = table.axis if table.axis < axis else table.axis - 1 + node.count_axes(1)
+    return node.decide([None, WHOLE, *rest], shard(after, table.rows))
+
+
+def _take_numbered(node: Node, table: Placement, numbers: Placement, rest: list[Any]) -> Decision:
+    """Rows that a mask chose, or all, by their numbers: those of a rank's rows are among its own."""
+    rows = numbers.numbers
+    if table.axis or table.rows != rows:
+        raise NoRuleError
+
+    def emit(copy: Any, part: Any, chosen: Any, *_: Any) -> list[Any]:
+        import tensorflow as tf
+
+        return [tf.gather(part, count_from_here(copy, part, chosen, rows))]
+
+    return node.decide([None, None, *rest], shard(0, numbers.rows), emit=mark_taker(emit))
+
+
+@register_rule("GatherNd")
+def gather_nd(node: Node) -> Decision:
+    table, numbers = node.get_placement(0), node.get_placement(1)
+    outer = node.read_attribute("batch_dims", 0)
+    if not node.has_rows:
+        if table.is_partial:
+            return node.decide([None, WHOLE], SUM)
+        return node.decide_whole()
+    if outer:
+        raise NoRuleError
+    named = node.read_shape(1)[-1]
+    if numbers.numbers is not None and table.is_sharded and table.axis == 0 and table.rows == numbers.numbers:
+        if named != 1 or node.count_axes(1) != 2 or numbers.axis:
+            raise NoRuleError
+        rows = numbers.numbers
+
+        def emit(copy: Any, part: Any, chosen: Any) -> list[Any]:
+            import tensorflow as tf
+
+            return [tf.gather_nd(part, count_from_here(copy, part, chosen, rows))]
+
+        return node.decide([None, None], shard(0, numbers.rows), emit=mark_taker(emit))
+    if numbers.is_sharded and numbers.axis < node.count_axes(1) - 1:
+        return node.decide([WHOLE, None], shard(numbers.axis, numbers.rows))
+    raise NoRuleError
+
+
+@register_rule("Where")
+def where(node: Node) -> Decision:
+    """The numbers of entries that are true: of a vector over the rows, those of the script's."""
+    one = node.get_placement(0)
+    if not one.is_sharded:
+        return node.decide_whole()
+    if node.count_axes(0) != 1 or one.rows.chosen is not None or len(one.rows.blocks) != 1:
+        raise NoRuleError
+    rows = one.rows
+
+    def emit(copy: Any, mask: Any) -> list[Any]:
+        import tensorflow as tf
+
+        return [tf.where(mask) + tf.cast(copy.find_first(rows, tf.shape(mask)[0]), tf.int64)]
+
+    chosen = Rows(rows.blocks, ("chosen", node.inputs[0].key))
+    return node.decide([None], shard(0, chosen)._replace(numbers=rows), emit=mark_taker(emit))
+
+
+@register_rule("OneHot")
+def one_hot(node: Node) -> Decision:
+    one = node.get_placement(0)
+    if not one.is_sharded:
+        return node.decide_whole()
+    count = node.count_axes(0)
+    axis = node.read_attribute("axis")
+    axis += count + 1 if axis < 0 else 0
+    return node.decide([None, WHOLE, WHOLE, WHOLE], shard(one.axis + (axis <= one.axis), one.rows))
+
+
+@register_rule("TopKV2 TopK")
+def find_largest(node: Node) -> Decision:
+    one = node.get_placement(0)
+    if not one.is_sharded:
+        return node.decide_whole()
+    if one.axis == node.count_axes(0) - 1:
+        raise NoRuleError
+    return node.decide([None, *[WHOLE] * (len(node.inputs) - 1)], *[shard(*one.layout)] * 2)
+
+
+@register_rule("InTopKV2 InTopK")
+def is_among_largest(node: Node) -> Decision:
+    found = next((one for one in node.placements if one.is_sharded), None)
+    if found is None or found.axis or found.rows.chosen is not None:
+        return node.decide_whole()
+    one = shard(0, found.rows)
+    return node.decide([one, one, WHOLE], one)
+
+
+@register_rule("LookupTableFindV2 LookupTableFind")
+def look_up(node: Node) -> Decision:
+    one = node.get_placement(1)
+    return node.decide([WHOLE, None, WHOLE], shard(*one.layout)) if one.is_sharded else node.decide_whole()
+
+
+@register_rule("ResourceGather")
+def gather_variable(node: Node) -> Decision:
+    numbers = node.get_placement(1)
+    if not numbers.is_sharded or node.read_attribute("batch_dims", 0):
+        return node.decide_whole()
+    return node.decide([WHOLE, None], shard(*numbers.layout))
+
+
+@register_rule("ResourceGatherNd")
+def gather_variable_nd(node: Node) -> Decision:
+    numbers = node.get_placement(1)
+    if not numbers.is_sharded or numbers.axis >= node.count_axes(1) - 1:
+        return node.decide_whole()
+    return node.decide([WHOLE, None], shard(*numbers.layout))

@@ -1,0 +1,136 @@
+"""Sizes of tensors, which count rows, and what gradients make of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from matex_tf.rewrite.nodes import Decision, Node, NoRuleError
+from matex_tf.rewrite.placement import LIST, SIZES, WHOLE, Rows, Size, make_sizes, multiply_sizes
+from matex_tf.rewrite.rules.registry import register_rule
+
+
+def describe_shape(node: Node, index: int) -> list[Size]:
+    """The shape of an input, number by number."""
+    one, shape = node.get_placement(index), node.read_shape(index)
+    if one.kind == LIST:
+        raise NoRuleError
+    sizes = [Size(None, size) for size in shape]
+    if one.is_sharded:
+        sizes[one.axis] = Size(one.rows)
+    return sizes
+
+
+@register_rule("Shape")
+def shape(node: Node) -> Decision:
+    return node.decide([None], make_sizes(describe_shape(node, 0)))
+
+
+@register_rule("ShapeN")
+def shapes(node: Node) -> Decision:
+    count = len(node.inputs)
+    return Decision([None] * count, [make_sizes(describe_shape(node, index)) for index in range(count)])
+
+
+@register_rule("Size")
+def size(node: Node) -> Decision:
+    found = multiply_sizes(describe_shape(node, 0))
+    return node.decide_whole() if found is None else node.decide([None], make_sizes([found]))
+
+
+@register_rule("Rank")
+def rank(node: Node) -> Decision:
+    node.count_axes(0)
+    return node.decide([None], WHOLE)
+
+
+def find_rows(sizes: tuple[Size, ...]) -> tuple[int, Rows] | None:
+    """Where in a shape a number of rows stands, and of which; None: nowhere."""
+    found = [(index, one.rows) for index, one in enumerate(sizes) if one.rows is not None]
+    if len(found) > 1:
+        raise NoRuleError
+    return found[0] if found else None
+
+
+def mark_taker(emit: Any) -> Any:
+    """Mark a function that makes ops of the copy, and asks the copy (its first argument) which rows are here."""
+    emit.takes_copy = True
+    return emit
+
+
+@register_rule("BroadcastGradientArgs")
+def find_broadcast_axes(node: Node) -> Decision:
+    """The axes over which gradients are summed are those of the script's shapes, not of a slice's.
+
+    TensorFlow names the axes of size 1, the missing ones among them; none if both shapes are equal. A batch has more
+    than one row: steps of a single row are not shared.
+    """
+    needs = [WHOLE, WHOLE]
+    first, second = (one.sizes for one in node.inputs)
+    if first is None or second is None:
+        return node.decide(needs, WHOLE, WHOLE)
+    count = max(len(first), len(second))
+    padded = [[Size(None, 1)] * (count - len(one)) + list(one) for one in (first, second)]
+    pairs = list(zip(*padded))
+    equal = len(first) == len(second) and all(_may_be_equal(a, b) for a, b in pairs)
+    surely = equal and all(a == b and (a.rows or a.value is not None) for a, b in pairs)
+    axes = []
+    for sizes in padded:
+        states = [False if one.rows is not None or surely else None if one.value is None else one.value == 1
+                  for one in sizes]  # fmt: skip
+        axes.append(tuple(None if state and equal else state for state in states))
+    return Decision(needs, [WHOLE._replace(axes=one) for one in axes])
+
+
+def _may_be_equal(first: Size, second: Size) -> bool:
+    return first.rows == second.rows and (first.value == second.value or None in (first.value, second.value))
+
+
+@register_rule("DynamicStitch ParallelDynamicStitch")
+def stitch(node: Node) -> Decision:
+    """Vectors of numbers put together by fixed places: the shape before a sum, with 1 in the place of its axes."""
+    half = len(node.inputs) // 2
+    if all(node.get_placement(index).kind != SIZES for index in range(half, len(node.inputs))):
+        return node.decide_whole()
+    made: dict[int, Size] = {}
+    for index in range(half):
+        places, sizes = node.read_constant(index).reshape(-1), node.read_sizes(half + index)
+        made.update(zip(map(int, places), sizes, strict=True))
+    if sorted(made) != list(range(len(made))):
+        raise NoRuleError
+    needs = [
+        *[WHOLE] * half,
+        *(None if node.get_placement(half + index).kind == SIZES else WHOLE for index in range(half)),
+    ]
+    return node.decide(needs, make_sizes([made[place] for place in range(len(made))]))
+
+
+@register_rule("ConcatOffset")
+def find_offsets(node: Node) -> Decision:
+    """Where each part of a concatenation begins."""
+    if all(one.kind != SIZES for one in node.placements[1:]):
+        return node.decide_whole()
+    axis = int(node.read_constant(0).reshape(()))
+    shapes = [node.read_sizes(index) for index in range(1, len(node.inputs))]
+    axis %= len(shapes[0])
+    if any(len({one.rows for one in sizes}) > 1 for at, sizes in enumerate(zip(*shapes)) if at != axis):
+        raise NoRuleError
+    gives, before = [], Size(None, 0)
+    for shape in shapes:
+        gives.append(make_sizes([before if at == axis else Size(None, 0) for at in range(len(shape))]))
+        before = _join_lengths(before, shape[axis])
+    needs = [WHOLE, *(None if one.kind == SIZES else WHOLE for one in node.placements[1:])]
+    return Decision(needs, gives)
+
+
+def _join_lengths(first: Size, second: Size) -> Size:
+    """The length of two parts, one after the other along an axis."""
+    if first.rows is None and second.rows is None:
+        known = None not in (first.value, second.value)
+        return Size(None, first.value + second.value if known else None)  # type: ignore[operator]
+    if first == Size(None, 0) or second.rows is None or first.rows is None:
+        if first == Size(None, 0):
+            return second
+        raise NoRuleError
+    if first.rows.chosen is not None or second.rows.chosen is not None:
+        raise NoRuleError
+    return Size(Rows(first.rows.blocks + second.rows.blocks))

@@ -1,0 +1,144 @@
+"""Parts of tensors that begin and end at a place."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from matex_tf.rewrite.nodes import Decision, Node, NoRuleError
+from matex_tf.rewrite.placement import SIZES, SUM, WHOLE, ZERO, Placement, Rows, Size, make_sizes, shard
+from matex_tf.rewrite.rules.arrays import count_rows, take_blocks
+from matex_tf.rewrite.rules.registry import register_rule
+from matex_tf.rewrite.rules.sizes import find_rows
+
+
+@register_rule("StridedSlice")
+def slice_with_strides(node: Node) -> Decision:
+    one = node.get_placement(0)
+    if one.kind == SIZES and node.count_axes(0) == 1:
+        return _slice_sizes(node, one)
+    if one.is_sharded:
+        return _slice_rows(node, one)
+    return node.decide([None if one.is_partial else WHOLE, WHOLE, WHOLE, WHOLE],
+                       SUM if one.is_partial else ZERO if one.zero else WHOLE)  # fmt: skip
+
+
+def _slice_sizes(node: Node, one: Placement) -> Decision:
+    if node.read_attribute("ellipsis_mask") or node.read_attribute("new_axis_mask"):
+        return node.decide_whole()
+    first, last, stride = (int(node.read_constant(index).reshape(-1)[0]) for index in (1, 2, 3))
+    needs = [None, WHOLE, WHOLE, WHOLE]
+    if node.read_attribute("shrink_axis_mask") & 1:
+        return node.decide(needs, make_sizes([one.sizes[first]]))
+    begin = None if node.read_attribute("begin_mask") & 1 else first
+    end = None if node.read_attribute("end_mask") & 1 else last
+    return node.decide(needs, make_sizes(one.sizes[slice(begin, end, stride)]))
+
+
+def _slice_rows(node: Node, one: Placement) -> Decision:
+    found = follow_axis(node, one, node.count_axes(0))
+    needs = [None, *(None if node.get_placement(index).kind == SIZES else WHOLE for index in (1, 2, 3))]
+    return node.decide(needs, found)
+
+
+def follow_axis(node: Node, one: Placement, count: int) -> Placement:
+    """Where a slice of a tensor with `count` axes has its rows: whole rows, or whole blocks of them."""
+    ellipsis, new, shrink, begins, ends = (
+        node.read_attribute(f"{name}_mask") for name in ("ellipsis", "new_axis", "shrink_axis", "begin", "end")
+    )
+    entries = node.read_shape(1)[0]
+    if entries is None:
+        raise NoRuleError
+    named = sum(1 for index in range(entries) if not (new | ellipsis) >> index & 1)
+    made = taken = 0  # axes of the result, and of what is sliced
+    found: Placement | None = None
+    for index in range(entries):
+        bit = 1 << index
+        if ellipsis & bit:
+            skipped = count - named
+            if taken <= one.axis < taken + skipped:
+                found = shard(made + one.axis - taken, one.rows)
+            made, taken = made + skipped, taken + skipped
+        elif new & bit:
+            made += 1
+        else:
+            if taken == one.axis:
+                if shrink & bit or _read_entry(node, 3, index) != Size(None, 1):
+                    raise NoRuleError
+                begin = None if begins & bit else _read_entry(node, 1, index)
+                end = None if ends & bit else _read_entry(node, 2, index)
+                found = shard(made, _cut(one.rows, begin, end))
+            elif _has_rows_in_bounds(node, index, begins & bit, ends & bit or shrink & bit):
+                raise NoRuleError
+            made, taken = made + (0 if shrink & bit else 1), taken + 1
+    return shard(made + one.axis - taken, one.rows) if found is None else found
+
+
+@register_rule("StridedSliceGrad")
+def slice_backward(node: Node) -> Decision:
+    """The gradient among zeros, where the slice was: the rows are where the shape has their number."""
+    gradient = node.get_placement(4)
+    if not gradient.is_sharded:
+        if node.get_placement(0).kind == SIZES:
+            raise NoRuleError
+        return node.decide([WHOLE] * 4 + [None if gradient.is_partial else WHOLE],
+                           SUM if gradient.is_partial else WHOLE)  # fmt: skip
+    sizes = node.read_sizes(0)
+    found = find_rows(sizes)
+    if found is None:
+        raise NoRuleError
+    before = shard(*found)
+    if not follow_axis(node, before, len(sizes)).has_layout(gradient):
+        raise NoRuleError
+    needs = [None if node.get_placement(index).kind == SIZES else WHOLE for index in range(4)]
+    return node.decide([*needs, None], before)
+
+
+def _read_entry(node: Node, index: int, at: int) -> Size:
+    return node.read_sizes(index)[at]
+
+
+def _has_rows_in_bounds(node: Node, at: int, whole_begin: Any, whole_end: Any) -> bool:
+    """Whether another axis than that of the rows is cut at a number of rows, which a slice does not have."""
+    named = ([] if whole_begin else [1]) + ([] if whole_end else [2])
+    return any(
+        node.get_placement(index).kind == SIZES and _read_entry(node, index, at).rows is not None for index in named
+    )
+
+
+def _cut(rows: Rows, begin: Size | None, end: Size | None) -> Rows:
+    """The rows from `begin` to `end`; None: from the first, to the last."""
+    if end is not None and end.rows == rows:
+        end = None
+    if (begin is None or begin == Size(None, 0)) and end is None:
+        return rows
+    if rows.chosen is not None:
+        raise NoRuleError
+    first = 0 if begin is None else count_rows(begin)
+    last = None if end is None else count_rows(end)
+    if first is None or (end is not None and last is None):
+        raise NoRuleError
+    return take_blocks(rows, first, last)
+
+
+@register_rule("Slice")
+def slice_by_sizes(node: Node) -> Decision:
+    one = node.get_placement(0)
+    if one.kind == SIZES and node.count_axes(0) == 1:
+        start, count = (int(node.read_constant(index).reshape(-1)[0]) for index in (1, 2))
+        return node.decide([None, WHOLE, WHOLE], make_sizes(one.sizes[start : None if count < 0 else start + count]))
+    if not one.is_sharded:
+        return node.decide([None if one.is_partial else WHOLE, WHOLE, WHOLE],
+                           SUM if one.is_partial else ZERO if one.zero else WHOLE)  # fmt: skip
+    begins, counts = node.read_sizes(1), node.read_sizes(2)
+    others = [size for part in (begins, counts) for at, size in enumerate(part) if at != one.axis]
+    if any(size.rows is not None for size in others):
+        raise NoRuleError
+    begin, size = begins[one.axis], counts[one.axis]
+    rows = one.rows
+    if not (begin == Size(None, 0) and (size == Size(None, -1) or size.rows == rows)):
+        first, length = count_rows(begin), None if size == Size(None, -1) else count_rows(size)
+        if rows.chosen is not None or first is None or (length is None and size != Size(None, -1)):
+            raise NoRuleError
+        rows = take_blocks(rows, first, None if length is None else first + length)
+    needs = [None, *(None if node.get_placement(index).kind == SIZES else WHOLE for index in (1, 2))]
+    return node.decide(needs, shard(one.axis, rows))

@@ -1,0 +1,74 @@
+"""Which collectives travel together: all that need not wait for one another, each as late as nothing waits for it.
+
+The number of waves is the length of the longest chain of collectives that need one another. The loss, the metrics and
+the gradients of a step without statistics of the batch are one wave.
+"""
+
+from __future__ import annotations
+
+from matex_tf.rewrite.control import needs_exchange
+from matex_tf.rewrite.nodes import Node, Value
+from matex_tf.rewrite.placement import Placement
+from matex_tf.rewrite.propagate import Program
+
+
+class Exchange:
+    """A collective on a value, which is whole after it. `wave`: the level after which it travels."""
+
+    __slots__ = ("value", "wave")
+
+    def __init__(self, value: Value, wave: int):
+        self.value, self.wave = value, wave
+
+
+def schedule(program: Program, needs: list[Placement]) -> list[list[Exchange]]:
+    """Set the level of each node, the number of waves that come before it, and list the exchanges of each wave.
+
+    needs: the placements that the outputs are brought to.
+    """
+    earliest: dict[int, int] = {}
+    for node in program.nodes:
+        level = max((earliest[id(one)] for one in node.controls if id(one) in earliest), default=0)
+        for value, need in zip(node.inputs, node.decision.needs):
+            made = 0 if value.node is None else earliest[id(value.node)]
+            level = max(level, made + is_exchanged(value, need))
+        earliest[id(node)] = level
+    last = max(earliest.values(), default=0)
+    ends = [
+        (0 if value.node is None else earliest[id(value.node)]) + is_exchanged(value, need)
+        for value, need in zip(program.outputs, needs)
+    ]
+    last = max([last, *ends])
+    latest = {id(node): last for node in program.nodes}
+    waves: dict[int, Exchange] = {}
+
+    def take(value: Value, need: Placement | None, level: int) -> None:
+        exchanged = is_exchanged(value, need)
+        if exchanged:
+            found = waves.setdefault(id(value), Exchange(value, level - 1))
+            found.wave = min(found.wave, level - 1)
+        if value.node is not None and id(value.node) in latest:
+            latest[id(value.node)] = min(latest[id(value.node)], level - exchanged)
+
+    for value, need in zip(program.outputs, needs):
+        take(value, need, last)
+    for node in reversed(program.nodes):
+        node.level = latest[id(node)]
+        for value, need in zip(node.inputs, node.decision.needs):
+            take(value, need, node.level)
+        for one in node.controls:
+            if id(one) in latest:
+                latest[id(one)] = min(latest[id(one)], node.level)
+    found: list[list[Exchange]] = [[] for _ in range(last)]
+    for exchange in waves.values():
+        found[exchange.wave].append(exchange)
+    return found
+
+
+def is_exchanged(value: Value, need: Placement | None) -> bool:
+    return need is not None and needs_exchange(value.placement, need)
+
+
+def order(program: Program) -> list[Node]:
+    """The nodes by level; within one, as they were read."""
+    return sorted(program.nodes, key=lambda node: node.level)

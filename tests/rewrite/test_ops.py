@@ -1,0 +1,51 @@
+"""Each op type in small functions of a batch, run on ranks: the results are those of the function alone."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+import tensorflow as tf
+from op_cases import ARRAYS, CASES, DRAWN, OPEN
+from simulated_ranks import Simulation, find_difference
+
+SPLITS = ((4, 1), (2, 0, 3))
+FAIL_ALONE = {"rows that two masks choose", "rows that masks choose in calls", "pairs of rows", "a longer range"}
+_INEXACT = {"Cast": 1e-6}
+"""Sums of float32, by the ops of the case."""
+
+
+def _simulate(function):
+    values = [ARRAYS[name] for name in inspect.signature(function).parameters]
+    return Simulation(function, [one.astype("S") if one.dtype == object else one for one in values])
+
+
+@pytest.mark.parametrize("index", range(len(CASES)), ids=[f"{i}-{one[0].split()[0]}" for i, one in enumerate(CASES)])
+def test_ranks_compute_what_the_op_computes_alone(index):
+    kinds, function = CASES[index]
+    simulation = _simulate(function)
+    expected = simulation.run_alone()
+    for counts in SPLITS:
+        for given in simulation.run(counts):
+            if function not in DRAWN:
+                assert not find_difference(expected, given, _INEXACT.get(kinds, 1e-10)), counts
+
+
+@pytest.mark.parametrize("name", [name for name in OPEN if name not in FAIL_ALONE])
+def test_where_rows_meet_they_are_gathered(name):
+    simulation = _simulate(OPEN[name])
+    expected = simulation.run_alone()
+    for counts in (*SPLITS, (3, 2)):
+        for given in simulation.run(counts):
+            assert not find_difference(expected, given), counts
+
+
+def test_numbers_without_a_seed_are_the_same_on_all_ranks():
+    """Unless they are drawn for rows: any are as good for these."""
+
+    def draw(x):
+        return tf.random.normal([3]), tf.random.uniform([2], maxval=9, dtype=tf.int32), tf.random.gamma([2], 2.0)
+
+    first, second = _simulate(draw).run((3, 2))
+    assert not find_difference(first, second, 0)
+    assert (first[0] != 0).all()

@@ -1,0 +1,166 @@
+"""Ranks that are threads of one process, so that a copied graph is run, not only judged."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+import numpy as np
+import tensorflow as tf
+
+from matex_tf.rewrite.emit import Copy, Share
+from matex_tf.rewrite.placement import BATCH, WHOLE
+from matex_tf.rewrite.propagate import read_program
+
+SECONDS = 120
+
+
+class Meeting:
+    """Where the threads of `count` ranks put their tensors together; each exchange is counted."""
+
+    def __init__(self, count: int):
+        self.waves = 0
+        self.parts: list[Any] = [None] * count
+        self.barrier = threading.Barrier(count)
+
+    def meet(self, rank: int, part: Any) -> list[Any]:
+        self.parts[rank] = part
+        self.barrier.wait(SECONDS)
+        found = list(self.parts)
+        self.barrier.wait(SECONDS)
+        return found
+
+
+class Exchanger:
+    def __init__(self, meeting: Meeting, rank: int):
+        self.meeting, self.rank = meeting, rank
+
+    def exchange(self, requests: Sequence[tuple[str, Any]], contributes: Any) -> list[Any]:
+        kinds = [kind for kind, _ in requests]
+
+        def run(contributes: Any, *tensors: Any) -> list[Any]:
+            self.meeting.waves += self.rank == 0
+            found = [part for part in self.meeting.meet(self.rank, (kinds, bool(contributes), tensors)) if part[1]]
+            assert all(part[0] == kinds for part in found), "ranks are at different collectives"
+            return [combine(kind, [part[2][index] for part in found]) for index, kind in enumerate(kinds)]
+
+        given = [tensor for _, tensor in requests]
+        made = tf.numpy_function(run, [contributes, *given], [tensor.dtype for tensor in given])
+        made = made if isinstance(made, list) else [made]
+        for (kind, tensor), one in zip(requests, made):
+            one.set_shape(tensor.shape if kind != "gather" or tensor.shape.rank is None else [None, *tensor.shape[1:]])
+        return made
+
+
+def combine(kind: str, parts: list[Any]) -> Any:
+    if kind == "gather":
+        return np.concatenate(parts)
+    made = {"sum": np.sum, "max": np.max, "min": np.min}[kind](np.stack(parts), axis=0)
+    return np.asarray(made, parts[0].dtype)
+
+
+class Simulation:
+    """A traced function, alone and on ranks that have so many rows each. Every rank has variables of its own.
+
+    fixed: the numbers of the arguments that are not rows of the batch.
+    """
+
+    def __init__(self, function: Any, arguments: Sequence[Any], fixed: Sequence[int] = ()):
+        self.fixed, self.arguments = set(fixed), [np.asarray(one) for one in arguments]
+        specs = [
+            tf.TensorSpec(one.shape if index in fixed else [None, *one.shape[1:]], tf.as_dtype(one.dtype))
+            for index, one in enumerate(self.arguments)
+        ]
+        function = function if hasattr(function, "get_concrete_function") else tf.function(function, autograph=False)
+        self.own = function.get_concrete_function(*specs)
+        graph = self.own.graph
+        self.specs = [tf.TensorSpec(one.shape, one.dtype) for one in graph.inputs[: len(specs)]]
+        placements = [WHOLE if index in self.fixed else BATCH for index in range(len(specs))]
+        self.program = read_program(graph, placements + [WHOLE] * len(graph.captures))
+        self.variables = list(graph.variables)
+        self.initial = [one.numpy() for one in self.variables]
+        self.waves = 0
+
+    def run_alone(self, steps: int = 1) -> list[np.ndarray]:
+        """What each step gives, and then the variables."""
+        for variable, value in zip(self.variables, self.initial):
+            variable.assign(value)
+        found = []
+        for _ in range(steps):
+            found += [one.numpy() for one in tf.nest.flatten(self.own(*map(tf.constant, self.arguments)))]
+        return found + [one.numpy() for one in self.variables]
+
+    def build(self, meeting: Meeting, rank: int, variables: Sequence[Any]) -> Callable[..., Any]:
+        own = {id(one.handle): other.handle for one, other in zip(self.variables, variables)}
+        captures = [own.get(id(outer), outer) for outer, _ in self.own.graph.captures]
+        rows, flag = tf.TensorSpec([3], tf.int64), tf.TensorSpec([], tf.bool)
+
+        @tf.function(autograph=False, input_signature=[rows, flag, *self.specs])
+        def step(rows: Any, contributes: Any, *arguments: Any) -> Any:
+            first, count, total = tf.unstack(rows)
+            share = Share(first, count, total, contributes, tf.logical_and(contributes, tf.equal(first, 0)))
+            graph = tf.compat.v1.get_default_graph()
+            inputs = [*arguments, *(graph.capture(outer) for outer in captures)]
+            copy = Copy(share, Exchanger(meeting, rank))
+            return copy.build(self.program, inputs, [WHOLE] * len(self.program.outputs))
+
+        return step.get_concrete_function()
+
+    def run(self, counts: Sequence[int], steps: int = 1) -> list[list[np.ndarray]]:
+        """What each rank gives, where they have so many rows of the batch, and then its variables."""
+        meeting = Meeting(len(counts))
+        variables = [[tf.Variable(value) for value in self.initial] for _ in counts]
+        functions = [self.build(meeting, rank, variables[rank]) for rank in range(len(counts))]
+        ends = np.cumsum([0, *counts])
+        found: list[Any] = [None] * len(counts)
+        errors: list[BaseException] = []
+
+        def work(rank: int) -> None:
+            start, end = int(ends[rank]), int(ends[rank + 1])
+            has = end > start
+            if not has:
+                start, end = 0, 1
+            parts = [
+                tf.constant(one if index in self.fixed else one[start:end]) for index, one in enumerate(self.arguments)
+            ]
+            rows = tf.constant([start, end - start, int(ends[-1])], tf.int64)
+            try:
+                made = []
+                for _ in range(steps):
+                    made += [one.numpy() for one in functions[rank](rows, tf.constant(has), *parts)]
+                found[rank] = made + [one.numpy() for one in variables[rank]]
+            except BaseException as error:
+                errors.append(error)
+                meeting.barrier.abort()
+
+        threads = [threading.Thread(target=work, args=(rank,)) for rank in range(len(counts))]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        if errors:
+            raise next((error for error in errors if "BrokenBarrier" not in str(error)), errors[0])
+        self.waves = meeting.waves // steps
+        return found
+
+
+def find_difference(expected: Sequence[np.ndarray], given: Sequence[np.ndarray], tolerance: float = 1e-10) -> str:
+    """The first output that differs, and by how much; empty if none does."""
+    for index, (one, other) in enumerate(zip(expected, given, strict=True)):
+        if one.shape != other.shape:
+            return f"output {index}: shape {other.shape} for {one.shape}"
+        if one.dtype.kind not in "fc":
+            if not np.array_equal(one, other):
+                return f"output {index}: {other} for {one}"
+            continue
+        with np.errstate(invalid="ignore"):
+            apart = np.where((one == other) | (np.isnan(one) & np.isnan(other)), 0, np.abs(one - other))
+        scale = max(float(np.max(np.abs(one[np.isfinite(one)]), initial=0)), 1e-3)
+        worst = np.inf if np.isnan(apart).any() else float(np.max(apart, initial=0))
+        if worst > tolerance * scale:
+            return f"output {index}: {worst:.2e} apart, of {scale:.2e}"
+    return ""
