@@ -165,8 +165,8 @@ def _run_attempts(
             continue
         if end == OWN and code > 128 and has_ended:
             say(
-                f"{explain_end(code)} after all ranks had come to the end of the script. What they had to write is "
-                "written, and nothing is left to train: the run is not started again"
+                f"{explain_end(code)} after all ranks had come to the end of the script, and the first rank had ended "
+                "by itself. All is trained and written: the run is not started again"
             )
         if end != LOST:
             return end, code, heard

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import inspect
 import io
+import sys
 import threading
+import traceback
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -188,6 +189,8 @@ def _shrink_world(what: str, failed: Exception | None) -> None:
         ) from error
     if became_first:
         terminal.print_text()
+        if settings.get_settings().output != "all" and (why := _find_thread_at_work()):  # begun since
+            raise membership.make_loss_error(f"the first rank was lost, and {why}")
     gone = {rank: host for rank, host in enumerate(hosts) if rank not in left and rank not in said}
     said.clear()
     if gone and me.rank == 0:
@@ -206,18 +209,26 @@ def _find_obstacle() -> str:
         return "no other may have what it was to print and to write, as the script asks for its rank"
     if shutdown.have_all_ended():
         return "all were past the end of the script, where it writes what no other has"
-    for thread in threading.enumerate():
-        function = getattr(thread, "_target", None) or type(thread).run
-        code = getattr(inspect.unwrap(function), "__code__", None)
-        if code is not None and not script_frames.is_library(code.co_filename):
-            return f"thread {thread.name} of the script may have printed or written here what it had not there"
-    return overlay.find_private_use()
+    return _find_thread_at_work() or overlay.find_private_use()
+
+
+def _find_thread_at_work() -> str:
+    """What a thread that runs code of the script is, be it the script's, a pool's or a timer's; empty if none does."""
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    for number, frame in sys._current_frames().items():
+        if number == threading.main_thread().ident:
+            continue
+        for inner, _ in traceback.walk_stack(frame):
+            if not script_frames.is_library(inner.f_code.co_filename):
+                name = names.get(number, number)  # C++ code has threads that Python does not know
+                return f"thread {name}, in {inner.f_code.co_name}, may have printed or written here what it had not there"
+    return ""
 
 
 def _flush_files() -> None:
     """Write what files of Python hold that the script has not closed: once all have ended, no other would do it."""
     for one in gc.get_objects():
-        if issubclass(type(one), (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)) and not one.closed:
+        if issubclass(type(one), (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)) and terminal.is_open(one):
             with contextlib.suppress(OSError, ValueError):  # Python tries again where it ends
                 one.flush()
 

@@ -238,6 +238,8 @@ def end_rank() -> None:
     _tell_exits(objects.allgather((_exit_code, _exit_text), "what is done after the script"))
     me = world.get_world()
     with mpi_timeout.limit_time(me.rank, me.size, "has waited for MPI to end, after all have come to the script's end"):
+        if me.rank == 0 or settings.get_settings().output == "all":
+            exit_marks.mark_ending()
         exit_marks.mark_ended()
         for work in before_finalize:
             work()
