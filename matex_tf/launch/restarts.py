@@ -57,7 +57,7 @@ def judge_end(code: int, folder: str | os.PathLike, heard: set[int]) -> str:
         return CHANGED
     if has_left:
         return ASKED
-    if exit_marks.is_proof_given(folder):
+    if exit_marks.is_proof_given(folder) or exit_marks.has_chosen(folder, code):
         return OWN
     if heard & process.ASKS:
         return ASKED

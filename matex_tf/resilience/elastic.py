@@ -221,7 +221,9 @@ def _find_thread_at_work() -> str:
         for inner, _ in traceback.walk_stack(frame):
             if not script_frames.is_library(inner.f_code.co_filename):
                 name = names.get(number, number)  # C++ code has threads that Python does not know
-                return f"thread {name}, in {inner.f_code.co_name}, may have printed or written here what it had not there"
+                return (
+                    f"thread {name}, in {inner.f_code.co_name}, may have printed or written here what it had not there"
+                )
     return ""
 
 

@@ -12,6 +12,7 @@ import contextlib
 import ctypes
 import os
 import socket
+from collections.abc import Collection
 from pathlib import Path
 
 from matex_tf import settings
@@ -47,10 +48,10 @@ def announce_ranks() -> None:
     write_mark(*rank_ends.note_rank(me.rank, me.size, me.local_size, me.host, MPI.get_vendor()[0]))
 
 
-def mark_ended() -> None:
-    """Say that all ranks have ended, which they have just agreed on; or that they have left."""
+def mark_ended(codes: Collection[int] = ()) -> None:
+    """Say that all ranks have ended, which they have just agreed on, with these exit codes; or that they have left."""
     if world.get_world().local_rank == 0:
-        write_mark(rank_ends.LEFT if _leaves else _ENDED)
+        write_mark(rank_ends.LEFT if _leaves else _ENDED, " ".join(map(str, sorted(filter(None, codes)))))
 
 
 def mark_ending() -> None:
@@ -162,6 +163,11 @@ def has_word(folder: str | os.PathLike[str]) -> bool:
 def has_come_to_end(folder: str | os.PathLike[str]) -> bool:
     """Whether all ranks have come to the end of the script together."""
     return Path(folder, _ENDED).exists()
+
+
+def has_chosen(folder: str | os.PathLike[str], code: int) -> bool:
+    """Whether a script that has come to its end has given `code` to `sys.exit`, for which mpirun ends all ranks."""
+    return has_come_to_end(folder) and str(code) in Path(folder, _ENDED).read_text().split()
 
 
 def has_ended(folder: str | os.PathLike[str]) -> bool:
