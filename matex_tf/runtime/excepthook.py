@@ -12,7 +12,7 @@ import threading
 import traceback
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any
+from typing import Any, NoReturn
 
 from matex_tf import settings
 from matex_tf.ops import cache
@@ -94,7 +94,7 @@ def _exit(code: object = None) -> None:
     _plain_exit(code)
 
 
-_plain_exit_at_once: Callable[..., Any] = os._exit
+_plain_exit_at_once: Callable[..., NoReturn] = os._exit
 
 
 def _exit_at_once(code: int) -> None:
@@ -115,11 +115,11 @@ def _exit_at_once(code: int) -> None:
     )
 
 
-def _exit_after_others(code: int) -> None:
+def _exit_after_others(status: int) -> NoReturn:
     """`os._exit` once all ranks have come to the end of the script: with 0 it is this one's good end."""
-    if code == 0:
+    if status == 0:
         exit_marks.confirm_end()
-    _plain_exit_at_once(code)
+    _plain_exit_at_once(status)
 
 
 def describe_error(error: BaseException, trace: TracebackType | None) -> str:

@@ -1,9 +1,7 @@
 """The ranks' own word that all of them have ended, kept in a private folder of `matex run`.
 
 mpirun ends with exit code 0 in some cases in which ranks or hosts were lost, so `matex run` does so only with this
-proof. It is written when the ranks have met at the end of the script, by those whose host has the folder. Ranks that
-write what the script writes keep another mark there from then on, until they have ended: Python writes the rest of open
-files as it ends.
+proof. It is written when the ranks have met at the end of the script, by those whose host has the folder.
 """
 
 from __future__ import annotations
@@ -55,7 +53,7 @@ def mark_ended(codes: Collection[int] = ()) -> None:
 
 
 def mark_ending() -> None:
-    """Say that this process has something to write yet, until it has ended by itself."""
+    """Say that this process has something to write, until it has ended by itself: Python writes files as it ends."""
     global _ending
     me = world.get_world()
     if write_mark(f"{_ENDING}{me.rank}"):
