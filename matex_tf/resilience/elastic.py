@@ -9,9 +9,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import io
-import sys
 import threading
-import traceback
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -94,10 +92,11 @@ def _try_once(work: Callable[[], Any]) -> tuple[bool, Any, Exception | None]:
     """Whether all ranks have completed `work`; what it gave here, or how it failed. Collective.
 
     A rank votes when all that it has printed is out. So, once all have agreed, there is nothing to be printed for one
-    that is lost later but what comes after this.
+    that is lost later but what comes after this, and what threads print, which keep no step with those of other ranks.
     """
     global _inside
     result, failed = None, None
+    is_alone = not script_frames.find_thread_at_work()
     printed = terminal.measure_text()
     _inside = True
     try:
@@ -109,11 +108,12 @@ def _try_once(work: Callable[[], Any]) -> tuple[bool, Any, Exception | None]:
         world.revoke_communicators()
     finally:
         _inside = False
+    is_first_alone = world.get_world().rank > 0 or not script_frames.find_thread_at_work()
     terminal.flush_text()
-    is_done = _is_done_by_all(failed is None)
-    if is_done:
+    is_done, is_first_alone = _is_done_by_all(failed is None, is_first_alone)
+    if is_done and is_first_alone:
         terminal.forget_text()
-    else:
+    elif not is_done and is_alone:
         terminal.forget_after(printed)
     return is_done, result, failed
 
@@ -130,17 +130,17 @@ def _go_back(undo: Callable[[], None] | None) -> None:
         _shrink_world("restoring what lost ranks had", failed)
 
 
-def _is_done_by_all(done: bool) -> bool:
-    """Whether all ranks have completed what they tried, the same answer on all that are left."""
+def _is_done_by_all(done: bool, alone: bool) -> tuple[bool, bool]:
+    """Whether all ranks have completed what they tried, and are `alone`; the same answer on all that are left."""
     limit = settings.get_settings().abort_seconds
     if done or not limit:
-        return world.agree_on_success(done)
+        return world.agree_on_success(done, alone)
     # Who watches the ranks as a rule has gone with the communicators that were revoked.
     patience = threading.Timer(limit, _give_up, [limit])
     patience.daemon = True
     patience.start()
     try:
-        return world.agree_on_success(done)
+        return world.agree_on_success(done, alone)
     finally:
         patience.cancel()
 
@@ -213,18 +213,8 @@ def _find_obstacle() -> str:
 
 
 def _find_thread_at_work() -> str:
-    """What a thread that runs code of the script is, be it the script's, a pool's or a timer's; empty if none does."""
-    names = {thread.ident: thread.name for thread in threading.enumerate()}
-    for number, frame in sys._current_frames().items():
-        if number == threading.main_thread().ident:
-            continue
-        for inner, _ in traceback.walk_stack(frame):
-            if not script_frames.is_library(inner.f_code.co_filename):
-                name = names.get(number, number)  # C++ code has threads that Python does not know
-                return (
-                    f"thread {name}, in {inner.f_code.co_name}, may have printed or written here what it had not there"
-                )
-    return ""
+    thread = script_frames.find_thread_at_work()
+    return f"{thread}, may have printed or written here what it had not there" if thread else ""
 
 
 def _flush_files() -> None:

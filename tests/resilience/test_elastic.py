@@ -1,11 +1,8 @@
 """Ranks that are left go on without those that are lost, in their processes, and give what the script gives alone."""
 
-import concurrent.futures
 import io
-import multiprocessing.pool
 import os
 import sys
-import threading
 from importlib.metadata import version
 from pathlib import Path
 
@@ -221,34 +218,6 @@ def test_files_that_the_script_has_not_closed_are_written_before_the_ranks_part(
     elastic._flush_files()
     assert (tmp_path / "text").read_text() == "text" and (tmp_path / "data").read_bytes() == b"data"
     text.close(), data.close()
-
-
-@pytest.mark.parametrize("start", ["executor", "pool", "timer", "thread"])
-def test_a_thread_in_code_of_the_script_is_found_whoever_has_started_it(start):
-    from matex_tf.resilience import elastic
-
-    begun, over = threading.Event(), threading.Event()
-
-    def work_here():
-        begun.set()
-        over.wait()
-
-    executor, pool = concurrent.futures.ThreadPoolExecutor(1), multiprocessing.pool.ThreadPool(1)
-    try:
-        executor.submit(int).result()
-        assert "work_here" not in elastic._find_thread_at_work(), "idle threads have printed and written what they had"
-        {
-            "executor": lambda: executor.submit(work_here),
-            "pool": lambda: pool.apply_async(work_here),
-            "timer": threading.Timer(0, work_here).start,
-            "thread": threading.Thread(target=work_here).start,
-        }[start]()
-        begun.wait()
-        assert "in work_here" in elastic._find_thread_at_work()
-    finally:
-        over.set()
-        executor.shutdown()
-        pool.terminate()
 
 
 def test_a_stream_whose_buffer_the_script_has_detached_is_left_alone(monkeypatch, tmp_path):

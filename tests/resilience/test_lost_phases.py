@@ -156,3 +156,29 @@ def test_a_rank_that_fails_or_is_asked_to_end_ends_all(rank, how, code, says, tm
     assert found.returncode == code, found.output
     assert says in found.stderr and "restart" not in found.stderr.replace("before the restart", ""), found.output
     assert not list_left(folder, temporary), found.output
+
+
+AHEAD = """
+import os, posix, signal, sys, threading, time
+import matex_tf
+from matex_tf.runtime import objects
+from matex_tf.world import world
+is_first = world.get_world().rank == 0
+def say():
+    time.sleep(30 * is_first)
+    print("of a thread")
+thread = threading.Thread(target=say, daemon=True)
+thread.start()
+if not is_first:
+    thread.join()
+objects.barrier("the thread of the first rank has to print yet")
+if is_first:
+    os.kill(os.getpid(), signal.SIGKILL)
+objects.barrier("once more")
+print("end")
+"""
+
+
+def test_what_a_thread_has_printed_sooner_than_that_of_the_first_rank_is_not_lost():
+    found = launch.matex_run(2, "--elastic", launch.script_file(AHEAD)).check()
+    assert found.stdout.splitlines() == ["of a thread", "end"], found.output
