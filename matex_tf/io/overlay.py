@@ -30,19 +30,19 @@ _news: journal.Journal | None = None
 
 
 def get_view() -> View | None:
-    """This rank's view of the files; None where they are the real ones."""
-    return _view
+    """This rank's view of the files; None where they are the real ones, be it since the first rank was lost."""
+    return None if _view is None or _view.is_left else _view
 
 
 def get_own_view() -> View:
-    """This rank's view, for what is only called where there is one."""
+    """This rank's view, left or not, for what is only called where there was one at the start."""
     assert _view is not None
     return _view
 
 
 def get_journal() -> journal.Journal | None:
     """The journal in which rank 0 writes; None on the others."""
-    return _news if _view is None or _view.is_left else None
+    return _news if get_view() is None else None
 
 
 def start_overlay() -> None:

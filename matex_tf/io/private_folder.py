@@ -75,13 +75,15 @@ class Limit:
             begun = time.monotonic()
             with real_files.use_real_files():
                 sizes = dict(self._list_sizes())
-            if sum(sizes.values()) > self.most:
+            if sum(sizes.values()) > self.most and not self._stopped.is_set():
                 terminal.write_text(self._describe_excess(sizes))
                 shutdown.abort_all_ranks(_EXIT_FULL)
             wait = max(_SECONDS, _EASE * (time.monotonic() - begun))
 
     def _list_sizes(self) -> Iterator[tuple[str, int]]:
         for folder, _, names in os.walk(self._folder):
+            if self._stopped.is_set():  # what is there is the disk by now
+                return
             for path in (os.path.join(folder, name) for name in names):
                 try:
                     yield path, 512 * os.lstat(path).st_blocks

@@ -155,9 +155,13 @@ class View(Layers):
         self.is_left = True
         self._limit.stop_watching()
         self.return_to_disk()
+        # Links in it, as whoever lists all that is in it follows one of its own name, but none beneath it.
+        os.mkdir(links := f"{self.root}-links")
+        for name in os.listdir(os.sep):
+            os.symlink(os.sep + name, os.path.join(links, name))
         if os.path.isdir(self.root):
             os.rename(self.root, f"{self.root}-left")
-        os.symlink(os.sep, self.root)
+        os.rename(links, self.root)
 
     def ensure_folder(self, key: str) -> str:
         """The upper layer's folder for `key`, a folder that this rank sees, made if need be."""

@@ -68,11 +68,14 @@ def run_to_end(command: Sequence[str], folder: str, describe_gone: Callable[[], 
         print(f"matex: {gone} (exit code {code or EXIT_UNPROVED})", file=sys.stderr)
     if code != 0:
         return code
-    print(
-        "matex: mpirun ended with exit code 0, but the ranks never agreed that all of them had come to the end of the "
-        f"script: a rank or a host was lost on the way, or the script was never started (exit code {EXIT_UNPROVED})",
-        file=sys.stderr,
-    )
+    if exit_marks.has_come_to_end(folder):
+        why = "a rank was lost after the end of the script, before all that the script has written was on the disk"
+    else:
+        why = (
+            "the ranks never agreed that all of them had come to the end of the script: a rank or a host was lost on "
+            "the way, or the script was never started"
+        )
+    print(f"matex: mpirun ended with exit code 0, but {why} (exit code {EXIT_UNPROVED})", file=sys.stderr)
     return EXIT_UNPROVED
 
 

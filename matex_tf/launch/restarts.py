@@ -57,7 +57,7 @@ def judge_end(code: int, folder: str | os.PathLike, heard: set[int]) -> str:
         return CHANGED
     if has_left:
         return ASKED
-    if exit_marks.is_proof_given(folder):
+    if exit_marks.is_proof_given(folder) or exit_marks.has_chosen(folder, code):
         return OWN
     if heard & process.ASKS:
         return ASKED
@@ -165,8 +165,8 @@ def _run_attempts(
             continue
         if end == OWN and code > 128 and has_ended:
             say(
-                f"{explain_end(code)} after all ranks had come to the end of the script. What they had to write is "
-                "written, and nothing is left to train: the run is not started again"
+                f"{explain_end(code)} after all ranks had come to the end of the script, and the first rank had ended "
+                "by itself. All is trained and written: the run is not started again"
             )
         if end != LOST:
             return end, code, heard

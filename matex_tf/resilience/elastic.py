@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import inspect
 import io
 import threading
 import weakref
@@ -93,10 +92,11 @@ def _try_once(work: Callable[[], Any]) -> tuple[bool, Any, Exception | None]:
     """Whether all ranks have completed `work`; what it gave here, or how it failed. Collective.
 
     A rank votes when all that it has printed is out. So, once all have agreed, there is nothing to be printed for one
-    that is lost later but what comes after this.
+    that is lost later but what comes after this, and what threads print, which keep no step with those of other ranks.
     """
     global _inside
     result, failed = None, None
+    is_alone = not script_frames.find_thread_at_work()
     printed = terminal.measure_text()
     _inside = True
     try:
@@ -108,11 +108,12 @@ def _try_once(work: Callable[[], Any]) -> tuple[bool, Any, Exception | None]:
         world.revoke_communicators()
     finally:
         _inside = False
+    is_first_alone = world.get_world().rank > 0 or not script_frames.find_thread_at_work()
     terminal.flush_text()
-    is_done = _is_done_by_all(failed is None)
-    if is_done:
+    is_done, is_first_alone = _is_done_by_all(failed is None, is_first_alone)
+    if is_done and is_first_alone:
         terminal.forget_text()
-    else:
+    elif not is_done and is_alone:
         terminal.forget_after(printed)
     return is_done, result, failed
 
@@ -129,17 +130,17 @@ def _go_back(undo: Callable[[], None] | None) -> None:
         _shrink_world("restoring what lost ranks had", failed)
 
 
-def _is_done_by_all(done: bool) -> bool:
-    """Whether all ranks have completed what they tried, the same answer on all that are left."""
+def _is_done_by_all(done: bool, alone: bool) -> tuple[bool, bool]:
+    """Whether all ranks have completed what they tried, and are `alone`; the same answer on all that are left."""
     limit = settings.get_settings().abort_seconds
     if done or not limit:
-        return world.agree_on_success(done)
+        return world.agree_on_success(done, alone)
     # Who watches the ranks as a rule has gone with the communicators that were revoked.
     patience = threading.Timer(limit, _give_up, [limit])
     patience.daemon = True
     patience.start()
     try:
-        return world.agree_on_success(done)
+        return world.agree_on_success(done, alone)
     finally:
         patience.cancel()
 
@@ -188,6 +189,8 @@ def _shrink_world(what: str, failed: Exception | None) -> None:
         ) from error
     if became_first:
         terminal.print_text()
+        if settings.get_settings().output != "all" and (why := _find_thread_at_work()):  # begun since
+            raise membership.make_loss_error(f"the first rank was lost, and {why}")
     gone = {rank: host for rank, host in enumerate(hosts) if rank not in left and rank not in said}
     said.clear()
     if gone and me.rank == 0:
@@ -206,18 +209,18 @@ def _find_obstacle() -> str:
         return "no other may have what it was to print and to write, as the script asks for its rank"
     if shutdown.have_all_ended():
         return "all were past the end of the script, where it writes what no other has"
-    for thread in threading.enumerate():
-        function = getattr(thread, "_target", None) or type(thread).run
-        code = getattr(inspect.unwrap(function), "__code__", None)
-        if code is not None and not script_frames.is_library(code.co_filename):
-            return f"thread {thread.name} of the script may have printed or written here what it had not there"
-    return overlay.find_private_use()
+    return _find_thread_at_work() or overlay.find_private_use()
+
+
+def _find_thread_at_work() -> str:
+    thread = script_frames.find_thread_at_work()
+    return f"{thread}, may have printed or written here what it had not there" if thread else ""
 
 
 def _flush_files() -> None:
     """Write what files of Python hold that the script has not closed: once all have ended, no other would do it."""
     for one in gc.get_objects():
-        if issubclass(type(one), (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)) and not one.closed:
+        if issubclass(type(one), (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)) and terminal.is_open(one):
             with contextlib.suppress(OSError, ValueError):  # Python tries again where it ends
                 one.flush()
 

@@ -12,11 +12,11 @@ import threading
 import traceback
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any
+from typing import Any, NoReturn
 
 from matex_tf import settings
 from matex_tf.ops import cache
-from matex_tf.runtime import script_frames, shutdown
+from matex_tf.runtime import exit_marks, script_frames, shutdown
 from matex_tf.world import membership, task_environment, terminal, world
 
 _FRAME = re.compile(r'  File "(.*)", line \d+, in .*\n(?:    .*\n|\n)*')
@@ -50,7 +50,7 @@ def _remove_hooks() -> None:
     if sys.excepthook is _report_error:
         sys.excepthook = sys.__excepthook__
     sys.exit = _plain_exit
-    os._exit = _plain_exit_at_once
+    os._exit = _exit_after_others
 
 
 def _match_launcher_terminal() -> None:
@@ -94,7 +94,7 @@ def _exit(code: object = None) -> None:
     _plain_exit(code)
 
 
-_plain_exit_at_once: Callable[..., Any] = os._exit
+_plain_exit_at_once: Callable[..., NoReturn] = os._exit
 
 
 def _exit_at_once(code: int) -> None:
@@ -106,13 +106,20 @@ def _exit_at_once(code: int) -> None:
     if code == 0 and threading.current_thread() is threading.main_thread() and not is_in_a_step:
         shutdown.end_rank()
         shutdown.run_after_end()
-        _plain_exit_at_once(code)
+        _exit_after_others(code)
     me = world.get_world()
     place = f"{os.path.basename(stack[-1].filename)}, line {stack[-1].lineno}, in {stack[-1].name}"
     how = f"os._exit({code})"
     shutdown.abort_with_error(
         f"matex_tf: rank {me.rank} of {me.size} on {me.host} ended itself: {how} at {place}\n", how, code, is_loss=True
     )
+
+
+def _exit_after_others(status: int) -> NoReturn:
+    """`os._exit` once all ranks have come to the end of the script: with 0 it is this one's good end."""
+    if status == 0:
+        exit_marks.confirm_end()
+    _plain_exit_at_once(status)
 
 
 def describe_error(error: BaseException, trace: TracebackType | None) -> str:

@@ -7,8 +7,10 @@ proof. It is written when the ranks have met at the end of the script, by those 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import socket
+from collections.abc import Collection
 from pathlib import Path
 
 from matex_tf import settings
@@ -18,12 +20,13 @@ from matex_tf.world import error_records, mpi_timeout_process, rank_ends, world
 EXIT_STALLED = 70
 EXIT_REQUEUE = 75  # EX_TEMPFAIL of sysexits.h
 
-_ENDED, _NEEDLESS = "ended", "each-for-itself"
+_ENDED, _ENDING, _NEEDLESS = "ended", "ending-", "each-for-itself"
 _BEGUN, _ASK_AGAIN, _TRAINING, _REQUEST = "begun", "ask-again", "training", "request"
 
 _ABORTED = "aborted"
 
 _leaves = False
+_ending: tuple[int, str] | None = None
 
 
 def announce_ranks() -> None:
@@ -43,10 +46,31 @@ def announce_ranks() -> None:
     write_mark(*rank_ends.note_rank(me.rank, me.size, me.local_size, me.host, MPI.get_vendor()[0]))
 
 
-def mark_ended() -> None:
-    """Say that all ranks have ended, which they have just agreed on; or that they have left."""
+def mark_ended(codes: Collection[int] = ()) -> None:
+    """Say that all ranks have ended, which they have just agreed on, with these exit codes; or that they have left."""
     if world.get_world().local_rank == 0:
-        write_mark(rank_ends.LEFT if _leaves else _ENDED)
+        write_mark(rank_ends.LEFT if _leaves else _ENDED, " ".join(map(str, sorted(filter(None, codes)))))
+
+
+def mark_ending() -> None:
+    """Say that this process has something to write, until it has ended by itself: Python writes files as it ends."""
+    global _ending
+    me = world.get_world()
+    if write_mark(f"{_ENDING}{me.rank}"):
+        _ending = os.getpid(), os.path.abspath(os.path.join(settings.get_settings().proof, f"{_ENDING}{me.rank}"))
+        # The C library calls it when there is no Python any more; of what is given to it nobody frees the text.
+        c = ctypes.CDLL(None)
+        c.strdup.restype = ctypes.c_void_p
+        path = ctypes.c_void_p(c.strdup(os.fsencode(_ending[1])))
+        if not path or c.__cxa_atexit(ctypes.cast(c.unlink, ctypes.c_void_p), path, None):
+            raise MemoryError("the C library has no room for a function that it is to call at the end")
+
+
+def confirm_end() -> None:
+    """This process ends now, without what the C library calls at its end; what it had to write is written."""
+    if _ending is not None and _ending[0] == os.getpid():
+        with real_files.use_real_files(), contextlib.suppress(FileNotFoundError):
+            os.unlink(_ending[1])
 
 
 def note_leaving() -> None:
@@ -131,12 +155,22 @@ def is_proof_given(folder: str | os.PathLike[str]) -> bool:
 
 def has_word(folder: str | os.PathLike[str]) -> bool:
     """Whether the ranks have said how they end, so that none of them has ended without a word."""
-    return is_proof_given(folder) or needs_requeue(folder)
+    return has_come_to_end(folder) or is_proof_given(folder) or needs_requeue(folder)
+
+
+def has_come_to_end(folder: str | os.PathLike[str]) -> bool:
+    """Whether all ranks have come to the end of the script together."""
+    return Path(folder, _ENDED).exists()
+
+
+def has_chosen(folder: str | os.PathLike[str], code: int) -> bool:
+    """Whether a script that has come to its end has given `code` to `sys.exit`, for which mpirun ends all ranks."""
+    return has_come_to_end(folder) and str(code) in Path(folder, _ENDED).read_text().split()
 
 
 def has_ended(folder: str | os.PathLike[str]) -> bool:
-    """Whether all ranks have come to the end of the script together."""
-    return Path(folder, _ENDED).exists()
+    """Whether they have, and those that write what the script writes have then ended by themselves."""
+    return has_come_to_end(folder) and not any(name.startswith(_ENDING) for name in os.listdir(folder))
 
 
 def write_mark(name: str, text: str = "") -> bool:

@@ -5,9 +5,12 @@ Of a stack that is shown to people, the path has to do.
 
 from __future__ import annotations
 
+import concurrent.futures.thread
 import functools
 import importlib.util
 import os
+import sys
+import threading
 import traceback
 from collections.abc import Callable
 from types import FrameType
@@ -15,6 +18,8 @@ from typing import Any, TypeVar
 
 _Made = TypeVar("_Made")
 _SHOWN = 16  # frames of a stack
+_WAITING = (threading.Condition.wait.__code__, concurrent.futures.thread._worker.__code__)
+"""Where a thread waits for work, as the innermost of its frames."""
 
 
 def find_package(frame: FrameType) -> str:
@@ -71,6 +76,26 @@ def _list_own_folders() -> tuple[str, ...]:
     """Those of the package, of which some stand beside it in a checkout."""
     specs = (importlib.util.find_spec(name) for name in ("matex_tf", "matex_tf.ops", "matex_tf.readers"))
     return tuple(os.path.join(os.path.dirname(spec.origin), "") for spec in specs if spec and spec.origin)
+
+
+def find_thread_at_work() -> str:
+    """A thread but the main one that may print or write for the script, and where it is; empty if there is none.
+
+    That is one in code of the script, one of a library, such as a pool, that does not wait for work, and a timer.
+    """
+    threads = {thread.ident: thread for thread in threading.enumerate()}
+    for number, frame in sys._current_frames().items():
+        thread = threads.get(number)  # C++ code has threads that Python does not know
+        if thread is threading.main_thread():
+            continue
+        frames = [inner for inner, _ in traceback.walk_stack(frame)]
+        own = next((inner for inner in frames if not is_library(inner.f_code.co_filename)), None)
+        is_pending = isinstance(thread, threading.Timer) and find_function_package(thread.function) != "matex_tf"
+        beyond = (find_package(inner) for inner in reversed(frames))
+        serves_us = next((name for name in beyond if name != "threading"), "") == "matex_tf"
+        if own or is_pending or not (serves_us or frame.f_code in _WAITING):
+            return f"thread {thread.name if thread else number}, in {(own or frame).f_code.co_name}"
+    return ""
 
 
 def describe_place(stack: list[traceback.FrameSummary]) -> str:

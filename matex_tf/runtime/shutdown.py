@@ -235,10 +235,13 @@ def end_rank() -> None:
             work()
     except world.RankError as error:  # on all ranks
         abort_with_error(f"matex_tf: {error}\n", f"RankError: {error}", 1)
-    _tell_exits(objects.allgather((_exit_code, _exit_text), "what is done after the script"))
+    exits = objects.allgather((_exit_code, _exit_text), "what is done after the script")
+    _tell_exits(exits)
     me = world.get_world()
     with mpi_timeout.limit_time(me.rank, me.size, "has waited for MPI to end, after all have come to the script's end"):
-        exit_marks.mark_ended()
+        if me.rank == 0 or settings.get_settings().output == "all":
+            exit_marks.mark_ending()
+        exit_marks.mark_ended({code for code, _ in exits})
         for work in before_finalize:
             work()
         if not me.has_lost:  # else MPI may wait for those that were lost

@@ -65,8 +65,7 @@ def watch_mpi() -> None:
             has_given_world = True
             return everyone
 
-    del MPI.COMM_WORLD
-    MPI.__class__ = Watched
+    MPI.__class__ = Watched  # a property of it comes before what is in the module
 
 
 def set_retry(attempt: Callable[[str, Callable[[], Any], Callable[[], None] | None], Any]) -> None:

@@ -11,7 +11,7 @@ import os
 import sys
 import tempfile
 from dataclasses import dataclass
-from typing import TextIO
+from typing import Any, TextIO
 
 _OUTPUT, _ERRORS = 1, 2  # descriptors
 
@@ -84,10 +84,18 @@ def keeps_text() -> bool:
     return bool(_texts)
 
 
+def is_open(file: Any) -> bool:
+    """Whether what is printed or written to `file` comes to it: it is not closed, nor is its buffer detached."""
+    try:
+        return not getattr(file, "closed", False)
+    except ValueError:  # so Python says that its buffer is detached
+        return False
+
+
 def flush_text() -> None:
     """Hand on what was printed and is in a buffer of Python or C yet."""
     for stream in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__):
-        if stream is not None and hasattr(stream, "flush") and not getattr(stream, "closed", False):
+        if stream is not None and hasattr(stream, "flush") and is_open(stream):
             stream.flush()
     for file in _C_STREAMS:
         _C.fflush(file)

@@ -238,14 +238,18 @@ def revoke_communicators() -> None:
         communicator.Revoke()
 
 
-def agree_on_success(done: bool) -> bool:
-    """Whether all ranks have done what they tried together, and none was lost: the same answer on each. Collective."""
+def agree_on_success(done: bool, also: bool) -> tuple[bool, bool]:
+    """Whether all ranks have done what they tried together, and none was lost: the same answer on each. Collective.
+
+    The second answer is whether `also` holds on all.
+    """
     from mpi4py import MPI
 
     try:
-        return get_world().life.Agree(int(done)) == 1
+        agreed = get_world().life.Agree(int(done) | int(also) << 1)  # of the bits that all have
+        return bool(agreed & 1), bool(agreed & 2)
     except MPI.Exception:
-        return False
+        return False, False
 
 
 def list_lost() -> list[int]:

@@ -92,6 +92,19 @@ def test_a_path_that_c_code_has_kept_leads_to_the_real_file(view):
     assert list_tree() == {"events": "one\ntwo\n", "later": "late"}
 
 
+def test_nobody_who_lists_the_private_folder_comes_to_the_disk(view):
+    """Neither a command's view of what is this rank's own, nor a walk that was under way."""
+    for name in ("one", "two"):
+        view.make_folder(os.path.abspath(name))
+        write(view, f"{name}/data", "0123")
+    sizes = view._limit._list_sizes()
+    next(sizes)
+    overlay.take_over_files(True)
+    assert overlay.get_view() is None and overlay.get_journal() is not None
+    assert sum(len(names) for _, _, names in os.walk(view.root)) <= len(os.listdir(os.sep))
+    assert not list(sizes) and not list(view._limit._list_sizes())
+
+
 def test_a_rank_that_has_written_nothing_takes_over(view):
     overlay.take_over_files(True)
     assert view.find_key("anything") is None and list_tree() == {}

@@ -34,6 +34,9 @@ FAILED = error_records.ErrorRecord(1, 2, "a", "ValueError: no", "rank 1 failed\n
     [
         (0, ["begun", "ended"], [], restarts.WELL),
         (3, ["begun", "ended"], [], restarts.OWN),  # the script's own exit code
+        (0, ["begun", "ended", "ending-0"], [], restarts.LOST),  # with what Python writes as it ends
+        (137, ["begun", "ended", "ending-0"], [], restarts.LOST),
+        (3, ["begun", "ended", "chosen 3", "ending-0"], [], restarts.OWN),  # for which mpirun ends rank 0
         (1, ["begun", "failed"], [], restarts.OWN),  # an error of the script's
         (2, [], [], restarts.OWN),  # it never began: a wrong setting, no compiler
         (137, [], [], restarts.LOST),
@@ -72,6 +75,8 @@ def test_what_is_lost(tmp_path, code, words, heard, expected):
         if word == "failed" or word.startswith("with "):
             record = replace(FAILED, code=int(word.partition(" ")[2] or 1))
             error_records.write_record(record, tmp_path)
+        elif word.startswith("chosen "):
+            (tmp_path / "ended").write_text(word.partition(" ")[2])
         else:
             (tmp_path / word).touch()
     assert restarts.judge_end(code, tmp_path, set(heard)) == expected
@@ -208,6 +213,11 @@ def test_a_rank_that_is_lost_after_the_end_of_the_script_is_told_and_trains_noth
     code, said, starts = started(tmp_path, monkeypatch, capfd, ends)
     assert code == 137 and len(starts) == 1
     assert "killed by SIGKILL (exit code 137) after all ranks had come to the end of the script" in said
+
+    (tmp_path / "starts").unlink()
+    ends = ['touch "$MATEX_PROOF/ended" "$MATEX_PROOF/ending-0"; exit 137', 'touch "$MATEX_PROOF/ended"']
+    code, said, starts = started(tmp_path, monkeypatch, capfd, ends)
+    assert code == 0 and len(starts) == 2 and "is written" not in said, "of the first rank nobody knows that it ended"
 
 
 def test_of_processes_that_are_each_for_itself_nobody_knows_that_they_have_ended(tmp_path, monkeypatch, capfd):

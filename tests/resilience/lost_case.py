@@ -2,24 +2,35 @@
 
 LOSE=PHASE:RANK:HOW, with LOST=FILE made where that happened: once in a run, however often it is started. HOW is the
 name of a signal, "exit" (`os._exit(5)`) or "raise". The phase "caught" is a step whose errors are caught,
-"late" comes after the end of the script. With ASKS=mpi the script asks MPI for its rank, with ASKS=1 the library.
+"late" comes after the end of the script, "teardown" where Python frees what there is, and
+in "pool" a thread of a pool writes meanwhile. With ASKS=mpi the script asks MPI for its rank, with ASKS=1 the library.
 """
 
+import colorsys
+import concurrent.futures
 import contextlib
 import os
 import posix  # the ranks' own view of files leaves it alone
 import signal
 import sys
+import time
+
+
+def is_lost(here):
+    phase, rank, _ = os.environ.get("LOSE", "::").split(":")
+    if phase != here or "matex_tf" not in sys.modules:
+        return False
+    from matex_tf.world import world  # `matex_tf.rank` would tell that the script knows of ranks
+
+    if world.get_world().rank != int(rank) or "LOST" not in os.environ:
+        return False
+    return not posix.access(os.environ["LOST"], posix.F_OK)
 
 
 def lose(here):
-    phase, rank, how = os.environ.get("LOSE", "::").split(":")
-    if phase != here or "matex_tf" not in sys.modules:
+    if not is_lost(here):
         return
-    from matex_tf.world import world  # `matex_tf.rank` would tell that the script knows of ranks
-
-    if world.get_world().rank != int(rank) or "LOST" not in os.environ or posix.access(os.environ["LOST"], posix.F_OK):
-        return
+    how = os.environ["LOSE"].split(":")[2]
     posix.close(posix.open(os.environ["LOST"], os.O_CREAT | os.O_WRONLY))
     if how == "raise":
         raise ValueError("the script's own")
@@ -72,6 +83,18 @@ if "caught" in os.environ.get("LOSE", ""):
 log.write("trained once\n")
 os.rename("data.txt", "moved.txt")
 lose("between")
+if "pool" in os.environ.get("LOSE", ""):
+
+    def save():
+        with open("pool.txt", "w") as file:
+            for number in range(300):
+                file.write(f"{number}\n")
+                file.flush()
+                time.sleep(0.01)
+
+    saving = concurrent.futures.ThreadPoolExecutor(1).submit(save)
+    time.sleep(0.2)
+    lose("pool")
 print("between")
 history = model.fit(x, x[:, :1], batch_size=8, epochs=1, verbose=0).history
 print(f"second loss {history['loss'][0]:.3f}")
@@ -89,4 +112,22 @@ lose("writing")
 result.write(f"second half {history['loss'][0]:.3f}\n")
 result.close()
 log.close()
+if "pool" in os.environ.get("LOSE", ""):
+    saving.result()
+
+
+class Late:
+    """Python clears its modules, and so frees this, after the script and all exit functions."""
+
+    def __init__(self):
+        flags = os.O_CREAT | os.O_WRONLY
+        self.work = [(posix.open, os.environ["LOST"], flags), (posix.kill, os.getpid(), signal.SIGKILL)]
+
+    def __del__(self):
+        for function, *arguments in self.work:
+            function(*arguments)
+
+
+if is_lost("teardown"):
+    colorsys.late = Late()
 print("written")

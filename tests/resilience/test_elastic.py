@@ -1,6 +1,8 @@
 """Ranks that are left go on without those that are lost, in their processes, and give what the script gives alone."""
 
+import io
 import os
+import sys
 from importlib.metadata import version
 from pathlib import Path
 
@@ -216,3 +218,39 @@ def test_files_that_the_script_has_not_closed_are_written_before_the_ranks_part(
     elastic._flush_files()
     assert (tmp_path / "text").read_text() == "text" and (tmp_path / "data").read_bytes() == b"data"
     text.close(), data.close()
+
+
+def test_a_stream_whose_buffer_the_script_has_detached_is_left_alone(monkeypatch, tmp_path):
+    from matex_tf.resilience import elastic
+    from matex_tf.world import terminal
+
+    old = open(tmp_path / "printed", "w")  # noqa: SIM115
+    new = io.TextIOWrapper(old.detach(), encoding="utf-8")
+    monkeypatch.setattr(sys, "__stdout__", old)
+    monkeypatch.setattr(sys, "stdout", new)
+    print("of the new one")
+    terminal.flush_text()
+    assert (tmp_path / "printed").read_text() == "of the new one\n"
+    print("more")
+    elastic._flush_files()
+    assert (tmp_path / "printed").read_text() == "of the new one\nmore\n"
+    new.close()
+
+
+ASKS_MPI = """
+import mpi4py
+mpi4py.rc.initialize = False
+from mpi4py import MPI
+from matex_tf.world import membership
+everyone = MPI.COMM_WORLD
+membership.watch_mpi()
+from mpi4py.MPI import Intracomm, SUM
+assert not membership.has_given_world
+{}
+assert COMM_WORLD is everyone and membership.has_given_world
+"""
+
+
+@pytest.mark.parametrize("how", ["from mpi4py.MPI import *", "COMM_WORLD = MPI.COMM_WORLD"])
+def test_a_script_that_has_got_all_of_mpi_has_asked_for_its_rank(how):
+    launch.execute([sys.executable, "-c", ASKS_MPI.format(how)], launch.environment(), 100).check()

@@ -46,13 +46,13 @@ def read_files(folder):
     return {str(path.relative_to(folder)): path.read_bytes() if path.is_file() else None for path in folder.rglob("*")}
 
 
-def run_losing(folder, temporary, options, lose, **env):
+def run_losing(folder, temporary, options, lose, cold=False, **env):
     """The run of two ranks in `folder` that loses what `lose` says."""
     env = {"LOSE": lose, "LOST": str(temporary / "lost"), "TMPDIR": str(temporary / "t"), **env}
     env |= {"MATEX_FILES_DIR": str(temporary / "t"), "OMPI_MCA_btl_sm_backing_directory": str(temporary / "t")}
     for one in (folder, temporary / "t"):
         one.mkdir()
-    found = launch.matex("run", "-n", 2, *options, CASE, env=env, cwd=folder)
+    found = launch.matex("run", "-n", 2, *options, CASE, env=env, cwd=folder, cold=cold)
     assert (temporary / "lost").exists(), found.output
     return found
 
@@ -124,6 +124,8 @@ def test_a_rank_is_killed(phase, rank, mode, tmp_path, temporary, undisturbed):
         ("caught:1:SIGKILL", None, True),
         pytest.param("caught:0:SIGKILL", None, True, marks=pytest.mark.more),
         ("late:0:SIGKILL", None, True),
+        ("teardown:0:SIGKILL", None, True),
+        pytest.param("pool:0:SIGKILL", None, True, marks=pytest.mark.more),
         pytest.param("late:1:SIGKILL", None, False, marks=pytest.mark.more),
         pytest.param("between:0:SIGSEGV", None, False, marks=pytest.mark.more),
         pytest.param("between:1:SIGSEGV", None, False, marks=pytest.mark.more),
@@ -134,12 +136,13 @@ def test_a_rank_is_killed(phase, rank, mode, tmp_path, temporary, undisturbed):
 def test_ranks_that_cannot_go_on_for_another_are_started_again(
     lose, asks, restarts, tmp_path, temporary, tmp_path_factory, undisturbed
 ):
-    if "caught" in lose:
+    phase = lose.partition(":")[0]
+    if phase in ("caught", "pool"):
         alone = tmp_path_factory.mktemp("alone")
-        shown = launch.run_alone(CASE, cwd=alone, env={"LOSE": "caught:-1:"}).check().stdout.splitlines()
+        shown = launch.run_alone(CASE, cwd=alone, env={"LOSE": f"{phase}:-1:"}).check().stdout.splitlines()
         undisturbed = shown, read_files(alone)
     folder = tmp_path / "lost"
-    found = run_losing(folder, temporary, ["--elastic"], lose, ASKS=asks).check()
+    found = run_losing(folder, temporary, ["--elastic"], lose, phase == "teardown", ASKS=asks).check()
     assert ("restart 1 of 3" in found.stderr) == restarts, found.output
     check_nothing_is_lost(found, folder, temporary, undisturbed)
 
@@ -153,3 +156,29 @@ def test_a_rank_that_fails_or_is_asked_to_end_ends_all(rank, how, code, says, tm
     assert found.returncode == code, found.output
     assert says in found.stderr and "restart" not in found.stderr.replace("before the restart", ""), found.output
     assert not list_left(folder, temporary), found.output
+
+
+AHEAD = """
+import os, posix, signal, sys, threading, time
+import matex_tf
+from matex_tf.runtime import objects
+from matex_tf.world import world
+is_first = world.get_world().rank == 0
+def say():
+    time.sleep(30 * is_first)
+    print("of a thread")
+thread = threading.Thread(target=say, daemon=True)
+thread.start()
+if not is_first:
+    thread.join()
+objects.barrier("the thread of the first rank has to print yet")
+if is_first:
+    os.kill(os.getpid(), signal.SIGKILL)
+objects.barrier("once more")
+print("end")
+"""
+
+
+def test_what_a_thread_has_printed_sooner_than_that_of_the_first_rank_is_not_lost():
+    found = launch.matex_run(2, "--elastic", launch.script_file(AHEAD)).check()
+    assert found.stdout.splitlines() == ["of a thread", "end"], found.output

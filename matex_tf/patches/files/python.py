@@ -135,7 +135,7 @@ class _OwnModules:
     @staticmethod
     def find_spec(name: str, path: Any = None, target: Any = None) -> Any:
         view = overlay.get_view()
-        if view is None or view.is_left or not view.used or real_files.uses_real_files():
+        if view is None or not view.used or real_files.uses_real_files():
             return None
         last = name.rpartition(".")[2]
         with real_files.use_real_files():
