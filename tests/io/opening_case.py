@@ -82,6 +82,25 @@ def import_own():
     return importlib.import_module(f"module_{name}").value
 
 
+def change_by_h5f():
+    shared, new = b"shared.h5", at("new.h5").encode()
+    for flags in (h5py.h5f.ACC_RDWR, h5py.h5f.ACC_RDONLY):
+        with h5py.File(h5py.h5f.open(shared, flags)) as file:
+            if flags == h5py.h5f.ACC_RDWR:
+                file["x"][0] += 1  # of what the test has put there
+            found = int(file["x"][0])
+    h5py.File(h5py.h5f.create(new)).attrs["of"] = "new"
+    with h5py.File(new) as file:
+        return [found, file.attrs["of"]]
+
+
+def open_elsewhere():
+    try:
+        h5py.h5f.open(b"s3://bucket/file.h5", h5py.h5f.ACC_RDONLY)
+    except OSError as error:
+        return str(error).split("name = '")[1].split("'")[0]
+
+
 def ask(place, **options):
     connection = sqlite3.connect(place, **options)
     try:
@@ -148,6 +167,8 @@ CASES = {
     "h5py": (lambda: int(h5py.File(at("file.h5"))["x"][:].sum()), 3),
     "h5py, in memory": (lambda: int(h5py.File(at("file.h5"), driver="core")["x"][:].sum()), 3),
     "h5py.is_hdf5": (lambda: bool(h5py.is_hdf5(at("file.h5"))), True),
+    "h5py.h5f, to change": (change_by_h5f, [4, "new"]),
+    "h5py.h5f, elsewhere": (open_elsewhere, "s3://bucket/file.h5"),
     "h5py.h5f": (lambda: h5py.h5f.open(at("file.h5").encode()).name.endswith(b"file.h5"), True),
     "netCDF4": (lambda: float(netCDF4.Dataset(at("file.nc"))["x"][:].sum()), 3),
     "sqlite3": (lambda: ask(at("file.db")), 4),
