@@ -15,6 +15,10 @@ CASE = Path(__file__).with_name("opening_case.py")
 def test_a_rank_finds_what_it_has_written_by_whatever_opens_it(tmp_path, ranks):
     with h5py.File(tmp_path / "shared.h5", "w") as file:
         file["x"] = [3]
+    for module in ("models", "package/__init__", "settings", "rewritten/__init__", "rewritten/part"):
+        file = tmp_path / "shared" / f"{module}.py"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(f"value = '{module.removesuffix('/__init__').rpartition('/')[2]}'")
     run = launch.run(ranks, CASE, tmp_path).check()
     (line,) = [line for line in run.stdout.splitlines() if line.startswith("WRONG")]
     assert json.loads(line.removeprefix("WRONG ")) == [{}] * ranks
