@@ -6,6 +6,7 @@ import difflib
 import glob
 import hashlib
 import os
+import zipfile
 from collections.abc import Iterable, Sequence
 from os import PathLike
 from pathlib import Path
@@ -88,12 +89,20 @@ def suggest_similar(name: Any, choices: Iterable[str]) -> str:
 
 
 def compute_fingerprint(paths: Iterable[Path]) -> str:
-    """Size and a hash of the first bytes of each file, as text: the same where ranks see the same files."""
+    """Size and a hash of the first bytes of each file, as text: the same where ranks see the same files.
+
+    The time at which a file was packed does not count: of a script that packs one, each rank does so for itself.
+    """
     parts = []
     for path in paths:
         with open(path, "rb") as file:
             head = file.read(_HEADER)
             size = os.fstat(file.fileno()).st_size
+            if head.startswith(b"\x1f\x8b"):
+                head = head[:4] + head[8:]
+            elif head.startswith(b"PK\x03\x04"):
+                with zipfile.ZipFile(file) as archive:
+                    head = repr([(entry.filename, entry.CRC) for entry in archive.infolist()]).encode()
         parts.append(f"{Path(path).name} of {size} bytes ({hashlib.blake2b(head, digest_size=4).hexdigest()})")
     return ", ".join(parts)
 

@@ -4,10 +4,14 @@
 """
 
 import glob
-import importlib
+import importlib.machinery
+import importlib.resources
+import importlib.util
 import io
 import json
 import os
+import pkgutil
+import runpy
 import sqlite3
 import subprocess
 import sys
@@ -82,6 +86,65 @@ def import_own():
     return importlib.import_module(f"module_{name}").value
 
 
+def import_in_order():
+    """Modules that are in the folder `shared` before, which Python takes in the order of its path."""
+    sys.path[:0] = ["shared", at("out")]
+    os.makedirs("shared/models")  # a folder is a module where there is no other
+    os.makedirs("shared/package/made")
+    os.makedirs(at("out"))
+    for path in ("shared/package/own.py", "shared/package/made/inner.py", at("out/settings.py"), at("out/later.py")):
+        with open(path, "w") as file:
+            file.write(f"value = '{name}'")
+    of_python = ["__hello__", next(module for module in sys.builtin_module_names if module not in sys.modules)]
+    for module in of_python:  # which are not looked for in folders
+        with open(f"shared/{module}.py", "w") as file:
+            file.write("value = 0")
+    names = ["models", "package", "settings", "package.own", "package.made.inner", "later"]
+    found = [importlib.import_module(module).value.replace(name, "own") for module in names]
+    importlib.invalidate_caches()
+    own = [hasattr(importlib.import_module(module), "value") for module in of_python]
+    return [*found, importlib.import_module("package.made").inner.value == name, *own]
+
+
+def import_rewritten():
+    """A package of which a part is written anew, and the rest stays."""
+    with open("shared/rewritten/__init__.py", "w") as file:
+        file.write(f"value = '{name}'")
+    modules = [importlib.import_module(f"rewritten{module}") for module in ("", ".part")]
+    return [modules[0].value == name, modules[1].value]
+
+
+def load_files():
+    """By each way to load a file, under a name that all ranks write."""
+    path = "shared/package/own.py"
+    spec = importlib.util.spec_from_file_location("by_spec", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    loader = importlib.machinery.SourceFileLoader("by_loader", path)
+    values = [module.value, runpy.run_path(path)["value"], loader.load_module().value]
+    own = pkgutil.get_data("package", "own.py").decode(), importlib.resources.read_text("package", "own.py")
+    return [value == name for value in values] + [text == f"value = '{name}'" for text in own]
+
+
+def change_by_h5f():
+    shared, new = b"shared.h5", at("new.h5").encode()
+    for flags in (h5py.h5f.ACC_RDWR, h5py.h5f.ACC_RDONLY):
+        with h5py.File(h5py.h5f.open(shared, flags)) as file:
+            if flags == h5py.h5f.ACC_RDWR:
+                file["x"][0] += 1  # of what the test has put there
+            found = int(file["x"][0])
+    h5py.File(h5py.h5f.create(new)).attrs["of"] = "new"
+    with h5py.File(new) as file:
+        return [found, file.attrs["of"]]
+
+
+def open_elsewhere():
+    try:
+        h5py.h5f.open(b"s3://bucket/file.h5", h5py.h5f.ACC_RDONLY)
+    except OSError as error:
+        return str(error).split("name = '")[1].split("'")[0]
+
+
 def ask(place, **options):
     connection = sqlite3.connect(place, **options)
     try:
@@ -148,6 +211,8 @@ CASES = {
     "h5py": (lambda: int(h5py.File(at("file.h5"))["x"][:].sum()), 3),
     "h5py, in memory": (lambda: int(h5py.File(at("file.h5"), driver="core")["x"][:].sum()), 3),
     "h5py.is_hdf5": (lambda: bool(h5py.is_hdf5(at("file.h5"))), True),
+    "h5py.h5f, to change": (change_by_h5f, [4, "new"]),
+    "h5py.h5f, elsewhere": (open_elsewhere, "s3://bucket/file.h5"),
     "h5py.h5f": (lambda: h5py.h5f.open(at("file.h5").encode()).name.endswith(b"file.h5"), True),
     "netCDF4": (lambda: float(netCDF4.Dataset(at("file.nc"))["x"][:].sum()), 3),
     "sqlite3": (lambda: ask(at("file.db")), 4),
@@ -157,6 +222,9 @@ CASES = {
     "pyarrow.memory_map": (lambda: pyarrow.memory_map(text).read().decode(), "a\nb\nc\n"),
     "subprocess": (lambda: subprocess.run(["cat", text], capture_output=True, check=True).stdout.decode(), "a\nb\nc\n"),
     "import": (import_own, 5),
+    "import, in order": (import_in_order, ["models", "package", "settings", "own", "own", "own", True, False, False]),
+    "import, in part": (import_rewritten, [True, "part"]),
+    "import, by a file": (load_files, [True] * 5),
 }
 wrong = {}
 for case, (find, expected) in CASES.items():

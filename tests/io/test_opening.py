@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import h5py
 import pytest
 
 import launch
@@ -12,8 +13,16 @@ CASE = Path(__file__).with_name("opening_case.py")
 
 @pytest.mark.parametrize("ranks", (2, pytest.param(3, marks=pytest.mark.more)))
 def test_a_rank_finds_what_it_has_written_by_whatever_opens_it(tmp_path, ranks):
+    with h5py.File(tmp_path / "shared.h5", "w") as file:
+        file["x"] = [3]
+    for module in ("models", "package/__init__", "settings", "rewritten/__init__", "rewritten/part"):
+        file = tmp_path / "shared" / f"{module}.py"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(f"value = '{module.removesuffix('/__init__').rpartition('/')[2]}'")
     run = launch.run(ranks, CASE, tmp_path).check()
     (line,) = [line for line in run.stdout.splitlines() if line.startswith("WRONG")]
     assert json.loads(line.removeprefix("WRONG ")) == [{}] * ranks
     # Only rank 0's are left.
+    with h5py.File(tmp_path / "shared.h5") as file:
+        assert file["x"][0] == 4
     assert len(list(tmp_path.glob("own*"))) == 1

@@ -1,14 +1,17 @@
 """DataSet under mpirun: each rank reads its share, and what fails on one rank is raised on all."""
 
+import gzip
 import io
 import random
 import shutil
 import tarfile
+import zipfile
 from pathlib import Path
 
 import pytest
 
 import launch
+from matex_tf.readers.base import files
 
 SAMPLE = Path(__file__).parent.parent.parent / "examples" / "data" / "mnist"
 
@@ -114,3 +117,20 @@ def test_an_error_on_one_rank_is_raised_on_all(folders, archive, size):
             assert line.startswith(f"{name} on rank {rank}: {rank_one if rank == 1 else 'ReaderError'}")
             assert "train" in line
             assert (rank == 1 and name != "other") or others in line
+
+
+@pytest.mark.parametrize("ending", ("gz", "zip"))
+def test_files_packed_at_other_times_are_the_same_to_the_ranks(tmp_path, ending):
+    def pack(folder, text, year):
+        path = tmp_path / folder / f"table.csv.{ending}"
+        path.parent.mkdir()
+        if ending == "gz":
+            path.write_bytes(gzip.compress(text, mtime=year))
+        else:
+            with zipfile.ZipFile(path, "w") as archive:
+                archive.writestr(zipfile.ZipInfo("table.csv", (year, 1, 1, 0, 0, 0)), text)
+        return files.compute_fingerprint([path])
+
+    first = pack("first", b"x,y\n1,2\n", 2000)
+    assert pack("later", b"x,y\n1,2\n", 2020) == first
+    assert pack("other", b"x,y\n1,3\n", 2000) != first

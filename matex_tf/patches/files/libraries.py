@@ -48,8 +48,6 @@ _ARROW = {
     ),
 }
 """Functions and methods of each module: the argument that is a path, its index, and how it is opened."""
-_OF_ONE_PROCESS = (None, "sec2", "stdio", "core")
-"""Drivers of h5py by which a rank opens a file of its own."""
 _OF_SQLITE = ("-journal", "-wal", "-shm")
 """What SQLite adds to a database's name for the files of a transaction."""
 
@@ -150,26 +148,33 @@ def _is_file_system(value: Any) -> bool:
 
 
 def _patch_h5py(module: Any) -> None:
-    replace_function(module.File, "__init__", _wrap_h5py)
-    # What opens no `File`: the functions beneath it, to which that gives real paths.
-    for name in ("open", "is_hdf5"):
-        replace_function(module.h5f, name, _wrap_bytes)
+    """Patch the functions by which `File` opens its file, and which scripts call, too."""
+    h5f, h5fd = module.h5f, module.h5fd
 
+    def find(name: Any, mode: str, fapl: Any = None) -> Any:
+        driver = h5fd.SEC2 if fapl is None else fapl.get_driver()
+        # A rank opens a file of its own by these; in a file that is kept in memory it does not write.
+        if not _is_path(name) or driver not in (h5fd.SEC2, h5fd.STDIO, h5fd.CORE):
+            return name
+        if driver == h5fd.CORE and fapl is not None and not fapl.get_fapl_core()[1]:
+            mode = "r"
+        return os.fsencode(_find_place(name, mode))
 
-def _wrap_bytes(original: Any) -> Any:
-    def function(name, *args, **kwargs):
-        return original(os.fsencode(_find_place(name, "r")), *args, **kwargs)
+    def wrap_open(original: Any) -> Any:
+        def open(name, flags=h5f.ACC_RDWR, fapl=None):
+            return original(find(name, "r+" if flags & h5f.ACC_RDWR else "r", fapl), flags, fapl)
 
-    return function
+        return open
 
+    def wrap_create(original: Any) -> Any:
+        def create(name, flags=h5f.ACC_TRUNC, fcpl=None, fapl=None):
+            return original(find(name, "x" if flags & h5f.ACC_EXCL else "w", fapl), flags, fcpl, fapl)
 
-def _wrap_h5py(original: Any) -> Any:
-    def __init__(self, name, mode="r", *args, **kwargs):
-        if _is_path(name) and kwargs.get("driver") in _OF_ONE_PROCESS and kwargs.get("backing_store", True):
-            name = _find_place(name, mode)
-        return original(self, name, mode, *args, **kwargs)
+        return create
 
-    return __init__
+    replace_function(h5f, "open", wrap_open)
+    replace_function(h5f, "create", wrap_create)
+    replace_function(h5f, "is_hdf5", lambda original: lambda name: original(find(name, "r")))
 
 
 def _patch_netcdf(module: Any) -> None:

@@ -79,7 +79,8 @@ def _install_view() -> None:
         replace_function(owner, name, functools.partial(_call_also, new=new))
     _replace_captured(originals)
     _replace_file_class()
-    sys.meta_path.insert(0, _OwnModules)
+    sys.meta_path.insert(sys.meta_path.index(importlib.machinery.PathFinder), _MergedFinder)
+    _replace_loading()
     _leave_temporary_files_alone()
 
 
@@ -129,23 +130,52 @@ def _open_for_all(path: Any, flags: int) -> int:
     return os.open(path, flags, 0o666)
 
 
-class _OwnModules:
-    """Finds the modules that this rank has written, which Python looks for on the disk."""
+class _MergedFinder:
+    """Finds a module as `PathFinder` does: of each folder of the path, first among what this rank has made in it."""
 
     @staticmethod
     def find_spec(name: str, path: Any = None, target: Any = None) -> Any:
-        view = overlay.get_view()
-        if view is None or not view.used or real_files.uses_real_files():
-            return None
-        last = name.rpartition(".")[2]
-        with real_files.use_real_files():
-            for entry in sys.path if path is None else path:
-                key = view.find_key(entry or os.curdir)
-                if key is None or not os.path.isdir(view.locate_upper(key)):
-                    continue
-                if any(view.is_own(os.path.join(key, last + ending)) for ending in ("", ".py")):
-                    return importlib.machinery.PathFinder.find_spec(name, [view.locate_upper(key)], target)
-        return None
+        places = [place for entry in (sys.path if path is None else path) for place in _list_layers(entry)]
+        return importlib.machinery.PathFinder.find_spec(name, list(dict.fromkeys(places)), target)
+
+
+def _list_layers(entry: str) -> list[str]:
+    """The folders of both layers in which Python is to look for what is in `entry`, of the path."""
+    key = queries.find_key(entry or os.curdir, question=True)
+    if key is None:
+        return [entry]
+    with real_files.use_real_files():
+        upper = overlay.get_own_view().locate_upper(key)
+        if not os.path.isdir(upper):
+            return [entry]
+        return [upper, key if os.path.realpath(entry or os.curdir) == upper else entry]
+
+
+def _replace_loading() -> None:
+    """Modules are loaded by C code."""
+    machinery: Any = sys.modules["importlib._bootstrap_external"]
+    for loader in (machinery.FileLoader, machinery.ExtensionFileLoader):
+        replace_function(loader, "__init__", _wrap_loader)
+    for module in (io, sys.modules["_io"]):
+        replace_function(module, "open_code", lambda original: lambda path: original(_find_loadable(path)))
+
+
+def _wrap_loader(original: Any) -> Any:
+    def __init__(self, fullname, path):
+        return original(self, fullname, _find_loadable(path))
+
+    return __init__
+
+
+def _find_loadable(path: Any) -> Any:
+    """Where this rank has the file `path`; `path` itself where it is on the disk, or not there."""
+    key = queries.find_key(path, question=True)
+    if key is None:
+        return path
+    with real_files.use_real_files():
+        view = overlay.get_own_view()
+        place = view.ask_until_steady(lambda: view.locate_readable(key))
+        return place if place != key and os.path.isfile(place) else path
 
 
 def _may_hold(module: str) -> bool:
