@@ -34,6 +34,7 @@ run_folder="$PWD"/runs/train-1 child= asked=
 trap 'asked=early; [ -z "$child" ] || { asked=told; kill -USR1 $child; }' USR1
 if ! grep -qsF "\\"job\\": \\"$SLURM_JOB_ID\\"" "$run_folder/job.json"; then
     submitted=$(SLURM_TIME_FORMAT=%s timeout 60 squeue --noheader --jobs="$SLURM_JOB_ID" --format=%V 2> /dev/null)
+    [[ ${SLURM_RESTART_COUNT:-0} = 0 && $submitted =~ ^[0-9]+$ ]] || submitted=
     note="{\\"cluster\\": \\"slurm\\", \\"job\\": \\"$SLURM_JOB_ID\\", \\"submitted\\": \\"$submitted\\"}"
     echo "$note" > "$run_folder/job.json"
 fi
@@ -130,10 +131,11 @@ def test_a_job_notes_itself_where_another_was_noted(tmp_path):
     noted = run_folder.find_submit_time(str(folder))
     assert noted is not None and before - 1 <= noted <= time.time() + 1
     text = slurm.format_job(slurm.Slurm(name="a", matex="./matex"), ["a.py"], "runs/a-1")
-    starts = [("4711", "1000", noted), ("4712", "2000", 2000), ("4712", "3000", 2000), ("471", "4000", 4000)]
-    for number, submitted, expected in [*starts, ("4713", "", None), ("4714", "N/A", None)]:
+    starts = [("4711", "1000", "1", noted), ("4712", "2000", "", 2000), ("4712", "3000", "1", 2000)]
+    unknown = [("4713", "", "", None), ("4714", 'a"\n7', "", None), ("4715", "5000", "1", None)]
+    for number, submitted, again, expected in [*starts, ("471", "4000", "0", 4000), *unknown]:
         (tmp_path / "submitted").write_text(submitted)
-        env = {"PATH": f"{tmp_path}:/bin:/usr/bin", "SLURM_JOB_ID": number}
+        env = {"PATH": f"{tmp_path}:/bin:/usr/bin", "SLURM_JOB_ID": number, "SLURM_RESTART_COUNT": again}
         subprocess.run(["bash", "-c", text], cwd=tmp_path, env=env, check=True)
         assert run_folder.read_note(folder) == ("slurm", slurm.Job(number, str(folder)))
         assert run_folder.find_submit_time(str(folder)) == expected
