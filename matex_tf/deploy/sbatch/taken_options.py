@@ -60,7 +60,7 @@ def check_words(words: Iterable[str], has_cpus: bool, has_gpus: bool) -> None:
     """
     known = _SAID | _NEVER | _list_beside(has_cpus, has_gpus)
     for word in words:
-        if (name := _find_option(word, known)) and _asks_for(name, word):
+        if (name := _find_option(word, known)) and _needs_ours(name, word):
             shown = word if word.startswith(f"--{name}") else f"{word} (--{name})"
             raise ValueError(f"--sbatch takes no {shown}: {known[name][1]}")
 
@@ -89,7 +89,7 @@ def check_environment(environment: Mapping[str, str], words: Sequence[str]) -> N
     for variable, value in environment.items():
         kind, _, short = variable.partition("_")
         name = _VARIABLES.get(short, short.lower().replace("_", "-"))
-        if kind == "SBATCH" and name in never.keys() - ours and _asks_for(name, value):
+        if kind == "SBATCH" and name in never.keys() - ours and _needs_ours(name, value):
             raise ValueError(f"sbatch would take {variable}={value} of the environment: {never[name][1]}. Unset it")
 
 
@@ -97,8 +97,8 @@ def _list_beside(has_cpus: bool, has_gpus: bool) -> _Options:
     return (_WITH_CPUS if has_cpus else {}) | (_WITH_GPUS if has_gpus else {})
 
 
-def _asks_for(name: str, text: str) -> bool:
-    """Whether the option asks for what there is ours instead of: --gres lists other devices than GPUs, too."""
+def _needs_ours(name: str, text: str) -> bool:
+    """Whether the option needs what ours give: --gres also lists other devices than GPUs."""
     return name != "gres" or "gpu" in text
 
 
