@@ -103,8 +103,8 @@ FAULTS = {
     ),
     "rows that have met have no gradient": Fault(
         "matex_tf/gradients/redistribute.py",
-        "made = recombine.gather_rows(rows[:count], PLACE)",
-        "made = tf.stop_gradient(recombine.gather_rows(rows[:count], PLACE))",
+        "made = row_gathering.gather_rows(rows[:count], PLACE, numbers)",
+        "made = tf.stop_gradient(row_gathering.gather_rows(rows[:count], PLACE, numbers))",
         "tests/gradients/test_row_mixing.py",
     ),
     "a step in which rows meet is shared without a proof": Fault(

@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shutil
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -70,15 +71,16 @@ def remove_folder(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def format_note(cluster: str, job: str, namespace: str = "") -> str:
-    """Which job a run is, as its folder has it."""
-    return json.dumps({"cluster": cluster, "job": job, **({"namespace": namespace} if namespace else {})}) + "\n"
+def format_note(cluster: str, job: str, namespace: str = "", submitted: str = "") -> str:
+    """Which job a run is, as its folder has it. `submitted` is when, in seconds since 1970."""
+    more = {"namespace": namespace, "submitted": submitted}
+    return json.dumps({"cluster": cluster, "job": job, **{name: value for name, value in more.items() if value}}) + "\n"
 
 
 def write_note(folder: Path, cluster: str, job: str) -> None:
-    """Note which job the run is."""
+    """Note which job the run is, which was submitted just now."""
     with atomic.write_beside(str(folder / NOTE)) as beside:  # whoever is killed here leaves no half of it
-        Path(beside).write_text(format_note(cluster, job))
+        Path(beside).write_text(format_note(cluster, job, submitted=f"{time.time():.0f}"))
 
 
 def read_note(folder: Path) -> tuple[str, Job]:
@@ -90,8 +92,8 @@ def read_note(folder: Path) -> tuple[str, Job]:
 def find_submit_time(folder: str) -> float | None:
     """When the run in `folder` was submitted, in seconds since 1970; None where that is not known."""
     try:
-        return Path(folder, NOTE).stat().st_mtime if folder else None
-    except OSError:
+        return float(json.loads(Path(folder, NOTE).read_text())["submitted"]) if folder else None
+    except (OSError, ValueError, KeyError):
         return None
 
 

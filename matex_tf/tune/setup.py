@@ -114,7 +114,7 @@ def create_search(target: Sequence[str], space: str, settings: Settings, databas
     try:
         kept = Database(path)
         found = kept.add_search(
-            str(where.absolute()), target, space, asdict(settings), format_objective(asked.objective)
+            str(where.absolute()), target, space, asdict(settings), describe_objective(asked.objective)
         )
         kept.close()
     except DatabaseError:
@@ -134,8 +134,8 @@ def _make_folder(target: Sequence[str], folder: str) -> Path:
     return where
 
 
-def format_objective(objective: Objective) -> str:
-    """The objective as it is written down: those of two searches are compared if they are the same."""
+def describe_objective(objective: Objective) -> str:
+    """Which figure, and which way is better, in a line: searches with the same line are compared."""
     way = "maximize" if objective.maximize else "minimize"
     return f"{way} {objective.name}" + (f" by {objective.regex}" if objective.regex else "")
 
@@ -189,7 +189,7 @@ def change_space(database: Database, search: Search, settings: Settings, space: 
             database.end_trial(
                 search.id, replace(one, state=FAILED, kind="changed", why="what is searched has changed")
             )
-    return database.change_space(search, space, format_objective(asked.objective)), ranges + others
+    return database.change_space(search, space, describe_objective(asked.objective)), ranges + others
 
 
 def run_search(folder: Path, space: str = "", name: str = "", **changed: Any) -> Found:

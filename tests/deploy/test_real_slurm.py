@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,7 @@ import pytest
 from fake_trials import PLAYS
 
 import launch
+from matex_tf.deploy import run_folder
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 sys.path.append(str(BENCHMARKS))
@@ -133,10 +135,12 @@ def test_a_job_has_what_was_asked_whatever_the_environment_says(cluster):
     first = err.split("job ")[1].split(":")[0]
     shown = cluster.slurm.ask("scontrol", "show", "job", first)
     assert all(one in shown for one in ("JobName=asked\n", "NumNodes=2 NumCPUs=4 ", "TimeLimit=00:05:00")), shown
+    before = time.time()
     second = cluster.slurm.run("sbatch", "--parsable", "runs/asked-1/job.sh", folder=cluster.folder).stdout.strip()
     code, out, err = cluster.matex("follow", "runs/asked-1")
     assert code == 0 and out.count("words [] on h1\n") == 2 and f"matex: {second} COMPLETED" in err, out + err
     assert json.loads((cluster.folder / "runs/asked-1/job.json").read_text())["job"] == second
+    assert before - 1 <= run_folder.find_submit_time(str(cluster.folder / "runs/asked-1")) <= time.time()
 
 
 def test_a_job_that_will_not_start_is_not_waited_for(cluster):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import time
 from pathlib import Path
 
@@ -92,7 +91,8 @@ def test_a_job_is_submitted_and_followed_to_its_exit_code(fakes, capfd):
     words = fakes.calls[0].split(" ")
     lines = [line.split(" ")[1] for line in Path("runs/train-1/job.sh").read_text().splitlines() if "#SBATCH" in line]
     assert words == ["sbatch", "--parsable", *lines, "runs/train-1/job.sh"], "variables win over lines of the script"
-    assert json.loads(Path("runs/train-1/job.json").read_text()) == {"cluster": "slurm", "job": "4711"}
+    noted = json.loads(Path("runs/train-1/job.json").read_text())
+    assert (noted["cluster"], noted["job"]) == ("slurm", "4711")
     assert "train.py & child" in Path("runs/train-1/job.sh").read_text()
 
 
@@ -157,8 +157,7 @@ def test_how_long_a_job_took_is_told_over_all_its_allocations(fakes, tmp_path):
     )
     assert str(slurm.find_state(job.Job("4711"))) == "COMPLETED after 0:01:23, exit code 0"
     assert str(slurm.find_state(job.Job("4711"))) == "COMPLETED in 2 allocations, exit code 0"
-    run_folder.write_note(tmp_path, "slurm", "4711")
-    os.utime(tmp_path / "job.json", (1000, 1000))
+    (tmp_path / "job.json").write_text(run_folder.format_note("slurm", "4711", submitted="1000"))
     again = slurm.find_state(job.Job("4711", str(tmp_path)))
     assert str(again) == "COMPLETED after 3:12:20 in 2 allocations, exit code 0"
 

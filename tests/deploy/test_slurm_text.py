@@ -8,6 +8,7 @@ import shlex
 import signal
 import stat
 import subprocess
+import time
 
 import pytest
 from hypothesis import given
@@ -31,8 +32,12 @@ SCRIPT = """\
 #SBATCH --exclusive
 run_folder="$PWD"/runs/train-1 child= asked=
 trap 'asked=early; [ -z "$child" ] || { asked=told; kill -USR1 $child; }' USR1
-note="{\\"cluster\\": \\"slurm\\", \\"job\\": \\"$SLURM_JOB_ID\\"}"
-[ "$(cat "$run_folder/job.json" 2> /dev/null)" = "$note" ] || echo "$note" > "$run_folder/job.json"
+if ! grep -qsF "\\"job\\": \\"$SLURM_JOB_ID\\"" "$run_folder/job.json"; then
+    submitted=$(SLURM_TIME_FORMAT=%s timeout 60 squeue --noheader --jobs="$SLURM_JOB_ID" --format=%V 2> /dev/null)
+    [[ ${SLURM_RESTART_COUNT:-0} = 0 && $submitted =~ ^[0-9]+$ ]] || submitted=
+    note="{\\"cluster\\": \\"slurm\\", \\"job\\": \\"$SLURM_JOB_ID\\", \\"submitted\\": \\"$submitted\\"}"
+    echo "$note" > "$run_folder/job.json"
+fi
 export SLURM_EXPORT_ENV=ALL
 module load openmpi
 srun --nodes=4 --ntasks=4 --ntasks-per-node=1 LOOK || exit 78
@@ -115,19 +120,25 @@ def test_a_run_that_asks_again_is_requeued(tmp_path, run, code, told):
 
 
 def test_a_job_notes_itself_where_another_was_noted(tmp_path):
-    """As one that `sbatch job.sh` makes. The time of a note that holds stays: it is when the job was submitted."""
-    (tmp_path / "matex").write_text("#!/bin/bash\n")
-    (tmp_path / "matex").chmod(stat.S_IRWXU)
+    """As one that `sbatch job.sh` makes, with when it was submitted: as Slurm says at its first start, or as noted."""
+    for name, body in (("matex", ""), ("squeue", '[ "$SLURM_TIME_FORMAT" = %s ] && cat submitted')):
+        (tmp_path / name).write_text(f"#!/bin/bash\n{body}\n")
+        (tmp_path / name).chmod(stat.S_IRWXU)
     folder = tmp_path / "runs" / "a-1"
     folder.mkdir(parents=True)
+    before = time.time()
     run_folder.write_note(folder, "slurm", "4711")
-    os.utime(folder / "job.json", (1000, 1000))
+    noted = run_folder.find_submit_time(str(folder))
+    assert noted is not None and before - 1 <= noted <= time.time() + 1
     text = slurm.format_job(slurm.Slurm(name="a", matex="./matex"), ["a.py"], "runs/a-1")
-    for number in ("4711", "4712"):
-        env = {"PATH": "/bin:/usr/bin", "SLURM_JOB_ID": number}
+    starts = [("4711", "1000", "1", noted), ("4712", "2000", "", 2000), ("4712", "3000", "1", 2000)]
+    unknown = [("4713", "", "", None), ("4714", 'a"\n7', "", None), ("4715", "5000", "1", None)]
+    for number, submitted, again, expected in [*starts, ("471", "4000", "0", 4000), *unknown]:
+        (tmp_path / "submitted").write_text(submitted)
+        env = {"PATH": f"{tmp_path}:/bin:/usr/bin", "SLURM_JOB_ID": number, "SLURM_RESTART_COUNT": again}
         subprocess.run(["bash", "-c", text], cwd=tmp_path, env=env, check=True)
         assert run_folder.read_note(folder) == ("slurm", slurm.Job(number, str(folder)))
-        assert (run_folder.find_submit_time(str(folder)) == 1000) is (number == "4711")
+        assert run_folder.find_submit_time(str(folder)) == expected
 
 
 def as_sbatch_reads(line: str) -> list[str]:

@@ -16,14 +16,18 @@ from matex_tf.tune.setup import Settings
 
 TAKEN = {  # long name: letter, what there is instead
     "nodes": ("N", "--nodes"), "ntasks": ("n", "--ranks-per-node"), "ntasks-per-node": ("", "--ranks-per-node"),
+    "tasks-per-node": ("", "--ranks-per-node"), "ntasks-per-tres": ("", "--ranks-per-node"),
+    "ntasks-per-gpu": ("", "--ranks-per-node"), "tres-per-task": ("", "--cpus"),
     "cpus-per-task": ("c", "--cpus"), "gpus-per-node": ("", "--gpus-per-node"), "time": ("t", "--time"),
     "job-name": ("J", "--name"), "account": ("A", "--account"), "partition": ("p", "--partition"),
     "output": ("o", "matex follow"), "error": ("e", "matex follow"), "open-mode": ("", "appends"),
     "signal": ("", "warned"), "chdir": ("D", "change to"), "array": ("a", "submit a job for each"),
     "clusters": ("M", "login node"), "wait": ("W", "--no-follow"), "wrap": ("", "the script"),
-    "test-only": ("", "--dry-run"), "quiet": ("Q", "the number of the job"), "version": ("", "sbatch"),
-    "help": ("", "sbatch"), "usage": ("", "sbatch"),
+    "test-only": ("", "--dry-run"), "quiet": ("Q", "the number of the job"), "version": ("V", "sbatch"),
+    "help": ("h", "sbatch"), "usage": ("", "sbatch"),
 }  # fmt: skip
+# Of the man page of sbatch.
+FLAGS, OTHER_LETTERS = "HOsv", "bBCdFGiLkmqSwx"  # letters without a value, and with one, which a job may have
 # All long options of sbatch 22.05 and 24.05 that a job may have beside ours.
 OTHERS = (
     "bb bbf begin comment constraint contiguous core-spec cores-per-socket cpu-freq deadline delay-boot dependency "
@@ -43,7 +47,8 @@ def spell_option(name, letter):
         if [one for one in others if one.startswith(name[:length])] == [name]:
             yield f"--{name[:length]}=3"
     if letter:
-        yield from (f"-{letter}3", f"-{letter} 3", f"-{letter}", f"-s{letter}3", f"-Hk{letter}3")
+        yield from (f"-{letter}3", f"-{letter} 3", f"-{letter}", f"-{FLAGS}{letter}3")
+        yield from (f"-{flag}{letter}3" for flag in FLAGS)
 
 
 @pytest.mark.parametrize("name", TAKEN)
@@ -60,11 +65,20 @@ def test_the_others_of_sbatch_are_taken():
     assert Slurm(sbatch=words).sbatch == words
 
 
+def test_a_value_after_a_letter_is_no_option():
+    """As in -bTIME: letters of ours within it say nothing."""
+    value = "".join(letter for letter, _ in TAKEN.values()) + FLAGS + OTHER_LETTERS
+    words = tuple(f"{before}{letter}{value}" for before in ("-", f"-{FLAGS}") for letter in OTHER_LETTERS)
+    assert Slurm(sbatch=words).sbatch == words
+    assert Slurm(sbatch=("-bs",)).takes_whole_nodes and not Slurm(sbatch=("-sbs",)).takes_whole_nodes
+
+
 @pytest.mark.parametrize(
     "asked, word",
     [
         ({"gpus_per_node": 2}, "--gpus=3"), ({"gpus_per_node": 2}, "-G3"), ({"gpus_per_node": 2}, "--gpus-per-task=1"),
         ({"gpus_per_node": 2}, "--gres=gpu:a100:1"), ({"gpus_per_node": 2}, "--gres=craynetwork:1,gpu:1"),
+        ({"gpus_per_node": 2}, "--gre=gpu:1"), ({"gpus_per_node": 2}, "--gres gpu:1"),
         ({"cpus": 2}, "--cpus-per-gpu=3"),
     ],
 )  # fmt: skip
@@ -107,8 +121,25 @@ def test_variables_of_the_environment():
     for name in ("ARRAY_INX", "ERROR", "WAIT", "CLUSTERS"):
         with pytest.raises(ValueError, match=f"SBATCH_{name}=1-3 of the environment: .*Unset it"):
             taken_options.check_environment({f"SBATCH_{name}": "1-3"}, words)
-    with pytest.raises(ValueError, match="SBATCH_GPUS=4"):
-        taken_options.check_environment({"SBATCH_GPUS": "4"}, list_words(Slurm(gpus_per_node=2), "runs/a-1"))
+
+
+@pytest.mark.parametrize(
+    "asked, name, value",
+    [
+        ({"gpus_per_node": 2}, "GPUS", "4"), ({"gpus_per_node": 2}, "GPUS_PER_TASK", "1"),
+        ({"gpus_per_node": 2}, "GRES", "gpu:1"), ({"gpus_per_node": 2}, "TRES_PER_TASK", "gres/gpu=1"),
+        ({"cpus": 2}, "CPUS_PER_GPU", "3"), ({"cpus": 2}, "TRES_PER_TASK", "cpu=8"),
+    ],
+)  # fmt: skip
+def test_a_variable_that_goes_against_ours_is_taken_without_it(asked, name, value):
+    taken_options.check_environment({f"SBATCH_{name}": value}, list_words(Slurm(), "runs/a-1"))
+    with pytest.raises(ValueError, match=f"SBATCH_{name}={value} of the environment"):
+        taken_options.check_environment({f"SBATCH_{name}": value}, list_words(Slurm(**asked), "runs/a-1"))
+
+
+def test_other_devices_than_gpus_go_beside_them():
+    asked = Slurm(gpus_per_node=2, sbatch=("--gres=craynetwork:1", "--gres-flags=enforce-binding"))
+    taken_options.check_environment({"SBATCH_GRES": "craynetwork:1"}, list_words(asked, "runs/a-1"))
 
 
 @pytest.mark.parametrize(

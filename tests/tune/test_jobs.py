@@ -42,8 +42,12 @@ SCRIPT = """\
 #SBATCH --exclusive
 run_folder='/a b/100%/trial-7' child= asked=
 trap 'asked=early; [ -z "$child" ] || { asked=told; kill -USR1 $child; }' USR1
-note="{\\"cluster\\": \\"slurm\\", \\"job\\": \\"$SLURM_JOB_ID\\"}"
-[ "$(cat "$run_folder/job.json" 2> /dev/null)" = "$note" ] || echo "$note" > "$run_folder/job.json"
+if ! grep -qsF "\\"job\\": \\"$SLURM_JOB_ID\\"" "$run_folder/job.json"; then
+    submitted=$(SLURM_TIME_FORMAT=%s timeout 60 squeue --noheader --jobs="$SLURM_JOB_ID" --format=%V 2> /dev/null)
+    [[ ${SLURM_RESTART_COUNT:-0} = 0 && $submitted =~ ^[0-9]+$ ]] || submitted=
+    note="{\\"cluster\\": \\"slurm\\", \\"job\\": \\"$SLURM_JOB_ID\\", \\"submitted\\": \\"$submitted\\"}"
+    echo "$note" > "$run_folder/job.json"
+fi
 export SLURM_EXPORT_ENV=ALL
 module load openmpi
 export RATE='two words'

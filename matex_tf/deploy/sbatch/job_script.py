@@ -67,7 +67,7 @@ def format_script(asked: Slurm, command: Sequence[str], folder: str, before: str
     return _SCRIPT.format(
         heads=heads,
         folder=shlex.quote(folder) if os.path.isabs(folder) else f'"$PWD"/{shlex.quote(folder)}',
-        note=run_folder.format_note("slurm", _NUMBER).strip().replace('"', '\\"'),
+        note=run_folder.format_note("slurm", _NUMBER, submitted="$submitted").strip().replace('"', '\\"'),
         file=run_folder.NOTE,
         setup="".join(f"{line}\n" for line in asked.setup),
         look=look if asked.nodes > 1 else "",
@@ -125,14 +125,19 @@ if [ $code -eq {again} ]; then
 fi
 """
 # The shell waits in the background, so that it hears the warning. A run that was not ready for one ends by that signal.
-# `sbatch job.sh` makes another job of it, of which the note then tells. What a job sets before its run, its tasks see,
+# `sbatch job.sh` makes another job of it, of which the note then tells, and when it was queued: Slurm counts anew from
+# when a job is queued again. What a job sets before its run, its tasks see,
 # also if it was submitted with --export=NONE.
 _SCRIPT = """\
 #!/bin/bash
 {heads}run_folder={folder} child= asked=
 trap 'asked=early; [ -z "$child" ] || {{ asked=told; kill -USR1 $child; }}' USR1
-note="{note}"
-[ "$(cat "$run_folder/{file}" 2> /dev/null)" = "$note" ] || echo "$note" > "$run_folder/{file}"
+if ! grep -qsF "\\"job\\": \\"$SLURM_JOB_ID\\"" "$run_folder/{file}"; then
+    submitted=$(SLURM_TIME_FORMAT=%s timeout 60 squeue --noheader --jobs="$SLURM_JOB_ID" --format=%V 2> /dev/null)
+    [[ ${{SLURM_RESTART_COUNT:-0}} = 0 && $submitted =~ ^[0-9]+$ ]] || submitted=
+    note="{note}"
+    echo "$note" > "$run_folder/{file}"
+fi
 export SLURM_EXPORT_ENV=ALL
 {setup}{look}{before}rm -f "$run_folder/exit-code"
 {command} & child=$!

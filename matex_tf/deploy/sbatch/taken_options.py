@@ -8,16 +8,19 @@ _NODES = "--nodes says on how many nodes the ranks are"
 _RANKS = "--ranks-per-node, or -n, says how many ranks there are"
 _CPUS = "--cpus says how many cores each rank gets"
 _GPUS = "--gpus-per-node says how many GPUs each node has"
+_TRES = f"{_CPUS}; {_GPUS}"
 _OUTPUT = "the job prints to the file `output` in the folder of its run, which `matex follow` shows"
 _ARRAY = "tasks of an array would share one folder, state and output: submit a job for each, or let `matex tune` search"
+_NOTHING = "nothing would be submitted; type `sbatch` itself"
 _Options = dict[str, tuple[str, str]]  # the long name: its letter, and what there is instead
 _SAID: _Options = {
     "job-name": ("J", "--name names the job"),
     "nodes": ("N", _NODES),
     "ntasks": ("n", _RANKS),
     "ntasks-per-node": ("", _RANKS),
-    "ntasks-per-gpu": ("", _RANKS),
+    **dict.fromkeys(("tasks-per-node", "ntasks-per-gpu", "ntasks-per-tres"), ("", _RANKS)),
     "cpus-per-task": ("c", _CPUS),
+    "tres-per-task": ("", _TRES),
     "gpus-per-node": ("", _GPUS),
     "time": ("t", "--time says the time limit, before which the ranks are warned"),
     "account": ("A", "--account names the account"),
@@ -33,15 +36,19 @@ _NEVER: _Options = {
     "clusters": ("M", "jobs are looked for in the cluster of this machine: submit from a login node of the other"),
     "wait": ("W", "`matex submit` waits for the end of the job; with --no-follow it does not"),
     "wrap": ("", "the script and its arguments come after the options"),
-    **dict.fromkeys(("help", "usage", "version"), ("", "nothing would be submitted; type `sbatch` itself")),
+    **{name: (letter, _NOTHING) for name, letter in {"help": "h", "usage": "", "version": "V"}.items()},
     "quiet": ("Q", "sbatch is to tell the number of the job"),
     "test-only": ("", "--dry-run prints the job and submits nothing"),
 }
-_WITH_CPUS: _Options = {"cpus-per-gpu": ("", _CPUS)}
-_WITH_GPUS: _Options = {"gpus": ("G", _GPUS), "gpus-per-socket": ("", _GPUS), "gpus-per-task": ("", _GPUS)}
+_WITH_CPUS: _Options = {"cpus-per-gpu": ("", _CPUS), "tres-per-task": ("", _TRES)}
+_WITH_GPUS: _Options = {
+    "gpus": ("G", _GPUS),
+    **dict.fromkeys(("gpus-per-socket", "gpus-per-task", "gres"), ("", _GPUS)),
+    "tres-per-task": ("", _TRES),
+}
 _CORES: _Options = {**_WITH_CPUS, "mincpus": ("", ""), "extra-node-info": ("B", ""), "exclusive": ("", "")}
-_PARTS: _Options = {**_CORES, **_WITH_GPUS, "gres": ("", ""), "oversubscribe": ("s", "")}  # of a node
-_FLAGS = "bhHIkOQsuvVW"  # letters without a value, after which others may follow
+_PARTS: _Options = {**_CORES, **_WITH_GPUS, "oversubscribe": ("s", "")}  # of a node
+_FLAGS = "hHOQsvVW"  # letters without a value, after which others may follow
 _VARIABLES = {"ARRAY_INX": "array", "TIMELIMIT": "time"}  # whose names are not those of their options
 
 
@@ -53,11 +60,9 @@ def check_words(words: Iterable[str], has_cpus: bool, has_gpus: bool) -> None:
     """
     known = _SAID | _NEVER | _list_beside(has_cpus, has_gpus)
     for word in words:
-        if name := _find_option(word, known):
+        if (name := _find_option(word, known)) and _needs_ours(name, word):
             shown = word if word.startswith(f"--{name}") else f"{word} (--{name})"
             raise ValueError(f"--sbatch takes no {shown}: {known[name][1]}")
-        if has_gpus and word.startswith("--gres") and "gpu" in word.partition("=")[2]:
-            raise ValueError(f"--sbatch takes no {word}: {_GPUS}")
 
 
 def needs_parts(words: Iterable[str]) -> bool:
@@ -84,12 +89,17 @@ def check_environment(environment: Mapping[str, str], words: Sequence[str]) -> N
     for variable, value in environment.items():
         kind, _, short = variable.partition("_")
         name = _VARIABLES.get(short, short.lower().replace("_", "-"))
-        if kind == "SBATCH" and name in never.keys() - ours:
+        if kind == "SBATCH" and name in never.keys() - ours and _needs_ours(name, value):
             raise ValueError(f"sbatch would take {variable}={value} of the environment: {never[name][1]}. Unset it")
 
 
 def _list_beside(has_cpus: bool, has_gpus: bool) -> _Options:
     return (_WITH_CPUS if has_cpus else {}) | (_WITH_GPUS if has_gpus else {})
+
+
+def _needs_ours(name: str, text: str) -> bool:
+    """Whether the option needs what ours give: --gres also lists other devices than GPUs."""
+    return name != "gres" or "gpu" in text
 
 
 def _find_option(word: str, known: _Options) -> str:
