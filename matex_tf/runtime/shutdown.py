@@ -217,7 +217,7 @@ def end_rank() -> None:
         return
     for work in script_ended:
         work()
-    ended = "the end of its script" + (f", {membership.LEFT_WITH} {_exit_code}" if _exit_code else "")
+    ended = f"{membership.LEFT_WITH} {_exit_code}" if _exit_code else "the end of its script"
     if _exit_text:
         ended += f" ({_exit_text})"
     try:

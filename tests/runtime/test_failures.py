@@ -73,13 +73,15 @@ def failed(ranks, script, *arguments, code=1, **options):
 
 
 def test_an_exception_on_one_rank_ends_all_and_is_told_once():
+    """Also one whose text is like that of a collective that failed."""
     script = """
         import time
         import tensorflow
         import matex_tf
+        from matex_tf.world import membership
         matex_tf.barrier()
         if matex_tf.rank() == 1:
-            raise ValueError("a reason of my own")
+            raise ValueError(f"a reason of my own: {membership.LEFT_WITH} 7; {membership.TOLD_ELSEWHERE}")
         time.sleep(60)
         print("has not been ended", flush=True)
     """
