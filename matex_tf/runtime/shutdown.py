@@ -167,12 +167,13 @@ def hear_requests(handle: Callable[[str], None], finish: Callable[[], None]) -> 
     """From now on call `handle` with the name of the signal by which this rank, or `matex run`, is asked to end.
 
     mpirun sends SIGTERM to the ranks that are left when one is lost. `matex run` never has it do so: what it is asked
-    itself it passes on as SIGUSR1. So SIGTERM of mpirun is no request, but the end: `finish` is called before it.
+    itself it passes on as SIGUSR1. So SIGTERM of mpirun is no request, but the end: `finish` is called before it. A signal of an unknown sender,
+    as after a library has set a handler of its own and this one again, is a request.
     """
     c, launchers = ops.get_library().c, list(task_environment.get_launchers())
 
     def hear(number: int, frame: Any) -> None:
-        is_launchers = not c.matex_came_from_others(number)
+        is_launchers = bool(c.matex_came_from_launchers(number))
         if is_launchers and number == signal.SIGTERM:
             finish()
             signal.signal(number, signal.SIG_DFL)

@@ -162,6 +162,10 @@ HOW = {
     "ended": lambda: ctypes.CDLL(None)._exit(255),
     "exit": lambda: os._exit(5),
     "asked": lambda: os.kill(os.getpid(), signal.SIGTERM),
+    "restored": lambda: (
+        signal.signal(signal.SIGTERM, signal.signal(signal.SIGTERM, signal.SIG_IGN)),
+        os.kill(os.getpid(), signal.SIGTERM),
+    ),
     "raised": lambda: int("no number"),
 }
 
@@ -223,7 +227,9 @@ def test_a_script_that_fails_outside_of_fit_ends_with_its_own_exit_code(tmp_path
     assert "exit code 75" not in result.output
 
 
-def test_a_rank_that_is_asked_to_end_outside_of_fit_asks_for_all(tmp_path):
-    result = lose_outside_fit(tmp_path, "asked:between:0")
+@pytest.mark.parametrize("how", [pytest.param("asked", marks=pytest.mark.more), "restored"])
+def test_a_rank_that_is_asked_to_end_outside_of_fit_asks_for_all(tmp_path, how):
+    """Also where a library has had a handler of its own for a while."""
+    result = lose_outside_fit(tmp_path, f"{how}:between:0")
     assert result.returncode == 75 and "SIGTERM: ended between calls of fit" in result.stderr, result.output
     assert "without a word" not in result.stderr
