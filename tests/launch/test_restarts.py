@@ -374,7 +374,7 @@ def test_hosts_that_do_not_answer_are_named_at_the_end(tmp_path, capfd):
 
 
 def test_a_signal_is_passed_on_also_where_its_name_cannot_be_noted(tmp_path):
-    mpirun = 'trap "kill $!; exit 9" USR1; sleep 20 & rmdir "$0"; kill -TERM $PPID; wait $!'
+    mpirun = "trap 'kill $!; exit 9' USR1; sleep 20 & rmdir $0; kill -TERM $PPID; wait $!"
     program = (
         "import signal, sys; from matex_tf.launch import process\n"
         "instead = {signal.SIGTERM: signal.SIGUSR1}\n"
