@@ -16,7 +16,7 @@ from typing import Any
 
 from matex_tf import ops, settings
 from matex_tf.ops import cache
-from matex_tf.runtime import script_frames, shutdown
+from matex_tf.runtime import exit_codes, script_frames, shutdown
 from matex_tf.world import membership, task_environment, terminal, world
 
 _FRAME = re.compile(r'  File "(.*)", line \d+, in .*\n(?:    .*\n|\n)*')
@@ -37,6 +37,7 @@ def attach_hooks() -> None:
     if me.rank > 0 and (settings.get_settings().output == "first" or settings.get_settings().log_dir):
         _redirect_output(me.rank)
     _match_launcher_terminal()
+    exit_codes.watch_main_module()
     sys.exit = _exit  # type: ignore[assignment]
     for name in ("exit", "quit"):
         if hasattr(builtins, name):
@@ -90,7 +91,7 @@ _plain_exit: Callable[..., Any] = sys.exit
 
 def _exit(code: object = None) -> None:
     if threading.current_thread() is threading.main_thread():  # of another thread it ends only that
-        shutdown.remember_exit_code(code)
+        exit_codes.note_exit(code)
     _plain_exit(code)
 
 
