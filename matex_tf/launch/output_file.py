@@ -126,7 +126,9 @@ def _is_file() -> bool:
 
 
 def _copy_output(source: int, target: int, drops: re.Pattern[bytes], is_over: int) -> int:
-    """Copy `source` to `target` without what matches `drops`; the number of the first error, after which the rest is thrown away.
+    """Copy `source` to `target` without what matches `drops`.
+
+    Gives the number of the first error, after which the rest is thrown away.
 
     Once `is_over` ends, all that is there is copied. Who still has the other side then, such as an ssh to a host that
     is cut off, is not waited for.
