@@ -12,7 +12,6 @@ import numpy as np
 from matex_tf.resilience import serialization, state_files
 from matex_tf.runtime import notes, real_files
 
-
 _TICK = 0.01  # seconds
 
 
