@@ -27,7 +27,7 @@ class Outlet:
         self._errors: dict[str, int] = {}
 
     def __enter__(self) -> Outlet:
-        if not _is_terminal(2) and _lead_to_same_place():
+        if not _is_terminal(2) and _have_same_place():
             # The script's own output may have such a byte, but hardly at the beginning of a line.
             self._copies["standard output and error"] = _Copy([1, 2], drops=rb"(?<=\n)\0+")
         else:
@@ -107,8 +107,8 @@ def _is_terminal(descriptor: int) -> bool:
         return True
 
 
-def _lead_to_same_place() -> bool:
-    """Whether standard output and error do, such as a pipe, of which only the order of both is right."""
+def _have_same_place() -> bool:
+    """Whether standard output and error lead to the same place, in which their order counts."""
     try:
         return os.path.samestat(os.fstat(1), os.fstat(2))
     except OSError:

@@ -165,8 +165,7 @@ class Run:
     def _find_own(self) -> _Found | None:
         if self.folder is None or os.path.exists(self.folder.locate_file(state_files.ENDED)):
             return None
-        begin = self.folder.read_file(state_files.BEGIN)
-        if begin is None:
+        if (begin := self.folder.read_file(state_files.BEGIN)) is None:
             return None
         if begin["script"] != self.script:
             notes.print_note(f"the script has changed since its state was kept in {self.path}, so it begins anew")
@@ -248,9 +247,8 @@ class Run:
     def _leave_at_once(self) -> None:
         """The script is where there is nothing to save: what it has kept is whole."""
         self._finish_writing()
-        # To mpirun itself it may be another rank that has ended first, with a code of its own.
-        ends_with = EXIT_REQUEUE if exit_marks.mark_requeue() else None
-        terminal.write_text(f"matex_tf: {self.asked}: ended between calls of fit; {self._explain_restart(ends_with)}\n")
+        next_run = self._explain_restart(is_sure=exit_marks.mark_requeue())
+        terminal.write_text(f"matex_tf: {self.asked}: ended between calls of fit; {next_run}\n")
         shutdown.abort_all_ranks(EXIT_REQUEUE)
 
     def leave_run(
@@ -278,15 +276,15 @@ class Run:
         is_known = mark is not None or exit_marks.mark_requeue()
         if mark is None and world.get_world().rank == 0:
             saved = f"the state could not be saved ({failed})" if failed else f"saved at {where}"
-            terminal.write_text(f"matex_tf: {asked}: {saved}; {self._explain_restart(EXIT_REQUEUE)}\n")
+            terminal.write_text(f"matex_tf: {asked}: {saved}; {self._explain_restart(is_sure=True)}\n")
         if any(objects.allgather(is_known, "whether `matex run` knows why the ranks leave")):
             exit_marks.note_leaving()
             self.writer = None  # what is kept is to stay
             sys.exit(0)  # of another code mpirun would have much to say
         sys.exit(EXIT_REQUEUE)
 
-    def _explain_restart(self, ends_with: int | None) -> str:
-        code = "" if ends_with is None else f"exit code {ends_with}; "
+    def _explain_restart(self, is_sure: bool) -> str:
+        code = f"exit code {EXIT_REQUEUE}; " if is_sure else ""  # to mpirun itself another rank may have ended first
         return f"the same command goes on from there ({code}state in {self.path})"
 
     def _end_run(self) -> None:
