@@ -9,7 +9,7 @@ import runpy
 import sys
 from collections.abc import Iterator
 
-from matex_tf.runtime import shutdown
+from matex_tf.runtime import exit_codes
 
 _USAGE = "usage: python -m matex_tf script.py [arguments]\n       python -m matex_tf -m package.module [arguments]"
 
@@ -41,11 +41,12 @@ def main(arguments: list[str]) -> None:
 @contextlib.contextmanager
 def _keep_exit_code() -> Iterator[None]:
     """A script may end itself by `raise SystemExit`, not only by `sys.exit`; and it may catch that."""
+    exit_codes.mark_watched()
     try:
         yield
-        shutdown.remember_exit_code(None)
+        exit_codes.remember_exit_code(None)
     except SystemExit as end:
-        shutdown.remember_exit_code(end.code)
+        exit_codes.remember_exit_code(end.code)
         raise
 
 

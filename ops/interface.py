@@ -72,7 +72,7 @@ _FUNCTIONS = {
     "matex_store_want": (None, [c_int64]),
     "matex_forget": (None, []),
     "matex_watch_sender": (c_int, [c_int, POINTER(c_int), c_int]),
-    "matex_came_from_others": (c_int, [c_int]),
+    "matex_came_from_launchers": (c_int, [c_int]),
     "matex_residuals": (c_int64, []),
 }
 

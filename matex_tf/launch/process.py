@@ -99,7 +99,8 @@ def wait_for_ranks(
         def note_signal(number: int) -> None:
             heard.add(number)
             if number in ASKS:
-                exit_marks.note_request(folder, signal.Signals(number).name)
+                with contextlib.suppress(OSError):  # the signal is passed on, whatever name the ranks then tell
+                    exit_marks.note_request(folder, signal.Signals(number).name)
 
         code = wait_for_command(command, instead, note_signal, look_around)
         code = exit_marks.translate_exit_code(code, folder)

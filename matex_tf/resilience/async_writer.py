@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 from typing import Any
 
 import numpy as np
@@ -11,19 +12,25 @@ import numpy as np
 from matex_tf.resilience import serialization, state_files
 from matex_tf.runtime import notes, real_files
 
+_TICK = 0.01  # seconds
+
 
 class Writer:
-    """A thread that writes states, one after another."""
+    """A thread that writes states, one after another.
+
+    A signal's handler may call `flush` wherever the other methods are, so that nothing here holds a lock.
+    """
 
     def __init__(self, folder: state_files.Folder):
         self.folder = folder
         self.failed: str | None = None
-        self._orders: queue.Queue[tuple[str, int, Any, list[np.ndarray]]] = queue.Queue(maxsize=1)
+        self._orders: list[tuple[str, int, Any, list[np.ndarray]]] = []  # the first is being written
+        self._wakes: queue.SimpleQueue[None] = queue.SimpleQueue()  # whose `put` is re-entrant
         self._thread: threading.Thread | None = None
 
     @property
     def is_busy(self) -> bool:
-        return self._orders.unfinished_tasks > 0
+        return bool(self._orders)
 
     def write(self, kind: str, number: int, content: Any) -> None:
         """Have `content` written. It is copied before this returns, which waits where two others are to be written."""
@@ -32,15 +39,23 @@ class Writer:
         if self._thread is None:
             self._thread = threading.Thread(target=self._write_orders, name="matex_tf run state", daemon=True)
             self._thread.start()
-        self._orders.put((kind, number, packed, arrays))
+        while len(self._orders) >= 2:
+            time.sleep(_TICK)
+        self._orders.append((kind, number, packed, arrays))
+        self._wakes.put(None)
 
     def flush(self) -> None:
         """Return when all is on the disk, or has failed."""
-        self._orders.join()
+        self._wakes.put(None)  # a signal may have come before `write` has done so
+        while self._orders:
+            time.sleep(_TICK)
 
     def _write_orders(self) -> None:
         while True:
-            order = self._orders.get()
+            if not self._orders:
+                self._wakes.get()
+                continue
+            order = self._orders[0]
             try:
                 with real_files.use_real_files():
                     self.folder.write_file(*order)
@@ -53,4 +68,4 @@ class Writer:
                     "on, and if it has to be started again, it will go on from an older state"
                 )
             finally:
-                self._orders.task_done()
+                del self._orders[0]

@@ -19,7 +19,7 @@ import numpy as np
 
 from matex_tf import settings
 from matex_tf.resilience import async_writer, elastic, random_state, script_file, serialization, state_files
-from matex_tf.runtime import exit_marks, notes, objects, real_files, shutdown, watchdog
+from matex_tf.runtime import exit_codes, exit_marks, notes, objects, real_files, shutdown, watchdog
 from matex_tf.runtime.exit_marks import EXIT_REQUEUE
 from matex_tf.world import membership, terminal, world
 
@@ -165,8 +165,7 @@ class Run:
     def _find_own(self) -> _Found | None:
         if self.folder is None or os.path.exists(self.folder.locate_file(state_files.ENDED)):
             return None
-        begin = self.folder.read_file(state_files.BEGIN)
-        if begin is None:
+        if (begin := self.folder.read_file(state_files.BEGIN)) is None:
             return None
         if begin["script"] != self.script:
             notes.print_note(f"the script has changed since its state was kept in {self.path}, so it begins anew")
@@ -248,8 +247,8 @@ class Run:
     def _leave_at_once(self) -> None:
         """The script is where there is nothing to save: what it has kept is whole."""
         self._finish_writing()
-        exit_marks.mark_requeue()
-        terminal.write_text(f"matex_tf: {self.asked}: ended between calls of fit; {self._explain_restart()}\n")
+        next_run = self._explain_restart(is_sure=exit_marks.mark_requeue())
+        terminal.write_text(f"matex_tf: {self.asked}: ended between calls of fit; {next_run}\n")
         shutdown.abort_all_ranks(EXIT_REQUEUE)
 
     def leave_run(
@@ -277,15 +276,16 @@ class Run:
         is_known = mark is not None or exit_marks.mark_requeue()
         if mark is None and world.get_world().rank == 0:
             saved = f"the state could not be saved ({failed})" if failed else f"saved at {where}"
-            terminal.write_text(f"matex_tf: {asked}: {saved}; {self._explain_restart()}\n")
+            terminal.write_text(f"matex_tf: {asked}: {saved}; {self._explain_restart(is_sure=True)}\n")
         if any(objects.allgather(is_known, "whether `matex run` knows why the ranks leave")):
             exit_marks.note_leaving()
             self.writer = None  # what is kept is to stay
             sys.exit(0)  # of another code mpirun would have much to say
         sys.exit(EXIT_REQUEUE)
 
-    def _explain_restart(self) -> str:
-        return f"the same command goes on from there (exit code {EXIT_REQUEUE}; state in {self.path})"
+    def _explain_restart(self, is_sure: bool) -> str:
+        code = f"exit code {EXIT_REQUEUE}; " if is_sure else ""  # to mpirun itself another rank may have ended first
+        return f"the same command goes on from there ({code}state in {self.path})"
 
     def _end_run(self) -> None:
         """All ranks have ended their script: well, and nothing is kept any more, or not."""
@@ -295,6 +295,6 @@ class Run:
             return
         with watchdog.excuse_wait(f"saving the state of the run to {self.path}", watchdog.SAVING):
             self.writer.flush()
-        if shutdown.get_exit_code() == 0:
+        if exit_codes.exit_code == 0:
             with real_files.use_real_files():
                 self.writer.folder.close_folder(remove=not settings.get_settings().proof)

@@ -14,9 +14,9 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, NoReturn
 
-from matex_tf import settings
+from matex_tf import ops, settings
 from matex_tf.ops import cache
-from matex_tf.runtime import exit_marks, script_frames, shutdown
+from matex_tf.runtime import exit_codes, exit_marks, script_frames, shutdown
 from matex_tf.world import membership, task_environment, terminal, world
 
 _FRAME = re.compile(r'  File "(.*)", line \d+, in .*\n(?:    .*\n|\n)*')
@@ -37,6 +37,7 @@ def attach_hooks() -> None:
     if me.rank > 0 and (settings.get_settings().output == "first" or settings.get_settings().log_dir):
         _redirect_output(me.rank)
     _match_launcher_terminal()
+    exit_codes.watch_main_module()
     sys.exit = _exit  # type: ignore[assignment]
     for name in ("exit", "quit"):
         if hasattr(builtins, name):
@@ -90,7 +91,7 @@ _plain_exit: Callable[..., Any] = sys.exit
 
 def _exit(code: object = None) -> None:
     if threading.current_thread() is threading.main_thread():  # of another thread it ends only that
-        shutdown.remember_exit_code(code)
+        exit_codes.note_exit(code)
     _plain_exit(code)
 
 
@@ -186,8 +187,9 @@ def _report_error(kind: type[BaseException], error: BaseException, trace: Traceb
     if os.getpid() != me.process or not world.is_active():
         sys.__excepthook__(kind, error, trace)
         return
-    code = 130 if issubclass(kind, KeyboardInterrupt) else _parse_exit_code(str(error))
-    follows = any(sign in str(error) for sign in (membership.TOLD_ELSEWHERE, membership.LEFT_WITH))
+    told = _read_collectives_text(error)
+    code = 130 if issubclass(kind, KeyboardInterrupt) else _parse_exit_code(told)
+    follows = any(sign in told for sign in (membership.TOLD_ELSEWHERE, membership.LEFT_WITH))
     if follows:
         shutdown.await_cause()
     follows = follows or membership.is_loss_of_another(error)
@@ -206,6 +208,20 @@ def report_unreported() -> None:
     error = getattr(sys, "last_value", None)
     if error is not None and sys.excepthook is not _report_error and not hasattr(sys, "ps1"):
         _report_error(type(error), error, error.__traceback__)
+
+
+def _read_collectives_text(error: BaseException) -> str:
+    """The texts of collectives that failed among `error` and the errors beside it; an error of the script has none.
+
+    TensorFlow raises the error of a collective as one of its own, whose text has the head of a `RankError` within it.
+    """
+    head = str(world.RankError(""))
+    return "\n".join(
+        str(one)
+        for one in _list_shown_errors(error)
+        if isinstance(one, ops.MismatchError)
+        or (head in str(one) and any(base.__name__ == "OpError" for base in type(one).__mro__))
+    )
 
 
 def _parse_exit_code(message: str) -> int:

@@ -13,7 +13,7 @@ from typing import Any
 
 from matex_tf import ops, settings
 from matex_tf.ops import cache
-from matex_tf.runtime import exit_marks, objects, real_files
+from matex_tf.runtime import exit_codes, exit_marks, objects, real_files
 from matex_tf.world import error_records, membership, mpi_timeout, task_environment, terminal, world
 
 REQUESTS = (signal.SIGTERM, signal.SIGUSR1)
@@ -32,8 +32,6 @@ after_end: list[Callable[[], None]] = []
 before_abort: list[Callable[[], None]] = []
 """Called where a rank is about to end the job; what the ranks do there they do each alone."""
 
-_exit_code = 0
-_exit_text = ""
 _aborting = False
 _have_all_ended = False
 
@@ -81,7 +79,7 @@ def abort_with_error(text: str, exception: str, code: int, follows: bool = False
     """End all ranks for an error of this one, of which the run shows the first (see `error_records`)."""
     run_before_abort()
     sys.stdout.flush()
-    code = code if 0 < code < 256 else 1
+    code = exit_codes.correct_failure_code(code)
     me = world.get_world()
     record = error_records.ErrorRecord(
         me.rank, me.size, me.host, exception, text, ops.read_waiting().number, follows, is_loss, code
@@ -96,16 +94,16 @@ def abort_with_error(text: str, exception: str, code: int, follows: bool = False
 def abort_all_ranks(code: int) -> None:
     """End all ranks now, with the exit code `code`, or 1 in place of 0."""
     global _aborting
-    _aborting = True
+    _aborting, code = True, exit_codes.correct_failure_code(code)
     run_before_abort()
     with contextlib.suppress(OSError):  # whatever goes wrong with that, they end
-        exit_marks.mark_abort(code if 0 < code < 256 else 1)
+        exit_marks.mark_abort(code)
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
         except (OSError, ValueError):
             continue  # a closed stream has nothing left to say
-    _abort_job(code if 0 < code < 256 else 1)
+    _abort_job(code)
 
 
 def abort_unjoined(task: task_environment.Task) -> None:
@@ -137,42 +135,17 @@ def _abort_job(code: int) -> None:
     MPI.COMM_WORLD.Abort(code)
 
 
-def remember_exit_code(code: Any) -> None:
-    """Called with the argument of `sys.exit`, so that a rank that must abort others ends them with its own code."""
-    global _exit_code, _exit_text
-    _exit_code = compute_exit_code(code)
-    _exit_text = "" if code is None or isinstance(code, int) else _describe_object(code)
-
-
-def _describe_object(code: object) -> str:
-    try:
-        return str(code)
-    except Exception as error:  # of which Python says nothing
-        return f"an object of {type(code)}, whose text cannot be had: {type(error).__name__}"
-
-
-def compute_exit_code(code: Any) -> int:
-    """The exit code, 0 to 255, with which Python ends for the argument of `sys.exit`."""
-    if not isinstance(code, int):
-        return int(code is not None)
-    return code & 0xFF if -(2**63) <= code < 2**63 else 0xFF
-
-
-def get_exit_code() -> int:
-    """What the script has given to `sys.exit`, as a number; 0 if it has not."""
-    return _exit_code
-
-
 def hear_requests(handle: Callable[[str], None], finish: Callable[[], None]) -> None:
     """From now on call `handle` with the name of the signal by which this rank, or `matex run`, is asked to end.
 
     mpirun sends SIGTERM to the ranks that are left when one is lost. `matex run` never has it do so: what it is asked
-    itself it passes on as SIGUSR1. So SIGTERM of mpirun is no request, but the end: `finish` is called before it.
+    itself it passes on as SIGUSR1. So SIGTERM of mpirun is no request, but the end: `finish` is called before it. A
+    signal of an unknown sender is a request: of any without `matex run`, or where a handler was set after this one.
     """
     c, launchers = ops.get_library().c, list(task_environment.get_launchers())
 
     def hear(number: int, frame: Any) -> None:
-        is_launchers = not c.matex_came_from_others(number)
+        is_launchers = bool(c.matex_came_from_launchers(number))
         if is_launchers and number == signal.SIGTERM:
             finish()
             signal.signal(number, signal.SIG_DFL)
@@ -217,31 +190,32 @@ def end_rank() -> None:
         return
     for work in script_ended:
         work()
-    ended = "the end of its script" + (f", {membership.LEFT_WITH} {_exit_code}" if _exit_code else "")
-    if _exit_text:
-        ended += f" ({_exit_text})"
+    code, said = exit_codes.exit_code, exit_codes.exit_text
+    ended = f"{membership.LEFT_WITH} {code}" if code else "the end of its script"
+    if said:
+        ended += f" ({said})"
     try:
         membership.attempt_collectives(ended, lambda: ops.rendezvous(_KIND, 0, ended))
     except ops.MismatchError as error:
-        if _exit_code and membership.LEFT_WITH in str(error):
+        if code and membership.LEFT_WITH in str(error):
             text = f"{_describe_exit()}, while others go on. All ranks end where one does."
-            abort_with_error(f"matex_tf: {text}\n", f"SystemExit: {_exit_text or _exit_code}", _exit_code)
+            abort_with_error(f"matex_tf: {text}\n", f"SystemExit: {said or code}", code)
         # Those that are still at work raise this error where they are, and show the line of the script.
         _await_others_at_end(error)
-        abort_with_error(f"matex_tf: {error}\n", f"MismatchError: {error}", _exit_code or 1, follows=True)
+        abort_with_error(f"matex_tf: {error}\n", f"MismatchError: {error}", code or 1, follows=True)
     _have_all_ended = True
     try:
         for work in at_end:
             work()
     except world.RankError as error:  # on all ranks
         abort_with_error(f"matex_tf: {error}\n", f"RankError: {error}", 1)
-    exits = objects.allgather((_exit_code, _exit_text), "what is done after the script")
+    exits = objects.allgather((code, said), "what is done after the script")
     _tell_exits(exits)
     me = world.get_world()
     with mpi_timeout.limit_time(me.rank, me.size, "has waited for MPI to end, after all have come to the script's end"):
         if me.rank == 0 or settings.get_settings().output == "all":
             exit_marks.mark_ending()
-        exit_marks.mark_ended({code for code, _ in exits})
+        exit_marks.mark_ended({each for each, _ in exits})
         for work in before_finalize:
             work()
         if not me.has_lost:  # else MPI may wait for those that were lost
@@ -250,12 +224,12 @@ def end_rank() -> None:
 
 def _describe_exit() -> str:
     me = world.get_world()
-    said = f" by sys.exit({_exit_text!r})" if _exit_text else ""
-    return f"rank {me.rank} of {me.size} on {me.host} has ended its script{said}, with exit code {_exit_code}"
+    said = f" by sys.exit({exit_codes.exit_text!r})" if exit_codes.exit_text else ""
+    return f"rank {me.rank} of {me.size} on {me.host} has ended its script{said}, with exit code {exit_codes.exit_code}"
 
 
 def _tell_exits(exits: list[tuple[int, str]]) -> None:
     """Say what ranks have said to `sys.exit`, by rank; what rank 0 has said, Python shows as that of all."""
     rank = world.get_world().rank
-    if _exit_text and exits.index(exits[rank]) == rank > 0:
+    if exit_codes.exit_text and exits.index(exits[rank]) == rank > 0:
         terminal.write_text(f"matex_tf: {_describe_exit()}\n")

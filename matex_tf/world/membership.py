@@ -8,7 +8,7 @@ from typing import Any
 
 from matex_tf.world import world
 
-LEFT_WITH = "with exit code"
+LEFT_WITH = "the end of its script, with exit code"
 TOLD_ELSEWHERE = "its own message says why"
 LOST = "another rank has ended or its host cannot be reached"
 """What the text of an error says that is not the script's (see `MpiError` in world.cc, `Together` in overlapped.cc)."""

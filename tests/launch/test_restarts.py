@@ -383,12 +383,13 @@ def test_hosts_that_do_not_answer_are_named_at_the_end(tmp_path, capfd):
         assert f"{gone} (exit code {ended})" in said and "never asked" not in said
 
 
-def test_what_mpirun_says_has_no_nul_byte_and_who_keeps_its_output_is_not_waited_for(tmp_path):
+def test_a_signal_is_passed_on_also_where_its_name_cannot_be_noted(tmp_path):
+    mpirun = "trap 'kill $!; exit 9' USR1; sleep 20 & rmdir $0; kill -TERM $PPID; wait $!"
     program = (
-        "import os, subprocess, sys; from matex_tf.launch import output_file\n"
-        "with output_file.Outlet():\n"
-        "    os.write(2, b'one\\0two\\n' * 9999); os.write(1, b'a\\0b'); subprocess.Popen(['sleep', '60'])\n"
+        "import signal, sys; from matex_tf.launch import process\n"
+        "instead = {signal.SIGTERM: signal.SIGUSR1}\n"
+        "print(process.wait_for_ranks(['sh', '-c', sys.argv[1], sys.argv[2]], sys.argv[2], set(), instead))\n"
     )
-    with open(tmp_path / "out", "wb") as out, open(tmp_path / "err", "wb") as err:
-        subprocess.run([sys.executable, "-c", program], stdout=out, stderr=err, timeout=50, check=True)
-    assert (tmp_path / "err").read_bytes() == b"onetwo\n" * 9999 and (tmp_path / "out").read_bytes() == b"a\0b"
+    (tmp_path / "proof").mkdir()
+    command = [sys.executable, "-c", program, mpirun, str(tmp_path / "proof")]
+    assert launching.execute(command, launching.environment({}), 60).check().stdout.split() == ["9"]

@@ -1,5 +1,6 @@
 """A run that is lost, or asked to end, goes on when it is started again, and gives what it gives undisturbed."""
 
+import functools
 import json
 from pathlib import Path
 
@@ -162,6 +163,10 @@ HOW = {
     "ended": lambda: ctypes.CDLL(None)._exit(255),
     "exit": lambda: os._exit(5),
     "asked": lambda: os.kill(os.getpid(), signal.SIGTERM),
+    "restored": lambda: (
+        signal.signal(signal.SIGTERM, signal.signal(signal.SIGTERM, signal.SIG_IGN)),
+        os.kill(os.getpid(), signal.SIGTERM),
+    ),
     "raised": lambda: int("no number"),
 }
 
@@ -189,11 +194,14 @@ print("done")
 """
 
 
-def lose_outside_fit(tmp_path, *turns):
+START_AGAIN = functools.partial(launch.matex_run, 2, "--restarts", 9)
+
+
+def lose_outside_fit(tmp_path, *turns, start=START_AGAIN):
     (tmp_path / "case.py").write_text(LOST_OUTSIDE_FIT)
     (tmp_path / "turns").mkdir()
     env = {"MATEX_STATE": str(tmp_path / "state")}
-    result = launch.matex_run(2, "--restarts", 9, tmp_path / "case.py", tmp_path / "turns", *turns, env=env)
+    result = start(tmp_path / "case.py", tmp_path / "turns", *turns, env=env)
     assert len(list((tmp_path / "turns").iterdir())) == len(turns), result.output
     assert "went on" not in result.output and "\0" not in result.output and "Traceback" not in result.stdout
     return result
@@ -223,7 +231,16 @@ def test_a_script_that_fails_outside_of_fit_ends_with_its_own_exit_code(tmp_path
     assert "exit code 75" not in result.output
 
 
-def test_a_rank_that_is_asked_to_end_outside_of_fit_asks_for_all(tmp_path):
-    result = lose_outside_fit(tmp_path, "asked:between:0")
+@pytest.mark.parametrize("how, code", [("raised", 1), pytest.param("killed", 137, marks=pytest.mark.more)])
+def test_of_mpirun_itself_nobody_promises_another_exit_code(tmp_path, how, code):
+    """Its SIGTERM to the other ranks may be the batch system's."""
+    result = lose_outside_fit(tmp_path, f"{how}:between:1", start=functools.partial(launch.run, 2))
+    assert result.returncode == code and "exit code 75" not in result.output, result.output
+
+
+@pytest.mark.parametrize("how", [pytest.param("asked", marks=pytest.mark.more), "restored"])
+def test_a_rank_that_is_asked_to_end_outside_of_fit_asks_for_all(tmp_path, how):
+    """Also where a library has had a handler of its own for a while."""
+    result = lose_outside_fit(tmp_path, f"{how}:between:0")
     assert result.returncode == 75 and "SIGTERM: ended between calls of fit" in result.stderr, result.output
     assert "without a word" not in result.stderr

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+import sys
 from importlib.metadata import version
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import keras
 import numpy as np
 import pytest
 
+import launch
 from matex_tf.launch import restarts
 from matex_tf.resilience import serialization, state, state_files
 
@@ -201,3 +203,40 @@ def test_who_has_ended_removes_nothing_of_the_run_that_has_waited_for_it(tmp_pat
     os.close(held)
     restarts._remove_state(folder.path)
     assert not os.path.exists(folder.path)
+
+
+INTERRUPTED = """
+import itertools, signal
+from matex_tf.resilience import async_writer
+
+class Folder:
+    def __init__(self):
+        self.written = []
+
+    def write_file(self, kind, number, packed, arrays):
+        self.written.append(number)
+
+def flush_writer(number, frame):
+    global inside, flushed
+    if not inside:
+        inside = True
+        writer.flush()
+        inside, flushed = False, flushed + 1
+
+inside, flushed, folder = False, 0, Folder()
+writer = async_writer.Writer(folder)
+signal.signal(signal.SIGALRM, flush_writer)
+signal.setitimer(signal.ITIMER_REAL, 0.0005, 0.0005)
+for number in itertools.count():
+    writer.write("state", number, None)
+    if flushed > 300:
+        break
+signal.setitimer(signal.ITIMER_REAL, 0)
+writer.flush()
+assert folder.written == list(range(number + 1))
+"""
+
+
+def test_a_writer_is_waited_for_wherever_a_signal_comes():
+    """A signal's handler runs between any two steps of the thread that trains, also within those that order a write."""
+    launch.execute([sys.executable, "-c", INTERRUPTED], launch.environment({}), 60).check()

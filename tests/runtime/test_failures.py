@@ -7,7 +7,7 @@ import sys
 import pytest
 
 import launch
-from matex_tf.runtime import shutdown
+from matex_tf.runtime import exit_codes
 
 MODEL = """
 import sys
@@ -73,13 +73,15 @@ def failed(ranks, script, *arguments, code=1, **options):
 
 
 def test_an_exception_on_one_rank_ends_all_and_is_told_once():
+    """Also one whose text is like that of a collective that failed."""
     script = """
         import time
         import tensorflow
         import matex_tf
+        from matex_tf.world import membership
         matex_tf.barrier()
         if matex_tf.rank() == 1:
-            raise ValueError("a reason of my own")
+            raise ValueError(f"a reason of my own: {membership.LEFT_WITH} 7; {membership.TOLD_ELSEWHERE}")
         time.sleep(60)
         print("has not been ended", flush=True)
     """
@@ -187,7 +189,7 @@ class Silent:
 def leave(how):
     if how == "caught":
         try:
-            sys.exit("caught")
+            sys.exit("it is caught")
         except SystemExit:
             return
     if how == "thread":
@@ -217,12 +219,19 @@ KINDS = {
     "how",
     [pytest.param(how, marks=[] if how in ("text", "huge", "caught", "thread") else pytest.mark.more) for how in KINDS],
 )
-def test_what_any_rank_says_to_exit_is_heard(how):
+def test_what_any_rank_says_to_exit_is_heard(how, module=True):
     """Also where all ranks have come to the end of the script, and only one of them by an exit."""
     code, text = KINDS[how]
-    result = launch.run(2, EXITS, how)
+    result = launch.run(2, EXITS, how, module=module)
     assert result.returncode == code, result.output
     assert ("rank 1 of 2" in result.stderr and repr(text) in result.stderr) or not text, result.output
+    assert "it is caught" not in result.output
+
+
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="Python does not tell what ends a module")
+@pytest.mark.parametrize("how", ["caught", "raise text", pytest.param("raise int", marks=pytest.mark.more)])
+def test_an_exit_is_heard_where_it_ends_a_script_that_imports_the_library(how):
+    test_what_any_rank_says_to_exit_is_heard(how, module=False)
 
 
 @pytest.mark.more
@@ -253,7 +262,7 @@ def test_exit_codes_are_those_of_python():
         2.5,
     ):
         program = f"import sys; sys.exit({code!r})"
-        assert shutdown.compute_exit_code(code) == launch.execute([sys.executable, "-c", program], {}, 60).returncode
+        assert exit_codes.compute_exit_code(code) == launch.execute([sys.executable, "-c", program], {}, 60).returncode
 
 
 def test_a_rank_that_ends_early_is_named():

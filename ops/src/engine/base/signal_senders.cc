@@ -11,13 +11,14 @@ namespace matex {
 namespace {
 
 constexpr int kSignals = 65;
+constexpr int kLauncher = 1, kOther = 2;
 
 // What a signal handler may read: nothing of it is freed, or changed while its signal can come.
 struct Watch {
   const pid_t* launchers;
   size_t count;
   struct sigaction before;
-  std::atomic<bool> from_others;
+  std::atomic<int> senders;  // since they were last asked for
 };
 
 Watch watches[kSignals];
@@ -26,7 +27,7 @@ void NoteSender(int number, siginfo_t* info, void* context) {
   Watch& watch = watches[number];
   const pid_t* const end = watch.launchers + watch.count;
   const bool is_sent = info->si_code <= 0;  // by a process, not by the kernel
-  if (!is_sent || std::find(watch.launchers, end, info->si_pid) == end) watch.from_others = true;
+  watch.senders |= is_sent && std::find(watch.launchers, end, info->si_pid) != end ? kLauncher : kOther;
   if (watch.before.sa_flags & SA_SIGINFO) {
     watch.before.sa_sigaction(number, info, context);
   } else if (watch.before.sa_handler != SIG_DFL && watch.before.sa_handler != SIG_IGN) {
@@ -39,8 +40,8 @@ void NoteSender(int number, siginfo_t* info, void* context) {
 
 extern "C" {
 
-// Notes from now on whether anyone but the `launchers` sends the signal `number`, before the handler that is in force
-// now is called. Returns 0, or 1 where there is no such signal.
+// Notes from now on whether the `launchers` or others send the signal `number`, before the handler that is in force now
+// is called; until another handler is set. Returns 0, or 1 where there is no such signal.
 __attribute__((visibility("default"))) int matex_watch_sender(int number, const int* launchers, int count) {
   if (number <= 0 || number >= matex::kSignals) return 1;
   struct sigaction now;
@@ -49,16 +50,16 @@ __attribute__((visibility("default"))) int matex_watch_sender(int number, const 
   const auto* const kept = new std::vector<pid_t>(launchers, launchers + count);
   watch.launchers = kept->data();
   watch.count = kept->size();
-  watch.from_others = false;
+  watch.senders = 0;
   watch.before = now;
   now.sa_flags |= SA_SIGINFO;
   now.sa_sigaction = matex::NoteSender;
   return sigaction(number, &now, nullptr) == 0 ? 0 : 1;
 }
 
-// Whether any process other than the `launchers` has sent it since.
-__attribute__((visibility("default"))) int matex_came_from_others(int number) {
-  return number > 0 && number < matex::kSignals && matex::watches[number].from_others;
+// Whether the `launchers` alone have sent it since this was last asked; 0 also where nothing was noted.
+__attribute__((visibility("default"))) int matex_came_from_launchers(int number) {
+  return number > 0 && number < matex::kSignals && matex::watches[number].senders.exchange(0) == matex::kLauncher;
 }
 
 }  // extern "C"
