@@ -5,6 +5,7 @@ On the ranks that are not the first these lie in the rank's private folder; on r
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import glob
 import os
@@ -205,6 +206,8 @@ def _patch_netcdf(module: Any) -> None:
             super().__init__(filename, mode, clobber, format, diskless, persist, *args, **kwargs)
 
     Dataset.__module__, Dataset.__qualname__ = module.__name__, "Dataset"  # by which it is pickled
+    # A data set that Python frees last of all looks for its attributes here: the class is never freed.
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(Dataset))
     module.Dataset = Dataset
     replace_function(module.MFDataset, "__init__", _wrap_netcdf_files)
 
