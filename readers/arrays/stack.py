@@ -56,7 +56,7 @@ class Stack(Format):
         self.categories = {}
         self._open_file: tuple[Path | None, library.OpenFile | None] = (None, None)
         self._dimensions: dict[str, list[dimensions.Dimension]] = {}
-        self._arrangements: dict[tuple[Path, str], dimensions.Arrangement] = {}
+        self._arrangements: dict[tuple[str, Path, str], dimensions.Arrangement] = {}
         self._texts: dict[str, None] = {}
         self._lengths: list[int] = []
         self._shapes: dict[str, tuple[int, ...]] = {}
@@ -155,11 +155,15 @@ class Stack(Format):
             raise ReaderError(f"{path}: expected the same number of samples in every variable, found {counts}")
         self._lengths.append(next(iter(lengths.values())))
 
+    def _open_variable(self, field: str, path: Path, name: str) -> Variable:
+        variable = self._require_variable(self._keep_open(path), path, name)
+        variable.arrangement = self._arrangements.get((field, path, variable.name))
+        return variable
+
     def _require_variable(self, file: Any, path: Path, name: str | None) -> Variable:
         with self.convert_errors(path, "looking for variables in"):
             found = library.call_library(lambda: self.find_variable(file, path, name)) if name is not None else None
             if found is not None:
-                found.arrangement = self._arrangements.get((path, found.name))
                 return found
             names = library.call_library(lambda: self.list_names(file))
         there = files.format_names(names, most=30)
@@ -182,7 +186,7 @@ class Stack(Format):
                     f"{path}, {variable.name!r}: expected, as for {first_name!r} of {first_file}, {error}"
                 ) from None
             if arrangement is not None:
-                self._arrangements[path, variable.name] = arrangement
+                self._arrangements[field, path, variable.name] = arrangement
                 shape = arrangement.order_shape(shape)
         if variable.is_text:
             self._texts[variable.name] = None
@@ -263,17 +267,16 @@ class Stack(Format):
         if len(spans) == 1 and self._single[field]:
             ((path, begin, end, _),) = spans
             with self.convert_errors(path, f"reading {names[0]!r} from"):
-                found = self._require_variable(self._keep_open(path), path, names[0]).take_samples(begin, end)
+                found = self._open_variable(field, path, names[0]).take_samples(begin, end)
             if found is not None and found.dtype == self.find_dtype(field):
                 return found
         shape = self._shapes[field] if self._single[field] else (*self._shapes[field], len(names))
         rows = ShareArray((stop - start, *shape), self.find_dtype(field))
         for path, begin, end, at in spans:
-            file = self._keep_open(path)
             target = rows[at : at + end - begin]
             for channel, name in enumerate(names):
                 with self.convert_errors(path, f"reading {name!r} from"):
-                    variable = self._require_variable(file, path, name)
+                    variable = self._open_variable(field, path, name)
                     variable.fill_array(target if self._single[field] else target[..., channel], begin, end)
         return rows
 
@@ -293,5 +296,5 @@ class Stack(Format):
         name = names[0] if self._single[field] else names[index[-1]]
         index = index if self._single[field] else index[:-1]
         path = self.files[number]
-        variable = self._require_variable(self._keep_open(path), path, name)
+        variable = self._open_variable(field, path, name)
         return f"{path}, {name!r}{[row - int(self._starts[number]), *variable.find_stored(index)]}"

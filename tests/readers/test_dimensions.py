@@ -14,6 +14,7 @@ from matex_tf.readers import DataSet, ReaderError
 
 relaxed = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
+GRID = ("time", "lat", "lon")
 LENGTHS = {"time": 5, "lat": 3, "lon": 3, "level": 2}
 COORDINATES = {
     "lat": np.array([-30.0, 0.5, 41.0]),
@@ -78,8 +79,26 @@ def test_every_order_of_dimensions_and_coordinates_gives_the_samples_that_alignm
     np.testing.assert_array_equal(found, np.stack(rows, axis=-1) if channels else np.concatenate(rows))
 
 
+@pytest.mark.parametrize("kind", ("NETCDF", "HDF5"))
+@pytest.mark.parametrize("shape", ((5, 3, 3), (5, 3, 4)))
+def test_a_variable_that_is_channel_and_labels_has_an_order_for_each(tmp_path, kind, shape):
+    v = np.arange(float(np.prod(shape))).reshape(shape)
+    w = -v.transpose(0, 2, 1)
+    along = {"lat": np.arange(3.0), "lon": np.arange(shape[2]) * 10.0}
+    back = along | {"lat": along["lat"][::-1]}
+    write(tmp_path / "a.nc", {"v": (GRID, v), "w": (("time", "lon", "lat"), w)}, along)
+    write(tmp_path / "b.nc", {"v": (GRID, v[:, ::-1]), "w": (("time", "lon", "lat"), w[:, :, ::-1])}, back)
+    for path, files in ((tmp_path / "a.nc", 1), (str(tmp_path / "*.nc"), 2)):
+        for data, labels in ((["v", "w"], "w"), ("w", ["v", "w"])):
+            found = DataSet(kind, path, data=data, labels=labels, rank=0, size=1)
+            pair, one = found.training_data, found.training_labels
+            if data == "w":
+                pair, one = one, pair
+            np.testing.assert_array_equal(pair, np.concatenate([np.stack([v, -v], axis=-1)] * files))
+            np.testing.assert_array_equal(one, np.concatenate([w] * files))
+
+
 V = np.arange(45.0).reshape(5, 3, 3)
-GRID = ("time", "lat", "lon")
 
 
 def test_the_first_variable_tells_which_dimension_is_that_of_samples(tmp_path):
