@@ -107,6 +107,72 @@ def test_the_first_variable_tells_which_dimension_is_that_of_samples(tmp_path):
     np.testing.assert_array_equal(alone(path, data=["v", "w"]), np.stack([values, values.T], axis=-1))
 
 
+def float32(values):
+    return np.asarray(values, "f4")
+
+
+# Coordinates far from 0, and a shift that is one of their steps or part of it.
+FAR = {
+    "Julian days": (2451545 + np.arange(4) / 24, 1 / 24),
+    "Julian days, shifted by little": (2451545 + np.arange(4) / 24, 1 / 240),
+    "seconds": (1700000000 + 3600 * np.arange(4), 3600),
+    "seconds, shifted by one": (1700000000 + 3600 * np.arange(4), 1),
+    "seconds as floats": (1700000000.0 + 3600 * np.arange(4), 3600),
+    "nanoseconds": (1700000000_000000000 + 3600_000000000 * np.arange(4), 1),
+    "northings": (5300000.0 + 10 * np.arange(4), 10),
+    "northings as float32": (float32(5300000 + 10 * np.arange(4)), 5),
+    "a single level": (np.array([100000.0]), 0.01),
+}
+
+
+@pytest.mark.parametrize("kind", ("NETCDF", "HDF5"))
+@pytest.mark.parametrize("case", FAR)
+def test_coordinates_far_from_0_are_told_apart_and_brought_into_order(tmp_path, case, kind):
+    along, shift = FAR[case]
+    values = np.arange(2.0 * len(along)).reshape(2, len(along))
+    both = str(tmp_path / "*.nc")
+
+    def second(coordinates, order):
+        write(tmp_path / "b.nc", {"v": (("time", "y"), values[:, order])}, {"y": coordinates})
+
+    write(tmp_path / "a.nc", {"v": (("time", "y"), values)}, {"y": along})
+    for order in (slice(None), slice(None, None, -1), np.roll(np.arange(len(along)), 1)):
+        second(along[order], order)
+        np.testing.assert_array_equal(alone(both, kind, data="v"), np.concatenate([values, values]))
+        for sign in (1, -1):
+            second((along + sign * along.dtype.type(shift))[order], order)
+            refused("b.nc, 'v': .*along 'y'", both, kind, data="v")
+
+
+@pytest.mark.parametrize("kind", ("NETCDF", "HDF5"))
+def test_coordinates_of_two_dtypes_are_the_same_as_far_as_these_tell_their_steps(tmp_path, kind):
+    values = np.arange(8.0).reshape(2, 4)
+    both = str(tmp_path / "*.nc")
+    for along, are_same in (
+        (179.99 + 0.01 * np.arange(4), True),
+        (5300000.1 + 10 * np.arange(4), True),
+        (1700000000.0 + 3600 * np.arange(4), True),
+        (2451545 + np.arange(4) / 24, False),
+        (5300000.2 + 0.5 * np.arange(4), False),
+    ):
+        for dtypes in (("f4", "f8"), ("f8", "f4")):
+            for name, dtype in zip("ab", dtypes):
+                write(tmp_path / f"{name}.nc", {"v": (("time", "y"), values)}, {"y": along.astype(dtype)})
+            if are_same:
+                np.testing.assert_array_equal(alone(both, kind, data="v"), np.concatenate([values, values]))
+            else:
+                refused("b.nc, 'v': .*along 'y'", both, kind, data="v")
+
+
+def test_values_that_come_twice_tell_no_order(tmp_path):
+    values = np.arange(6.0).reshape(2, 3)
+    write(tmp_path / "a.nc", {"v": (("time", "y"), values)}, {"y": [1.0, 1, 2]})
+    write(tmp_path / "b.nc", {"v": (("time", "y"), values)}, {"y": [1.0, 1, 2]})
+    np.testing.assert_array_equal(alone(str(tmp_path / "*.nc"), data="v"), np.concatenate([values, values]))
+    write(tmp_path / "b.nc", {"v": (("time", "y"), values)}, {"y": [2.0, 1, 1]})
+    refused("b.nc, 'v': .*along 'y'", str(tmp_path / "*.nc"), data="v")
+
+
 @pytest.mark.parametrize("kind", ("NETCDF", "HDF5"))
 def test_other_coordinates_and_names_are_refused(tmp_path, kind):
     write(tmp_path / "a.nc", {"v": (GRID, V)})
