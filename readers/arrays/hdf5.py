@@ -162,7 +162,7 @@ class _Variable(Variable):
                 self._owner.fetch(self._path, self, lambda variable: variable.read_into(piece, begin, end))  # noqa: B023
             else:
                 found = self._owner.fetch(self._path, self, lambda variable: variable.read_samples(begin, end))  # noqa: B023
-                piece[...] = self.order_samples(found)
+                self.put_values(piece, self.order_samples(found), f"{self._path}, {self.name!r}", begin)
 
     def read_samples(self, start: int, stop: int) -> np.ndarray:
         # Not by indexing, for which h5py has a short way that is never collective.

@@ -194,14 +194,14 @@ class _Variable(Variable):
                 raise ReaderError(
                     f"{self._path}: truncated: expected samples {begin} to {end} of {self.name!r}, found {len(slab)}"
                 )
-            piece = target[begin - start : end - start]
+            piece, where = target[begin - start : end - start], f"{self._path}, {self.name!r}"
             if self._plain_fill is not None:
                 values = np.ma.getdata(slab)
                 self._restore_missing(values)
-                piece[...] = self.order_samples(values)
+                self.put_values(piece, self.order_samples(values), where, begin)
                 continue
             slab = self.order_samples(slab)
-            piece[...] = np.ma.getdata(slab)
+            self.put_values(piece, np.ma.filled(slab, 0), where, begin)
             if np.ma.is_masked(slab):
                 self._put_missing(piece, np.ma.getmaskarray(slab), begin)
 

@@ -16,7 +16,7 @@ from matex_tf.readers.arrays import collective, contents, dimensions, library, o
 from matex_tf.readers.arrays.texts import agree_on_texts
 from matex_tf.readers.arrays.variable import Variable
 from matex_tf.readers.base import files
-from matex_tf.readers.base.formats import Format, Ranks, ReaderError
+from matex_tf.readers.base.formats import Format, Ranks, ReaderError, check_categories
 from matex_tf.sharding import row_shares
 from matex_tf.sharding.share_arrays import ShareArray
 from matex_tf.world import world
@@ -191,10 +191,8 @@ class Stack(Format):
         if variable.is_text:
             self._texts[variable.name] = None
         given = self._given.get(field)
-        if given is not None and not (variable.is_text or given.kind == "f" or np.can_cast(variable.dtype, given)):
-            raise ReaderError(
-                f"{path}: {variable.name!r} holds values of {variable.dtype}, which dtype={given.name!r} cannot hold"
-            )
+        if given is not None and not variable.is_text:
+            options.check_holds(given, variable.dtype, f"{path}: {variable.name!r}")
         here = (shape, variable.dtype if given is None else given)
         first = (self._shapes.setdefault(field, here[0]), self._dtypes.setdefault(field, here[1]))
         if here != first:
@@ -250,6 +248,8 @@ class Stack(Format):
         for name in self._texts:
             texts = [of_rank[name] for of_rank in found]
             self.categories[name] = agree_on_texts(self.files[0], name, texts, name in self._asked)
+            for field in [field for field, names in self.wanted.items() if name in names]:
+                check_categories(self.files[0], repr(name), len(self.categories[name]), self.find_dtype(field))
 
     def chunk_rows(self, part: str, field: str) -> int:
         return self._chunks[field]
