@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -65,9 +65,11 @@ class Stack(Format):
         try:
             for file in self.files:
                 self._look_into(file)
-        except Exception:
-            self.close_file()  # whoever keeps the error has this object, too
-            raise
+        except Exception as error:
+            try:
+                self.close_file()  # whoever keeps the error has this object, too
+            finally:
+                raise error
         self._starts = np.concatenate([[0], np.cumsum(self._lengths)])
         self.surveys = int(bool(self._texts))
 
@@ -86,6 +88,9 @@ class Stack(Format):
     @abstractmethod
     def find_variable(self, file: Any, path: Path, name: str) -> Variable | None:
         """The variable `name`; None if there is none. Raises ReaderError for one that holds no numbers."""
+
+    def check_whole(self, file: Any, path: Path, name: str) -> None:
+        """Raises ReaderError where a file or object is missing of which the variable `name` is made."""
 
     @abstractmethod
     def list_names(self, file: Any) -> list[str]:
@@ -121,25 +126,8 @@ class Stack(Format):
             return self._transfers.fetch(path, variable.name, action)
         return library.call_library(lambda: action(variable), library.estimate_seconds(size))
 
-    @contextlib.contextmanager
-    def convert_errors(self, path: Path, doing: str = "opening") -> Iterator[None]:
-        """Errors of the library that reads `path` become ReaderErrors that name it."""
-        try:
-            yield
-        except (FileNotFoundError, PermissionError, MemoryError):
-            raise
-        except ReaderError as error:
-            if str(path) in str(error):
-                raise
-            raise ReaderError(f"{path}: damaged: expected a readable {self.kind} file, found: {error}") from None
-        except (OSError, RuntimeError, ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
-            if isinstance(error, OSError) and (lock := contents.describe_lock(path)):
-                raise ReaderError(f"{path}: {lock}") from None
-            size = path.stat().st_size if path.exists() else 0
-            raise ReaderError(
-                f"{path}: truncated or damaged: expected a whole {self.kind} file, found, in {doing} its {size} bytes: "
-                f"{type(error).__name__}: {error}"
-            ) from None
+    def convert_errors(self, path: Path, doing: str = "opening") -> contextlib.AbstractContextManager[None]:
+        return contents.convert_errors(path, self.kind, doing)
 
     def _look_into(self, path: Path) -> None:
         file = self._keep_open(path)
@@ -147,6 +135,9 @@ class Stack(Format):
         for field, names in self.wanted.items():
             chosen: Sequence[str | None] = names or ([] if field == "labels" else [None])
             for name in chosen:
+                if name is not None:
+                    with self.convert_errors(path, f"looking for {name!r} in"):
+                        self.check_whole(file, path, name)
                 variable = self._require_variable(file, path, name)
                 lengths[variable.name] = variable.length
                 self._check_alike(field, path, variable)
