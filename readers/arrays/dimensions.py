@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +11,13 @@ import numpy as np
 
 # What netCDF calls the dimensions of an HDF5 file that has none.
 _NO_NAME = "phony_dim_"
+# Such as days since 2000-01-01 00:00:00 UTC, of which the time and UTC may be missing.
+_TIME_UNITS = re.compile(
+    r"(\w+)\s+since\s+(-?\d+)-(\d+)-(\d+)(?:(?:T|\s+)(\d+):(\d+)(?::(\d+(?:\.\d*)?))?)?\s*(?:Z|UTC|GMT|[+-]00?:?00)?",
+    re.IGNORECASE,
+)
+_UNIT_NAMES = [names.split() for names in ("days day d", "hours hour hrs hr h", "minutes minute mins min")]
+_UNIT_NAMES += [["seconds", "second", "secs", "sec", "s"]]
 
 
 class DifferentDimensions(Exception):
@@ -92,7 +100,8 @@ def _find_axis(first: Sequence[Dimension], found: Sequence[Dimension], place: in
     if same.name in others or one.coordinates is None or same.coordinates is None:
         raise DifferentDimensions(
             f"the dimensions {_list_names(first)}, found {_list_names(found)}, and nothing shows that {one.name!r} is "
-            f"{same.name!r}; if they are the same, give them one name (ncrename -d {same.name},{one.name})"
+            f"{same.name!r}. If they are the same, read each as a data set of its own and join the arrays, or give "
+            f"them one name in the files (ncrename -d {same.name},{one.name})"
         )
     return place
 
@@ -106,7 +115,7 @@ def _match_coordinates(first: Dimension, found: Dimension) -> slice | np.ndarray
     one, other = first.coordinates, found.coordinates
     if one is None or other is None or len(one) != len(other) or not len(one):
         return slice(None)  # nothing is known of one; the lengths are told by the shapes
-    if first.units != found.units and "since" in first.units + found.units:
+    if "since" in first.units + found.units and _parse_units(first.units) != _parse_units(found.units):
         raise DifferentDimensions(
             f"the times along {first.name!r} in {first.units!r}, found {found.units!r}; write them in the same units"
         )
@@ -127,6 +136,16 @@ def _match_coordinates(first: Dimension, found: Dimension) -> slice | np.ndarray
         f"is {one[place]} and {other[place]}. Bring the files to one grid, such as by xarray's interp_like or "
         "reindex_like, or read them as data sets of their own"
     )
+
+
+def _parse_units(text: str) -> tuple[str, ...]:
+    """Units of time as a unit and the numbers of a date and time in UTC; `text` alone where it is written otherwise."""
+    found = _TIME_UNITS.fullmatch(text.strip())
+    if found is None:
+        return (text,)
+    unit, *numbers = found.groups()
+    names = [names[0] for names in _UNIT_NAMES if unit.lower() in names]
+    return (*(names or [unit]), *(str(float(number or 0)) for number in numbers))
 
 
 def _find_differences(one: np.ndarray, other: np.ndarray) -> np.ndarray:

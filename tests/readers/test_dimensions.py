@@ -192,6 +192,7 @@ def test_other_coordinates_and_names_are_refused(tmp_path, kind):
     refused("b.nc, 'v': .*along 'lon'", both, kind, data="v")
     second(("time", "y", "x"))
     refused("nothing shows that 'lat' is 'y'.*ncrename -d y,lat", both, kind, data="v")
+    refused("read each as a data set of its own", both, kind, data="v")
     second(("time", "lat", "other"))
     refused("nothing shows that 'lon' is 'other'", both, kind, data="v")
     # Another name for the same coordinates is shown to be the same.
@@ -207,6 +208,28 @@ def test_times_within_a_sample_are_compared_with_their_units(tmp_path):
         times = {"time": np.arange(5.0)}
         write(tmp_path / f"{name}.nc", {"v": (GRID, V)}, times, {"time": {"units": unit}})
     refused("times along 'time' in 'days since 2000", str(tmp_path / "*.nc"), data="v", sample="lat")
+
+
+@pytest.mark.parametrize("kind", ("NETCDF", "HDF5"))
+def test_units_of_time_are_compared_as_times(tmp_path, kind):
+    def second(units):
+        write(tmp_path / "b.nc", {"v": (GRID, V)}, {"time": np.arange(5.0)}, {"time": {"units": units}})
+
+    first = {"time": {"units": "days since 2000-01-01"}}
+    write(tmp_path / "a.nc", {"v": (GRID, V)}, {"time": np.arange(5.0)}, first)
+    for units in (
+        "days since 2000-01-01 00:00:00", "days since 2000-01-01T00:00:00Z", "Day since 2000-1-1 0:0:0.0 UTC",
+        "d since 2000-01-01 00:00", "days  since 2000-01-01 00:00:00 +00:00",
+    ):  # fmt: skip
+        second(units)
+        found = alone(str(tmp_path / "*.nc"), kind, data="v", sample="lat")
+        np.testing.assert_array_equal(found, np.concatenate([V.transpose(1, 0, 2)] * 2))
+    for units in (
+        "hours since 2000-01-01", "days since 2000-01-01 06:00", "days since 2000-01-01 00:00:00 +06:00",
+        "days since 2000-01-02", "days since 1-1-2000", "days since -2000-01-01", "days", "",
+    ):  # fmt: skip
+        second(units)
+        refused("times along 'time' in 'days since 2000", str(tmp_path / "*.nc"), kind, data="v", sample="lat")
 
 
 def test_a_missing_value_is_named_by_its_place_in_its_own_file(tmp_path):
