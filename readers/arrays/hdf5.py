@@ -76,14 +76,7 @@ class Hdf5(Stack):
         return (_make_text if is_text else _Variable)(self, path, name, dataset)
 
     def check_whole(self, file: Any, path: Path, name: str) -> None:
-        def find_made() -> tuple[Path, str] | None:
-            contents.check_links(path, file, name.strip("/"))
-            dataset = _find_dataset(file, name)
-            is_made = dataset is not None and (dataset.is_virtual or dataset.external)
-            return (Path(dataset.file.filename), str(dataset.name).strip("/")) if is_made else None
-
-        if made := library.call_library(find_made):
-            contents.check_sources(*made)
+        check_whole(path, name)
 
     def list_names(self, file: Any) -> list[str]:
         import h5py
@@ -96,6 +89,21 @@ class Hdf5(Stack):
 
         file.visititems(visit)
         return found
+
+
+def check_whole(path: Path, name: str) -> None:
+    """Raises ReaderError where a file or object is missing of which the variable `name` of an HDF5 file is made."""
+    import h5py
+
+    def find_made() -> tuple[Path, str] | None:
+        with h5py.File(path, "r") as file:
+            contents.check_links(path, file, name.strip("/"))
+            dataset = _find_dataset(file, name)
+            is_made = dataset is not None and (dataset.is_virtual or dataset.external)
+            return (Path(dataset.file.filename), str(dataset.name).strip("/")) if is_made else None
+
+    if made := library.call_library(find_made):
+        contents.check_sources(*made)
 
 
 def _find_dataset(file: Any, name: str) -> Any:

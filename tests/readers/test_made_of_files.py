@@ -47,11 +47,12 @@ def write_sources(folder, name):
     (folder / f"{name}.raw").write_bytes(VALUES.tobytes())
 
 
-def write_owner(path, names):
+def write_owner(path, names, links=True):
     """By the name of each source, a dataset of each kind."""
     with h5py.File(path, "w") as file:
         for place, name in names.items():
-            file[f"{place}_link"] = h5py.ExternalLink(f"{name}.h5", "/x")
+            if links:
+                file[f"{place}_link"] = h5py.ExternalLink(f"{name}.h5", "/x")
             layout = h5py.VirtualLayout((4,), "f8")
             layout[:] = h5py.VirtualSource(f"{name}.h5", "x", (4,))
             file.create_virtual_dataset(f"{place}_virtual", layout)
@@ -92,6 +93,16 @@ def test_files_are_looked_for_where_hdf5_looks(tmp_path, prefixes):
     assert ("origin_virtual" in reads) == (prefixes == ("${ORIGIN}/below",))
     assert ("beside_raw" in reads) == bool(prefixes)
     assert reads.isdisjoint({"gone_virtual", "gone_link", "gone_raw"})
+
+
+def test_netcdf_variables_are_made_of_other_files_too(tmp_path):
+    write_sources(tmp_path, "source")
+    write_owner(tmp_path / "a.nc", {"fine": "source", "bad": "gone"}, links=False)
+    found = DataSet("NETCDF", tmp_path / "a.nc", data="fine_virtual", rank=0, size=1)
+    np.testing.assert_array_equal(found.training_data, VALUES)
+    for name in ("bad_virtual", "bad_raw"):
+        with pytest.raises(ReaderError, match="expected .*gone.*, found none"):
+            DataSet("NETCDF", tmp_path / "a.nc", data=name, rank=0, size=1)
 
 
 def test_dead_soft_links_are_named(tmp_path):
