@@ -95,6 +95,18 @@ def test_a_dtype_holds_what_is_stored(tmp_path, kind):
         np.testing.assert_array_equal(found, [7] * 299 + [np.nan])
 
 
+@pytest.mark.parametrize("name", ("x", "word"))
+def test_a_number_for_missing_values_has_to_fit(tmp_path, name):
+    with netCDF4.Dataset(tmp_path / "a.nc", "w") as file:
+        file.createDimension("time", 2)
+        file.createVariable("x", "f4", ("time",))[:] = [1, np.nan]
+        file.createVariable("word", str, ("time",))[:] = np.array(["a", ""], object)
+    options = {"data": name, "dtype": {name: "float16"}}
+    with pytest.raises(ValueError, match=rf"missing=70000 cannot stand in .*{name}.*float16: it is too large"):
+        alone("NETCDF", tmp_path / "a.nc", missing=70000, **options).training_data  # noqa: B018
+    assert alone("NETCDF", tmp_path / "a.nc", missing=60000, **options).training_data[1] == 60000
+
+
 def test_complex_values_are_not_cut_to_real_ones(tmp_path):
     with h5py.File(tmp_path / "a.h5", "w") as file:
         file["z"] = np.array([1 + 2j, 3 - 4j])
