@@ -1,14 +1,37 @@
-"""Why a file of HDF5 cannot be read: its lock, and the files behind it that are missing, for a person."""
+"""Why a file cannot be read, for a person: damage, its lock, and files behind it that are missing."""
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from matex_tf.readers.arrays import library
 from matex_tf.readers.base.formats import ReaderError
+
+
+@contextlib.contextmanager
+def convert_errors(path: Path, kind: str, doing: str) -> Iterator[None]:
+    """Errors of the library that reads `path` become ReaderErrors that name it."""
+    try:
+        yield
+    except (FileNotFoundError, PermissionError, MemoryError):
+        raise
+    except ReaderError as error:
+        if str(path) in str(error):
+            raise
+        raise ReaderError(f"{path}: damaged: expected a readable {kind} file, found: {error}") from None
+    except (OSError, RuntimeError, ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
+        if isinstance(error, OSError) and (lock := describe_lock(path)):
+            raise ReaderError(f"{path}: {lock}") from None
+        size = path.stat().st_size if path.exists() else 0
+        raise ReaderError(
+            f"{path}: truncated or damaged: expected a whole {kind} file, found, in {doing} its {size} bytes: "
+            f"{type(error).__name__}: {error}"
+        ) from None
 
 
 def describe_lock(path: Path) -> str:
@@ -26,56 +49,122 @@ def describe_lock(path: Path) -> str:
     return ""
 
 
+def find_file(owner: Path, name: str, variable: str) -> Path | None:
+    """The file `name` of a link or a virtual dataset in the file `owner`, where HDF5 looks for it; None for none.
+
+    Args:
+        variable: of the environment, with folders in which HDF5 looks first.
+    """
+    folder = Path(os.path.abspath(owner)).parent
+    places = [Path(name)] if os.path.isabs(name) else []
+    last = os.path.basename(name) if places else name
+    prefix = os.environ.get(variable, "")
+    # HDF5 knows ${ORIGIN} only at the begin of the whole, which then is one folder.
+    prefixes = [*prefix.split(":"), prefix.replace("${ORIGIN}", str(folder), 1)]
+    places += [Path(one) / last for one in prefixes if one]
+    places += [folder / last, Path(last), owner.resolve().parent / last]
+    return next((place for place in places if place.exists()), None)
+
+
+def _find_external(owner: Path, name: str) -> Path | None:
+    """The file `name` with values of a dataset in the file `owner`, for which HDF5 looks in one folder only."""
+    prefix = os.environ.get("HDF5_EXTFILE_PREFIX", "").replace("${ORIGIN}", str(Path(os.path.abspath(owner)).parent))
+    place = Path(prefix) / name
+    return place if place.exists() else None
+
+
 def check_links(path: Path, file: Any, key: str) -> None:
-    """Raises ReaderError where `key` of an open HDF5 file lies behind a link to a file or object that is not there."""
-    import h5py
+    """Raises ReaderError where `key` of an open HDF5 file lies behind a link to a file or object that is not there.
 
-    parts = key.split("/")
-    for count in range(1, len(parts) + 1):
-        inner = "/".join(parts[:count])
-        try:
-            link = file.get(inner, getlink=True)
-        except (KeyError, OSError, RuntimeError):
-            return
-        if isinstance(link, h5py.ExternalLink):
-            behind = path.parent / link.filename
-            if not (behind.exists() or os.path.exists(link.filename)):
-                raise ReaderError(f"{path}: {key!r} lies in another file: expected {behind}, found none")
-            try:
-                file[inner]
-            except KeyError:
-                raise ReaderError(
-                    f"{path}: {key!r} lies in another file: expected {link.path!r} in {behind}, found none"
-                ) from None
-        elif link is None or inner not in file:
-            return
-
-
-def check_sources(path: Path, name: str, dataset: Any, seen: frozenset[tuple[Path, str]] = frozenset()) -> None:
-    """Raises ReaderError for a missing file or dataset of which an HDF5 dataset is made.
-
-    HDF5 fills in what is missing behind a virtual dataset, without a word.
+    By one call of the library.
     """
     import h5py
 
-    for file, _, _ in dataset.external or []:
-        if not (os.path.exists(file) or (path.parent / file).exists()):
-            raise ReaderError(f"{path}: {name!r} is stored in other files: expected {file}, found none")
-    if not dataset.is_virtual:
-        return
-    for source in dataset.virtual_sources():
-        behind = path if source.file_name == "." else path.parent / source.file_name
-        if "%b" in str(behind):
-            continue  # a series of files, as many as there are
-        if not behind.exists():
-            raise ReaderError(f"{path}: {name!r} is made of other files: expected {behind}, found none")
-        if (behind, source.dset_name) in seen:
-            continue
-        with contextlib.nullcontext(dataset.file) if behind == path else h5py.File(behind, "r") as opened:
-            if source.dset_name not in opened:
+    group = file
+    for part in key.split("/"):
+        try:
+            link = group.get(part, getlink=True)
+        except (AttributeError, KeyError, OSError, RuntimeError):
+            link = None
+        if link is None:
+            return  # whoever looks for it says that there is none
+        inside = Path(group.file.filename)
+        try:
+            group = group[part]
+        except (KeyError, OSError, RuntimeError) as error:
+            if isinstance(link, h5py.ExternalLink):
+                behind = find_file(inside, link.filename, "HDF5_EXT_PREFIX")
+                expected = str(inside.parent / link.filename) if behind is None else f"{link.path!r} in {behind}"
+                why = f" ({error})" if behind else ""
                 raise ReaderError(
-                    f"{path}: {name!r} is made of other datasets: expected {source.dset_name!r} in {behind}, found none"
+                    f"{path}: {key!r} lies in another file: expected {expected}, found none{why}"
+                ) from None
+            if isinstance(link, h5py.SoftLink):
+                raise ReaderError(
+                    f"{path}: {key!r} lies behind a link: expected {link.path!r} in {inside}, found none ({error})"
+                ) from None
+            raise
+
+
+def check_sources(path: Path, key: str) -> None:
+    """Raises ReaderError for a missing file or dataset of which the dataset `key` of an HDF5 file is made.
+
+    HDF5 fills in what is missing behind a virtual dataset, without a word. By one call of the library for each file,
+    however many there are.
+    """
+    todo: dict[Path, set[str]] = {path: {key}}
+    seen: set[tuple[Path, str]] = set()
+    while todo:
+        file, names = todo.popitem()
+        new = {name for name in names if (file.resolve(), name) not in seen}
+        seen |= {(file.resolve(), name) for name in new}
+        for owner, name, inner in _look_up_sources(path, key, file, new):
+            behind = file if name == "." else find_file(file, name, "HDF5_VDS_PREFIX")
+            if behind is None:
+                raise ReaderError(
+                    f"{file}: {owner!r} is made of other files: expected {file.parent / name}, found none"
                 )
-            inner = opened[source.dset_name]
-            if isinstance(inner, h5py.Dataset):
-                check_sources(behind, source.dset_name, inner, seen | {(behind, source.dset_name)})
+            todo.setdefault(behind, set()).update(inner)
+
+
+def _look_up_sources(path: Path, key: str, file: Path, names: set[str]) -> list[tuple[str, str, set[str]]]:
+    """The files behind some datasets of a file: for which dataset each, and which datasets of that file."""
+
+    def look_up() -> list[tuple[str, str, set[str]]]:
+        import h5py
+
+        found: list[tuple[str, str, set[str]]] = []
+        with h5py.File(file, "r") as opened:
+            for name in names:
+                dataset = opened.get(name)
+                if not isinstance(dataset, h5py.Dataset):
+                    raise ReaderError(
+                        f"{path}: {key!r} is made of other datasets: expected {name!r} in {file}, found none"
+                    )
+                for outside, _, _ in dataset.external or []:
+                    if _find_external(file, outside) is None:
+                        raise ReaderError(
+                            f"{file}: {name!r} is stored in other files: expected {outside}, found none; HDF5 looks in "
+                            "the current folder, or in that of HDF5_EXTFILE_PREFIX"
+                        )
+                found += [(name, behind, inner) for behind, inner in _list_sources(dataset).items()]
+        return found
+
+    if not names:
+        return []
+    try:
+        return library.call_library(look_up)
+    except OSError as error:
+        why = describe_lock(file) or f"found {error}"
+        raise ReaderError(f"{path}: {key!r} is made of other files: expected a whole HDF5 file {file}, {why}") from None
+
+
+def _list_sources(dataset: Any) -> dict[str, set[str]]:
+    """The datasets of which a virtual one is made, by the names of their files."""
+    found: dict[str, set[str]] = {}
+    for source in dataset.virtual_sources() if dataset.is_virtual else []:
+        names = [name.replace("%%", "\0") for name in (source.file_name, source.dset_name)]
+        if not any("%b" in name for name in names):  # a series, of as many as there are
+            file, inner = (name.replace("\0", "%") for name in names)
+            found.setdefault(file, set()).add(inner)
+    return found

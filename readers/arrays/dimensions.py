@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +11,13 @@ import numpy as np
 
 # What netCDF calls the dimensions of an HDF5 file that has none.
 _NO_NAME = "phony_dim_"
+# Such as days since 2000-01-01 00:00:00 UTC, of which the time and UTC may be missing.
+_TIME_UNITS = re.compile(
+    r"(\w+)\s+since\s+(-?\d+)-(\d+)-(\d+)(?:(?:T|\s+)(\d+):(\d+)(?::(\d+(?:\.\d*)?))?)?\s*(?:Z|UTC|GMT|[+-]00?:?00)?",
+    re.IGNORECASE,
+)
+_UNIT_NAMES = [names.split() for names in ("days day d", "hours hour hrs hr h", "minutes minute mins min")]
+_UNIT_NAMES += [["seconds", "second", "secs", "sec", "s"]]
 
 
 class DifferentDimensions(Exception):
@@ -92,7 +100,8 @@ def _find_axis(first: Sequence[Dimension], found: Sequence[Dimension], place: in
     if same.name in others or one.coordinates is None or same.coordinates is None:
         raise DifferentDimensions(
             f"the dimensions {_list_names(first)}, found {_list_names(found)}, and nothing shows that {one.name!r} is "
-            f"{same.name!r}; if they are the same, give them one name (ncrename -d {same.name},{one.name})"
+            f"{same.name!r}. If they are the same, read each as a data set of its own and join the arrays, or give "
+            f"them one name in the files (ncrename -d {same.name},{one.name})"
         )
     return place
 
@@ -106,19 +115,22 @@ def _match_coordinates(first: Dimension, found: Dimension) -> slice | np.ndarray
     one, other = first.coordinates, found.coordinates
     if one is None or other is None or len(one) != len(other) or not len(one):
         return slice(None)  # nothing is known of one; the lengths are told by the shapes
-    if first.units != found.units and "since" in first.units + found.units:
+    if "since" in first.units + found.units and _parse_units(first.units) != _parse_units(found.units):
         raise DifferentDimensions(
             f"the times along {first.name!r} in {first.units!r}, found {found.units!r}; write them in the same units"
         )
-    for index in (slice(None), slice(None, None, -1)):
-        if _are_same(one, other[index]):
-            return index
-    order, of_other = np.argsort(one, kind="stable"), np.argsort(other, kind="stable")
-    if _are_same(one[order], other[of_other]):
-        places = np.empty(len(one), np.int64)
-        places[order] = of_other
-        return places
-    place = next(place for place in range(len(one)) if not _are_same(one[place : place + 1], other[place : place + 1]))
+    differ = _find_differences(one, other)
+    if not differ.any():
+        return slice(None)
+    if len(np.unique(one)) == len(one):  # of a value that comes twice nothing tells which of the two it is
+        if not _find_differences(one, other[::-1]).any():
+            return slice(None, None, -1)
+        order, of_other = np.argsort(one, kind="stable"), np.argsort(other, kind="stable")
+        if not _find_differences(one[order], other[of_other]).any():
+            places = np.empty(len(one), np.int64)
+            places[order] = of_other
+            return places
+    place = int(differ.argmax())
     raise DifferentDimensions(
         f"the coordinates {one[0]} to {one[-1]} along {first.name!r}, found {other[0]} to {other[-1]}: number {place} "
         f"is {one[place]} and {other[place]}. Bring the files to one grid, such as by xarray's interp_like or "
@@ -126,21 +138,44 @@ def _match_coordinates(first: Dimension, found: Dimension) -> slice | np.ndarray
     )
 
 
-def _are_same(one: np.ndarray, other: np.ndarray) -> bool:
-    if one.dtype.kind not in "biuf" or other.dtype.kind not in "biuf":
-        return bool(np.array_equal(one, other))
-    # Coordinates that were stored as float32 in one file and as float64 in another are the same.
-    values = one.astype(np.float64)
-    steps = np.abs(np.diff(values))
-    nearest = steps[steps > 0].min(initial=np.inf)
-    step = 1e-3 * nearest if np.isfinite(nearest) else 0.0
-    return bool(np.allclose(values, other.astype(np.float64), rtol=1e-7, atol=step, equal_nan=True))
+def _parse_units(text: str) -> tuple[str, ...]:
+    """Units of time as a unit and the numbers of a date and time in UTC; `text` alone where it is written otherwise."""
+    found = _TIME_UNITS.fullmatch(text.strip())
+    if found is None:
+        return (text,)
+    unit, *numbers = found.groups()
+    names = [names[0] for names in _UNIT_NAMES if unit.lower() in names]
+    return (*(names or [unit]), *(str(float(number or 0)) for number in numbers))
+
+
+def _find_differences(one: np.ndarray, other: np.ndarray) -> np.ndarray:
+    """At which places two arrays of coordinates of one length differ, by more than rounding explains.
+
+    The same coordinates may be float32 in one file and float64 in another, or come from other sums. A difference of up
+    to the rounding of both dtypes and a thousandth of the nearest step is none, if that is less than half a step.
+    """
+    kinds = one.dtype.kind + other.dtype.kind
+    if "f" not in kinds or not set(kinds) <= set("biuf"):
+        return np.asarray(one != other) if set(kinds) <= set("biu") or kinds[0] == kinds[1] else np.ones(len(one), bool)
+    first, second = one.astype(np.float64), other.astype(np.float64)
+    steps = np.concatenate([np.diff(np.sort(values)) for values in (first, second)])
+    step = steps[steps > 0].min(initial=np.inf)
+    with np.errstate(invalid="ignore"):
+        rounding = [
+            np.spacing(np.abs(values)).astype(np.float64) / 2 for values in (one, other) if values.dtype.kind == "f"
+        ]
+        allowed = np.sum(rounding, axis=0) + (1e-3 * step if np.isfinite(step) else 0.0)
+        if (allowed >= step / 2).any():
+            allowed = np.zeros(len(one))
+        same = (first == second) | (np.abs(first - second) <= allowed) | (np.isnan(first) & np.isnan(second))
+    return np.asarray(~same)
 
 
 def make_dimension(name: Any, values: Any, units: Any) -> Dimension:
     """One whose coordinates are `values`, which netCDF4 and h5py give as arrays of many kinds; None for none."""
     if values is not None:
-        values = np.ma.filled(values.astype(np.float64), np.nan) if np.ma.isMaskedArray(values) else np.asarray(values)
+        # Integers stay what they are, because float64 does not hold every int64.
+        values = np.ma.filled(values.astype(np.float64), np.nan) if np.ma.is_masked(values) else np.ma.getdata(values)
         if values.ndim != 1:
             values = None
         elif values.dtype.kind == "O":

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from matex_tf.readers.arrays import contents
+from matex_tf.readers.arrays import contents, library
 from matex_tf.readers.arrays.dimensions import Dimension, make_dimension
 from matex_tf.readers.arrays.stack import Stack
 from matex_tf.readers.arrays.texts import TextVariable
@@ -69,17 +69,14 @@ class Hdf5(Stack):
     def find_variable(self, file: Any, path: Path, name: str) -> Variable | None:
         import h5py
 
-        *groups, last = name.strip("/").split("/")
-        for candidate in (last, _HIDDEN + last):
-            key = "/".join([*groups, candidate])
-            contents.check_links(path, file, key)
-            if key in file and isinstance(file[key], h5py.Dataset) and not _is_bare_dimension(file[key]):
-                dataset = file[key]
-                contents.check_sources(path, name, dataset)
-                if h5py.check_string_dtype(dataset.dtype) is None:
-                    return _Variable(self, path, name, dataset)
-                return _make_text(self, path, name, dataset)
-        return None
+        dataset = _find_dataset(file, name)
+        if dataset is None:
+            return None
+        is_text = h5py.check_string_dtype(dataset.dtype) is not None
+        return (_make_text if is_text else _Variable)(self, path, name, dataset)
+
+    def check_whole(self, file: Any, path: Path, name: str) -> None:
+        check_whole(path, name)
 
     def list_names(self, file: Any) -> list[str]:
         import h5py
@@ -92,6 +89,33 @@ class Hdf5(Stack):
 
         file.visititems(visit)
         return found
+
+
+def check_whole(path: Path, name: str) -> None:
+    """Raises ReaderError where a file or object is missing of which the variable `name` of an HDF5 file is made."""
+    import h5py
+
+    def find_made() -> tuple[Path, str] | None:
+        with h5py.File(path, "r") as file:
+            contents.check_links(path, file, name.strip("/"))
+            dataset = _find_dataset(file, name)
+            is_made = dataset is not None and (dataset.is_virtual or dataset.external)
+            return (Path(dataset.file.filename), str(dataset.name).strip("/")) if is_made else None
+
+    if made := library.call_library(find_made):
+        contents.check_sources(*made)
+
+
+def _find_dataset(file: Any, name: str) -> Any:
+    """The dataset of a variable, also of one that netCDF-4 hides; None if there is none."""
+    import h5py
+
+    *groups, last = name.strip("/").split("/")
+    for candidate in (last, _HIDDEN + last):
+        found = file.get("/".join([*groups, candidate]))
+        if isinstance(found, h5py.Dataset) and not _is_bare_dimension(found):
+            return found
+    return None
 
 
 def _is_bare_dimension(dataset: Any) -> bool:
@@ -162,7 +186,7 @@ class _Variable(Variable):
                 self._owner.fetch(self._path, self, lambda variable: variable.read_into(piece, begin, end))  # noqa: B023
             else:
                 found = self._owner.fetch(self._path, self, lambda variable: variable.read_samples(begin, end))  # noqa: B023
-                piece[...] = self.order_samples(found)
+                self.put_values(piece, self.order_samples(found), f"{self._path}, {self.name!r}", begin)
 
     def read_samples(self, start: int, stop: int) -> np.ndarray:
         # Not by indexing, for which h5py has a short way that is never collective.

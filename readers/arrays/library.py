@@ -59,6 +59,8 @@ def _close_dropped(close: Callable[[], None] | None = None, owner: int | None = 
     """
     if close is not None and owner == os.getpid():  # a forked child leaves its parent's files alone
         _dropped.append(close)
+    if _worker is not None and _worker.lost:
+        return  # nothing is closed any more, which would be said in place of the error that is under way
     while _dropped and threading.current_thread() is not _worker and _one_at_a_time.acquire(blocking=False):
         try:
             _call_by_worker(_dropped.popleft(), _MOST_SECONDS)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from matex_tf.readers.arrays import netcdf_header
+from matex_tf.readers.arrays import hdf5, library, netcdf_header
 from matex_tf.readers.arrays.dimensions import Dimension, make_dimension
 from matex_tf.readers.arrays.hdf5 import NETCDF_ENDINGS, SIGNATURE
 from matex_tf.readers.arrays.stack import Stack
@@ -88,17 +88,19 @@ class NetCdf(Stack):
         return np.dtype(np.float64) if self.missing == "nan" and stored.kind in "iu" else stored
 
     def find_variable(self, file: Any, path: Path, name: str) -> Variable | None:
-        group = file
-        *groups, last = name.strip("/").split("/")
-        for inner in groups:
-            if inner not in group.groups:
-                return None
-            group = group.groups[inner]
-        if last not in group.variables:
+        found = _find_stored(file, name)
+        if found is None:
             return None
-        found = group.variables[last]
         is_text = found.dtype is str or getattr(found.dtype, "kind", "") == "S"
         return _make_text(self, path, name, found) if is_text else _Variable(self, path, name, found)
+
+    def check_whole(self, file: Any, path: Path, name: str) -> None:
+        def may_be_made() -> bool:
+            found = _find_stored(file, name) if file.disk_format == "HDF5" else None
+            return found is not None and found.chunking() == "contiguous"  # so the library calls all without chunks
+
+        if library.call_library(may_be_made):
+            hdf5.check_whole(path, name)
 
     def list_names(self, file: Any) -> list[str]:
         def walk(group: Any, before: str) -> list[str]:
@@ -106,6 +108,15 @@ class NetCdf(Stack):
             return [before + name for name in group.variables] + inner
 
         return walk(file, "")
+
+
+def _find_stored(group: Any, name: str) -> Any:
+    *groups, last = name.strip("/").split("/")
+    for inner in groups:
+        if inner not in group.groups:
+            return None
+        group = group.groups[inner]
+    return group.variables.get(last)
 
 
 def _make_text(owner: NetCdf, path: Path, name: str, variable: Any) -> TextVariable:
@@ -194,14 +205,14 @@ class _Variable(Variable):
                 raise ReaderError(
                     f"{self._path}: truncated: expected samples {begin} to {end} of {self.name!r}, found {len(slab)}"
                 )
-            piece = target[begin - start : end - start]
+            piece, where = target[begin - start : end - start], f"{self._path}, {self.name!r}"
             if self._plain_fill is not None:
                 values = np.ma.getdata(slab)
                 self._restore_missing(values)
-                piece[...] = self.order_samples(values)
+                self.put_values(piece, self.order_samples(values), where, begin)
                 continue
             slab = self.order_samples(slab)
-            piece[...] = np.ma.getdata(slab)
+            self.put_values(piece, np.ma.filled(slab, 0), where, begin)
             if np.ma.is_masked(slab):
                 self._put_missing(piece, np.ma.getmaskarray(slab), begin)
 

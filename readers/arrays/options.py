@@ -9,7 +9,7 @@ import numpy as np
 
 from matex_tf import arguments
 from matex_tf.readers.base import files
-from matex_tf.readers.base.formats import make_dtype
+from matex_tf.readers.base.formats import ReaderError, make_dtype
 
 Names = str | Sequence[str]
 
@@ -52,3 +52,9 @@ def list_dtypes(dtype: Any, wanted: dict[str, list[str]]) -> tuple[dict[str, np.
         for field in fields:
             found[field] = np.result_type(given, found.get(field, given))
     return found, asked
+
+
+def check_holds(given: np.dtype, stored: np.dtype, where: str) -> None:
+    """Raises ReaderError where `given` does not hold the values of `stored`; floats may be rounded."""
+    if not (np.can_cast(stored, given) or (given.kind == "f" and stored.kind != "c")):
+        raise ReaderError(f"{where} holds values of {stored}, which dtype={given.name!r} cannot hold")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from matex_tf.readers.arrays import collective, contents, dimensions, library, o
 from matex_tf.readers.arrays.texts import agree_on_texts
 from matex_tf.readers.arrays.variable import Variable
 from matex_tf.readers.base import files
-from matex_tf.readers.base.formats import Format, Ranks, ReaderError
+from matex_tf.readers.base.formats import Format, Ranks, ReaderError, check_categories
 from matex_tf.sharding import row_shares
 from matex_tf.sharding.share_arrays import ShareArray
 from matex_tf.world import world
@@ -56,7 +56,7 @@ class Stack(Format):
         self.categories = {}
         self._open_file: tuple[Path | None, library.OpenFile | None] = (None, None)
         self._dimensions: dict[str, list[dimensions.Dimension]] = {}
-        self._arrangements: dict[tuple[Path, str], dimensions.Arrangement] = {}
+        self._arrangements: dict[tuple[str, Path, str], dimensions.Arrangement] = {}
         self._texts: dict[str, None] = {}
         self._lengths: list[int] = []
         self._shapes: dict[str, tuple[int, ...]] = {}
@@ -65,9 +65,11 @@ class Stack(Format):
         try:
             for file in self.files:
                 self._look_into(file)
-        except Exception:
-            self.close_file()  # whoever keeps the error has this object, too
-            raise
+        except Exception as error:
+            try:
+                self.close_file()  # whoever keeps the error has this object, too
+            finally:
+                raise error
         self._starts = np.concatenate([[0], np.cumsum(self._lengths)])
         self.surveys = int(bool(self._texts))
 
@@ -86,6 +88,9 @@ class Stack(Format):
     @abstractmethod
     def find_variable(self, file: Any, path: Path, name: str) -> Variable | None:
         """The variable `name`; None if there is none. Raises ReaderError for one that holds no numbers."""
+
+    def check_whole(self, file: Any, path: Path, name: str) -> None:
+        """Raises ReaderError where a file or object is missing of which the variable `name` is made."""
 
     @abstractmethod
     def list_names(self, file: Any) -> list[str]:
@@ -121,25 +126,8 @@ class Stack(Format):
             return self._transfers.fetch(path, variable.name, action)
         return library.call_library(lambda: action(variable), library.estimate_seconds(size))
 
-    @contextlib.contextmanager
-    def convert_errors(self, path: Path, doing: str = "opening") -> Iterator[None]:
-        """Errors of the library that reads `path` become ReaderErrors that name it."""
-        try:
-            yield
-        except (FileNotFoundError, PermissionError, MemoryError):
-            raise
-        except ReaderError as error:
-            if str(path) in str(error):
-                raise
-            raise ReaderError(f"{path}: damaged: expected a readable {self.kind} file, found: {error}") from None
-        except (OSError, RuntimeError, ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
-            if isinstance(error, OSError) and (lock := contents.describe_lock(path)):
-                raise ReaderError(f"{path}: {lock}") from None
-            size = path.stat().st_size if path.exists() else 0
-            raise ReaderError(
-                f"{path}: truncated or damaged: expected a whole {self.kind} file, found, in {doing} its {size} bytes: "
-                f"{type(error).__name__}: {error}"
-            ) from None
+    def convert_errors(self, path: Path, doing: str = "opening") -> contextlib.AbstractContextManager[None]:
+        return contents.convert_errors(path, self.kind, doing)
 
     def _look_into(self, path: Path) -> None:
         file = self._keep_open(path)
@@ -147,6 +135,9 @@ class Stack(Format):
         for field, names in self.wanted.items():
             chosen: Sequence[str | None] = names or ([] if field == "labels" else [None])
             for name in chosen:
+                if name is not None:
+                    with self.convert_errors(path, f"looking for {name!r} in"):
+                        self.check_whole(file, path, name)
                 variable = self._require_variable(file, path, name)
                 lengths[variable.name] = variable.length
                 self._check_alike(field, path, variable)
@@ -155,11 +146,15 @@ class Stack(Format):
             raise ReaderError(f"{path}: expected the same number of samples in every variable, found {counts}")
         self._lengths.append(next(iter(lengths.values())))
 
+    def _open_variable(self, field: str, path: Path, name: str) -> Variable:
+        variable = self._require_variable(self._keep_open(path), path, name)
+        variable.arrangement = self._arrangements.get((field, path, variable.name))
+        return variable
+
     def _require_variable(self, file: Any, path: Path, name: str | None) -> Variable:
         with self.convert_errors(path, "looking for variables in"):
             found = library.call_library(lambda: self.find_variable(file, path, name)) if name is not None else None
             if found is not None:
-                found.arrangement = self._arrangements.get((path, found.name))
                 return found
             names = library.call_library(lambda: self.list_names(file))
         there = files.format_names(names, most=30)
@@ -182,15 +177,13 @@ class Stack(Format):
                     f"{path}, {variable.name!r}: expected, as for {first_name!r} of {first_file}, {error}"
                 ) from None
             if arrangement is not None:
-                self._arrangements[path, variable.name] = arrangement
+                self._arrangements[field, path, variable.name] = arrangement
                 shape = arrangement.order_shape(shape)
         if variable.is_text:
             self._texts[variable.name] = None
         given = self._given.get(field)
-        if given is not None and not (variable.is_text or given.kind == "f" or np.can_cast(variable.dtype, given)):
-            raise ReaderError(
-                f"{path}: {variable.name!r} holds values of {variable.dtype}, which dtype={given.name!r} cannot hold"
-            )
+        if given is not None and not variable.is_text:
+            options.check_holds(given, variable.dtype, f"{path}: {variable.name!r}")
         here = (shape, variable.dtype if given is None else given)
         first = (self._shapes.setdefault(field, here[0]), self._dtypes.setdefault(field, here[1]))
         if here != first:
@@ -246,6 +239,8 @@ class Stack(Format):
         for name in self._texts:
             texts = [of_rank[name] for of_rank in found]
             self.categories[name] = agree_on_texts(self.files[0], name, texts, name in self._asked)
+            for field in [field for field, names in self.wanted.items() if name in names]:
+                check_categories(self.files[0], repr(name), len(self.categories[name]), self.find_dtype(field))
 
     def chunk_rows(self, part: str, field: str) -> int:
         return self._chunks[field]
@@ -263,17 +258,16 @@ class Stack(Format):
         if len(spans) == 1 and self._single[field]:
             ((path, begin, end, _),) = spans
             with self.convert_errors(path, f"reading {names[0]!r} from"):
-                found = self._require_variable(self._keep_open(path), path, names[0]).take_samples(begin, end)
+                found = self._open_variable(field, path, names[0]).take_samples(begin, end)
             if found is not None and found.dtype == self.find_dtype(field):
                 return found
         shape = self._shapes[field] if self._single[field] else (*self._shapes[field], len(names))
         rows = ShareArray((stop - start, *shape), self.find_dtype(field))
         for path, begin, end, at in spans:
-            file = self._keep_open(path)
             target = rows[at : at + end - begin]
             for channel, name in enumerate(names):
                 with self.convert_errors(path, f"reading {name!r} from"):
-                    variable = self._require_variable(file, path, name)
+                    variable = self._open_variable(field, path, name)
                     variable.fill_array(target if self._single[field] else target[..., channel], begin, end)
         return rows
 
@@ -293,5 +287,5 @@ class Stack(Format):
         name = names[0] if self._single[field] else names[index[-1]]
         index = index if self._single[field] else index[:-1]
         path = self.files[number]
-        variable = self._require_variable(self._keep_open(path), path, name)
+        variable = self._open_variable(field, path, name)
         return f"{path}, {name!r}{[row - int(self._starts[number]), *variable.find_stored(index)]}"

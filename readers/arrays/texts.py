@@ -82,7 +82,7 @@ class TextVariable(Variable):
             row, *index = (int(number) for number in np.argwhere(absent)[0])
             place = [begin + row, *self.find_stored(index)]
             raise make_missing_error(f"{self._path}, {self.name!r}{place}", "a text")
-        if how != "nan" and piece.dtype.kind != "f":
+        if how != "nan":
             check_fits(how, piece.dtype, f"{self.name!r} of {self._path}")
         piece[absent] = np.nan if how == "nan" else how
 

@@ -55,6 +55,21 @@ class Variable(ABC):
     def fill_array(self, target: np.ndarray, start: int, stop: int) -> None:
         """Write samples `start` to `stop`, arranged, into `target`."""
 
+    def put_values(self, piece: np.ndarray, values: np.ndarray, where: str, begin: int) -> None:
+        """Write `values`, arranged samples from `begin` on, into `piece`. Raises ReaderError where one is too large."""
+        if np.can_cast(values.dtype, piece.dtype):
+            piece[...] = values
+            return
+        with np.errstate(over="ignore"):
+            piece[...] = values
+        lost = np.isinf(piece) & np.isfinite(values)
+        if lost.any():
+            row, *index = (int(number) for number in np.argwhere(lost)[0])
+            raise ReaderError(
+                f"{where}{[begin + row, *self.find_stored(index)]}: {values[(row, *index)]} is too large for "
+                f"dtype={piece.dtype.name!r}; give a wider one"
+            )
+
     def take_samples(self, start: int, stop: int) -> np.ndarray | None:
         """Samples `start` to `stop` as an array of its own, where one call can give them as they are wanted."""
         return None

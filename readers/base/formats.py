@@ -33,6 +33,16 @@ def make_dtype(kind: Any) -> np.dtype:
         ) from None
 
 
+def check_categories(path: Path, what: str, count: int, dtype: np.dtype) -> None:
+    """Raises ReaderError where `dtype` does not hold 0 to `count` - 1, the integers of that many different texts."""
+    most = np.iinfo(dtype).max if dtype.kind in "iu" else 1 if dtype.kind == "b" else 2 ** np.finfo(dtype).nmant
+    if count - 1 > most:
+        raise ReaderError(
+            f"{path}: expected at most {most + 1} different texts in {what}, the integers of its dtype {dtype}; found "
+            f"{count}; give a wider dtype="
+        )
+
+
 @dataclass(frozen=True)
 class Ranks:
     """Who shares the reading: this rank, how many there are, and the host of each."""

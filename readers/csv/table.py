@@ -10,7 +10,7 @@ import numpy as np
 
 from matex_tf import arguments
 from matex_tf.readers.base import files
-from matex_tf.readers.base.formats import ReaderError, make_dtype
+from matex_tf.readers.base.formats import ReaderError, check_categories, make_dtype
 from matex_tf.readers.csv import blocks, errors, number_like
 from matex_tf.readers.csv.dialect import Dialect
 from matex_tf.readers.rows.missing import check_fits
@@ -206,14 +206,9 @@ class Table:
     def check_categories(self, values: Mapping[int, Sequence[str]]) -> None:
         """Raises ReaderError where the dtype of a field does not hold as many integers as a column has texts."""
         for field, numbers in self.columns.items():
-            dtype = self.dtypes[field]
-            most = np.iinfo(dtype).max if dtype.kind in "iu" else 1 if dtype.kind == "b" else 2 ** np.finfo(dtype).nmant
             for number in numbers:
-                if len(values.get(number, ())) - 1 > most:
-                    raise ReaderError(
-                        f"{self.path}: expected at most {most + 1} different texts in column {self.names[number]!r}, "
-                        f"the integers of its dtype {dtype}; found {len(values[number])}; give a wider dtype="
-                    )
+                count = len(values.get(number, ()))
+                check_categories(self.path, f"column {self.names[number]!r}", count, self.dtypes[field])
 
 
 def _is_number(kind: Any) -> bool:

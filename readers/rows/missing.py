@@ -37,14 +37,22 @@ def settle_missing(rows: np.ndarray, how: Any, place: Callable[[int, tuple[int, 
             if not np.isnan(piece.min()):
                 continue
         absent = np.isnan(piece)
+        row, *index = (int(number) for number in np.argwhere(absent)[0])
         if how == "error":
-            row, *index = (int(number) for number in np.argwhere(absent)[0])
             raise make_missing_error(place(start + row, tuple(index)))
+        check_fits(how, piece.dtype, place(start + row, tuple(index)))
         piece[absent] = how
 
 
 def check_fits(how: float, dtype: np.dtype, place: str) -> None:
-    """Raises ValueError where the number `how` is none of the whole numbers that `dtype` holds."""
+    """Raises ValueError where the number `how` is none that `dtype` holds; floats may be rounded."""
+    if dtype.kind == "f":
+        if float(np.finfo(dtype).max) < abs(how) < np.inf:
+            raise ValueError(
+                f"DataSet: missing={how!r} cannot stand in {place}, which is read as {dtype.name}: it is too large. "
+                'Give another number, or missing="nan"'
+            )
+        return
     least, most = (0, 1) if dtype.kind == "b" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
     if not (np.isfinite(how) and int(how) == how and least <= how <= most):
         raise ValueError(

@@ -64,6 +64,57 @@ def test_one_dtype_for_files_that_were_stored_in_several(tmp_path):
     assert alone("HDF5", tmp_path / "a.h5", data="x", dtype="float32").training_data.dtype == np.float32
 
 
+@pytest.mark.parametrize("kind", ("NETCDF", "HDF5"))
+def test_a_dtype_holds_what_is_stored(tmp_path, kind):
+    path = tmp_path / "a.nc"
+    with netCDF4.Dataset(path, "w") as file:
+        file.createDimension("time", 300)
+        file.createVariable("word", str, ("time",))[:] = np.array([f"w{n:03}" for n in range(300)], object)
+        file.createVariable("three", str, ("time",))[:] = np.array(["a", "b", "c"] * 100, object)
+        file.createVariable("x", "f8", ("time",))[:] = np.arange(300.0)
+        file.createVariable("i", "i8", ("time",))[:] = np.arange(300) * 1000
+        filled = file.createVariable("filled", "i4", ("time",), fill_value=-99999)
+        filled[:] = np.ma.masked_equal([7] * 299 + [5], 5)
+        huge = file.createVariable("huge", "f8", ("time",))
+        huge[:] = [0.0] * 298 + [np.inf, 1e300]
+    for dtype, names in (("int8", ("word",)), ("float16", ()), ("bool", ("word", "three")), ("uint16", ())):
+        for name in ("word", "three"):
+            options = {"data": "x", "labels": name, "dtype": {name: dtype}}
+            if name in names:
+                refused(f"expected at most .* different texts in '{name}'", kind, path, **options)
+            else:
+                found = alone(kind, path, **options).training_labels
+                assert found.dtype == dtype and found.tolist() == [n if name == "word" else n % 3 for n in range(300)]
+    refused("expected at most 128 different texts in 'word'", kind, path, data=["word", "three"], dtype="int8")
+    for dtype, name in (("float32", "huge"), ("float16", "huge"), ("float16", "i")):
+        refused(rf"'{name}'\[\d+\]: .*too large for dtype='{dtype}'", kind, path, data=name, dtype=dtype)
+    channels = {"data": ["x", "huge"], "dtype": "float32"}
+    refused(r"'huge'\[299\]: 1e\+300", kind, path, **channels)
+    if kind == "NETCDF":  # a missing value is none that is too large
+        found = alone(kind, path, data="filled", dtype="float16", missing="nan").training_data
+        np.testing.assert_array_equal(found, [7] * 299 + [np.nan])
+
+
+@pytest.mark.parametrize("name", ("x", "word"))
+def test_a_number_for_missing_values_has_to_fit(tmp_path, name):
+    with netCDF4.Dataset(tmp_path / "a.nc", "w") as file:
+        file.createDimension("time", 2)
+        file.createVariable("x", "f4", ("time",))[:] = [1, np.nan]
+        file.createVariable("word", str, ("time",))[:] = np.array(["a", ""], object)
+    options = {"data": name, "dtype": {name: "float16"}}
+    with pytest.raises(ValueError, match=rf"missing=70000 cannot stand in .*{name}.*float16: it is too large"):
+        alone("NETCDF", tmp_path / "a.nc", missing=70000, **options).training_data  # noqa: B018
+    assert alone("NETCDF", tmp_path / "a.nc", missing=60000, **options).training_data[1] == 60000
+
+
+def test_complex_values_are_not_cut_to_real_ones(tmp_path):
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["z"] = np.array([1 + 2j, 3 - 4j])
+    for dtype in ("float32", "float64", "int32"):
+        refused(f"'z' holds values of complex128.*dtype='{dtype}'", "HDF5", tmp_path / "a.h5", data="z", dtype=dtype)
+    assert alone("HDF5", tmp_path / "a.h5", data="z").training_data.tolist() == [1 + 2j, 3 - 4j]
+
+
 def write_texts(folder, name, texts):
     with netCDF4.Dataset(folder / f"{name}.nc", "w") as file:
         file.createDimension("time", len(texts))

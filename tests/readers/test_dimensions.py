@@ -14,6 +14,7 @@ from matex_tf.readers import DataSet, ReaderError
 
 relaxed = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
+GRID = ("time", "lat", "lon")
 LENGTHS = {"time": 5, "lat": 3, "lon": 3, "level": 2}
 COORDINATES = {
     "lat": np.array([-30.0, 0.5, 41.0]),
@@ -78,14 +79,98 @@ def test_every_order_of_dimensions_and_coordinates_gives_the_samples_that_alignm
     np.testing.assert_array_equal(found, np.stack(rows, axis=-1) if channels else np.concatenate(rows))
 
 
+@pytest.mark.parametrize("kind", ("NETCDF", "HDF5"))
+@pytest.mark.parametrize("shape", ((5, 3, 3), (5, 3, 4)))
+def test_a_variable_that_is_channel_and_labels_has_an_order_for_each(tmp_path, kind, shape):
+    v = np.arange(float(np.prod(shape))).reshape(shape)
+    w = -v.transpose(0, 2, 1)
+    along = {"lat": np.arange(3.0), "lon": np.arange(shape[2]) * 10.0}
+    back = along | {"lat": along["lat"][::-1]}
+    write(tmp_path / "a.nc", {"v": (GRID, v), "w": (("time", "lon", "lat"), w)}, along)
+    write(tmp_path / "b.nc", {"v": (GRID, v[:, ::-1]), "w": (("time", "lon", "lat"), w[:, :, ::-1])}, back)
+    for path, files in ((tmp_path / "a.nc", 1), (str(tmp_path / "*.nc"), 2)):
+        for data, labels in ((["v", "w"], "w"), ("w", ["v", "w"])):
+            found = DataSet(kind, path, data=data, labels=labels, rank=0, size=1)
+            pair, one = found.training_data, found.training_labels
+            if data == "w":
+                pair, one = one, pair
+            np.testing.assert_array_equal(pair, np.concatenate([np.stack([v, -v], axis=-1)] * files))
+            np.testing.assert_array_equal(one, np.concatenate([w] * files))
+
+
 V = np.arange(45.0).reshape(5, 3, 3)
-GRID = ("time", "lat", "lon")
 
 
 def test_the_first_variable_tells_which_dimension_is_that_of_samples(tmp_path):
     values = np.arange(9.0).reshape(3, 3)
     path = write(tmp_path / "a.nc", {"v": (("time", "lat"), values), "w": (("lat", "time"), values)})
     np.testing.assert_array_equal(alone(path, data=["v", "w"]), np.stack([values, values.T], axis=-1))
+
+
+def float32(values):
+    return np.asarray(values, "f4")
+
+
+# Coordinates far from 0, and a shift that is one of their steps or part of it.
+FAR = {
+    "Julian days": (2451545 + np.arange(4) / 24, 1 / 24),
+    "Julian days, shifted by little": (2451545 + np.arange(4) / 24, 1 / 240),
+    "seconds": (1700000000 + 3600 * np.arange(4), 3600),
+    "seconds, shifted by one": (1700000000 + 3600 * np.arange(4), 1),
+    "seconds as floats": (1700000000.0 + 3600 * np.arange(4), 3600),
+    "nanoseconds": (1700000000_000000000 + 3600_000000000 * np.arange(4), 1),
+    "northings": (5300000.0 + 10 * np.arange(4), 10),
+    "northings as float32": (float32(5300000 + 10 * np.arange(4)), 5),
+    "a single level": (np.array([100000.0]), 0.01),
+}
+
+
+@pytest.mark.parametrize("kind", ("NETCDF", "HDF5"))
+@pytest.mark.parametrize("case", FAR)
+def test_coordinates_far_from_0_are_told_apart_and_brought_into_order(tmp_path, case, kind):
+    along, shift = FAR[case]
+    values = np.arange(2.0 * len(along)).reshape(2, len(along))
+    both = str(tmp_path / "*.nc")
+
+    def second(coordinates, order):
+        write(tmp_path / "b.nc", {"v": (("time", "y"), values[:, order])}, {"y": coordinates})
+
+    write(tmp_path / "a.nc", {"v": (("time", "y"), values)}, {"y": along})
+    for order in (slice(None), slice(None, None, -1), np.roll(np.arange(len(along)), 1)):
+        second(along[order], order)
+        np.testing.assert_array_equal(alone(both, kind, data="v"), np.concatenate([values, values]))
+        for sign in (1, -1):
+            second((along + sign * along.dtype.type(shift))[order], order)
+            refused("b.nc, 'v': .*along 'y'", both, kind, data="v")
+
+
+@pytest.mark.parametrize("kind", ("NETCDF", "HDF5"))
+def test_coordinates_of_two_dtypes_are_the_same_as_far_as_these_tell_their_steps(tmp_path, kind):
+    values = np.arange(8.0).reshape(2, 4)
+    both = str(tmp_path / "*.nc")
+    for along, are_same in (
+        (179.99 + 0.01 * np.arange(4), True),
+        (5300000.1 + 10 * np.arange(4), True),
+        (1700000000.0 + 3600 * np.arange(4), True),
+        (2451545 + np.arange(4) / 24, False),
+        (5300000.2 + 0.5 * np.arange(4), False),
+    ):
+        for dtypes in (("f4", "f8"), ("f8", "f4")):
+            for name, dtype in zip("ab", dtypes):
+                write(tmp_path / f"{name}.nc", {"v": (("time", "y"), values)}, {"y": along.astype(dtype)})
+            if are_same:
+                np.testing.assert_array_equal(alone(both, kind, data="v"), np.concatenate([values, values]))
+            else:
+                refused("b.nc, 'v': .*along 'y'", both, kind, data="v")
+
+
+def test_values_that_come_twice_tell_no_order(tmp_path):
+    values = np.arange(6.0).reshape(2, 3)
+    write(tmp_path / "a.nc", {"v": (("time", "y"), values)}, {"y": [1.0, 1, 2]})
+    write(tmp_path / "b.nc", {"v": (("time", "y"), values)}, {"y": [1.0, 1, 2]})
+    np.testing.assert_array_equal(alone(str(tmp_path / "*.nc"), data="v"), np.concatenate([values, values]))
+    write(tmp_path / "b.nc", {"v": (("time", "y"), values)}, {"y": [2.0, 1, 1]})
+    refused("b.nc, 'v': .*along 'y'", str(tmp_path / "*.nc"), data="v")
 
 
 @pytest.mark.parametrize("kind", ("NETCDF", "HDF5"))
@@ -107,6 +192,7 @@ def test_other_coordinates_and_names_are_refused(tmp_path, kind):
     refused("b.nc, 'v': .*along 'lon'", both, kind, data="v")
     second(("time", "y", "x"))
     refused("nothing shows that 'lat' is 'y'.*ncrename -d y,lat", both, kind, data="v")
+    refused("read each as a data set of its own", both, kind, data="v")
     second(("time", "lat", "other"))
     refused("nothing shows that 'lon' is 'other'", both, kind, data="v")
     # Another name for the same coordinates is shown to be the same.
@@ -122,6 +208,28 @@ def test_times_within_a_sample_are_compared_with_their_units(tmp_path):
         times = {"time": np.arange(5.0)}
         write(tmp_path / f"{name}.nc", {"v": (GRID, V)}, times, {"time": {"units": unit}})
     refused("times along 'time' in 'days since 2000", str(tmp_path / "*.nc"), data="v", sample="lat")
+
+
+@pytest.mark.parametrize("kind", ("NETCDF", "HDF5"))
+def test_units_of_time_are_compared_as_times(tmp_path, kind):
+    def second(units):
+        write(tmp_path / "b.nc", {"v": (GRID, V)}, {"time": np.arange(5.0)}, {"time": {"units": units}})
+
+    first = {"time": {"units": "days since 2000-01-01"}}
+    write(tmp_path / "a.nc", {"v": (GRID, V)}, {"time": np.arange(5.0)}, first)
+    for units in (
+        "days since 2000-01-01 00:00:00", "days since 2000-01-01T00:00:00Z", "Day since 2000-1-1 0:0:0.0 UTC",
+        "d since 2000-01-01 00:00", "days  since 2000-01-01 00:00:00 +00:00",
+    ):  # fmt: skip
+        second(units)
+        found = alone(str(tmp_path / "*.nc"), kind, data="v", sample="lat")
+        np.testing.assert_array_equal(found, np.concatenate([V.transpose(1, 0, 2)] * 2))
+    for units in (
+        "hours since 2000-01-01", "days since 2000-01-01 06:00", "days since 2000-01-01 00:00:00 +06:00",
+        "days since 2000-01-02", "days since 1-1-2000", "days since -2000-01-01", "days", "",
+    ):  # fmt: skip
+        second(units)
+        refused("times along 'time' in 'days since 2000", str(tmp_path / "*.nc"), kind, data="v", sample="lat")
 
 
 def test_a_missing_value_is_named_by_its_place_in_its_own_file(tmp_path):
