@@ -26,3 +26,23 @@ def test_a_rank_finds_what_it_has_written_by_whatever_opens_it(tmp_path, ranks):
     with h5py.File(tmp_path / "shared.h5") as file:
         assert file["x"][0] == 4
     assert len(list(tmp_path.glob("own*"))) == 1
+
+
+HELD = """
+import sys
+import netCDF4
+
+class Held:
+    def __init__(self, one):
+        self.one, self.me = one, self
+
+# Python frees it with the library's own names.
+netCDF4.held = Held(netCDF4.Dataset(sys.argv[1]))
+"""
+
+
+def test_a_file_that_nobody_closes_ends_no_run_with_an_error(tmp_path):
+    netCDF4 = pytest.importorskip("netCDF4")
+    netCDF4.Dataset(tmp_path / "a.nc", "w").close()
+    ended = launch.run(2, HELD, str(tmp_path / "a.nc"), cold=True).check()
+    assert "AttributeError" not in ended.output and "excepthook" not in ended.output
