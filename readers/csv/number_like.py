@@ -71,9 +71,8 @@ def find_numbers(counts: Mapping[str, int]) -> set[str]:
 
 
 def are_numbers(counts: Mapping[str, int]) -> bool:
-    """Whether most of the texts, or of the rows that they come in, are numbers to a person."""
-    found = find_numbers(counts)
-    return 2 * len(found) > len(counts) or 2 * sum(counts[text] for text in found) > sum(counts.values())
+    """Whether most of the rows in which the texts come, so many each, are numbers to a person."""
+    return 2 * sum(counts[text] for text in find_numbers(counts)) > sum(counts.values())
 
 
 def _normalize(text: str) -> str:
@@ -103,7 +102,9 @@ def suggest_option(text: str, column: str, dialect: Dialect) -> str:
     """What to do about a text that stands where a number is expected, for a person."""
     categories = f"dtype={{{column!r}: str}} takes the texts of this column as categories"
     if find_unit(text) is None:
-        return f"if it stands for a missing value, na_values=[{text!r}] says so; {categories}"
+        return f"{categories}; if {text!r} stands for a missing value, na_values=[{text!r}] says so"
+    if _read_text(text, dialect) is not None:
+        return f'dtype={{{column!r}: "float64"}} takes this column as numbers; {categories}'
     options = _list_options(text, dialect) or _list_delimiters(text)
     if options:
         return f"{', '.join(options)}; {categories}"

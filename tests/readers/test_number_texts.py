@@ -115,11 +115,38 @@ def test_rarer_numbers(tmp_path, text):
 
 @pytest.mark.parametrize("size", (1, 3))
 def test_numbers_that_come_after_the_first_mebibyte_of_text(tmp_path, size):
-    path = write(tmp_path, ["low"] * 300_000 + [f"{number}%" for number in range(50)])
+    path = write(tmp_path, ["low"] * 180_000 + [f"{number % 50}%" for number in range(200_000)])
     for keep in (True, False):
-        with pytest.raises(ReaderError, match=r"a.csv, line 300002, column 'x': .*'0%'"):
+        with pytest.raises(ReaderError, match=r"a.csv, line 180002, column 'x': .*'0%'"):
             opened(path, size, keep=keep, columns="x")
     assert alone(path, columns="x", dtype={"x": str}).categories["x"][0] == "0%"
+
+
+@pytest.mark.parametrize("size", (1, 3))
+def test_a_column_is_one_of_numbers_where_most_rows_are(tmp_path, size):
+    few = [["low"] * 300_000 + [404, 500, 503], ["ok"] * 30 + ["fail"] * 20 + [404, 500, 503]]
+    for values in few:
+        path = write(tmp_path, values)
+        for keep in (True, False):
+            assert opened(path, size, keep=keep, columns="x")[-1].categories == {"x": sorted({*map(str, values)})}
+    # The first MiB holds words alone, and all rows mostly one number.
+    path = write(tmp_path, ["low", "high"] * 90_000 + [500] * 200_000)
+    for keep in (True, False):
+        with pytest.raises(ReaderError, match=r"line 180002, column 'x': .*'500', and most rows") as caught:
+            opened(path, size, keep=keep, columns="x")
+        assert "no option" not in str(caught.value) and "na_values" not in str(caught.value)
+    with pytest.raises(ReaderError, match=r"line 2, column 'x': .*found 'low'"):
+        alone(path, columns="x", dtype={"x": "float64"})
+
+
+def test_ranks_name_the_line_of_a_number_that_the_share_of_another_holds(tmp_path):
+    # Long records first: the parts of the bytes and the shares of the rows differ.
+    words = ["w" * 3000] * 400 + ["low"] * 600
+    path = write(tmp_path, words + [f"{number}%" for number in range(1500)])
+    for size in range(1, 8):
+        for keep in (True, False):
+            with pytest.raises(ReaderError, match=r"a.csv, line 1002, column 'x': .*'0%'"):
+                opened(path, size, keep=keep, columns="x")
 
 
 @pytest.mark.parametrize(
