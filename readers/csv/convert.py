@@ -12,7 +12,7 @@ from matex_tf.readers.csv.dialect import Dialect
 def convert_column(column: Any, kind: Any, dialect: Dialect) -> Any:
     """A pyarrow column of texts as numbers of the type `kind`; None where one of them is none.
 
-    Between groups of digits `dialect.thousands` may stand: before the last three, and before two or three others.
+    Between groups of three digits `dialect.thousands` may stand, or commas as in India: 12,34,567.
     """
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -46,7 +46,8 @@ def _make_pattern(dialect: Dialect) -> str:
     whole = r"\d+"
     if dialect.thousands is not None:
         mark = re.escape(dialect.thousands)
-        whole = rf"(?:\d+|\d{{1,3}}(?:{mark}\d{{2,3}})*{mark}\d{{3}})"
+        indian = r"|\d{1,2}(?:,\d{2})+,\d{3}" if dialect.thousands == "," else ""
+        whole = rf"(?:\d+|\d{{1,3}}(?:{mark}\d{{3}})+{indian})"
     return rf"^[-+]?(?:(?:{whole}(?:{point}\d*)?|{point}\d+)(?:[eE][-+]?\d+)?|(?i:inf|infinity))$"
 
 

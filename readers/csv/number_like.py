@@ -10,53 +10,63 @@ import unicodedata
 from collections.abc import Mapping
 from dataclasses import replace
 
-from matex_tf.readers.csv import convert
+from matex_tf.readers.csv import convert, units
 from matex_tf.readers.csv.dialect import Dialect
 
-_APOSTROPHES = "`\u2018\u2019\u02bc\u2032\u00b4"
-_PLAIN = "0123456789+-.eE"
+_APOSTROPHES = {**dict.fromkeys(map(ord, "`\u2018\u2019\u02bc\u2032\u00b4"), "'"), 0x2033: "''", 0x201D: "''"}
+_PLAIN = "0-9+.eE-"
 
-_GROUPED = r"\d{1,3}(?P<mark>[ '_.,\u00b7])(?:\d{2,3}(?P=mark))*\d{3}"
-_DIGITS = rf"(?:(?:{_GROUPED}|\d+)(?:[.,\u00b7]\d*)?|[.,\u00b7]\d+)"
+_MARKS = " '_.,\u00b7"  # between groups of digits
+_GROUPED = rf"(?:\d{{1,3}}(?P<mark>[{_MARKS}])\d{{3}}(?:(?P=mark)\d{{3}})*|\d{{1,2}}(?P<lakh>,)(?:\d{{2}},)+\d{{3}})"
+_DIGITS = rf"(?:{_GROUPED}(?:(?!(?(mark)(?P=mark)|,))[.,\u00b7]\d*)?|\d+(?:[.,\u00b7]\d*)?|[.,\u00b7]\d+)"
 _EXPONENT = r"(?:\s*[eEdDqQ]\s*[-+]?\d+|\s*[x\u00d7*\u00b7\u22c5]\s*10\s*(?:\^|\*\*)?\s*[-+]?\d+)?"
+_SIMPLE = r"(?:\d+(?:[.,]\d*)?|[.,]\d+)"
 _OTHERS = (
     r"0[xX][0-9a-fA-F]+|0[bB][01]+|0[oO][0-7]+|(?i:inf|infinity)|∞"
     r"|\d*[.,]\d+[-+]\d{3}"  # Fortran leaves the letter of an exponent with three digits out
+    rf"|{_SIMPLE}{_EXPONENT}\s*[-+]\s*{_SIMPLE}?{_EXPONENT}\s*\*?[ijIJ]"
+    rf"""|\d+\s*°\s*\d{{1,2}}(?:[.,]\d+)?\s*'(?:\s*\d{{1,2}}(?:[.,]\d+)?\s*(?:''|"))?\s*[NSEWO]?"""
+    r"""|\d+\s*'\s*\d{1,2}(?:[.,]\d+)?\s*(?:''|")"""  # feet and inches
 )
+_NO_UNIT = r"(?:(?i:[ap]\.?m\.?)$|(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)[a-z]*\.?$)"
 _NUMBER = re.compile(
-    r"'?(?P<open>\()?\s*[-+]?\s*(?:[A-Z]{0,2}\$)?\s*[-+]?\s*"
-    rf"(?:{_OTHERS}|{_DIGITS}{_EXPONENT})"
+    r"(?:(?P<bound>[<>≤≥]=?)|[~≈=±]|(?:ca|approx)\.?\s)?\s*"
+    rf"'?(?P<open>\()?\s*[-+]?\s*(?:[A-Z]{{0,2}}\$|{units.CURRENCY})?\s*[-+]?\s*"
+    rf"(?:{_OTHERS}|{_DIGITS}{_EXPONENT}(?:\s*(?:±|\+/?-)\s*{_SIMPLE}{_EXPONENT}|\(\d{{1,3}}\))?)"
     r"\s*(?:[-%‰‱٪]|[A-Z]{0,3}\$)?\s*(?(open)\))"
-    r"(?:\s?(?P<unit>(?!(?:st|nd|rd|th)$)(?:[^\W\d_]|°)[\w/^*\u00b7.°-]{0,11}))?"
+    rf"(?(bound)|(?:(?!\s?{_NO_UNIT})(?:\s?(?P<known>{units.KNOWN})|\s(?P<word>[^\W\d_][\w/^*\u00b7.°-]{{0,11}})))?)"
+    r"\s*(?:[*†‡§]{1,3}|\[\w\])?"
 )
 """A number in its text as `_normalize` gives it: signs, groups of digits, exponents, currencies, percent, a unit.
 
-Ordinals (1st) are none.
+A bound has no unit: <5 is a number, and >50K the name of a class.
 """
-
+_PLAIN_NUMBER = re.compile(rf"[-+]?(?:{_DIGITS}{_EXPONENT}|(?i:inf|infinity))%?")
+_BYTE = r"(?:25[0-5]|2[0-4]\d|1?\d?\d)"
+_DAY, _MONTH, _YEAR = r"(?:0?[1-9]|[12]\d|3[01])", r"(?:0?[1-9]|1[0-2])", r"[12]\d{3}"
+_NO_NUMBER = re.compile(
+    rf"(?:{_BYTE}\.){{3}}{_BYTE}|{_YEAR} {_MONTH} {_DAY}|{_DAY} {_MONTH} {_YEAR}|{_MONTH} {_DAY} {_YEAR}"
+)
+"""Addresses of the Internet, and dates."""
 
 _BETWEEN = re.compile(r"\s*[;|]\s*|,?\s+")
 """What stands between several numbers of one text, which another delimiter would have parted."""
 
 
 def find_unit(text: str) -> str | None:
-    """The unit of the number, or of the numbers, that `text` is to a person, "" without one; None where it is none.
-
-    A text with letters after a number is one where others of its column have the same letters: see `find_numbers`.
-    """
+    """What has to be the same in the numbers of a column, of the number or numbers that `text` is to a person: an
+    unknown word, or a unit of one capital letter (1A, 2B may be names); else "". None where it is no number."""
     if not any(letter.isnumeric() or letter in "∞fF" for letter in text):
         return None
     plain = _normalize(text)
+    if _NO_NUMBER.fullmatch(plain):
+        return None
     found = _NUMBER.fullmatch(plain)
     if found is not None:
-        return found["unit"] or ""
+        known = found["known"] or ""
+        return found["word"] or (known if re.fullmatch("[A-JLN-Z]", known) else "")
     parts = _BETWEEN.split(plain)
-    return "" if len(parts) > 1 and all(_is_plain(part) for part in parts) else None
-
-
-def _is_plain(text: str) -> bool:
-    found = _NUMBER.fullmatch(text)
-    return found is not None and not found["unit"]
+    return "" if len(parts) > 1 and all(_PLAIN_NUMBER.fullmatch(part) for part in parts) else None
 
 
 def find_numbers(counts: Mapping[str, int]) -> set[str]:
@@ -79,7 +89,7 @@ def _normalize(text: str) -> str:
     """`text` with one letter for each kind of digit, space, sign, apostrophe and currency."""
     found = []
     # A prime and an acute would be parted into what they are made of.
-    for letter in unicodedata.normalize("NFKC", text.translate(dict.fromkeys(map(ord, _APOSTROPHES), "'"))):
+    for letter in unicodedata.normalize("NFKC", text.translate(_APOSTROPHES)):
         kind = unicodedata.category(letter)
         if kind == "Cf":  # a mark of direction, a space without width
             continue
@@ -108,14 +118,15 @@ def suggest_option(text: str, column: str, dialect: Dialect) -> str:
     options = _list_options(text, dialect) or _list_delimiters(text)
     if options:
         return f"{', '.join(options)}; {categories}"
-    odd = next((letter for letter in text.strip() if letter not in _PLAIN and not letter.isspace()), None)
-    why = "such a spelling" if odd is None else f"{odd!r} ({unicodedata.name(odd, 'no name')}) in a number"
+    odd = re.search(rf"[^\W\d_]{{2,}}|[^\s{_PLAIN}]", text)
+    name = f" ({unicodedata.name(odd[0], 'no name')})" if odd and len(odd[0]) == 1 else ""
+    why = f"{odd[0]!r}{name} in a number" if odd else "such a spelling"
     return f"no option reads {why}: write the values as -1.5 or -1.5e+00 in the file; {categories}"
 
 
 def _list_options(text: str, dialect: Dialect) -> list[str]:
     """Options that read the text, and as which number: those with the fewest of them."""
-    marks = dict.fromkeys(letter for letter in text.strip() if not letter.isalnum() and letter not in "+-()")
+    marks = dict.fromkeys(letter for letter in text.strip() if _normalize(f"1{letter}1")[1] in _MARKS)
     found = []
     for decimal, thousands in itertools.product((dialect.decimal, ".", ","), (dialect.thousands, None, *marks)):
         number = _read_text(text, replace(dialect, decimal=decimal, thousands=thousands))

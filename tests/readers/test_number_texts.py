@@ -32,7 +32,7 @@ def write(folder, values, encoding="utf-8"):
     return path
 
 
-# One way to write a number is drawn, and each number of the column is written that way.
+# For each number of a column a way to write it is drawn.
 DIGITS = ["0123456789", "٠١٢٣٤٥٦٧٨٩", "０１２３４５６７８９", "०१२३४५६७८९"]  # noqa: RUF001
 spellings = st.fixed_dictionaries(
     {
@@ -57,7 +57,8 @@ spellings = st.fixed_dictionaries(
                 "{} kg",
                 "{}ms",
             ]
-            + ["{} m/s", "{}°", "{} °C", " {} ", "\u200e{}", "'{}"]
+            + ["{} m/s", "{}°", "{} °C", " {} ", "\u200e{}", "'{}", "EUR {}", "USD{}", "Rs. {}", "{} GB", "{} min"]
+            + ["~{}", "<{}", "={}", "{}*", "{} \N{DAGGER}", "{}±1", "{}K"]
         ),
     }
 )
@@ -76,13 +77,12 @@ def spell(number, power, style):
 
 @relaxed
 @given(
-    st.lists(st.tuples(st.floats(-1e7, 1e7), st.integers(-20, 20)), min_size=1, max_size=6),
-    spellings,
+    st.lists(st.tuples(st.floats(-1e7, 1e7), st.integers(-20, 20), spellings), min_size=1, max_size=6),
     st.lists(st.sampled_from(["?", "low", "-"]), max_size=1),
     st.sampled_from([None, "float64"]),
 )
-def test_a_number_in_whatever_spelling_is_read_or_refused_and_never_a_category(tmp_path, numbers, style, others, dtype):
-    texts = [spell(number, power, style) for number, power in numbers]
+def test_a_number_in_whatever_spelling_is_read_or_refused_and_never_a_category(tmp_path, numbers, others, dtype):
+    texts = [spell(number, power, style) for number, power, style in numbers]
     assume(len(others) < len(texts))
     path = write(tmp_path, texts + others)
     try:
@@ -94,17 +94,35 @@ def test_a_number_in_whatever_spelling_is_read_or_refused_and_never_a_category(t
         assert "str}" in rest
         return
     assert data.categories == {}
-    expected = [number * (10.0**power if style["exponent"] else 1) for number, power in numbers]
+    expected = [number * (10.0**power if style["exponent"] else 1) for number, power, style in numbers]
     np.testing.assert_allclose(data.training_data[:, 0], expected, rtol=1e-5, atol=1e-3)
 
 
 @pytest.mark.parametrize(
     "text",
     ["2020-01-02", "01.02.2020", "3/4/2020", "12:30", "1.2.3", "10.0.0.1", "10-20", "A12", "chr7", "x1y2"]
-    + ["3rd", "10th", "65+", ">50K", "1/2"],
+    + ["3rd", "10th", "65+", ">50K", "1/2", "192.168.100.101", "100.100.100.100", "1.10.100", "2D", "2d", "4WD"]
+    + ["4cyl", "1Story", "1Q", "1H", "1er", "2e", "1ère", "2º", "5G", "2x", "4x4", "5pm", "11 AM", "2月", "10.100.1"]
+    + ["2013 08 14", "14 08 2013", "14 Aug", "1a", "2in1", "5 of 10", "chr 7", "AB 5"],
 )
 def test_what_is_no_number_to_a_person_stays_a_category(tmp_path, text):
     assert alone(write(tmp_path, [text, text]), columns="x").categories == {"x": [text]}
+
+
+def test_names_that_end_with_a_letter_of_a_unit_stay_categories(tmp_path):
+    for names in (["1A", "1B", "1C", "2A", "2B", "2C"], ["2D", "3D"], ["4G", "5G", "LTE"], ["3 apples", "2 pears"]):
+        assert alone(write(tmp_path, names), columns="x").categories == {"x": sorted(names)}
+
+
+@pytest.mark.parametrize(
+    "texts",
+    [["512 MB", "1 GB"], ["10 s", "1 min", "2 h"], ["5 cm", "1 m"], ["5 V", "100 mV", "2 mV"], ["512 B", "4K", "1.5M"]]
+    + [["EUR 5", "USD5", "Rs. 5", "5 CHF", "$5"], ["~5", "<5", "≥5", "=5", "5*"], ["5±1", "1+2j", "(1-2j)", "1.25(3)"]]
+    + [["52°30'", "52° 30′ 15″ N", "52.5°"], ["3 apples", "2 apples", "1 apple"], ["5 W/m²", "3 kg·m/s^2"]],  # noqa: RUF001
+)
+def test_columns_of_numbers_in_mixed_units_and_signs(tmp_path, texts):
+    with pytest.raises(ReaderError, match=r"column 'x': expected a number"):
+        alone(write(tmp_path, texts), columns="x")
 
 
 @pytest.mark.parametrize("text", ["0x1F", "-0b101", "1.5-103", "½", "∞", "1.5D+00", "5 EUR", "12,34,567.5", "1 000"])
@@ -165,6 +183,15 @@ def test_the_option_that_an_error_names_reads_the_value(tmp_path, text, advice):
     assert advice in str(caught.value)
     options, _, value = advice.partition(" reads it as ")
     assert alone(path, columns="x", **eval(f"dict({options})")).training_data.tolist() == [[float(value)]]
+
+
+def test_no_option_is_advised_that_reads_a_mark_of_another_meaning(tmp_path):
+    for text in ("5±100", "5+100j", "EUR 100", "1.5-103", "<100"):
+        with pytest.raises(ReaderError, match="no option reads") as caught:
+            alone(write(tmp_path, [text]), columns="x")
+        assert "thousands" not in str(caught.value)
+    path = write(tmp_path, ["1.10.100"])
+    assert alone(path, columns="x", decimal=",", thousands=".").categories == {"x": ["1.10.100"]}
 
 
 def test_rows_of_numbers_that_another_delimiter_parts_are_no_categories(tmp_path):
