@@ -10,8 +10,38 @@ import unicodedata
 from collections.abc import Mapping
 from dataclasses import replace
 
-from matex_tf.readers.csv import convert, units
+from matex_tf.readers.csv import convert
 from matex_tf.readers.csv.dialect import Dialect
+
+_CURRENCIES = (
+    "AED AFN AMD ANG AOA ARS AUD AWG AZN BAM BBD BDT BGN BHD BIF BMD BND BOB BRL BSD BTC BTN BWP BYN BZD CAD CDF "
+    "CHF CLP CNY COP CRC CUP CVE CZK DEM DJF DKK DOP DZD EGP ERN ETB ETH EUR FJD FRF GBP GEL GHS GIP GMD GNF GTQ "
+    "GYD HKD HNL HRK HTG HUF IDR ILS INR IQD IRR ISK ITL JMD JOD JPY KES KGS KHR KMF KPW KRW KWD KZT LBP LKR LRD "
+    "LSL LYD MAD MDL MGA MKD MMK MNT MRU MUR MVR MWK MXN MYR MZN NAD NGN NIO NOK NPR NTD NZD OMR PAB PEN PGK PHP "
+    "PKR PLN PYG QAR RMB RON RSD RUB RWF SAR SBD SCR SDG SEK SGD SHP SLE SOS SRD SSP SVC SYP SZL THB TJS TMT TND "
+    "TRY TTD TWD TZS UAH UGX USD UYU UZS VES VND VUV WST XAF XAU XCD XOF YER ZAR ZMW"
+).split()
+_CYRILLIC = r"\u043b\u0432\.?|\u0440\u0443\u0431\.?"
+_CURRENCY = rf"(?:{'|'.join(_CURRENCIES)}|Euros?|euros?|Rs\.?|Rp\.?|[Kk]r\.?|Fr\.?|zł|Kč|Ft|{_CYRILLIC})"
+"""Before a number, or after it."""
+
+# Prefixes of the SI, as far as they are usual before a symbol: 2PC and 3d are names.
+_SMALL = r"(?:da|[fpn\u00b5\u03bcumcdhk])?"
+_MIDDLE = r"[n\u00b5\u03bcumk]?"
+_LARGE = r"[n\u00b5\u03bcumkMGT]?"
+_SYMBOLS = (
+    rf"{_SMALL}(?:m|g|s|l|L|mol|bar|t|ha)"
+    rf"|{_MIDDLE}(?:Ah|A|V|VA|N|K|C|F|T|sr|rad|Gy|Sv|lm|lx|kat|pc)"
+    rf"|{_LARGE}(?:Hz|Pa|Wh|W|J|eV|cal|bps|\u03a9|[Oo]hms?|Bq)"
+    r"|[kKMGTPE]i?(?:B|b|bit|[Bb]ytes?)|B|bits?|[Bb]ytes?|[KkM]"
+    r"|secs?|seconds?|mins?|minutes?|h|hrs?|hours?|days?|wks?|weeks?|mos?|months?|y|yrs?|years?"
+    r"|in|inch|inches|ft|feet|yds?|mi|miles?|lbs?|oz|gal|psi|mph|kmh|kph|kn|kt|knots?|rpm|dBm?|dBA|atm|mmHg"
+    r"|ppm|ppb|px|bp|pct|percent|cents?|dollars?|bn|mn|Mio|Mrd|million|billion"
+    rf"|\u5143|\u5186|\u4e07|\u842c|\u4ebf|\u5104|\u00b0[A-Z]?|{_CURRENCY}"
+)
+_FACTOR = rf"(?:{_SYMBOLS})(?:\^[-+]?\d|-[1-4]|(?<=[a-z])[23])?"
+_UNIT = rf"(?:{_FACTOR}(?:[/*\u00b7\u22c5. ]{_FACTOR}){{0,4}}\.?)"
+"""A unit that makes a number of what it follows, with a blank or without."""
 
 _APOSTROPHES = {**dict.fromkeys(map(ord, "`\u2018\u2019\u02bc\u2032\u00b4"), "'"), 0x2033: "''", 0x201D: "''"}
 _PLAIN = "0-9+.eE-"
@@ -31,10 +61,10 @@ _OTHERS = (
 _NO_UNIT = r"(?:(?i:[ap]\.?m\.?)$|(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)[a-z]*\.?$)"
 _NUMBER = re.compile(
     r"(?:(?P<bound>[<>≤≥]=?)|[~≈=±]|(?:ca|approx)\.?\s)?\s*"
-    rf"'?(?P<open>\()?\s*[-+]?\s*(?:[A-Z]{{0,2}}\$|{units.CURRENCY})?\s*[-+]?\s*"
+    rf"'?(?P<open>\()?\s*[-+]?\s*(?:[A-Z]{{0,2}}\$|{_CURRENCY})?\s*[-+]?\s*"
     rf"(?:{_OTHERS}|{_DIGITS}{_EXPONENT}(?:\s*(?:±|\+/?-)\s*{_SIMPLE}{_EXPONENT}|\(\d{{1,3}}\))?)"
     r"\s*(?:[-%‰‱٪]|[A-Z]{0,3}\$)?\s*(?(open)\))"
-    rf"(?(bound)|(?:(?!\s?{_NO_UNIT})(?:\s?(?P<known>{units.KNOWN})|\s(?P<word>[^\W\d_][\w/^*\u00b7.°-]{{0,11}})))?)"
+    rf"(?(bound)|(?:(?!\s?{_NO_UNIT})(?:\s?(?P<known>{_UNIT})|\s(?P<word>[^\W\d_][\w/^*\u00b7.°-]{{0,11}})))?)"
     r"\s*(?:[*†‡§]{1,3}|\[\w\])?"
 )
 """A number in its text as `_normalize` gives it: signs, groups of digits, exponents, currencies, percent, a unit.
@@ -54,8 +84,11 @@ _BETWEEN = re.compile(r"\s*[;|]\s*|,?\s+")
 
 
 def find_unit(text: str) -> str | None:
-    """What has to be the same in the numbers of a column, of the number or numbers that `text` is to a person: an
-    unknown word, or a unit of one capital letter (1A, 2B may be names); else "". None where it is no number."""
+    """The unknown word, or unit of one capital letter, after the number that `text` is to a person; "" without one;
+    None where `text` is no number, nor several.
+
+    Numbers of a column have such a unit in common, since 1A and 2B may be names: see `find_numbers`.
+    """
     if not any(letter.isnumeric() or letter in "∞fF" for letter in text):
         return None
     plain = _normalize(text)
@@ -70,8 +103,8 @@ def find_unit(text: str) -> str | None:
 
 
 def find_numbers(counts: Mapping[str, int]) -> set[str]:
-    """Those of the texts, which come so many times each, that are numbers to a person; of numbers with units those
-    that have the commonest."""
+    """Those of the texts, which come so many times each, that are numbers to a person; of numbers with the units of
+    `find_unit` those that have the commonest."""
     units = {text: unit for text in counts if (unit := find_unit(text)) is not None}
     rows: collections.Counter[str] = collections.Counter()
     for text, unit in units.items():

@@ -271,6 +271,33 @@ def test_options_read_what_pandas_reads_under_any_number_of_ranks(tmp_path, tabl
                 np.testing.assert_array_equal(np.concatenate(kept), found)
 
 
+cells = st.sampled_from(
+    ["1", "2.5", "+3", "NAN", "nan", "-inf", "INFINITY", "0x1F", " 7 ", "1e3", "", "NA", "true", "no"]
+)
+
+
+@relaxed
+@given(
+    st.lists(cells, min_size=1, max_size=4),
+    st.sampled_from([None, "float64", "int64"]),
+    st.sampled_from(["1,000", "12,34,567"]),
+)
+def test_a_cell_means_the_same_whatever_another_column_holds(tmp_path, column, dtype, other):
+    def read(beside):
+        path = Path(tempfile.mkdtemp(dir=tmp_path)) / "a.csv"
+        path.write_text("x;y\n" + "".join(f"{cell};{beside}\n" for cell in column))
+        options = {"thousands": ",", "delimiter": ";", "missing": "nan"}
+        try:
+            data = alone(path, **options, dtype=None if dtype is None else {"x": dtype, "y": "float64"})
+            return data.training_data[:, 0].tolist(), data.categories
+        except ReaderError as error:
+            assert ", column 'x': expected a number" in str(error)
+            assert any(f"found {cell!r}" in str(error) for cell in column)
+            return str(error).partition(", line ")[2]
+
+    np.testing.assert_equal(read(other), read("5"))
+
+
 def pack(data, packing):
     if packing == "zip":
         buffer = io.BytesIO()
