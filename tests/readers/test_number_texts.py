@@ -213,6 +213,17 @@ def test_a_mark_for_missing_values_is_advised_to_be_one(tmp_path):
     np.testing.assert_array_equal(found, [1, 2, np.nan])
 
 
+@pytest.mark.parametrize(
+    "given",
+    [-999, "-999", [-999], (-999.0,), {-999}, frozenset({"-999"}), np.array([-999]), [np.int64(-999)]]
+    + [np.float32(-999), range(-999, -998), pd.Index([-999.0]), {"-999": 1}.keys()],
+)
+def test_missing_values_are_given_as_one_or_as_any_collection(tmp_path, given):
+    path = write(tmp_path, [1, -999, "-999.0", 2])
+    found = alone(path, columns="x", na_values=given, missing="nan").training_data[:, 0]
+    np.testing.assert_array_equal(found, [1, np.nan, np.nan, 2])
+
+
 # Options, as pandas reads them.
 
 numbers = st.one_of(st.integers(-2_000_000, 2_000_000), st.floats(-1e7, 1e7).map(lambda value: round(value, 3)))
@@ -326,9 +337,11 @@ def test_damaged_archives_and_wrong_options_are_named(tmp_path):
     failing('a.csv, line 2: expected text in UTF-8, found the byte e9. encoding="latin-1"')
     (tmp_path / "a.csv").write_bytes(b"x,y\n1,\x81\n")
     failing("a.csv, line 2: expected text in CP1252, found the byte 81", encoding="cp1252")
-    failing("encoding has to be one that Python knows", ValueError, encoding="latin1x")
+    for encoding in ("latin1x", "idna", "undefined", "base64", "", 8):
+        failing("encoding has to be one of texts that Python knows", ValueError, encoding=encoding)
+    failing("na_values has to be a text, a number, or several", TypeError, na_values=[True])
     failing("decimal and thousands have to be different", ValueError, decimal=",", thousands=",")
     failing("quote and comment have to be different", ValueError, comment='"')
     failing("thousands can be no letter", ValueError, thousands="e")
-    failing("na_values has to be a list", TypeError, na_values={"x": 1})
+    failing("na_values has to be a text, a number, or several", TypeError, na_values={"x": 1})
     failing("expected more lines than the 7 of skiprows", skiprows=7)
