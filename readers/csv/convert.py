@@ -9,6 +9,10 @@ from typing import Any
 
 from matex_tf.readers.csv.dialect import Dialect
 
+_BYTE = r"(?:25[0-5]|2[0-4]\d|1?\d?\d)"
+ADDRESS = rf"(?:{_BYTE}\.){{3}}{_BYTE}"
+"""Of the Internet; 192.168.100.101 is one, whatever parts thousands."""
+
 
 def convert_column(column: Any, kind: Any, dialect: Dialect) -> Any:
     """A pyarrow column of texts as numbers of the type `kind`; None where one of them is none.
@@ -67,10 +71,11 @@ def can_convert(texts: Sequence[str], kind: Any, dialect: Dialect) -> bool:
 
 
 def recognise_column(column: Any, dialect: Dialect) -> Any:
-    """A pyarrow column of texts as whole numbers, or as others; None where one of them is no number."""
+    """A pyarrow column of texts as whole numbers, or as others; None where one is no number, or all are addresses."""
     import pyarrow as pa
+    import pyarrow.compute as pc
 
-    if len(column) == column.null_count:
+    if len(column) == column.null_count or pc.all(pc.match_substring_regex(column, rf"^\s*{ADDRESS}\s*$")).as_py():
         return None
     whole = convert_column(column, pa.int64(), dialect)
     return convert_column(column, pa.float64(), dialect) if whole is None else whole

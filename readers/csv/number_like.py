@@ -72,12 +72,12 @@ _NUMBER = re.compile(
 A bound has no unit: <5 is a number, and >50K the name of a class.
 """
 _PLAIN_NUMBER = re.compile(rf"[-+]?(?:{_DIGITS}{_EXPONENT}|(?i:inf|infinity))%?")
-_BYTE = r"(?:25[0-5]|2[0-4]\d|1?\d?\d)"
 _DAY, _MONTH, _YEAR = r"(?:0?[1-9]|[12]\d|3[01])", r"(?:0?[1-9]|1[0-2])", r"[12]\d{3}"
 _NO_NUMBER = re.compile(
-    rf"(?:{_BYTE}\.){{3}}{_BYTE}|{_YEAR} {_MONTH} {_DAY}|{_DAY} {_MONTH} {_YEAR}|{_MONTH} {_DAY} {_YEAR}"
+    rf"{convert.ADDRESS}|{_YEAR} {_MONTH} {_DAY}|{_DAY} {_MONTH} {_YEAR}|{_MONTH} {_DAY} {_YEAR}"
+    rf"|{_YEAR}\s?[qQ][1-4]|[12]\d\d0s"
 )
-"""Addresses of the Internet, and dates."""
+"""Addresses of the Internet, dates, quarters, and decades."""
 
 _BETWEEN = re.compile(r"\s*[;|]\s*|,?\s+")
 """What stands between several numbers of one text, which another delimiter would have parted."""
