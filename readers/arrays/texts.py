@@ -101,7 +101,7 @@ def agree_on_texts(path: Path, name: str, found: Sequence[collections.Counter[st
     Args:
         path: of a file, for the message.
     """
-    counts = sum(found, collections.Counter())
+    counts = number_like.add_counts(found)
     if not asked and number_like.are_numbers(counts):
         number = min(number_like.find_numbers(counts))
         raise ReaderError(

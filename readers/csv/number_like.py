@@ -7,7 +7,7 @@ import functools
 import itertools
 import re
 import unicodedata
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from matex_tf.readers.csv import convert
@@ -111,6 +111,14 @@ def find_numbers(counts: Mapping[str, int]) -> set[str]:
         rows[unit] += counts[text]
     common = max((unit for unit in rows if unit), key=lambda unit: rows[unit], default="")
     return {text for text, unit in units.items() if unit in ("", common)}
+
+
+def add_counts(found: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    """How many rows of all ranks hold each text."""
+    counts: collections.Counter[str] = collections.Counter()
+    for of_rank in found:
+        counts.update(of_rank)
+    return dict(counts)
 
 
 def are_numbers(counts: Mapping[str, int]) -> bool:

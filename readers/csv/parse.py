@@ -5,7 +5,6 @@ It is supposed not to begin within quotes; where the parts before it prove that 
 
 from __future__ import annotations
 
-import collections
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -146,14 +145,6 @@ def make_category_error(table: Table, number: int) -> ReaderError:
     )
 
 
-def add_counts(found: Sequence[Mapping[int, Mapping[str, int]]], number: int) -> Mapping[str, int]:
-    """How many rows of all ranks hold each value of a column."""
-    counts: collections.Counter[str] = collections.Counter()
-    for of_rank in found:
-        counts.update(of_rank[number])
-    return counts
-
-
 def check_texts(
     text: Text,
     table: Table,
@@ -171,7 +162,9 @@ def check_texts(
     """
     import pyarrow.compute as pc
 
-    wrong = table.find_number_among_texts({number: add_counts(found, number) for number in table.texts})
+    wrong = table.find_number_among_texts(
+        {number: number_like.add_counts(texts[number] for texts in found) for number in table.texts}
+    )
     if wrong is None:
         return
     number, value = wrong
