@@ -13,7 +13,8 @@ import sys
 import traceback
 
 from matex_tf import settings
-from matex_tf.runtime import excepthook, exit_marks, notes, objects, script_frames, seeding, shared_memory, shutdown
+from matex_tf.runtime import excepthook, notes, objects, script_frames, seeding, shared_memory, shutdown
+from matex_tf.runtime.exits import exit_marks
 from matex_tf.world import error_records, placement, task_environment, world
 
 _attached = False

@@ -1,9 +1,23 @@
 """A CSV file as ranks open it together, without a launch."""
 
-from matex_tf.readers import ReaderError
+import tempfile
+from pathlib import Path
+
+from matex_tf.readers import DataSet, ReaderError
 from matex_tf.readers.base.agreement import FailedElsewhere
 from matex_tf.readers.base.formats import Ranks
 from matex_tf.readers.csv.format import Csv
+
+
+def alone(path, **options):
+    return DataSet("CSV", path, rank=0, size=1, **options)
+
+
+def write_column(folder, values, encoding="utf-8"):
+    """A new file whose column x holds the values."""
+    path = Path(tempfile.mkdtemp(dir=folder)) / "a.csv"
+    path.write_bytes(("x\ty\n" + "".join(f"{value}\t1\n" for value in values)).encode(encoding))
+    return path
 
 
 def opened(path, size, keep=False, missing="error", **options):

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from matex_tf import settings
-from matex_tf.runtime import exit_marks, real_files
+from matex_tf.runtime import real_files
+from matex_tf.runtime.exits import exit_marks
 from matex_tf.world import world
 
 _OFFER, _CHANGE = "offer", "change"

@@ -11,7 +11,8 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from matex_tf.launch.signal_origin import Witness
-from matex_tf.runtime import exit_marks, shared_memory, temp_folders
+from matex_tf.runtime import shared_memory, temp_folders
+from matex_tf.runtime.exits import exit_marks
 from matex_tf.world import child_process, error_records, rank_ends
 
 EXIT_UNPROVED = 71

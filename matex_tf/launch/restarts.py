@@ -23,7 +23,7 @@ from matex_tf.launch.hosts.changing import Changes
 from matex_tf.launch.hosts.places import Attempt, Places
 from matex_tf.launch.hosts.watch import Watch
 from matex_tf.resilience import state_files
-from matex_tf.runtime import exit_marks
+from matex_tf.runtime.exits import exit_marks
 from matex_tf.world import rank_ends
 from matex_tf.world.mpirun_options import ALLOCATIONS
 

@@ -14,7 +14,7 @@ from rich.text import Text
 from matex_tf.monitor import progress, waits
 from matex_tf.monitor.progress import format_bytes
 from matex_tf.monitor.recording import Run, Series, Start, read_recent
-from matex_tf.runtime import exit_marks
+from matex_tf.runtime.exits import exit_marks
 
 WINDOW = 10.0
 """Seconds that the figures are means of."""

@@ -16,7 +16,8 @@ from typing import Any
 
 from matex_tf import ops, settings
 from matex_tf.io import overlay
-from matex_tf.runtime import excepthook, exit_marks, script_frames, shutdown, watchdog
+from matex_tf.runtime import excepthook, script_frames, shutdown, watchdog
+from matex_tf.runtime.exits import exit_marks
 from matex_tf.servers.pieces import piece_copies
 from matex_tf.sharding import step_weight
 from matex_tf.world import membership, terminal, world

@@ -9,7 +9,8 @@ from typing import Any
 
 from matex_tf import settings
 from matex_tf.resilience import callback_state, random_state, run_state, state
-from matex_tf.runtime import exit_marks, notes, objects
+from matex_tf.runtime import notes, objects
+from matex_tf.runtime.exits import exit_marks
 from matex_tf.world import membership, world
 
 _LOOK_SECONDS = 0.5  # how often ranks ask one another whether to save

@@ -19,8 +19,8 @@ import numpy as np
 
 from matex_tf import settings
 from matex_tf.resilience import async_writer, elastic, random_state, script_file, serialization, state_files
-from matex_tf.runtime import exit_codes, exit_marks, notes, objects, real_files, shutdown, watchdog
-from matex_tf.runtime.exit_marks import EXIT_REQUEUE
+from matex_tf.runtime import notes, objects, real_files, shutdown, watchdog
+from matex_tf.runtime.exits import exit_codes, exit_marks
 from matex_tf.world import membership, terminal, world
 
 _run: Run | None = None
@@ -249,7 +249,7 @@ class Run:
         self._finish_writing()
         next_run = self._explain_restart(is_sure=exit_marks.mark_requeue())
         terminal.write_text(f"matex_tf: {self.asked}: ended between calls of fit; {next_run}\n")
-        shutdown.abort_all_ranks(EXIT_REQUEUE)
+        shutdown.abort_all_ranks(exit_marks.EXIT_REQUEUE)
 
     def leave_run(
         self, asked: str | None, where: str, mark: Callable[[], None] | None = None, change: str = ""
@@ -281,10 +281,12 @@ class Run:
             exit_marks.note_leaving()
             self.writer = None  # what is kept is to stay
             sys.exit(0)  # of another code mpirun would have much to say
-        sys.exit(EXIT_REQUEUE)
+        sys.exit(exit_marks.EXIT_REQUEUE)
 
     def _explain_restart(self, is_sure: bool) -> str:
-        code = f"exit code {EXIT_REQUEUE}; " if is_sure else ""  # to mpirun itself another rank may have ended first
+        code = (
+            f"exit code {exit_marks.EXIT_REQUEUE}; " if is_sure else ""
+        )  # to mpirun itself another rank may have ended first
         return f"the same command goes on from there ({code}state in {self.path})"
 
     def _end_run(self) -> None:

@@ -16,7 +16,8 @@ from typing import Any, NoReturn
 
 from matex_tf import ops, settings
 from matex_tf.ops import cache
-from matex_tf.runtime import exit_codes, exit_marks, script_frames, shutdown
+from matex_tf.runtime import script_frames, shutdown
+from matex_tf.runtime.exits import exit_codes, exit_marks
 from matex_tf.world import membership, task_environment, terminal, world
 
 _FRAME = re.compile(r'  File "(.*)", line \d+, in .*\n(?:    .*\n|\n)*')

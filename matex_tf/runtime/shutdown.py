@@ -13,7 +13,8 @@ from typing import Any
 
 from matex_tf import ops, settings
 from matex_tf.ops import cache
-from matex_tf.runtime import exit_codes, exit_marks, objects, real_files
+from matex_tf.runtime import objects, real_files
+from matex_tf.runtime.exits import exit_codes, exit_marks
 from matex_tf.world import error_records, membership, mpi_timeout, task_environment, terminal, world
 
 REQUESTS = (signal.SIGTERM, signal.SIGUSR1)

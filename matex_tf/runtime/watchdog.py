@@ -19,7 +19,7 @@ from typing import Any
 
 from matex_tf import ops, settings
 from matex_tf.runtime import notes, script_frames, shutdown
-from matex_tf.runtime.exit_marks import EXIT_STALLED
+from matex_tf.runtime.exits.exit_marks import EXIT_STALLED
 from matex_tf.world import terminal, world
 
 _PATIENCE = 5.0  # seconds for an answer

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from abc import abstractmethod
+from collections import Counter
 from collections.abc import Callable, Sequence
 from os import PathLike
 from pathlib import Path
@@ -223,19 +224,19 @@ class Stack(Format):
         has_texts = not self._texts.keys().isdisjoint(self.wanted[field])
         return np.dtype("f8") if has_texts and self.missing == "nan" else self._dtypes[field]
 
-    # Texts: every rank lists those in its part of the samples.
+    # Texts: every rank counts those in its part of the samples.
 
-    def survey(self, turn: int, ranks: Ranks) -> dict[str, set[str]]:
-        found: dict[str, set[str]] = {name: set() for name in self._texts}
+    def survey(self, turn: int, ranks: Ranks) -> dict[str, Counter[str]]:
+        found: dict[str, Counter[str]] = {name: Counter() for name in self._texts}
         for path, begin, end, _ in self._find_spans(
             *row_shares.deal_block(self.count("training"), ranks.rank, ranks.size)
         ):
             for name, texts in found.items():
                 with self.convert_errors(path, f"reading {name!r} from"):
-                    texts |= self._require_variable(self._keep_open(path), path, name).list_texts(begin, end)  # type: ignore[attr-defined]
+                    texts += self._require_variable(self._keep_open(path), path, name).count_texts(begin, end)  # type: ignore[attr-defined]
         return found
 
-    def settle(self, turn: int, ranks: Ranks, found: Sequence[dict[str, set[str]]]) -> None:
+    def settle(self, turn: int, ranks: Ranks, found: Sequence[dict[str, Counter[str]]]) -> None:
         for name in self._texts:
             texts = [of_rank[name] for of_rank in found]
             self.categories[name] = agree_on_texts(self.files[0], name, texts, name in self._asked)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -55,16 +56,18 @@ class TextVariable(Variable):
     def enter_collective(self) -> contextlib.AbstractContextManager[object]:
         return contextlib.nullcontext()
 
-    def list_texts(self, start: int, stop: int) -> set[str]:
-        """The texts in the samples `start` to `stop`."""
-        found: set[str] = set()
+    def count_texts(self, start: int, stop: int) -> collections.Counter[str]:
+        """How often each text comes in the samples `start` to `stop`."""
+        found: collections.Counter[str] = collections.Counter()
         for begin, end in self.split_slabs(start, stop, _SLAB_BYTES):
-            found.update(np.unique(self._fetch(begin, end)).tolist())
+            texts, counts = np.unique(self._fetch(begin, end), return_counts=True)
+            found.update(dict(zip(texts.tolist(), counts.tolist(), strict=True)))
             if len(found) > _MOST_TEXTS:
                 raise ReaderError(
                     f"{self._path}: expected up to {_MOST_TEXTS} different texts in {self.name!r}, found more"
                 )
-        return found - {""}
+        del found[""]  # which is a missing value
+        return found
 
     def fill_array(self, target: np.ndarray, start: int, stop: int) -> None:
         known = np.asarray(self._owner.categories[self.name], str)
@@ -91,18 +94,18 @@ class TextVariable(Variable):
         return found
 
 
-def agree_on_texts(path: Path, name: str, found: Sequence[set[str]], asked: bool) -> list[str]:
-    """The texts of a variable in order, of what ranks have found. Raises ReaderError for numbers, unless `asked` for.
+def agree_on_texts(path: Path, name: str, found: Sequence[collections.Counter[str]], asked: bool) -> list[str]:
+    """The texts of a variable in order, of what ranks have counted. Raises ReaderError where most are numbers, unless
+    `asked` for.
 
     Args:
         path: of a file, for the message.
     """
-    texts = sorted(set().union(*found))
-    counts = dict.fromkeys(texts, 1)
+    counts = number_like.add_counts(found)
     if not asked and number_like.are_numbers(counts):
         number = min(number_like.find_numbers(counts))
         raise ReaderError(
             f"{path}: expected numbers in {name!r}, or texts that are none, found numbers as text, such as {number!r}; "
             f"dtype={{{name!r}: str}} takes these texts as categories"
         )
-    return texts
+    return sorted(counts)

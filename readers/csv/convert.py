@@ -4,22 +4,34 @@ from __future__ import annotations
 
 import functools
 import re
+from collections.abc import Sequence
 from typing import Any
 
 from matex_tf.readers.csv.dialect import Dialect
+
+_BYTE = r"(?:25[0-5]|2[0-4]\d|1?\d?\d)"
+ADDRESS = rf"(?:{_BYTE}\.){{3}}{_BYTE}"
+"""Of the Internet; 192.168.100.101 is one, whatever parts thousands."""
 
 
 def convert_column(column: Any, kind: Any, dialect: Dialect) -> Any:
     """A pyarrow column of texts as numbers of the type `kind`; None where one of them is none.
 
-    Between groups of digits `dialect.thousands` may stand: before the last three, and before two or three others.
+    Each text counts by itself: what pyarrow takes for a number is one beside others that only the dialect reads.
+    Between groups of three digits `dialect.thousands` may stand, or commas as in India: 12,34,567.
     """
     import pyarrow as pa
     import pyarrow.compute as pc
 
+    if isinstance(column, pa.ChunkedArray):
+        column = column.combine_chunks()
     texts = pc.utf8_trim_whitespace(column)
-    if pc.all(pc.match_substring_regex(texts, _make_pattern(dialect))).as_py() is False:
-        return None
+    spelled = pc.match_substring_regex(texts, _make_pattern(dialect))
+    if pc.all(spelled).as_py() is False:
+        others = pc.invert(spelled).fill_null(False)
+        plain = _parse_texts(column.filter(others), kind, dialect)
+        rest = convert_column(pc.if_else(others, pa.scalar(None, column.type), column), kind, dialect)
+        return None if plain is None or rest is None else pc.replace_with_mask(rest, others, plain)
     if dialect.thousands is not None:
         texts = pc.replace_substring(texts, dialect.thousands, "")
     if dialect.decimal != ".":
@@ -30,11 +42,40 @@ def convert_column(column: Any, kind: Any, dialect: Dialect) -> Any:
         return None
 
 
-def recognise_column(column: Any, dialect: Dialect) -> Any:
-    """A pyarrow column of texts as whole numbers, or as others; None where one of them is no number."""
+def _parse_texts(texts: Any, kind: Any, dialect: Dialect) -> Any:
+    """Texts as pyarrow takes them in a column of the type `kind`; None where it refuses one."""
+    import pyarrow as pa
+    from pyarrow import csv
+
+    data = "".join('"' + text.replace('"', '""') + '"\n' for text in texts.to_pylist()).encode()
+    try:
+        table = csv.read_csv(
+            pa.BufferReader(data),
+            csv.ReadOptions(column_names=["x"], block_size=len(data) + 1),
+            csv.ParseOptions(newlines_in_values=True),
+            csv.ConvertOptions(column_types={"x": kind}, null_values=dialect.nulls, decimal_point=dialect.decimal),
+            memory_pool=pa.system_memory_pool(),
+        )
+    except pa.ArrowInvalid:
+        return None
+    return table["x"].combine_chunks()
+
+
+def can_convert(texts: Sequence[str], kind: Any, dialect: Dialect) -> bool:
+    """Whether all texts are taken as values of this type."""
     import pyarrow as pa
 
-    if len(column) == column.null_count:
+    column = pa.array(texts, pa.string())
+    how = _parse_texts if pa.types.is_boolean(kind) else convert_column
+    return how(column, kind, dialect) is not None
+
+
+def recognise_column(column: Any, dialect: Dialect) -> Any:
+    """A pyarrow column of texts as whole numbers, or as others; None where one is no number, or all are addresses."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    if len(column) == column.null_count or pc.all(pc.match_substring_regex(column, rf"^\s*{ADDRESS}\s*$")).as_py():
         return None
     whole = convert_column(column, pa.int64(), dialect)
     return convert_column(column, pa.float64(), dialect) if whole is None else whole
@@ -46,7 +87,8 @@ def _make_pattern(dialect: Dialect) -> str:
     whole = r"\d+"
     if dialect.thousands is not None:
         mark = re.escape(dialect.thousands)
-        whole = rf"(?:\d+|\d{{1,3}}(?:{mark}\d{{2,3}})*{mark}\d{{3}})"
+        indian = r"|\d{1,2}(?:,\d{2})+,\d{3}" if dialect.thousands == "," else ""
+        whole = rf"(?:\d+|\d{{1,3}}(?:{mark}\d{{3}})+{indian})"
     return rf"^[-+]?(?:(?:{whole}(?:{point}\d*)?|{point}\d+)(?:[eE][-+]?\d+)?|(?i:inf|infinity))$"
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import codecs
 import math
-from collections.abc import Sequence
+import numbers
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -65,9 +66,9 @@ def make_dialect(
     """The options of a CSV file. Raises ValueError or TypeError for one that cannot be."""
     for name, mark in (("delimiter", delimiter), ("quote", quote), ("comment", comment), ("decimal", decimal)):
         if (mark or name == "decimal") and not (isinstance(mark, str) and len(mark) == 1 and mark.isascii()):
-            raise ValueError(f"DataSet: {name} has to be one ASCII letter; given {arguments.describe_value(mark)}")
+            raise ValueError(f"DataSet: {name} has to be one ASCII character; given {arguments.describe_value(mark)}")
     if thousands is not None and not (isinstance(thousands, str) and len(thousands) == 1):
-        raise ValueError(f"DataSet: thousands has to be one letter; given {arguments.describe_value(thousands)}")
+        raise ValueError(f"DataSet: thousands has to be one character; given {arguments.describe_value(thousands)}")
     given = [
         (name, mark)
         for name, mark in (
@@ -98,11 +99,12 @@ def make_dialect(
 
 
 def _list_nulls(given: Any) -> list[str]:
-    several: Sequence[Any] = given if isinstance(given, (list, tuple)) else [] if given is None else [given]
+    one = given is None or isinstance(given, (str, bytes, Mapping)) or not isinstance(given, Iterable)
+    several = [] if given is None else [given] if one else list(given)
     for value in several:
-        if isinstance(value, bool) or not isinstance(value, (str, int, float)):
+        if isinstance(value, bool) or not isinstance(value, (str, numbers.Real)):
             raise TypeError(
-                f"DataSet: na_values has to be a list of texts or numbers; given {arguments.describe_value(given)}"
+                f"DataSet: na_values has to be a text, a number, or several; given {arguments.describe_value(given)}"
             )
     return [str(value) for value in several]
 
@@ -119,10 +121,11 @@ def _find_encoding(name: Any) -> str:
     try:
         found = codecs.lookup(name)
         "".encode(name)  # refuses those that are no encodings of text
-    except (LookupError, TypeError):
+        b"a".decode(name, "replace")  # refuses idna, which is one of names
+    except (LookupError, TypeError, UnicodeError):
         raise ValueError(
-            f'DataSet: encoding has to be one that Python knows, such as "utf-8", "latin-1", "cp1252" or "utf-16"; '
-            f"given {arguments.describe_value(name)}"
+            f'DataSet: encoding has to be one of texts that Python knows, such as "utf-8", "latin-1", "cp1252" or '
+            f'"utf-16"; given {arguments.describe_value(name)}'
         ) from None
     return "utf-8" if found.name == "utf-8-sig" else found.name
 

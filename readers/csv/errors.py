@@ -107,7 +107,7 @@ def explain_error(
         hint = (
             "by the first MiB, or by dtype=, this column is read as integers; "
             f'dtype={{{names[number]!r}: "float64"}} reads others'
-            if pa.types.is_integer(kind) and _can_convert([text], pa.float64(), dialect)
+            if pa.types.is_integer(kind) and convert.can_convert([text], pa.float64(), dialect)
             else number_like.suggest_option(text, names[number], dialect)
         )
         wrong = ReaderError(
@@ -119,28 +119,8 @@ def explain_error(
 
 def _find_wrong(texts: Sequence[str], kind: Any, dialect: Dialect) -> int | None:
     """The index of the first text that is not taken as a number of this type."""
-    if not texts or _can_convert(texts, kind, dialect):
+    if not texts or convert.can_convert(texts, kind, dialect):
         return None
     return bisect.bisect_left(
-        range(len(texts)), True, key=lambda index: not _can_convert(texts[: index + 1], kind, dialect)
+        range(len(texts)), True, key=lambda index: not convert.can_convert(texts[: index + 1], kind, dialect)
     )
-
-
-def _can_convert(texts: Sequence[str], kind: Any, dialect: Dialect) -> bool:
-    """Whether all texts are taken as numbers of this type."""
-    import pyarrow as pa
-    from pyarrow import csv
-
-    if not pa.types.is_boolean(kind) and convert.convert_column(pa.array(texts), kind, dialect) is not None:
-        return True
-    data = "".join('"' + text.strip().replace('"', '""') + '"\n' for text in texts).encode()
-    try:
-        csv.read_csv(
-            pa.BufferReader(data),
-            csv.ReadOptions(column_names=["x"], block_size=len(data) + 1),
-            csv.ParseOptions(newlines_in_values=True),
-            csv.ConvertOptions(column_types={"x": kind}, decimal_point=dialect.decimal),
-        )
-    except pa.ArrowInvalid:
-        return False
-    return True

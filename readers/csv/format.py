@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import sys
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from os import PathLike
 from pathlib import Path
@@ -50,8 +51,8 @@ class Csv(Format):
 
     Whether a column holds numbers or text is told by the first MiB, or by dtype={column: str}. Text becomes integers:
     the place of the value among all values of that column in alphabetical order, the same on all ranks
-    (`DataSet.categories`). A text that is a number to a person, but for its spelling, does not: where most texts of a
-    column are such ones, that is an error which names the option.
+    (`DataSet.categories`). A text that is a number to a person, but for its spelling, does not: where most rows of a
+    column hold such ones, that is an error which names the option.
     """
 
     def __init__(
@@ -199,27 +200,29 @@ class Csv(Format):
             rows.append_table(table, left, lambda row: parse.find_line(self._text, self._marks, at, row))  # noqa: B023
         rows.finish_rows()
 
-    def _survey_categories(self, ranks: Ranks) -> dict[int, list[str]]:
-        import pyarrow as pa
-        import pyarrow.compute as pc
-
+    def _survey_categories(self, ranks: Ranks) -> dict[int, dict[str, int]]:
+        """By column of text, how many rows of this rank hold each value."""
         if self._taking is not None:
-            return {number: list(known) for number, known in self._taking.rows.values.items()}
-        texts = self._table.texts
-        values: dict[int, Any] = {number: pa.array([], pa.string()) for number in texts}
-        for _, table, _ in self._iterate_tables(*self._list_shares(ranks)[ranks.rank], self._table.parse_texts):
+            return self._taking.rows.values
+        values: dict[int, Counter[str]] = {number: Counter() for number in self._table.texts}
+        for _, table, _ in self._iterate_texts(ranks):
             for number, known in values.items():
-                here = pc.unique(table[str(number)].combine_chunks()).drop_null()
-                values[number] = pc.unique(pa.concat_arrays([known, here]))
-                if len(values[number]) > parse.MOST_CATEGORIES:
+                here = table[str(number)].combine_chunks().drop_null().value_counts()
+                known.update(dict(zip(here.field("values").to_pylist(), here.field("counts").to_pylist(), strict=True)))
+                if len(known) > parse.MOST_CATEGORIES:
                     raise parse.make_category_error(self._table, number)
-        return {number: known.to_pylist() for number, known in values.items()}
+        return dict(values)
 
-    def _settle_categories(self, ranks: Ranks, found: Sequence[dict[int, list[str]]]) -> None:
+    def _iterate_texts(self, ranks: Ranks) -> Iterator[tuple[int, Any, int]]:
+        """(first row, table of the columns of text, first byte) of the rows that this rank has counted the texts of."""
+        counts = [stop - start for start, stop in self._list_shares(ranks)] if self.held is None else self.held.counts
+        start = sum(counts[: ranks.rank])
+        return self._iterate_tables(start, start + counts[ranks.rank], self._table.parse_texts)
+
+    def _settle_categories(self, ranks: Ranks, found: Sequence[dict[int, dict[str, int]]]) -> None:
         texts = self._table.texts
         self._values = {number: sorted({text for part in found for text in part[number]}) for number in texts}
-        tables = self._iterate_tables(*self._list_shares(ranks)[ranks.rank], self._table.parse_texts)
-        parse.check_texts(self._text, self._table, self._values, found, ranks.rank, tables)
+        parse.check_texts(self._text, self._table, found, ranks.rank, self._iterate_texts(ranks))
         self._table.check_categories(self._values)
         self.categories = {self._table.names[number]: values for number, values in self._values.items()}
         if self._taking is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -27,9 +28,10 @@ def sniff_delimiter(path: Path, head: bytes, dialect: Dialect) -> str:
         return "\t"
     begin = dialect.skip_lines(head, len(BOM) if head.startswith(BOM) else 0)
     text = dialect.marks.remove_comments(head[begin or 0 :]).lstrip(b"\r\n")
-    line = text.partition(b"\n")[0].decode("utf-8", "replace")
+    line = dialect.marks.drop_quoted(text).partition(b"\n")[0].decode("utf-8", "replace")
     # A mark that stands in numbers is a delimiter only where there is no other.
-    in_numbers = (dialect.decimal, dialect.thousands, None if any(map(str.isalpha, line)) else ",")
+    between_digits = line.count(",") == len(re.findall(r"(?<=\d),(?=\d)", line))
+    in_numbers = (dialect.decimal, dialect.thousands, "," if between_digits else None)
     marks = sorted(_DELIMITERS, key=lambda mark: mark in in_numbers)
     return next((mark for mark in marks if mark in line), ",")
 

@@ -34,6 +34,13 @@ class Marks:
         """Whether nothing but spaces stands on the line before the comment that begins at the byte `comment`."""
         return not data[_find_line(data, comment) : comment].strip(b" ")
 
+    def drop_quoted(self, data: bytes) -> bytes:
+        """`data`, which begins outside of quotes, without what stands within quotes."""
+        if self.quote is None:
+            return data
+        quote = re.escape(bytes([self.quote]))
+        return re.sub(rb"%b[^%b]*%b" % (quote, quote, quote), b"", data)
+
     def remove_comments(self, data: bytes) -> bytes:
         """`data`, which begins outside of quotes, without its comments; each line stays, if only as an empty one."""
         pieces, done = [], 0

@@ -7,61 +7,104 @@ import functools
 import itertools
 import re
 import unicodedata
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from matex_tf.readers.csv import convert
 from matex_tf.readers.csv.dialect import Dialect
 
-_APOSTROPHES = "`\u2018\u2019\u02bc\u2032\u00b4"
-_PLAIN = "0123456789+-.eE"
+_CURRENCIES = (
+    "AED AFN AMD ANG AOA ARS AUD AWG AZN BAM BBD BDT BGN BHD BIF BMD BND BOB BRL BSD BTC BTN BWP BYN BZD CAD CDF "
+    "CHF CLP CNY COP CRC CUP CVE CZK DEM DJF DKK DOP DZD EGP ERN ETB ETH EUR FJD FRF GBP GEL GHS GIP GMD GNF GTQ "
+    "GYD HKD HNL HRK HTG HUF IDR ILS INR IQD IRR ISK ITL JMD JOD JPY KES KGS KHR KMF KPW KRW KWD KZT LBP LKR LRD "
+    "LSL LYD MAD MDL MGA MKD MMK MNT MRU MUR MVR MWK MXN MYR MZN NAD NGN NIO NOK NPR NTD NZD OMR PAB PEN PGK PHP "
+    "PKR PLN PYG QAR RMB RON RSD RUB RWF SAR SBD SCR SDG SEK SGD SHP SLE SOS SRD SSP SVC SYP SZL THB TJS TMT TND "
+    "TRY TTD TWD TZS UAH UGX USD UYU UZS VES VND VUV WST XAF XAU XCD XOF YER ZAR ZMW"
+).split()
+_CYRILLIC = r"\u043b\u0432\.?|\u0440\u0443\u0431\.?"
+_CURRENCY = rf"(?:{'|'.join(_CURRENCIES)}|Euros?|euros?|Rs\.?|Rp\.?|[Kk]r\.?|Fr\.?|zł|Kč|Ft|{_CYRILLIC})"
+"""Before a number, or after it."""
 
-_GROUPED = r"\d{1,3}(?P<mark>[ '_.,\u00b7])(?:\d{2,3}(?P=mark))*\d{3}"
-_DIGITS = rf"(?:(?:{_GROUPED}|\d+)(?:[.,\u00b7]\d*)?|[.,\u00b7]\d+)"
+# Prefixes of the SI, as far as they are usual before a symbol: 2PC and 3d are names.
+_SMALL = r"(?:da|[fpn\u00b5\u03bcumcdhk])?"
+_MIDDLE = r"[n\u00b5\u03bcumk]?"
+_LARGE = r"[n\u00b5\u03bcumkMGT]?"
+_SYMBOLS = (
+    rf"{_SMALL}(?:m|g|s|l|L|mol|bar|t|ha)"
+    rf"|{_MIDDLE}(?:Ah|A|V|VA|N|K|C|F|T|sr|rad|Gy|Sv|lm|lx|kat|pc)"
+    rf"|{_LARGE}(?:Hz|Pa|Wh|W|J|eV|cal|bps|\u03a9|[Oo]hms?|Bq)"
+    r"|[kKMGTPE]i?(?:B|b|bit|[Bb]ytes?)|B|bits?|[Bb]ytes?|[KkM]"
+    r"|secs?|seconds?|mins?|minutes?|h|hrs?|hours?|days?|wks?|weeks?|mos?|months?|y|yrs?|years?"
+    r"|in|inch|inches|ft|feet|yds?|mi|miles?|lbs?|oz|gal|psi|mph|kmh|kph|kn|kt|knots?|rpm|dBm?|dBA|atm|mmHg"
+    r"|ppm|ppb|px|bp|pct|percent|cents?|dollars?|bn|mn|Mio|Mrd|million|billion"
+    rf"|\u5143|\u5186|\u4e07|\u842c|\u4ebf|\u5104|\u00b0[A-Z]?|{_CURRENCY}"
+)
+_FACTOR = rf"(?:{_SYMBOLS})(?:\^[-+]?\d|-[1-4]|(?<=[a-z])[23])?"
+_UNIT = rf"(?:{_FACTOR}(?:[/*\u00b7\u22c5. ]{_FACTOR}){{0,4}}\.?)"
+"""A unit that makes a number of what it follows, with a blank or without."""
+
+_APOSTROPHES = {**dict.fromkeys(map(ord, "`\u2018\u2019\u02bc\u2032\u00b4"), "'"), 0x2033: "''", 0x201D: "''"}
+_PLAIN = "0-9+.eE-"
+
+_MARKS = " '_.,\u00b7"  # between groups of digits
+_GROUPED = rf"(?:\d{{1,3}}(?P<mark>[{_MARKS}])\d{{3}}(?:(?P=mark)\d{{3}})*|\d{{1,2}}(?P<lakh>,)(?:\d{{2}},)+\d{{3}})"
+_DIGITS = rf"(?:{_GROUPED}(?:(?!(?(mark)(?P=mark)|,))[.,\u00b7]\d*)?|\d+(?:[.,\u00b7]\d*)?|[.,\u00b7]\d+)"
 _EXPONENT = r"(?:\s*[eEdDqQ]\s*[-+]?\d+|\s*[x\u00d7*\u00b7\u22c5]\s*10\s*(?:\^|\*\*)?\s*[-+]?\d+)?"
+_SIMPLE = r"(?:\d+(?:[.,]\d*)?|[.,]\d+)"
 _OTHERS = (
     r"0[xX][0-9a-fA-F]+|0[bB][01]+|0[oO][0-7]+|(?i:inf|infinity)|∞"
     r"|\d*[.,]\d+[-+]\d{3}"  # Fortran leaves the letter of an exponent with three digits out
+    rf"|{_SIMPLE}{_EXPONENT}\s*[-+]\s*{_SIMPLE}?{_EXPONENT}\s*\*?[ijIJ]"
+    rf"""|\d+\s*°\s*\d{{1,2}}(?:[.,]\d+)?\s*'(?:\s*\d{{1,2}}(?:[.,]\d+)?\s*(?:''|"))?\s*[NSEWO]?"""
+    r"""|\d+\s*'\s*\d{1,2}(?:[.,]\d+)?\s*(?:''|")"""  # feet and inches
 )
+_NO_UNIT = r"(?:(?i:[ap]\.?m\.?)$|(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)[a-z]*\.?$)"
 _NUMBER = re.compile(
-    r"'?(?P<open>\()?\s*[-+]?\s*(?:[A-Z]{0,2}\$)?\s*[-+]?\s*"
-    rf"(?:{_OTHERS}|{_DIGITS}{_EXPONENT})"
+    r"(?:(?P<bound>[<>≤≥]=?)|[~≈=±]|(?:ca|approx)\.?\s)?\s*"
+    rf"'?(?P<open>\()?\s*[-+]?\s*(?:[A-Z]{{0,2}}\$|{_CURRENCY})?\s*[-+]?\s*"
+    rf"(?:{_OTHERS}|{_DIGITS}{_EXPONENT}(?:\s*(?:±|\+/?-)\s*{_SIMPLE}{_EXPONENT}|\(\d{{1,3}}\))?)"
     r"\s*(?:[-%‰‱٪]|[A-Z]{0,3}\$)?\s*(?(open)\))"
-    r"(?:\s?(?P<unit>(?!(?:st|nd|rd|th)$)(?:[^\W\d_]|°)[\w/^*\u00b7.°-]{0,11}))?"
+    rf"(?(bound)|(?:(?!\s?{_NO_UNIT})(?:\s?(?P<known>{_UNIT})|\s(?P<word>[^\W\d_][\w/^*\u00b7.°-]{{0,11}})))?)"
+    r"\s*(?:[*†‡§]{1,3}|\[\w\])?"
 )
 """A number in its text as `_normalize` gives it: signs, groups of digits, exponents, currencies, percent, a unit.
 
-Ordinals (1st) are none.
+A bound has no unit: <5 is a number, and >50K the name of a class.
 """
-
+_PLAIN_NUMBER = re.compile(rf"[-+]?(?:{_DIGITS}{_EXPONENT}|(?i:inf|infinity))%?")
+_DAY, _MONTH, _YEAR = r"(?:0?[1-9]|[12]\d|3[01])", r"(?:0?[1-9]|1[0-2])", r"[12]\d{3}"
+_NO_NUMBER = re.compile(
+    rf"{convert.ADDRESS}|{_YEAR} {_MONTH} {_DAY}|{_DAY} {_MONTH} {_YEAR}|{_MONTH} {_DAY} {_YEAR}"
+    rf"|{_YEAR}\s?[qQ][1-4]|[12]\d\d0s"
+)
+"""Addresses of the Internet, dates, quarters, and decades."""
 
 _BETWEEN = re.compile(r"\s*[;|]\s*|,?\s+")
 """What stands between several numbers of one text, which another delimiter would have parted."""
 
 
 def find_unit(text: str) -> str | None:
-    """The unit of the number, or of the numbers, that `text` is to a person, "" without one; None where it is none.
+    """The unknown word, or unit of one capital letter, after the number that `text` is to a person; "" without one;
+    None where `text` is no number, nor several.
 
-    A text with letters after a number is one where others of its column have the same letters: see `find_numbers`.
+    Numbers of a column have such a unit in common, since 1A and 2B may be names: see `find_numbers`.
     """
     if not any(letter.isnumeric() or letter in "∞fF" for letter in text):
         return None
     plain = _normalize(text)
+    if _NO_NUMBER.fullmatch(plain):
+        return None
     found = _NUMBER.fullmatch(plain)
     if found is not None:
-        return found["unit"] or ""
+        known = found["known"] or ""
+        return found["word"] or (known if re.fullmatch("[A-JLN-Z]", known) else "")
     parts = _BETWEEN.split(plain)
-    return "" if len(parts) > 1 and all(_is_plain(part) for part in parts) else None
-
-
-def _is_plain(text: str) -> bool:
-    found = _NUMBER.fullmatch(text)
-    return found is not None and not found["unit"]
+    return "" if len(parts) > 1 and all(_PLAIN_NUMBER.fullmatch(part) for part in parts) else None
 
 
 def find_numbers(counts: Mapping[str, int]) -> set[str]:
-    """Those of the texts, which come so many times each, that are numbers to a person; of numbers with units those
-    that have the commonest."""
+    """Those of the texts, which come so many times each, that are numbers to a person; of numbers with the units of
+    `find_unit` those that have the commonest."""
     units = {text: unit for text in counts if (unit := find_unit(text)) is not None}
     rows: collections.Counter[str] = collections.Counter()
     for text, unit in units.items():
@@ -70,17 +113,24 @@ def find_numbers(counts: Mapping[str, int]) -> set[str]:
     return {text for text, unit in units.items() if unit in ("", common)}
 
 
+def add_counts(found: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    """How many rows of all ranks hold each text."""
+    counts: collections.Counter[str] = collections.Counter()
+    for of_rank in found:
+        counts.update(of_rank)
+    return dict(counts)
+
+
 def are_numbers(counts: Mapping[str, int]) -> bool:
-    """Whether most of the texts, or of the rows that they come in, are numbers to a person."""
-    found = find_numbers(counts)
-    return 2 * len(found) > len(counts) or 2 * sum(counts[text] for text in found) > sum(counts.values())
+    """Whether most of the rows in which the texts come, so many each, are numbers to a person."""
+    return 2 * sum(counts[text] for text in find_numbers(counts)) > sum(counts.values())
 
 
 def _normalize(text: str) -> str:
     """`text` with one letter for each kind of digit, space, sign, apostrophe and currency."""
     found = []
     # A prime and an acute would be parted into what they are made of.
-    for letter in unicodedata.normalize("NFKC", text.translate(dict.fromkeys(map(ord, _APOSTROPHES), "'"))):
+    for letter in unicodedata.normalize("NFKC", text.translate(_APOSTROPHES)):
         kind = unicodedata.category(letter)
         if kind == "Cf":  # a mark of direction, a space without width
             continue
@@ -103,18 +153,21 @@ def suggest_option(text: str, column: str, dialect: Dialect) -> str:
     """What to do about a text that stands where a number is expected, for a person."""
     categories = f"dtype={{{column!r}: str}} takes the texts of this column as categories"
     if find_unit(text) is None:
-        return f"if it stands for a missing value, na_values=[{text!r}] says so; {categories}"
+        return f"{categories}; if {text!r} stands for a missing value, na_values=[{text!r}] says so"
+    if _read_text(text, dialect) is not None:
+        return f'dtype={{{column!r}: "float64"}} takes this column as numbers; {categories}'
     options = _list_options(text, dialect) or _list_delimiters(text)
     if options:
         return f"{', '.join(options)}; {categories}"
-    odd = next((letter for letter in text.strip() if letter not in _PLAIN and not letter.isspace()), None)
-    why = "such a spelling" if odd is None else f"{odd!r} ({unicodedata.name(odd, 'no name')}) in a number"
+    odd = re.search(rf"[^\W\d_]{{2,}}|[^\s{_PLAIN}]", text)
+    name = f" ({unicodedata.name(odd[0], 'no name')})" if odd and len(odd[0]) == 1 else ""
+    why = f"{odd[0]!r}{name} in a number" if odd else "such a spelling"
     return f"no option reads {why}: write the values as -1.5 or -1.5e+00 in the file; {categories}"
 
 
 def _list_options(text: str, dialect: Dialect) -> list[str]:
     """Options that read the text, and as which number: those with the fewest of them."""
-    marks = dict.fromkeys(letter for letter in text.strip() if not letter.isalnum() and letter not in "+-()")
+    marks = dict.fromkeys(letter for letter in text.strip() if _normalize(f"1{letter}1")[1] in _MARKS)
     found = []
     for decimal, thousands in itertools.product((dialect.decimal, ".", ","), (dialect.thousands, None, *marks)):
         number = _read_text(text, replace(dialect, decimal=decimal, thousands=thousands))

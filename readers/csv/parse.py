@@ -31,7 +31,8 @@ class Rows:
     """The rows of consecutive records by field, made longer at their end.
 
     Attributes: `count`; `buffers` by field, which hold the rows one after the other; `values`, for each column of text
-    its values in the order in which they came. In the buffers stands 1 + the place of a value, and 0 for a missing one.
+    its values in the order in which they came, and how many rows hold each. In the buffers stands 1 + the place of a
+    value, and 0 for a missing one.
     """
 
     def __init__(self, table: Table, missing: Any, most: int):
@@ -39,6 +40,7 @@ class Rows:
         self.count = 0
         self.buffers: dict[str, list[np.ndarray]] = {field: [] for field in table.columns}
         self.values: dict[int, dict[str, int]] = {number: {} for number in table.texts}
+        self._places: dict[int, dict[str, int]] = {number: {} for number in table.texts}
         self._room = 0
 
     def can_hold_texts(self) -> bool:
@@ -99,17 +101,21 @@ class Rows:
 
         encoded = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
         encoded = encoded.dictionary_encode()
-        known = self.values[number]
-        places = [known.setdefault(text, len(known)) for text in encoded.dictionary.to_pylist()]
+        known, values = self._places[number], self.values[number]
+        texts = encoded.dictionary.to_pylist()
+        places = [known.setdefault(text, len(known)) for text in texts]
         if len(known) > MOST_CATEGORIES:
             raise make_category_error(self._table, number)
         # The last one is that of missing values, whose index is -1.
         meaning = np.array([1 + place for place in places] + [0], np.int64)
-        return meaning[encoded.indices.fill_null(-1).to_numpy(zero_copy_only=False)]
+        indices = encoded.indices.fill_null(-1).to_numpy(zero_copy_only=False)
+        for text, rows in zip(texts, np.bincount(indices + 1, minlength=len(texts) + 1)[1:].tolist(), strict=True):
+            values[text] = values.get(text, 0) + rows
+        return meaning[indices]
 
     def settle_categories(self, values: dict[int, list[str]]) -> None:
         """Put the numbers that all ranks agreed on in place of this rank's own."""
-        for number, known in self.values.items():
+        for number, known in self._places.items():
             agreed = {text: place for place, text in enumerate(values[number])}
             for field, numbers in self._table.columns.items():
                 for index in [place for place, one in enumerate(numbers) if one == number]:
@@ -142,8 +148,7 @@ def make_category_error(table: Table, number: int) -> ReaderError:
 def check_texts(
     text: Text,
     table: Table,
-    values: Mapping[int, Sequence[str]],
-    found: Sequence[Mapping[int, Sequence[str]]],
+    found: Sequence[Mapping[int, Mapping[str, int]]],
     rank: int,
     tables: Iterable[Any],
 ) -> None:
@@ -152,26 +157,28 @@ def check_texts(
     Of the ranks, the first that has `found` such a value knows its line; the others raise FailedElsewhere.
 
     Args:
-        tables: (first row, pyarrow table, first byte) of this rank's records.
+        found: of each rank, by column, how many of its rows hold each value.
+        tables: (first row, pyarrow table, first byte) of this rank's records, those of `found`.
     """
     import pyarrow.compute as pc
 
-    wrong = table.find_number_among_texts(values)
+    wrong = table.find_number_among_texts(
+        {number: number_like.add_counts(texts[number] for texts in found) for number in table.texts}
+    )
     if wrong is None:
         return
     number, value = wrong
     if rank != next(other for other, texts in enumerate(found) if value in texts[number]):
         raise agreement.FailedElsewhere
-    place = str(table.path)
-    for _, block, at in tables:
-        row = pc.index(block[str(number)], value).as_py()
-        if row >= 0:
-            place = find_line(text, table.dialect.marks, at, row)
-            break
+    place = next(
+        find_line(text, table.dialect.marks, at, row)
+        for _, block, at in tables
+        if (row := pc.index(block[str(number)], value).as_py()) >= 0
+    )
     name = table.names[number]
     raise ReaderError(
-        f"{place}, column {name!r}: expected text, as in the first MiB of the file, found {value!r}, and most values "
-        f"of this column are numbers; {number_like.suggest_option(value, name, table.dialect)}"
+        f"{place}, column {name!r}: expected text, as in the first MiB of the file, found {value!r}, and most rows of "
+        f"this column hold numbers; {number_like.suggest_option(value, name, table.dialect)}"
     )
 
 

@@ -129,14 +129,17 @@ class Table:
             data = errors.clean_block(sample, self.dialect, lambda: place)
             mixed = ValueError(f"numbers in column {self.names[number]!r} that are written in more than one way")
             error = errors.explain_error(data, self.dialect, self.names, {number: pa.float64()}, place, mixed)
-            raise ReaderError(f"{error}. Most values of this column are numbers")
+            raise ReaderError(f"{error}. Most rows of this column hold numbers")
 
-    def find_number_among_texts(self, values: Mapping[int, Sequence[str]]) -> tuple[int, str] | None:
-        """A column of text, and a value of it, where most of all its `values` are numbers; None where there is none."""
+    def find_number_among_texts(self, counts: Mapping[int, Mapping[str, int]]) -> tuple[int, str] | None:
+        """A column of text, and a value of it, where most rows hold numbers; None where there is none.
+
+        Args:
+            counts: by column, how many rows hold each value.
+        """
         for number in sorted(set(self.texts) - self.asked):
-            counts = dict.fromkeys(values[number], 1)
-            if number_like.are_numbers(counts):
-                return number, min(number_like.find_numbers(counts))
+            if number_like.are_numbers(counts[number]):
+                return number, min(number_like.find_numbers(counts[number]))
         return None
 
     def describe_columns(self) -> str:

@@ -11,7 +11,7 @@ from matex_tf import settings
 from matex_tf.adapt import changes, executor, leaving, offers
 from matex_tf.adapt.offers import Offer
 from matex_tf.resilience import fit_state, run_state
-from matex_tf.runtime import exit_marks
+from matex_tf.runtime.exits import exit_marks
 from matex_tf.servers.pieces import update_costs
 from matex_tf.world import rank_ends
 

@@ -359,7 +359,7 @@ def test_the_signal_by_which_a_run_is_asked_to_end_is_told_by_its_name(tmp_path)
     """mpirun passes on SIGUSR1 in place of SIGTERM; ranks find there which it was."""
     mpirun = "trap 'kill $!; exit 0' USR1; sleep 20 & kill -TERM $PPID; wait $!"
     program = (
-        "import signal, sys; from matex_tf.launch import process; from matex_tf.runtime import exit_marks\n"
+        "import signal, sys; from matex_tf.launch import process; from matex_tf.runtime.exits import exit_marks\n"
         "heard, before = set(), exit_marks.read_request()\n"
         "instead = {signal.SIGTERM: signal.SIGUSR1}\n"
         "process.wait_for_ranks(['sh', '-c', sys.argv[1]], sys.argv[2], heard, instead)\n"

@@ -152,6 +152,9 @@ def test_texts_are_labels(tmp_path, kind, ending, labels):
     path = tmp_path / f"3.{ending}"
     refused(r"numbers as text, such as '10'; dtype=\{'" + labels, kind, path, data="x", labels=labels)
     assert alone(kind, path, data="x", labels=labels, dtype={labels: str}).categories == {labels: ["10", "7"]}
+    write_texts(tmp_path, "4", ["sea", "sea", "sea", "7", "10"])
+    found = alone(kind, tmp_path / f"4.{ending}", data="x", labels=labels).categories
+    assert found == {labels: ["10", "7", "sea"]}
 
 
 def test_ranks_agree_on_texts_that_some_have_not_read(tmp_path):

@@ -16,6 +16,8 @@ from peak_memory import peak_of
 
 from matex_tf.readers import DataSet, ReaderError
 from matex_tf.readers.csv import records
+from matex_tf.readers.csv.dialect import Dialect
+from matex_tf.readers.csv.headers import sniff_delimiter
 from matex_tf.readers.csv.marks import Marks
 
 relaxed = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -124,6 +126,23 @@ def test_shares_by_hand(tmp_path, size, delimiter):
             np.testing.assert_array_equal(share.training_labels, table[share.local_slice][:, 1])
 
 
+@pytest.mark.parametrize(
+    "line, values",
+    [("1,\t2,\t3", [1, 2, 3]), ("1, 2\t,3", [1, 2, 3]), ("1|2|3", [1, 2, 3]), ("1,2,3", [1, 2, 3])]
+    + [("1,234;2;3", ["1,234", 2, 3]), ("1,5\t2,5", ["1,5", "2,5"]), ('"1;2",3', ["1;2", 3]), ('"a,b";"c";3', ["c", 3])]
+    + [('"a\tb\nc",2', [2]), ("1,,3", [1, 3]), ("1,2,", [1, 2]), ("-1,-2\t,3", [-1, -2, 3]), ("NA,2", [2])],
+)
+def test_the_delimiter_that_the_first_line_shows(tmp_path, line, values):
+    delimiter = sniff_delimiter(tmp_path / "a.csv", line.encode() + b"\n", Dialect())
+    found = next(csv.reader(io.StringIO(line), delimiter=delimiter))
+    assert set(map(str, values)) <= {value.strip() for value in found}
+
+
+def test_a_file_whose_values_are_padded_with_tabs(tmp_path):
+    data = DataSet("CSV", write(tmp_path / "a.csv", "1,\t2,\t3\n4,\t5,\t6\n"), header=False, rank=0, size=1)
+    assert data.training_data.tolist() == [[1, 2, 3], [4, 5, 6]]
+
+
 def test_types_and_columns(tmp_path):
     path = write(tmp_path / "a.csv", "id,x,flag,kind,y\n1,0.5,true,b,3\n2,1.5,false,a,4\n3,2.5,true,b,5\n")
     data = DataSet("CSV", path, labels="y", rank=0, size=1)
@@ -230,7 +249,7 @@ def test_what_is_wrong_is_named_with_its_line_and_column(tmp_path):
     failing(tmp_path / "a.csv", "column 3, found none", labels=3)
     failing(write(tmp_path / "l.csv", "a,b\r1,2\r"), "l.csv: expected lines that end with a newline, found carriage")
     failing(write(tmp_path / "m.csv", "a;b\n1,5;2\n"), "line 2, column 'a': .*found '1,5'; .*str")
-    failing(tmp_path / "m.csv", "delimiter has to be one ASCII letter; given '::'", ValueError, delimiter="::")
+    failing(tmp_path / "m.csv", "delimiter has to be one ASCII character; given '::'", ValueError, delimiter="::")
     failing(write(tmp_path / "h.csv", ""), "found no line with anything in it")
     failing(write(tmp_path / "i.csv", "a,b\n"), "expected at least one training row")
     failing(write(tmp_path / "j.csv", "a,a\n1,2\n"), "expected one column 'a', found several", labels="a")

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 import launch
-from matex_tf.runtime import exit_marks
+from matex_tf.runtime.exits import exit_marks
 from matex_tf.world import mpi_timeout_process
 
 pytestmark = pytest.mark.waits

@@ -12,7 +12,7 @@ import pytest
 import launch
 from matex_tf import settings
 from matex_tf.launch import restarts
-from matex_tf.runtime import exit_marks
+from matex_tf.runtime.exits import exit_marks
 from matex_tf.world import rank_ends
 
 pytestmark = pytest.mark.waits

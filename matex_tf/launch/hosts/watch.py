@@ -13,7 +13,7 @@ from matex_tf.adapt.offers import Change, Offer
 from matex_tf.launch.hosts import answering
 from matex_tf.launch.hosts.changing import Changes
 from matex_tf.launch.hosts.places import Attempt, Places
-from matex_tf.runtime import exit_marks
+from matex_tf.runtime.exits import exit_marks
 from matex_tf.world.hosts import host_lists
 from matex_tf.world.hosts.host_lists import Host
 

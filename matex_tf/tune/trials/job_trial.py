@@ -15,7 +15,7 @@ from pathlib import Path
 from matex_tf.deploy import following, run_folder, slurm
 from matex_tf.deploy.job import ENDED, FORGOTTEN, RUNNING, STUCK, WAITING, Job, JobError, State, UnreachableError
 from matex_tf.deploy.sbatch import job_script
-from matex_tf.runtime.exit_marks import EXIT_REQUEUE
+from matex_tf.runtime.exits.exit_marks import EXIT_REQUEUE
 from matex_tf.tune.objective import Objective
 from matex_tf.tune.trials.trial import (
     GRACE,
