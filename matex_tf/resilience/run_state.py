@@ -284,9 +284,8 @@ class Run:
         sys.exit(exit_marks.EXIT_REQUEUE)
 
     def _explain_restart(self, is_sure: bool) -> str:
-        code = (
-            f"exit code {exit_marks.EXIT_REQUEUE}; " if is_sure else ""
-        )  # to mpirun itself another rank may have ended first
+        # To mpirun itself another rank may have ended first.
+        code = f"exit code {exit_marks.EXIT_REQUEUE}; " if is_sure else ""
         return f"the same command goes on from there ({code}state in {self.path})"
 
     def _end_run(self) -> None:
