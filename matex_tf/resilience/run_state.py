@@ -284,8 +284,7 @@ class Run:
         sys.exit(exit_marks.EXIT_REQUEUE)
 
     def _explain_restart(self, is_sure: bool) -> str:
-        # To mpirun itself another rank may have ended first.
-        code = f"exit code {exit_marks.EXIT_REQUEUE}; " if is_sure else ""
+        code = f"exit code {exit_marks.EXIT_REQUEUE}; " if is_sure else ""  # another rank may have ended first
         return f"the same command goes on from there ({code}state in {self.path})"
 
     def _end_run(self) -> None:
