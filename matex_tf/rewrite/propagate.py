@@ -1,4 +1,4 @@
-"""Placements, forward: a graph is read op by op, and functions that are called as if their ops stood there."""
+"""Placements, forward: a graph is read op by op, the ops of a called function in the place of the call."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from matex_tf.rewrite.placement import ANY, LIST, PARTIAL, REPLICATED, WHOLE, Pl
 from matex_tf.rewrite.rules import RULES
 
 ALIASES = ("Identity", "IdentityN", "StopGradient", "PreventGradient", "Snapshot")
-"""Ops of the value that they take: the copy does without them."""
+"""Identity ops: the copy of the graph leaves them out."""
 CALLS = ("PartitionedCall", "StatefulPartitionedCall")
 
 
@@ -30,12 +30,12 @@ class Program:
 
     @property
     def has_collectives(self) -> bool:
-        return any(
-            (need is not None and control.needs_exchange(value.placement, need))
-            or any(body.has_collectives for body in node.bodies)
+        exchanges = any(
+            need is not None and control.needs_exchange(value.placement, need)
             for node in self.nodes
             for value, need in zip(node.inputs, node.decision.needs)
         )
+        return exchanges or any(body.has_collectives for node in self.nodes for body in node.bodies)
 
 
 class Reader:
@@ -174,12 +174,11 @@ def find_sums_needed_whole(program: Program) -> set[tuple[Any, ...]]:
     kept: set[tuple[Any, ...]] = set()
     for node in program.nodes:
         for value, need in zip(node.inputs, node.decision.needs):
-            if value.placement.kind == PARTIAL and node.type != "Whole":
+            if value.placement.kind == PARTIAL and node.type != _Whole.type:
                 (kept if need is None else needed).add(value.key)
-        for body in node.bodies:
-            needed |= find_sums_needed_whole(body)
     needed |= {value.key for value in program.outputs if value.placement.kind == PARTIAL}
-    return needed & kept
+    bodies = [find_sums_needed_whole(body) for node in program.nodes for body in node.bodies]
+    return (needed & kept).union(*bodies)
 
 
 def _order_ops(graph: Any) -> list[Any]:

@@ -58,7 +58,7 @@ _OTHERS = (
     rf"""|\d+\s*°\s*\d{{1,2}}(?:[.,]\d+)?\s*'(?:\s*\d{{1,2}}(?:[.,]\d+)?\s*(?:''|"))?\s*[NSEWO]?"""
     r"""|\d+\s*'\s*\d{1,2}(?:[.,]\d+)?\s*(?:''|")"""  # feet and inches
 )
-_NO_UNIT = r"(?:(?i:[ap]\.?m\.?)$|(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)[a-z]*\.?$)"
+_NO_UNIT = r"(?:(?i:[ap]\.?m\.?)|(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)[a-z]*\.?)(?:\s*[*†‡§]+)?$"
 _NUMBER = re.compile(
     r"(?:(?P<bound>[<>≤≥]=?)|[~≈=±]|(?:ca|approx)\.?\s)?\s*"
     rf"'?(?P<open>\()?\s*[-+]?\s*(?:[A-Z]{{0,2}}\$|{_CURRENCY})?\s*[-+]?\s*"
@@ -170,8 +170,10 @@ def _list_options(text: str, dialect: Dialect) -> list[str]:
     marks = dict.fromkeys(letter for letter in text.strip() if _normalize(f"1{letter}1")[1] in _MARKS)
     found = []
     for decimal, thousands in itertools.product((dialect.decimal, ".", ","), (dialect.thousands, None, *marks)):
+        if decimal == thousands:
+            continue
         number = _read_text(text, replace(dialect, decimal=decimal, thousands=thousands))
-        if number is None or decimal == thousands:
+        if number is None:
             continue
         options: dict[str, str | None] = {"decimal": decimal} if decimal != dialect.decimal else {}
         options |= {"thousands": thousands} if thousands != dialect.thousands else {}

@@ -5,6 +5,7 @@ import multiprocessing
 import os
 import signal
 import subprocess
+import sys
 from dataclasses import asdict, replace
 
 import pytest
@@ -113,3 +114,21 @@ def test_each_exit_code_is_told_and_those_of_signals_by_name():
         assert ("SIGBUS" in said) == (mpi == "MPICH")
     told = {137: "SIGKILL", 143: "SIGTERM", 160: "", 162: "SIGRTMIN", 165: "SIGRTMIN+3", 192: "SIGRTMAX", 255: ""}
     assert {code: rank_ends.find_signal(code) for code in told} == told
+
+
+FORKS = """
+import os, sys
+from matex_tf.runtime.exits import exit_marks
+exit_marks.mark_ending()
+child = os.fork()
+if child == 0:
+    sys.exit(0)
+os.waitpid(child, 0)
+print(os.listdir(os.environ["MATEX_PROOF"]))
+"""
+
+
+def test_the_mark_of_a_process_that_still_ends_goes_with_that_process_and_not_with_its_child(tmp_path):
+    env = {**launch.environment(), "MATEX_PROOF": str(tmp_path)}
+    ended = subprocess.run([sys.executable, "-c", FORKS], env=env, capture_output=True, text=True, check=True)
+    assert "ending-0" in ended.stdout and list(tmp_path.iterdir()) == []

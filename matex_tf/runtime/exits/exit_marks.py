@@ -64,6 +64,8 @@ def mark_ending() -> None:
         path = ctypes.c_void_p(c.strdup(os.fsencode(_ending[1])))
         if not path or c.__cxa_atexit(ctypes.cast(c.unlink, ctypes.c_void_p), path, None):
             raise MemoryError("the C library has no room for a function that it is to call at the end")
+        # A forked child ends sooner than this process: it has no path to remove.
+        os.register_at_fork(after_in_child=lambda: ctypes.memset(path, 0, 1))
 
 
 def confirm_end() -> None:
