@@ -30,7 +30,6 @@ class Grower:
         self.rows = tf.shape(arguments["x"])[0]
         names = [name for name in arguments if name != "ids"]
         self.pool = [arguments[name] for name in names] + [tf.constant(random.normal(size=[2, 4]))]
-        self.count = 0
 
     def one(self) -> tf.Tensor:
         """A tensor, more likely one that was made last."""

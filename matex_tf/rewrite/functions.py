@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from matex_tf.analysis import graph_ops
 from matex_tf.rewrite.nodes import Value
 
 
@@ -41,30 +42,17 @@ def find_callee(op: Any, name: str, inputs: Sequence[Any] | None = None) -> Call
     return Callee(function_def_to_graph.function_def_to_graph(definition, input_shapes=[one.shape for one in given]))
 
 
-def list_callees(op: Any) -> list[str]:
-    """The names of the functions that an op calls."""
-    names = []
-    for _, attribute in sorted(op.node_def.attr.items()):
-        if attribute.HasField("func"):
-            names.append(attribute.func.name)
-        names.extend(function.name for function in attribute.list.func)
-    return names
-
-
 def has_op(op: Any, types: Any) -> bool:
     """Whether a function that `op` calls has an op of one of these types, in itself or in a function that it calls."""
-    pending, seen = [(op.graph, name) for name in list_callees(op)], set()
+    pending, seen = graph_ops.list_functions(op.node_def), set()
     while pending:
-        graph, name = pending.pop()
+        name = pending.pop()
         if name in seen:
             continue
         seen.add(name)
-        function = graph._get_function(name)
-        definition = getattr(function, "cached_definition", None)
+        definition = getattr(op.graph._get_function(name), "cached_definition", None)
         for node in definition.node_def if definition is not None else ():
             if node.op in types:
                 return True
-            for attribute in node.attr.values():
-                pending += [(graph, attribute.func.name)] if attribute.HasField("func") else []
-                pending += [(graph, one.name) for one in attribute.list.func]
+            pending += graph_ops.list_functions(node)
     return False

@@ -24,7 +24,7 @@ class Grower(growing.Grower):
     def __init__(self, random: np.random.Generator, arguments: dict[str, tf.Tensor]):
         super().__init__(random, arguments)
         self.found = interpreter.Interpreter(arguments["x"].graph)
-        self.unknown = 0
+        self.count = self.unknown = 0
 
     def grow(self) -> None:
         for _ in range(growing.NODES):

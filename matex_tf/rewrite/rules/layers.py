@@ -110,13 +110,13 @@ def transform_images(node: Node) -> Decision:
 
 @register_rule("FusedBatchNorm FusedBatchNormV2 FusedBatchNormV3")
 def normalize(node: Node) -> Decision | Expansion:
-    one, count = node.get_placement(0), len(node.op.outputs)
+    one, count_outputs = node.get_placement(0), len(node.op.outputs)
     if not one.is_sharded:
         return node.decide_whole()
     if one.axis == find_channel_axis(node):
         raise NoRuleError
     if not node.read_attribute("is_training"):
-        return Decision([None, *[WHOLE] * 4], [shard(*one.layout), *[WHOLE] * (count - 1)])
+        return Decision([None, *[WHOLE] * 4], [shard(*one.layout), *[WHOLE] * (count_outputs - 1)])
     channels, rank = find_channel_axis(node), node.count_axes(0)
     axes = [axis for axis in range(rank) if axis != channels]
     epsilon, factor = node.read_attribute("epsilon"), node.read_attribute("exponential_avg_factor", 1.0)
@@ -140,7 +140,6 @@ def normalize(node: Node) -> Decision | Expansion:
         made = [tf.cast(y, x.dtype), *kept, here, spread, tf.zeros([0], scale.dtype)]
         return made[:count_outputs]
 
-    count_outputs = count
     return Expansion(expand)
 
 
