@@ -36,10 +36,17 @@ text = ctypes.create_string_buffer(8192 + 1)
 ctypes.CDLL(sys.argv[1]).MPI_Get_library_version(text, ctypes.byref(ctypes.c_int()))
 print(text.value.decode(errors="replace").strip())
 """
-_VERSION_FOR_MPI4PY = """
-import mpi4py
+_LIBRARY_OF_MPI4PY = """
+import ctypes, mpi4py
 mpi4py.rc.initialize = False
 from mpi4py import MPI
+
+class Place(ctypes.Structure):  # Dl_info of dladdr
+    _fields_ = [(name, ctypes.c_char_p) for name in ("file", "base", "name", "address")]
+
+place = Place()
+ctypes.CDLL(None).dladdr(ctypes.CDLL(MPI.__file__).MPI_Get_library_version, ctypes.byref(place))
+print((place.file or b"").decode(errors="surrogateescape"))
 print(MPI.Get_library_version().strip("\\0 \\n"))
 """
 # A compiler starts others, of which the system would end none with us. This one leads them all, in a group.
@@ -139,12 +146,23 @@ def describe_loaded_mpi() -> str:
     loaded: Any = sys.modules.get("mpi4py.MPI")
     if loaded is not None:
         return loaded.Get_library_version().strip("\0").strip()
-    return _ask_for_mpi4py()
+    return _ask_for_mpi4py()[1]
+
+
+def load_mpi() -> None:
+    """Load the MPI library that mpi4py loads, for libraries that are linked to it, and were perhaps built elsewhere.
+
+    A library with the file name that another one needs is not searched for once it is loaded.
+    """
+    if "mpi4py.MPI" not in sys.modules and (path := _ask_for_mpi4py()[0]):
+        ctypes.CDLL(path)
 
 
 @functools.cache
-def _ask_for_mpi4py() -> str:
-    return _ask_child(_VERSION_FOR_MPI4PY)
+def _ask_for_mpi4py() -> tuple[str, str]:
+    """The file of the MPI library that mpi4py loads in a child, and what that says of itself; "" where unknown."""
+    path, _, version = _ask_child(_LIBRARY_OF_MPI4PY).partition("\n")
+    return path, version.strip()
 
 
 def _list_candidates() -> Iterator[str]:

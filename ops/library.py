@@ -16,7 +16,7 @@ from typing import Any
 from matex_tf import settings
 from matex_tf.world import world
 
-from . import build, cache, interface
+from . import build, cache, compiler, interface
 from .interface import list_mapped_mpi_libraries
 
 # An MPI has further libraries (libmpi_cxx, libmpi_mpifh); these names are of the one that is the MPI.
@@ -85,6 +85,7 @@ def _load_engine() -> ctypes.CDLL:
     if _engine is None:
         cache.speaks = world.get_world().rank == 0
         _plan = build.make_engine_plan()
+        compiler.load_mpi()
         _engine = _load_file(build.ensure_library(_plan), interface.load_library, OSError)
     return _engine
 

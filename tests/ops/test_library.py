@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+import re
 import sys
 from types import SimpleNamespace
 
@@ -10,7 +13,7 @@ import tensorflow as tf
 
 import launch
 from matex_tf import ops
-from matex_tf.ops import interface
+from matex_tf.ops import build, interface
 from matex_tf.ops.cache import BuildError
 from matex_tf.world import world
 
@@ -132,6 +135,18 @@ def test_ranks_that_differ_fail_however_tensorflow_runs_the_op(tmp_path):
     result = launch.run(2, UNEQUAL, str(tmp_path), env={"MATEX_OUTPUT": "all"}, module=False)
     assert {file.name for file in tmp_path.iterdir()} == {"rank0", "rank1"}, result.output[-4000:]
     assert result.returncode != 0
+
+
+def test_a_library_finds_mpi_after_the_environment_that_built_it_is_gone(tmp_path):
+    """One that another environment of the same MPI has built is linked to that one's folder."""
+    plan = build.make_engine_plan()
+    elsewhere = re.compile(rb"(?<=\0)(/[\w.+~-]+)+/lib(64)?(?=[\0:])")  # the run path
+    content = elsewhere.sub(lambda found: b"/gone".ljust(len(found[0]), b"!"), build.ensure_library(plan).read_bytes())
+    (tmp_path / plan.library).write_bytes(content)
+    (tmp_path / f"{plan.key}.json").write_text(json.dumps({"digest": hashlib.sha256(content).hexdigest()}))
+    program = "from matex_tf.ops.library import get_library\nprint(get_library().c.matex_mpi_version())\n"
+    result = launch.run_alone(program, env={"MATEX_OPS_DIR": str(tmp_path), "LD_LIBRARY_PATH": ""}, cold=True).check()
+    assert plan.mpi.partition(",")[0] in result.stdout and "building" not in result.output
 
 
 def test_two_mpi_libraries(monkeypatch):
