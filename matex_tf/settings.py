@@ -316,6 +316,13 @@ TABLE = (
         "Gradients smaller than this are fused and reduced as one. Larger ones are reduced in place.",
     ),
     Setting(
+        "steps",
+        _make_choice_parser("patches", "plans"),
+        "patches",
+        "patches, plans",
+        "How a training step becomes one that ranks share. plans: a copy of its graph with collectives.",
+    ),
+    Setting(
         "overlap",
         _make_choice_parser("auto", "on", "off"),
         "auto",
@@ -600,6 +607,7 @@ class Settings:
     sync_batchnorm: str
     chunk_bytes: int
     fuse_bytes: int
+    steps: str
     overlap: str
     device_pointers: str
     algorithm: str

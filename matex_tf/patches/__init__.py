@@ -10,6 +10,8 @@ import functools
 import importlib
 from typing import Any
 
+from matex_tf import settings
+from matex_tf.hooks import functions
 from matex_tf.runtime.replace import patch_when_imported
 
 _ONCE_TENSORFLOW_IS_THERE = "*"
@@ -21,13 +23,23 @@ _IN_ORDER = """
 """.split()
 
 
+_WITH_PLANS = """
+    imports tf.strategy* tf.errors* files.saving files.downloads files.python files.libraries
+    files.tensorflow files.datasets* files.commands
+""".split()
+"""Those beside the hooks of `steps`."""
+
+
 def _install(part: Any, _: Any) -> None:
     part.install()
 
 
 def install() -> None:
     """Install every patch of the runtime. Communicates only about what needs no TensorFlow."""
-    for name in _IN_ORDER:
+    plans = settings.get_settings().steps == "plans"
+    if plans:
+        patch_when_imported("tensorflow", lambda _: functions.install())
+    for name in _WITH_PLANS if plans else _IN_ORDER:
         part = importlib.import_module(f"{__name__}.{name.rstrip(_ONCE_TENSORFLOW_IS_THERE)}")
         if name.endswith(_ONCE_TENSORFLOW_IS_THERE):
             patch_when_imported("tensorflow", functools.partial(_install, part))

@@ -46,6 +46,14 @@ def strip_placement(placement: Placement) -> Placement:
     return placement._replace(numbers=None, zero=False)
 
 
+def strip_share(placement: Placement) -> Placement:
+    """What leaves a body that takes the batch by itself: nothing that is made of its share of the batch."""
+    one = strip_placement(placement)
+    if one.kind == LIST and (one.item is None or one.item.is_replicated):
+        return one
+    return WHOLE
+
+
 def place_branches(reader: Any, node: Node) -> Decision:
     """`tf.cond` and `tf.switch_case`: what differs between the branches is made whole in them."""
     names = (
@@ -65,7 +73,8 @@ def place_branches(reader: Any, node: Node) -> Decision:
         one = strip_placement(found[0])
         for other in found[1:]:
             one = join(one, strip_placement(other))
-        gives.append(WHOLE if one.is_sharded and one.rows.chosen is not None else one)
+        leaves = one.is_sharded and one.rows.chosen is not None
+        gives.append(strip_share(one) if any(body.takes_batch for body in node.bodies) else WHOLE if leaves else one)
         if any(needs_exchange(placement, gives[-1]) and placement.kind == LIST and placement.dtype is None
                for placement in map(strip_placement, found)):  # fmt: skip
             raise NoRuleError  # what the backward pass takes of either branch cannot be put together
@@ -102,8 +111,9 @@ def place_loop(reader: Any, node: Node) -> Decision:
     settled: set[int] = set()
     for _ in range(MOST_TURNS):
         body = reader.read(body_graph, carried, (*node.key, "body"), constants)
+        strip = strip_share if body.takes_batch else strip_placement
         after = [
-            one if is_kept or index in settled else join(one, strip_placement(made.placement))
+            one if is_kept or index in settled else join(one, strip(made.placement))
             for index, (one, made, is_kept) in enumerate(zip(carried, body.outputs, kept))
         ]
         if after == carried:

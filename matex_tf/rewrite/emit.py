@@ -32,21 +32,29 @@ class Share:
     first, count, total: the number of its first row; how many rows it has, at least 1; how many there are. int64.
     contributes: whether the rows are its own: a rank that has none computes one row that others have, too.
     keeps: whether it is the one rank that keeps what is the same on all, where a sum is made of it.
+    is_split: whether ranks have rows of their own; else each has the whole batch, and one rank contributes.
     """
 
-    def __init__(self, first: Any, count: Any, total: Any, contributes: Any, keeps: Any):
+    def __init__(self, first: Any, count: Any, total: Any, contributes: Any, keeps: Any, is_split: Any = True):
         self.first, self.count, self.total, self.contributes, self.keeps = first, count, total, contributes, keeps
+        self.is_split = is_split
 
 
 class Copy:
-    """Makes the copy of programs of one step."""
+    """Makes the copy of programs of one step.
 
-    def __init__(self, share: Share, exchanger: Exchanger):
-        self.share, self.exchanger = share, exchanger
+    share: of the batch that the inputs are; before a program has taken a batch by itself, of none.
+    make_share: the share of a batch that the program takes by itself, of its components.
+    """
+
+    def __init__(self, share: Share, exchanger: Exchanger, make_share: Callable[[Sequence[Any]], Share] | None = None):
+        self.share, self.exchanger, self.make_share = share, exchanger, make_share
 
     def build(self, program: Program, inputs: Sequence[Any], gives: Sequence[Placement]) -> list[Any]:
         """The outputs of a program for these inputs, brought to the placements `gives`."""
-        return _Body(self, program).build(inputs, gives)
+        # The share of a batch that a branch or a turn of a loop takes holds within it.
+        copy = Copy(self.share, self.exchanger, self.make_share) if program.takes_batch else self
+        return _Body(copy, program).build(inputs, gives)
 
     def find_first(self, rows: Rows, count: Any) -> Any:
         """The number, int64, of the first of the `count` entries along an axis with these rows that this rank has."""
@@ -98,7 +106,7 @@ class Copy:
         counts = [one.rows is not None and one.rows.chosen is None for one in placement.sizes]
         mask = counts[0] if tensor.shape.rank == 0 else counts
         counts_rows = tf.logical_and(tf.constant(mask), tensor >= 0)  # -1: any number
-        return tf.where(counts_rows, tensor // count * total, tensor)
+        return tf.where(counts_rows, tensor * total // count, tensor)
 
 
 class _Body:

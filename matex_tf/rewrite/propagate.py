@@ -12,6 +12,7 @@ from matex_tf.rewrite.functions import Callee, find_callee, has_op
 from matex_tf.rewrite.nodes import Decision, Expansion, Node, NoRuleError, Value
 from matex_tf.rewrite.placement import ANY, LIST, PARTIAL, REPLICATED, WHOLE, Placement
 from matex_tf.rewrite.rules import RULES
+from matex_tf.rewrite.sources import SOURCES, place_batch
 
 ALIASES = ("Identity", "IdentityN", "StopGradient", "PreventGradient", "Snapshot")
 """Identity ops: the copy of the graph leaves them out."""
@@ -23,10 +24,19 @@ class Program:
 
     inputs, outputs: the values of the graph's.
     effects: the nodes that run although no output needs them.
+    takes_batch: whether it takes the batch by itself, of which ranks have shares.
     """
 
-    def __init__(self, nodes: list[Node], inputs: list[Value], outputs: list[Value], effects: list[Node]):
+    def __init__(
+        self,
+        nodes: list[Node],
+        inputs: list[Value],
+        outputs: list[Value],
+        effects: list[Node],
+        takes_batch: bool = False,
+    ):
         self.nodes, self.inputs, self.outputs, self.effects = nodes, inputs, outputs, effects
+        self.takes_batch = takes_batch
 
     @property
     def has_collectives(self) -> bool:
@@ -42,11 +52,13 @@ class Reader:
     """Reads graphs into programs.
 
     whole: the keys of sums that are made whole where they arise, because they are needed whole anyway.
-    sources: by op type, the placements of what such ops give whatever they take (`IteratorGetNext`: the batch).
+    takes_batches: whether ops inside may give the batch (`sources`). The first such op of a program does, unless the
+        program is given rows of a batch; what others give is whole.
     """
 
-    def __init__(self, whole: Iterable[tuple[Any, ...]] = (), sources: dict[str, Placement] | None = None):
-        self.whole, self.sources = set(whole), sources or {}
+    def __init__(self, whole: Iterable[tuple[Any, ...]] = (), takes_batches: bool = True):
+        self.whole, self.takes_batches = set(whole), takes_batches
+        self._have_batch: list[bool] = []  # of the programs that are being read, the outermost first
 
     def read(
         self, graph: Any, placements: Sequence[Placement], key: tuple[Any, ...] = (), constants: Sequence[Any] = ()
@@ -58,8 +70,14 @@ class Reader:
         for value, constant in zip(inputs, constants):
             value.constant = constant
         nodes: list[Node] = []
-        outputs, effects = self._read_into(nodes, graph, inputs, key, [])
-        return Program(_drop_unneeded(nodes, outputs, effects), inputs, outputs, effects)
+        has_batch = (self._have_batch[-1:] or [False])[0] or _is_split(inputs)
+        self._have_batch.append(has_batch)
+        try:
+            outputs, effects = self._read_into(nodes, graph, inputs, key, [])
+            takes_batch = not has_batch and self._have_batch[-1]
+        finally:
+            self._have_batch.pop()
+        return Program(_drop_unneeded(nodes, outputs, effects), inputs, outputs, effects, takes_batch)
 
     def _read_into(
         self, nodes: list[Node], graph: Any, inputs: list[Value], key: tuple[Any, ...], controls: list[Node]
@@ -83,7 +101,7 @@ class Reader:
     def _read_op(
         self, nodes: list[Node], op: Any, inputs: list[Value], key: tuple[Any, ...], controls: list[Node]
     ) -> tuple[list[Value], list[Node]]:
-        if op.type in CALLS and (self._is_split(inputs) or self._has_source(op)):
+        if op.type in CALLS and self.is_shared(op, inputs):
             callee = find_callee(op, op.get_attr("f").name)
             return self._read_into(nodes, callee.graph, inputs, key, controls)
         if op.type in ALIASES:
@@ -120,28 +138,37 @@ class Reader:
         nodes.append(node)
         return node.outputs[0]
 
-    def _is_split(self, inputs: Iterable[Value]) -> bool:
-        """Whether a function that is called with these would not do what it does in the script."""
-        return any(
-            value.placement.kind not in (REPLICATED, ANY)
-            and not (value.placement.kind == LIST and (value.placement.item or WHOLE).is_replicated)
-            for value in inputs
-        )
-
-    def _has_source(self, op: Any) -> bool:
-        return bool(self.sources) and has_op(op, self.sources)
+    def is_shared(self, op: Any, inputs: Iterable[Value]) -> bool:
+        """Whether the functions that `op` calls are to be read: they take rows, or a batch by themselves."""
+        return _is_split(inputs) or (self.takes_batches and not self._have_batch[-1] and has_op(op, SOURCES))
 
     def _decide(self, node: Node) -> Decision | Expansion:
-        if node.type in self.sources:
-            return Decision([WHOLE] * len(node.inputs), [self.sources[node.type]] * len(node.outputs))
+        if (
+            node.type in SOURCES
+            and self.takes_batches
+            and not self._have_batch[-1]
+            and all(one.is_replicated for one in node.placements)
+        ):
+            decision = place_batch(node)
+            self._have_batch[-1] = any(one.is_sharded for one in decision.gives)
+            return decision
         try:
-            if node.type in control.FLOW and (self._is_split(node.inputs) or self._has_source(node.op)):
+            if node.type in control.FLOW and self.is_shared(node.op, node.inputs):
                 return control.FLOW[node.type](self, node)
             if node.type in RULES:
                 return RULES[node.type](node)
         except NoRuleError:
             node.bodies = []
         return node.decide_whole()
+
+
+def _is_split(inputs: Iterable[Value]) -> bool:
+    """Whether a function that is called with these would not do what it does in the script."""
+    return any(
+        value.placement.kind not in (REPLICATED, ANY)
+        and not (value.placement.kind == LIST and (value.placement.item or WHOLE).is_replicated)
+        for value in inputs
+    )
 
 
 class _Whole:
@@ -157,11 +184,11 @@ class _Whole:
         self.node_def = tensor.op.node_def
 
 
-def read_program(graph: Any, placements: Sequence[Placement], sources: dict[str, Placement] | None = None) -> Program:
+def read_program(graph: Any, placements: Sequence[Placement], takes_batches: bool = True) -> Program:
     """The program of `graph`, in which no sum is made whole in two forms."""
     whole: set[tuple[Any, ...]] = set()
     while True:
-        program = Reader(whole, sources).read(graph, placements)
+        program = Reader(whole, takes_batches).read(graph, placements)
         more = find_sums_needed_whole(program) - whole
         if not more:
             return program

@@ -1,0 +1,110 @@
+"""The arguments of a call of a `tf.function`: which of them are rows, and what the function is traced for."""
+
+from __future__ import annotations
+
+import operator
+import weakref
+from typing import Any
+
+import numpy as np
+
+
+class Arguments:
+    """The leaves of the arguments of a call.
+
+    rows: the first size that most arrays and tensors have in common; 0 where there is none.
+    are_rows: of each leaf whether it has so many rows. Which of them ranks divide changes no result, but what travels.
+    """
+
+    def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any]):
+        import tensorflow as tf
+
+        self.given = args, kwargs
+        self.leaves = tf.nest.flatten(self.given, expand_composites=False)
+        counts = [_count_rows(leaf) for leaf in self.leaves]
+        known = [count for count in counts if count]
+        self.rows = max(known, key=known.count) if known else 0
+        self.are_rows = [count == self.rows and count > 0 for count in counts]
+
+    @property
+    def has_sources(self) -> bool:
+        """Whether a step may take batches from one of them."""
+        return any(is_source(leaf) for leaf in self.leaves)
+
+    def make_key(self) -> Any:
+        """What calls have in common that one trace is for."""
+        import tensorflow as tf
+
+        kinds: list[Any] = []
+        for leaf, is_rows in zip(self.leaves, self.are_rows):
+            if isinstance(leaf, (np.ndarray, np.generic, tf.Tensor)):
+                shape = tuple(leaf.shape)
+                kinds.append((is_rows, leaf.dtype, shape[1:] if is_rows else shape))
+            elif is_source(leaf):
+                kinds.append((type(leaf), leaf.element_spec))
+            elif isinstance(leaf, tf.__internal__.CompositeTensor):
+                kinds.append(tf.type_spec_from_value(leaf))
+            elif isinstance(leaf, (bool, int, float, complex, str, bytes, type(None), tf.DType, tf.TypeSpec)):
+                kinds.append((type(leaf), leaf))
+            else:
+                kinds.append(id(leaf))
+        args, kwargs = self.given
+        if not kwargs and len(args) == len(self.leaves) and all(map(operator.is_, args, self.leaves)):
+            return tuple(kinds), len(args)  # as most steps have them: the text takes longer than all else
+        return tuple(kinds), repr(tf.nest.map_structure(lambda leaf: 0, self.given))
+
+    def list_kept(self) -> list[Any]:
+        """References to the leaves that the key knows by their addresses: where one has gone, the key means nothing."""
+        return [_refer_to(leaf) for leaf in self.leaves if not hasattr(leaf, "shape")]
+
+    def open_rows(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments with specifications of any number of rows in the place of those that have rows."""
+        import tensorflow as tf
+
+        leaves = [
+            tf.TensorSpec([None, *leaf.shape[1:]], tf.as_dtype(leaf.dtype)) if one else _open_source(leaf)
+            for leaf, one in zip(self.leaves, self.are_rows)
+        ]
+        return tf.nest.pack_sequence_as(self.given, leaves)
+
+
+def _refer_to(leaf: Any) -> Any:
+    try:
+        return weakref.ref(leaf)
+    except TypeError:
+        return lambda: leaf
+
+
+def is_source(leaf: Any) -> bool:
+    import tensorflow as tf
+
+    return isinstance(leaf, (tf.data.Iterator, tf.data.Dataset))
+
+
+def _open_source(leaf: Any) -> Any:
+    """The specification of an iterator that gives batches of any number of rows; other leaves are given back."""
+    import tensorflow as tf
+
+    if not isinstance(leaf, tf.data.Iterator):
+        return leaf
+    return tf.data.IteratorSpec(tf.nest.map_structure(_open_component, leaf.element_spec))
+
+
+def _open_component(spec: Any) -> Any:
+    import tensorflow as tf
+
+    if isinstance(spec, tf.TensorSpec) and spec.shape.rank:
+        return tf.TensorSpec([None, *spec.shape[1:]], spec.dtype)
+    return spec
+
+
+def _count_rows(leaf: Any) -> int | None:
+    """The first size of an array or eager tensor."""
+    import tensorflow as tf
+
+    if isinstance(leaf, np.ndarray):
+        return len(leaf) if leaf.ndim > 0 and leaf.dtype != object else None
+    if isinstance(leaf, tf.Tensor) and leaf.shape.rank:
+        rows: int = leaf.shape[0]
+        return rows
+    return None

@@ -1,0 +1,98 @@
+"""The plan of a step: its trace, the placements of its tensors, and the copy that all ranks run together.
+
+One way for every style of step: capture, plan, agree, call.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import Any
+
+from matex_tf.gradients import variables
+from matex_tf.rewrite.emit import Copy
+from matex_tf.rewrite.placement import BATCH, WHOLE
+from matex_tf.rewrite.propagate import Program, read_program
+from matex_tf.rewrite.sources import has_open_rows, take_rows
+from matex_tf.runtime import objects
+from matex_tf.steps import shares, worth
+from matex_tf.steps.exchanger import RankExchanger
+from matex_tf.world import world
+
+
+class StepPlan:
+    """How calls of a traced function are computed.
+
+    own: the script's trace, a ConcreteFunction.
+    why_whole: why every rank computes the calls whole; empty where ranks share them.
+    program: the placements; None where they could not be found.
+    """
+
+    def __init__(self, own: Any, are_rows: Sequence[bool], place: str):
+        """Plan the calls of `own`. Collective: all ranks come to the same plan.
+
+        Args:
+            are_rows: of each tensor that the function takes, whether it has the rows that ranks divide.
+            place: names the step in messages.
+        """
+        self.own, self.place = own, place
+        self.are_rows = [one and has_open_rows(tensor.shape) for one, tensor in zip(are_rows, own.graph.inputs)]
+        self.program: Program | None = None
+        self.step: Any = None
+        self.why_whole = self._find_obstacle()
+        self._agree()
+        if not self.why_whole:
+            self.step = self._build()
+
+    def _find_obstacle(self) -> str:
+        graph = self.own.graph
+        if getattr(graph, "deferred_external_captures", None):
+            return "it takes values that are known only when it is called"
+        captures = len(graph.inputs) - len(self.are_rows)
+        placements = [BATCH if one else WHOLE for one in self.are_rows] + [WHOLE] * captures
+        self.program = read_program(graph, placements)
+        if not worth.has_shared_work(self.program):
+            return "it has no work that grows with the rows of its arguments"
+        return ""
+
+    def _agree(self) -> None:
+        """All ranks have traced the same, share it or not alike, and have the same variables. Collective."""
+        text = "\n".join(f"{op.type} {op.name}" for op in self.own.graph.get_operations())
+        mine = hashlib.blake2b(text.encode()).hexdigest(), self.why_whole
+        everyone = objects.allgather(mine, f"whether ranks can share {self.place}")
+        reasons = [why for _, why in everyone if why]
+        if reasons:
+            self.why_whole = reasons[0]
+        else:
+            for rank, (digest, _) in enumerate(everyone):
+                if digest != everyone[0][0]:
+                    hosts = world.get_world().hosts
+                    raise world.RankError(
+                        f"the ranks' traces of {self.place} differ: that of rank {rank} ({hosts[rank]}) has other ops "
+                        f"than that of rank 0 ({hosts[0]}). Every rank must run the same script."
+                    )
+        variables.synchronize_variables(self.own.graph.variables, f"comparing the variables before {self.place}")
+
+    def _build(self) -> Any:
+        """The copy, as a ConcreteFunction of the tensors that the script's takes."""
+        import tensorflow as tf
+
+        program = self.program
+        assert program is not None
+        graph, are_rows = self.own.graph, self.are_rows
+        specs = [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in graph.inputs[: len(are_rows)]]
+        outer = [one for one, _ in graph.captures]
+
+        def step(*given: Any) -> Any:
+            here = tf.compat.v1.get_default_graph()
+            copy = Copy(shares.make_no_share(), RankExchanger(self.place), shares.make_share)
+            inputs = take_rows(copy, list(given), are_rows)
+            inputs += [here.capture(one) for one in outer]
+            return copy.build(program, inputs, [WHOLE] * len(program.outputs))
+
+        return tf.function(step, autograph=False, input_signature=specs).get_concrete_function()
+
+    def call(self, inputs: Sequence[Any]) -> Any:
+        """What the script's function gives for these tensors, computed by all ranks. Collective."""
+        outputs = self.step(*inputs)
+        return self.own.function_type.pack_output(outputs)

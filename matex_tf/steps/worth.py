@@ -1,0 +1,27 @@
+"""Whether sharing a step pays: it has work of which a rank does less when it has fewer rows."""
+
+from __future__ import annotations
+
+from matex_tf.rewrite.propagate import Program
+
+_HEAVY = (
+    "MatMul",
+    "Conv",
+    "Einsum",
+    "RNN",
+    "Fft",
+    "Cholesky",
+    "Svd",
+    "Qr",
+    "Pool",
+    "CropAndResize",
+    "NonMaxSuppression",
+)
+
+
+def has_shared_work(program: Program) -> bool:
+    """Whether an op that takes much longer than its tensors take to travel computes rows of this rank alone."""
+    return any(
+        (node.has_rows and any(name in node.type for name in _HEAVY)) or any(map(has_shared_work, node.bodies))
+        for node in program.nodes
+    )
