@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from matex_tf.rewrite.functions import has_op
 from matex_tf.rewrite.nodes import Decision, Node
 from matex_tf.rewrite.placement import BATCH, WHOLE
 from matex_tf.rewrite.rules.sizes import mark_taker
@@ -14,6 +15,11 @@ SOURCES = ("IteratorGetNext", "IteratorGetNextSync", "OptionalGetValue")
 def has_open_rows(shape: Any) -> bool:
     """Whether a tensor of this static shape may have any number of rows."""
     return bool(shape.rank) and shape[0] is None
+
+
+def are_in(graph: Any) -> bool:
+    """Whether such an op is in a graph, or in a function that it calls."""
+    return any(op.type in SOURCES or has_op(op, SOURCES) for op in graph.get_operations())
 
 
 def place_batch(node: Node) -> Decision:

@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from matex_tf import tags
+
 
 class Arguments:
     """The leaves of the arguments of a call.
@@ -41,7 +43,9 @@ class Arguments:
                 shape = tuple(leaf.shape)
                 kinds.append((is_rows, leaf.dtype, shape[1:] if is_rows else shape))
             elif is_source(leaf):
-                kinds.append((type(leaf), leaf.element_spec))
+                kinds.append(
+                    (type(leaf), tags.get_or_make_tag(leaf, "spec", lambda leaf=leaf: repr(leaf.element_spec)))
+                )
             elif isinstance(leaf, tf.__internal__.CompositeTensor):
                 kinds.append(tf.type_spec_from_value(leaf))
             elif isinstance(leaf, (bool, int, float, complex, str, bytes, type(None), tf.DType, tf.TypeSpec)):
@@ -62,7 +66,7 @@ class Arguments:
         import tensorflow as tf
 
         leaves = [
-            tf.TensorSpec([None, *leaf.shape[1:]], tf.as_dtype(leaf.dtype)) if one else _open_source(leaf)
+            tf.TensorSpec([None, *leaf.shape[1:]], tf.as_dtype(leaf.dtype)) if one else leaf
             for leaf, one in zip(self.leaves, self.are_rows)
         ]
         return tf.nest.pack_sequence_as(self.given, leaves)
@@ -79,23 +83,6 @@ def is_source(leaf: Any) -> bool:
     import tensorflow as tf
 
     return isinstance(leaf, (tf.data.Iterator, tf.data.Dataset))
-
-
-def _open_source(leaf: Any) -> Any:
-    """The specification of an iterator that gives batches of any number of rows; other leaves are given back."""
-    import tensorflow as tf
-
-    if not isinstance(leaf, tf.data.Iterator):
-        return leaf
-    return tf.data.IteratorSpec(tf.nest.map_structure(_open_component, leaf.element_spec))
-
-
-def _open_component(spec: Any) -> Any:
-    import tensorflow as tf
-
-    if isinstance(spec, tf.TensorSpec) and spec.shape.rank:
-        return tf.TensorSpec([None, *spec.shape[1:]], spec.dtype)
-    return spec
 
 
 def _count_rows(leaf: Any) -> int | None:

@@ -7,6 +7,7 @@ from typing import Any
 
 from matex_tf import tags
 from matex_tf.loops import explain
+from matex_tf.steps import capture
 from matex_tf.steps.arguments import Arguments
 from matex_tf.steps.plan import StepPlan
 
@@ -35,8 +36,6 @@ def call_function(original: Callable[..., Any], function: Any, args: tuple[Any, 
     except (TypeError, ValueError):  # as the call itself says
         return original(function, *args, **kwargs)
     arguments = Arguments(bound.args, bound.kwargs)
-    if arguments.rows < 2 and not arguments.has_sources:
-        return original(function, *args, **kwargs)
     plans = tags.get_or_make_tag(function, _PLANS, dict)
     key = arguments.make_key()
     planned = plans.get(key)
@@ -52,7 +51,7 @@ def call_function(original: Callable[..., Any], function: Any, args: tuple[Any, 
 def _make_plan(function: Any, arguments: Arguments) -> StepPlan | None:
     """The plan of calls like this one; None where the function cannot be traced for any number of rows. Collective."""
     args, kwargs = arguments.open_rows()
-    own = _trace(function, args, kwargs)
+    own = capture.trace_open(function, args, kwargs)
     if own is None:
         return None
     bound = own.function_type.bind(*arguments.given[0], **arguments.given[1])
@@ -65,18 +64,3 @@ def _make_plan(function: Any, arguments: Arguments) -> StepPlan | None:
     else:
         explain.say_shared(place)
     return plan
-
-
-def _trace(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The function's trace for these specifications; None where its Python raises an error, as the call itself may.
-
-    A trace that fails would leave a function in a state in which it can make no variables.
-    """
-    names = ("_variable_creation_config", "_no_variable_creation_config", "_created_variables")
-    before = {name: getattr(function, name) for name in names}
-    try:
-        return function.get_concrete_function(*args, **kwargs)
-    except Exception:  # of the script's code, any
-        for name, value in before.items():
-            setattr(function, name, value)
-        return None

@@ -10,14 +10,17 @@ from collections.abc import Sequence
 from typing import Any
 
 from matex_tf.gradients import variables
+from matex_tf.rewrite import sources
 from matex_tf.rewrite.emit import Copy
 from matex_tf.rewrite.placement import BATCH, WHOLE
 from matex_tf.rewrite.propagate import Program, read_program
-from matex_tf.rewrite.sources import has_open_rows, take_rows
 from matex_tf.runtime import objects
 from matex_tf.steps import shares, worth
 from matex_tf.steps.exchanger import RankExchanger
 from matex_tf.world import world
+
+NO_BATCH = "it takes no batch"
+NO_WORK = "it has no work that grows with the rows of its batch"
 
 
 class StepPlan:
@@ -36,10 +39,12 @@ class StepPlan:
             place: names the step in messages.
         """
         self.own, self.place = own, place
-        self.are_rows = [one and has_open_rows(tensor.shape) for one, tensor in zip(are_rows, own.graph.inputs)]
+        self.are_rows = [one and sources.has_open_rows(tensor.shape) for one, tensor in zip(are_rows, own.graph.inputs)]
         self.program: Program | None = None
         self.step: Any = None
         self.why_whole = self._find_obstacle()
+        if self.why_whole in (NO_BATCH, NO_WORK):
+            return  # what a script's rank does by itself is its own affair
         self._agree()
         if not self.why_whole:
             self.step = self._build()
@@ -48,16 +53,18 @@ class StepPlan:
         graph = self.own.graph
         if getattr(graph, "deferred_external_captures", None):
             return "it takes values that are known only when it is called"
+        if not any(self.are_rows) and not sources.are_in(graph):
+            return NO_BATCH
         captures = len(graph.inputs) - len(self.are_rows)
         placements = [BATCH if one else WHOLE for one in self.are_rows] + [WHOLE] * captures
         self.program = read_program(graph, placements)
         if not worth.has_shared_work(self.program):
-            return "it has no work that grows with the rows of its arguments"
+            return NO_WORK
         return ""
 
     def _agree(self) -> None:
         """All ranks have traced the same, share it or not alike, and have the same variables. Collective."""
-        text = "\n".join(f"{op.type} {op.name}" for op in self.own.graph.get_operations())
+        text = " ".join(op.type for op in self.own.graph.get_operations())
         mine = hashlib.blake2b(text.encode()).hexdigest(), self.why_whole
         everyone = objects.allgather(mine, f"whether ranks can share {self.place}")
         reasons = [why for _, why in everyone if why]
@@ -86,7 +93,7 @@ class StepPlan:
         def step(*given: Any) -> Any:
             here = tf.compat.v1.get_default_graph()
             copy = Copy(shares.make_no_share(), RankExchanger(self.place), shares.make_share)
-            inputs = take_rows(copy, list(given), are_rows)
+            inputs = sources.take_rows(copy, list(given), are_rows)
             inputs += [here.capture(one) for one in outer]
             return copy.build(program, inputs, [WHOLE] * len(program.outputs))
 

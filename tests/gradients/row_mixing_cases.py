@@ -15,11 +15,12 @@ import tensorflow as tf
 
 sys.path[:0] = [str(Path(__file__).parents[1] / "analysis"), str(Path(__file__).parents[1])]
 
+import growing  # noqa: E402
 import test_property as property_test  # noqa: E402
 
 from matex_tf.world import world  # noqa: E402
 
-SPECS, BATCHES = property_test.SPECS, (5, 4, 2, 5)
+SPECS, BATCHES = growing.SPECS, (5, 4, 2, 5)
 results: dict = {}
 kinds: dict = {}
 
@@ -28,8 +29,8 @@ class Grower(property_test.Grower):
     """Whatever is proved of it, an expression grows in the same way."""
 
     def grow(self) -> None:
-        for _ in range(property_test.NODES):
-            kind = property_test.KINDS[self.random.integers(len(property_test.KINDS))]
+        for _ in range(growing.NODES):
+            kind = growing.KINDS[self.random.integers(len(growing.KINDS))]
             try:
                 made = kind(self)
             except (ValueError, TypeError, IndexError, tf.errors.InvalidArgumentError):
@@ -37,7 +38,7 @@ class Grower(property_test.Grower):
             for one in made if isinstance(made, (list, tuple)) else [made]:
                 one = one if one.dtype == tf.float64 else tf.cast(one, tf.float64)
                 size = one.shape.rank
-                if size is not None and size <= 4 and np.prod([dim or 4 for dim in one.shape]) <= property_test.MOST:
+                if size is not None and size <= 4 and np.prod([dim or 4 for dim in one.shape]) <= growing.MOST:
                     self.pool.append(one)
 
 

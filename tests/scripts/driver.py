@@ -43,6 +43,11 @@ class Rows:
             from matex_tf.analysis import verdict
 
             verdict._HARMLESS += ("PyFunc",)  # counting is none of the script's
+            from matex_tf.rewrite.nodes import Decision
+            from matex_tf.rewrite.placement import WHOLE
+            from matex_tf.rewrite.rules import RULES
+
+            RULES["PyFunc"] = lambda node: Decision([None] * len(node.inputs), [WHOLE] * len(node.op.outputs))
 
     @classmethod
     def _note(cls, rows):
@@ -101,7 +106,8 @@ def start(path):
     if "matex_tf.runtime.notes" in sys.modules:
         sys.modules["matex_tf.runtime.notes"]._said.clear()
         sys.modules["matex_tf.loops.explain"]._said.clear()
-        sys.modules["matex_tf.loops.model_calls"]._state.__dict__.clear()
+        if "matex_tf.loops.model_calls" in sys.modules:
+            sys.modules["matex_tf.loops.model_calls"]._state.__dict__.clear()
 
 
 def variables_in(value):

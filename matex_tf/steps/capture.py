@@ -1,0 +1,49 @@
+"""The trace of a step for any number of rows, as the script wrote it."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+_state = threading.local()
+
+
+def is_opening() -> bool:
+    """Whether batches that are taken in the trace that is being made have any number of rows."""
+    return getattr(_state, "opens", False)
+
+
+def trace_open(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The ConcreteFunction of a `tf.function`, in whose trace batches have any number of rows.
+
+    None where the script's Python raises an error in that, as it may where it asks for the number of rows.
+    """
+    _state.opens = True
+    try:
+        return _trace(function, args, kwargs)
+    finally:
+        _state.opens = False
+
+
+def _trace(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A trace that fails would leave a function in a state in which it can make no variables."""
+    names = ("_variable_creation_config", "_no_variable_creation_config", "_created_variables")
+    before = {name: getattr(function, name) for name in names}
+    try:
+        return function.get_concrete_function(*args, **kwargs)
+    except Exception:  # of the script's code, any; the call itself raises it again, or none for its own batch
+        for name, value in before.items():
+            setattr(function, name, value)
+        return None
+
+
+def open_spec(spec: Any) -> Any:
+    """The specification of a batch of any number of rows, of one of some batches."""
+    import tensorflow as tf
+
+    def open_component(one: Any) -> Any:
+        if isinstance(one, tf.TensorSpec) and one.shape.rank:
+            return tf.TensorSpec([None, *one.shape[1:]], one.dtype)
+        return one
+
+    return tf.nest.map_structure(open_component, spec)
