@@ -318,7 +318,7 @@ TABLE = (
     Setting(
         "steps",
         _make_choice_parser("patches", "plans"),
-        "patches",
+        os.environ.get("STEPS_TRIED", "patches"),
         "patches, plans",
         "How a training step becomes one that ranks share. plans: a copy of its graph with collectives.",
     ),

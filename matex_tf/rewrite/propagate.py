@@ -10,7 +10,7 @@ from matex_tf.rewrite import control
 from matex_tf.rewrite.constants import find_constants
 from matex_tf.rewrite.functions import Callee, find_callee, has_op
 from matex_tf.rewrite.nodes import Decision, Expansion, Node, NoRuleError, Value
-from matex_tf.rewrite.placement import ANY, LIST, PARTIAL, REPLICATED, WHOLE, Placement
+from matex_tf.rewrite.placement import ANY, LIST, PARTIAL, REPLICATED, WHOLE, Placement, list_of
 from matex_tf.rewrite.rules import RULES
 from matex_tf.rewrite.sources import SOURCES, place_batch
 
@@ -77,6 +77,8 @@ class Reader:
             takes_batch = not has_batch and self._have_batch[-1]
         finally:
             self._have_batch.pop()
+        if takes_batch or not self._have_batch:
+            _wrap_whole(nodes, outputs)
         return Program(_drop_unneeded(nodes, outputs, effects), inputs, outputs, effects, takes_batch)
 
     def _read_into(
@@ -169,6 +171,16 @@ def _is_split(inputs: Iterable[Value]) -> bool:
         and not (value.placement.kind == LIST and (value.placement.item or WHOLE).is_replicated)
         for value in inputs
     )
+
+
+def _wrap_whole(nodes: list[Node], outputs: Iterable[Value]) -> None:
+    """What leaves as an optional is made whole before it is wrapped."""
+    taken = {id(value) for node in nodes for value in node.inputs}
+    for value in outputs:
+        node = value.node
+        if node is not None and node.type == "OptionalFromValue" and id(value) not in taken:
+            value.placement = list_of(WHOLE)
+            node.decision = Decision([WHOLE] * len(node.inputs), [value.placement])
 
 
 class _Whole:

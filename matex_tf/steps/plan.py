@@ -45,9 +45,12 @@ class StepPlan:
         self.why_whole = self._find_obstacle()
         if self.why_whole in (NO_BATCH, NO_WORK):
             return  # what a script's rank does by itself is its own affair
-        self._agree()
         if not self.why_whole:
-            self.step = self._build()
+            try:
+                self.step = self._build()
+            except Exception as error:  # of any op: the script's own function is always right
+                self.why_whole = f"its copy cannot be made ({type(error).__name__}: {error})"
+        self._agree()
 
     def _find_obstacle(self) -> str:
         graph = self.own.graph

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from matex_tf.rewrite.nodes import Decision, Expansion, Node, NoRuleError
-from matex_tf.rewrite.placement import SIZES, SUM, WHOLE, Placement, Rows, shard
+from matex_tf.rewrite.placement import SIZES, SUM, WHOLE, Placement, shard
 from matex_tf.rewrite.rules.registry import add_rules, register_rule
 from matex_tf.rewrite.rules.shapes import keep_figure
 
@@ -31,10 +31,9 @@ TABLE = {
 
 
 def follow_table(takes: list[str], gives: list[str], node: Node) -> Decision:
-    sharded = [one for one in node.placements if one.is_sharded]
-    if not sharded:
+    rows = next((one.rows for one in node.placements if one.is_sharded and one.axis == 0), None)
+    if rows is None:
         return node.decide_whole()
-    rows = next((one.rows for one in sharded if one.axis == 0), Rows())
     one = shard(0, rows)
     if rows.chosen is not None and any(
         kind == "rows" and not found.has_layout(one) for kind, found in zip(takes, node.placements)
