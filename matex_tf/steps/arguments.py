@@ -14,7 +14,7 @@ from matex_tf import tags
 class Arguments:
     """The leaves of the arguments of a call.
 
-    rows: the first size that most arrays and tensors have in common; 0 where there is none.
+    rows: the first size that most tensors have in common; 0 where there is none.
     are_rows: of each leaf whether it has so many rows. Which of them ranks divide changes no result, but what travels.
     """
 
@@ -22,11 +22,14 @@ class Arguments:
         import tensorflow as tf
 
         self.given = args, kwargs
-        self.leaves = tf.nest.flatten(self.given, expand_composites=False)
+        self.leaves = tf.nest.flatten(self.given)
+        if any(isinstance(leaf, np.ndarray) for leaf in self.leaves):  # as the call itself would
+            self.leaves = [tf.convert_to_tensor(leaf) if _is_array(leaf) else leaf for leaf in self.leaves]
+            self.given = tf.nest.pack_sequence_as(self.given, self.leaves)
         counts = [_count_rows(leaf) for leaf in self.leaves]
-        known = [count for count in counts if count]
+        known = [count for count in counts if count and count > 1]
         self.rows = max(known, key=known.count) if known else 0
-        self.are_rows = [count == self.rows and count > 0 for count in counts]
+        self.are_rows = [bool(known) and count == self.rows for count in counts]
 
     @property
     def has_sources(self) -> bool:
@@ -39,7 +42,7 @@ class Arguments:
 
         kinds: list[Any] = []
         for leaf, is_rows in zip(self.leaves, self.are_rows):
-            if isinstance(leaf, (np.ndarray, np.generic, tf.Tensor)):
+            if isinstance(leaf, (np.generic, tf.Tensor)):
                 shape = tuple(leaf.shape)
                 kinds.append((is_rows, leaf.dtype, shape[1:] if is_rows else shape))
             elif is_source(leaf):
@@ -85,12 +88,14 @@ def is_source(leaf: Any) -> bool:
     return isinstance(leaf, (tf.data.Iterator, tf.data.Dataset))
 
 
+def _is_array(leaf: Any) -> bool:
+    return isinstance(leaf, np.ndarray) and leaf.dtype != object
+
+
 def _count_rows(leaf: Any) -> int | None:
-    """The first size of an array or eager tensor."""
+    """The first size of an eager tensor."""
     import tensorflow as tf
 
-    if isinstance(leaf, np.ndarray):
-        return len(leaf) if leaf.ndim > 0 and leaf.dtype != object else None
     if isinstance(leaf, tf.Tensor) and leaf.shape.rank:
         rows: int = leaf.shape[0]
         return rows

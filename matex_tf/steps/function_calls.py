@@ -44,7 +44,8 @@ def call_function(original: Callable[..., Any], function: Any, args: tuple[Any, 
     plan = planned.plan
     if plan is None or plan.why_whole:
         return original(function, *args, **kwargs)
-    inputs = plan.own.function_type.unpack_inputs(plan.own.function_type.bind(*bound.args, **bound.kwargs))
+    given, named = arguments.given
+    inputs = plan.own.function_type.unpack_inputs(plan.own.function_type.bind(*given, **named))
     return plan.call(inputs)
 
 
