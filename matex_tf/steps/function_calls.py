@@ -6,10 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 from matex_tf import tags
-from matex_tf.loops import explain
-from matex_tf.steps import capture
+from matex_tf.steps import capture, explain
 from matex_tf.steps.arguments import Arguments
-from matex_tf.steps.plan import StepPlan
+from matex_tf.steps.plan import NO_BATCH, NO_WORK, StepPlan
 
 _PLANS = "step plans"
 
@@ -61,7 +60,7 @@ def _make_plan(function: Any, arguments: Arguments) -> StepPlan | None:
     place = explain.name_step(function)
     plan = StepPlan(own, are_rows, place)
     if plan.why_whole:
-        explain.say_whole(plan.why_whole, place)
+        explain.say_whole(place, plan.why_whole, plan.why_whole in (NO_BATCH, NO_WORK))
     else:
-        explain.say_shared(place)
+        explain.say_shared(place, plan.program)
     return plan

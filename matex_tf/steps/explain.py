@@ -1,0 +1,39 @@
+"""What the user is told of a step: that ranks share it, or why every rank computes it."""
+
+from __future__ import annotations
+
+import inspect
+import os
+from typing import Any
+
+from matex_tf import settings
+from matex_tf.rewrite.propagate import Program
+from matex_tf.runtime import notes
+from matex_tf.steps import report
+
+_said: set[tuple[str, str]] = set()
+
+
+def name_step(function: Any) -> str:
+    """What a step that is a `tf.function` is called in messages."""
+    code = getattr(inspect.unwrap(function.python_function), "__code__", None)
+    if code is None:
+        return "a step"
+    return f"the step '{code.co_name}' ({os.path.basename(code.co_filename)} line {code.co_firstlineno})"
+
+
+def say_shared(step: str, program: Program) -> None:
+    if settings.get_settings().explain:
+        travels = report.tell(report.describe(program))
+        notes.print_note(f"{step} is sharded: each rank computes its slice of every batch. {travels}")
+
+
+def say_whole(step: str, why: str, is_usual: bool) -> None:
+    """Say, once for each reason, that every rank computes a step; `is_usual`: only where the user asked for it."""
+    if (is_usual and not settings.get_settings().explain) or (step, why) in _said:
+        return
+    _said.add((step, why))
+    notes.print_note(
+        f"{step} cannot be sharded: {why}. So every rank computes the whole batch: the result is right, training is no "
+        "faster"
+    )

@@ -1,0 +1,90 @@
+"""What travels in a step: sums, and rows that ops need whole, with the op, its line, and the bytes."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from matex_tf.rewrite import waves
+from matex_tf.rewrite.nodes import Node, Value
+from matex_tf.rewrite.placement import PARTIAL, SHARDED, WHOLE
+from matex_tf.rewrite.propagate import Program
+from matex_tf.runtime import script_frames
+
+
+class Gathering(NamedTuple):
+    """Rows that an op needs whole. bytes: of each row; None where that is not known."""
+
+    op: str
+    place: str
+    bytes: int | None
+
+
+class Report(NamedTuple):
+    """collectives: how often ranks meet in a step, outside of loops. bytes: of all sums; None where that is not known.
+
+    gatherings: what is gathered, the first op that needs it.
+    """
+
+    collectives: int
+    bytes: int | None
+    gatherings: list[Gathering]
+
+
+def describe(program: Program) -> Report:
+    collectives = len(waves.schedule(program, [WHOLE] * len(program.outputs)))
+    sums: dict[int, Value] = {}
+    rows: dict[int, Gathering] = {}
+    for value, node in _list_needs(program):
+        if value.placement.kind == PARTIAL:
+            sums[id(value)] = value
+        elif value.placement.kind == SHARDED:
+            op = "the result" if node is None else node.type
+            made = value.tensor.op if node is None else node.op
+            rows.setdefault(id(value), Gathering(op, _find_line(made), _count_bytes(value, value.placement.axis)))
+    sizes = [_count_bytes(value) for value in sums.values()]
+    total = None if None in sizes else sum(one for one in sizes if one is not None)
+    return Report(collectives, total, list(dict.fromkeys(rows.values())))
+
+
+def _list_needs(program: Program) -> Iterator[tuple[Value, Node | None]]:
+    """The values that are made whole, and the ops that need them; None: the program's result."""
+    for node in program.nodes:
+        for value, need in zip(node.inputs, node.decision.needs):
+            if waves.is_exchanged(value, need):
+                yield value, node
+        for body in node.bodies:
+            yield from _list_needs(body)
+    for value in program.outputs:
+        if waves.is_exchanged(value, WHOLE):
+            yield value, None
+
+
+def _count_bytes(value: Value, axis: int | None = None) -> int | None:
+    """Of a tensor, or of a row of it along `axis`."""
+    shape = value.shape
+    if shape is None or not value.dtype.size:
+        return None
+    sizes = [size for at, size in enumerate(shape) if at != axis]
+    return None if None in sizes else math.prod(size for size in sizes if size is not None) * value.dtype.size
+
+
+def _find_line(op: Any) -> str:
+    """The innermost line of the script that made an op; of libraries, where a script made none."""
+    frames = list(getattr(op, "traceback", None) or [])
+    own = [one for one in frames if not script_frames.is_library(one.filename) and not one.filename.startswith("<")]
+    if not own:
+        return f"'{op.name}'"
+    return f"{os.path.basename(own[-1].filename)} line {own[-1].lineno}"
+
+
+def tell(report: Report) -> str:
+    """What `--explain` says of it."""
+    size = "sums" if report.bytes is None else f"sums of {report.bytes / 1e6:.3g} MB"
+    found = [f"{report.collectives} collective{'s' if report.collectives != 1 else ''} a step, {size}"]
+    for one in report.gatherings:
+        amount = "rows" if one.bytes is None else f"{one.bytes} bytes a row"
+        found.append(f"gathered for {one.op} ({one.place}): {amount}")
+    return "; ".join(found)
