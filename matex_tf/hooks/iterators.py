@@ -1,6 +1,4 @@
-"""Iterators in functions: in the trace of a step their batches have any number of rows, and a loop over a dataset is a
-loop over its iterator.
-"""
+"""Iterators: ranks read equally far ahead, and the trace of a step is for batches of any number of rows."""
 
 from __future__ import annotations
 
@@ -9,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from matex_tf.runtime.replace import replace_function
+from matex_tf.sharding import iteration
 from matex_tf.steps import capture
 
 
@@ -16,10 +15,24 @@ def install() -> None:
     from tensorflow.python.autograph.operators import control_flow
     from tensorflow.python.data.ops import dataset_ops, iterator_ops
 
+    replace_function(dataset_ops.DatasetV2, "__iter__", _wrap_iter)
     for name in ("_next_internal", "get_next_as_optional"):
         replace_function(iterator_ops.OwnedIterator, name, _wrap_next)
     loops = control_flow.for_loop_registry._registry  # what is registered cannot be registered again
     loops[dataset_ops.DatasetV2] = _wrap_dataset_loop(loops[dataset_ops.DatasetV2])
+
+
+def _wrap_iter(original: Any) -> Any:
+    """What a generator has given does not come again: after other amounts of reading ahead ranks train other rows."""
+
+    def __iter__(self):
+        import tensorflow as tf
+
+        if not tf.executing_eagerly():
+            return original(self)
+        return original(iteration.read_alike(self, lambda dataset: dataset))
+
+    return __iter__
 
 
 def _wrap_next(original: Any) -> Any:

@@ -65,7 +65,8 @@ def read_alike(dataset: Any, make: Callable[[Any], Any]) -> Any:
     import tensorflow as tf
 
     if not any(map(pipeline_shapes.has_outside_state, row_shares.list_pipeline(dataset))):
-        return make(dataset).prefetch(tf.data.AUTOTUNE)
+        made = make(dataset)
+        return made if made is dataset else made.prefetch(tf.data.AUTOTUNE)
     last, _ = pipeline_shapes.skip_kinds(dataset, ("OptionsDataset",))
     if pipeline_shapes.name_kind(last) == "PrefetchDataset":
         ahead = int(last._buffer_size)

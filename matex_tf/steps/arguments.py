@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import operator
 import weakref
 from typing import Any
@@ -62,7 +63,7 @@ class Arguments:
 
     def list_kept(self) -> list[Any]:
         """References to the leaves that the key knows by their addresses: where one has gone, the key means nothing."""
-        return [_refer_to(leaf) for leaf in self.leaves if not hasattr(leaf, "shape")]
+        return [_make_reference(leaf) for leaf in self.leaves if not hasattr(leaf, "shape")]
 
     def open_rows(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments with specifications of any number of rows in the place of those that have rows."""
@@ -75,17 +76,21 @@ class Arguments:
         return tf.nest.pack_sequence_as(self.given, leaves)
 
 
-def _refer_to(leaf: Any) -> Any:
+def _make_reference(leaf: Any) -> Any:
     try:
         return weakref.ref(leaf)
     except TypeError:
-        return lambda: leaf
+        return functools.partial(tuple, (leaf,))
 
 
 def is_source(leaf: Any) -> bool:
     import tensorflow as tf
 
     return isinstance(leaf, (tf.data.Iterator, tf.data.Dataset))
+
+
+def _describe_batches(source: Any) -> str:
+    return tags.get_or_make_tag(source, "batches", lambda: repr(source.element_spec))
 
 
 def _is_array(leaf: Any) -> bool:

@@ -35,7 +35,7 @@ def call_function(original: Callable[..., Any], function: Any, args: tuple[Any, 
     except (TypeError, ValueError):  # as the call itself says
         return original(function, *args, **kwargs)
     arguments = Arguments(bound.args, bound.kwargs)
-    plans = tags.get_or_make_tag(function, _PLANS, dict)
+    plans: dict[Any, _Planned] = tags.get_or_make_tag(function, _PLANS, dict)
     key = arguments.make_key()
     planned = plans.get(key)
     if planned is None or not planned.holds:
@@ -59,7 +59,7 @@ def _make_plan(function: Any, arguments: Arguments) -> StepPlan | None:
     are_rows = [id(tensor) in rows for tensor in own.function_type.unpack_inputs(bound)]
     place = explain.name_step(function)
     plan = StepPlan(own, are_rows, place)
-    if plan.why_whole:
+    if plan.program is None or plan.why_whole:
         explain.say_whole(place, plan.why_whole, plan.why_whole in (NO_BATCH, NO_WORK))
     else:
         explain.say_shared(place, plan.program)
