@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import functools
+import heapq
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from matex_tf.analysis import graph_ops
-from matex_tf.rewrite.nodes import Value
+from matex_tf.rewrite.nodes import Expansion, NoRuleError, Value
 
 
 class Callee(NamedTuple):
@@ -15,15 +17,66 @@ class Callee(NamedTuple):
     graph: Any
 
     @staticmethod
-    def trace(function: Callable[..., Any], inputs: Sequence[Value]) -> Callee:
-        """The graph of `function`, which takes tensors like these."""
+    def trace(expansion: Expansion, inputs: Sequence[Value]) -> Callee:
+        """The graph of an expansion's function, which takes tensors like these."""
         import tensorflow as tf
-        from tensorflow.python.framework import func_graph
 
-        specs = [tf.TensorSpec(value.shape, value.dtype) for value in inputs]
-        return Callee(
-            func_graph.func_graph_from_py_func("expanded", function, specs, {}, add_control_dependencies=False)
-        )
+        specs = tuple(tf.TensorSpec(value.shape, value.dtype) for value in inputs)
+        # What a function holds besides its arguments may differ from one to the next, and would be kept.
+        trace = _trace.__wrapped__ if expansion.function.__closure__ else _trace
+        return Callee(trace(expansion, specs))
+
+
+@functools.lru_cache(maxsize=256)
+def _trace(expansion: Expansion, specs: tuple[Any, ...]) -> Any:
+    import tensorflow as tf
+    from tensorflow.python.framework import func_graph
+
+    def expand(*inputs: Any) -> Any:
+        return expansion.function(*expansion.arguments, *inputs)
+
+    with tf.init_scope():
+        return func_graph.func_graph_from_py_func("expanded", expand, specs, {}, add_control_dependencies=False)
+
+
+class Step:
+    """What is read of an op each time that its graph is: its tensors and ops by their ids."""
+
+    __slots__ = ("controls", "inputs", "is_stateful", "name", "number", "op", "outputs", "type")
+
+    def __init__(self, op: Any):
+        self.op, self.number, self.name, self.type = op, id(op), op.name, op.type
+        self.inputs = [id(tensor) for tensor in op.inputs]
+        self.outputs = [id(tensor) for tensor in op.outputs]
+        self.controls = [id(one) for one in op.control_inputs]
+        self.is_stateful = is_stateful(op)
+
+
+_stateful: dict[str, bool] = {}
+
+
+def is_stateful(op: Any) -> bool:
+    """Whether an op has effects, or gives other results each time."""
+    found = _stateful.get(op.type)
+    if found is None:
+        definition = op.op_def
+        if definition is None:
+            return True  # a call of a function by its name
+        found = _stateful[op.type] = definition.is_stateful
+    return found
+
+
+_calling: dict[str, bool] = {}
+
+
+def calls_function(op: Any) -> bool:
+    found = _calling.get(op.type)
+    if found is None:
+        definition = op.op_def
+        if definition is None:
+            return True
+        found = _calling[op.type] = any(one.type in ("func", "list(func)") for one in definition.attr)
+    return found
 
 
 def find_callee(op: Any, name: str, inputs: Sequence[Any] | None = None) -> Callee:
@@ -56,3 +109,51 @@ def has_op(op: Any, types: Any) -> bool:
                 return True
             pending += graph_ops.list_functions(node)
     return False
+
+
+def order_ops(graph: Any) -> list[Any]:
+    """The ops that the outputs or the effects of a graph need, each after those that it needs, else as they were made.
+
+    The order of their making is not always enough: a gradient adds what a loop keeps for it to the inputs of the loop.
+    """
+    made = graph.get_operations()
+    numbers = {op: number for number, op in enumerate(made)}
+    needed = {*(tensor.op for tensor in graph.outputs), *graph.control_outputs}
+    for number in range(len(made) - 1, -1, -1):
+        op = made[number]
+        if op in needed:
+            before = _list_before(op)
+            if any(numbers[one] >= number for one in before):
+                return _sort_ops(graph, numbers)
+            needed.update(before)
+    return [op for op in made if op in needed]
+
+
+def _list_before(op: Any) -> list[Any]:
+    return [*(tensor.op for tensor in op.inputs), *op.control_inputs]
+
+
+def _sort_ops(graph: Any, numbers: dict[Any, int]) -> list[Any]:
+    pending = [*(tensor.op for tensor in graph.outputs), *graph.control_outputs]
+    waiting: dict[Any, set[Any]] = {}
+    users: dict[Any, list[Any]] = {}
+    while pending:
+        op = pending.pop()
+        if op not in waiting:
+            waiting[op] = set(_list_before(op))
+            for one in waiting[op]:
+                users.setdefault(one, []).append(op)
+            pending.extend(waiting[op])
+    ready = [(numbers[op], op) for op, before in waiting.items() if not before]
+    heapq.heapify(ready)
+    found = []
+    while ready:
+        _, op = heapq.heappop(ready)
+        found.append(op)
+        for user in users.get(op, ()):
+            waiting[user].discard(op)
+            if not waiting[user]:
+                heapq.heappush(ready, (numbers[user], user))
+    if len(found) < len(waiting):
+        raise NoRuleError  # ops that need one another, as the loops of tf.compat.v1 have
+    return found

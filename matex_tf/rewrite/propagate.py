@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Iterable, Sequence
+from itertools import zip_longest
 from typing import Any
 
 from matex_tf.rewrite import control
 from matex_tf.rewrite.constants import find_constants
-from matex_tf.rewrite.functions import Callee, find_callee, has_op
+from matex_tf.rewrite.functions import Callee, Step, find_callee, has_op, order_ops
 from matex_tf.rewrite.nodes import Decision, Expansion, Node, NoRuleError, Value
+from matex_tf.rewrite.pauses import pause_collection
 from matex_tf.rewrite.placement import ANY, LIST, PARTIAL, REPLICATED, WHOLE, Placement
 from matex_tf.rewrite.rules import RULES
 
@@ -45,78 +46,110 @@ class Reader:
     sources: by op type, the placements of what such ops give whatever they take (`IteratorGetNext`: the batch).
     """
 
-    def __init__(self, whole: Iterable[tuple[Any, ...]] = (), sources: dict[str, Placement] | None = None):
-        self.whole, self.sources = set(whole), sources or {}
+    def __init__(self, sources: dict[str, Placement] | None = None):
+        self.sources = sources or {}
+        self.whole: set[tuple[Any, ...]] = set()
+        self._added: set[tuple[Any, ...]] = set()
+        self._inputs: dict[tuple[Any, ...], Value] = {}
+        self._nodes: dict[tuple[Any, ...], Node] = {}
+        self._expansions: dict[tuple[Any, ...], tuple[Node, Callee]] = {}
+        self._orders: dict[int, tuple[Any, list[Step]]] = {}
 
     def read(
         self, graph: Any, placements: Sequence[Placement], key: tuple[Any, ...] = (), constants: Sequence[Any] = ()
     ) -> Program:
         """The program of a function's graph whose inputs have these placements; `constants`: and these fixed values."""
         inputs = [
-            Value(tensor, (*key, tensor.op.name, 0), one) for tensor, one in zip(graph.inputs, placements, strict=True)
+            self._read_input(tensor, (*key, tensor.op.name, 0), one, constant)
+            for (tensor, one), constant in zip_longest(zip(graph.inputs, placements, strict=True), constants)
         ]
-        for value, constant in zip(inputs, constants):
-            value.constant = constant
         nodes: list[Node] = []
         outputs, effects = self._read_into(nodes, graph, inputs, key, [])
         return Program(_drop_unneeded(nodes, outputs, effects), inputs, outputs, effects)
+
+    def make_whole(self, keys: set[tuple[Any, ...]]) -> None:
+        """Make these sums whole, too. Reading anew then decides only of ops with other inputs than before."""
+        self._added = keys - self.whole
+        self.whole |= keys
 
     def _read_into(
         self, nodes: list[Node], graph: Any, inputs: list[Value], key: tuple[Any, ...], controls: list[Node]
     ) -> tuple[list[Value], list[Node]]:
         """The values of the outputs of `graph`, and the nodes that must have run after it."""
-        values = {tensor.name: value for tensor, value in zip(graph.inputs, inputs)}
-        made: dict[str, list[Node]] = {}  # by the name of an op, the nodes that stand for it
-        for op in _order_ops(graph):
-            if op.outputs and op.outputs[0].name in values:
+        values = {id(tensor): value for tensor, value in zip(graph.inputs, inputs)}
+        made: dict[int, list[Node]] = {}  # by the id of an op, the nodes that stand for it
+        if id(graph) not in self._orders:
+            self._orders[id(graph)] = graph, [Step(op) for op in order_ops(graph)]
+        for step in self._orders[id(graph)][1]:
+            if step.outputs and step.outputs[0] in values:
                 continue
-            before = [node for one in op.control_inputs for node in made.get(one.name, ())]
-            taken = [values[tensor.name] for tensor in op.inputs]
-            stateful = op.op_def is None or op.op_def.is_stateful
-            found, made[op.name] = self._read_op(
-                nodes, op, taken, (*key, op.name), before + (controls if stateful else [])
+            before = [node for one in step.controls for node in made.get(one, ())]
+            found, made[step.number] = self._read_op(
+                nodes,
+                step,
+                [values[one] for one in step.inputs],
+                (*key, step.name),
+                before + controls if step.is_stateful else before,
             )
-            values.update((tensor.name, value) for tensor, value in zip(op.outputs, found))
-        effects = [node for op in graph.control_outputs for node in made.get(op.name, ())]
-        return [values[tensor.name] for tensor in graph.outputs], effects
+            values.update(zip(step.outputs, found))
+        effects = [node for op in graph.control_outputs for node in made.get(id(op), ())]
+        return [values[id(tensor)] for tensor in graph.outputs], effects
 
     def _read_op(
-        self, nodes: list[Node], op: Any, inputs: list[Value], key: tuple[Any, ...], controls: list[Node]
+        self, nodes: list[Node], step: Step, inputs: list[Value], key: tuple[Any, ...], controls: list[Node]
     ) -> tuple[list[Value], list[Node]]:
-        if op.type in CALLS and (self._is_split(inputs) or self._has_source(op)):
+        op = step.op
+        if step.type in CALLS and (self._is_split(inputs) or self._has_source(op)):
             callee = find_callee(op, op.get_attr("f").name)
             return self._read_into(nodes, callee.graph, inputs, key, controls)
-        if op.type in ALIASES:
+        if step.type in ALIASES:
             return inputs, controls + [value.node for value in inputs if value.node is not None]
-        node = Node(op, key, inputs, controls)
-        node.outputs = [Value(tensor, (*key, index), WHOLE, node) for index, tensor in enumerate(op.outputs)]
-        find_constants(node)
-        decision = self._decide(node)
-        if isinstance(decision, Expansion):
-            inner = Callee.trace(decision.function, inputs)
-            outputs, _ = self._read_into(nodes, inner.graph, inputs, key, controls)
-            return outputs, [value.node for value in outputs if value.node is not None]
-        node.decision = decision
-        for index, value in enumerate(node.outputs):
-            value.placement = decision.gives[index]
-            if value.constant is None and index < len(decision.constants):
-                value.constant = decision.constants[index]
-            shape = decision.shapes[index] if index < len(decision.shapes) else None
-            if shape is not None:
-                value.set_shape(shape)
+        node = self._nodes.get(key)
+        if node is None or not self._is_as_before(node, inputs, controls):
+            expanded = self._expansions.get(key)
+            if expanded is None or not self._is_as_before(expanded[0], inputs, controls):
+                node = Node(op, key, inputs, controls)
+                node.outputs = [Value(tensor, (*key, index), WHOLE, node) for index, tensor in enumerate(op.outputs)]
+                find_constants(node)
+                decision = self._decide(node)
+                if isinstance(decision, Expansion):
+                    expanded = self._expansions[key] = node, Callee.trace(decision, inputs)
+                else:
+                    expanded = None
+                    node.decide_on(decision)
+                    self._nodes[key] = node
+            if expanded is not None:
+                outputs, _ = self._read_into(nodes, expanded[1].graph, inputs, key, controls)
+                return outputs, [value.node for value in outputs if value.node is not None]
+        assert node is not None
         nodes.append(node)
-        outputs = [self._make_whole(nodes, value) for value in node.outputs]
-        return outputs, [node]
+        return [self._make_whole(nodes, value) for value in node.outputs], [node]
+
+    def _read_input(self, tensor: Any, key: tuple[Any, ...], placement: Placement, constant: Any) -> Value:
+        value = self._inputs.get(key)
+        if value is None or value.placement != placement or value.constant is not constant:
+            value = self._inputs[key] = Value(tensor, key, placement)
+            value.constant = constant
+        return value
+
+    def _is_as_before(self, node: Node, inputs: list[Value], controls: list[Node]) -> bool:
+        """Whether a node that was read before is what would be read now."""
+        if len(node.inputs) != len(inputs) or any(one is not other for one, other in zip(node.inputs, inputs)):
+            return False
+        if node.bodies and any(key[: len(node.key)] == node.key for key in self._added):
+            return False
+        return node.controls == controls
 
     def _make_whole(self, nodes: list[Node], value: Value) -> Value:
         """A sum that is needed whole is whole for all that follow."""
-        if value.key not in self.whole or value.placement.kind != PARTIAL:
+        if value.placement.kind != PARTIAL or value.key not in self.whole:
             return value
-        node = Node(_Whole(value.tensor), (*value.key, "whole"), [value], [])
-        node.outputs = [Value(value.tensor, (*value.key, "whole"), WHOLE, node)]
-        if value.shape is not None:
-            node.outputs[0].set_shape(value.shape)
-        node.decision = Decision([WHOLE], [WHOLE], lambda tensor: [tensor])
+        key = (*value.key, "whole")
+        node = self._nodes.get(key)
+        if node is None or not self._is_as_before(node, [value], []):
+            node = self._nodes[key] = Node(_Whole(value.tensor), key, [value], [])
+            node.outputs = [Value(value.tensor, key, WHOLE, node)]
+            node.decide_on(Decision([WHOLE], [WHOLE], lambda tensor: [tensor], (), [value.shape]))
         nodes.append(node)
         return node.outputs[0]
 
@@ -159,13 +192,14 @@ class _Whole:
 
 def read_program(graph: Any, placements: Sequence[Placement], sources: dict[str, Placement] | None = None) -> Program:
     """The program of `graph`, in which no sum is made whole in two forms."""
-    whole: set[tuple[Any, ...]] = set()
-    while True:
-        program = Reader(whole, sources).read(graph, placements)
-        more = find_sums_needed_whole(program) - whole
-        if not more:
-            return program
-        whole |= more
+    reader = Reader(sources)
+    with pause_collection():
+        while True:
+            program = reader.read(graph, placements)
+            more = find_sums_needed_whole(program) - reader.whole
+            if not more:
+                return program
+            reader.make_whole(more)
 
 
 def find_sums_needed_whole(program: Program) -> set[tuple[Any, ...]]:
@@ -179,41 +213,6 @@ def find_sums_needed_whole(program: Program) -> set[tuple[Any, ...]]:
     needed |= {value.key for value in program.outputs if value.placement.kind == PARTIAL}
     bodies = [find_sums_needed_whole(body) for node in program.nodes for body in node.bodies]
     return (needed & kept).union(*bodies)
-
-
-def _order_ops(graph: Any) -> list[Any]:
-    """The ops that the outputs or the effects of a graph need, each after those that it needs, else as they were made.
-
-    The order of their making is not enough: a gradient adds what a loop keeps for it to the inputs of the loop.
-    """
-    pending = [tensor.op for tensor in graph.outputs] + list(graph.control_outputs)
-    needed: dict[str, Any] = {}
-    waiting: dict[str, set[str]] = {}
-    users: dict[str, list[str]] = {}
-    while pending:
-        op = pending.pop()
-        if op.name in needed:
-            continue
-        needed[op.name] = op
-        before = [tensor.op for tensor in op.inputs] + list(op.control_inputs)
-        waiting[op.name] = {one.name for one in before}
-        for name in waiting[op.name]:
-            users.setdefault(name, []).append(op.name)
-        pending.extend(before)
-    numbers = {op.name: number for number, op in enumerate(graph.get_operations())}
-    ready = [(numbers[name], name) for name, before in waiting.items() if not before]
-    heapq.heapify(ready)
-    found = []
-    while ready:
-        _, name = heapq.heappop(ready)
-        found.append(needed[name])
-        for user in users.get(name, ()):
-            waiting[user].discard(name)
-            if not waiting[user]:
-                heapq.heappush(ready, (numbers[user], user))
-    if len(found) < len(needed):
-        raise NoRuleError  # ops that need one another, as the loops of tf.compat.v1 have
-    return found
 
 
 def _drop_unneeded(nodes: list[Node], outputs: Iterable[Value], effects: Iterable[Node]) -> list[Node]:
