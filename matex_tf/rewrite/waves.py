@@ -30,12 +30,12 @@ def schedule(program: Program, needs: list[Placement]) -> list[list[Exchange]]:
     for node in program.nodes:
         level = max((earliest[id(one)] for one in node.controls if id(one) in earliest), default=0)
         for value, need in zip(node.inputs, node.decision.needs):
-            made = 0 if value.node is None else earliest[id(value.node)]
+            made = 0 if value.node is None else earliest.get(id(value.node), 0)
             level = max(level, made + is_exchanged(value, need))
         earliest[id(node)] = level
     last = max(earliest.values(), default=0)
     ends = [
-        (0 if value.node is None else earliest[id(value.node)]) + is_exchanged(value, need)
+        (0 if value.node is None else earliest.get(id(value.node), 0)) + is_exchanged(value, need)
         for value, need in zip(program.outputs, needs)
     ]
     last = max([last, *ends])
