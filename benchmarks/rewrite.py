@@ -47,14 +47,14 @@ CASES = [
 
 
 class StandIns:
-    """In the place of each collective an op of the same dtype and shape."""
+    """In the place of each wave of collectives one op."""
 
     def __init__(self):
         self.waves = 0
 
     def exchange(self, requests, contributes):
         self.waves += 1
-        return [tf.identity(tensor) for _, tensor in requests]
+        return tf.identity_n([tensor for _, tensor in requests])
 
 
 def copy_program(program, graph):

@@ -11,7 +11,7 @@ from matex_tf.rewrite.nodes import Node, Value
 from matex_tf.rewrite.pauses import pause_collection
 from matex_tf.rewrite.placement import PARTIAL, REPLICATED, SHARDED, SIZES, WHOLE, Placement, Rows, Size
 from matex_tf.rewrite.propagate import Program
-from matex_tf.rewrite.segments import Segment, list_attributes
+from matex_tf.rewrite.segments import Segment
 
 FEW = 8
 """Ops that are made one by one rather than as a function that is called."""
@@ -64,7 +64,7 @@ class Copy:
         import tensorflow as tf
         from tensorflow.core.framework import attr_value_pb2
 
-        attributes = dict(list_attributes(node))
+        attributes = {name: value for name, value in node.definition.attr.items() if not name.startswith("_")}
         for name, value in changes.items():
             attributes[name] = attr_value_pb2.AttrValue(type=value.as_datatype_enum)
         dtypes = [value.dtype for value in node.outputs]
@@ -184,7 +184,12 @@ class _Body:
         segment = Segment()
         before: dict[Any, None] = {}
         for node in nodes:
-            inputs = [self._find_input(segment, value, need) for value, need in zip(node.inputs, node.decision.needs)]
+            inputs = [
+                segment.find(value) or self._find_input(segment, value, need)
+                if value.placement.kind == REPLICATED and (need is None or need.kind == REPLICATED)
+                else self._find_input(segment, value, need)
+                for value, need in zip(node.inputs, node.decision.needs)
+            ]
             segment.add(node, inputs, [one for one in node.controls if one in segment])
             before.update((op, None) for one in node.controls for op in self.operations.get(id(one), ()))
         made = [value for node in nodes for value in node.outputs if id(value) in self.plan.exported]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import heapq
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -66,16 +65,19 @@ def is_stateful(op: Any) -> bool:
     return found
 
 
-_calling: dict[str, bool] = {}
+_movable: dict[str, bool] = {}
 
 
-def calls_function(op: Any) -> bool:
-    found = _calling.get(op.type)
+def is_movable(op: Any) -> bool:
+    """Whether an op can be in a function of its own: it calls none, and has no references of variables."""
+    found = _movable.get(op.type)
     if found is None:
         definition = op.op_def
         if definition is None:
-            return True
-        found = _calling[op.type] = any(one.type in ("func", "list(func)") for one in definition.attr)
+            return False
+        calls = any(one.type in ("func", "list(func)") for one in definition.attr)
+        refers = any(one.is_ref for one in (*definition.input_arg, *definition.output_arg))
+        found = _movable[op.type] = not calls and not refers
     return found
 
 
@@ -111,49 +113,33 @@ def has_op(op: Any, types: Any) -> bool:
     return False
 
 
-def order_ops(graph: Any) -> list[Any]:
+def list_steps(graph: Any) -> list[Step]:
     """The ops that the outputs or the effects of a graph need, each after those that it needs, else as they were made.
 
     The order of their making is not always enough: a gradient adds what a loop keeps for it to the inputs of the loop.
     """
-    made = graph.get_operations()
-    numbers = {op: number for number, op in enumerate(made)}
-    needed = {*(tensor.op for tensor in graph.outputs), *graph.control_outputs}
-    for number in range(len(made) - 1, -1, -1):
-        op = made[number]
-        if op in needed:
-            before = _list_before(op)
-            if any(numbers[one] >= number for one in before):
-                return _sort_ops(graph, numbers)
-            needed.update(before)
-    return [op for op in made if op in needed]
-
-
-def _list_before(op: Any) -> list[Any]:
-    return [*(tensor.op for tensor in op.inputs), *op.control_inputs]
-
-
-def _sort_ops(graph: Any, numbers: dict[Any, int]) -> list[Any]:
     pending = [*(tensor.op for tensor in graph.outputs), *graph.control_outputs]
-    waiting: dict[Any, set[Any]] = {}
-    users: dict[Any, list[Any]] = {}
+    before: dict[Any, list[Any]] = {}
     while pending:
         op = pending.pop()
-        if op not in waiting:
-            waiting[op] = set(_list_before(op))
-            for one in waiting[op]:
-                users.setdefault(one, []).append(op)
-            pending.extend(waiting[op])
-    ready = [(numbers[op], op) for op, before in waiting.items() if not before]
-    heapq.heapify(ready)
-    found = []
-    while ready:
-        _, op = heapq.heappop(ready)
-        found.append(op)
-        for user in users.get(op, ()):
-            waiting[user].discard(op)
-            if not waiting[user]:
-                heapq.heappush(ready, (numbers[user], user))
-    if len(found) < len(waiting):
-        raise NoRuleError  # ops that need one another, as the loops of tf.compat.v1 have
+        if op not in before:
+            before[op] = [*(tensor.op for tensor in op.inputs), *op.control_inputs]
+            pending += before[op]
+    found: list[Step] = []
+    is_found: dict[Any, bool] = {}  # False while it waits for what it needs
+    for made in graph.get_operations():
+        waiting = [made] if made in before else []
+        while waiting:
+            op = waiting[-1]
+            missing = [one for one in before[op] if not is_found.get(one)]
+            if not missing:
+                if not is_found.get(op):
+                    is_found[op] = True
+                    found.append(Step(op))
+                waiting.pop()
+                continue
+            if op in is_found:
+                raise NoRuleError  # ops that need one another, as the loops of tf.compat.v1 have
+            is_found[op] = False
+            waiting += missing
     return found

@@ -91,8 +91,8 @@ class Node:
 
     __slots__ = ("_definition", "bodies", "controls", "decision", "inputs", "key", "level", "op", "outputs", "type")
 
-    def __init__(self, op: Any, key: tuple[Any, ...], inputs: Sequence[Value], controls: Sequence[Node]):
-        self.op, self.key, self.inputs, self.controls = op, key, list(inputs), list(controls)
+    def __init__(self, op: Any, key: tuple[Any, ...], inputs: list[Value], controls: list[Node]):
+        self.op, self.key, self.inputs, self.controls = op, key, inputs, controls
         self.type: str = op.type
         self._definition: Any = None
         self.outputs: list[Value] = []
@@ -110,11 +110,12 @@ class Node:
     def decide_on(self, decision: Decision) -> None:
         """Take a decision, and note what it says of the outputs."""
         self.decision = decision
-        for index, value in enumerate(self.outputs):
-            value.placement = decision.gives[index]
-            if value.constant is None and index < len(decision.constants):
-                value.constant = decision.constants[index]
-            shape = decision.shapes[index] if index < len(decision.shapes) else None
+        for value, placement in zip(self.outputs, decision.gives, strict=True):
+            value.placement = placement
+        for value, constant in zip(self.outputs, decision.constants):
+            if value.constant is None:
+                value.constant = constant
+        for value, shape in zip(self.outputs, decision.shapes):
             if shape is not None:
                 value.set_shape(shape)
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from matex_tf.rewrite.control import is_other_list, needs_exchange
-from matex_tf.rewrite.functions import calls_function
+from matex_tf.rewrite.functions import is_movable
 from matex_tf.rewrite.nodes import Node, Value
 from matex_tf.rewrite.placement import ANY, LIST, PARTIAL, REPLICATED, SHARDED, SIZES, Placement, Size
 from matex_tf.rewrite.propagate import Program
@@ -60,26 +60,23 @@ def find_counts(value: Value) -> tuple[Size, ...] | None:
 def drop_unused(program: Program, gives: Sequence[Placement]) -> Program:
     """Without ops whose results the rank's share of the batch tells."""
     used = {id(node) for node in program.effects}
-
-    def use(values: Iterable[Value], needs: Iterable[Placement | None]) -> None:
-        for value, need in zip(values, needs):
-            if value.node is not None and id(value.node) not in used and uses_tensor(value, need):
-                used.add(id(value.node))
-
-    use(program.outputs, gives)
+    used.update(id(value.node) for value, need in zip(program.outputs, gives) if uses_tensor(value, need))
+    nodes = []
     for node in reversed(program.nodes):
         if id(node) in used:
-            use(node.inputs, node.decision.needs)
-            used.update(map(id, node.controls))
-    nodes = [node for node in program.nodes if id(node) in used]
+            nodes.append(node)
+            for value, need in zip(node.inputs, node.decision.needs):
+                if value.placement.kind != SIZES or uses_tensor(value, need):
+                    used.add(id(value.node))
+            for one in node.controls:
+                used.add(id(one))
+    nodes.reverse()
     return Program(nodes, program.inputs, program.outputs, program.effects)
 
 
 def is_kept(node: Node) -> bool:
     """Whether the op stays as it is, so that it can be copied together with others."""
-    return node.decision.emit is None and not calls_function(node.op) and not any(
-        one.dtype._is_ref_dtype for one in (*node.inputs, *node.outputs)
-    )  # fmt: skip
+    return node.decision.emit is None and is_movable(node.op)
 
 
 def is_constant(node: Node) -> bool:

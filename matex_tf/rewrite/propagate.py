@@ -8,7 +8,7 @@ from typing import Any
 
 from matex_tf.rewrite import control
 from matex_tf.rewrite.constants import find_constants
-from matex_tf.rewrite.functions import Callee, Step, find_callee, has_op, order_ops
+from matex_tf.rewrite.functions import Callee, Step, find_callee, has_op, list_steps
 from matex_tf.rewrite.nodes import Decision, Expansion, Node, NoRuleError, Value
 from matex_tf.rewrite.pauses import pause_collection
 from matex_tf.rewrite.placement import ANY, LIST, PARTIAL, REPLICATED, WHOLE, Placement
@@ -79,18 +79,14 @@ class Reader:
         values = {id(tensor): value for tensor, value in zip(graph.inputs, inputs)}
         made: dict[int, list[Node]] = {}  # by the id of an op, the nodes that stand for it
         if id(graph) not in self._orders:
-            self._orders[id(graph)] = graph, [Step(op) for op in order_ops(graph)]
+            self._orders[id(graph)] = graph, list_steps(graph)
         for step in self._orders[id(graph)][1]:
             if step.outputs and step.outputs[0] in values:
                 continue
-            before = [node for one in step.controls for node in made.get(one, ())]
-            found, made[step.number] = self._read_op(
-                nodes,
-                step,
-                [values[one] for one in step.inputs],
-                (*key, step.name),
-                before + controls if step.is_stateful else before,
-            )
+            before = [node for one in step.controls for node in made.get(one, ())] if step.controls else []
+            taken = [values[one] for one in step.inputs]
+            after = before + controls if step.is_stateful else before
+            found, made[step.number] = self._read_op(nodes, step, taken, (*key, step.name), after)
             values.update(zip(step.outputs, found))
         effects = [node for op in graph.control_outputs for node in made.get(id(op), ())]
         return [values[id(tensor)] for tensor in graph.outputs], effects
@@ -216,12 +212,15 @@ def find_sums_needed_whole(program: Program) -> set[tuple[Any, ...]]:
 
 
 def _drop_unneeded(nodes: list[Node], outputs: Iterable[Value], effects: Iterable[Node]) -> list[Node]:
-    pending = [value.node for value in outputs if value.node is not None] + list(effects)
-    needed: set[int] = set()
-    while pending:
-        node = pending.pop()
-        if id(node) not in needed:
-            needed.add(id(node))
-            pending.extend(value.node for value in node.inputs if value.node is not None)
-            pending.extend(node.controls)
-    return [node for node in nodes if id(node) in needed]
+    needed = {id(value.node) for value in outputs}
+    needed.update(map(id, effects))
+    found = []
+    for node in reversed(nodes):
+        if id(node) in needed:
+            found.append(node)
+            for value in node.inputs:
+                needed.add(id(value.node))
+            for one in node.controls:
+                needed.add(id(one))
+    found.reverse()
+    return found

@@ -28,9 +28,10 @@ class Segment:
         self.tensors: list[Any] = []
         self.controls: list[Any] = []
         self._arguments: dict[int, str] = {}
-        self._names: set[str] = set()
+        self._names: dict[str, int] = {}  # and the number that the last one like it got
         self._nodes: dict[int, str] = {}
         self._values: dict[int, str] = {}
+        self._is_stateful, self._read_only_types = False, read_only_types()
         self._written: set[str] = set()  # arguments that some op may write to
 
     def __contains__(self, node: Node) -> bool:
@@ -39,17 +40,17 @@ class Segment:
     def add(self, node: Node, inputs: Sequence[str], controls: Sequence[Node]) -> None:
         """Add an op. `inputs`: what `find` and `add_argument` gave for them."""
         made = self.definition.node_def.add()
-        made.op, made.device = node.type, node.definition.device
-        made.name = self._nodes[id(node)] = self._claim(node.op.name)
-        made.input.extend(inputs)
-        made.input.extend("^" + self._nodes[id(one)] for one in controls)
-        for name, value in list_attributes(node):
-            made.attr[name].CopyFrom(value)
+        made.CopyFrom(node.definition)
+        made.name = own = self._nodes[id(node)] = self._claim(made.name)
+        del made.input[:]
+        made.input.extend([*inputs, *("^" + self._nodes[id(one)] for one in controls)] if controls else inputs)
+        for name in [name for name in made.attr if name[0] == "_"]:
+            del made.attr[name]
         for value, (output, index) in zip(node.outputs, name_outputs(node)):
-            self._values[id(value)] = f"{made.name}:{output}:{index}"
+            self._values[id(value)] = f"{own}:{output}:{index}"
         if is_stateful(node.op):
-            self.definition.signature.is_stateful = True
-        if node.type not in read_only_types():
+            self._is_stateful = True
+        if node.type not in self._read_only_types:
             self._written.update(inputs)
 
     def find(self, value: Value) -> str | None:
@@ -60,7 +61,7 @@ class Segment:
         name = self._arguments.get(id(tensor))
         if name is None:
             name = self._arguments[id(tensor)] = self._claim("argument")
-            self.definition.signature.input_arg.add(name=name, type=tensor.dtype.as_datatype_enum)
+            self.definition.signature.input_arg.add(name=name, type=tensor.dtype.base_dtype.as_datatype_enum)
             self.tensors.append(tensor)
         return name
 
@@ -72,6 +73,7 @@ class Segment:
         from tensorflow.core.framework import attr_value_pb2
 
         signature = self.definition.signature
+        signature.is_stateful = self._is_stateful
         for index, value in enumerate(values):
             name = f"result_{index}"
             signature.output_arg.add(name=name, type=value.dtype.as_datatype_enum)
@@ -79,7 +81,7 @@ class Segment:
         for index, node in enumerate(controls):
             signature.control_output.append(f"effect_{index}")
             self.definition.control_ret[f"effect_{index}"] = self._nodes[id(node)]
-        graph._add_function(_Function(self.definition))
+        function = _Function(self.definition)
         given = [graph.capture(one) if one.graph is not graph else one for one in self.tensors]
         read_only = [
             index for index, (tensor, name) in enumerate(zip(self.tensors, self._arguments.values()))
@@ -87,7 +89,7 @@ class Segment:
         ]  # fmt: skip
         Attribute = attr_value_pb2.AttrValue
         attributes = {
-            "Tin": Attribute(list=Attribute.ListValue(type=[one.dtype.as_datatype_enum for one in given])),
+            "Tin": Attribute(list=Attribute.ListValue(type=[one.dtype.base_dtype.as_datatype_enum for one in given])),
             "Tout": Attribute(list=Attribute.ListValue(type=[one.dtype.as_datatype_enum for one in values])),
             "f": Attribute(func=attr_value_pb2.NameAttrList(name=signature.name)),
             # Read by what orders the effects of a `tf.function`: the call writes to no other resources.
@@ -95,15 +97,17 @@ class Segment:
         }
         kind = "StatefulPartitionedCall" if signature.is_stateful else "PartitionedCall"
         dtypes = [one.dtype for one in values]
-        return graph._create_op_internal(kind, given, dtypes, name=signature.name, attrs=attributes)
+        op = graph._create_op_internal(kind, given, dtypes, name=signature.name, attrs=attributes)
+        graph._add_function(function)  # not before: TensorFlow would look for the shapes of all that is in it
+        return op
 
     def _claim(self, wanted: str) -> str:
-        name = wanted
-        for number in itertools.count(1):
-            if name not in self._names:
-                break
+        name, number = wanted, self._names.get(wanted, 0)
+        while name in self._names:
+            number += 1
             name = f"{wanted}_{number}"
-        self._names.add(name)
+        self._names[wanted] = number
+        self._names.setdefault(name, 0)
         return name
 
 
@@ -164,8 +168,3 @@ def _list_outputs(kind: str, definition: Any) -> list[tuple[str, Callable[[Any],
             found.append((one.name, lambda _: 1))
     _outputs[kind] = found
     return found
-
-
-def list_attributes(node: Node) -> list[tuple[str, Any]]:
-    """The attributes that the copy of an op has, too."""
-    return [(name, value) for name, value in node.definition.attr.items() if not name.startswith("_")]

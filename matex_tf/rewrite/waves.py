@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from matex_tf.rewrite.control import needs_exchange
 from matex_tf.rewrite.nodes import Node, Value
-from matex_tf.rewrite.placement import Placement
+from matex_tf.rewrite.placement import REPLICATED, Placement
 from matex_tf.rewrite.propagate import Program
 
 
@@ -66,7 +66,7 @@ def schedule(program: Program, needs: list[Placement]) -> list[list[Exchange]]:
 
 
 def is_exchanged(value: Value, need: Placement | None) -> bool:
-    return need is not None and needs_exchange(value.placement, need)
+    return need is not None and value.placement.kind != REPLICATED and needs_exchange(value.placement, need)
 
 
 def order(program: Program) -> list[Node]:
