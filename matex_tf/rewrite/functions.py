@@ -41,13 +41,14 @@ def _trace(expansion: Expansion, specs: tuple[Any, ...]) -> Any:
 class Step:
     """What is read of an op each time that its graph is: its tensors and ops by their ids."""
 
-    __slots__ = ("controls", "inputs", "is_stateful", "name", "number", "op", "outputs", "type")
+    __slots__ = ("before", "controls", "inputs", "is_stateful", "name", "number", "op", "outputs", "type")
 
     def __init__(self, op: Any):
         self.op, self.number, self.name, self.type = op, id(op), op.name, op.type
         self.inputs = [id(tensor) for tensor in op.inputs]
         self.outputs = [id(tensor) for tensor in op.outputs]
         self.controls = [id(one) for one in op.control_inputs]
+        self.before = [*self.inputs, *self.controls] if self.controls else self.inputs
         self.is_stateful = is_stateful(op)
 
 

@@ -119,6 +119,13 @@ class Node:
             if shape is not None:
                 value.set_shape(shape)
 
+    def become(self, other: Node) -> Node:
+        """Take the inputs and the decision of a node of the same op that gives the same."""
+        self.inputs, self.controls, self.decision, self.bodies = (
+            other.inputs, other.controls, other.decision, other.bodies
+        )  # fmt: skip
+        return self
+
     def get_placement(self, index: int) -> Placement:
         return self.inputs[index].placement
 

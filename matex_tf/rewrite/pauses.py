@@ -16,4 +16,8 @@ def pause_collection() -> Iterator[None]:
         yield
     finally:
         if was_enabled:
+            if not gc.get_freeze_count():
+                # All objects become old ones; else the next collection of new ones would look at all made in here.
+                gc.freeze()
+                gc.unfreeze()
             gc.enable()

@@ -6,6 +6,8 @@ from collections.abc import Iterable, Sequence
 from itertools import zip_longest
 from typing import Any
 
+import numpy as np
+
 from matex_tf.rewrite import control
 from matex_tf.rewrite.constants import find_constants
 from matex_tf.rewrite.functions import Callee, Step, find_callee, has_op, list_steps
@@ -39,6 +41,22 @@ class Program:
         return exchanges or any(body.has_collectives for node in self.nodes for body in node.bodies)
 
 
+class _Reading:
+    """What was last read of a graph at a place.
+
+    values: by the id of a tensor. made: by the id of an op, the nodes that stand for it; nodes: and those read for it.
+    """
+
+    __slots__ = ("controls", "graph", "made", "nodes", "values")
+
+    def __init__(self, graph: Any):
+        self.graph = graph
+        self.controls: list[Node] = []
+        self.values: dict[int, Value] = {}
+        self.made: dict[int, list[Node]] = {}
+        self.nodes: dict[int, list[Node]] = {}
+
+
 class Reader:
     """Reads graphs into programs.
 
@@ -49,11 +67,10 @@ class Reader:
     def __init__(self, sources: dict[str, Placement] | None = None):
         self.sources = sources or {}
         self.whole: set[tuple[Any, ...]] = set()
-        self._added: set[tuple[Any, ...]] = set()
+        self._added: set[tuple[Any, ...]] = set()  # and all beginnings of their keys
         self._inputs: dict[tuple[Any, ...], Value] = {}
-        self._nodes: dict[tuple[Any, ...], Node] = {}
-        self._expansions: dict[tuple[Any, ...], tuple[Node, Callee]] = {}
-        self._orders: dict[int, tuple[Any, list[Step]]] = {}
+        self._readings: dict[tuple[Any, ...], _Reading] = {}
+        self._steps: dict[int, tuple[Any, list[Step]]] = {}
 
     def read(
         self, graph: Any, placements: Sequence[Placement], key: tuple[Any, ...] = (), constants: Sequence[Any] = ()
@@ -69,55 +86,72 @@ class Reader:
 
     def make_whole(self, keys: set[tuple[Any, ...]]) -> None:
         """Make these sums whole, too. Reading anew then decides only of ops with other inputs than before."""
-        self._added = keys - self.whole
+        self._added = {key[:length] for key in keys - self.whole for length in range(1, len(key) + 1)}
         self.whole |= keys
 
     def _read_into(
         self, nodes: list[Node], graph: Any, inputs: list[Value], key: tuple[Any, ...], controls: list[Node]
     ) -> tuple[list[Value], list[Node]]:
         """The values of the outputs of `graph`, and the nodes that must have run after it."""
-        values = {id(tensor): value for tensor, value in zip(graph.inputs, inputs)}
-        made: dict[int, list[Node]] = {}  # by the id of an op, the nodes that stand for it
-        if id(graph) not in self._orders:
-            self._orders[id(graph)] = graph, list_steps(graph)
-        for step in self._orders[id(graph)][1]:
-            if step.outputs and step.outputs[0] in values:
+        if id(graph) not in self._steps:
+            self._steps[id(graph)] = graph, list_steps(graph)
+        last = self._readings.pop(key, None)  # a reading that ends in an error is not gone on with
+        one = last if last is not None and last.graph is graph else _Reading(graph)
+        changed: set[int] = set()  # the ids of tensors and of ops that no longer stand for what they did
+        for tensor, value in zip(graph.inputs, inputs):
+            if one.values.get(id(tensor)) is not value:
+                one.values[id(tensor)] = value
+                changed.add(id(tensor))
+        given = {id(tensor) for tensor in graph.inputs}
+        is_moved, one.controls = one.controls != controls, controls
+        for step in self._steps[id(graph)][1]:
+            if step.outputs and step.outputs[0] in given:
                 continue
-            before = [node for one in step.controls for node in made.get(one, ())] if step.controls else []
-            taken = [values[one] for one in step.inputs]
-            after = before + controls if step.is_stateful else before
-            found, made[step.number] = self._read_op(nodes, step, taken, (*key, step.name), after)
-            values.update(zip(step.outputs, found))
-        effects = [node for op in graph.control_outputs for node in made.get(id(op), ())]
-        return [values[id(tensor)] for tensor in graph.outputs], effects
+            at = (*key, step.name)
+            if (step.number in one.nodes and changed.isdisjoint(step.before) and at not in self._added
+                    and not (is_moved and step.is_stateful)):  # fmt: skip
+                nodes += one.nodes[step.number]
+                continue
+            before = [node for number in step.controls for node in one.made.get(number, ())] if step.controls else []
+            taken = [one.values[number] for number in step.inputs]
+            own: list[Node] = []
+            if step.is_stateful:
+                before = before + controls
+            found, made = self._read_op(own, step, taken, at, before, one.nodes.get(step.number, ()))
+            if one.made.get(step.number) != made:
+                one.made[step.number] = made
+                changed.add(step.number)
+            for number, value in zip(step.outputs, found):
+                if one.values.get(number) is not value:
+                    one.values[number] = value
+                    changed.add(number)
+            one.nodes[step.number] = own
+            nodes += own
+        self._readings[key] = one
+        effects = [node for op in graph.control_outputs for node in one.made.get(id(op), ())]
+        return [one.values[id(tensor)] for tensor in graph.outputs], effects
 
     def _read_op(
-        self, nodes: list[Node], step: Step, inputs: list[Value], key: tuple[Any, ...], controls: list[Node]
-    ) -> tuple[list[Value], list[Node]]:
+        self, nodes: list[Node], step: Step, inputs: list[Value], key: tuple[Any, ...], controls: list[Node],
+        last: Sequence[Node],
+    ) -> tuple[list[Value], list[Node]]:  # fmt: skip
+        """What stands for the outputs of an op, and for the op. `last`: the nodes that were last read for it."""
         op = step.op
         if step.type in CALLS and (self._is_split(inputs) or self._has_source(op)):
             callee = find_callee(op, op.get_attr("f").name)
             return self._read_into(nodes, callee.graph, inputs, key, controls)
         if step.type in ALIASES:
             return inputs, controls + [value.node for value in inputs if value.node is not None]
-        node = self._nodes.get(key)
-        if node is None or not self._is_as_before(node, inputs, controls):
-            expanded = self._expansions.get(key)
-            if expanded is None or not self._is_as_before(expanded[0], inputs, controls):
-                node = Node(op, key, inputs, controls)
-                node.outputs = [Value(tensor, (*key, index), WHOLE, node) for index, tensor in enumerate(op.outputs)]
-                find_constants(node)
-                decision = self._decide(node)
-                if isinstance(decision, Expansion):
-                    expanded = self._expansions[key] = node, Callee.trace(decision, inputs)
-                else:
-                    expanded = None
-                    node.decide_on(decision)
-                    self._nodes[key] = node
-            if expanded is not None:
-                outputs, _ = self._read_into(nodes, expanded[1].graph, inputs, key, controls)
-                return outputs, [value.node for value in outputs if value.node is not None]
-        assert node is not None
+        node = Node(op, key, inputs, controls)
+        node.outputs = [Value(tensor, (*key, index), WHOLE, node) for index, tensor in enumerate(op.outputs)]
+        find_constants(node)
+        decision = self._decide(node)
+        if isinstance(decision, Expansion):
+            outputs, _ = self._read_into(nodes, Callee.trace(decision, inputs).graph, inputs, key, controls)
+            return outputs, [value.node for value in outputs if value.node is not None]
+        node.decide_on(decision)
+        if last and last[0].key == key and _gives_same(last[0], node):
+            node = last[0].become(node)
         nodes.append(node)
         return [self._make_whole(nodes, value) for value in node.outputs], [node]
 
@@ -128,24 +162,14 @@ class Reader:
             value.constant = constant
         return value
 
-    def _is_as_before(self, node: Node, inputs: list[Value], controls: list[Node]) -> bool:
-        """Whether a node that was read before is what would be read now."""
-        if len(node.inputs) != len(inputs) or any(one is not other for one, other in zip(node.inputs, inputs)):
-            return False
-        if node.bodies and any(key[: len(node.key)] == node.key for key in self._added):
-            return False
-        return node.controls == controls
-
     def _make_whole(self, nodes: list[Node], value: Value) -> Value:
         """A sum that is needed whole is whole for all that follow."""
         if value.placement.kind != PARTIAL or value.key not in self.whole:
             return value
         key = (*value.key, "whole")
-        node = self._nodes.get(key)
-        if node is None or not self._is_as_before(node, [value], []):
-            node = self._nodes[key] = Node(_Whole(value.tensor), key, [value], [])
-            node.outputs = [Value(value.tensor, key, WHOLE, node)]
-            node.decide_on(Decision([WHOLE], [WHOLE], lambda tensor: [tensor], (), [value.shape]))
+        node = Node(_Whole(value.tensor), key, [value], [])
+        node.outputs = [Value(value.tensor, key, WHOLE, node)]
+        node.decide_on(Decision([WHOLE], [WHOLE], lambda tensor: [tensor], (), [value.shape]))
         nodes.append(node)
         return node.outputs[0]
 
@@ -171,6 +195,16 @@ class Reader:
         except NoRuleError:
             node.bodies = []
         return node.decide_whole()
+
+
+def _gives_same(first: Node, second: Node) -> bool:
+    """Whether nobody who takes what a node gives decides anew when another stands in its place."""
+    return all(
+        one.placement == other.placement
+        and one.shape == other.shape
+        and (one.constant is other.constant or np.array_equal(one.constant, other.constant))
+        for one, other in zip(first.outputs, second.outputs, strict=True)
+    )
 
 
 class _Whole:
