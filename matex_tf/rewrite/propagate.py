@@ -200,11 +200,13 @@ class Reader:
 def _gives_same(first: Node, second: Node) -> bool:
     """Whether nobody who takes what a node gives decides anew when another stands in its place."""
     return all(
-        one.placement == other.placement
-        and one.shape == other.shape
-        and (one.constant is other.constant or np.array_equal(one.constant, other.constant))
+        one.placement == other.placement and one.shape == other.shape and _is_same(one.constant, other.constant)
         for one, other in zip(first.outputs, second.outputs, strict=True)
     )
+
+
+def _is_same(first: np.ndarray | None, second: np.ndarray | None) -> bool:
+    return first is second or (first is not None and second is not None and np.array_equal(first, second))
 
 
 class _Whole:
