@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import functools
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from matex_tf.analysis import graph_ops
-from matex_tf.rewrite.nodes import Value
+from matex_tf.rewrite.nodes import Expansion, NoRuleError, Value
 
 
 class Callee(NamedTuple):
@@ -15,15 +16,70 @@ class Callee(NamedTuple):
     graph: Any
 
     @staticmethod
-    def trace(function: Callable[..., Any], inputs: Sequence[Value]) -> Callee:
-        """The graph of `function`, which takes tensors like these."""
+    def trace(expansion: Expansion, inputs: Sequence[Value]) -> Callee:
+        """The graph of an expansion's function, which takes tensors like these."""
         import tensorflow as tf
-        from tensorflow.python.framework import func_graph
 
-        specs = [tf.TensorSpec(value.shape, value.dtype) for value in inputs]
-        return Callee(
-            func_graph.func_graph_from_py_func("expanded", function, specs, {}, add_control_dependencies=False)
-        )
+        specs = tuple(tf.TensorSpec(value.shape, value.dtype) for value in inputs)
+        # What a function holds besides its arguments may differ from one to the next, and would be kept.
+        trace = _trace.__wrapped__ if expansion.function.__closure__ else _trace
+        return Callee(trace(expansion, specs))
+
+
+@functools.lru_cache(maxsize=256)
+def _trace(expansion: Expansion, specs: tuple[Any, ...]) -> Any:
+    import tensorflow as tf
+    from tensorflow.python.framework import func_graph
+
+    def expand(*inputs: Any) -> Any:
+        return expansion.function(*expansion.arguments, *inputs)
+
+    with tf.init_scope():
+        return func_graph.func_graph_from_py_func("expanded", expand, specs, {}, add_control_dependencies=False)
+
+
+class Step:
+    """What is read of an op each time that its graph is: its tensors and ops by their ids."""
+
+    __slots__ = ("before", "controls", "inputs", "is_stateful", "name", "number", "op", "outputs", "type")
+
+    def __init__(self, op: Any):
+        self.op, self.number, self.name, self.type = op, id(op), op.name, op.type
+        self.inputs = [id(tensor) for tensor in op.inputs]
+        self.outputs = [id(tensor) for tensor in op.outputs]
+        self.controls = [id(one) for one in op.control_inputs]
+        self.before = [*self.inputs, *self.controls] if self.controls else self.inputs
+        self.is_stateful = is_stateful(op)
+
+
+_stateful: dict[str, bool] = {}
+
+
+def is_stateful(op: Any) -> bool:
+    """Whether an op has effects, or gives other results each time."""
+    found = _stateful.get(op.type)
+    if found is None:
+        definition = op.op_def
+        if definition is None:
+            return True  # a call of a function by its name
+        found = _stateful[op.type] = definition.is_stateful
+    return found
+
+
+_movable: dict[str, bool] = {}
+
+
+def is_movable(op: Any) -> bool:
+    """Whether an op can be in a function of its own: it calls none, and has no references of variables."""
+    found = _movable.get(op.type)
+    if found is None:
+        definition = op.op_def
+        if definition is None:
+            return False
+        calls = any(one.type in ("func", "list(func)") for one in definition.attr)
+        refers = any(one.is_ref for one in (*definition.input_arg, *definition.output_arg))
+        found = _movable[op.type] = not calls and not refers
+    return found
 
 
 def find_callee(op: Any, name: str, inputs: Sequence[Any] | None = None) -> Callee:
@@ -56,3 +112,35 @@ def has_op(op: Any, types: Any) -> bool:
                 return True
             pending += graph_ops.list_functions(node)
     return False
+
+
+def list_steps(graph: Any) -> list[Step]:
+    """The ops that the outputs or the effects of a graph need, each after those that it needs, else as they were made.
+
+    The order of their making is not always enough: a gradient adds what a loop keeps for it to the inputs of the loop.
+    """
+    pending = [*(tensor.op for tensor in graph.outputs), *graph.control_outputs]
+    before: dict[Any, list[Any]] = {}
+    while pending:
+        op = pending.pop()
+        if op not in before:
+            before[op] = [*(tensor.op for tensor in op.inputs), *op.control_inputs]
+            pending += before[op]
+    found: list[Step] = []
+    is_found: dict[Any, bool] = {}  # False while it waits for what it needs
+    for made in graph.get_operations():
+        waiting = [made] if made in before else []
+        while waiting:
+            op = waiting[-1]
+            missing = [one for one in before[op] if not is_found.get(one)]
+            if not missing:
+                if not is_found.get(op):
+                    is_found[op] = True
+                    found.append(Step(op))
+                waiting.pop()
+                continue
+            if op in is_found:
+                raise NoRuleError  # ops that need one another, as the loops of tf.compat.v1 have
+            is_found[op] = False
+            waiting += missing
+    return found

@@ -11,6 +11,9 @@ from matex_tf.rewrite.placement import REPLICATED, SIZES, WHOLE, Placement, Size
 
 MOST = 64
 """Entries of a vector whose values are followed."""
+_UNREAD = object()
+_PLAIN = ("b", "i", "f", "s", "func", "shape")
+"""Kinds of attributes that are read as TensorFlow reads them."""
 
 
 class Value:
@@ -25,7 +28,7 @@ class Value:
     def __init__(self, tensor: Any, key: tuple[Any, ...], placement: Placement, node: Node | None = None):
         self.tensor, self.key, self.placement, self.node = tensor, key, placement, node
         self.constant: np.ndarray | None = None
-        self._shape: list[int | None] | None = None
+        self._shape: Any = _UNREAD
 
     @property
     def dtype(self) -> Any:
@@ -34,10 +37,15 @@ class Value:
     @property
     def shape(self) -> list[int | None] | None:
         """The sizes of the script's tensor, as far as they are fixed; None where even their number is not known."""
-        return self._shape if self.tensor.shape.rank is None else self.tensor.shape.as_list()
+        if self._shape is _UNREAD:
+            shape = self.tensor.shape
+            self._shape = None if shape.rank is None else shape.as_list()
+        return self._shape
 
     def set_shape(self, shape: list[int | None]) -> None:
-        self._shape = shape
+        """Say what is known of a tensor of which TensorFlow does not know even the number of axes."""
+        if self.shape is None:
+            self._shape = shape
 
     @property
     def sizes(self) -> tuple[Size, ...] | None:
@@ -69,26 +77,54 @@ class Decision(NamedTuple):
 
 
 class Expansion(NamedTuple):
-    """A rule's answer: other ops, which `function` makes of the op's inputs, stand in the place of the op."""
+    """A rule's answer: other ops, which `function` makes of `arguments` and the op's inputs, stand in the op's place.
+
+    Two expansions with equal `arguments` (hashable) make the same ops of inputs with the same shapes and dtypes.
+    """
 
     function: Callable[..., Any]
+    arguments: tuple[Any, ...] = ()
 
 
 class Node:
     """An op of the script's graph, once for each call of the function that it is in."""
 
-    __slots__ = ("bodies", "controls", "decision", "inputs", "key", "level", "op", "outputs")
+    __slots__ = ("_definition", "bodies", "controls", "decision", "inputs", "key", "level", "op", "outputs", "type")
 
-    def __init__(self, op: Any, key: tuple[Any, ...], inputs: Sequence[Value], controls: Sequence[Node]):
-        self.op, self.key, self.inputs, self.controls = op, key, list(inputs), list(controls)
+    def __init__(self, op: Any, key: tuple[Any, ...], inputs: list[Value], controls: list[Node]):
+        self.op, self.key, self.inputs, self.controls = op, key, inputs, controls
+        self.type: str = op.type
+        self._definition: Any = None
         self.outputs: list[Value] = []
         self.decision: Decision = Decision((), ())
         self.bodies: list[Any] = []
         self.level = 0
 
     @property
-    def type(self) -> str:
-        return self.op.type
+    def definition(self) -> Any:
+        """The `NodeDef` of the op."""
+        if self._definition is None:
+            self._definition = self.op.node_def
+        return self._definition
+
+    def decide_on(self, decision: Decision) -> None:
+        """Take a decision, and note what it says of the outputs."""
+        self.decision = decision
+        for value, placement in zip(self.outputs, decision.gives, strict=True):
+            value.placement = placement
+        for value, constant in zip(self.outputs, decision.constants):
+            if value.constant is None:
+                value.constant = constant
+        for value, shape in zip(self.outputs, decision.shapes):
+            if shape is not None:
+                value.set_shape(shape)
+
+    def become(self, other: Node) -> Node:
+        """Take the inputs and the decision of a node of the same op that gives the same."""
+        self.inputs, self.controls, self.decision, self.bodies = (
+            other.inputs, other.controls, other.decision, other.bodies
+        )  # fmt: skip
+        return self
 
     def get_placement(self, index: int) -> Placement:
         return self.inputs[index].placement
@@ -102,7 +138,12 @@ class Node:
         return any(one.placement.is_sharded for one in self.inputs)
 
     def read_attribute(self, name: str, default: Any = None) -> Any:
-        return self.op.get_attr(name) if name in self.op.node_def.attr else default
+        attributes = self.definition.attr
+        if name not in attributes:
+            return default
+        value = attributes[name]
+        kind = value.WhichOneof("value")
+        return getattr(value, kind) if kind in _PLAIN else self.op.get_attr(name)
 
     def count_axes(self, index: int) -> int:
         shape = self.inputs[index].shape

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Iterable, Sequence
+from itertools import zip_longest
 from typing import Any
+
+import numpy as np
 
 from matex_tf.rewrite import control
 from matex_tf.rewrite.constants import find_constants
-from matex_tf.rewrite.functions import Callee, find_callee, has_op
+from matex_tf.rewrite.functions import Callee, Step, find_callee, has_op, list_steps
 from matex_tf.rewrite.nodes import Decision, Expansion, Node, NoRuleError, Value
+from matex_tf.rewrite.pauses import pause_collection
 from matex_tf.rewrite.placement import ANY, LIST, PARTIAL, REPLICATED, WHOLE, Placement, list_of
 from matex_tf.rewrite.rules import RULES
-from matex_tf.rewrite.sources import SOURCES, place_batch
+from matex_tf.rewrite.sources import SOURCES, is_batch, place_batch
 
 ALIASES = ("Identity", "IdentityN", "StopGradient", "PreventGradient", "Snapshot")
 """Identity ops: the copy of the graph leaves them out."""
@@ -48,6 +51,22 @@ class Program:
         return exchanges or any(body.has_collectives for node in self.nodes for body in node.bodies)
 
 
+class _Reading:
+    """What was last read of a graph at a place.
+
+    values: by the id of a tensor. made: by the id of an op, the nodes that stand for it; nodes: and those read for it.
+    """
+
+    __slots__ = ("controls", "graph", "made", "nodes", "values")
+
+    def __init__(self, graph: Any):
+        self.graph = graph
+        self.controls: list[Node] = []
+        self.values: dict[int, Value] = {}
+        self.made: dict[int, list[Node]] = {}
+        self.nodes: dict[int, list[Node]] = {}
+
+
 class Reader:
     """Reads graphs into programs.
 
@@ -56,19 +75,23 @@ class Reader:
         program is given rows of a batch; what others give is whole.
     """
 
-    def __init__(self, whole: Iterable[tuple[Any, ...]] = (), takes_batches: bool = True):
-        self.whole, self.takes_batches = set(whole), takes_batches
+    def __init__(self, takes_batches: bool = True):
+        self.takes_batches = takes_batches
+        self.whole: set[tuple[Any, ...]] = set()
         self._have_batch: list[bool] = []  # of the programs that are being read, the outermost first
+        self._added: set[tuple[Any, ...]] = set()  # and all beginnings of their keys
+        self._inputs: dict[tuple[Any, ...], Value] = {}
+        self._readings: dict[tuple[Any, ...], _Reading] = {}
+        self._steps: dict[int, tuple[Any, list[Step]]] = {}
 
     def read(
         self, graph: Any, placements: Sequence[Placement], key: tuple[Any, ...] = (), constants: Sequence[Any] = ()
     ) -> Program:
         """The program of a function's graph whose inputs have these placements; `constants`: and these fixed values."""
         inputs = [
-            Value(tensor, (*key, tensor.op.name, 0), one) for tensor, one in zip(graph.inputs, placements, strict=True)
+            self._read_input(tensor, (*key, tensor.op.name, 0), one, constant)
+            for (tensor, one), constant in zip_longest(zip(graph.inputs, placements, strict=True), constants)
         ]
-        for value, constant in zip(inputs, constants):
-            value.constant = constant
         nodes: list[Node] = []
         has_batch = (self._have_batch[-1:] or [False])[0] or _is_split(inputs)
         self._have_batch.append(has_batch)
@@ -81,62 +104,93 @@ class Reader:
             _wrap_whole(nodes, outputs)
         return Program(_drop_unneeded(nodes, outputs, effects), inputs, outputs, effects, takes_batch)
 
+    def make_whole(self, keys: set[tuple[Any, ...]]) -> None:
+        """Make these sums whole, too. Reading anew then decides only of ops with other inputs than before."""
+        self._added = {key[:length] for key in keys - self.whole for length in range(1, len(key) + 1)}
+        self.whole |= keys
+
     def _read_into(
         self, nodes: list[Node], graph: Any, inputs: list[Value], key: tuple[Any, ...], controls: list[Node]
     ) -> tuple[list[Value], list[Node]]:
         """The values of the outputs of `graph`, and the nodes that must have run after it."""
-        values = {tensor.name: value for tensor, value in zip(graph.inputs, inputs)}
-        made: dict[str, list[Node]] = {}  # by the name of an op, the nodes that stand for it
-        for op in _order_ops(graph):
-            if op.outputs and op.outputs[0].name in values:
+        if id(graph) not in self._steps:
+            self._steps[id(graph)] = graph, list_steps(graph)
+        last = self._readings.pop(key, None)  # a reading that ends in an error is not gone on with
+        one = last if last is not None and last.graph is graph else _Reading(graph)
+        changed: set[int] = set()  # the ids of tensors and of ops that no longer stand for what they did
+        for tensor, value in zip(graph.inputs, inputs):
+            if one.values.get(id(tensor)) is not value:
+                one.values[id(tensor)] = value
+                changed.add(id(tensor))
+        given = {id(tensor) for tensor in graph.inputs}
+        is_moved, one.controls = one.controls != controls, controls
+        for step in self._steps[id(graph)][1]:
+            if step.outputs and step.outputs[0] in given:
                 continue
-            before = [node for one in op.control_inputs for node in made.get(one.name, ())]
-            taken = [values[tensor.name] for tensor in op.inputs]
-            stateful = op.op_def is None or op.op_def.is_stateful
-            found, made[op.name] = self._read_op(
-                nodes, op, taken, (*key, op.name), before + (controls if stateful else [])
-            )
-            values.update((tensor.name, value) for tensor, value in zip(op.outputs, found))
-        effects = [node for op in graph.control_outputs for node in made.get(op.name, ())]
-        return [values[tensor.name] for tensor in graph.outputs], effects
+            at = (*key, step.name)
+            if (step.number in one.nodes and changed.isdisjoint(step.before) and at not in self._added
+                    and not (is_moved and step.is_stateful)):  # fmt: skip
+                nodes += one.nodes[step.number]
+                self._have_batch[-1] |= any(map(is_batch, one.nodes[step.number]))
+                continue
+            before = [node for number in step.controls for node in one.made.get(number, ())] if step.controls else []
+            taken = [one.values[number] for number in step.inputs]
+            own: list[Node] = []
+            if step.is_stateful:
+                before = before + controls
+            found, made = self._read_op(own, step, taken, at, before, one.nodes.get(step.number, ()))
+            if one.made.get(step.number) != made:
+                one.made[step.number] = made
+                changed.add(step.number)
+            for number, value in zip(step.outputs, found):
+                if one.values.get(number) is not value:
+                    one.values[number] = value
+                    changed.add(number)
+            one.nodes[step.number] = own
+            nodes += own
+        self._readings[key] = one
+        effects = [node for op in graph.control_outputs for node in one.made.get(id(op), ())]
+        return [one.values[id(tensor)] for tensor in graph.outputs], effects
 
     def _read_op(
-        self, nodes: list[Node], op: Any, inputs: list[Value], key: tuple[Any, ...], controls: list[Node]
-    ) -> tuple[list[Value], list[Node]]:
-        if op.type in CALLS and self.is_shared(op, inputs):
+        self, nodes: list[Node], step: Step, inputs: list[Value], key: tuple[Any, ...], controls: list[Node],
+        last: Sequence[Node],
+    ) -> tuple[list[Value], list[Node]]:  # fmt: skip
+        """What stands for the outputs of an op, and for the op. `last`: the nodes that were last read for it."""
+        op = step.op
+        if step.type in CALLS and self.is_shared(op, inputs):
             callee = find_callee(op, op.get_attr("f").name)
             return self._read_into(nodes, callee.graph, inputs, key, controls)
-        if op.type in ALIASES:
+        if step.type in ALIASES:
             return inputs, controls + [value.node for value in inputs if value.node is not None]
         node = Node(op, key, inputs, controls)
         node.outputs = [Value(tensor, (*key, index), WHOLE, node) for index, tensor in enumerate(op.outputs)]
         find_constants(node)
         decision = self._decide(node)
         if isinstance(decision, Expansion):
-            inner = Callee.trace(decision.function, inputs)
-            outputs, _ = self._read_into(nodes, inner.graph, inputs, key, controls)
+            outputs, _ = self._read_into(nodes, Callee.trace(decision, inputs).graph, inputs, key, controls)
             return outputs, [value.node for value in outputs if value.node is not None]
-        node.decision = decision
-        for index, value in enumerate(node.outputs):
-            value.placement = decision.gives[index]
-            if value.constant is None and index < len(decision.constants):
-                value.constant = decision.constants[index]
-            shape = decision.shapes[index] if index < len(decision.shapes) else None
-            if shape is not None:
-                value.set_shape(shape)
+        node.decide_on(decision)
+        if last and last[0].key == key and _gives_same(last[0], node):
+            node = last[0].become(node)
         nodes.append(node)
-        outputs = [self._make_whole(nodes, value) for value in node.outputs]
-        return outputs, [node]
+        return [self._make_whole(nodes, value) for value in node.outputs], [node]
+
+    def _read_input(self, tensor: Any, key: tuple[Any, ...], placement: Placement, constant: Any) -> Value:
+        value = self._inputs.get(key)
+        if value is None or value.placement != placement or value.constant is not constant:
+            value = self._inputs[key] = Value(tensor, key, placement)
+            value.constant = constant
+        return value
 
     def _make_whole(self, nodes: list[Node], value: Value) -> Value:
         """A sum that is needed whole is whole for all that follow."""
-        if value.key not in self.whole or value.placement.kind != PARTIAL:
+        if value.placement.kind != PARTIAL or value.key not in self.whole:
             return value
-        node = Node(_Whole(value.tensor), (*value.key, "whole"), [value], [])
-        node.outputs = [Value(value.tensor, (*value.key, "whole"), WHOLE, node)]
-        if value.shape is not None:
-            node.outputs[0].set_shape(value.shape)
-        node.decision = Decision([WHOLE], [WHOLE], lambda tensor: [tensor])
+        key = (*value.key, "whole")
+        node = Node(_Whole(value.tensor), key, [value], [])
+        node.outputs = [Value(value.tensor, key, WHOLE, node)]
+        node.decide_on(Decision([WHOLE], [WHOLE], lambda tensor: [tensor], (), [value.shape]))
         nodes.append(node)
         return node.outputs[0]
 
@@ -183,6 +237,18 @@ def _wrap_whole(nodes: list[Node], outputs: Iterable[Value]) -> None:
             node.decision = Decision([WHOLE] * len(node.inputs), [value.placement])
 
 
+def _gives_same(first: Node, second: Node) -> bool:
+    """Whether nobody who takes what a node gives decides anew when another stands in its place."""
+    return all(
+        one.placement == other.placement and one.shape == other.shape and _is_same(one.constant, other.constant)
+        for one, other in zip(first.outputs, second.outputs, strict=True)
+    )
+
+
+def _is_same(first: np.ndarray | None, second: np.ndarray | None) -> bool:
+    return first is second or (first is not None and second is not None and np.array_equal(first, second))
+
+
 class _Whole:
     """Stands for the op of a node that the script's graph does not have: a sum made whole."""
 
@@ -198,13 +264,14 @@ class _Whole:
 
 def read_program(graph: Any, placements: Sequence[Placement], takes_batches: bool = True) -> Program:
     """The program of `graph`, in which no sum is made whole in two forms."""
-    whole: set[tuple[Any, ...]] = set()
-    while True:
-        program = Reader(whole, takes_batches).read(graph, placements)
-        more = find_sums_needed_whole(program) - whole
-        if not more:
-            return program
-        whole |= more
+    reader = Reader(takes_batches)
+    with pause_collection():
+        while True:
+            program = reader.read(graph, placements)
+            more = find_sums_needed_whole(program) - reader.whole
+            if not more:
+                return program
+            reader.make_whole(more)
 
 
 def find_sums_needed_whole(program: Program) -> set[tuple[Any, ...]]:
@@ -220,48 +287,16 @@ def find_sums_needed_whole(program: Program) -> set[tuple[Any, ...]]:
     return (needed & kept).union(*bodies)
 
 
-def _order_ops(graph: Any) -> list[Any]:
-    """The ops that the outputs or the effects of a graph need, each after those that it needs, else as they were made.
-
-    The order of their making is not enough: a gradient adds what a loop keeps for it to the inputs of the loop.
-    """
-    pending = [tensor.op for tensor in graph.outputs] + list(graph.control_outputs)
-    needed: dict[str, Any] = {}
-    waiting: dict[str, set[str]] = {}
-    users: dict[str, list[str]] = {}
-    while pending:
-        op = pending.pop()
-        if op.name in needed:
-            continue
-        needed[op.name] = op
-        before = [tensor.op for tensor in op.inputs] + list(op.control_inputs)
-        waiting[op.name] = {one.name for one in before}
-        for name in waiting[op.name]:
-            users.setdefault(name, []).append(op.name)
-        pending.extend(before)
-    numbers = {op.name: number for number, op in enumerate(graph.get_operations())}
-    ready = [(numbers[name], name) for name, before in waiting.items() if not before]
-    heapq.heapify(ready)
-    found = []
-    while ready:
-        _, name = heapq.heappop(ready)
-        found.append(needed[name])
-        for user in users.get(name, ()):
-            waiting[user].discard(name)
-            if not waiting[user]:
-                heapq.heappush(ready, (numbers[user], user))
-    if len(found) < len(needed):
-        raise NoRuleError  # ops that need one another, as the loops of tf.compat.v1 have
-    return found
-
-
 def _drop_unneeded(nodes: list[Node], outputs: Iterable[Value], effects: Iterable[Node]) -> list[Node]:
-    pending = [value.node for value in outputs if value.node is not None] + list(effects)
-    needed: set[int] = set()
-    while pending:
-        node = pending.pop()
-        if id(node) not in needed:
-            needed.add(id(node))
-            pending.extend(value.node for value in node.inputs if value.node is not None)
-            pending.extend(node.controls)
-    return [node for node in nodes if id(node) in needed]
+    needed = {id(value.node) for value in outputs}
+    needed.update(map(id, effects))
+    found = []
+    for node in reversed(nodes):
+        if id(node) in needed:
+            found.append(node)
+            for value in node.inputs:
+                needed.add(id(value.node))
+            for one in node.controls:
+                needed.add(id(one))
+    found.reverse()
+    return found

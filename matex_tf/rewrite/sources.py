@@ -35,6 +35,11 @@ def place_batch(node: Node) -> Decision:
     return Decision([WHOLE] * len(node.inputs), gives, mark_taker(emit))
 
 
+def is_batch(node: Node) -> bool:
+    """Whether a node that was read gives the batch of its program."""
+    return node.type in SOURCES and any(one.is_sharded for one in node.decision.gives)
+
+
 def take_rows(copy: Any, tensors: list[Any], are_rows: list[bool]) -> list[Any]:
     """This rank's rows of those of the whole `tensors` that have rows; the copy goes on with the rank's share of them.
 

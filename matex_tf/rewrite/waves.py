@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from matex_tf.rewrite.control import needs_exchange
 from matex_tf.rewrite.nodes import Node, Value
-from matex_tf.rewrite.placement import Placement
+from matex_tf.rewrite.placement import REPLICATED, Placement
 from matex_tf.rewrite.propagate import Program
 
 
@@ -30,12 +30,12 @@ def schedule(program: Program, needs: list[Placement]) -> list[list[Exchange]]:
     for node in program.nodes:
         level = max((earliest[id(one)] for one in node.controls if id(one) in earliest), default=0)
         for value, need in zip(node.inputs, node.decision.needs):
-            made = 0 if value.node is None else earliest[id(value.node)]
+            made = 0 if value.node is None else earliest.get(id(value.node), 0)
             level = max(level, made + is_exchanged(value, need))
         earliest[id(node)] = level
     last = max(earliest.values(), default=0)
     ends = [
-        (0 if value.node is None else earliest[id(value.node)]) + is_exchanged(value, need)
+        (0 if value.node is None else earliest.get(id(value.node), 0)) + is_exchanged(value, need)
         for value, need in zip(program.outputs, needs)
     ]
     last = max([last, *ends])
@@ -66,7 +66,7 @@ def schedule(program: Program, needs: list[Placement]) -> list[list[Exchange]]:
 
 
 def is_exchanged(value: Value, need: Placement | None) -> bool:
-    return need is not None and needs_exchange(value.placement, need)
+    return need is not None and value.placement.kind != REPLICATED and needs_exchange(value.placement, need)
 
 
 def order(program: Program) -> list[Node]:

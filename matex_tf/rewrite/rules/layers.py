@@ -116,30 +116,33 @@ def normalize(node: Node) -> Decision | Expansion:
         raise NoRuleError
     if not node.read_attribute("is_training"):
         return Decision([None, *[WHOLE] * 4], [shard(*one.layout), *[WHOLE] * (count_outputs - 1)])
-    channels, rank = find_channel_axis(node), node.count_axes(0)
+    return Expansion(_expand_norm, (
+        find_channel_axis(node), node.count_axes(0), count_outputs, node.read_attribute("epsilon"),
+        node.read_attribute("exponential_avg_factor", 1.0)))  # fmt: skip
+
+
+def _expand_norm(
+    channels: int, rank: int, count_outputs: int, epsilon: float, factor: float,
+    x: Any, scale: Any, offset: Any, mean: Any, variance: Any,
+) -> Any:  # fmt: skip
+    """The formulas of the fused op, whose statistics are those of all rows."""
+    import tensorflow as tf
+
     axes = [axis for axis in range(rank) if axis != channels]
-    epsilon, factor = node.read_attribute("epsilon"), node.read_attribute("exponential_avg_factor", 1.0)
-
-    def expand(x: Any, scale: Any, offset: Any, mean: Any, variance: Any) -> Any:
-        """The formulas of the fused op, whose statistics are those of all rows."""
-        import tensorflow as tf
-
-        wide = tf.cast(x, scale.dtype)
-        count = tf.reduce_prod(tf.gather(tf.shape(x, tf.int64), axes))
-        count = tf.cast(count, scale.dtype)
-        here = tf.reduce_sum(wide, axes) / count
-        centred = wide - _spread(here, channels, rank)
-        spread = tf.reduce_sum(tf.square(centred), axes) / count
-        unbiased = spread * (count / tf.maximum(count - 1, 1))
-        root = tf.math.rsqrt(spread + epsilon)
-        y = centred * _spread(root * scale, channels, rank) + _spread(offset, channels, rank)
-        kept = [here, unbiased]
-        if factor != 1.0:
-            kept = [(1 - factor) * old + factor * new for old, new in zip((mean, variance), kept)]
-        made = [tf.cast(y, x.dtype), *kept, here, spread, tf.zeros([0], scale.dtype)]
-        return made[:count_outputs]
-
-    return Expansion(expand)
+    wide = tf.cast(x, scale.dtype)
+    count = tf.reduce_prod(tf.gather(tf.shape(x, tf.int64), axes))
+    count = tf.cast(count, scale.dtype)
+    here = tf.reduce_sum(wide, axes) / count
+    centred = wide - _spread(here, channels, rank)
+    spread = tf.reduce_sum(tf.square(centred), axes) / count
+    unbiased = spread * (count / tf.maximum(count - 1, 1))
+    root = tf.math.rsqrt(spread + epsilon)
+    y = centred * _spread(root * scale, channels, rank) + _spread(offset, channels, rank)
+    kept = [here, unbiased]
+    if factor != 1.0:
+        kept = [(1 - factor) * old + factor * new for old, new in zip((mean, variance), kept)]
+    made = [tf.cast(y, x.dtype), *kept, here, spread, tf.zeros([0], scale.dtype)]
+    return made[:count_outputs]
 
 
 @register_rule("FusedBatchNormGrad FusedBatchNormGradV2 FusedBatchNormGradV3")
@@ -149,28 +152,31 @@ def normalize_backward(node: Node) -> Decision | Expansion:
         return node.decide_whole()
     if one.axis == find_channel_axis(node):
         raise NoRuleError
-    channels, rank = find_channel_axis(node), node.count_axes(0)
+    return Expansion(_expand_norm_backward, (
+        find_channel_axis(node), node.count_axes(0), count_outputs, node.read_attribute("epsilon"),
+        node.read_attribute("is_training")))  # fmt: skip
+
+
+def _expand_norm_backward(
+    channels: int, rank: int, count_outputs: int, epsilon: float, trains: bool,
+    dy: Any, x: Any, scale: Any, mean: Any, spread: Any, *_: Any,
+) -> Any:  # fmt: skip
+    """Ioffe and Szegedy (arXiv 1502.03167), section 3; in inference the statistics are constants."""
+    import tensorflow as tf
+
     axes = [axis for axis in range(rank) if axis != channels]
-    epsilon, trains = node.read_attribute("epsilon"), node.read_attribute("is_training")
-
-    def expand(dy: Any, x: Any, scale: Any, mean: Any, spread: Any, *_: Any) -> Any:
-        """Ioffe and Szegedy (arXiv 1502.03167), section 3; in inference the statistics are constants."""
-        import tensorflow as tf
-
-        dy, wide = tf.cast(dy, scale.dtype), tf.cast(x, scale.dtype)
-        root = tf.math.rsqrt(spread + epsilon)
-        normal = (wide - _spread(mean, channels, rank)) * _spread(root, channels, rank)
-        d_offset = tf.reduce_sum(dy, axes)
-        d_scale = tf.reduce_sum(dy * normal, axes)
-        dx = dy
-        if trains:
-            count = tf.cast(tf.reduce_prod(tf.gather(tf.shape(x, tf.int64), axes)), scale.dtype)
-            dx = dy - _spread(d_offset / count, channels, rank) - normal * _spread(d_scale / count, channels, rank)
-        dx = dx * _spread(scale * root, channels, rank)
-        empty = tf.zeros([0], scale.dtype)
-        return [tf.cast(dx, x.dtype), d_scale, d_offset, empty, empty][:count_outputs]
-
-    return Expansion(expand)
+    dy, wide = tf.cast(dy, scale.dtype), tf.cast(x, scale.dtype)
+    root = tf.math.rsqrt(spread + epsilon)
+    normal = (wide - _spread(mean, channels, rank)) * _spread(root, channels, rank)
+    d_offset = tf.reduce_sum(dy, axes)
+    d_scale = tf.reduce_sum(dy * normal, axes)
+    dx = dy
+    if trains:
+        count = tf.cast(tf.reduce_prod(tf.gather(tf.shape(x, tf.int64), axes)), scale.dtype)
+        dx = dy - _spread(d_offset / count, channels, rank) - normal * _spread(d_scale / count, channels, rank)
+    dx = dx * _spread(scale * root, channels, rank)
+    empty = tf.zeros([0], scale.dtype)
+    return [tf.cast(dx, x.dtype), d_scale, d_offset, empty, empty][:count_outputs]
 
 
 def _spread(vector: Any, channels: int, rank: int) -> Any:

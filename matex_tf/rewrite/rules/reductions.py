@@ -55,19 +55,19 @@ def average(node: Node) -> Decision | Expansion:
     reduced, axis, _ = find_reduced(node)
     if not reduced:
         return node.decide([None, WHOLE], shard(axis, one.rows))
-    keeps = node.read_attribute("keep_dims")
-    axes = [axis for axis, named in enumerate(node.read_named_axes(1, node.count_axes(0))) if named]
+    named = node.read_named_axes(1, node.count_axes(0))
+    axes = tuple(axis for axis, is_named in enumerate(named) if is_named)
+    return Expansion(_expand_mean, (axes, node.read_attribute("keep_dims")))
 
-    def expand(rows: Any, _: Any) -> Any:
-        import tensorflow as tf
 
-        sizes = tf.gather(tf.shape(rows, tf.int64), axes)
-        total = tf.reduce_sum(rows, axes, keepdims=keeps)
-        if rows.dtype.is_integer:
-            return total // tf.cast(tf.reduce_prod(sizes), rows.dtype)
-        return total / tf.cast(tf.reduce_prod(sizes), rows.dtype)
+def _expand_mean(axes: tuple[int, ...], keeps: bool, rows: Any, _: Any) -> Any:
+    import tensorflow as tf
 
-    return Expansion(expand)
+    sizes = tf.gather(tf.shape(rows, tf.int64), axes)
+    total = tf.reduce_sum(rows, axes, keepdims=keeps)
+    if rows.dtype.is_integer:
+        return total // tf.cast(tf.reduce_prod(sizes), rows.dtype)
+    return total / tf.cast(tf.reduce_prod(sizes), rows.dtype)
 
 
 @register_rule("Prod")
@@ -106,15 +106,13 @@ def take_norm(node: Node) -> Decision | Expansion:
     one = node.get_placement(0)
     if not one.is_sharded or not find_reduced(node)[0]:
         return take_extreme(node)
-    keeps = node.read_attribute("keep_dims")
-    axes = node.read_axes(1, node.count_axes(0))
+    return Expansion(_expand_norm, (tuple(node.read_axes(1, node.count_axes(0))), node.read_attribute("keep_dims")))
 
-    def expand(rows: Any, _: Any) -> Any:
-        import tensorflow as tf
 
-        return tf.sqrt(tf.reduce_sum(tf.square(rows), axes, keepdims=keeps))
+def _expand_norm(axes: tuple[int, ...], keeps: bool, rows: Any, _: Any) -> Any:
+    import tensorflow as tf
 
-    return Expansion(expand)
+    return tf.sqrt(tf.reduce_sum(tf.square(rows), axes, keepdims=keeps))
 
 
 @register_rule("L2Loss")

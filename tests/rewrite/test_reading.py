@@ -1,0 +1,97 @@
+"""A program is that of one reading, however it came about; what its copy registers goes with the copy."""
+
+from __future__ import annotations
+
+import gc
+import os
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+import growing
+import pytest
+import tensorflow as tf
+from simulated_ranks import Meeting, Simulation, find_difference
+
+from matex_tf.rewrite import emit
+from matex_tf.rewrite.placement import BATCH, WHOLE
+from matex_tf.rewrite.propagate import Reader, find_sums_needed_whole, read_program
+
+
+def _describe(program):
+    return [
+        (node.key, [one.key for one in node.inputs], [one.key for one in node.controls], list(node.decision.needs),
+         [one.placement for one in node.outputs], [_describe(body) for body in node.bodies])
+        for node in program.nodes
+    ]  # fmt: skip
+
+
+def _trace(function, arguments):
+    specs = [tf.TensorSpec([None, *one.shape[1:]], one.dtype) for one in arguments]
+    return tf.function(function, autograph=False).get_concrete_function(*specs).graph
+
+
+def _take_both(x):
+    """A sum that is needed whole, and kept; another that is so only once the first is whole; one in a loop."""
+    total = tf.reduce_sum(x, 0)
+    centred = x - total / 2.0
+    spread = tf.reduce_sum(tf.square(centred), 0)
+    turned = tf.while_loop(lambda i, _: i < 2, lambda i, y: (i + 1, y - tf.reduce_sum(y, 0)), (0, x))[1]
+    return total * 3.0, spread * 2.0, centred / spread, tf.math.exp(spread), turned
+
+
+GROWN = [growing.grow(seed, 3)[:2] for seed in range(4)]
+
+
+@pytest.mark.parametrize("function, arguments", [(_take_both, [tf.ones([4, 3])]), *GROWN])
+def test_a_graph_that_is_read_again_is_read_as_if_for_the_first_time(function, arguments):
+    graph = _trace(function, [tf.constant(one) for one in arguments])
+    placements = [BATCH] * len(arguments) + [WHOLE] * len(graph.captures)
+    program = read_program(graph, placements)
+    afresh, whole = _read_afresh(graph, placements, set())
+    while whole != (more := whole | find_sums_needed_whole(afresh)):
+        afresh, whole = _read_afresh(graph, placements, more)
+    assert _describe(program) == _describe(afresh)
+    assert whole or function is not _take_both
+
+
+def _read_afresh(graph, placements, whole):
+    reader = Reader()
+    reader.make_whole(whole)
+    return reader.read(graph, placements), whole
+
+
+def _list_functions():
+    from tensorflow.python.eager import context
+
+    return {name for name in context.context().list_function_names() if "matex_segment" in str(name)}
+
+
+def test_functions_of_a_copy_are_removed_with_it(monkeypatch):
+    monkeypatch.setattr(emit, "FEW", 1)
+    gc.collect()
+    before = _list_functions()
+    simulation = Simulation(lambda x: tf.exp(tf.reduce_sum(tf.square(x))), [tf.ones([4, 3])])
+    function = simulation.build(Meeting(1), 0, [])
+    assert _list_functions() - before
+    del function
+    gc.collect()
+    assert _list_functions() == before
+
+
+def test_effects_keep_their_order_between_runs_of_ops(monkeypatch):
+    """Writes before and after a collective, in runs that are functions, and a read between them."""
+    monkeypatch.setattr(emit, "FEW", 1)
+    variable = tf.Variable(1.0)
+
+    def step(x):
+        variable.assign(variable * 2.0 + 1.0)
+        before = tf.identity(variable)
+        variable.assign_add(tf.math.exp(tf.reduce_sum(x)) + before)
+        after = tf.identity(variable)
+        variable.assign(after * before - 1.0)
+        return before, after
+
+    simulation = Simulation(step, [tf.constant([[0.1], [0.2], [0.3]])])
+    expected = simulation.run_alone(3)
+    for given in simulation.run((2, 1), 3):
+        assert not find_difference(expected, given, 1e-6)
