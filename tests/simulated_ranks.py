@@ -59,8 +59,10 @@ class Exchanger:
 def combine(kind: str, parts: list[Any]) -> Any:
     if kind == "gather":
         return np.concatenate(parts)
-    made = {"sum": np.sum, "max": np.max, "min": np.min}[kind](np.stack(parts), axis=0)
-    return np.asarray(made, parts[0].dtype)
+    dtype = parts[0].dtype
+    wide = np.stack(parts).astype(np.float32) if dtype.itemsize == 2 and dtype.kind != "i" else np.stack(parts)
+    with np.errstate(over="ignore"):
+        return np.asarray({"sum": np.sum, "max": np.max, "min": np.min}[kind](wide, axis=0)).astype(dtype)
 
 
 class Simulation:

@@ -22,6 +22,7 @@ class Exchanger(Protocol):
         Args:
             requests: what is done ("sum", "max", "min": over the ranks; "gather": the ranks' rows one after the other)
                 and with which tensor; the ranks' tensors have one shape, but for the rows that are gathered.
+                Sums of half precision are made of float32 numbers and rounded once.
             contributes: a scalar bool; where it is False this rank adds nothing, whatever its tensors hold.
         """
 

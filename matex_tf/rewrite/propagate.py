@@ -10,7 +10,7 @@ from matex_tf.rewrite import control
 from matex_tf.rewrite.constants import find_constants
 from matex_tf.rewrite.functions import Callee, find_callee, has_op
 from matex_tf.rewrite.nodes import Decision, Expansion, Node, NoRuleError, Value
-from matex_tf.rewrite.placement import ANY, LIST, PARTIAL, REPLICATED, WHOLE, Placement
+from matex_tf.rewrite.placement import ANY, HALF, LIST, PARTIAL, REPLICATED, WHOLE, Placement
 from matex_tf.rewrite.rules import RULES
 
 ALIASES = ("Identity", "IdentityN", "StopGradient", "PreventGradient", "Snapshot")
@@ -109,8 +109,8 @@ class Reader:
         return outputs, [node]
 
     def _make_whole(self, nodes: list[Node], value: Value) -> Value:
-        """A sum that is needed whole is whole for all that follow."""
-        if value.key not in self.whole or value.placement.kind != PARTIAL:
+        """A sum that is needed whole is whole for all that follow; so is each of half precision: see `HALF`."""
+        if value.placement.kind != PARTIAL or not (value.key in self.whole or value.dtype.name in HALF):
             return value
         node = Node(_Whole(value.tensor), (*value.key, "whole"), [value], [])
         node.outputs = [Value(value.tensor, (*value.key, "whole"), WHOLE, node)]

@@ -5,7 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 from matex_tf.rewrite.nodes import Decision, Expansion, Node, NoRuleError
-from matex_tf.rewrite.placement import PARTIAL, SIZES, SUM, WHOLE, ZERO, Placement, make_sizes, multiply_sizes, shard
+from matex_tf.rewrite.placement import (
+    HALF,
+    PARTIAL,
+    SIZES,
+    SUM,
+    WHOLE,
+    ZERO,
+    Placement,
+    make_sizes,
+    multiply_sizes,
+    shard,
+)
 from matex_tf.rewrite.rules.registry import register_rule
 from matex_tf.rewrite.rules.shapes import keep_figure
 
@@ -62,12 +73,19 @@ def average(node: Node) -> Decision | Expansion:
         import tensorflow as tf
 
         sizes = tf.gather(tf.shape(rows, tf.int64), axes)
-        total = tf.reduce_sum(rows, axes, keepdims=keeps)
-        if rows.dtype.is_integer:
-            return total // tf.cast(tf.reduce_prod(sizes), rows.dtype)
-        return total / tf.cast(tf.reduce_prod(sizes), rows.dtype)
+        wide = _widen(rows)
+        total = tf.reduce_sum(wide, axes, keepdims=keeps)
+        count = tf.cast(tf.reduce_prod(sizes), wide.dtype)
+        return tf.cast(total // count if rows.dtype.is_integer else total / count, rows.dtype)
 
     return Expansion(expand)
+
+
+def _widen(rows: Any) -> Any:
+    """In half precision a sum, or a number of rows, may overflow although what is made of it does not."""
+    import tensorflow as tf
+
+    return tf.cast(rows, tf.float32) if rows.dtype.name in HALF else rows
 
 
 @register_rule("Prod")
@@ -112,7 +130,7 @@ def take_norm(node: Node) -> Decision | Expansion:
     def expand(rows: Any, _: Any) -> Any:
         import tensorflow as tf
 
-        return tf.sqrt(tf.reduce_sum(tf.square(rows), axes, keepdims=keeps))
+        return tf.cast(tf.sqrt(tf.reduce_sum(tf.square(_widen(rows)), axes, keepdims=keeps)), rows.dtype)
 
     return Expansion(expand)
 
