@@ -11,6 +11,8 @@ from matex_tf.rewrite.placement import REPLICATED, SIZES, WHOLE, Placement, Size
 
 MOST = 64
 """Entries of a vector whose values are followed."""
+USUAL_SIZE = 128
+"""What sizes that are not known are taken to be, where costs are compared."""
 
 
 class Value:
@@ -38,6 +40,15 @@ class Value:
 
     def set_shape(self, shape: list[int | None]) -> None:
         self._shape = shape
+
+    def estimate_bytes(self, rows: int) -> int:
+        """Bytes of the script's tensor, where the batch has so many rows; unknown sizes are taken as `USUAL_SIZE`."""
+        product = int(self.dtype.size)
+        for axis, size in enumerate(self.shape or [None]):
+            entries = rows * (self.placement.rows.unit or 1)
+            is_counted = self.placement.is_sharded and axis == self.placement.axis
+            product *= size if size is not None else entries if is_counted else USUAL_SIZE
+        return product
 
     @property
     def sizes(self) -> tuple[Size, ...] | None:
@@ -75,12 +86,18 @@ class Expansion(NamedTuple):
 
 
 class Node:
-    """An op of the script's graph, once for each call of the function that it is in."""
+    """An op of the script's graph, once for each call of the function that it is in.
 
-    __slots__ = ("bodies", "controls", "decision", "inputs", "key", "level", "op", "outputs")
+    rows: how many the batch has, where costs are compared.
+    """
 
-    def __init__(self, op: Any, key: tuple[Any, ...], inputs: Sequence[Value], controls: Sequence[Node]):
+    __slots__ = ("bodies", "controls", "decision", "inputs", "key", "level", "op", "outputs", "rows")
+
+    def __init__(
+        self, op: Any, key: tuple[Any, ...], inputs: Sequence[Value], controls: Sequence[Node], rows: int = USUAL_SIZE
+    ):
         self.op, self.key, self.inputs, self.controls = op, key, list(inputs), list(controls)
+        self.rows = rows
         self.outputs: list[Value] = []
         self.decision: Decision = Decision((), ())
         self.bodies: list[Any] = []

@@ -9,7 +9,7 @@ from typing import Any
 from matex_tf.rewrite import control
 from matex_tf.rewrite.constants import find_constants
 from matex_tf.rewrite.functions import Callee, find_callee, has_op
-from matex_tf.rewrite.nodes import Decision, Expansion, Node, NoRuleError, Value
+from matex_tf.rewrite.nodes import USUAL_SIZE, Decision, Expansion, Node, NoRuleError, Value
 from matex_tf.rewrite.placement import ANY, HALF, LIST, PARTIAL, REPLICATED, WHOLE, Placement
 from matex_tf.rewrite.rules import RULES
 
@@ -43,10 +43,16 @@ class Reader:
 
     whole: the keys of sums that are made whole where they arise, because they are needed whole anyway.
     sources: by op type, the placements of what such ops give whatever they take (`IteratorGetNext`: the batch).
+    rows: how many the batch has, as far as costs are compared; results are the same for any number.
     """
 
-    def __init__(self, whole: Iterable[tuple[Any, ...]] = (), sources: dict[str, Placement] | None = None):
-        self.whole, self.sources = set(whole), sources or {}
+    def __init__(
+        self,
+        whole: Iterable[tuple[Any, ...]] = (),
+        sources: dict[str, Placement] | None = None,
+        rows: int = USUAL_SIZE,
+    ):
+        self.whole, self.sources, self.rows = set(whole), sources or {}, rows
 
     def read(
         self, graph: Any, placements: Sequence[Placement], key: tuple[Any, ...] = (), constants: Sequence[Any] = ()
@@ -88,7 +94,7 @@ class Reader:
             return self._read_into(nodes, callee.graph, inputs, key, controls)
         if op.type in ALIASES:
             return inputs, controls + [value.node for value in inputs if value.node is not None]
-        node = Node(op, key, inputs, controls)
+        node = Node(op, key, inputs, controls, self.rows)
         node.outputs = [Value(tensor, (*key, index), WHOLE, node) for index, tensor in enumerate(op.outputs)]
         find_constants(node)
         decision = self._decide(node)
@@ -157,11 +163,16 @@ class _Whole:
         self.node_def = tensor.op.node_def
 
 
-def read_program(graph: Any, placements: Sequence[Placement], sources: dict[str, Placement] | None = None) -> Program:
-    """The program of `graph`, in which no sum is made whole in two forms."""
+def read_program(
+    graph: Any,
+    placements: Sequence[Placement],
+    sources: dict[str, Placement] | None = None,
+    rows: int = USUAL_SIZE,
+) -> Program:
+    """The program of `graph`, in which no sum is made whole in two forms; `sources`, `rows`: see `Reader`."""
     whole: set[tuple[Any, ...]] = set()
     while True:
-        program = Reader(whole, sources).read(graph, placements)
+        program = Reader(whole, sources, rows).read(graph, placements)
         more = find_sums_needed_whole(program) - whole
         if not more:
             return program
