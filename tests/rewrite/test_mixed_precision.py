@@ -68,8 +68,9 @@ def test_the_loss_scale_is_halved_where_a_sum_of_parts_is_too_large_for_float16(
     """Gradients of 11 rows overflow, those of 6 do not; the next step, of half the scale, is taken."""
     keras.config.set_dtype_policy("mixed_float16")
     optimizer = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1), initial_scale=2.0**13)
-    model, simulation = _train([L.Dense(1, use_bias=False)], optimizer, np.ones([11, 2], np.float32),
-                               np.zeros([11, 1], np.float32), lambda _, made: tf.reduce_sum(made, -1) * 11.0)  # fmt: skip
+    inputs, labels = np.ones([11, 2], np.float32), np.zeros([11, 1], np.float32)
+    layers = [L.Dense(1, use_bias=False)]
+    model, simulation = _train(layers, optimizer, inputs, labels, lambda _, made: tf.reduce_sum(made, -1) * 11.0)
     before = model.get_weights()[0]
     for given in [simulation.run_alone(2), *simulation.run((6, 5), 2)]:
         scale = next(one for one, value in zip(given[-len(simulation.variables) :], simulation.variables)

@@ -43,7 +43,8 @@ OPTIMIZERS = {
     "globally clipped": lambda: optimizers.AdamW(0.01, global_clipnorm=0.1, weight_decay=0.01, use_ema=True),
     "clipped values": lambda: optimizers.SGD(0.1, clipvalue=1e-3), "adagrad": lambda: optimizers.Adagrad(0.1),
     "rmsprop": lambda: optimizers.RMSprop(0.01, momentum=0.5, centered=True), "ftrl": lambda: optimizers.Ftrl(0.1),
-    "adadelta": lambda: optimizers.Adadelta(0.1), "accumulating": lambda: optimizers.Adam(0.01, gradient_accumulation_steps=2),
+    "adadelta": lambda: optimizers.Adadelta(0.1),
+    "accumulating": lambda: optimizers.Adam(0.01, gradient_accumulation_steps=2),
 }  # fmt: skip
 OFTEN = ("momentum", "globally clipped", "adagrad", "accumulating")
 
