@@ -6,7 +6,7 @@ import heapq
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from matex_tf.rewrite import control
+from matex_tf.rewrite import compiled, control
 from matex_tf.rewrite.constants import find_constants
 from matex_tf.rewrite.functions import Callee, find_callee, has_op
 from matex_tf.rewrite.nodes import USUAL_SIZE, Decision, Expansion, Node, NoRuleError, Value
@@ -15,7 +15,6 @@ from matex_tf.rewrite.rules import RULES
 
 ALIASES = ("Identity", "IdentityN", "StopGradient", "PreventGradient", "Snapshot")
 """Identity ops: the copy of the graph leaves them out."""
-CALLS = ("PartitionedCall", "StatefulPartitionedCall")
 
 
 class Program:
@@ -89,7 +88,11 @@ class Reader:
     def _read_op(
         self, nodes: list[Node], op: Any, inputs: list[Value], key: tuple[Any, ...], controls: list[Node]
     ) -> tuple[list[Value], list[Node]]:
-        if op.type in CALLS and (self._is_split(inputs) or self._has_source(op)):
+        if (
+            op.type in compiled.CALLS
+            and not compiled.is_compiled(op)
+            and (self._is_split(inputs) or self._has_source(op))
+        ):
             callee = find_callee(op, op.get_attr("f").name)
             return self._read_into(nodes, callee.graph, inputs, key, controls)
         if op.type in ALIASES:
@@ -143,6 +146,8 @@ class Reader:
         try:
             if node.type in control.FLOW and (self._is_split(node.inputs) or self._has_source(node.op)):
                 return control.FLOW[node.type](self, node)
+            if compiled.is_compiled(node.op) and self._is_split(node.inputs):
+                return compiled.place_call(self, node)
             if node.type in RULES:
                 return RULES[node.type](node)
         except NoRuleError:
