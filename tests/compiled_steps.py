@@ -1,6 +1,6 @@
 """Steps in which XLA compiles a function, copied for ranks: `python compiled_steps.py FOLDER` stores what they give.
 
-Without ranks: what the steps give alone.
+Without ranks: what the steps give alone. Nothing in them is replaced under ranks: no tape, no optimizer.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from matex_tf import ops
+from matex_tf.rewrite import compiled
 from matex_tf.rewrite.emit import Copy, Share
 from matex_tf.rewrite.placement import BATCH, WHOLE
 from matex_tf.rewrite.propagate import read_program
@@ -30,22 +31,21 @@ def make_variables():
     return [tf.Variable(random.normal(size=size)) for size in ([6, 4], [4, 2])] + [tf.Variable(1)]
 
 
-def make_step(compiled):
+def make_step():
     """All of a step: sums and extremes, statistics of the batch, rows in reverse, random numbers, a loop, a branch."""
     first, second, turns = variables = make_variables()
 
-    @tf.function(jit_compile=compiled)
+    @tf.function(jit_compile=True)
     def step(x, y):
         turns.assign_add(1)
-        with tf.GradientTape() as tape:
-            hidden = tf.tanh((x - tf.reduce_mean(x, 0)) @ first)
-            mask = tf.random.stateless_uniform([tf.shape(x)[0], 4], [3, turns], dtype=x.dtype) < 0.7
-            hidden += 0.1 * tf.random.stateless_normal(tf.shape(hidden), [turns, 2], dtype=x.dtype)
-            made = tf.where(mask, hidden, 0.0) @ second
-            for _ in tf.range(2):
-                made += tf.reduce_max(made, 0) * 0.1
-            loss = tf.reduce_mean(tf.square(made - y)) + 0.1 * tf.reduce_mean(tf.square(tf.reverse(made, [0]) - y))
-        gradients = tape.gradient(loss, [first, second])
+        hidden = tf.tanh((x - tf.reduce_mean(x, 0)) @ first)
+        mask = tf.random.stateless_uniform([tf.shape(x)[0], 4], [3, turns], dtype=x.dtype) < 0.7
+        hidden += 0.1 * tf.random.stateless_normal(tf.shape(hidden), [turns, 2], dtype=x.dtype)
+        made = tf.where(mask, hidden, 0.0) @ second
+        for _ in tf.range(2):
+            made += tf.reduce_max(made, 0) * 0.1
+        loss = tf.reduce_mean(tf.square(made - y)) + 0.1 * tf.reduce_mean(tf.square(tf.reverse(made, [0]) - y))
+        gradients = tf.gradients(loss, [first, second])
         norm = tf.linalg.global_norm(gradients)
         scale = tf.cond(norm > 0.5, lambda: 0.5 / norm, lambda: tf.ones_like(norm))
         for variable, gradient in zip([first, second], gradients):
@@ -55,20 +55,19 @@ def make_step(compiled):
     return variables, lambda x, y: step(x, y)
 
 
-def make_forward(compiled):
+def make_forward():
     """A compiled model, its derivative outside; ints and flags of rows that meet."""
     first, second, turns = variables = make_variables()
 
-    @tf.function(jit_compile=compiled)
+    @tf.function(jit_compile=True)
     def model(x):
         centred = tf.tanh(x @ first)
         return (centred - tf.reduce_mean(centred, 0)) @ second, tf.cumsum(tf.cast(x > 0, tf.int32)), x[::-1] > 0
 
     def step(x, y):
-        with tf.GradientTape() as tape:
-            made, counts, flags = model(x)
-            loss = tf.reduce_mean(tf.square(made - y))
-        for variable, gradient in zip([first, second], tape.gradient(loss, [first, second])):
+        made, counts, flags = model(x)
+        loss = tf.reduce_mean(tf.square(made - y))
+        for variable, gradient in zip([first, second], tf.gradients(loss, [first, second])):
             variable.assign_sub(0.1 * gradient)
         turns.assign_add(1)
         return loss, made * 2.0, counts, flags
@@ -76,11 +75,11 @@ def make_forward(compiled):
     return variables, step
 
 
-def make_masked(compiled):
+def make_masked():
     """What rows a mask chooses only the data tell: their number cannot travel in a compiled function."""
     variables = make_variables()
 
-    @tf.function(jit_compile=compiled)
+    @tf.function(jit_compile=True)
     def choose(x):
         chosen = tf.boolean_mask(x, x[:, 0] > 0)
         return tf.reduce_mean(chosen, 0), tf.reduce_max(x, 0)
@@ -113,10 +112,14 @@ class RankExchanger:
         return made
 
 
-def copy_step(step, exchanger):
-    """The copy of the trace of a step, and the trace's graph: a function of the rows, whether they count, and x, y."""
+def trace(step):
     specs = [tf.TensorSpec([None, *one.shape[1:]], one.dtype) for one in (X, Y)]
-    own = tf.function(step).get_concrete_function(*specs)
+    return tf.function(step).get_concrete_function(*specs)
+
+
+def copy_step(own, exchanger):
+    """The copy of a traced step, and its program: a function of the rows, whether they count, and x, y."""
+    specs = [tf.TensorSpec(one.shape, one.dtype) for one in own.graph.inputs[:2]]
     program = read_program(own.graph, [BATCH, BATCH] + [WHOLE] * len(own.graph.captures))
 
     @tf.function(autograph=False, input_signature=[tf.TensorSpec([3], tf.int64), tf.TensorSpec([], tf.bool), *specs])
@@ -131,19 +134,24 @@ def copy_step(step, exchanger):
 
 
 def _main(folder):
+    made = {name: make() for name, make in MAKERS.items()}
+    traces = {name: trace(step) for name, (_, step) in made.items()}
     rank, size = world.get_world().rank, world.get_world().size
     counts = [N] if size == 1 else [N - 4, *[0] * (size - 2), 4]
     start = sum(counts[:rank])
     rows = slice(start, start + counts[rank]) if counts[rank] else slice(0, 1)
     found = {}
-    for name, make in MAKERS.items():
-        variables, step = make(True)
-        copied, _ = copy_step(step, RankExchanger())
+    for name, own in traces.items():
+        copied = copy_step(own, RankExchanger())[0] if size > 1 else None
+        assert any(map(compiled.is_compiled, (copied or own).graph.get_operations())), name
         given = tf.constant([rows.start, rows.stop - rows.start, N], tf.int64), tf.constant(counts[rank] > 0)
         for turn in range(STEPS):
-            made = step(tf.constant(X), tf.constant(Y)) if size == 1 else copied(*given, X[rows], Y[rows])
-            found.update({f"{name} {turn} {index}": one.numpy() for index, one in enumerate(tf.nest.flatten(made))})
-        found.update({f"{name} variable {index}": one.numpy() for index, one in enumerate(variables)})
+            whole = tf.constant(X), tf.constant(Y)
+            outputs = copied(*given, *(one[rows] for one in whole)) if copied else own(*whole)
+            found.update(
+                {f"{name} {turn} {index}": one.numpy() * 1 for index, one in enumerate(tf.nest.flatten(outputs))}
+            )
+        found.update({f"{name} variable {index}": one.numpy() for index, one in enumerate(made[name][0])})
     np.savez(os.path.join(folder, f"rank-{rank}.npz"), **found)
 
 

@@ -41,6 +41,10 @@ class _Alone:
         return [tf.identity(tensor) for _, tensor in requests]
 
 
+def _copy(step):
+    return compiled_steps.copy_step(compiled_steps.trace(step), _Alone())
+
+
 def _find_calls(graph):
     """The ops that call compiled functions, in a graph."""
     return [op for op in graph.get_operations() if compiled.is_compiled(op)]
@@ -48,11 +52,11 @@ def _find_calls(graph):
 
 @pytest.mark.parametrize("name", compiled_steps.MAKERS)
 def test_one_rank_compiles_what_the_script_does(name):
-    _, step = compiled_steps.MAKERS[name](True)
+    _, step = compiled_steps.MAKERS[name]()
     arguments = tf.constant(compiled_steps.X), tf.constant(compiled_steps.Y)
-    variables, own = compiled_steps.MAKERS[name](True)
-    expected = [one.numpy() for one in tf.nest.flatten(own(*arguments))]
-    copied, _ = compiled_steps.copy_step(step, _Alone())
+    _, own = compiled_steps.MAKERS[name]()
+    expected = [one.numpy() for one in tf.nest.flatten(compiled_steps.trace(own)(*arguments))]
+    copied, _ = _copy(step)
     assert _find_calls(copied.graph)
     given = copied(tf.constant([0, N, N], tf.int64), tf.constant(True), *arguments)
     assert not find_difference(expected, [one.numpy() for one in given])
@@ -71,11 +75,11 @@ def test_random_numbers_of_a_compiled_function_are_the_slice_of_the_scripts():
         ]
 
     x, y = compiled_steps.X, tf.constant(compiled_steps.Y)
-    copied, program = compiled_steps.copy_step(lambda x, y: draw(x), _Alone())
+    copied, program = _copy(lambda x, y: draw(x))
     assert all(one.placement.is_sharded for one in program.outputs)
     for start, end in ((0, 3), (3, 8), (8, N)):
         rows = tf.constant([start, end - start, N], tf.int64)
-        inner = compiled_steps.copy_step(lambda x, y: [one * 1.0 for one in draw(x)], _Alone())[0]
+        inner = _copy(lambda x, y: [one * 1.0 for one in draw(x)])[0]
         for whole, mine in zip(draw(x), inner(rows, tf.constant(True), x[start:end], y[start:end])):
             np.testing.assert_array_equal(whole[start:end], mine)
 
@@ -98,7 +102,7 @@ def _make_keras():
 
 
 def _make_forward():
-    return compiled_steps.make_forward(True)[1], [compiled_steps.X, compiled_steps.Y]
+    return compiled_steps.make_forward()[1], [compiled_steps.X, compiled_steps.Y]
 
 
 @pytest.mark.usefixtures("_not_compiled")
@@ -115,7 +119,7 @@ def test_ranks_compute_what_the_step_computes_alone(make):
 
 def test_what_cannot_travel_there_is_gathered_before_the_call():
     for name, is_shared in (("step", True), ("masked", False)):
-        _, program = compiled_steps.copy_step(compiled_steps.MAKERS[name](True)[1], _Alone())
+        _, program = _copy(compiled_steps.MAKERS[name]()[1])
         (call,) = [node for node in program.nodes if compiled.is_compiled(node.op)]
         assert bool(call.bodies) == is_shared
 
