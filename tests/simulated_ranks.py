@@ -13,6 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from matex_tf.rewrite.emit import Copy, Share
+from matex_tf.rewrite.nodes import USUAL_SIZE
 from matex_tf.rewrite.placement import BATCH, WHOLE
 from matex_tf.rewrite.propagate import read_program
 
@@ -20,10 +21,13 @@ SECONDS = 120
 
 
 class Meeting:
-    """Where the threads of `count` ranks put their tensors together; each exchange is counted."""
+    """Where the threads of `count` ranks put their tensors together; each exchange is counted.
+
+    bytes: of all tensors that rank 0 put there.
+    """
 
     def __init__(self, count: int):
-        self.waves = 0
+        self.waves = self.bytes = 0
         self.parts: list[Any] = [None] * count
         self.barrier = threading.Barrier(count)
 
@@ -43,7 +47,9 @@ class Exchanger:
         kinds = [kind for kind, _ in requests]
 
         def run(contributes: Any, *tensors: Any) -> list[Any]:
-            self.meeting.waves += self.rank == 0
+            if self.rank == 0:
+                self.meeting.waves += 1
+                self.meeting.bytes += sum(one.nbytes for one in tensors)
             found = [part for part in self.meeting.meet(self.rank, (kinds, bool(contributes), tensors)) if part[1]]
             assert all(part[0] == kinds for part in found), "ranks are at different collectives"
             return [combine(kind, [part[2][index] for part in found]) for index, kind in enumerate(kinds)]
@@ -59,17 +65,20 @@ class Exchanger:
 def combine(kind: str, parts: list[Any]) -> Any:
     if kind == "gather":
         return np.concatenate(parts)
-    made = {"sum": np.sum, "max": np.max, "min": np.min}[kind](np.stack(parts), axis=0)
-    return np.asarray(made, parts[0].dtype)
+    dtype = parts[0].dtype
+    wide = np.stack(parts).astype(np.float32) if dtype.itemsize == 2 and dtype.kind != "i" else np.stack(parts)
+    with np.errstate(over="ignore"):
+        return np.asarray({"sum": np.sum, "max": np.max, "min": np.min}[kind](wide, axis=0)).astype(dtype)
 
 
 class Simulation:
     """A traced function, alone and on ranks that have so many rows each. Every rank has variables of its own.
 
     fixed: the numbers of the arguments that are not rows of the batch.
+    rows: how many the batch has where costs are compared.
     """
 
-    def __init__(self, function: Any, arguments: Sequence[Any], fixed: Sequence[int] = ()):
+    def __init__(self, function: Any, arguments: Sequence[Any], fixed: Sequence[int] = (), rows: int = USUAL_SIZE):
         self.fixed, self.arguments = set(fixed), [np.asarray(one) for one in arguments]
         specs = [
             tf.TensorSpec(one.shape if index in fixed else [None, *one.shape[1:]], tf.as_dtype(one.dtype))
@@ -80,10 +89,10 @@ class Simulation:
         graph = self.own.graph
         self.specs = [tf.TensorSpec(one.shape, one.dtype) for one in graph.inputs[: len(specs)]]
         placements = [WHOLE if index in self.fixed else BATCH for index in range(len(specs))]
-        self.program = read_program(graph, placements + [WHOLE] * len(graph.captures))
+        self.program = read_program(graph, placements + [WHOLE] * len(graph.captures), rows=rows)
         self.variables = list(graph.variables)
         self.initial = [one.numpy() for one in self.variables]
-        self.waves = 0
+        self.waves = self.bytes = 0
 
     def run_alone(self, steps: int = 1) -> list[np.ndarray]:
         """What each step gives, and then the variables."""
@@ -144,7 +153,7 @@ class Simulation:
             thread.join()
         if errors:
             raise next((error for error in errors if "BrokenBarrier" not in str(error)), errors[0])
-        self.waves = meeting.waves // steps
+        self.waves, self.bytes = meeting.waves // steps, meeting.bytes // steps
         return found
 
 

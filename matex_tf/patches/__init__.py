@@ -24,7 +24,7 @@ _IN_ORDER = """
 
 
 _WITH_PLANS = """
-    imports tf.strategy* tf.errors* files.saving files.downloads files.python files.libraries
+    imports tf.xla* tf.strategy* tf.errors* files.saving files.downloads files.python files.libraries
     files.tensorflow files.datasets* files.commands
 """.split()
 """Those beside the hooks of `steps`."""

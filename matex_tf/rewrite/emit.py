@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from matex_tf.rewrite import phases, waves
+from matex_tf.rewrite.compiled import MUST_COMPILE
 from matex_tf.rewrite.nodes import Node, Value
 from matex_tf.rewrite.pauses import pause_collection
 from matex_tf.rewrite.placement import PARTIAL, REPLICATED, SHARDED, SIZES, WHOLE, Placement, Rows, Size
@@ -26,6 +27,7 @@ class Exchanger(Protocol):
         Args:
             requests: what is done ("sum", "max", "min": over the ranks; "gather": the ranks' rows one after the other)
                 and with which tensor; the ranks' tensors have one shape, but for the rows that are gathered.
+                Sums of half precision are made of float32 numbers and rounded once.
             contributes: a scalar bool; where it is False this rank adds nothing, whatever its tensors hold.
         """
 
@@ -49,7 +51,10 @@ class Copy:
 
     share: of the batch that the inputs are; before a program has taken a batch by itself, of none.
     make_share: the share of a batch that the program takes by itself, of its components.
+    compiles: whether the ops are those of a function that XLA compiles.
     """
+
+    compiles = False
 
     def __init__(self, share: Share, exchanger: Exchanger, make_share: Callable[[Sequence[Any]], Share] | None = None):
         self.share, self.exchanger, self.make_share = share, exchanger, make_share
@@ -72,7 +77,11 @@ class Copy:
         import tensorflow as tf
         from tensorflow.core.framework import attr_value_pb2
 
-        attributes = {name: value for name, value in node.definition.attr.items() if not name.startswith("_")}
+        attributes = {
+            name: value
+            for name, value in node.definition.attr.items()
+            if not name.startswith("_") or name == MUST_COMPILE
+        }
         for name, value in changes.items():
             attributes[name] = attr_value_pb2.AttrValue(type=value.as_datatype_enum)
         dtypes = [value.dtype for value in node.outputs]
@@ -89,19 +98,26 @@ class Copy:
         import tensorflow as tf
 
         share, blocks = self.share, to.rows.blocks
-        length = tf.shape(tensor, tf.int64)[to.axis]
+        sizes = tf.shape(tensor, tf.int64)
+        length, is_axis = sizes[to.axis], tf.equal(tf.range(tf.rank(tensor)), to.axis)
         known = None if tensor.shape.rank is None else tensor.shape[to.axis]
-        before: Any = tf.constant(0, tf.int64)
-        parts = []
-        for block in blocks:
+        before, parts = tf.constant(0, tf.int64), []
+        for index, block in enumerate(blocks):
             unit = length // share.total if len(blocks) == 1 else tf.constant(block, tf.int64)
-            parts.append(before + unit * share.first + tf.range(unit * share.count))
+            first, count = before + unit * share.first, unit * share.count
+            if known is None:
+                alone = tf.equal(length, 1)
+                first, count = (
+                    tf.where(alone, tf.zeros_like(first), first),
+                    tf.where(alone, tf.constant(int(not index), tf.int64), count),
+                )
+            start = tf.where(is_axis, first, tf.zeros_like(sizes))
+            parts.append(tf.slice(tensor, start, tf.where(is_axis, count, sizes)))
             before += unit * share.total
-        numbers = tf.concat(parts, 0)
-        if known is None:
-            alone = tf.equal(length, 1)
-            numbers = tf.cond(alone, lambda: tf.zeros([1], tf.int64), lambda: numbers)
-        return tf.gather(tensor, numbers, axis=to.axis)
+        found = parts[0] if len(parts) == 1 else tf.concat(parts, to.axis)
+        if tensor.shape.rank is not None:
+            found.set_shape([None if at == to.axis else size for at, size in enumerate(tensor.shape)])
+        return found
 
     def make_sizes_whole(self, tensor: Any, placement: Placement) -> Any:
         """Numbers of rows, of which each row has as many on all ranks, as those of the script's batch: no message."""

@@ -14,6 +14,8 @@ MOST = 64
 _UNREAD = object()
 _PLAIN = ("b", "i", "f", "s", "func", "shape")
 """Kinds of attributes that are read as TensorFlow reads them."""
+USUAL_SIZE = 128
+"""What sizes that are not known are taken to be, where costs are compared."""
 
 
 class Value:
@@ -46,6 +48,15 @@ class Value:
         """Say what is known of a tensor of which TensorFlow does not know even the number of axes."""
         if self.shape is None:
             self._shape = shape
+
+    def estimate_bytes(self, rows: int) -> int:
+        """Bytes of the script's tensor, where the batch has so many rows; unknown sizes are taken as `USUAL_SIZE`."""
+        product = int(self.dtype.size)
+        for axis, size in enumerate(self.shape or [None]):
+            entries = rows * (self.placement.rows.unit or 1)
+            is_counted = self.placement.is_sharded and axis == self.placement.axis
+            product *= size if size is not None else entries if is_counted else USUAL_SIZE
+        return product
 
     @property
     def sizes(self) -> tuple[Size, ...] | None:
@@ -87,12 +98,30 @@ class Expansion(NamedTuple):
 
 
 class Node:
-    """An op of the script's graph, once for each call of the function that it is in."""
+    """An op of the script's graph, once for each call of the function that it is in.
 
-    __slots__ = ("_definition", "bodies", "controls", "decision", "inputs", "key", "level", "op", "outputs", "type")
+    rows: how many the batch has, where costs are compared.
+    """
 
-    def __init__(self, op: Any, key: tuple[Any, ...], inputs: list[Value], controls: list[Node]):
+    __slots__ = (
+        "_definition",
+        "bodies",
+        "controls",
+        "decision",
+        "inputs",
+        "key",
+        "level",
+        "op",
+        "outputs",
+        "rows",
+        "type",
+    )
+
+    def __init__(
+        self, op: Any, key: tuple[Any, ...], inputs: list[Value], controls: list[Node], rows: int = USUAL_SIZE
+    ):
         self.op, self.key, self.inputs, self.controls = op, key, inputs, controls
+        self.rows = rows
         self.type: str = op.type
         self._definition: Any = None
         self.outputs: list[Value] = []

@@ -7,6 +7,11 @@ from collections.abc import Hashable, Sequence
 from typing import Any, NamedTuple
 
 REPLICATED, SHARDED, PARTIAL, SIZES, LIST, ANY = "replicated", "sharded", "partial", "sizes", "list", "any"
+HALF = ("float16", "bfloat16")
+"""Dtypes of half precision: a sum is made whole where it arises, by float32 numbers, and rounded once.
+
+So it overflows and is rounded where the script's is: whether gradients are finite is decided as it is alone.
+"""
 
 
 class Rows(NamedTuple):

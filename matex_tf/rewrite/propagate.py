@@ -8,18 +8,17 @@ from typing import Any
 
 import numpy as np
 
-from matex_tf.rewrite import control
+from matex_tf.rewrite import compiled, control
 from matex_tf.rewrite.constants import find_constants
 from matex_tf.rewrite.functions import Callee, Step, find_callee, has_op, list_steps
-from matex_tf.rewrite.nodes import Decision, Expansion, Node, NoRuleError, Value
+from matex_tf.rewrite.nodes import USUAL_SIZE, Decision, Expansion, Node, NoRuleError, Value
 from matex_tf.rewrite.pauses import pause_collection
-from matex_tf.rewrite.placement import ANY, LIST, PARTIAL, REPLICATED, WHOLE, Placement, list_of
+from matex_tf.rewrite.placement import ANY, HALF, LIST, PARTIAL, REPLICATED, WHOLE, Placement, list_of
 from matex_tf.rewrite.rules import RULES
 from matex_tf.rewrite.sources import SOURCES, is_batch, place_batch
 
 ALIASES = ("Identity", "IdentityN", "StopGradient", "PreventGradient", "Snapshot")
 """Identity ops: the copy of the graph leaves them out."""
-CALLS = ("PartitionedCall", "StatefulPartitionedCall")
 
 
 class Program:
@@ -73,10 +72,11 @@ class Reader:
     whole: the keys of sums that are made whole where they arise, because they are needed whole anyway.
     takes_batches: whether ops inside may give the batch (`sources`). The first such op of a program does, unless the
         program is given rows of a batch; what others give is whole.
+    rows: how many the batch has, as far as costs are compared; results are the same for any number.
     """
 
-    def __init__(self, takes_batches: bool = True):
-        self.takes_batches = takes_batches
+    def __init__(self, takes_batches: bool = True, rows: int = USUAL_SIZE):
+        self.takes_batches, self.rows = takes_batches, rows
         self.whole: set[tuple[Any, ...]] = set()
         self._have_batch: list[bool] = []  # of the programs that are being read, the outermost first
         self._added: set[tuple[Any, ...]] = set()  # and all beginnings of their keys
@@ -158,12 +158,12 @@ class Reader:
     ) -> tuple[list[Value], list[Node]]:  # fmt: skip
         """What stands for the outputs of an op, and for the op. `last`: the nodes that were last read for it."""
         op = step.op
-        if step.type in CALLS and self.is_shared(op, inputs):
+        if step.type in compiled.CALLS and not compiled.is_compiled(op) and self.is_shared(op, inputs):
             callee = find_callee(op, op.get_attr("f").name)
             return self._read_into(nodes, callee.graph, inputs, key, controls)
         if step.type in ALIASES:
             return inputs, controls + [value.node for value in inputs if value.node is not None]
-        node = Node(op, key, inputs, controls)
+        node = Node(op, key, inputs, controls, self.rows)
         node.outputs = [Value(tensor, (*key, index), WHOLE, node) for index, tensor in enumerate(op.outputs)]
         find_constants(node)
         decision = self._decide(node)
@@ -184,8 +184,8 @@ class Reader:
         return value
 
     def _make_whole(self, nodes: list[Node], value: Value) -> Value:
-        """A sum that is needed whole is whole for all that follow."""
-        if value.placement.kind != PARTIAL or value.key not in self.whole:
+        """A sum that is needed whole is whole for all that follow; so is each of half precision: see `HALF`."""
+        if value.placement.kind != PARTIAL or not (value.key in self.whole or value.dtype.name in HALF):
             return value
         key = (*value.key, "whole")
         node = Node(_Whole(value.tensor), key, [value], [])
@@ -211,6 +211,8 @@ class Reader:
         try:
             if node.type in control.FLOW and self.is_shared(node.op, node.inputs):
                 return control.FLOW[node.type](self, node)
+            if compiled.is_compiled(node.op) and _is_split(node.inputs):
+                return compiled.place_call(self, node)
             if node.type in RULES:
                 return RULES[node.type](node)
         except NoRuleError:
@@ -262,9 +264,11 @@ class _Whole:
         self.node_def = tensor.op.node_def
 
 
-def read_program(graph: Any, placements: Sequence[Placement], takes_batches: bool = True) -> Program:
-    """The program of `graph`, in which no sum is made whole in two forms."""
-    reader = Reader(takes_batches)
+def read_program(
+    graph: Any, placements: Sequence[Placement], takes_batches: bool = True, rows: int = USUAL_SIZE
+) -> Program:
+    """The program of `graph`, in which no sum is made whole in two forms; see `Reader`."""
+    reader = Reader(takes_batches, rows)
     with pause_collection():
         while True:
             program = reader.read(graph, placements)

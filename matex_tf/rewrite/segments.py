@@ -11,6 +11,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from matex_tf.rewrite.compiled import MUST_COMPILE
 from matex_tf.rewrite.functions import is_stateful
 from matex_tf.rewrite.nodes import Node, Value
 
@@ -44,7 +45,7 @@ class Segment:
         made.name = own = self._nodes[id(node)] = self._claim(made.name)
         del made.input[:]
         made.input.extend([*inputs, *("^" + self._nodes[id(one)] for one in controls)] if controls else inputs)
-        for name in [name for name in made.attr if name[0] == "_"]:
+        for name in [name for name in made.attr if name[0] == "_" and name != MUST_COMPILE]:
             del made.attr[name]
         for value, (output, index) in zip(node.outputs, name_outputs(node)):
             self._values[id(value)] = f"{own}:{output}:{index}"

@@ -16,11 +16,17 @@ def is_opening() -> bool:
 def trace_open(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The ConcreteFunction of a `tf.function`, in whose trace batches have any number of rows.
 
-    None where the script's Python raises an error in that, as it may where it asks for the number of rows.
+    None where the script's Python raises an error in that, as it may where it asks for the number of rows. Of a function
+    that XLA compiles it is that of one that calls it.
     """
+    import tensorflow as tf
+
     _state.opens = True
     try:
-        return _trace(function, args, kwargs)
+        own = _trace(function, args, kwargs)
+        if own is None or not function._jit_compile:
+            return own
+        return _trace(tf.function(lambda *given, **named: function(*given, **named), autograph=False), args, kwargs)
     finally:
         _state.opens = False
 

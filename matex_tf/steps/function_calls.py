@@ -58,7 +58,7 @@ def _make_plan(function: Any, arguments: Arguments) -> StepPlan | None:
     rows = {id(leaf) for leaf, one in zip(arguments.leaves, arguments.are_rows) if one}
     are_rows = [id(tensor) in rows for tensor in own.function_type.unpack_inputs(bound)]
     place = explain.name_step(function)
-    plan = StepPlan(own, are_rows, place)
+    plan = StepPlan(own, are_rows, place, arguments.rows)
     if plan.program is None or plan.why_whole:
         explain.say_whole(place, plan.why_whole, plan.why_whole in (NO_BATCH, NO_WORK))
     else:

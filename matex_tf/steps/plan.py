@@ -12,6 +12,7 @@ from typing import Any
 from matex_tf.gradients import variables
 from matex_tf.rewrite import sources
 from matex_tf.rewrite.emit import Copy
+from matex_tf.rewrite.nodes import USUAL_SIZE
 from matex_tf.rewrite.placement import BATCH, WHOLE
 from matex_tf.rewrite.propagate import Program, read_program
 from matex_tf.runtime import objects
@@ -31,14 +32,15 @@ class StepPlan:
     program: the placements; None where they could not be found.
     """
 
-    def __init__(self, own: Any, are_rows: Sequence[bool], place: str):
+    def __init__(self, own: Any, are_rows: Sequence[bool], place: str, rows: int = 0):
         """Plan the calls of `own`. Collective: all ranks come to the same plan.
 
         Args:
             are_rows: of each tensor that the function takes, whether it has the rows that ranks divide.
             place: names the step in messages.
+            rows: how many there are in this call; 0 where that is not known.
         """
-        self.own, self.place = own, place
+        self.own, self.place, self.rows = own, place, rows
         self.are_rows = [one and sources.has_open_rows(tensor.shape) for one, tensor in zip(are_rows, own.graph.inputs)]
         self.program: Program | None = None
         self.step: Any = None
@@ -60,7 +62,7 @@ class StepPlan:
             return NO_BATCH
         captures = len(graph.inputs) - len(self.are_rows)
         placements = [BATCH if one else WHOLE for one in self.are_rows] + [WHOLE] * captures
-        self.program = read_program(graph, placements)
+        self.program = read_program(graph, placements, rows=self.rows or USUAL_SIZE)
         if not worth.has_shared_work(self.program):
             return NO_WORK
         return ""

@@ -88,9 +88,8 @@ def cast(node: Node) -> Decision:
     source, target = node.inputs[0].dtype, node.op.outputs[0].dtype
     if one.kind == SIZES:
         return node.decide([None], one) if target.is_integer and target.size >= 4 else node.decide_whole()
-    exact = (source.is_floating and target.is_floating) or (source.is_integer and target.is_integer)
-    if one.is_partial and exact and target.size >= min(source.size, 4):
-        return node.decide([None], one)
+    if one.is_partial and source.is_integer and target.is_integer and target.size <= source.size:
+        return node.decide([None], one)  # other sums are rounded, or overflow, before the dtype changes
     if one.numbers is not None and target.is_integer and target.size >= 4:
         return node.decide([None], one)
     if one.zero:

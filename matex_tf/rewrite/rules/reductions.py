@@ -5,7 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 from matex_tf.rewrite.nodes import Decision, Expansion, Node, NoRuleError
-from matex_tf.rewrite.placement import PARTIAL, SIZES, SUM, WHOLE, ZERO, Placement, make_sizes, multiply_sizes, shard
+from matex_tf.rewrite.placement import (
+    HALF,
+    PARTIAL,
+    SIZES,
+    SUM,
+    WHOLE,
+    ZERO,
+    Placement,
+    make_sizes,
+    multiply_sizes,
+    shard,
+)
 from matex_tf.rewrite.rules.registry import register_rule
 from matex_tf.rewrite.rules.shapes import keep_figure
 
@@ -64,10 +75,17 @@ def _expand_mean(axes: tuple[int, ...], keeps: bool, rows: Any, _: Any) -> Any:
     import tensorflow as tf
 
     sizes = tf.gather(tf.shape(rows, tf.int64), axes)
-    total = tf.reduce_sum(rows, axes, keepdims=keeps)
-    if rows.dtype.is_integer:
-        return total // tf.cast(tf.reduce_prod(sizes), rows.dtype)
-    return total / tf.cast(tf.reduce_prod(sizes), rows.dtype)
+    wide = _widen(rows)
+    total = tf.reduce_sum(wide, axes, keepdims=keeps)
+    count = tf.cast(tf.reduce_prod(sizes), wide.dtype)
+    return tf.cast(total // count if rows.dtype.is_integer else total / count, rows.dtype)
+
+
+def _widen(rows: Any) -> Any:
+    """In half precision a sum, or a number of rows, may overflow although what is made of it does not."""
+    import tensorflow as tf
+
+    return tf.cast(rows, tf.float32) if rows.dtype.name in HALF else rows
 
 
 @register_rule("Prod")
@@ -112,7 +130,7 @@ def take_norm(node: Node) -> Decision | Expansion:
 def _expand_norm(axes: tuple[int, ...], keeps: bool, rows: Any, _: Any) -> Any:
     import tensorflow as tf
 
-    return tf.sqrt(tf.reduce_sum(tf.square(rows), axes, keepdims=keeps))
+    return tf.cast(tf.sqrt(tf.reduce_sum(tf.square(_widen(rows)), axes, keepdims=keeps)), rows.dtype)
 
 
 @register_rule("L2Loss")
@@ -133,10 +151,23 @@ def find_along_axis(node: Node) -> Decision:
     return node.decide([None, WHOLE], shard(one.axis - (axes[0] < one.axis), one.rows))
 
 
+def _is_cheaper_gathered(node: Node) -> bool:
+    """Whether the rows and their numbers, as of a gradient of an embedding, are fewer bytes than the sums by number.
+
+    A sum passes each link twice, to be added up and to be spread; gathered rows pass it once.
+    """
+    if node.outputs[0].shape is None or None in node.outputs[0].shape:
+        return False
+    gathered = sum(value.estimate_bytes(node.rows) for value in node.inputs if value.placement.is_sharded)
+    return 0 < gathered < 2 * node.outputs[0].estimate_bytes(node.rows)
+
+
 @register_rule("UnsortedSegmentSum")
 def add_by_number(node: Node) -> Decision:
     """Sums of rows by a number that each of them has, so that each rank has a part of each sum."""
     data, numbers = node.get_placement(0), node.get_placement(1)
+    if _is_cheaper_gathered(node):
+        return node.decide_whole()
     if numbers.is_sharded or (data.is_sharded and data.axis < node.count_axes(1)):
         layout = numbers.layout if numbers.is_sharded else data.layout
         if layout[1].chosen is not None and not data.has_layout(numbers):
@@ -156,6 +187,8 @@ def scatter(node: Node) -> Decision:
         if updates.is_partial:
             return node.decide([WHOLE, None, WHOLE], SUM)
         return node.decide([WHOLE] * 3, ZERO if updates.zero else WHOLE)
+    if _is_cheaper_gathered(node):
+        return node.decide_whole()
     if one.axis >= node.count_axes(0) - 1 or (one.rows.chosen is not None and not numbers.has_layout(updates)):
         raise NoRuleError
     return node.decide([shard(*one.layout), shard(*one.layout), WHOLE], SUM)

@@ -1,0 +1,100 @@
+"""Functions that XLA compiles (`jit_compile=True`): a call stays one compiled function, with its collectives inside."""
+
+from __future__ import annotations
+
+import copy as copies
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from matex_tf.rewrite.control import needs_exchange
+from matex_tf.rewrite.functions import find_callee
+from matex_tf.rewrite.nodes import Decision, Node, NoRuleError
+from matex_tf.rewrite.placement import PARTIAL, Placement
+from matex_tf.rewrite.rules.sizes import mark_taker
+
+MUST_COMPILE = "_XlaMustCompile"
+CALLS = ("PartitionedCall", "StatefulPartitionedCall")
+
+
+def is_compiled(op: Any) -> bool:
+    """Whether an op calls a function that XLA compiles."""
+    return op.type in CALLS and MUST_COMPILE in op.node_def.attr and op.node_def.attr[MUST_COMPILE].b
+
+
+def place_call(reader: Any, node: Node) -> Decision:
+    """A call with rows: one body, as a branch has. What XLA cannot exchange lets all ranks compute the call whole."""
+    callee = find_callee(node.op, node.read_attribute("f").name)
+    body = reader.read(callee.graph, node.placements, (*node.key, "compiled"), [one.constant for one in node.inputs])
+    if not all(map(_can_travel, _list_exchanged(body))):
+        raise NoRuleError
+    node.bodies = [body]
+    gives = [one.placement for one in body.outputs]
+
+    def emit(copy: Any, *inputs: Any) -> list[Any]:
+        inner = copies.copy(copy)
+        inner.compiles, inner.exchanger = True, _Padding(copy)
+
+        def run() -> list[Any]:
+            import tensorflow as tf
+
+            return inner.build(body, inputs, gives) or [tf.constant(0)]
+
+        run.__name__ = callee.graph.name
+        return list(compile_function(run)())
+
+    return Decision([None] * len(node.inputs), gives, mark_taker(emit), [one.constant for one in body.outputs],
+                    [one.shape for one in body.outputs])  # fmt: skip
+
+
+def compile_function(function: Callable[[], list[Any]]) -> Callable[[], list[Any]]:
+    """What `function` captures are arguments of the compiled one: of those that sizes are made of, XLA knows the values
+    and compiles the function for each.
+    """
+    import tensorflow as tf
+
+    return tf.function(function, jit_compile=True, autograph=False)  # type: ignore[no-any-return]
+
+
+def _list_exchanged(program: Any) -> Iterable[tuple[Placement, Any]]:
+    """The placement and dtype of whatever travels within a program."""
+    for node in program.nodes:
+        for value, need in zip(node.inputs, node.decision.needs):
+            if need is not None and needs_exchange(value.placement, need):
+                yield value.placement, value.dtype
+        for body in node.bodies:
+            yield from _list_exchanged(body)
+
+
+def _can_travel(exchanged: tuple[Placement, Any]) -> bool:
+    """Texts do not; nor do rows that masks chose, or their number: no rank knows how many the others have."""
+    placement, dtype = exchanged
+    inner = placement.item or placement
+    is_counted = inner.kind == PARTIAL or (inner.is_sharded and inner.rows.chosen is None)
+    return is_counted and dtype.name != "string"
+
+
+class _Padding:
+    """Exchanges within a compiled function, where XLA has to know each shape: instead of gathering rows, tensors of all
+    rows are summed that have 0 in the place of the other ranks' rows.
+    """
+
+    def __init__(self, copy: Any):
+        self.exchanger, self.share = copy.exchanger, copy.share
+
+    def exchange(self, requests: Sequence[tuple[str, Any]], contributes: Any) -> list[Any]:
+        from matex_tf.ops import overlap
+
+        given = [("sum", self._pad(tensor)) if kind == "gather" else (kind, tensor) for kind, tensor in requests]
+        with overlap.trace_for_xla():
+            found: list[Any] = self.exchanger.exchange(given, contributes)
+        return found
+
+    def _pad(self, rows: Any) -> Any:
+        import tensorflow as tf
+
+        share = self.share
+        length = tf.shape(rows, tf.int64)[0]
+        unit = length // share.count
+        before = unit * share.first
+        ends = tf.reshape(tf.stack([before, unit * share.total - before - length]), [1, 2])
+        return tf.pad(rows, tf.concat([ends, tf.zeros([rows.shape.rank - 1, 2], tf.int64)], 0))
