@@ -7,7 +7,7 @@ the gradients of a step without statistics of the batch are one wave.
 from __future__ import annotations
 
 from matex_tf.rewrite.control import needs_exchange
-from matex_tf.rewrite.nodes import Node, Value
+from matex_tf.rewrite.nodes import Value
 from matex_tf.rewrite.placement import REPLICATED, Placement
 from matex_tf.rewrite.propagate import Program
 
