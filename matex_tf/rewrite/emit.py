@@ -58,6 +58,7 @@ class Copy:
 
     def __init__(self, share: Share, exchanger: Exchanger, make_share: Callable[[Sequence[Any]], Share] | None = None):
         self.share, self.exchanger, self.make_share = share, exchanger, make_share
+        self._made: dict[tuple[Any, ...], tuple[Any, list[Any]]] = {}
 
     def build(self, program: Program, inputs: Sequence[Any], gives: Sequence[Placement]) -> list[Any]:
         """The outputs of a program for these inputs, brought to the placements `gives`."""
@@ -65,6 +66,17 @@ class Copy:
         copy = Copy(self.share, self.exchanger, self.make_share) if program.takes_batch else self
         with pause_collection():
             return _Body(copy, program, gives).build(inputs)
+
+    def make_once(self, of: Sequence[Any], make: Callable[[], list[Any]]) -> list[Any]:
+        """The tensors that `make` makes in the graph that is being built, once for equal `of`, a tensor and more."""
+        import tensorflow as tf
+
+        tensor, *rest = of
+        key = id(tf.compat.v1.get_default_graph()), id(tensor), *rest
+        if key not in self._made:
+            with tf.control_dependencies(None):
+                self._made[key] = tensor, make()  # the tensor stays, and with it what its id says
+        return self._made[key][1]
 
     def find_first(self, rows: Rows, count: Any) -> Any:
         """The number, int64, of the first of the `count` entries along an axis with these rows that this rank has."""

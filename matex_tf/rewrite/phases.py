@@ -108,7 +108,7 @@ class Phases:
         for node in program.nodes:
             if not is_constant(node):
                 self._place(node)
-        self._export(program, gives)
+        self._find_exported(program, gives)
 
     def _place(self, node: Node) -> None:
         level, kept, phase = node.level, is_kept(node), 0
@@ -129,7 +129,7 @@ class Phases:
         (phases[phase].kept if kept else phases[phase].made).append(node)
         self._at[id(node)] = level, phase, kept
 
-    def _export(self, program: Program, gives: Sequence[Placement]) -> None:
+    def _find_exported(self, program: Program, gives: Sequence[Placement]) -> None:
         for node in program.nodes:
             own = self._at.get(id(node))
             for value, need in zip(node.inputs, node.decision.needs):

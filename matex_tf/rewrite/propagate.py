@@ -171,7 +171,7 @@ class Reader:
             outputs, _ = self._read_into(nodes, Callee.trace(decision, inputs).graph, inputs, key, controls)
             return outputs, [value.node for value in outputs if value.node is not None]
         node.decide_on(decision)
-        if last and last[0].key == key and _gives_same(last[0], node):
+        if last and last[0].key == key and _has_same_outputs(last[0], node):
             node = last[0].become(node)
         nodes.append(node)
         return [self._make_whole(nodes, value) for value in node.outputs], [node]
@@ -239,7 +239,7 @@ def _wrap_whole(nodes: list[Node], outputs: Iterable[Value]) -> None:
             node.decision = Decision([WHOLE] * len(node.inputs), [value.placement])
 
 
-def _gives_same(first: Node, second: Node) -> bool:
+def _has_same_outputs(first: Node, second: Node) -> bool:
     """Whether nobody who takes what a node gives decides anew when another stands in its place."""
     return all(
         one.placement == other.placement and one.shape == other.shape and _is_same(one.constant, other.constant)

@@ -42,7 +42,7 @@ class Segment:
         """Add an op. `inputs`: what `find` and `add_argument` gave for them."""
         made = self.definition.node_def.add()
         made.CopyFrom(node.definition)
-        made.name = own = self._nodes[id(node)] = self._claim(made.name)
+        made.name = own = self._nodes[id(node)] = self._find_name(made.name)
         del made.input[:]
         made.input.extend([*inputs, *("^" + self._nodes[id(one)] for one in controls)] if controls else inputs)
         for name in [name for name in made.attr if name[0] == "_" and name != MUST_COMPILE]:
@@ -61,7 +61,7 @@ class Segment:
     def add_argument(self, tensor: Any) -> str:
         name = self._arguments.get(id(tensor))
         if name is None:
-            name = self._arguments[id(tensor)] = self._claim("argument")
+            name = self._arguments[id(tensor)] = self._find_name("argument")
             self.definition.signature.input_arg.add(name=name, type=tensor.dtype.base_dtype.as_datatype_enum)
             self.tensors.append(tensor)
         return name
@@ -102,7 +102,7 @@ class Segment:
         graph._add_function(function)  # not before: TensorFlow would look for the shapes of all that is in it
         return op
 
-    def _claim(self, wanted: str) -> str:
+    def _find_name(self, wanted: str) -> str:
         name, number = wanted, self._names.get(wanted, 0)
         while name in self._names:
             number += 1

@@ -7,7 +7,7 @@ the gradients of a step without statistics of the batch are one wave.
 from __future__ import annotations
 
 from matex_tf.rewrite.control import needs_exchange
-from matex_tf.rewrite.nodes import Node, Value
+from matex_tf.rewrite.nodes import Value
 from matex_tf.rewrite.placement import REPLICATED, Placement
 from matex_tf.rewrite.propagate import Program
 
@@ -67,8 +67,3 @@ def schedule(program: Program, needs: list[Placement]) -> list[list[Exchange]]:
 
 def is_exchanged(value: Value, need: Placement | None) -> bool:
     return need is not None and value.placement.kind != REPLICATED and needs_exchange(value.placement, need)
-
-
-def order(program: Program) -> list[Node]:
-    """The nodes by level; within one, as they were read."""
-    return sorted(program.nodes, key=lambda node: node.level)

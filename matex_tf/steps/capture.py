@@ -16,8 +16,8 @@ def is_opening() -> bool:
 def trace_open(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The ConcreteFunction of a `tf.function`, in whose trace batches have any number of rows.
 
-    None where the script's Python raises an error in that, as it may where it asks for the number of rows. Of a function
-    that XLA compiles it is that of one that calls it.
+    None where the script's Python raises an error in that, as it may where it asks for the number of rows. Of a
+    function that XLA compiles it is that of one that calls it.
     """
     import tensorflow as tf
 

@@ -9,6 +9,8 @@ import tensorflow as tf
 from op_cases import ARRAYS, CASES, DRAWN, OPEN
 from simulated_ranks import Simulation, find_difference
 
+from matex_tf.rewrite import emit
+
 SPLITS = ((4, 1), (2, 0, 3))
 FAIL_ALONE = {"rows that two masks choose", "rows that masks choose in calls", "pairs of rows", "a longer range"}
 _INEXACT = {"Cast": 1e-6}
@@ -21,11 +23,13 @@ def _simulate(function):
 
 
 @pytest.mark.parametrize("index", range(len(CASES)), ids=[f"{i}-{one[0].split()[0]}" for i, one in enumerate(CASES)])
-def test_ranks_compute_what_the_op_computes_alone(index):
+def test_ranks_compute_what_the_op_computes_alone(index, monkeypatch):
+    """Copied by itself and in the function of a run of ops."""
     kinds, function = CASES[index]
     simulation = _simulate(function)
     expected = simulation.run_alone()
-    for counts in SPLITS:
+    for counts, few in zip(SPLITS, (1, 99)):
+        monkeypatch.setattr(emit, "FEW", few)
         for given in simulation.run(counts):
             if function not in DRAWN:
                 assert not find_difference(expected, given, _INEXACT.get(kinds, 1e-10)), counts

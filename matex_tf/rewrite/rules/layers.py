@@ -116,12 +116,12 @@ def normalize(node: Node) -> Decision | Expansion:
         raise NoRuleError
     if not node.read_attribute("is_training"):
         return Decision([None, *[WHOLE] * 4], [shard(*one.layout), *[WHOLE] * (count_outputs - 1)])
-    return Expansion(_expand_norm, (
+    return Expansion(_make_norm, (
         find_channel_axis(node), node.count_axes(0), count_outputs, node.read_attribute("epsilon"),
         node.read_attribute("exponential_avg_factor", 1.0)))  # fmt: skip
 
 
-def _expand_norm(
+def _make_norm(
     channels: int, rank: int, count_outputs: int, epsilon: float, factor: float,
     x: Any, scale: Any, offset: Any, mean: Any, variance: Any,
 ) -> Any:  # fmt: skip
@@ -152,12 +152,12 @@ def normalize_backward(node: Node) -> Decision | Expansion:
         return node.decide_whole()
     if one.axis == find_channel_axis(node):
         raise NoRuleError
-    return Expansion(_expand_norm_backward, (
+    return Expansion(_make_norm_backward, (
         find_channel_axis(node), node.count_axes(0), count_outputs, node.read_attribute("epsilon"),
         node.read_attribute("is_training")))  # fmt: skip
 
 
-def _expand_norm_backward(
+def _make_norm_backward(
     channels: int, rank: int, count_outputs: int, epsilon: float, trains: bool,
     dy: Any, x: Any, scale: Any, mean: Any, spread: Any, *_: Any,
 ) -> Any:  # fmt: skip

@@ -26,16 +26,18 @@ def draw_by_counter(node: Node) -> Decision:
     def emit(copy: Any, sizes: Any, key: Any, counter: Any, algorithm: Any) -> list[Any]:
         import tensorflow as tf
 
-        if copy.compiles:  # XLA makes numbers of the same counters in another order
-            return _draw_slice(copy, node, shard(axis, rows), [sizes, key, counter, algorithm])
-        sizes = tf.cast(sizes, tf.int64)
-        before = copy.find_first(rows, sizes[0]) * tf.reduce_prod(sizes[1:])
-        skipped = before % lanes
-        moved = tf.tensor_scatter_nd_add(counter, [[0]], [tf.cast(before // lanes, counter.dtype)])
-        flat = copy.create_op(
-            node, [tf.reshape(tf.reduce_prod(sizes) + skipped, [1]), key, moved, algorithm], Tshape=tf.int64
-        )[0]
-        return [tf.reshape(flat[skipped:], sizes)]
+        def count() -> list[Any]:
+            """What draws of one shape have in common."""
+            wide = tf.cast(sizes, tf.int64)
+            before = copy.find_first(rows, wide[0]) * tf.reduce_prod(wide[1:])
+            skipped = before % lanes
+            moved = tf.reshape(tf.cast(before // lanes, counter.dtype), [1])
+            return [wide, tf.reshape(tf.reduce_prod(wide) + skipped, [1]), skipped, moved]
+
+        wide, drawn, skipped, moved = copy.make_once((sizes, rows, lanes), count)
+        counter = tf.tensor_scatter_nd_add(counter, [[0]], moved)
+        flat = copy.create_op(node, [drawn, key, counter, algorithm], Tshape=tf.int64)[0]
+        return [tf.reshape(flat[skipped:], wide)]
 
     return node.decide([None, WHOLE, WHOLE, WHOLE], shard(axis, rows), emit=mark_taker(emit))
 

@@ -68,10 +68,10 @@ def average(node: Node) -> Decision | Expansion:
         return node.decide([None, WHOLE], shard(axis, one.rows))
     named = node.read_named_axes(1, node.count_axes(0))
     axes = tuple(axis for axis, is_named in enumerate(named) if is_named)
-    return Expansion(_expand_mean, (axes, node.read_attribute("keep_dims")))
+    return Expansion(_make_mean, (axes, node.read_attribute("keep_dims")))
 
 
-def _expand_mean(axes: tuple[int, ...], keeps: bool, rows: Any, _: Any) -> Any:
+def _make_mean(axes: tuple[int, ...], keeps: bool, rows: Any, _: Any) -> Any:
     import tensorflow as tf
 
     sizes = tf.gather(tf.shape(rows, tf.int64), axes)
@@ -124,10 +124,10 @@ def take_norm(node: Node) -> Decision | Expansion:
     one = node.get_placement(0)
     if not one.is_sharded or not find_reduced(node)[0]:
         return take_extreme(node)
-    return Expansion(_expand_norm, (tuple(node.read_axes(1, node.count_axes(0))), node.read_attribute("keep_dims")))
+    return Expansion(_make_norm, (tuple(node.read_axes(1, node.count_axes(0))), node.read_attribute("keep_dims")))
 
 
-def _expand_norm(axes: tuple[int, ...], keeps: bool, rows: Any, _: Any) -> Any:
+def _make_norm(axes: tuple[int, ...], keeps: bool, rows: Any, _: Any) -> Any:
     import tensorflow as tf
 
     return tf.cast(tf.sqrt(tf.reduce_sum(tf.square(_widen(rows)), axes, keepdims=keeps)), rows.dtype)
