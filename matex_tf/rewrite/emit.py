@@ -41,12 +41,7 @@ class Share:
 
 
 class Copy:
-    """Makes the copy of programs of one step.
-
-    compiles: whether the ops are those of a function that XLA compiles.
-    """
-
-    compiles = False
+    """Makes the copy of programs of one step."""
 
     def __init__(self, share: Share, exchanger: Exchanger):
         self.share, self.exchanger = share, exchanger

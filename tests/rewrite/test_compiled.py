@@ -63,7 +63,7 @@ def test_one_rank_compiles_what_the_script_does(name):
 
 
 def test_random_numbers_of_a_compiled_function_are_the_slice_of_the_scripts():
-    """XLA has another order of them than the kernels of CPUs."""
+    """XLA makes the same numbers of a moved counter, too."""
 
     @tf.function(jit_compile=True)
     def draw(x):
@@ -75,7 +75,7 @@ def test_random_numbers_of_a_compiled_function_are_the_slice_of_the_scripts():
         ]
 
     x, y = compiled_steps.X, tf.constant(compiled_steps.Y)
-    copied, program = _copy(lambda x, y: draw(x))
+    program = _copy(lambda x, y: draw(x))[1]
     assert all(one.placement.is_sharded for one in program.outputs)
     for start, end in ((0, 3), (3, 8), (8, N)):
         rows = tf.constant([start, end - start, N], tf.int64)
