@@ -97,4 +97,4 @@ class _Padding:
         unit = length // share.count
         before = unit * share.first
         ends = tf.reshape(tf.stack([before, unit * share.total - before - length]), [1, 2])
-        return tf.pad(rows, tf.concat([ends, tf.zeros([rows.shape.rank - 1, 2], tf.int64)], 0))
+        return tf.pad(rows, tf.concat([ends, tf.zeros([tf.rank(rows) - 1, 2], tf.int64)], 0))

@@ -89,15 +89,14 @@ class Node:
     """An op of the script's graph, once for each call of the function that it is in.
 
     rows: how many the batch has, where costs are compared.
+    repeats: whether it is within a loop.
     """
 
-    __slots__ = ("bodies", "controls", "decision", "inputs", "key", "level", "op", "outputs", "rows")
+    __slots__ = ("bodies", "controls", "decision", "inputs", "key", "level", "op", "outputs", "repeats", "rows")
 
-    def __init__(
-        self, op: Any, key: tuple[Any, ...], inputs: Sequence[Value], controls: Sequence[Node], rows: int = USUAL_SIZE
-    ):
+    def __init__(self, op: Any, key: tuple[Any, ...], inputs: Sequence[Value], controls: Sequence[Node]):
         self.op, self.key, self.inputs, self.controls = op, key, list(inputs), list(controls)
-        self.rows = rows
+        self.rows, self.repeats = USUAL_SIZE, False
         self.outputs: list[Value] = []
         self.decision: Decision = Decision((), ())
         self.bodies: list[Any] = []

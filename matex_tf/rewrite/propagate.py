@@ -43,6 +43,7 @@ class Reader:
     whole: the keys of sums that are made whole where they arise, because they are needed whole anyway.
     sources: by op type, the placements of what such ops give whatever they take (`IteratorGetNext`: the batch).
     rows: how many the batch has, as far as costs are compared; results are the same for any number.
+    loops: how many loops are around what is being read.
     """
 
     def __init__(
@@ -52,6 +53,7 @@ class Reader:
         rows: int = USUAL_SIZE,
     ):
         self.whole, self.sources, self.rows = set(whole), sources or {}, rows
+        self.loops = 0
 
     def read(
         self, graph: Any, placements: Sequence[Placement], key: tuple[Any, ...] = (), constants: Sequence[Any] = ()
@@ -65,6 +67,14 @@ class Reader:
         nodes: list[Node] = []
         outputs, effects = self._read_into(nodes, graph, inputs, key, [])
         return Program(_drop_unneeded(nodes, outputs, effects), inputs, outputs, effects)
+
+    def read_turn(self, *given: Any) -> Program:
+        """`read` of what a loop repeats."""
+        self.loops += 1
+        try:
+            return self.read(*given)
+        finally:
+            self.loops -= 1
 
     def _read_into(
         self, nodes: list[Node], graph: Any, inputs: list[Value], key: tuple[Any, ...], controls: list[Node]
@@ -97,7 +107,8 @@ class Reader:
             return self._read_into(nodes, callee.graph, inputs, key, controls)
         if op.type in ALIASES:
             return inputs, controls + [value.node for value in inputs if value.node is not None]
-        node = Node(op, key, inputs, controls, self.rows)
+        node = Node(op, key, inputs, controls)
+        node.rows, node.repeats = self.rows, bool(self.loops)
         node.outputs = [Value(tensor, (*key, index), WHOLE, node) for index, tensor in enumerate(op.outputs)]
         find_constants(node)
         decision = self._decide(node)
@@ -119,7 +130,8 @@ class Reader:
 
     def _make_whole(self, nodes: list[Node], value: Value) -> Value:
         """A sum that is needed whole is whole for all that follow; so is each of half precision: see `HALF`."""
-        if value.placement.kind != PARTIAL or not (value.key in self.whole or value.dtype.name in HALF):
+        is_rounded = value.dtype.name in HALF and not self.loops
+        if value.placement.kind != PARTIAL or not (value.key in self.whole or is_rounded):
             return value
         node = Node(_Whole(value.tensor), (*value.key, "whole"), [value], [])
         node.outputs = [Value(value.tensor, (*value.key, "whole"), WHOLE, node)]
