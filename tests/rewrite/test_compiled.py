@@ -45,11 +45,6 @@ def _copy(step):
     return compiled_steps.copy_step(compiled_steps.trace(step), _Alone())
 
 
-def _find_calls(graph):
-    """The ops that call compiled functions, in a graph."""
-    return [op for op in graph.get_operations() if compiled.is_compiled(op)]
-
-
 @pytest.mark.parametrize("name", compiled_steps.MAKERS)
 def test_one_rank_compiles_what_the_script_does(name):
     _, step = compiled_steps.MAKERS[name]()
@@ -57,7 +52,7 @@ def test_one_rank_compiles_what_the_script_does(name):
     _, own = compiled_steps.MAKERS[name]()
     expected = [one.numpy() for one in tf.nest.flatten(compiled_steps.trace(own)(*arguments))]
     copied, _ = _copy(step)
-    assert _find_calls(copied.graph)
+    assert compiled_steps.has_compiled_calls(copied.graph)
     given = copied(tf.constant([0, N, N], tf.int64), tf.constant(True), *arguments)
     assert not find_difference(expected, [one.numpy() for one in given])
 
