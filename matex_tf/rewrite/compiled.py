@@ -32,7 +32,7 @@ def place_call(reader: Any, node: Node) -> Decision:
 
     def emit(copy: Any, *inputs: Any) -> list[Any]:
         inner = copies.copy(copy)
-        inner.compiles, inner.exchanger = True, _Padding(copy)
+        inner.exchanger = _Padding(copy)
 
         def run() -> list[Any]:
             import tensorflow as tf
@@ -52,7 +52,7 @@ def compile_function(function: Callable[[], list[Any]]) -> Callable[[], list[Any
     """
     import tensorflow as tf
 
-    return tf.function(function, jit_compile=True, autograph=False)  # type: ignore[no-any-return]
+    return tf.function(function, jit_compile=True, autograph=False)
 
 
 def _list_exchanged(program: Any) -> Iterable[tuple[Placement, Any]]:
@@ -97,4 +97,4 @@ class _Padding:
         unit = length // share.count
         before = unit * share.first
         ends = tf.reshape(tf.stack([before, unit * share.total - before - length]), [1, 2])
-        return tf.pad(rows, tf.concat([ends, tf.zeros([rows.shape.rank - 1, 2], tf.int64)], 0))
+        return tf.pad(rows, tf.concat([ends, tf.zeros([tf.rank(rows) - 1, 2], tf.int64)], 0))

@@ -105,12 +105,16 @@ def place_loop(reader: Any, node: Node) -> Decision:
         for index, tensor in enumerate(body_graph.inputs)
     ]
     constants = [value.constant if is_kept else None for value, is_kept in zip(inputs, kept)]
-    carried = [value.placement if is_kept else strip_placement(value.placement) for value, is_kept in zip(inputs, kept)]
+    # What begins with zeros may be a sum: as the zeros of a gradient to which each turn adds a part.
+    carried = [
+        value.placement if is_kept else strip_placement(value.placement)._replace(zero=value.placement.zero)
+        for value, is_kept in zip(inputs, kept)
+    ]
     carried = [WHOLE if one.is_sharded and one.rows.chosen is not None and not is_kept else one
                for one, is_kept in zip(carried, kept)]  # fmt: skip
     settled: set[int] = set()
     for _ in range(MOST_TURNS):
-        body = reader.read(body_graph, carried, (*node.key, "body"), constants)
+        body = reader.read_turn(body_graph, carried, (*node.key, "body"), constants)
         strip = strip_share if body.takes_batch else strip_placement
         after = [
             one if is_kept or index in settled else join(one, strip(made.placement))
@@ -118,7 +122,9 @@ def place_loop(reader: Any, node: Node) -> Decision:
         ]
         if after == carried:
             break
-        settled |= {index for index, (one, other) in enumerate(zip(carried, after)) if other == WHOLE != one}
+        settled |= {
+            index for index, (one, other) in enumerate(zip(carried, after)) if other == WHOLE and not one.is_replicated
+        }
         carried = after
     else:
         raise NoRuleError

@@ -51,10 +51,7 @@ class Copy:
 
     share: of the batch that the inputs are; before a program has taken a batch by itself, of none.
     make_share: the share of a batch that the program takes by itself, of its components.
-    compiles: whether the ops are those of a function that XLA compiles.
     """
-
-    compiles = False
 
     def __init__(self, share: Share, exchanger: Exchanger, make_share: Callable[[Sequence[Any]], Share] | None = None):
         self.share, self.exchanger, self.make_share = share, exchanger, make_share

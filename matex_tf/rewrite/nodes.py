@@ -101,6 +101,7 @@ class Node:
     """An op of the script's graph, once for each call of the function that it is in.
 
     rows: how many the batch has, where costs are compared.
+    repeats: whether it is within a loop.
     """
 
     __slots__ = (
@@ -113,15 +114,14 @@ class Node:
         "level",
         "op",
         "outputs",
+        "repeats",
         "rows",
         "type",
     )
 
-    def __init__(
-        self, op: Any, key: tuple[Any, ...], inputs: list[Value], controls: list[Node], rows: int = USUAL_SIZE
-    ):
+    def __init__(self, op: Any, key: tuple[Any, ...], inputs: list[Value], controls: list[Node]):
         self.op, self.key, self.inputs, self.controls = op, key, inputs, controls
-        self.rows = rows
+        self.rows, self.repeats = USUAL_SIZE, False
         self.type: str = op.type
         self._definition: Any = None
         self.outputs: list[Value] = []

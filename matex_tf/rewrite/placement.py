@@ -10,7 +10,8 @@ REPLICATED, SHARDED, PARTIAL, SIZES, LIST, ANY = "replicated", "sharded", "parti
 HALF = ("float16", "bfloat16")
 """Dtypes of half precision: a sum is made whole where it arises, by float32 numbers, and rounded once.
 
-So it overflows and is rounded where the script's is: whether gradients are finite is decided as it is alone.
+So it overflows and is rounded where the script's is: whether gradients are finite is decided as it is alone. What the
+turns of a loop add up is whole after the loop: else there were a collective in each turn.
 """
 
 

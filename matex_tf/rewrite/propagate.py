@@ -73,10 +73,11 @@ class Reader:
     takes_batches: whether ops inside may give the batch (`sources`). The first such op of a program does, unless the
         program is given rows of a batch; what others give is whole.
     rows: how many the batch has, as far as costs are compared; results are the same for any number.
+    loops: how many loops are around what is being read.
     """
 
     def __init__(self, takes_batches: bool = True, rows: int = USUAL_SIZE):
-        self.takes_batches, self.rows = takes_batches, rows
+        self.takes_batches, self.rows, self.loops = takes_batches, rows, 0
         self.whole: set[tuple[Any, ...]] = set()
         self._have_batch: list[bool] = []  # of the programs that are being read, the outermost first
         self._added: set[tuple[Any, ...]] = set()  # and all beginnings of their keys
@@ -108,6 +109,14 @@ class Reader:
         """Make these sums whole, too. Reading anew then decides only of ops with other inputs than before."""
         self._added = {key[:length] for key in keys - self.whole for length in range(1, len(key) + 1)}
         self.whole |= keys
+
+    def read_turn(self, *given: Any) -> Program:
+        """`read` of what a loop repeats."""
+        self.loops += 1
+        try:
+            return self.read(*given)
+        finally:
+            self.loops -= 1
 
     def _read_into(
         self, nodes: list[Node], graph: Any, inputs: list[Value], key: tuple[Any, ...], controls: list[Node]
@@ -163,7 +172,8 @@ class Reader:
             return self._read_into(nodes, callee.graph, inputs, key, controls)
         if step.type in ALIASES:
             return inputs, controls + [value.node for value in inputs if value.node is not None]
-        node = Node(op, key, inputs, controls, self.rows)
+        node = Node(op, key, inputs, controls)
+        node.rows, node.repeats = self.rows, bool(self.loops)
         node.outputs = [Value(tensor, (*key, index), WHOLE, node) for index, tensor in enumerate(op.outputs)]
         find_constants(node)
         decision = self._decide(node)
@@ -185,7 +195,8 @@ class Reader:
 
     def _make_whole(self, nodes: list[Node], value: Value) -> Value:
         """A sum that is needed whole is whole for all that follow; so is each of half precision: see `HALF`."""
-        if value.placement.kind != PARTIAL or not (value.key in self.whole or value.dtype.name in HALF):
+        is_rounded = value.dtype.name in HALF and not self.loops
+        if value.placement.kind != PARTIAL or not (value.key in self.whole or is_rounded):
             return value
         key = (*value.key, "whole")
         node = Node(_Whole(value.tensor), key, [value], [])

@@ -122,3 +122,16 @@ def test_a_sum_in_half_precision_is_whole_where_it_arises():
     step = Simulation(lambda x: tf.reduce_sum(tf.cast(x, tf.float16), 0) * 2, [X])
     assert step.program.outputs[0].placement == WHOLE
     assert Simulation(lambda x: tf.reduce_sum(x, 0) * 2, [X]).program.outputs[0].placement != WHOLE
+
+
+@pytest.mark.parametrize("policy", ["float32", "mixed_float16"])
+def test_the_sums_of_turns_of_a_loop_travel_once(policy):
+    """Each turn adds a part of the gradients of a recurrent layer; no turn has a collective."""
+    keras.config.set_dtype_policy(policy)
+    rows = _random.normal(size=[11, 9, 3]).astype(np.float32)
+    layers = [L.SimpleRNN(4, return_sequences=True), L.GRU(3), L.Dense(2, dtype="float32")]
+    _, simulation = _train(layers, keras.optimizers.SGD(0.1), rows, Y, "mse")
+    expected = simulation.run_alone(2)
+    for given in simulation.run((6, 5), 2):
+        assert not find_difference(expected, given, 4 * HALVES.get(policy[6:], 1e-6))
+    assert simulation.waves <= 2

@@ -152,6 +152,23 @@ def test_a_large_embedding_travels_as_the_rows_that_were_looked_up(length):
     assert simulation.bytes <= 2 * 17 * 20 * (64 * 4 + 8) + 64
 
 
+def test_what_turns_of_a_loop_look_up_travels_once():
+    table = tf.Variable(_random.normal(size=[1000, 2]))
+
+    @tf.function
+    def step(words):
+        with tf.GradientTape() as tape:
+            loss = tf.constant(0.0, tf.float64)
+            for turn in tf.range(7):
+                loss += tf.reduce_mean(tf.square(tf.gather(table.read_value(), words[:, turn])))
+        table.assign_sub(0.1 * tf.convert_to_tensor(tape.gradient(loss, table)))
+        return loss
+
+    simulation = Simulation(step, [WORDS])
+    _compare(simulation)
+    assert simulation.waves == 1
+
+
 def test_of_many_rows_the_sum_travels():
     """A table that is smaller than the rows of all words: its sum is less to send."""
     simulation = _make_embedding(20, 100_000)

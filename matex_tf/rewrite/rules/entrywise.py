@@ -88,8 +88,11 @@ def cast(node: Node) -> Decision:
     source, target = node.inputs[0].dtype, node.op.outputs[0].dtype
     if one.kind == SIZES:
         return node.decide([None], one) if target.is_integer and target.size >= 4 else node.decide_whole()
-    if one.is_partial and source.is_integer and target.is_integer and target.size <= source.size:
-        return node.decide([None], one)  # other sums are rounded, or overflow, before the dtype changes
+    # Other sums are rounded, or overflow, before the dtype changes; in a loop that would be a collective in each turn.
+    wraps = source.is_integer and target.is_integer and target.size <= source.size
+    widens = node.repeats and source.is_floating and target.is_floating and target.size >= source.size
+    if one.is_partial and (wraps or widens):
+        return node.decide([None], one)
     if one.numbers is not None and target.is_integer and target.size >= 4:
         return node.decide([None], one)
     if one.zero:

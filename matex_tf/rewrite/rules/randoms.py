@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from matex_tf.rewrite.nodes import Decision, Node, NoRuleError
-from matex_tf.rewrite.placement import SIZES, SUM, WHOLE, Placement, Rows, shard
+from matex_tf.rewrite.placement import SIZES, SUM, WHOLE, Rows, shard
 from matex_tf.rewrite.rules.registry import register_rule
 from matex_tf.rewrite.rules.sizes import find_rows, mark_taker
 
@@ -55,15 +54,11 @@ def draw_all(node: Node) -> Decision:
     rest = [WHOLE] * (len(node.inputs) - 1)
     one = shard(*found)
 
-    def emit(copy: Any, *inputs: Any) -> list[Any]:
-        return _draw_slice(copy, node, one, inputs)
+    def emit(copy: Any, sizes: Any, *others: Any) -> list[Any]:
+        whole = copy.create_op(node, [copy.make_sizes_whole(sizes, node.get_placement(0)), *others])[0]
+        return [copy.slice_rows(whole, one)]
 
     return node.decide([None, *rest], one, emit=mark_taker(emit))
-
-
-def _draw_slice(copy: Any, node: Node, one: Placement, inputs: Sequence[Any]) -> list[Any]:
-    whole = copy.create_op(node, [copy.make_sizes_whole(inputs[0], node.get_placement(0)), *inputs[1:]])[0]
-    return [copy.slice_rows(whole, one)]
 
 
 def _has_no_seed(node: Node) -> bool:

@@ -154,9 +154,10 @@ def find_along_axis(node: Node) -> Decision:
 def _is_cheaper_gathered(node: Node) -> bool:
     """Whether the rows and their numbers, as of a gradient of an embedding, are fewer bytes than the sums by number.
 
-    A sum passes each link twice, to be added up and to be spread; gathered rows pass it once.
+    A sum passes each link twice, to be added up and to be spread; gathered rows pass it once. In a loop sums of all
+    turns travel as one.
     """
-    if node.outputs[0].shape is None or None in node.outputs[0].shape:
+    if node.repeats or node.outputs[0].shape is None or None in node.outputs[0].shape:
         return False
     gathered = sum(value.estimate_bytes(node.rows) for value in node.inputs if value.placement.is_sharded)
     return 0 < gathered < 2 * node.outputs[0].estimate_bytes(node.rows)
@@ -166,9 +167,9 @@ def _is_cheaper_gathered(node: Node) -> bool:
 def add_by_number(node: Node) -> Decision:
     """Sums of rows by a number that each of them has, so that each rank has a part of each sum."""
     data, numbers = node.get_placement(0), node.get_placement(1)
-    if _is_cheaper_gathered(node):
-        return node.decide_whole()
     if numbers.is_sharded or (data.is_sharded and data.axis < node.count_axes(1)):
+        if _is_cheaper_gathered(node):
+            return node.decide_whole()
         layout = numbers.layout if numbers.is_sharded else data.layout
         if layout[1].chosen is not None and not data.has_layout(numbers):
             raise NoRuleError
