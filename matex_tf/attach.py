@@ -78,7 +78,7 @@ def attach_runtime() -> None:
     if not me.is_phantom:
         watchdog.start_watching()
     ops.get_library()
-    hooks.when_imported("tensorflow", lambda _: ops.load_tensorflow_ops())
+    hooks.call_when_imported("tensorflow", lambda _: ops.load_tensorflow_ops())
     _agree_on_settings()
     _say_what_changes_results()
     _say_who_updates()

@@ -22,18 +22,18 @@ _ON_REQUEST = ["files.journal", "tf.check_recorder", "keras.trial"]
 """Patches that others install: where this rank is the first, under `matex run --check`, in a trial of `matex tune`."""
 
 
-def _import_part(name: str) -> Any:
+def _load_part(name: str) -> Any:
     return importlib.import_module(f"{__name__}.{name}")
 
 
 def install() -> None:
     """Install every patch of the runtime. Communicates only about what needs no TensorFlow."""
-    for part in map(_import_part, _IN_ORDER):
+    for part in map(_load_part, _IN_ORDER):
         part.install() if hasattr(part, "install") else part.HOOKS.install()
 
 
 def list_hooks() -> Iterator[tuple[str, Hook]]:
     """Everything that is replaced anywhere, with the patch file that does."""
     for name in [*_IN_ORDER, *_ON_REQUEST]:
-        for hook in getattr(_import_part(name), "HOOKS", ()):
+        for hook in getattr(_load_part(name), "HOOKS", ()):
             yield name, hook

@@ -1,8 +1,6 @@
 """What is replaced in other libraries: one table of hooks, each checked when its module is imported.
 
-A patch file has a `Table` and declares each hook beside the function that makes what stands in its place. A name that
-is missing, or has other parameters, is an error on every rank (a line where the hook is optional); so is a missing
-module.
+A name that is missing, or has other parameters, is an error on every rank, or a line where the hook is optional.
 """
 
 from __future__ import annotations
@@ -36,7 +34,7 @@ class HookError(world.RankError):
     """A function that this library replaces is not there, or is another than it was."""
 
 
-def when_imported(module: str, act: Callable[[Any], object]) -> None:
+def call_when_imported(module: str, act: Callable[[Any], object]) -> None:
     """Call `act(module)` as soon as the module is imported; now, if it is."""
     import wrapt
 
@@ -109,12 +107,17 @@ class Hook:
         found = _parse_version(version)
         return _parse_version(self.since) <= found and not (self.until and found >= _parse_version(self.until))
 
+    def describe_versions(self) -> str:
+        """ " (from 3, before 4)", or as much of it as is known."""
+        limits = [f"{word} {version}" for word, version in (("from", self.since), ("before", self.until)) if version]
+        return f" ({', '.join(limits)})" if limits else ""
+
     def install(self) -> None:
         """Put it in place, now or once its library, or at least its module, is imported."""
         top = self.module.partition(".")[0]
         first = self.module if self.early else top
-        when_imported(first, lambda _: when_imported(self.module, self._put_in_place))
-        when_imported(top, lambda _: self._check_module())
+        call_when_imported(first, lambda _: call_when_imported(self.module, self._put_in_place))
+        call_when_imported(top, lambda _: self._check_module())
 
     def _is_due(self) -> bool:
         return (self.when is None or self.when()) and self.fits(find_version(self.library))

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from matex_tf.runtime import objects
-from matex_tf.runtime.hooks import when_imported
+from matex_tf.runtime.hooks import call_when_imported
 from matex_tf.world import world
 
 
@@ -34,7 +34,7 @@ def agree_on_seeds(entropy: int | None = None) -> int:
         random.setstate(states[0])
         np.random.set_state(states[1])
     entropy = objects.broadcast(entropy, "sending what random numbers are drawn from")
-    when_imported("tensorflow", lambda _: _seed_tensorflow(entropy % (1 << 31)))
+    call_when_imported("tensorflow", lambda _: _seed_tensorflow(entropy % (1 << 31)))
     _share_entropy(entropy)
     return entropy
 

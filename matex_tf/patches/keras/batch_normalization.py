@@ -6,7 +6,7 @@ from typing import Any
 
 from matex_tf.analysis import programs
 from matex_tf.gradients import batch_moments, row_mixing
-from matex_tf.patches.keras.table import KerasTable
+from matex_tf.patches.keras_table import KerasTable
 
 HOOKS = KerasTable()
 
@@ -32,7 +32,7 @@ def _wrap_moments(original: Any) -> Any:
     return moments
 
 
-@HOOKS.replace("tensorflow", "compat.v1.nn.fused_batch_norm", "a fused one has the statistics of a rank's slice")
+@HOOKS.replace("tensorflow", "compat.v1.nn.fused_batch_norm", "fused statistics are those of a rank's slice")
 def _wrap_fused(original: Any) -> Any:
     @programs.mark_ours()
     def fused_batch_norm(

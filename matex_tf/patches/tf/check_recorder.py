@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from matex_tf import settings
-from matex_tf.patches.keras.table import KerasTable
+from matex_tf.patches.keras_table import KerasTable
 from matex_tf.runtime import real_files
 from matex_tf.runtime.hooks import Make
 from matex_tf.world import world
