@@ -94,6 +94,7 @@ class Hook:
     """Whether this rank needs it, asked when it is put in place."""
     put: Put = put_function
     """How it is put in place."""
+    is_placed: bool = False
 
     @property
     def library(self) -> str:
@@ -116,20 +117,23 @@ class Hook:
         """Put it in place, now or once its library, or at least its module, is imported."""
         top = self.module.partition(".")[0]
         first = self.module if self.early else top
-        call_when_imported(first, lambda _: call_when_imported(self.module, self._put_in_place))
-        call_when_imported(top, lambda _: self._check_module())
+        call_when_imported(first, lambda _: call_when_imported(self.module, self.put_in_place))
+        call_when_imported(top, lambda _: self.check_module())
 
     def _is_due(self) -> bool:
         return (self.when is None or self.when()) and self.fits(find_version(self.library))
 
-    def _put_in_place(self, module: Any) -> None:
-        if not self._is_due():
+    def put_in_place(self, module: Any) -> None:
+        """Replace it in `module`, once. Raises HookError where a required one does not fit."""
+        if self.is_placed or not self._is_due():
             return None
+        self.is_placed = True
         *path, name = self.name.split(".")
         try:
             owner = functools.reduce(getattr, path, module)
-            getattr(owner, name)
         except AttributeError:
+            owner = None
+        if not has_name(owner, name):
             return self._tell(f"has no `{self.name}` in {self.module}")
         try:
             self.put(owner, name, self._make_checked)
@@ -149,14 +153,17 @@ class Hook:
         self.made.append(made)
         return made
 
-    def _check_module(self) -> None:
-        """Once the library is imported: its module is, too, or may be later."""
-        if self.module in sys.modules or not self._is_due():
-            return
+    def check_module(self) -> None:
+        """Once the library is imported: its module is, too, or may be later. Raises HookError, as `put_in_place`."""
+        if self.module in sys.modules:  # where another finder than ours has found it, it is to be put in place now
+            return self.put_in_place(sys.modules[self.module])
+        if not self._is_due():
+            return None
         if not is_there(self.module):
             self._tell(f"has no module {self.module}, of which `{self.name}` is replaced")
         elif not self.later:
             notes.print_note(f"{self.library} was imported without {self.module}: {self.lost}")
+        return None
 
     def _tell(self, what: str, cause: Exception | None = None) -> None:
         if not self.optional:
@@ -201,6 +208,13 @@ class Table:
     def install(self) -> None:
         for hook in self.hooks:
             hook.install()
+
+
+def has_name(owner: Any, name: str) -> bool:
+    """Whether `owner` has `name`, and not, as a class has `__init__`, from `object` or its metaclass alone."""
+    if isinstance(owner, type):
+        return any(name in vars(kind) for kind in owner.__mro__ if kind is not object)
+    return hasattr(owner, name)
 
 
 def find_lacking(original: Any, made: Any, takes: Sequence[str] = (), is_method: bool = False) -> str:
