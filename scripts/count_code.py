@@ -50,7 +50,10 @@ def count_exchanged(nodes: list[ast.AST]) -> int:
 
 
 def list_replaced(first: bool) -> set[tuple[str, str, str]]:
-    """Library, module and name of what is replaced on the first rank, or on another, in a run with the Keras of here."""
+    """Library, module and name of what is replaced on the first rank, or on another, with the Keras that is here.
+
+    What is replaced in each kind of metrics, or in each op of files, counts once.
+    """
     return {
         (hook.library, hook.module, hook.name)
         for part, hook in patches.list_hooks()

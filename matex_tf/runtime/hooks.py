@@ -146,6 +146,8 @@ class Hook:
         if any(original is made for made in self.made):
             return original
         made = self.make(original)
+        if made is original:
+            return original
         lacking = find_lacking(original, made, self.takes.split(), "." in self.name)
         if lacking:
             self._tell(f"has `{self.name}` in {self.module} {lacking}")
