@@ -62,7 +62,8 @@ def list_replaced(first: bool) -> set[tuple[str, str, str]]:
 
 
 def is_placed(part: str, hook: Hook, first: bool) -> bool:
-    on_rank = hook.when is not overlay.has_view if first else part != "files.journal"
+    of_others = part == "files.python" or hook.when is overlay.has_view
+    on_rank = not of_others if first else part != "files.journal"
     return on_rank and hook.library != "tf_keras" and hook.fits(find_version(hook.library))
 
 

@@ -10,6 +10,7 @@ import importlib
 from collections.abc import Iterator
 from typing import Any
 
+from matex_tf.runtime import seeding
 from matex_tf.runtime.hooks import Hook
 
 _IN_ORDER = """
@@ -33,7 +34,8 @@ def install() -> None:
 
 
 def list_hooks() -> Iterator[tuple[str, Hook]]:
-    """Everything that is replaced anywhere, with the patch file that does."""
-    for name in [*_IN_ORDER, *_ON_REQUEST]:
-        for hook in getattr(_load_part(name), "HOOKS", ()):
+    """Everything that is replaced anywhere, with the file that does."""
+    parts = {"runtime.seeding": seeding, **{name: _load_part(name) for name in [*_IN_ORDER, *_ON_REQUEST]}}
+    for name, part in parts.items():
+        for hook in getattr(part, "HOOKS", ()):
             yield name, hook

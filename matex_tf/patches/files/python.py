@@ -22,7 +22,8 @@ from matex_tf.resilience import elastic
 from matex_tf.runtime import real_files
 from matex_tf.runtime.hooks import Table
 
-HOOKS = Table(when=overlay.has_view)
+HOOKS = Table()
+"""Installed where this rank has a view of its own."""
 
 _LOST = "a rank does not see the files that it wrote itself"
 
@@ -111,11 +112,12 @@ def _replace_captured(originals: list[tuple[Any, Any, str]]) -> None:
             if id(inner) in new_of:
                 new = new_of[id(inner)]
                 setattr(owner, name, staticmethod(new) if isinstance(owner, type) else new)
-    openers = getattr(sys.modules.get("numpy.lib._datasource"), "_file_openers", None)
-    table = getattr(openers, "_file_openers", {})
-    for name, value in list(table.items()):
-        if id(value) in new_of:
-            table[name] = new_of[id(value)]
+
+
+@HOOKS.replace("numpy.lib._datasource", "_file_openers._file_openers", _LOST, optional=True)
+def _renew_openers(original: Any) -> Any:
+    """NumPy keeps Python's `open` by the end of a file's name, that of a plain file by None."""
+    return {**original, None: open}
 
 
 @HOOKS.replace("io", "FileIO", _LOST)

@@ -151,11 +151,8 @@ def _record(name: str) -> Make:
 
 
 HOOKS.replace(_VARIABLES, "BaseResourceVariable.__init__", _LOST)(_record("wrap_init"))
-HOOKS.replace(
-    _VARIABLES,
-    "BaseResourceVariable.assign_sub BaseResourceVariable.assign_add",
-    _LOST,
-)(_record("wrap_step"))
+for _kind in ("BaseResourceVariable", "ResourceVariable"):  # the second may have methods of its own
+    HOOKS.replace(_VARIABLES, f"{_kind}.assign_sub {_kind}.assign_add", _LOST)(_record("wrap_step"))
 HOOKS.replace("tensorflow.python.eager.polymorphic_function.polymorphic_function", "Function.__call__", _LOST)(
     _record("wrap_step")
 )
