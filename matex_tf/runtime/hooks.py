@@ -94,7 +94,8 @@ class Hook:
     """Whether this rank needs it, asked when it is put in place."""
     put: Put = put_function
     """How it is put in place."""
-    is_placed: bool = False
+    placed_in: Any = field(default=None, repr=False)
+    """The module in which it was put in place."""
 
     @property
     def library(self) -> str:
@@ -109,12 +110,12 @@ class Hook:
         return _parse_version(self.since) <= found and not (self.until and found >= _parse_version(self.until))
 
     def describe_versions(self) -> str:
-        """ " (from 3, before 4)", or as much of it as is known."""
+        """In brackets, such as "(from 3, before 4)"; "" if any has it."""
         limits = [f"{word} {version}" for word, version in (("from", self.since), ("before", self.until)) if version]
         return f" ({', '.join(limits)})" if limits else ""
 
     def install(self) -> None:
-        """Put it in place, now or once its library, or at least its module, is imported."""
+        """Put it in place once its library is imported, or, if it is `early`, its module; now if that is."""
         top = self.module.partition(".")[0]
         first = self.module if self.early else top
         call_when_imported(first, lambda _: call_when_imported(self.module, self.put_in_place))
@@ -125,22 +126,23 @@ class Hook:
 
     def put_in_place(self, module: Any) -> None:
         """Replace it in `module`, once. Raises HookError where a required one does not fit."""
-        if self.is_placed or not self._is_due():
-            return None
-        self.is_placed = True
+        if self.placed_in is module or not self._is_due():
+            return
         *path, name = self.name.split(".")
         try:
             owner = functools.reduce(getattr, path, module)
         except AttributeError:
             owner = None
-        if not has_name(owner, name):
-            return self._tell(f"has no `{self.name}` in {self.module}")
         try:
-            self.put(owner, name, self._make_checked)
+            if has_name(owner, name):
+                self.put(owner, name, self._make_checked)
+            else:
+                self._tell(f"has no `{self.name}` in {self.module}")
         except HookError:
             raise
         except Exception as error:
             self._tell(f"has another `{self.name}` in {self.module} ({error!r})", error)
+        self.placed_in = module
 
     def _make_checked(self, original: Any) -> Any:
         if any(original is made for made in self.made):
@@ -157,15 +159,14 @@ class Hook:
 
     def check_module(self) -> None:
         """Once the library is imported: its module is, too, or may be later. Raises HookError, as `put_in_place`."""
-        if self.module in sys.modules:  # where another finder than ours has found it, it is to be put in place now
-            return self.put_in_place(sys.modules[self.module])
-        if not self._is_due():
-            return None
-        if not is_there(self.module):
+        if self.module in sys.modules:  # its own import went by us where a finder of the script's had found it
+            self.put_in_place(sys.modules[self.module])
+        elif not self._is_due():
+            return
+        elif not is_there(self.module):
             self._tell(f"has no module {self.module}, of which `{self.name}` is replaced")
         elif not self.later:
             notes.print_note(f"{self.library} was imported without {self.module}: {self.lost}")
-        return None
 
     def _tell(self, what: str, cause: Exception | None = None) -> None:
         if not self.optional:

@@ -51,7 +51,7 @@ def ask_all(monkeypatch, said, act):
         version = hook.since or f"{int(hook.until or 10) - 1}.9"
         monkeypatch.setattr(hooks, "find_version", lambda _, version=version: version)
         monkeypatch.setattr(hook, "when", None)
-        monkeypatch.setattr(hook, "is_placed", False)
+        monkeypatch.setattr(hook, "placed_in", None)
         said.clear()
         try:
             act(hook)
@@ -121,7 +121,7 @@ for _, hook in patches.list_hooks():
         hook.put_in_place(sys.modules[hook.module])
     except hooks.HookError as error:
         lines.append(str(error))
-    if not hook.made:
+    if hook.placed_in is None:
         lines.append(f"{hook} stands nowhere")
 print("".join(f"\\nTOLD: {line}" for line in lines), "all were asked")
 """
@@ -200,13 +200,17 @@ class Owner:
     assert inner.Owner().method() == ["ours", "method"]
 
 
-def test_a_module_that_was_renamed_is_told_at_each_import(library):
-    name = library(moved="", __init__="import LIBRARY.moved")
-    table = hooks.Table()
+@pytest.mark.parametrize("is_early", [True, False])
+@pytest.mark.parametrize(
+    "module, lacks", [("moved", "module LIBRARY.trainer"), ("trainer", "`fit` in LIBRARY.trainer")]
+)
+def test_what_has_gone_is_told_at_each_import(library, module, lacks, is_early):
+    name = library(**{module: "", "__init__": f"import LIBRARY.{module}"})
+    table = hooks.Table(early=is_early)
     table.replace(f"{name}.trainer", "fit", "fit is not sharded")(wrap)
     table.install()
-    for _ in range(2):  # a script that takes the first for a missing library
-        with pytest.raises(hooks.HookError, match=f"{name} .* has no module {name}.trainer.* fit is not sharded"):
+    for _ in range(2):  # by a script that takes the first for a missing library
+        with pytest.raises(hooks.HookError, match=f"has no {lacks}.* fit is not sharded".replace("LIBRARY", name)):
             importlib.import_module(name)
 
 
@@ -222,9 +226,18 @@ def test_a_module_that_is_not_imported_with_its_library_is_said(library, said):
     assert importlib.import_module(f"{name}.lazy").load() == ["ours", None]
 
 
+def test_each_hook_of_a_function_is_put_in_place_once(library):
+    name = library(trainer="def fit(): pass", __init__="from LIBRARY import trainer\nfrom LIBRARY.trainer import fit")
+    for table in (hooks.Table(early=True), hooks.Table(early=True)):
+        table.replace(f"{name}.trainer", "fit", "fit is not sharded")(wrap)
+        table.install()
+    made = importlib.import_module(name)
+    assert made.fit() == made.trainer.fit() == ["ours", ["ours", None]]
+
+
 def test_a_module_that_another_finder_has_found_is_hooked(library, monkeypatch):
     name = library(trainer="def fit(): pass", __init__="from LIBRARY import trainer")
-    table = hooks.Table()
+    table = hooks.Table(early=True)
     table.replace(f"{name}.trainer", "fit", "fit is not sharded")(wrap)
     table.install()
 
