@@ -177,7 +177,9 @@ class Hook:
         found, tried = find_version(self.library), TRIED.get(self.library)
         text = f"{self.library} {found or '(of unknown version)'} {what}. Without this hook {self.lost}."
         if tried:
-            text += f" The newest {self.library} tried is {tried}: `pip install {self.library}=={tried}`"
+            installed = _find_distribution(self.library)
+            name = self.library if installed is None else installed.name
+            text += f" The newest {self.library} tried is {tried}: `pip install {name}=={tried}`"
             text += "." if self.optional else ", or set MATEX_DISABLE=1 to run the script without matex_tf."
         elif not self.optional:
             text += f" Install an older {self.library}, or set MATEX_DISABLE=1 to run the script without matex_tf."
@@ -260,12 +262,13 @@ def _find_spec(module: str) -> importlib.machinery.ModuleSpec | None:
 
 
 @functools.cache
-def _read_version(library: str) -> str:
+def _find_distribution(library: str) -> importlib.metadata.Distribution | None:
+    """What pip has installed it by, such as `tensorflow_cpu`."""
     try:
-        return importlib.metadata.version(library)
+        return importlib.metadata.distribution(library)
     except importlib.metadata.PackageNotFoundError:
-        named = importlib.metadata.packages_distributions().get(library, ())  # it takes its time
-        return importlib.metadata.version(named[0]) if named else ""
+        named = importlib.metadata.packages_distributions().get(library)  # it takes its time
+        return importlib.metadata.distribution(named[0]) if named else None
 
 
 def find_version(library: str) -> str:
@@ -273,7 +276,10 @@ def find_version(library: str) -> str:
     if library == "python":
         return platform.python_version()
     imported = getattr(sys.modules.get(library), "__version__", "")
-    return imported if isinstance(imported, str) and imported else _read_version(library)
+    if isinstance(imported, str) and imported:
+        return imported
+    installed = _find_distribution(library)
+    return "" if installed is None else installed.version
 
 
 def is_newer(version: str, than: str) -> bool:

@@ -28,7 +28,6 @@ _CACHE_IS_THERE = ".index"
 """What the name of a dataset's cache ends with when it is whole."""
 
 
-_MODULES = ("gen_io_ops", "gen_dataset_ops", "gen_experimental_dataset_ops", "gen_lookup_ops")
 _FILES = {"filename", "filenames", "data_source_name"}
 """Arguments of ops that are files to read, but for ops whose names begin with one of `_WRITING`."""
 _WRITING = ("write", "save", "cache", "datasettotfrecord", "experimentaldatasettotfrecord")
