@@ -53,7 +53,7 @@ def _seed_tensorflow(seed: int) -> None:
         context.set_global_seed(seed)
 
 
-@HOOKS.replace("numpy.random", "default_rng", "ranks draw different numbers without a seed")
+@HOOKS.replace("numpy.random", "default_rng", "ranks draw different numbers without a seed", later=True)
 def _wrap_default_rng(original: Any) -> Any:
     """Without a seed it takes the operating system's entropy; ranks take rank 0's."""
 
