@@ -72,13 +72,13 @@ def attach_runtime() -> None:
     from matex_tf.monitor import sampler
     from matex_tf.observe import link_costs, profile, timeline
     from matex_tf.resilience import elastic, run_state
-    from matex_tf.runtime import replace, watchdog
+    from matex_tf.runtime import hooks, watchdog
 
     elastic.enable_attempts()
     if not me.is_phantom:
         watchdog.start_watching()
     ops.get_library()
-    replace.patch_when_imported("tensorflow", lambda _: ops.load_tensorflow_ops())
+    hooks.call_when_imported("tensorflow", lambda _: ops.load_tensorflow_ops())
     _agree_on_settings()
     _say_what_changes_results()
     _say_who_updates()
@@ -129,7 +129,7 @@ def _note_trial(rank: int) -> None:
 
         trial_log.start_log(rank)
         if trial_log.is_on():
-            trial.install()
+            trial.HOOKS.install()
 
 
 def _share_hash_seed() -> None:

@@ -23,7 +23,7 @@ def load(name):
     return module
 
 
-run_tests, run_demo = load("run_tests"), load("run_demo")
+run_tests, run_demo, count_code = load("run_tests"), load("run_demo"), load("count_code")
 
 
 def test_counts_are_read_from_the_report(tmp_path):
@@ -120,3 +120,20 @@ def test_setup_refuses_what_it_does_not_understand(arguments, message):
 def test_commands_can_be_executed():
     for path in (SCRIPTS / "setup", SCRIPTS / "test", SCRIPTS / "demo", SCRIPTS.parent / ".ci" / "run"):
         assert os.access(path, os.X_OK), path
+
+
+def test_the_figures_of_the_code_are_counted(tmp_path, monkeypatch):
+    """On code of which they are known."""
+    (tmp_path / "loops").mkdir()
+    (tmp_path / "tune").mkdir()
+    (tmp_path / "loops" / "one.py").write_text(
+        "import sys, weakref\nheld = weakref.WeakKeyDictionary()\n\n\ndef act(one):\n    global held\n"
+        "    sys.setprofile(None)\n    one.__class__ = type(sys._getframe(1))\n"
+        "    object.__setattr__(one, '__dict__', {})\n"
+    )
+    (tmp_path / "tune" / "two.py").write_text("x = 1\n")
+    monkeypatch.setattr(count_code, "ROOT", tmp_path)
+    counts = [count for name, count, _ in count_code.list_rows() if "replaced" not in name and not name.startswith(" ")]
+    assert counts == [9, 9, 1, 1, 1, 0, 2, 1]
+    of = {name: count for name, count, _ in count_code.list_rows()}
+    assert 0 < of["  of Keras"] < of["functions replaced on another rank"]

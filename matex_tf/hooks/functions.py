@@ -4,19 +4,27 @@ from __future__ import annotations
 
 from typing import Any
 
-from matex_tf.runtime.replace import replace_function
+from matex_tf.runtime.hooks import Table
 from matex_tf.steps import function_calls
 
-
-def install() -> None:
-    from tensorflow.python.autograph.core import config, config_lib
-    from tensorflow.python.eager.polymorphic_function import polymorphic_function
-
-    # AutoGraph converts what the script wrote. To convert our functions, too, costs each rank more than a second.
-    config.CONVERSION_RULES = (config_lib.DoNotConvert("matex_tf"), *config.CONVERSION_RULES)
-    replace_function(polymorphic_function.Function, "__call__", _wrap_call)
+HOOKS = Table()
 
 
+@HOOKS.replace(
+    "tensorflow.python.autograph.core.config", "CONVERSION_RULES", "AutoGraph converts matex_tf", optional=True
+)
+def _add_rule(original: Any) -> Any:
+    """AutoGraph converts what the script wrote. To convert our functions, too, costs each rank more than a second."""
+    from tensorflow.python.autograph.core import config_lib
+
+    return (config_lib.DoNotConvert("matex_tf"), *original)
+
+
+@HOOKS.replace(
+    "tensorflow.python.eager.polymorphic_function.polymorphic_function",
+    "Function.__call__",
+    "each rank computes all of a tf.function",
+)
 def _wrap_call(original: Any) -> Any:
     from tensorflow.python.eager import record
 

@@ -6,22 +6,28 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
-from matex_tf.runtime.replace import replace_function
+from matex_tf.runtime.hooks import Table, put_function
 from matex_tf.sharding import iteration
 from matex_tf.steps import capture
 
+HOOKS = Table()
 
-def install() -> None:
+_LOST = "each rank computes whole batches of iterators that a tf.function takes them from"
+
+
+def _put_and_register(owner: Any, name: str, make: Any) -> None:
+    """AutoGraph's loops stand in a table, too, by the type of what they go over."""
     from tensorflow.python.autograph.operators import control_flow
-    from tensorflow.python.data.ops import dataset_ops, iterator_ops
 
-    replace_function(dataset_ops.DatasetV2, "__iter__", _wrap_iter)
-    for name in ("_next_internal", "get_next_as_optional"):
-        replace_function(iterator_ops.OwnedIterator, name, _wrap_next)
-    loops = control_flow.for_loop_registry._registry  # what is registered cannot be registered again
-    loops[dataset_ops.DatasetV2] = _wrap_dataset_loop(loops[dataset_ops.DatasetV2])
+    original, table = getattr(owner, name), control_flow.for_loop_registry._registry
+    kinds = [kind for kind, loop in table.items() if loop is original]
+    if not kinds:
+        raise LookupError(f"{name} is not registered")
+    put_function(owner, name, make)
+    table.update(dict.fromkeys(kinds, getattr(owner, name)))
 
 
+@HOOKS.replace("tensorflow.python.data.ops.dataset_ops", "DatasetV2.__iter__", "ranks may train different batches")
 def _wrap_iter(original: Any) -> Any:
     """What a generator has given does not come again: after other amounts of reading ahead ranks train other rows."""
 
@@ -35,6 +41,8 @@ def _wrap_iter(original: Any) -> Any:
     return __iter__
 
 
+@HOOKS.replace("tensorflow.python.data.ops.iterator_ops", "OwnedIterator._next_internal", _LOST)
+@HOOKS.replace("tensorflow.python.data.ops.iterator_ops", "OwnedIterator.get_next_as_optional", _LOST)
 def _wrap_next(original: Any) -> Any:
     def take_next(self):
         if not capture.is_opening():
@@ -60,12 +68,13 @@ def _open_rows(iterator: Any) -> Iterator[None]:
             setattr(iterator, name, value)
 
 
+@HOOKS.replace("tensorflow.python.data.ops.dataset_autograph", "_tf_ag_dataset_for_stmt", _LOST, put=_put_and_register)
 def _wrap_dataset_loop(original: Any) -> Any:
     from tensorflow.python.autograph.operators import control_flow
 
-    def loop(dataset, *args, **kwargs):
+    def _tf_ag_dataset_for_stmt(ds, *args, **kwargs):
         if not capture.is_opening():
-            return original(dataset, *args, **kwargs)
-        return control_flow._tf_iterator_for_stmt(iter(dataset), *args, **kwargs)
+            return original(ds, *args, **kwargs)
+        return control_flow._tf_iterator_for_stmt(iter(ds), *args, **kwargs)
 
-    return loop
+    return _tf_ag_dataset_for_stmt

@@ -45,6 +45,16 @@ def get_journal() -> journal.Journal | None:
     return _news if get_view() is None else None
 
 
+def has_view() -> bool:
+    """Whether this rank has a view of its own, as the ranks that are not the first have."""
+    return get_view() is not None
+
+
+def is_on() -> bool:
+    """Whether ranks share one set of files: this one has a view of it, or the journal."""
+    return has_view() or get_journal() is not None
+
+
 def start_overlay() -> None:
     """Begin to look at files as `MATEX_OUTPUT` says. Collective."""
     global _view, _news

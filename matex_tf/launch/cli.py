@@ -147,11 +147,15 @@ def run_script(ctx: click.Context, /, **given: Any) -> int:
 
 
 @matex.command(name="info", context_settings=HELP, short_help="Say what was found here, and what is wrong.")
-def show_info() -> int:
+@click.option("--hooks", is_flag=True, help="List what is replaced in other libraries, and what is lost without it.")
+def show_info(hooks: bool) -> int:
     """Say what was found: versions, MPI, cores, GPUs, the compiled ops; and what is wrong, with its fix.
 
     The exit code is 1 if something is wrong.
     """
+    if hooks:
+        print(info.format_hooks(), end="")
+        return 0
     facts = info.gather_facts()
     print(info.format_report(facts), end="")
     return 1 if info.find_complaints(facts) else 0

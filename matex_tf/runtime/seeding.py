@@ -14,8 +14,13 @@ from typing import Any
 import numpy as np
 
 from matex_tf.runtime import objects
-from matex_tf.runtime.replace import patch_when_imported
+from matex_tf.runtime.hooks import Table, call_when_imported
 from matex_tf.world import world
+
+HOOKS = Table()
+
+_roots: list[np.random.SeedSequence] = []
+"""What NumPy's generators without a seed are made of."""
 
 
 def agree_on_seeds(entropy: int | None = None) -> int:
@@ -34,8 +39,9 @@ def agree_on_seeds(entropy: int | None = None) -> int:
         random.setstate(states[0])
         np.random.set_state(states[1])
     entropy = objects.broadcast(entropy, "sending what random numbers are drawn from")
-    patch_when_imported("tensorflow", lambda _: _seed_tensorflow(entropy % (1 << 31)))
-    _share_entropy(entropy)
+    call_when_imported("tensorflow", lambda _: _seed_tensorflow(entropy % (1 << 31)))
+    _roots[:] = [np.random.SeedSequence(entropy)]
+    HOOKS.install()
     return entropy
 
 
@@ -47,13 +53,11 @@ def _seed_tensorflow(seed: int) -> None:
         context.set_global_seed(seed)
 
 
-def _share_entropy(entropy: int) -> None:
-    """`np.random.default_rng()` without a seed takes the operating system's entropy; ranks take rank 0's."""
-    plain = np.random.default_rng
-    root = np.random.SeedSequence(entropy)
+@HOOKS.replace("numpy.random", "default_rng", "ranks draw different numbers without a seed", later=True)
+def _wrap_default_rng(original: Any) -> Any:
+    """Without a seed it takes the operating system's entropy; ranks take rank 0's."""
 
     def default_rng(seed: Any = None) -> np.random.Generator:
-        return plain(root.spawn(1)[0] if seed is None else seed)
+        return original(_roots[0].spawn(1)[0] if seed is None else seed)
 
-    default_rng.__doc__ = plain.__doc__
-    np.random.default_rng = default_rng
+    return default_rng

@@ -100,7 +100,7 @@ def installed():
     """Python's functions on files as they are alone, on rank 0 and on another."""
     places = [*python._REPLACED, (os, "unlink"), (os, "replace"), (io, "open"), (tempfile, "mkdtemp")]
     sets = []
-    for install in (lambda: None, noting.install, python._install_view):
+    for install in (lambda: None, noting.HOOKS.install, python._install_view):
         install()
         sets.append({(owner, name): getattr(owner, name) for owner, name in places})
         use(sets[0])

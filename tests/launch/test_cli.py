@@ -527,6 +527,24 @@ def test_nothing_is_complained_of_where_all_is_well():
     assert "Nothing is wrong." in info.format_report(facts())
 
 
+def test_versions_that_are_newer_than_those_tried_are_told():
+    assert "not tried yet" not in info.format_report(facts())
+    newer = info.format_report(facts(tensorflow={"tensorflow": "2.21.0", "keras": "9.1", "gpus": [], "ops": {}}))
+    assert "newer here: Keras 9.1, not tried yet" in newer and "newer here: TensorFlow" not in newer
+
+
+def test_info_lists_what_is_replaced(capsys):
+    assert cli.main(["info", "--hooks"]) == 0
+    said = capsys.readouterr().out
+    for words in (
+        "keras.src.backend.tensorflow.trainer (from 3)",
+        "TensorFlowTrainer.fit(x)",
+        "keras: ",
+        "newest tried",
+    ):
+        assert words in said, words
+
+
 @pytest.mark.parametrize(
     "changes, wrong, mend",
     [

@@ -11,31 +11,21 @@ import io
 import os
 import re
 import shlex
-import subprocess
 import sys
 from types import FrameType
 from typing import Any
 
 from matex_tf.io import commands, overlay
 from matex_tf.runtime import real_files, script_frames
-from matex_tf.runtime.replace import replace_function
+from matex_tf.runtime.hooks import Table
 
-_WAITING = ("run", "call", "check_call", "check_output", "getoutput", "getstatusoutput")
+HOOKS = Table()
 
+_LOST = "each rank runs a command of the script"
+_NAMES = "a command does not find the files of its rank"
 
 _WORD = re.compile(r"[^\s'\"`$&|;<>(){}*?\[\]\\=]+")
 _COMMAND_BEGINS = re.compile(r"(?:^|[|;&(])\s*$")
-
-
-def install() -> None:
-    if overlay.get_view() is not None:
-        replace_function(os, "system", _wrap_system)
-    replace_function(os, "system", _wrap_command)
-    replace_function(os, "popen", _wrap_popen)
-    for name in _WAITING:
-        replace_function(subprocess, name, _wrap_command)
-    if overlay.get_view() is not None:
-        replace_function(subprocess.Popen, "__init__", _wrap_process)
 
 
 def _is_library(caller: FrameType) -> bool:
@@ -43,15 +33,7 @@ def _is_library(caller: FrameType) -> bool:
     return own or script_frames.is_library(caller.f_code.co_filename)
 
 
-def _wrap_command(original: Any) -> Any:
-    def run(*args, **kwargs):
-        if not commands.are_shared() or _is_library(sys._getframe(1)):
-            return original(*args, **kwargs)
-        return commands.run_on_rank_0(lambda: original(*args, **kwargs), original.__name__, args, kwargs)
-
-    return run
-
-
+@HOOKS.replace("os", "system", _NAMES, when=overlay.has_view)
 def _wrap_system(original: Any) -> Any:
     def system(command):
         if isinstance(command, str) and not real_files.uses_real_files():
@@ -61,6 +43,17 @@ def _wrap_system(original: Any) -> Any:
         return original(command)
 
     return system
+
+
+@HOOKS.replace("os", "system", _LOST)
+@HOOKS.replace("subprocess", "run call check_call check_output getoutput getstatusoutput", _LOST)
+def _wrap_command(original: Any) -> Any:
+    def run(*args, **kwargs):
+        if not commands.are_shared() or _is_library(sys._getframe(1)):
+            return original(*args, **kwargs)
+        return commands.run_on_rank_0(lambda: original(*args, **kwargs), original.__name__, args, kwargs)
+
+    return run
 
 
 class _Output(io.StringIO):
@@ -75,6 +68,7 @@ class _Output(io.StringIO):
         return self._status
 
 
+@HOOKS.replace("os", "popen", _LOST)
 def _wrap_popen(original: Any) -> Any:
     def popen(cmd, mode="r", buffering=-1):
         shared = mode == "r" and commands.are_shared()
@@ -91,6 +85,7 @@ def _wrap_popen(original: Any) -> Any:
     return popen
 
 
+@HOOKS.replace("subprocess", "Popen.__init__", _NAMES, when=overlay.has_view)
 def _wrap_process(original: Any) -> Any:
     signature = inspect.signature(original)
 

@@ -5,9 +5,7 @@ Each is given the real path of its file (see `patches.files.tensorflow`).
 
 from __future__ import annotations
 
-import functools
 import glob
-import importlib
 import inspect
 import os
 from collections.abc import Callable
@@ -19,13 +17,17 @@ from matex_tf.patches.files.journal import note_made
 from matex_tf.patches.files.opening import find_real_path
 from matex_tf.patches.files.tensorflow import find_real_folder, is_local, list_matching, match_type, raise_as_tensorflow
 from matex_tf.runtime import real_files
-from matex_tf.runtime.replace import replace_function, replace_in_apis
+from matex_tf.runtime.hooks import Table, put_function
+
+HOOKS = Table(when=overlay.is_on)
+
+_LOST = "files of a pipeline are not those of the rank"
+_V1 = "tensorflow._api.v2.compat.v1 tensorflow.compat.v1"
 
 _CACHE_IS_THERE = ".index"
 """What the name of a dataset's cache ends with when it is whole."""
 
 
-_MODULES = ("gen_io_ops", "gen_dataset_ops", "gen_experimental_dataset_ops", "gen_lookup_ops")
 _FILES = {"filename", "filenames", "data_source_name"}
 """Arguments of ops that are files to read, but for ops whose names begin with one of `_WRITING`."""
 _WRITING = ("write", "save", "cache", "datasettotfrecord", "experimentaldatasettotfrecord")
@@ -33,53 +35,40 @@ _WRITTEN = ("dataset_to_tf_record", "DatasetToTFRecord", "write_file", "WriteFil
 """Ops that write the one file that they name; the others that write have patches of their own."""
 
 
-def install() -> None:
-    if overlay.get_journal() is None and overlay.get_view() is None:
-        return
-    import tensorflow as tf
-    from tensorflow.python.data.ops import cache_op, dataset_ops, load_op, save_op, snapshot_op
+def _put_into_ops(owner: Any, name: str, make: Any) -> None:
+    """Replace what a module has generated for each op of files, `name` and others, and where else these stand.
 
-    replace_function(cache_op.CacheDataset, "__init__", _wrap_cache)
-    replace_function(snapshot_op._SnapshotDataset, "__init__", _wrap_snapshot)
-    replace_function(save_op, "_save", _wrap_save)
-    functions = {"write_file": _wrap_write_file}
-    if overlay.get_view() is not None:
-        functions |= {"read_file": _wrap_read_file, "matching_files": _wrap_matching_files}
-    for name, make in functions.items():
-        replace_in_apis(name, make)
-        for io in (tf.io, tf.compat.v1.io, tf.compat.v2.io):
-            replace_function(io, name, make)
-    _point_ops_to_files()
-    if overlay.get_view() is None:
-        return
-    replace_function(load_op, "_load", _wrap_load)
-    replace_function(dataset_ops.DatasetV2, "list_files", _wrap_list_files)
-
-
-def _point_ops_to_files() -> None:
-    """Give each op the real paths of its files, by the functions that TensorFlow has generated.
-
-    TensorFlow's own classes, Keras and `tf.raw_ops` call the ops by these.
+    TensorFlow's own classes, Keras and `tf.raw_ops` call the ops by them.
     """
     import tensorflow as tf
     from tensorflow.python.ops import io_ops
 
     apis = [tf.raw_ops, tf.compat.v1.raw_ops, tf.compat.v2.raw_ops, io_ops]
-    for module in (importlib.import_module(f"tensorflow.python.ops.{name}") for name in _MODULES):
-        for name, function in list(vars(module).items()):
-            if name.startswith("_") or name.endswith("_eager_fallback") or not inspect.isfunction(function):
-                continue
-            files = _FILES.intersection(inspect.signature(function).parameters)
-            if name in _WRITTEN:
-                make = functools.partial(_wrap_op, find_place=_find_place_to_write, files=files)
-            elif files and overlay.get_view() is not None and not name.lower().replace("_", "").startswith(_WRITING):
-                make = functools.partial(_wrap_op, find_place=_find_real_names, files=files)
-            else:
-                continue
-            replace_function(module, name, make)
-            for api in apis:
-                if getattr(api, name, None) is function:
-                    setattr(api, name, getattr(module, name))
+    for each, function in list(vars(owner).items()):
+        if each.startswith("_") or each.endswith("_eager_fallback") or not inspect.isfunction(function):
+            continue
+        put_function(owner, each, make)
+        for api in apis:
+            if getattr(api, each, None) is function:
+                setattr(api, each, getattr(owner, each))
+
+
+@HOOKS.replace("tensorflow.python.ops.gen_io_ops", "read_file", _LOST, put=_put_into_ops)
+@HOOKS.replace("tensorflow.python.ops.gen_dataset_ops", "text_line_dataset", _LOST, put=_put_into_ops)
+@HOOKS.replace("tensorflow.python.ops.gen_experimental_dataset_ops", "csv_dataset", _LOST, put=_put_into_ops)
+@HOOKS.replace(
+    "tensorflow.python.ops.gen_lookup_ops",
+    "initialize_table_from_text_file",
+    _LOST,
+    put=_put_into_ops,
+)
+def _wrap_op_of_files(original: Any) -> Any:
+    name, files = original.__name__, _FILES.intersection(inspect.signature(original).parameters)
+    if name in _WRITTEN:
+        return _wrap_op(original, _find_place_to_write, files)
+    if files and overlay.has_view() and not name.lower().replace("_", "").startswith(_WRITING):
+        return _wrap_op(original, _find_real_names, files)
+    return original
 
 
 def _wrap_op(original: Any, find_place: Callable[[Any], Any], files: set[str]) -> Any:
@@ -124,6 +113,8 @@ def _find_real_names(names: Any) -> Any:
     return found
 
 
+@HOOKS.replace(_V1, "read_file", _LOST, later=True, when=overlay.has_view)
+@HOOKS.replace("tensorflow", "io.read_file compat.v1.io.read_file compat.v2.io.read_file", _LOST, when=overlay.has_view)
 def _wrap_read_file(original: Any) -> Any:
     def read_file(filename, name=None):
         return original(_find_real_names(filename), name)
@@ -142,6 +133,7 @@ def _match_here(patterns: Any) -> list[str] | None:
     return [path for pattern in patterns for path in list_matching(os.fsdecode(pattern))]
 
 
+@HOOKS.replace("tensorflow.python.data.ops.dataset_ops", "DatasetV2.list_files", _LOST, when=overlay.has_view)
 def _wrap_list_files(original: Any) -> Any:
     def list_files(file_pattern, *args, **kwargs):
         found = _match_here(file_pattern)
@@ -152,6 +144,13 @@ def _wrap_list_files(original: Any) -> Any:
     return list_files
 
 
+@HOOKS.replace(_V1, "matching_files", _LOST, later=True, when=overlay.has_view)
+@HOOKS.replace(
+    "tensorflow",
+    "io.matching_files compat.v1.io.matching_files compat.v2.io.matching_files",
+    _LOST,
+    when=overlay.has_view,
+)
 def _wrap_matching_files(original: Any) -> Any:
     def matching_files(pattern, name=None):
         value = pattern.numpy() if hasattr(pattern, "numpy") else pattern
@@ -166,6 +165,7 @@ def _wrap_matching_files(original: Any) -> Any:
     return matching_files
 
 
+@HOOKS.replace("tensorflow.python.data.ops.load_op", "_load", _LOST, when=overlay.has_view, later=True)
 def _wrap_load(original: Any) -> Any:
     def load(path, *args, **kwargs):
         return original(_find_real_names(path), *args, **kwargs)
@@ -186,6 +186,8 @@ def _find_place_to_write(filename: Any) -> Any:
     return match_type(path, raise_as_tensorflow(find_real_path, path, "w"))
 
 
+@HOOKS.replace(_V1, "write_file", _LOST, later=True)
+@HOOKS.replace("tensorflow", "io.write_file compat.v1.io.write_file compat.v2.io.write_file", _LOST)
 def _wrap_write_file(original: Any) -> Any:
     def write_file(filename, contents, name=None):
         return original(_find_place_to_write(filename), contents, name)
@@ -193,6 +195,7 @@ def _wrap_write_file(original: Any) -> Any:
     return write_file
 
 
+@HOOKS.replace("tensorflow.python.data.ops.save_op", "_save", _LOST, later=True)
 def _wrap_save(original: Any) -> Any:
     def save(input_dataset, path, *args, **kwargs):
         return original(input_dataset, find_real_folder(path), *args, **kwargs)
@@ -200,6 +203,7 @@ def _wrap_save(original: Any) -> Any:
     return save
 
 
+@HOOKS.replace("tensorflow.python.data.ops.snapshot_op", "_SnapshotDataset.__init__", _LOST, later=True)
 def _wrap_snapshot(original: Any) -> Any:
     def __init__(self, input_dataset, path, *args, **kwargs):
         if is_local(path):
@@ -209,6 +213,7 @@ def _wrap_snapshot(original: Any) -> Any:
     return __init__
 
 
+@HOOKS.replace("tensorflow.python.data.ops.cache_op", "CacheDataset.__init__", _LOST, later=True)
 def _wrap_cache(original: Any) -> Any:
     def __init__(self, input_dataset, filename, *args, **kwargs):
         return original(self, input_dataset, _find_real_cache(filename), *args, **kwargs)

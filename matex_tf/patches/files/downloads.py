@@ -17,27 +17,27 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from matex_tf.ops import cache
+from matex_tf.patches.keras_table import KerasTable
 from matex_tf.runtime import real_files, temp_folders
-from matex_tf.runtime.replace import patch_when_imported, replace_function
+from matex_tf.runtime.hooks import put_function
 from matex_tf.world import world
+
+HOOKS = KerasTable()
 
 _HEAD_START = 2.0  # seconds in which rank 0, which shows the progress, may come first
 
 
-def install() -> None:
-    for module in ("keras.src.utils.file_utils", "keras.src.utils.data_utils", "tf_keras.src.utils.data_utils"):
-        patch_when_imported(module, _patch_module)
+def _put_everywhere(owner: Any, name: str, make: Any) -> None:
+    """Also where Keras has it already: in the public modules, and in those of data sets."""
+    original = getattr(owner, name)
+    for module, other in list(sys.modules.items()):
+        if module.split(".")[0] in ("keras", "tf_keras") and getattr(other, "__dict__", {}).get(name) is original:
+            put_function(other, name, make)
 
 
-def _patch_module(module: Any) -> None:
-    """Patch `module` and those that already have its `get_file`: the public ones, and each data set's."""
-    original = getattr(module, "get_file", None)
-    for name, other in list(sys.modules.items()):
-        ours = name.split(".")[0] in ("keras", "tf_keras") and original is not None
-        if ours and getattr(other, "__dict__", {}).get("get_file") is original:
-            replace_function(other, "get_file", _wrap_get_file)
-
-
+@HOOKS.replace_in(
+    "ranks download a file at once", "utils.file_utils:get_file", "utils.data_utils:get_file", put=_put_everywhere
+)
 def _wrap_get_file(original: Any) -> Any:
     signature = inspect.signature(original)
 

@@ -121,6 +121,16 @@ def wrap_chdir(original: Any) -> Any:
     return chdir
 
 
+def wrap_fchdir(original: Any) -> Any:
+    def fchdir(fd):
+        try:
+            return original(fd)
+        finally:
+            overlay.get_own_view().known.forget_places()
+
+    return fchdir
+
+
 def wrap_getcwd(original: Any) -> Any:
     def getcwd():
         folder, root = original(), overlay.get_own_view().root

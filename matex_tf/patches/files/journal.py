@@ -2,34 +2,20 @@
 
 from __future__ import annotations
 
-import builtins
-import io
 import os
-import shutil
 from typing import Any
 
 from matex_tf.io import layers, overlay
 from matex_tf.runtime import real_files
-from matex_tf.runtime.replace import replace_function
+from matex_tf.runtime.hooks import Table
+
+HOOKS = Table()
+"""Installed where this rank is, or becomes, the first."""
+
+_LOST = "ranks do not see a change of rank 0 to the files"
 
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 """The flags of `os.open` by which a file is made or changed."""
-
-
-def install() -> None:
-    """On rank 0: note what is made, changed or removed from now on."""
-    replace_function(builtins, "open", _wrap_open)
-    replace_function(io, "open", _wrap_open)
-    replace_function(os, "open", _wrap_os_open)
-    replace_function(os, "mkdir", _wrap_make)
-    for name in ("remove", "unlink", "rmdir"):
-        replace_function(os, name, _wrap_remove)
-    replace_function(shutil, "rmtree", _wrap_remove)
-    replace_function(os, "truncate", _wrap_make)
-    for name in ("rename", "replace"):
-        replace_function(os, name, _wrap_rename)
-    for name in ("link", "symlink"):
-        replace_function(os, name, _wrap_link)
 
 
 def _note_change(path: Any, removed: bool = False, to: Any = "") -> None:
@@ -59,6 +45,7 @@ def note_removed(path: Any) -> None:
     _note_change(path, removed=True)
 
 
+@HOOKS.replace("builtins io", "open", _LOST)
 def _wrap_open(original: Any) -> Any:
     def open(file, mode="r", *args, **kwargs):
         if isinstance(mode, str) and any(letter in mode for letter in "wax+"):
@@ -68,6 +55,7 @@ def _wrap_open(original: Any) -> Any:
     return open
 
 
+@HOOKS.replace("os", "open", _LOST)
 def _wrap_os_open(original: Any) -> Any:
     def open(path, flags, mode=0o777, *, dir_fd=None):
         if flags & WRITING and dir_fd is None:
@@ -77,6 +65,7 @@ def _wrap_os_open(original: Any) -> Any:
     return open
 
 
+@HOOKS.replace("os", "mkdir truncate", _LOST)
 def _wrap_make(original: Any) -> Any:
     def make(path, *args, **kwargs):
         if kwargs.get("dir_fd") is None:
@@ -86,6 +75,8 @@ def _wrap_make(original: Any) -> Any:
     return make
 
 
+@HOOKS.replace("os", "remove unlink rmdir", _LOST)
+@HOOKS.replace("shutil", "rmtree", _LOST)
 def _wrap_remove(original: Any) -> Any:
     def remove(path, *args, **kwargs):
         if kwargs.get("dir_fd") is None:
@@ -95,6 +86,7 @@ def _wrap_remove(original: Any) -> Any:
     return remove
 
 
+@HOOKS.replace("os", "link symlink", _LOST)
 def _wrap_link(original: Any) -> Any:
     def link(src, dst, *args, **kwargs):
         _note_change(dst)
@@ -103,6 +95,7 @@ def _wrap_link(original: Any) -> Any:
     return link
 
 
+@HOOKS.replace("os", "rename replace", _LOST)
 def _wrap_rename(original: Any) -> Any:
     def rename(src, dst, **kwargs):
         if not any(kwargs.values()):

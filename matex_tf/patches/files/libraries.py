@@ -6,7 +6,6 @@ On the ranks that are not the first these lie in the rank's private folder; on r
 from __future__ import annotations
 
 import ctypes
-import functools
 import glob
 import os
 import urllib.parse
@@ -17,14 +16,29 @@ from matex_tf.io import overlay
 from matex_tf.patches.files import journal
 from matex_tf.patches.files.opening import find_real_path
 from matex_tf.runtime import real_files
-from matex_tf.runtime.replace import patch_when_imported, replace_function
+from matex_tf.runtime.hooks import Table, put_function
+
+HOOKS = Table(when=overlay.is_on)
+
+_LOST = "what the library reads and writes is not the rank's own file"
 
 _ARROW = {
     "pyarrow": (
         *(("output_stream", "source", 0, "w"), ("input_stream", "source", 0, "r")),
         *(("memory_map", "path", 0, "r"), ("create_memory_map", "path", 0, "w")),
     ),
-    "pyarrow.dataset": (("dataset", "source", 0, "r"), ("parquet_dataset", "metadata_path", 0, "r")),
+    "pyarrow.dataset": (
+        ("dataset", "source", 0, "r"),
+        ("parquet_dataset", "metadata_path", 0, "r"),
+        ("write_dataset", "base_dir", 1, "w"),
+    ),
+    "pyarrow.parquet.core": (
+        ("ParquetWriter.__init__", "where", 1, "w"),
+        ("ParquetFile.__init__", "source", 1, "r"),
+        ("ParquetDataset.__init__", "path_or_paths", 1, "r"),
+        ("read_metadata", "where", 0, "r"),
+        ("read_schema", "where", 0, "r"),
+    ),
     "pyarrow.csv": (
         ("write_csv", "output_file", 1, "w"),
         ("read_csv", "input_file", 0, "r"),
@@ -51,30 +65,6 @@ _ARROW = {
 """Functions and methods of each module: the argument that is a path, its index, and how it is opened."""
 _OF_SQLITE = ("-journal", "-wal", "-shm")
 """What SQLite adds to a database's name for the files of a transaction."""
-
-
-def install() -> None:
-    if overlay.get_view() is None and overlay.get_journal() is None:
-        return
-    patch_when_imported("h5py._hl.files", _patch_h5py)
-    patch_when_imported("netCDF4", _patch_netcdf)
-    patch_when_imported("pyarrow.parquet.core", _patch_parquet)
-    for module, functions in _ARROW.items():
-        patch_when_imported(module, functools.partial(_patch_arrow, functions=functions))
-    patch_when_imported("pyarrow", _patch_arrow_file)
-    patch_when_imported("pyarrow.csv", _patch_arrow_csv)
-    patch_when_imported(
-        "pyarrow.dataset",
-        lambda module: replace_function(module, "write_dataset", _wrap_path_argument("base_dir", 1, "w")),
-    )
-    for name in ("sqlite3.dbapi2", "sqlite3"):
-        patch_when_imported(
-            name,
-            lambda module: replace_function(module, "connect", _wrap_connect),
-        )
-    patch_when_imported(
-        "cv2", lambda module: replace_function(module, "imwrite", _wrap_path_argument("filename", 0, "a"))
-    )
 
 
 def _find_place(path: Any, mode: str, beside: Sequence[str] = ()) -> Any:
@@ -126,6 +116,13 @@ def _wrap_path_argument(name: str, index: int, mode: str, beside: Sequence[str] 
     return make
 
 
+for _module, _functions in _ARROW.items():
+    for _name, _argument, _index, _mode in _functions:
+        HOOKS.replace(_module, _name, _LOST, later=True)(_wrap_path_argument(_argument, _index, _mode))
+HOOKS.replace("cv2", "imwrite", _LOST)(_wrap_path_argument("filename", 0, "a"))
+
+
+@HOOKS.replace("sqlite3 sqlite3.dbapi2", "connect", _LOST)
 def _wrap_connect(original: Any) -> Any:
     """For SQLite, whose database may be named as "file:PATH?OPTIONS"."""
     plain = _wrap_path_argument("database", 0, "a", _OF_SQLITE)(original)
@@ -144,45 +141,59 @@ def _wrap_connect(original: Any) -> Any:
     return connect
 
 
+def _find_hdf5(name: Any, mode: str, fapl: Any = None) -> Any:
+    from h5py import h5fd
+
+    driver = h5fd.SEC2 if fapl is None else fapl.get_driver()
+    # A rank opens a file of its own by these; in a file that is kept in memory it does not write.
+    if not _is_path(name) or driver not in (h5fd.SEC2, h5fd.STDIO, h5fd.CORE):
+        return name
+    if driver == h5fd.CORE and fapl is not None and not fapl.get_fapl_core()[1]:
+        mode = "r"
+    return os.fsencode(_find_place(name, mode))
+
+
+@HOOKS.replace("h5py.h5f", "open", _LOST)
+def _wrap_h5py_open(original: Any) -> Any:
+    """Of the functions by which `h5py.File` opens its file, and which scripts call, too."""
+    from h5py import h5f
+
+    def open(name, flags=h5f.ACC_RDWR, fapl=None):
+        return original(_find_hdf5(name, "r+" if flags & h5f.ACC_RDWR else "r", fapl), flags, fapl)
+
+    return open
+
+
+@HOOKS.replace("h5py.h5f", "create", _LOST)
+def _wrap_h5py_create(original: Any) -> Any:
+    from h5py import h5f
+
+    def create(name, flags=h5f.ACC_TRUNC, fcpl=None, fapl=None):
+        return original(_find_hdf5(name, "x" if flags & h5f.ACC_EXCL else "w", fapl), flags, fcpl, fapl)
+
+    return create
+
+
+@HOOKS.replace("h5py.h5f", "is_hdf5", _LOST)
+def _wrap_h5py_question(original: Any) -> Any:
+    return lambda name: original(_find_hdf5(name, "r"))
+
+
 def _is_file_system(value: Any) -> bool:
     return hasattr(value, "open_input_file") or hasattr(value, "protocol")  # pyarrow's, fsspec's
 
 
-def _patch_h5py(module: Any) -> None:
-    """Patch the functions by which `File` opens its file, and which scripts call, too."""
-    h5f, h5fd = module.h5f, module.h5fd
-
-    def find(name: Any, mode: str, fapl: Any = None) -> Any:
-        driver = h5fd.SEC2 if fapl is None else fapl.get_driver()
-        # A rank opens a file of its own by these; in a file that is kept in memory it does not write.
-        if not _is_path(name) or driver not in (h5fd.SEC2, h5fd.STDIO, h5fd.CORE):
-            return name
-        if driver == h5fd.CORE and fapl is not None and not fapl.get_fapl_core()[1]:
-            mode = "r"
-        return os.fsencode(_find_place(name, mode))
-
-    def wrap_open(original: Any) -> Any:
-        def open(name, flags=h5f.ACC_RDWR, fapl=None):
-            return original(find(name, "r+" if flags & h5f.ACC_RDWR else "r", fapl), flags, fapl)
-
-        return open
-
-    def wrap_create(original: Any) -> Any:
-        def create(name, flags=h5f.ACC_TRUNC, fcpl=None, fapl=None):
-            return original(find(name, "x" if flags & h5f.ACC_EXCL else "w", fapl), flags, fcpl, fapl)
-
-        return create
-
-    replace_function(h5f, "open", wrap_open)
-    replace_function(h5f, "create", wrap_create)
-    replace_function(h5f, "is_hdf5", lambda original: lambda name: original(find(name, "r")))
+def _put_public(owner: Any, name: str, make: Any) -> None:
+    put_function(owner, name, make)
+    made = getattr(owner, name)
+    made.__module__ = owner.__name__  # by which it is pickled
+    # A data set that Python frees last of all looks for its attributes here: the class is never freed.
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(made))
 
 
-def _patch_netcdf(module: Any) -> None:
-    original: Any = module.Dataset
-    meta: Any = type(original)
-
-    class Meta(meta):
+@HOOKS.replace("netCDF4", "Dataset", _LOST, put=_put_public)
+def _make_dataset(original: Any) -> Any:
+    class Meta(type(original)):  # type: ignore[misc]
         """Groups and files of several files are data sets, too, and made by the library of the original."""
 
         def __instancecheck__(cls, instance: Any) -> bool:
@@ -193,7 +204,6 @@ def _patch_netcdf(module: Any) -> None:
 
     class Dataset(original, metaclass=Meta):
         __slots__ = ()
-        __doc__ = original.__doc__
 
         def __init__(
             self, filename, mode="r", clobber=True, format="NETCDF4", diskless=False, persist=False, *args, **kwargs
@@ -205,13 +215,10 @@ def _patch_netcdf(module: Any) -> None:
                 filename = _find_place(filename, how)
             super().__init__(filename, mode, clobber, format, diskless, persist, *args, **kwargs)
 
-    Dataset.__module__, Dataset.__qualname__ = module.__name__, "Dataset"  # by which it is pickled
-    # A data set that Python frees last of all looks for its attributes here: the class is never freed.
-    ctypes.pythonapi.Py_IncRef(ctypes.py_object(Dataset))
-    module.Dataset = Dataset
-    replace_function(module.MFDataset, "__init__", _wrap_netcdf_files)
+    return Dataset
 
 
+@HOOKS.replace("netCDF4", "MFDataset.__init__", _LOST)
 def _wrap_netcdf_files(original: Any) -> Any:
     def __init__(self, files, *args, **kwargs):
         if isinstance(files, str) and "://" not in files:
@@ -225,42 +232,22 @@ def _wrap_netcdf_files(original: Any) -> Any:
     return __init__
 
 
-def _patch_arrow(module: Any, functions: tuple[tuple[str, str, int, str], ...]) -> None:
-    for name, argument, index, mode in functions:
-        owner, name = (module, name) if "." not in name else (getattr(module, name.split(".")[0]), name.split(".")[1])
-        replace_function(owner, name, _wrap_path_argument(argument, index, mode))
+# Classes of C, whose methods cannot be replaced
 
 
-def _patch_arrow_file(module: Any) -> None:
-    class OSFile(module.OSFile):
-        __doc__ = module.OSFile.__doc__
-
+@HOOKS.replace("pyarrow", "OSFile", _LOST)
+def _make_arrow_file(original: Any) -> Any:
+    class OSFile(original):
         def __new__(cls, path, mode="r", *args, **kwargs):
             return super().__new__(cls, _find_place(path, mode[0]) if _is_path(path) else path, mode, *args, **kwargs)
 
-    _put_in_place(module, OSFile)
+    return OSFile
 
 
-def _patch_arrow_csv(module: Any) -> None:
-    class CSVWriter(module.CSVWriter):
-        __doc__ = module.CSVWriter.__doc__
-
+@HOOKS.replace("pyarrow.csv", "CSVWriter", _LOST, later=True)
+def _make_arrow_csv(original: Any) -> Any:
+    class CSVWriter(original):
         def __init__(self, sink, *args, **kwargs):
             super().__init__(_find_place(sink, "w") if _is_path(sink) else sink, *args, **kwargs)
 
-    _put_in_place(module, CSVWriter)
-
-
-def _put_in_place(module: Any, new: type) -> None:
-    """Put `new` into `module` for the class of C that it is made of, whose methods cannot be replaced."""
-    original = getattr(module, new.__name__)
-    new.__module__, new.__qualname__ = original.__module__, original.__qualname__
-    setattr(module, new.__name__, new)
-
-
-def _patch_parquet(module: Any) -> None:
-    replace_function(module.ParquetWriter, "__init__", _wrap_path_argument("where", 1, "w"))
-    replace_function(module.ParquetFile, "__init__", _wrap_path_argument("source", 1, "r"))
-    replace_function(module.ParquetDataset, "__init__", _wrap_path_argument("path_or_paths", 1, "r"))
-    for name in ("read_metadata", "read_schema"):
-        replace_function(module, name, _wrap_path_argument("where", 0, "r"))
+    return CSVWriter

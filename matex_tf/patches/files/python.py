@@ -9,19 +9,23 @@ import builtins
 import functools
 import glob
 import importlib.machinery
-import io
+import inspect
 import os
 import pathlib
 import shutil
 import sys
-import tempfile
 from typing import Any
 
 from matex_tf.io import overlay
 from matex_tf.patches.files import changing, folders, journal, opening, queries
 from matex_tf.resilience import elastic
 from matex_tf.runtime import real_files
-from matex_tf.runtime.replace import replace_function
+from matex_tf.runtime.hooks import Table
+
+HOOKS = Table()
+"""Installed where this rank has a view of its own."""
+
+_LOST = "a rank does not see the files that it wrote itself"
 
 _REPLACED = (
     (builtins, "open"),
@@ -42,46 +46,55 @@ def install() -> None:
         _install_view()
         elastic.after_loss.append(_handle_loss)
     elif overlay.get_journal() is not None:
-        journal.install()
+        journal.HOOKS.install()
 
 
 def _handle_loss(became_first: bool) -> None:
     if became_first:
-        journal.install()
+        journal.HOOKS.install()
 
 
 def _install_view() -> None:
     originals = [(getattr(owner, name), owner, name) for owner, name in _REPLACED]
-    for owner, name, make in (
-        (builtins, "open", opening.wrap_open),
-        (os, "open", opening.wrap_os_open),
-        *((os, name, queries.wrap_question) for name in ("stat", "access", "statvfs", "getxattr", "listxattr")),
-        *((os, name, functools.partial(queries.wrap_question, of_link=True)) for name in ("lstat", "readlink")),
-        *(
-            (os, name, changing.wrap_change)
-            for name in ("truncate", "utime", "chmod", "chown", "setxattr", "removexattr")
-        ),
-        (os, "mkdir", changing.wrap_make),
-        (os, "rmdir", changing.wrap_remove(folder=True)),
-        (os, "remove", changing.wrap_remove(folder=False)),
-        (os, "rename", changing.wrap_rename),
-        (os, "link", changing.wrap_link),
-        (os, "symlink", changing.wrap_link_by_name),
-        (os, "listdir", folders.wrap_listdir),
-        (os, "scandir", folders.wrap_scandir),
-        *((os, name, folders.wrap_chdir) for name in ("chdir", "fchdir")),
-        (os, "getcwd", folders.wrap_getcwd),
-        (shutil, "rmtree", changing.wrap_remove_tree),
-    ):
-        if hasattr(owner, name):
-            replace_function(owner, name, make)
-    for owner, name, new in ((io, "open", open), (os, "unlink", os.remove), (os, "replace", os.rename)):
-        replace_function(owner, name, functools.partial(_call_also, new=new))
+    HOOKS.install()
     _replace_captured(originals)
-    _replace_file_class()
     sys.meta_path.insert(sys.meta_path.index(importlib.machinery.PathFinder), _MergedFinder)
-    _replace_loading()
-    _leave_temporary_files_alone()
+
+
+def _call_also(owner: Any, name: str) -> Any:
+    """For another name of `owner.name`, which has been replaced."""
+
+    def make(original: Any) -> Any:
+        new = getattr(owner, name)
+        return lambda *args, **kwargs: new(*args, **kwargs)
+
+    return make
+
+
+for _module, _names, _make in (
+    ("builtins", "open", opening.wrap_open),
+    ("os", "open", opening.wrap_os_open),
+    ("os", "stat access statvfs getxattr listxattr", queries.wrap_question),
+    ("os", "lstat readlink", functools.partial(queries.wrap_question, of_link=True)),
+    ("os", "truncate utime chmod chown setxattr removexattr", changing.wrap_change),
+    ("os", "mkdir", changing.wrap_make),
+    ("os", "rmdir", changing.wrap_remove(folder=True)),
+    ("os", "remove", changing.wrap_remove(folder=False)),
+    ("os", "rename", changing.wrap_rename),
+    ("os", "link", changing.wrap_link),
+    ("os", "symlink", changing.wrap_link_by_name),
+    ("os", "listdir", folders.wrap_listdir),
+    ("os", "scandir", folders.wrap_scandir),
+    ("os", "chdir", folders.wrap_chdir),
+    ("os", "fchdir", folders.wrap_fchdir),
+    ("os", "getcwd", folders.wrap_getcwd),
+    ("shutil", "rmtree", changing.wrap_remove_tree),
+    ("io", "open", _call_also(builtins, "open")),
+    ("os", "unlink", _call_also(os, "remove")),
+    ("os", "replace", _call_also(os, "rename")),
+):
+    _here = [name for name in _names.split() if hasattr(sys.modules[_module], name)]  # some are Linux' alone
+    HOOKS.replace(_module, " ".join(_here), _LOST)(_make)
 
 
 def _replace_captured(originals: list[tuple[Any, Any, str]]) -> None:
@@ -99,31 +112,29 @@ def _replace_captured(originals: list[tuple[Any, Any, str]]) -> None:
             if id(inner) in new_of:
                 new = new_of[id(inner)]
                 setattr(owner, name, staticmethod(new) if isinstance(owner, type) else new)
-    openers = getattr(sys.modules.get("numpy.lib._datasource"), "_file_openers", None)
-    table = getattr(openers, "_file_openers", {})
-    for name, value in list(table.items()):
-        if id(value) in new_of:
-            table[name] = new_of[id(value)]
 
 
-def _replace_file_class() -> None:
+@HOOKS.replace("numpy.lib._datasource", "_file_openers._file_openers", _LOST, optional=True)
+def _renew_openers(original: Any) -> Any:
+    """NumPy keeps Python's `open` by the end of a file's name, that of a plain file by None."""
+    return {**original, None: open}
+
+
+@HOOKS.replace("io", "FileIO", _LOST)
+def _make_file_class(original: Any) -> Any:
     """`io.FileIO` opens files by itself."""
-    original: Any = io.FileIO
 
     class Meta(type(original)):  # type: ignore[misc]
         def __instancecheck__(cls, instance: Any) -> bool:
             return isinstance(instance, original) if cls is FileIO else super().__instancecheck__(instance)
 
     class FileIO(original, metaclass=Meta):
-        __doc__ = original.__doc__
-
         def __init__(self, file, mode="r", closefd=True, opener=None):
             if opener is None and not isinstance(file, int):
                 opener = _open_for_all
             super().__init__(file, mode, closefd, opener)
 
-    FileIO.__module__, FileIO.__qualname__ = "_io", "FileIO"
-    io.FileIO = FileIO  # type: ignore[misc]
+    return FileIO
 
 
 def _open_for_all(path: Any, flags: int) -> int:
@@ -151,20 +162,21 @@ def _list_layers(entry: str) -> list[str]:
         return [upper, key if os.path.realpath(entry or os.curdir) == upper else entry]
 
 
-def _replace_loading() -> None:
-    """Modules are loaded by C code."""
-    machinery: Any = sys.modules["importlib._bootstrap_external"]
-    for loader in (machinery.FileLoader, machinery.ExtensionFileLoader):
-        replace_function(loader, "__init__", _wrap_loader)
-    for module in (io, sys.modules["_io"]):
-        replace_function(module, "open_code", lambda original: lambda path: original(_find_loadable(path)))
-
-
+@HOOKS.replace("importlib._bootstrap_external", "FileLoader.__init__ ExtensionFileLoader.__init__", _LOST, takes="path")
 def _wrap_loader(original: Any) -> Any:
-    def __init__(self, fullname, path):
-        return original(self, fullname, _find_loadable(path))
+    signature = inspect.signature(original)
+
+    def __init__(self, *args, **kwargs):
+        given = signature.bind(self, *args, **kwargs)
+        given.arguments["path"] = _find_loadable(given.arguments["path"])
+        return original(*given.args, **given.kwargs)
 
     return __init__
+
+
+@HOOKS.replace("io _io", "open_code", _LOST)
+def _wrap_open_code(original: Any) -> Any:
+    return lambda path: original(_find_loadable(path))
 
 
 def _find_loadable(path: Any) -> Any:
@@ -183,19 +195,12 @@ def _may_hold(module: str) -> bool:
     return module.split(".")[0] not in plain
 
 
-def _call_also(original: Any, new: Any) -> Any:
-    return lambda *args, **kwargs: new(*args, **kwargs)
+@HOOKS.replace("tempfile", "_mkstemp_inner mkdtemp", _LOST)
+def _wrap_temporary(original: Any) -> Any:
+    def make(*args, **kwargs):
+        with real_files.use_real_files():
+            result = original(*args, **kwargs)
+            overlay.get_own_view().exclude_path(os.fsdecode(result[1] if isinstance(result, tuple) else result))
+        return result
 
-
-def _leave_temporary_files_alone() -> None:
-    def made(original: Any) -> Any:
-        def make(*args, **kwargs):
-            with real_files.use_real_files():
-                result = original(*args, **kwargs)
-                overlay.get_own_view().exclude_path(os.fsdecode(result[1] if isinstance(result, tuple) else result))
-            return result
-
-        return make
-
-    for name in ("_mkstemp_inner", "mkdtemp"):
-        replace_function(tempfile, name, made)
+    return make

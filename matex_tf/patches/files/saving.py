@@ -7,7 +7,6 @@ Ranks can be lost at any moment, so what rank 0 writes appears whole or not at a
 from __future__ import annotations
 
 import contextlib
-import functools
 import inspect
 import os
 import threading
@@ -19,52 +18,33 @@ import numpy as np
 from matex_tf import ops, settings
 from matex_tf.io import atomic, delivery, overlay
 from matex_tf.patches.files import journal
+from matex_tf.patches.keras_table import KerasTable
 from matex_tf.runtime import objects, real_files, watchdog
-from matex_tf.runtime.replace import patch_when_imported, replace_function
 from matex_tf.servers import local_sgd
 from matex_tf.servers.pieces import sharded_slots
 from matex_tf.world import membership, world
 
-_PLACES = (
-    ("keras.src.saving.saving_api", None, ("save_model", "save_weights")),
-    ("tf_keras.src.saving.saving_api", None, ("save_model", "save_weights")),
-    ("keras.src.saving.saving_lib", None, ("save_model", "save_weights_only")),
-    ("keras.src.legacy.saving.legacy_h5_format", None, ("save_model_to_hdf5",)),
-    ("keras.src.saving.legacy.hdf5_format", None, ("save_model_to_hdf5",)),
-    ("tf_keras.src.saving.legacy.hdf5_format", None, ("save_model_to_hdf5",)),
-    ("keras.src.models.model", "Model", ("export",)),
-    ("keras.src.engine.training", "Model", ("save", "save_weights", "export")),
-    ("tf_keras.src.engine.training", "Model", ("save", "save_weights", "export")),
-    ("tensorflow.python.saved_model.save", None, ("save_and_return_nodes",)),
-    ("tensorflow.python.checkpoint.checkpoint", "TrackableSaver", ("save",)),
-)
+
+def _is_saved_once() -> bool:
+    return settings.get_settings().output != "all"
+
+
+HOOKS = KerasTable(when=_is_saved_once)
+
+_LOST = "each rank writes the file that a script saves"
+
 # These make the folder that they save into if it is not there.
 _MAKE_FOLDERS = ("save_model_to_hdf5", "save_and_return_nodes", "TrackableSaver.save")
 _state = threading.local()
 
 
-def install() -> None:
-    if settings.get_settings().output == "all":
-        return
-    for module, owner, names in _PLACES:
-        patch_when_imported(module, functools.partial(_patch_owner, owner=owner, names=names))
-    patch_when_imported("keras.src.callbacks.backup_and_restore", _write_metadata_whole)
-    patch_when_imported(
-        "tensorflow.python.training.saver", lambda module: replace_function(module.Saver, "save", _wrap_saver)
-    )
-    patch_when_imported(
-        "tensorflow.python.training.basic_session_run_hooks",
-        lambda module: replace_function(module.CheckpointSaverHook, "_save", _wrap_clocked_save),
-    )
-
-
-def _patch_owner(module: Any, owner: str | None, names: tuple[str, ...]) -> None:
-    target = module if owner is None else getattr(module, owner, None)
-    for name in names:
-        if hasattr(target, name):
-            replace_function(target, name, _wrap_save)
-
-
+@HOOKS.replace_in(_LOST, "saving.saving_api:save_model save_weights", "saving.saving_api:save_model save_weights")
+@HOOKS.replace_in(_LOST, "saving.saving_lib:save_model save_weights_only")
+@HOOKS.replace_in(_LOST, "legacy.saving.legacy_h5_format:save_model_to_hdf5")
+@HOOKS.replace_in(_LOST, keras2="saving.legacy.hdf5_format:save_model_to_hdf5")
+@HOOKS.replace_in(_LOST, "models.model:Model.export", "engine.training:Model.save Model.save_weights Model.export")
+@HOOKS.replace("tensorflow.python.saved_model.save", "save_and_return_nodes", _LOST)
+@HOOKS.replace("tensorflow.python.checkpoint.checkpoint", "TrackableSaver.save", _LOST)
 def _wrap_save(original: Any) -> Any:
     signature = inspect.signature(original)
 
@@ -201,9 +181,11 @@ class _WholeFiles:
             yield file
 
 
-def _write_metadata_whole(module: Any) -> None:
-    """A run that is lost while `BackupAndRestore` notes the epoch goes on from the one before."""
-    module.file_utils = _WholeFiles(module.file_utils)
+HOOKS.replace_in(
+    "a run lost while BackupAndRestore notes the epoch does not go on",
+    "callbacks.backup_and_restore:file_utils",
+    optional=True,
+)(_WholeFiles)
 
 
 def _is_called_by_all() -> bool:
@@ -217,6 +199,11 @@ def _find_path_text(result: Any) -> str | None:
     return os.fsdecode(result) if isinstance(result, (str, bytes)) else None
 
 
+@HOOKS.replace(
+    "tensorflow.python.training.basic_session_run_hooks",
+    "CheckpointSaverHook._save",
+    "a checkpoint by the clock waits for other ranks",
+)
 def _wrap_clocked_save(original: Any) -> Any:
     def _save(self, *args, **kwargs):
         before, _state.by_a_clock = getattr(_state, "by_a_clock", False), True
@@ -228,6 +215,7 @@ def _wrap_clocked_save(original: Any) -> Any:
     return _save
 
 
+@HOOKS.replace("tensorflow.python.training.saver", "Saver.save", _LOST)
 def _wrap_saver(original: Any) -> Any:
     def save(self, sess, save_path, global_step=None, latest_filename=None, *args, **kwargs):
         if not world.is_active() or _is_inside():

@@ -16,37 +16,14 @@ from matex_tf.io import overlay
 from matex_tf.patches.files.journal import note_made, note_removed
 from matex_tf.patches.files.opening import find_real_path
 from matex_tf.runtime import real_files
-from matex_tf.runtime.replace import patch_when_imported, replace_function
+from matex_tf.runtime.hooks import Table
+
+HOOKS = Table(when=overlay.is_on)
+
+_LOST = "what TensorFlow reads and writes is not the rank's own file"
 
 _WILD = re.compile(r"[*?\[\\]")
 """What makes a path a pattern to TensorFlow."""
-
-
-def install() -> None:
-    patch_when_imported("tensorflow", _patch_tensorflow)
-
-
-def _patch_tensorflow(tf: Any) -> None:
-    from tensorflow.python.lib.io import file_io, tf_record
-    from tensorflow.python.ops import summary_ops_v2
-
-    file_io._pywrap_file_io = _Files(file_io._pywrap_file_io)
-    if overlay.get_journal() is None and overlay.get_view() is None:
-        return
-    replace_function(tf_record.TFRecordWriter, "__init__", _wrap_writer)
-    tf_record._pywrap_record_io = _Records(tf_record._pywrap_record_io)
-    replace_function(tf.compat.v1.train, "string_input_producer", _wrap_queue)
-    for name in ("create_file_writer", "create_file_writer_v2"):
-        replace_function(summary_ops_v2, name, _wrap_log_folder)
-    for api in (tf.summary, tf.compat.v2.summary):
-        replace_function(api, "create_file_writer", _wrap_log_folder)
-    patch_when_imported(
-        "tensorflow.python.summary.writer.event_file_writer",
-        lambda module: replace_function(module.EventFileWriter, "__init__", _wrap_summary_writer),
-    )
-    patch_when_imported(
-        "tensorflow.python.profiler.profiler_v2", lambda module: replace_function(module, "start", _wrap_log_folder)
-    )
 
 
 def is_local(path: Any) -> bool:
@@ -54,6 +31,7 @@ def is_local(path: Any) -> bool:
     return isinstance(path, (str, bytes, os.PathLike)) and b"://" not in os.fsencode(path)
 
 
+@HOOKS.replace("tensorflow.python.lib.io.file_io", "_pywrap_file_io", _LOST)
 class _Files:
     """TensorFlow's file functions, of which those on local paths see the files as Python does."""
 
@@ -150,6 +128,7 @@ class _Files:
         return self._original.CopyFile(source, target, overwrite)
 
 
+@HOOKS.replace("tensorflow.python.lib.io.tf_record", "_pywrap_record_io", _LOST)
 class _Records:
     """TensorFlow's functions on files of records, of which those that read see the files as Python does."""
 
@@ -170,6 +149,7 @@ def _find_readable(path: Any) -> Any:
     return match_type(path, find_real_path(path, None)) if is_local(path) else path
 
 
+@HOOKS.replace("tensorflow", "compat.v1.train.string_input_producer", _LOST)
 def _wrap_queue(original: Any) -> Any:
     def string_input_producer(string_tensor, *args, **kwargs):
         if isinstance(string_tensor, (list, tuple)):
@@ -241,6 +221,7 @@ def _match_pattern(pattern: str) -> list[str]:
     return found
 
 
+@HOOKS.replace("tensorflow.python.lib.io.tf_record", "TFRecordWriter.__init__", _LOST)
 def _wrap_writer(original: Any) -> Any:
     def __init__(self, path, *args, **kwargs):
         note_made(path)
@@ -267,6 +248,9 @@ def find_real_folder(path: Any) -> Any:
     return match_type(path, find_real_path(path, "a"))
 
 
+@HOOKS.replace("tensorflow.python.ops.summary_ops_v2", "create_file_writer create_file_writer_v2", _LOST)
+@HOOKS.replace("tensorflow", "summary.create_file_writer compat.v2.summary.create_file_writer", _LOST)
+@HOOKS.replace("tensorflow.python.profiler.profiler_v2", "start", _LOST, later=True)
 def _wrap_log_folder(original: Any) -> Any:
     def function(logdir, *args, **kwargs):
         return original(find_real_folder(logdir), *args, **kwargs)
@@ -274,6 +258,12 @@ def _wrap_log_folder(original: Any) -> Any:
     return function
 
 
+@HOOKS.replace(
+    "tensorflow.python.summary.writer.event_file_writer",
+    "EventFileWriter.__init__",
+    _LOST,
+    later=True,
+)
 def _wrap_summary_writer(original: Any) -> Any:
     def __init__(self, logdir, *args, **kwargs):
         return original(self, find_real_folder(logdir), *args, **kwargs)

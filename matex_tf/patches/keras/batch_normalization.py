@@ -6,19 +6,16 @@ from typing import Any
 
 from matex_tf.analysis import programs
 from matex_tf.gradients import batch_moments, row_mixing
-from matex_tf.runtime.replace import patch_when_imported, replace_function
+from matex_tf.patches.keras_table import KerasTable
+
+HOOKS = KerasTable()
 
 
-def install() -> None:
-    patch_when_imported("tensorflow", lambda tf: replace_function(tf.compat.v1.nn, "fused_batch_norm", _wrap_fused))
-    for package in ("keras", "tf_keras"):
-        patch_when_imported(f"{package}.src.layers.normalization.batch_normalization", _patch_keras)
-
-
-def _patch_keras(module: Any) -> None:
-    replace_function(getattr(module, "BatchNormalizationBase", module.BatchNormalization), "_moments", _wrap_moments)
-
-
+@HOOKS.replace_in(
+    "a BatchNormalization has the statistics of a rank's slice",
+    "layers.normalization.batch_normalization:BatchNormalization._moments",
+    "layers.normalization.batch_normalization:BatchNormalizationBase._moments",
+)
 def _wrap_moments(original: Any) -> Any:
     @programs.mark_ours()
     def moments(self, inputs, *args, **kwargs):
@@ -35,6 +32,7 @@ def _wrap_moments(original: Any) -> Any:
     return moments
 
 
+@HOOKS.replace("tensorflow", "compat.v1.nn.fused_batch_norm", "fused statistics are those of a rank's slice")
 def _wrap_fused(original: Any) -> Any:
     @programs.mark_ours()
     def fused_batch_norm(

@@ -8,8 +8,12 @@ from typing import Any
 from matex_tf import settings
 from matex_tf.keras import fit_call
 from matex_tf.monitor import sampler
-from matex_tf.runtime.replace import patch_when_defined, patch_when_imported, replace_function
+from matex_tf.patches.keras_table import KerasTable
 from matex_tf.world import world
+
+HOOKS = KerasTable()
+
+_LOST = "a callback that stops fit stops one rank alone"
 
 _WITHIN_AN_EPOCH = (
     "on_train_begin",
@@ -23,28 +27,7 @@ _WITHIN_AN_EPOCH = (
 _may_stop: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
 
 
-def install() -> None:
-    patch_when_imported("keras.src.callbacks.callback_list", _patch_lists)
-    patch_when_imported("keras.src.callbacks.remote_monitor", _patch_monitor)
-    for package in ("keras", "tf_keras"):
-        patch_when_defined(f"{package}.src.callbacks", "CallbackList", _patch_keras2)
-
-
-def _patch_keras2(module: Any) -> None:
-    _patch_lists(module)
-    _patch_monitor(module)
-
-
-def _patch_lists(module: Any) -> None:
-    replace_function(module.CallbackList, "on_train_begin", _wrap_train_begin)
-    replace_function(module.CallbackList, "on_train_batch_end", _wrap_batch_end)
-    replace_function(module.CallbackList, "on_epoch_end", _wrap_epoch_end)
-
-
-def _patch_monitor(module: Any) -> None:
-    replace_function(module.RemoteMonitor, "on_epoch_end", _wrap_remote_monitor)
-
-
+@HOOKS.replace_in(_LOST, "callbacks.callback_list:CallbackList.on_train_begin", "callbacks:CallbackList.on_train_begin")
 def _wrap_train_begin(original: Any) -> Any:
     def on_train_begin(self, logs=None):
         run = fit_call.get_current_fit()
@@ -55,6 +38,7 @@ def _wrap_train_begin(original: Any) -> Any:
     return on_train_begin
 
 
+@HOOKS.replace_in(_LOST, "callbacks.callback_list:CallbackList.on_epoch_end", "callbacks:CallbackList.on_epoch_end")
 def _wrap_epoch_end(original: Any) -> Any:
     def on_epoch_end(self, epoch, logs=None):
         run = fit_call.get_current_fit()
@@ -73,6 +57,11 @@ def _wrap_epoch_end(original: Any) -> Any:
     return on_epoch_end
 
 
+@HOOKS.replace_in(
+    _LOST,
+    "callbacks.callback_list:CallbackList.on_train_batch_end",
+    "callbacks:CallbackList.on_train_batch_end",
+)
 def _wrap_batch_end(original: Any) -> Any:
     def on_train_batch_end(self, batch, logs=None):
         result = original(self, batch, logs)
@@ -99,6 +88,12 @@ def _is_used_within_epoch(callback: Any) -> bool:
     return any(name in vars(owner) for owner in owners for name in _WITHIN_AN_EPOCH)
 
 
+@HOOKS.replace_in(
+    "each rank sends the events of a RemoteMonitor",
+    "callbacks.remote_monitor:RemoteMonitor.on_epoch_end",
+    "callbacks:RemoteMonitor.on_epoch_end",
+    optional=True,
+)
 def _wrap_remote_monitor(original: Any) -> Any:
     def on_epoch_end(self, epoch, logs=None):
         if world.get_world().rank == 0 or settings.get_settings().output == "all":

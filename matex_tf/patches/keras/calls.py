@@ -8,24 +8,22 @@ from typing import Any
 from matex_tf.gradients import tape_stack
 from matex_tf.loops import model_calls, side_effects
 from matex_tf.loops.parts import model_parts
+from matex_tf.patches.keras_table import KerasTable
 from matex_tf.runtime import script_frames
-from matex_tf.runtime.replace import patch_when_imported, replace_function
+from matex_tf.runtime.hooks import put_function
 from matex_tf.sharding import step_weight
 from matex_tf.world import world
 
-
-def install() -> None:
-    patch_when_imported("tensorflow.python.framework.ops", _patch_tensors)
-    patch_when_imported("keras.src.models.model", _patch_keras)
-    for package in ("keras", "tf_keras"):
-        patch_when_imported(f"{package}.src.engine.training", _patch_keras)
+HOOKS = KerasTable()
 
 
-def _patch_tensors(module: Any) -> None:
-    base = next(kind for kind in module.EagerTensor.__mro__ if "_numpy" in vars(kind))
-    replace_function(base, "_numpy", _wrap_numpy)
+def _put_into_base(owner: Any, name: str, make: Any) -> None:
+    put_function(next(kind for kind in owner.__mro__ if name in vars(kind)), name, make)
 
 
+@HOOKS.replace(
+    "tensorflow.python.framework.ops", "EagerTensor._numpy", "a step that reads a figure is shared", put=_put_into_base
+)
 def _wrap_numpy(original: Any) -> Any:
     def read(self):
         side_effects.note_read(self)
@@ -34,10 +32,11 @@ def _wrap_numpy(original: Any) -> Any:
     return read
 
 
-def _patch_keras(module: Any) -> None:
-    replace_function(module.Model, "__call__", _wrap_call)
-
-
+@HOOKS.replace_in(
+    "a model called under a tape is not shared",
+    "models.model:Model.__call__",
+    "engine.training:Model.__call__",
+)
 def _wrap_call(original: Any) -> Any:
     of_script = functools.partial(script_frames.call_as_caller, original)
 

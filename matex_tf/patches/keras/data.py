@@ -9,32 +9,18 @@ from typing import Any
 
 from matex_tf.keras import data_stage, fit_call, single_batch
 from matex_tf.observe import epochs
-from matex_tf.runtime.replace import patch_when_imported, replace_function
+from matex_tf.patches.keras_table import KerasTable
 from matex_tf.sharding import iteration, sliced_dataset
+
+HOOKS = KerasTable()
+
+_LOST = "the data of fit, evaluate and predict are not sharded"
 
 # Of Keras 2's data handlers: the stage, and whether the data are arrays.
 _stages: weakref.WeakKeyDictionary[Any, tuple[data_stage.Stage, bool]] = weakref.WeakKeyDictionary()
 
 
-def install() -> None:
-    patch_when_imported("keras.src.trainers.epoch_iterator", _patch_keras3)
-    for package in ("keras", "tf_keras"):
-        patch_when_imported(f"{package}.src.engine.data_adapter", _patch_keras2)
-
-
-def _patch_keras3(module: Any) -> None:
-    replace_function(module.EpochIterator, "__init__", _wrap_epoch_iterator)
-    if hasattr(module.EpochIterator, "_enumerate_iterator"):
-        replace_function(module.EpochIterator, "_enumerate_iterator", _wrap_enumerate)
-
-
-def _patch_keras2(module: Any) -> None:
-    replace_function(module.DataHandler, "__init__", _wrap_handler)
-    replace_function(module.DataHandler, "_configure_dataset_and_inferred_steps", _wrap_handler_dataset)
-    replace_function(module, "_make_class_weight_map_fn", _wrap_class_weights)
-    replace_function(module, "single_batch_iterator", _wrap_single_batch_iterator)
-
-
+@HOOKS.replace_in(_LOST, "trainers.epoch_iterator:EpochIterator.__init__", takes="x batch_size steps_per_epoch shuffle")
 def _wrap_epoch_iterator(original: Any) -> Any:
     signature = inspect.signature(original)
 
@@ -70,6 +56,9 @@ def _wrap_epoch_iterator(original: Any) -> Any:
     return __init__
 
 
+@HOOKS.replace_in(
+    "an epoch of async training is not shared", "trainers.epoch_iterator:EpochIterator._enumerate_iterator"
+)
 def _wrap_enumerate(original: Any) -> Any:
     """The steps of an epoch, of which a rank that takes turns makes some."""
 
@@ -172,6 +161,11 @@ class _Distributed(_Whole):
         return self.stage.distribute_dataset(self._adapter.get_tf_dataset(), self._are_arrays)
 
 
+@HOOKS.replace_in(
+    _LOST,
+    keras2="engine.data_adapter:DataHandler.__init__",
+    takes="x y sample_weight batch_size steps_per_epoch initial_epoch epochs shuffle",
+)
 def _wrap_handler(original: Any) -> Any:
     """Keras 2's counterpart of the epoch iterator."""
     signature = inspect.signature(original)
@@ -205,6 +199,7 @@ def _wrap_handler(original: Any) -> Any:
     return __init__
 
 
+@HOOKS.replace_in(_LOST, keras2="engine.data_adapter:DataHandler._configure_dataset_and_inferred_steps")
 def _wrap_handler_dataset(original: Any) -> Any:
     def _configure_dataset_and_inferred_steps(self, *args, **kwargs):
         found = _stages.get(self)
@@ -225,6 +220,10 @@ def _wrap_handler_dataset(original: Any) -> Any:
     return _configure_dataset_and_inferred_steps
 
 
+@HOOKS.replace_in(
+    "class weights do not meet the rows of a slice",
+    keras2="engine.data_adapter:_make_class_weight_map_fn",
+)
 def _wrap_class_weights(original: Any) -> Any:
     """Keras 2 maps class weights over the dataset that it is given: ours, whose elements hold numbers, too."""
 
@@ -242,6 +241,7 @@ def _wrap_class_weights(original: Any) -> Any:
     return make_class_weight_map_fn
 
 
+@HOOKS.replace_in(_LOST, keras2="engine.data_adapter:single_batch_iterator")
 def _wrap_single_batch_iterator(original: Any) -> Any:
     def single_batch_iterator(*args, **kwargs):
         return single_batch.feed_slice(original(*args, **kwargs))

@@ -8,8 +8,14 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from matex_tf.keras import fit_call
+from matex_tf.patches.keras_table import KerasTable
 from matex_tf.resilience import fit_state
 from matex_tf.sharding import row_shares
+
+HOOKS = KerasTable()
+"""Those of `resume`, too."""
+
+LOST = "a run that is started again does not go on where it was"
 
 _CALLS_PYTHON = ("PyFunc", "EagerPyFunc", "PyFuncStateless")
 
@@ -23,6 +29,7 @@ def get_current_state() -> fit_state.Fit | None:
     return None if run is None else run.kept
 
 
+@HOOKS.replace_in(LOST, "trainers.epoch_iterator:EpochIterator.__init__", "engine.data_adapter:DataHandler.__init__")
 def wrap_source(original: Any) -> Any:
     signature = inspect.signature(original)
 
@@ -91,6 +98,7 @@ def _pass_epoch(kept: fit_state.Fit, steps: Iterator[Any], iterator_of: Callable
                 take_batches(*iterator_of(step))
 
 
+@HOOKS.replace_in(LOST, "trainers.epoch_iterator:EpochIterator._enumerate_iterator")
 def wrap_epoch_steps(original: Any) -> Any:
     def _enumerate_iterator(self):
         kept = get_current_state()
@@ -133,6 +141,7 @@ def _begin_step(handler: Any, iterator: Any, step: int) -> tuple[Any, int]:
     return iterator, handler.step_increment + 1
 
 
+@HOOKS.replace_in(LOST, keras2="engine.data_adapter:DataHandler.enumerate_epochs")
 def wrap_handler_epochs(original: Any) -> Any:
     """Keras 2's epochs."""
 
@@ -157,6 +166,7 @@ def wrap_handler_epochs(original: Any) -> Any:
     return enumerate_epochs
 
 
+@HOOKS.replace_in(LOST, keras2="engine.data_adapter:DataHandler.steps")
 def wrap_handler_steps(original: Any) -> Any:
     def steps(self):
         kept = get_current_state()

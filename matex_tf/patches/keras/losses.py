@@ -6,24 +6,14 @@ from typing import Any
 
 from matex_tf.analysis import interpreter
 from matex_tf.gradients import recombine
-from matex_tf.runtime.replace import patch_when_imported, replace_function
+from matex_tf.patches.keras_table import KerasTable
+
+HOOKS = KerasTable()
+
+_LOST = "a mean over what a mask leaves is that of a rank's slice"
 
 
-def install() -> None:
-    patch_when_imported("keras.src.losses.loss", _patch_keras3)
-    for package in ("keras", "tf_keras"):
-        patch_when_imported(f"{package}.src.utils.losses_utils", _patch_keras2)
-
-
-def _patch_keras3(module: Any) -> None:
-    if hasattr(module, "apply_mask"):
-        replace_function(module, "apply_mask", _wrap_keras3_mask)
-
-
-def _patch_keras2(module: Any) -> None:
-    replace_function(module, "apply_valid_mask", _wrap_keras2_mask)
-
-
+@HOOKS.replace_in(_LOST, "losses.loss:apply_mask")
 def _wrap_keras3_mask(original: Any) -> Any:
     def apply_mask(sample_weight, mask, dtype, reduction):
         import tensorflow as tf
@@ -49,6 +39,7 @@ def _mask_weights(weights: Any, mask: Any) -> Any:
     return weights * tf.math.divide_no_nan(total, valid)
 
 
+@HOOKS.replace_in(_LOST, keras2="utils.losses_utils:apply_valid_mask")
 def _wrap_keras2_mask(original: Any) -> Any:
     """Keras 2 makes the mean over what is not masked by a factor on the weights."""
 

@@ -16,39 +16,37 @@ from matex_tf.analysis import interpreter, programs, verdict
 from matex_tf.analysis.placement import SHARDED, UNKNOWN, Placement, as_partial, make_partial, make_replicated
 from matex_tf.gradients import recombine, row_mixing
 from matex_tf.metrics import custom_metrics, metrics
-from matex_tf.runtime.replace import patch_when_imported, replace_function
+from matex_tf.patches.keras_table import KerasTable
+from matex_tf.runtime.hooks import put_function
 from matex_tf.sharding import step_weight
+
+HOOKS = KerasTable()
+
+_LOST = "metrics are those of a rank's slice"
 
 _depth = threading.local()
 
 
-def install() -> None:
-    patch_when_imported("keras.src.metrics.metric", _patch_keras3)
-    for package in ("keras", "tf_keras"):
-        patch_when_imported(f"{package}.src.utils.metrics_utils", _patch_keras2_wrappers)
-        patch_when_imported(f"{package}.src.metrics.base_metric", _patch_keras2_means)
-
-
-def _patch_keras3(module: Any) -> None:
-    replace_function(module.Metric, "add_variable", _wrap_add_variable)
-    _wrap_future_subclasses(module.Metric)
-    pending = list(module.Metric.__subclasses__())
-    while pending:
-        kind = pending.pop()
-        _wrap_methods(kind)
-        pending.extend(kind.__subclasses__())
-
-
-def _wrap_future_subclasses(base: Any) -> None:
-    plain = base.__init_subclass__
+def _put_into_subclasses(owner: Any, name: str, make: Any) -> None:
+    """Replace `name` where a kind of metrics has one of its own, now or once there is the kind."""
+    plain = owner.__init_subclass__
 
     def __init_subclass__(cls, /, **kwargs):
         plain.__func__(cls, **kwargs) if hasattr(plain, "__func__") else plain(**kwargs)
-        _wrap_methods(cls)
+        put(cls)
 
-    base.__init_subclass__ = classmethod(__init_subclass__)
+    def put(kind: Any) -> None:
+        if name in vars(kind):
+            put_function(kind, name, make)
+        for inner in kind.__subclasses__():
+            put(inner)
+
+    for kind in owner.__subclasses__():
+        put(kind)
+    owner.__init_subclass__ = classmethod(__init_subclass__)
 
 
+@HOOKS.replace_in(_LOST, "metrics.metric:Metric.add_variable", "metrics.base_metric:Metric.add_weight")
 def _wrap_add_variable(original: Any) -> Any:
     def add_variable(self, *args, **kwargs):
         variable = original(self, *args, **kwargs)
@@ -56,18 +54,6 @@ def _wrap_add_variable(original: Any) -> Any:
         return variable
 
     return add_variable
-
-
-def _wrap_methods(kind: type) -> None:
-    if "update_state" in vars(kind):
-        replace_function(kind, "update_state", _wrap_update_state)
-    if "result" in vars(kind):
-        replace_function(kind, "result", _wrap_result)
-
-
-def _patch_keras2_wrappers(module: Any) -> None:
-    replace_function(module, "update_state_wrapper", _wrap_keras2_update)
-    replace_function(module, "result_wrapper", _wrap_keras2_result)
 
 
 class _Outermost:
@@ -85,6 +71,7 @@ class _Outermost:
         setattr(_depth, self.kind, getattr(_depth, self.kind) - 1)
 
 
+@HOOKS.replace_in(_LOST, "metrics.metric:Metric.update_state", put=_put_into_subclasses)
 def _wrap_update_state(original: Any) -> Any:
     def update_state(self, *args, **kwargs):
         return _run_update(self, original, functools.partial(original, self), args, kwargs)
@@ -245,6 +232,7 @@ def _take_in_session_graph(args: tuple, kwargs: dict) -> tuple[tuple, dict, Any]
     return args, kwargs, None
 
 
+@HOOKS.replace_in(_LOST, "metrics.metric:Metric.result", put=_put_into_subclasses)
 def _wrap_result(original: Any) -> Any:
     def result(self, *args, **kwargs):
         with _Outermost("result") as outermost:
@@ -256,13 +244,7 @@ def _wrap_result(original: Any) -> Any:
     return result
 
 
-def _patch_keras2_means(module: Any) -> None:
-    if hasattr(module, "Metric"):
-        replace_function(module.Metric, "add_weight", _wrap_add_variable)
-    if hasattr(module, "Reduce"):
-        replace_function(module.Reduce, "update_state", _wrap_keras2_mean)
-
-
+@HOOKS.replace_in(_LOST, keras2="metrics.base_metric:Reduce.update_state")
 def _wrap_keras2_mean(original: Any) -> Any:
     def update_state(self, *args, **kwargs):
         return original(self, *args, **_weigh_arguments(self, args, kwargs))
@@ -270,6 +252,7 @@ def _wrap_keras2_mean(original: Any) -> Any:
     return update_state
 
 
+@HOOKS.replace_in(_LOST, keras2="utils.metrics_utils:update_state_wrapper")
 def _wrap_keras2_update(original: Any) -> Any:
     def update_state_wrapper(update_state_fn):
         wrapped = original(update_state_fn)
@@ -283,6 +266,7 @@ def _wrap_keras2_update(original: Any) -> Any:
     return update_state_wrapper
 
 
+@HOOKS.replace_in(_LOST, keras2="utils.metrics_utils:result_wrapper")
 def _wrap_keras2_result(original: Any) -> Any:
     def result_wrapper(result_fn):
         wrapped = original(result_fn)

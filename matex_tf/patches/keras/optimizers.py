@@ -12,46 +12,25 @@ from typing import Any
 
 from matex_tf.analysis import graph_ops
 from matex_tf.gradients import reduction, variables
-from matex_tf.runtime.replace import patch_when_imported, replace_function
+from matex_tf.patches.keras_table import KerasTable
 from matex_tf.servers import additive, sharded
 from matex_tf.servers.pieces import noted_slots
 from matex_tf.sharding import step_weight
+
+HOOKS = KerasTable()
+
+_LOST = "gradients are not reduced"
+_PIECES = "an optimizer's update is not sharded"
 
 # Of optimizers that accumulate, within a call of `apply`: the variables.
 _accumulated: weakref.WeakKeyDictionary[Any, Sequence[Any]] = weakref.WeakKeyDictionary()
 
 
-def install() -> None:
-    patch_when_imported("keras.src.optimizers.base_optimizer", _patch_keras3)
-    patch_when_imported("keras.src.backend.tensorflow.optimizer", _patch_keras3_tensorflow)
-    patch_when_imported("keras.src.optimizers.loss_scale_optimizer", _patch_keras3_loss_scale)
-    for package in ("keras", "tf_keras"):
-        patch_when_imported(f"{package}.src.mixed_precision.loss_scale_optimizer", _patch_keras2_loss_scale)
-        patch_when_imported(f"{package}.src.optimizers.optimizer", _patch_keras2)
-        patch_when_imported(f"{package}.src.optimizers.legacy.optimizer_v2", _patch_keras2_legacy)
-
-
-def _patch_keras3(module: Any) -> None:
-    replace_function(module.BaseOptimizer, "apply", _wrap_apply)
-    replace_function(module.BaseOptimizer, "_clip_gradients", _wrap_clip_gradients)
-
-
-def _patch_keras3_tensorflow(module: Any) -> None:
-    replace_function(module.TFOptimizer, "_backend_update_step", _wrap_update_step)
-    replace_function(module.TFOptimizer, "add_variable_from_reference", _wrap_add_slot)
-
-
-def _patch_keras3_loss_scale(module: Any) -> None:
-    replace_function(module.LossScaleOptimizer, "__init__", _wrap_loss_scale)
-    replace_function(module.LossScaleOptimizer, "apply", _wrap_apply)
-
-
-def _patch_keras2_loss_scale(module: Any) -> None:
-    for name in ("LossScaleOptimizer", "LossScaleOptimizerV3"):
-        if hasattr(module, name):
-            replace_function(getattr(module, name), "__init__", _wrap_loss_scale)
-
-
+@HOOKS.replace_in(
+    "ranks do not agree on whether scaled gradients are finite",
+    "optimizers.loss_scale_optimizer:LossScaleOptimizer.__init__",
+    "mixed_precision.loss_scale_optimizer:LossScaleOptimizer.__init__ LossScaleOptimizerV3.__init__",
+)
 def _wrap_loss_scale(original: Any) -> Any:
     def __init__(self, *args, **kwargs):
         original(self, *args, **kwargs)
@@ -60,18 +39,8 @@ def _wrap_loss_scale(original: Any) -> Any:
     return __init__
 
 
-def _patch_keras2(module: Any) -> None:
-    if hasattr(module, "_BaseOptimizer"):  # Keras 3 has a module of this name, too
-        replace_function(module.Optimizer, "apply_gradients", _wrap_apply_gradients)
-        replace_function(module.Optimizer, "_internal_apply_gradients", _wrap_internal_apply_gradients)
-        replace_function(module.Optimizer, "add_variable_from_reference", _wrap_add_slot)
-
-
-def _patch_keras2_legacy(module: Any) -> None:
-    replace_function(module.OptimizerV2, "apply_gradients", _wrap_apply_gradients)
-    replace_function(module.OptimizerV2, "_distributed_apply", _wrap_legacy_apply)
-
-
+@HOOKS.replace_in(_LOST, "optimizers.base_optimizer:BaseOptimizer.apply")
+@HOOKS.replace_in(_LOST, "optimizers.loss_scale_optimizer:LossScaleOptimizer.apply")
 def _wrap_apply(original: Any) -> Any:
     def apply(self, grads, trainable_variables=None):
         if step_weight.is_alone():
@@ -100,6 +69,11 @@ def _wrap_apply(original: Any) -> Any:
     return apply
 
 
+@HOOKS.replace_in(
+    _PIECES,
+    "backend.tensorflow.optimizer:TFOptimizer.add_variable_from_reference",
+    "optimizers.optimizer:Optimizer.add_variable_from_reference",
+)
 def _wrap_add_slot(original: Any) -> Any:
     signature = inspect.signature(original)
 
@@ -112,6 +86,7 @@ def _wrap_add_slot(original: Any) -> Any:
     return add_variable_from_reference
 
 
+@HOOKS.replace_in(_PIECES, "backend.tensorflow.optimizer:TFOptimizer._backend_update_step")
 def _wrap_update_step(original: Any) -> Any:
     def _backend_update_step(self, grads, trainable_variables, learning_rate):
         def update(gradients, variables):
@@ -122,6 +97,7 @@ def _wrap_update_step(original: Any) -> Any:
     return _backend_update_step
 
 
+@HOOKS.replace_in(_PIECES, keras2="optimizers.optimizer:Optimizer._internal_apply_gradients")
 def _wrap_internal_apply_gradients(original: Any) -> Any:
     def _internal_apply_gradients(self, grads_and_vars):
         def update(gradients, variables):
@@ -133,6 +109,7 @@ def _wrap_internal_apply_gradients(original: Any) -> Any:
     return _internal_apply_gradients
 
 
+@HOOKS.replace_in(_PIECES, keras2="optimizers.legacy.optimizer_v2:OptimizerV2._distributed_apply")
 def _wrap_legacy_apply(original: Any) -> Any:
     def apply(self, *args, **kwargs):
         sharded.say_not(self, "it is one of tf.keras.optimizers.legacy")
@@ -146,6 +123,7 @@ def _is_accumulating(optimizer: Any) -> bool:
     return bool(getattr(optimizer, "gradient_accumulation_steps", None))
 
 
+@HOOKS.replace_in("accumulated gradients are not reduced", "optimizers.base_optimizer:BaseOptimizer._clip_gradients")
 def _wrap_clip_gradients(original: Any) -> Any:
     def _clip_gradients(self, grads):
         targets = _accumulated.get(self)
@@ -161,6 +139,8 @@ def _wrap_clip_gradients(original: Any) -> Any:
     return _clip_gradients
 
 
+@HOOKS.replace_in(_LOST, keras2="optimizers.optimizer:Optimizer.apply_gradients")
+@HOOKS.replace_in(_LOST, keras2="optimizers.legacy.optimizer_v2:OptimizerV2.apply_gradients")
 def _wrap_apply_gradients(original: Any) -> Any:
     def apply_gradients(self, grads_and_vars, *args, **kwargs):
         pairs = list(grads_and_vars)

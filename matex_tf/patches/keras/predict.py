@@ -5,18 +5,22 @@ from __future__ import annotations
 from typing import Any
 
 from matex_tf.keras import fit_call, predict_call
+from matex_tf.patches.keras_table import KerasTable
 from matex_tf.resilience import elastic, elastic_step
-from matex_tf.runtime.replace import replace_function
 from matex_tf.sharding import sliced_dataset
 from matex_tf.world import world
 
+HOOKS = KerasTable()
 
-def install(model: type) -> None:
-    """Patch `model`, the class of Keras' models that has `predict`."""
-    replace_function(model, "predict", _wrap_predict)
-    replace_function(model, "make_predict_function", _wrap_make_predict_function)
+_LOST = "each rank computes all of predict"
 
 
+@HOOKS.replace_in(
+    _LOST,
+    "backend.tensorflow.trainer:TensorFlowTrainer.predict",
+    "engine.training:Model.predict",
+    takes="x",
+)
 def _wrap_predict(original: Any) -> Any:
     def predict(self, *args, **kwargs):
         if not world.is_active():
@@ -56,6 +60,11 @@ def _wrap_predict(original: Any) -> Any:
     return predict
 
 
+@HOOKS.replace_in(
+    _LOST,
+    "backend.tensorflow.trainer:TensorFlowTrainer.make_predict_function",
+    "engine.training:Model.make_predict_function",
+)
 def _wrap_make_predict_function(original: Any) -> Any:
     def make_predict_function(self, *args, **kwargs):
         if not world.is_active():

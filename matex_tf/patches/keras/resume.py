@@ -13,34 +13,10 @@ from typing import Any
 from matex_tf.io import atomic
 from matex_tf.patches.keras import fast_forward
 from matex_tf.resilience import fit_state
-from matex_tf.runtime.replace import patch_when_defined, patch_when_imported, replace_function
 from matex_tf.sharding import iteration
 
-
-def install() -> None:
-    patch_when_imported("keras.src.trainers.epoch_iterator", _patch_keras3)
-    patch_when_imported("keras.src.callbacks.callback_list", _patch_lists)
-    for package in ("keras", "tf_keras"):
-        patch_when_imported(f"{package}.src.engine.data_adapter", _patch_keras2)
-        patch_when_defined(f"{package}.src.callbacks", "CallbackList", _patch_lists)
-
-
-def _patch_keras3(module: Any) -> None:
-    replace_function(module.EpochIterator, "__init__", fast_forward.wrap_source)
-    replace_function(module.EpochIterator, "_enumerate_iterator", fast_forward.wrap_epoch_steps)
-
-
-def _patch_keras2(module: Any) -> None:
-    replace_function(module.DataHandler, "__init__", fast_forward.wrap_source)
-    replace_function(module.DataHandler, "enumerate_epochs", fast_forward.wrap_handler_epochs)
-    replace_function(module.DataHandler, "steps", fast_forward.wrap_handler_steps)
-
-
-def _patch_lists(module: Any) -> None:
-    replace_function(module.CallbackList, "on_train_begin", _wrap_train_begin)
-    replace_function(module.CallbackList, "on_epoch_begin", _wrap_epoch_begin)
-    replace_function(module.CallbackList, "on_train_batch_end", _wrap_batch_end)
-    replace_function(module.CallbackList, "on_epoch_end", _wrap_epoch_end)
+HOOKS = fast_forward.HOOKS
+_LOST = fast_forward.LOST
 
 
 # The call
@@ -130,6 +106,7 @@ def _make_one_batch(batch: Any, spec: Any) -> Any:
 # Callbacks
 
 
+@HOOKS.replace_in(_LOST, "callbacks.callback_list:CallbackList.on_train_begin", "callbacks:CallbackList.on_train_begin")
 def _wrap_train_begin(original: Any) -> Any:
     def on_train_begin(self, logs=None):
         kept = fast_forward.get_current_state()
@@ -158,6 +135,7 @@ def _go_on_with_log(callback: Any, epoch: int) -> None:
     callback.append = True
 
 
+@HOOKS.replace_in(_LOST, "callbacks.callback_list:CallbackList.on_epoch_begin", "callbacks:CallbackList.on_epoch_begin")
 def _wrap_epoch_begin(original: Any) -> Any:
     def on_epoch_begin(self, epoch, logs=None):
         result = original(self, epoch, logs)
@@ -169,6 +147,11 @@ def _wrap_epoch_begin(original: Any) -> Any:
     return on_epoch_begin
 
 
+@HOOKS.replace_in(
+    _LOST,
+    "callbacks.callback_list:CallbackList.on_train_batch_end",
+    "callbacks:CallbackList.on_train_batch_end",
+)
 def _wrap_batch_end(original: Any) -> Any:
     def on_train_batch_end(self, batch, logs=None):
         result = original(self, batch, logs)
@@ -180,6 +163,7 @@ def _wrap_batch_end(original: Any) -> Any:
     return on_train_batch_end
 
 
+@HOOKS.replace_in(_LOST, "callbacks.callback_list:CallbackList.on_epoch_end", "callbacks:CallbackList.on_epoch_end")
 def _wrap_epoch_end(original: Any) -> Any:
     def on_epoch_end(self, epoch, logs=None):
         result = original(self, epoch, logs)

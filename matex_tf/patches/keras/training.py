@@ -15,49 +15,17 @@ from matex_tf.gradients import local_gradients, row_mixing
 from matex_tf.keras import data_stage, fit_call, local_training, single_batch, step_check
 from matex_tf.loops import model_calls, traces
 from matex_tf.metrics import metrics
-from matex_tf.patches.keras import fast_forward, predict, resume
+from matex_tf.patches.keras import fast_forward, resume
+from matex_tf.patches.keras_table import KerasTable
 from matex_tf.resilience import elastic, elastic_step
 from matex_tf.runtime import script_frames
-from matex_tf.runtime.replace import patch_when_imported, replace_function
 from matex_tf.servers import asynchronous, taken_batches
 from matex_tf.sharding import fingerprint, sliced_dataset, step_weight
 from matex_tf.world import membership, world
 
+HOOKS = KerasTable()
 
-def install() -> None:
-    patch_when_imported("keras.src.backend.tensorflow.trainer", _patch_keras3)
-    patch_when_imported(
-        "keras.src.trainers.trainer", lambda module: replace_function(module.Trainer, "_symbolic_build", _wrap_build)
-    )
-    for package in ("keras", "tf_keras"):
-        patch_when_imported(f"{package}.src.engine.training", _patch_keras2)
-
-
-def _patch_keras3(module: Any) -> None:
-    trainer = module.TensorFlowTrainer
-    replace_function(trainer, "fit", _wrap_call("fit"))
-    replace_function(trainer, "evaluate", _wrap_call("evaluate"))
-    predict.install(trainer)
-    replace_function(trainer, "train_on_batch", _wrap_train_on_batch)
-    replace_function(trainer, "make_train_function", _wrap_make_function("train"))
-    replace_function(trainer, "make_test_function", _wrap_make_function("test"))
-    from keras.src.trainers.trainer import Trainer
-
-    replace_function(Trainer, "get_metrics_result", _wrap_metrics_result)
-    if hasattr(Trainer, "_get_metrics_result_or_logs"):
-        replace_function(Trainer, "_get_metrics_result_or_logs", _wrap_epoch_figures)
-
-
-def _patch_keras2(module: Any) -> None:
-    if not hasattr(module, "Model"):
-        return
-    replace_function(module.Model, "fit", _wrap_call("fit"))
-    replace_function(module.Model, "evaluate", _wrap_call("evaluate"))
-    predict.install(module.Model)
-    replace_function(module.Model, "train_on_batch", _wrap_train_on_batch)
-    replace_function(module.Model, "make_train_function", _wrap_make_function("train"))
-    replace_function(module.Model, "make_test_function", _wrap_make_function("test"))
-    replace_function(module.Model, "get_metrics_result", _wrap_metrics_result)
+_LOST = "each rank computes all of fit and evaluate"
 
 
 def _wrap_call(kind: str) -> Any:
@@ -96,6 +64,23 @@ def _wrap_call(kind: str) -> Any:
     return make
 
 
+HOOKS.replace_in(_LOST, "backend.tensorflow.trainer:TensorFlowTrainer.fit", "engine.training:Model.fit", takes="x")(
+    _wrap_call("fit")
+)
+HOOKS.replace_in(
+    _LOST,
+    "backend.tensorflow.trainer:TensorFlowTrainer.evaluate",
+    "engine.training:Model.evaluate",
+    takes="x",
+)(_wrap_call("evaluate"))
+
+
+@HOOKS.replace_in(
+    _LOST,
+    "backend.tensorflow.trainer:TensorFlowTrainer.train_on_batch",
+    "engine.training:Model.train_on_batch",
+    takes="x y sample_weight",
+)
 def _wrap_train_on_batch(original: Any) -> Any:
     signature = inspect.signature(original)
 
@@ -138,6 +123,18 @@ def _wrap_make_function(which: str) -> Any:
         return make_function
 
     return make
+
+
+HOOKS.replace_in(
+    _LOST,
+    "backend.tensorflow.trainer:TensorFlowTrainer.make_train_function",
+    "engine.training:Model.make_train_function",
+)(_wrap_make_function("train"))
+HOOKS.replace_in(
+    _LOST,
+    "backend.tensorflow.trainer:TensorFlowTrainer.make_test_function",
+    "engine.training:Model.make_test_function",
+)(_wrap_make_function("test"))
 
 
 def _remake_step(model: Any, which: str, make: Any) -> Any:
@@ -256,6 +253,7 @@ def _run_step_of_fewer(run: fit_call.Run, stage: data_stage.Stage, iterator: Any
     return logs
 
 
+@HOOKS.replace_in("a model is built by the shapes of a slice", "trainers.trainer:Trainer._symbolic_build")
 def _wrap_build(original: Any) -> Any:
     def _symbolic_build(self, *args, **kwargs):
         ours = (sliced_dataset.Batch, sliced_dataset.OwnBatch, taken_batches.Taken)
@@ -266,6 +264,7 @@ def _wrap_build(original: Any) -> Any:
     return _symbolic_build
 
 
+@HOOKS.replace_in("async training logs a rank's own figures", "trainers.trainer:Trainer._get_metrics_result_or_logs")
 def _wrap_epoch_figures(original: Any) -> Any:
     def _get_metrics_result_or_logs(self, logs):
         run = fit_call.get_current_fit()
@@ -277,6 +276,11 @@ def _wrap_epoch_figures(original: Any) -> Any:
     return _get_metrics_result_or_logs
 
 
+@HOOKS.replace_in(
+    "the figures of fit are those of a rank's slice",
+    "trainers.trainer:Trainer.get_metrics_result",
+    "engine.training:Model.get_metrics_result",
+)
 def _wrap_metrics_result(original: Any) -> Any:
     def get_metrics_result(self):
         if not world.is_active() or metrics.is_in_whole_state() or step_weight.is_alone():

@@ -9,8 +9,12 @@ import weakref
 from typing import Any
 
 from matex_tf.monitor import trial_log
-from matex_tf.runtime.replace import patch_when_defined, patch_when_imported, replace_function
+from matex_tf.patches.keras_table import KerasTable
 from matex_tf.world import world
+
+HOOKS = KerasTable()
+
+_LOST = "a trial of `matex tune` notes nothing of fit"
 
 _numbers = itertools.count()
 _calls: list[int] = []
@@ -19,26 +23,7 @@ _data: weakref.WeakKeyDictionary[Any, dict[str, Any]] = weakref.WeakKeyDictionar
 """What is known of the data that a model was given last."""
 
 
-def install() -> None:
-    patch_when_imported("keras.src.callbacks.callback_list", _patch_lists)
-    patch_when_imported(
-        "keras.src.backend.tensorflow.trainer",
-        lambda module: replace_function(module.TensorFlowTrainer, "fit", _wrap_fit),
-    )
-    for package in ("keras", "tf_keras"):
-        patch_when_defined(f"{package}.src.callbacks", "CallbackList", _patch_lists)
-        patch_when_imported(f"{package}.src.engine.training", _patch_keras2)
-
-
-def _patch_keras2(module: Any) -> None:
-    if hasattr(module, "Model"):
-        replace_function(module.Model, "fit", _wrap_fit)
-
-
-def _patch_lists(module: Any) -> None:
-    replace_function(module.CallbackList, "on_epoch_end", _wrap_epoch_end)
-
-
+@HOOKS.replace_in(_LOST, "backend.tensorflow.trainer:TensorFlowTrainer.fit", "engine.training:Model.fit", takes="x")
 def _wrap_fit(original: Any) -> Any:
     signature = inspect.signature(original)
 
@@ -53,6 +38,7 @@ def _wrap_fit(original: Any) -> Any:
     return fit
 
 
+@HOOKS.replace_in(_LOST, "callbacks.callback_list:CallbackList.on_epoch_end", "callbacks:CallbackList.on_epoch_end")
 def _wrap_epoch_end(original: Any) -> Any:
     def on_epoch_end(self, epoch, logs=None):
         model = getattr(self, "model", None)

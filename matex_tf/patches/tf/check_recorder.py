@@ -14,11 +14,16 @@ from typing import Any
 import numpy as np
 
 from matex_tf import settings
+from matex_tf.patches.keras_table import KerasTable
 from matex_tf.runtime import real_files
-from matex_tf.runtime.replace import patch_when_imported, replace_function
+from matex_tf.runtime.hooks import Make
 from matex_tf.world import world
 
 _recorder: Recorder | None = None
+HOOKS = KerasTable()
+
+_VARIABLES = "tensorflow.python.ops.resource_variable_ops"
+_LOST = "`matex run --check` sees no steps"
 
 
 def start_recorder() -> None:
@@ -30,7 +35,7 @@ def start_recorder() -> None:
     steps, _, folder = asked.partition(":")
     _recorder = Recorder(int(steps), folder)
     atexit.register(_recorder.store_steps)
-    patch_when_imported("tensorflow", _recorder.install)
+    HOOKS.install()
 
 
 class Recorder:
@@ -50,33 +55,7 @@ class Recorder:
         self.inside = False
         self.stored = False
 
-    def install(self, _: Any) -> None:
-        """Listen to everything that can be a step, in TensorFlow, which has been imported."""
-        from tensorflow.python.client import session
-        from tensorflow.python.eager import backprop
-        from tensorflow.python.eager.polymorphic_function import polymorphic_function
-        from tensorflow.python.ops import resource_variable_ops
-
-        base = resource_variable_ops.BaseResourceVariable
-        replace_function(base, "__init__", self._wrap_init)
-        for kind in (base, resource_variable_ops.ResourceVariable):
-            for method in {"assign_sub", "assign_add"} & set(vars(kind)):
-                replace_function(kind, method, self._wrap_step)
-        replace_function(polymorphic_function.Function, "__call__", self._wrap_step)
-        replace_function(session.BaseSession, "run", self._wrap_run)
-        replace_function(backprop.GradientTape, "gradient", self._wrap_gradient)
-        for module in ("keras.src.optimizers.base_optimizer", "keras.src.optimizers.optimizer"):
-            patch_when_imported(module, self._patch_optimizers)
-        patch_when_imported("tf_keras.src.optimizers.optimizer", self._patch_optimizers)
-
-    def _patch_optimizers(self, module: Any) -> None:
-        for name in ("BaseOptimizer", "_BaseOptimizer", "Optimizer"):
-            kind = getattr(module, name, None)
-            for method in ("apply", "apply_gradients"):
-                if kind is not None and method in vars(kind):
-                    replace_function(kind, method, self._wrap_step)
-
-    def _wrap_init(self, original: Any) -> Any:
+    def wrap_init(self, original: Any) -> Any:
         def init(variable, *args, **kwargs):
             original(variable, *args, **kwargs)
             if variable.trainable and all(known() is not variable for known in self.variables):
@@ -84,7 +63,7 @@ class Recorder:
 
         return init
 
-    def _wrap_step(self, original: Any) -> Any:
+    def wrap_step(self, original: Any) -> Any:
         def method(*args, **kwargs):
             import tensorflow as tf
 
@@ -94,14 +73,14 @@ class Recorder:
 
         return method
 
-    def _wrap_gradient(self, original: Any) -> Any:
+    def wrap_gradient(self, original: Any) -> Any:
         def gradient(tape, target, *args, **kwargs):
             self.target = target
             return original(tape, target, *args, **kwargs)
 
         return gradient
 
-    def _wrap_run(self, original: Any) -> Any:
+    def wrap_run(self, original: Any) -> Any:
         def run(session, *args, **kwargs):
             if self.inside:
                 return original(session, *args, **kwargs)
@@ -164,3 +143,23 @@ def _list_scalars(result: Any) -> list[float]:
         if np.ndim(value) == 0 and isinstance(value, (float, np.floating)):
             found.append(float(value))
     return found
+
+
+def _record(name: str) -> Make:
+    """What `Recorder.NAME` of the one recorder makes."""
+    return lambda original: getattr(_recorder, name)(original)
+
+
+HOOKS.replace(_VARIABLES, "BaseResourceVariable.__init__", _LOST)(_record("wrap_init"))
+for _kind in ("BaseResourceVariable", "ResourceVariable"):  # the second may have methods of its own
+    HOOKS.replace(_VARIABLES, f"{_kind}.assign_sub {_kind}.assign_add", _LOST)(_record("wrap_step"))
+HOOKS.replace("tensorflow.python.eager.polymorphic_function.polymorphic_function", "Function.__call__", _LOST)(
+    _record("wrap_step")
+)
+HOOKS.replace("tensorflow.python.client.session", "BaseSession.run", _LOST)(_record("wrap_run"))
+HOOKS.replace("tensorflow.python.eager.backprop", "GradientTape.gradient", _LOST)(_record("wrap_gradient"))
+HOOKS.replace_in(
+    _LOST,
+    "optimizers.base_optimizer:BaseOptimizer.apply BaseOptimizer.apply_gradients",
+    "optimizers.optimizer:_BaseOptimizer.apply_gradients Optimizer.apply_gradients",
+)(_record("wrap_step"))

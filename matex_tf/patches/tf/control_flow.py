@@ -8,15 +8,16 @@ from __future__ import annotations
 from typing import Any
 
 from matex_tf.ops import order
-from matex_tf.runtime.replace import replace_function
+from matex_tf.runtime.hooks import Table
+
+HOOKS = Table()
 
 
-def install() -> None:
-    from tensorflow.python.ops import control_flow_v2_func_graphs as graphs
-
-    replace_function(graphs.ControlFlowFuncGraph, "capture", _wrap_capture)
-
-
+@HOOKS.replace(
+    "tensorflow.python.ops.control_flow_v2_func_graphs",
+    "ControlFlowFuncGraph.capture",
+    "a collective within a branch or a loop cannot be traced",
+)
 def _wrap_capture(original: Any) -> Any:
     def capture(self, tensor, *args, **kwargs):
         around = self.outer_graph

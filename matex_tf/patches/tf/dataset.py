@@ -17,22 +17,16 @@ from matex_tf.keras import fit_call
 from matex_tf.loops import dataset_loop
 from matex_tf.observe import bottlenecks, epochs
 from matex_tf.patches.tf import function_loop
-from matex_tf.runtime.replace import replace_function
+from matex_tf.runtime.hooks import Table
 from matex_tf.sharding import iteration, row_shares, share_arrays, share_batches, sliced_dataset
 from matex_tf.world import world
 
+HOOKS = Table()
 
-def install() -> None:
-    from tensorflow.python.data.ops import dataset_ops, iterator_ops
-
-    replace_function(dataset_ops.DatasetV2, "__iter__", _wrap_iter)
-    replace_function(iterator_ops.OwnedIterator, "_create_iterator", _wrap_create_iterator)
-    replace_function(iterator_ops.OwnedIterator, "__next__", _wrap_next)
-    replace_function(iterator_ops.OwnedIterator, "get_next", _wrap_get_next)
-    replace_function(dataset_ops.DatasetV2, "batch", _wrap_batch)
-    replace_function(dataset_ops.DatasetV2, "from_tensor_slices", _wrap_from_tensor_slices)
+_LOST = "a loop of the script over a dataset is not sharded"
 
 
+@HOOKS.replace("tensorflow.python.data.ops.dataset_ops", "DatasetV2.__iter__", _LOST)
 def _wrap_iter(original: Any) -> Any:
     def __iter__(self):
         import tensorflow as tf
@@ -55,6 +49,12 @@ def _wrap_iter(original: Any) -> Any:
     return __iter__
 
 
+@HOOKS.replace(
+    "tensorflow.python.data.ops.iterator_ops",
+    "OwnedIterator._create_iterator",
+    "the end of an iterator may block a rank",
+    optional=True,
+)
 def _wrap_create_iterator(original: Any) -> Any:
     def create_iterator(self, dataset):
         import tensorflow as tf
@@ -66,6 +66,7 @@ def _wrap_create_iterator(original: Any) -> Any:
     return create_iterator
 
 
+@HOOKS.replace("tensorflow.python.data.ops.iterator_ops", "OwnedIterator.__next__", _LOST)
 def _wrap_next(original: Any) -> Any:
     def __next__(self):
         import tensorflow as tf
@@ -95,6 +96,7 @@ def _take_next_in_function(iterator: Any, original: Any) -> Any:
     return function_loop.take_next(iterator, element)
 
 
+@HOOKS.replace("tensorflow.python.data.ops.iterator_ops", "OwnedIterator.get_next", _LOST)
 def _wrap_get_next(original: Any) -> Any:
     def get_next(self):
         import tensorflow as tf
@@ -107,6 +109,11 @@ def _wrap_get_next(original: Any) -> Any:
     return get_next
 
 
+@HOOKS.replace(
+    "tensorflow.python.data.ops.dataset_ops",
+    "DatasetV2.from_tensor_slices",
+    "a share is taken for the same data on all ranks",
+)
 def _wrap_from_tensor_slices(original: Any) -> Any:
     def from_tensor_slices(tensors, *args, **kwargs):
         import tensorflow as tf
@@ -119,6 +126,9 @@ def _wrap_from_tensor_slices(original: Any) -> Any:
     return from_tensor_slices
 
 
+@HOOKS.replace(
+    "tensorflow.python.data.ops.dataset_ops", "DatasetV2.batch", "batches of a share are not those of the script"
+)
 def _wrap_batch(original: Any) -> Any:
     def batch(self, batch_size, *args, **kwargs):
         # The script's batch is that of all ranks; of a share each rank takes its part of it.

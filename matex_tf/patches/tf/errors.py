@@ -6,17 +6,19 @@ import os
 from typing import Any
 
 from matex_tf import ops, settings
-from matex_tf.runtime.replace import replace_function
+from matex_tf.runtime.hooks import Table
+
+HOOKS = Table()
 
 _OURS = tuple(os.path.join(os.path.dirname(os.path.abspath(str(one.__file__))), "") for one in (settings, ops))
 
 
-def install() -> None:
-    from tensorflow.python.autograph.pyct import error_utils
-
-    replace_function(error_utils.ErrorMetadataBase, "__init__", _drop_our_frames)
-
-
+@HOOKS.replace(
+    "tensorflow.python.autograph.pyct.error_utils",
+    "ErrorMetadataBase.__init__",
+    "errors in a tf.function show frames of matex_tf",
+    optional=True,
+)
 def _drop_our_frames(original: Any) -> Any:
     def __init__(self, *args, **kwargs):
         original(self, *args, **kwargs)

@@ -10,23 +10,26 @@ from matex_tf.keras import fit_call
 from matex_tf.loops import explain, function_step, traces
 from matex_tf.metrics import metrics
 from matex_tf.ops import overlap
-from matex_tf.runtime.replace import replace_function
+from matex_tf.runtime.hooks import Table
 from matex_tf.servers.pieces import publishing, sharded_slots
 from matex_tf.sharding import sliced_dataset, step_weight
 
+HOOKS = Table()
 
-def install() -> None:
-    from tensorflow.python.autograph.core import config, config_lib
-    from tensorflow.python.eager.polymorphic_function import polymorphic_function
-    from tensorflow.python.framework import func_graph
-
-    # AutoGraph converts what the script wrote. To convert our functions, too, costs each rank more than a second.
-    config.CONVERSION_RULES = (config_lib.DoNotConvert("matex_tf"), *config.CONVERSION_RULES)
-    replace_function(func_graph, "func_graph_from_py_func", _wrap_trace)
-    replace_function(polymorphic_function.Function, "__call__", _wrap_call)
-    replace_function(polymorphic_function.Function, "get_concrete_function", _wrap_get_concrete_function)
+_LOST = "each rank computes all of a tf.function"
 
 
+@HOOKS.replace(
+    "tensorflow.python.autograph.core.config", "CONVERSION_RULES", "AutoGraph converts matex_tf", optional=True
+)
+def _add_rule(original: Any) -> Any:
+    """AutoGraph converts what the script wrote. To convert our functions, too, costs each rank more than a second."""
+    from tensorflow.python.autograph.core import config_lib
+
+    return (config_lib.DoNotConvert("matex_tf"), *original)
+
+
+@HOOKS.replace("tensorflow.python.framework.func_graph", "func_graph_from_py_func", _LOST, takes="func_graph")
 def _wrap_trace(original: Any) -> Any:
     def func_graph_from_py_func(name, python_func, *args, **kwargs):
         from tensorflow.python.framework import func_graph
@@ -52,6 +55,7 @@ def _wrap_trace(original: Any) -> Any:
     return func_graph_from_py_func
 
 
+@HOOKS.replace("tensorflow.python.eager.polymorphic_function.polymorphic_function", "Function.__call__", _LOST)
 def _wrap_call(original: Any) -> Any:
     def __call__(self, *args, **kwargs):
         import tensorflow as tf
@@ -90,6 +94,9 @@ def _call_step(function: Any, run: Any, args: tuple, kwargs: dict) -> Any:
     return result
 
 
+@HOOKS.replace(
+    "tensorflow.python.eager.polymorphic_function.polymorphic_function", "Function.get_concrete_function", _LOST
+)
 def _wrap_get_concrete_function(original: Any) -> Any:
     def get_concrete_function(self, *args, **kwargs):
         with contextlib.ExitStack() as around:

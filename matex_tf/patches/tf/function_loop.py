@@ -15,27 +15,18 @@ from matex_tf.gradients import variables
 from matex_tf.loops import dataset_loop, explain, traces
 from matex_tf.resilience import script_loops
 from matex_tf.runtime import notes
-from matex_tf.runtime.replace import replace_function
+from matex_tf.runtime.hooks import Table, put_function
 from matex_tf.sharding import fingerprint, row_shares, share_arrays, sliced_dataset, step_weight
 from matex_tf.world import world
+
+HOOKS = Table()
+
+_LOST = "a loop in a tf.function is not sharded"
 
 WHOLE, BEGINNING, TRAINING = 0, 1, 2
 """A decision while its graph is traced, once that is known to train, and after the ranks have compared variables and
 batches in its first step."""
 _DECISION = "decision"
-
-
-def install() -> None:
-    from tensorflow.python.autograph.operators import control_flow
-    from tensorflow.python.data.ops import dataset_autograph, dataset_ops, iterator_ops
-    from tensorflow.python.framework import func_graph
-
-    registry = control_flow.for_loop_registry._registry
-    replace_function(dataset_autograph, "_tf_ag_dataset_for_stmt", _wrap_dataset_loop)
-    registry[dataset_ops.DatasetV2] = dataset_autograph._tf_ag_dataset_for_stmt
-    replace_function(control_flow, "_tf_iterator_for_stmt", _wrap_iterator_loop)
-    registry[iterator_ops.OwnedIterator] = control_flow._tf_iterator_for_stmt
-    replace_function(func_graph, "func_graph_from_py_func", _wrap_trace)
 
 
 def take_next(iterator: Any, element: Any) -> Any:
@@ -111,6 +102,7 @@ def _write_decision(graph: Any, found: Any) -> None:
             found.assign(BEGINNING)
 
 
+@HOOKS.replace("tensorflow.python.framework.func_graph", "func_graph_from_py_func", _LOST)
 def _wrap_trace(original: Any) -> Any:
     def func_graph_from_py_func(*args, **kwargs):
         graph = original(*args, **kwargs)
@@ -122,6 +114,19 @@ def _wrap_trace(original: Any) -> Any:
     return func_graph_from_py_func
 
 
+def _put_and_register(owner: Any, name: str, make: Any) -> None:
+    """AutoGraph's loops stand in a table, too, by the type of what they go over."""
+    from tensorflow.python.autograph.operators import control_flow
+
+    original, table = getattr(owner, name), control_flow.for_loop_registry._registry
+    kinds = [kind for kind, loop in table.items() if loop is original]
+    if not kinds:
+        raise LookupError(f"{name} is not registered")
+    put_function(owner, name, make)
+    table.update(dict.fromkeys(kinds, getattr(owner, name)))
+
+
+@HOOKS.replace("tensorflow.python.data.ops.dataset_autograph", "_tf_ag_dataset_for_stmt", _LOST, put=_put_and_register)
 def _wrap_dataset_loop(original: Any) -> Any:
     def _tf_ag_dataset_for_stmt(ds, extra_test, body, get_state, set_state, symbol_names, opts):
         known = sliced_dataset.find_argument(ds)
@@ -144,6 +149,9 @@ def _wrap_dataset_loop(original: Any) -> Any:
     return _tf_ag_dataset_for_stmt
 
 
+@HOOKS.replace(
+    "tensorflow.python.autograph.operators.control_flow", "_tf_iterator_for_stmt", _LOST, put=_put_and_register
+)
 def _wrap_iterator_loop(original: Any) -> Any:
     def _tf_iterator_for_stmt(iter_, extra_test, body, get_state, set_state, symbol_names, opts):
         known = sliced_dataset.find_argument(iter_)

@@ -6,19 +6,15 @@ from typing import Any
 
 from matex_tf.analysis import graph_ops, interpreter
 from matex_tf.gradients import recombine
-from matex_tf.runtime.replace import replace_function
+from matex_tf.runtime.hooks import Table
 from matex_tf.sharding import step_weight
 
+HOOKS = Table()
 
-def install() -> None:
-    import tensorflow as tf
-
-    for owner in (tf.summary, tf.compat.v2.summary):
-        if hasattr(owner, "scalar"):
-            replace_function(owner, "scalar", _wrap_scalar)
-    replace_function(tf, "print", _wrap_print)
+_LOST = "a step in a graph shows figures of a rank's slice"
 
 
+@HOOKS.replace("tensorflow", "summary.scalar compat.v2.summary.scalar", _LOST, optional=True)
 def _wrap_scalar(original: Any) -> Any:
     def scalar(name, data, *args, **kwargs):
         return original(name, show_whole(data), *args, **kwargs)
@@ -26,6 +22,7 @@ def _wrap_scalar(original: Any) -> Any:
     return scalar
 
 
+@HOOKS.replace("tensorflow", "print", _LOST, optional=True)
 def _wrap_print(original: Any) -> Any:
     def tf_print(*inputs, **kwargs):
         return original(*[show_whole(part) for part in inputs], **kwargs)

@@ -10,24 +10,21 @@ import threading
 from typing import Any
 
 from matex_tf.loops.parts import draws
-from matex_tf.runtime.replace import patch_when_imported, replace_function
+from matex_tf.runtime.hooks import Table
 from matex_tf.sharding import step_weight
 from matex_tf.world import world
+
+HOOKS = Table()
 
 _STRIDE = 0x3C6EF372  # far apart, so that seeds of neighbouring layers do not meet those of neighbouring ranks
 _pipelines = threading.local()
 
 
-def install() -> None:
-    patch_when_imported(
-        "tensorflow.python.data.ops.structured_function",
-        lambda module: replace_function(module.StructuredFunctionWrapper, "__init__", _wrap_pipeline_function),
-    )
-    patch_when_imported(
-        "keras.src.random.seed_generator", lambda module: replace_function(module.SeedGenerator, "next", _wrap_next)
-    )
-
-
+@HOOKS.replace(
+    "tensorflow.python.data.ops.structured_function",
+    "StructuredFunctionWrapper.__init__",
+    "ranks draw different numbers in a pipeline",
+)
 def _wrap_pipeline_function(original: Any) -> Any:
     def __init__(self, *args, **kwargs):
         depth = getattr(_pipelines, "depth", 0)
@@ -40,6 +37,13 @@ def _wrap_pipeline_function(original: Any) -> Any:
     return __init__
 
 
+@HOOKS.replace(
+    "keras.src.random.seed_generator",
+    "SeedGenerator.next",
+    "ranks draw the same for their slices",
+    since="3",
+    early=True,
+)
 def _wrap_next(original: Any) -> Any:
     def next(self, *args, **kwargs):
         return draws.draw_seed(lambda: of_rank(original(self, *args, **kwargs)))

@@ -8,19 +8,15 @@ import traceback
 from typing import Any
 
 from matex_tf.runtime import script_frames
-from matex_tf.runtime.replace import replace_function
+from matex_tf.runtime.hooks import Table
 from matex_tf.world import world
+
+HOOKS = Table()
 
 _OWN = ("_DefaultDistributionStrategy", "_DefaultDistributionStrategyV1", "_DefaultReplicaThreadStrategy")
 
 _BETWEEN = ("matex_tf", "tensorflow", "keras", "tf_keras", "wrapt", "runpy", "importlib")
 """The packages of what may run between the user's line and ours."""
-
-
-def install() -> None:
-    from tensorflow.python.distribute import distribute_lib
-
-    replace_function(distribute_lib.StrategyBase, "__init__", _refuse_strategy)
 
 
 def find_caller_line() -> str:
@@ -32,6 +28,11 @@ def find_caller_line() -> str:
     return "the script"
 
 
+@HOOKS.replace(
+    "tensorflow.python.distribute.distribute_lib",
+    "StrategyBase.__init__",
+    "a strategy of tf.distribute would shard batches once more",
+)
 def _refuse_strategy(original: Any) -> Any:
     def __init__(self, *args, **kwargs):
         name = type(self).__name__

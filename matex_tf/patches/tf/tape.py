@@ -14,7 +14,12 @@ from matex_tf.gradients import custom_gradients, row_mixing, tape_stack
 from matex_tf.loops import model_calls, side_effects, tape_gradients
 from matex_tf.loops.recorded import backward, recording
 from matex_tf.runtime import script_frames
-from matex_tf.runtime.replace import replace_function, replace_in_apis
+from matex_tf.runtime.hooks import APIS, Table
+
+HOOKS = Table()
+
+_LOST = "gradients of a tape are not reduced"
+_OWN = "a gradient function of the script is not proved to be that of a sum over rows"
 
 # Gradients that TensorFlow takes for its own purposes are parts of a larger one.
 _INTERNAL = (
@@ -29,32 +34,7 @@ _JACOBIAN = "gradients of weights are taken of many values at once (tape.jacobia
 _FORWARD = "gradients of weights are taken while a forward accumulator records (tf.autodiff.ForwardAccumulator)"
 
 
-def install() -> None:
-    from tensorflow.python.eager import backprop, forwardprop, record
-
-    for name, more in (("_push_accumulator", 1), ("_pop_accumulator", -1)):
-        replace_function(forwardprop.ForwardAccumulator, name, _wrap_accumulator(more))
-    replace_function(backprop.GradientTape, "_push_tape", _wrap_push)
-    replace_function(backprop.GradientTape, "_pop_tape", _wrap_pop)
-    replace_function(backprop.GradientTape, "watch", _wrap_watch)
-    replace_function(backprop.GradientTape, "gradient", _wrap_gradient)
-    replace_function(backprop.GradientTape, "reset", _wrap_reset)
-    for name in ("record_operation", "record_operation_backprop_only"):
-        replace_function(record, name, _wrap_record_operation)
-    for name in ("jacobian", "batch_jacobian"):
-        replace_function(backprop.GradientTape, name, _wrap_jacobian)
-    from tensorflow.python.framework import ops
-    from tensorflow.python.ops import custom_gradient, resource_variable_ops
-
-    kind = resource_variable_ops.BaseResourceVariable
-    kind.handle = property(_wrap_handle(kind.handle.fget))
-
-    replace_function(custom_gradient, "_graph_mode_decorator", _wrap_graph_decorator)
-    replace_function(custom_gradient, "_eager_mode_decorator", _wrap_eager_decorator)
-    replace_function(ops, "get_gradient_function", _wrap_gradient_function)
-    replace_in_apis("recompute_grad", _wrap_recompute_grad)
-
-
+@HOOKS.replace("tensorflow.python.eager.backprop", "GradientTape._push_tape", _LOST)
 def _wrap_push(original: Any) -> Any:
     def _push_tape(self):
         import tensorflow as tf
@@ -69,6 +49,7 @@ def _wrap_push(original: Any) -> Any:
     return _push_tape
 
 
+@HOOKS.replace("tensorflow.python.eager.backprop", "GradientTape._pop_tape", _LOST)
 def _wrap_pop(original: Any) -> Any:
     def _pop_tape(self):
         original(self)
@@ -79,6 +60,7 @@ def _wrap_pop(original: Any) -> Any:
     return _pop_tape
 
 
+@HOOKS.replace("tensorflow.python.eager.backprop", "GradientTape.watch", _LOST)
 def _wrap_watch(original: Any) -> Any:
     def watch(self, tensor):
         import tensorflow as tf
@@ -90,8 +72,8 @@ def _wrap_watch(original: Any) -> Any:
     return watch
 
 
+@HOOKS.replace("tensorflow.python.ops.resource_variable_ops", "BaseResourceVariable.handle", _LOST)
 def _wrap_handle(original: Any) -> Any:
-    @functools.wraps(original)
     def handle(self):
         recording.note_touched(self)
         return original(self)
@@ -99,6 +81,7 @@ def _wrap_handle(original: Any) -> Any:
     return handle
 
 
+@HOOKS.replace("tensorflow.python.eager.backprop", "GradientTape.reset", _LOST)
 def _wrap_reset(original: Any) -> Any:
     def reset(self):
         recording.forget_recording(self)
@@ -107,6 +90,7 @@ def _wrap_reset(original: Any) -> Any:
     return reset
 
 
+@HOOKS.replace("tensorflow.python.eager.record", "record_operation record_operation_backprop_only", _LOST)
 def _wrap_record_operation(original: Any) -> Any:
     """A tape is told of a way back that is no op's: what it knows cannot be followed op by op."""
 
@@ -129,18 +113,31 @@ def _wrap_accumulator(more: int) -> Any:
     return make
 
 
+HOOKS.replace("tensorflow.python.eager.forwardprop", "ForwardAccumulator._push_accumulator", _LOST)(
+    _wrap_accumulator(1)
+)
+HOOKS.replace("tensorflow.python.eager.forwardprop", "ForwardAccumulator._pop_accumulator", _LOST)(
+    _wrap_accumulator(-1)
+)
+
+
+@HOOKS.replace("tensorflow.python.eager.backprop", "GradientTape.jacobian GradientTape.batch_jacobian", _LOST)
 def _wrap_jacobian(original: Any) -> Any:
     """One gradient for each row, of weights: what becomes of them (clipped, squared, solved for) need not add up."""
 
-    def jacobian(self, target, sources, *args, **kwargs):
+    signature = inspect.signature(original)
+
+    def jacobian(self, *args, **kwargs):
+        _, _, sources, *_ = signature.bind(self, *args, **kwargs).arguments.values()
         model_calls.note_whole(self, model_calls.JACOBIAN)
-        result = original(self, target, sources, *args, **kwargs)
+        result = original(self, *args, **kwargs)
         tape_gradients.refuse_slices(sources, _JACOBIAN)
         return result
 
     return jacobian
 
 
+@HOOKS.replace("tensorflow.python.ops.custom_gradient", "_graph_mode_decorator", _OWN)
 def _wrap_graph_decorator(original: Any) -> Any:
     """Its gradients are of the values that it computes, not of those that ranks would put together within it
     (`row_mixing`): so it is called by us, as one whole.
@@ -155,6 +152,7 @@ def _wrap_graph_decorator(original: Any) -> Any:
     return _graph_mode_decorator
 
 
+@HOOKS.replace("tensorflow.python.ops.custom_gradient", "_eager_mode_decorator", _OWN)
 def _wrap_eager_decorator(original: Any) -> Any:
     def _eager_mode_decorator(f, *args, **kwargs):
         # TensorFlow's own, as that of `tf.nn.silu`, do the same in each step.
@@ -165,6 +163,7 @@ def _wrap_eager_decorator(original: Any) -> Any:
     return _eager_mode_decorator
 
 
+@HOOKS.replace("tensorflow.python.framework.ops", "get_gradient_function", _OWN)
 def _wrap_gradient_function(original: Any) -> Any:
     """That of an op to which a script gave another than its type has (`Graph.gradient_override_map`)."""
 
@@ -175,6 +174,7 @@ def _wrap_gradient_function(original: Any) -> Any:
     return get_gradient_function
 
 
+@HOOKS.replace(APIS, "recompute_grad", _OWN, later=True)
 def _wrap_recompute_grad(original: Any) -> Any:
     """Its gradient function computes `f` once more and gives the derivative; those within `f` are the script's."""
 
@@ -198,6 +198,7 @@ def _wrap_recompute_grad(original: Any) -> Any:
     return recompute_grad
 
 
+@HOOKS.replace("tensorflow.python.eager.backprop", "GradientTape.gradient", _LOST, takes="output_gradients")
 def _wrap_gradient(original: Any) -> Any:
     signature = inspect.signature(original)
 

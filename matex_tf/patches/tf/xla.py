@@ -10,15 +10,16 @@ from typing import Any
 from matex_tf.analysis import graph_ops
 from matex_tf.ops import xla
 from matex_tf.runtime import notes
-from matex_tf.runtime.replace import replace_function
+from matex_tf.runtime.hooks import Table
+
+HOOKS = Table()
 
 
-def install() -> None:
-    from tensorflow.python.eager.polymorphic_function import atomic_function
-
-    replace_function(atomic_function, "from_func_graph", _wrap_from_func_graph)
-
-
+@HOOKS.replace(
+    "tensorflow.python.eager.polymorphic_function.atomic_function",
+    "from_func_graph",
+    "a jit-compiled function with a collective fails",
+)
 def _wrap_from_func_graph(original: Any) -> Any:
     from tensorflow.python.eager.polymorphic_function import attributes
 

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
-from matex_tf.runtime.replace import replace_function
+from matex_tf.runtime.hooks import Table
 from matex_tf.v1 import run_plans
 
+HOOKS = Table()
 
-def install() -> None:
-    from tensorflow.python.data.ops import dataset_ops, iterator_ops
-
-    replace_function(dataset_ops.DatasetV1, "_make_one_shot_iterator", _wrap_make)
-    replace_function(dataset_ops.DatasetV1, "_make_initializable_iterator", _wrap_make)
-    replace_function(iterator_ops.Iterator, "make_initializer", _wrap_make_initializer)
+_LOST = "the dataset of a session's run is not known"
 
 
+@HOOKS.replace(
+    "tensorflow.python.data.ops.dataset_ops",
+    "DatasetV1._make_one_shot_iterator DatasetV1._make_initializable_iterator",
+    _LOST,
+)
 def _wrap_make(original: Any) -> Any:
     def make(self, *args, **kwargs):
         iterator = original(self, *args, **kwargs)
@@ -25,6 +26,7 @@ def _wrap_make(original: Any) -> Any:
     return make
 
 
+@HOOKS.replace("tensorflow.python.data.ops.iterator_ops", "Iterator.make_initializer", _LOST)
 def _wrap_make_initializer(original: Any) -> Any:
     def make_initializer(self, dataset, *args, **kwargs):
         result = original(self, dataset, *args, **kwargs)

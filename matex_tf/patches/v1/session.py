@@ -12,23 +12,18 @@ from typing import Any
 
 from matex_tf.gradients import reduction, variables
 from matex_tf.loops import tape_gradients
-from matex_tf.runtime.replace import replace_function, replace_in_apis
+from matex_tf.runtime.hooks import APIS, Table
 from matex_tf.servers import local_sgd, sharded
 from matex_tf.sharding import step_weight
 from matex_tf.v1 import run_plans, session_runs
 from matex_tf.world import world
 
+HOOKS = Table()
 
-def install() -> None:
-    from tensorflow.python.client import session
-    from tensorflow.python.training import optimizer
-
-    replace_function(session.BaseSession, "run", _wrap_run)
-    replace_function(optimizer.Optimizer, "compute_gradients", _wrap_compute_gradients)
-    replace_function(optimizer.Optimizer, "apply_gradients", _wrap_apply_gradients)
-    replace_in_apis("gradients", _wrap_gradients)
+_LOST = "gradients in a graph of tf.compat.v1 are not reduced"
 
 
+@HOOKS.replace("tensorflow.python.client.session", "BaseSession.run", "runs of a session are not sharded")
 def _wrap_run(original: Any) -> Any:
     def run(self, fetches, feed_dict=None, options=None, run_metadata=None):
         if not world.is_active() or session_runs.is_inside():
@@ -44,6 +39,7 @@ def _wrap_run(original: Any) -> Any:
     return run
 
 
+@HOOKS.replace("tensorflow.python.training.optimizer", "Optimizer.compute_gradients", _LOST, takes="grad_loss")
 def _wrap_compute_gradients(original: Any) -> Any:
     signature = inspect.signature(original)
 
@@ -92,6 +88,7 @@ def _expect_agreement(of: list) -> None:
         variables.settle_agreements()
 
 
+@HOOKS.replace("tensorflow.python.training.optimizer", "Optimizer.apply_gradients", _LOST)
 def _wrap_apply_gradients(original: Any) -> Any:
     def apply_gradients(self, grads_and_vars, *args, **kwargs):
         sharded.say_not(self, "it is one of tf.compat.v1")
@@ -110,6 +107,7 @@ def _wrap_apply_gradients(original: Any) -> Any:
     return apply_gradients
 
 
+@HOOKS.replace(APIS, "gradients", _LOST, takes="grad_ys", later=True)
 def _wrap_gradients(original: Any) -> Any:
     signature = inspect.signature(original)
 

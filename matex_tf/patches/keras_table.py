@@ -1,0 +1,30 @@
+"""The hooks of a patch file for both Keras: of Keras 3, and of Keras 2, which also comes as `tf_keras`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from matex_tf.runtime.hooks import Make, Table
+
+
+class KerasTable(Table):
+    """Declares what stands at two places, one for each Keras, in one line."""
+
+    def replace_in(
+        self, lost: str, keras3: str = "", keras2: str = "", since: str = "3", **options: Any
+    ) -> Callable[[Make], Make]:
+        """`Table.replace` of "MODULE:NAMES", within `keras.src`, and within `src` of Keras 2."""
+
+        def declare(make: Make) -> Make:
+            for place, packages, versions in (
+                (keras3, ("keras",), {"since": since}),
+                (keras2, ("keras", "tf_keras"), {"until": "3"}),
+            ):
+                module, _, names = place.partition(":")
+                modules = " ".join(f"{package}.src.{module}" for package in packages)
+                if names:
+                    self.replace(modules, names, lost, early=True, **versions, **options)(make)
+            return make
+
+        return declare
