@@ -18,9 +18,10 @@ import keras
 import tensorflow as tf
 from keras import layers
 
-from matex_tf.rewrite.emit import Copy, Share
+from matex_tf.rewrite.emit import Copy
 from matex_tf.rewrite.placement import BATCH, WHOLE
 from matex_tf.rewrite.propagate import read_program
+from matex_tf.rewrite.sharing import Share
 
 
 def make_resnet():

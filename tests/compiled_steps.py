@@ -16,9 +16,10 @@ import tensorflow as tf
 
 from matex_tf import ops
 from matex_tf.rewrite.compiled import MUST_COMPILE
-from matex_tf.rewrite.emit import Copy, Share
+from matex_tf.rewrite.emit import Copy
 from matex_tf.rewrite.placement import BATCH, WHOLE
 from matex_tf.rewrite.propagate import read_program
+from matex_tf.rewrite.sharing import Share
 from matex_tf.world import world
 
 N, STEPS = 11, 2

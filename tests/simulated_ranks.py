@@ -12,10 +12,11 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 import numpy as np
 import tensorflow as tf
 
-from matex_tf.rewrite.emit import Copy, Share
+from matex_tf.rewrite.emit import Copy
 from matex_tf.rewrite.nodes import USUAL_SIZE
 from matex_tf.rewrite.placement import BATCH, WHOLE
 from matex_tf.rewrite.propagate import read_program
+from matex_tf.rewrite.sharing import Share
 
 SECONDS = 120
 

@@ -8,7 +8,7 @@ from matex_tf.rewrite.control import is_other_list, needs_exchange
 from matex_tf.rewrite.functions import is_movable
 from matex_tf.rewrite.nodes import Node, Value
 from matex_tf.rewrite.placement import ANY, LIST, PARTIAL, REPLICATED, SHARDED, SIZES, Placement, Size
-from matex_tf.rewrite.propagate import Program
+from matex_tf.rewrite.programs import Program
 
 SAME, COUNTED, EXCHANGED, CONVERTED = "same", "counted", "exchanged", "converted"
 """How an op of the copy gets a value in the placement that it needs: the tensor itself; numbers known from the rank's

@@ -14,40 +14,12 @@ from matex_tf.rewrite.functions import Callee, Step, find_callee, has_op, list_s
 from matex_tf.rewrite.nodes import USUAL_SIZE, Decision, Expansion, Node, NoRuleError, Value
 from matex_tf.rewrite.pauses import pause_collection
 from matex_tf.rewrite.placement import ANY, HALF, LIST, PARTIAL, REPLICATED, WHOLE, Placement, list_of
+from matex_tf.rewrite.programs import Program
 from matex_tf.rewrite.rules import RULES
 from matex_tf.rewrite.sources import SOURCES, is_batch, place_batch
 
 ALIASES = ("Identity", "IdentityN", "StopGradient", "PreventGradient", "Snapshot")
 """Identity ops: the copy of the graph leaves them out."""
-
-
-class Program:
-    """The ops of a graph, in an order in which they can run, with the placements of their tensors.
-
-    inputs, outputs: the values of the graph's.
-    effects: the nodes that run although no output needs them.
-    takes_batch: whether it takes the batch by itself, of which ranks have shares.
-    """
-
-    def __init__(
-        self,
-        nodes: list[Node],
-        inputs: list[Value],
-        outputs: list[Value],
-        effects: list[Node],
-        takes_batch: bool = False,
-    ):
-        self.nodes, self.inputs, self.outputs, self.effects = nodes, inputs, outputs, effects
-        self.takes_batch = takes_batch
-
-    @property
-    def has_collectives(self) -> bool:
-        exchanges = any(
-            need is not None and control.needs_exchange(value.placement, need)
-            for node in self.nodes
-            for value, need in zip(node.inputs, node.decision.needs)
-        )
-        return exchanges or any(body.has_collectives for node in self.nodes for body in node.bodies)
 
 
 class _Reading:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from matex_tf.rewrite.control import needs_exchange
 from matex_tf.rewrite.nodes import Value
 from matex_tf.rewrite.placement import REPLICATED, Placement
-from matex_tf.rewrite.propagate import Program
+from matex_tf.rewrite.programs import Program
 
 
 class Exchange:

@@ -7,7 +7,7 @@ import os
 from typing import Any
 
 from matex_tf import settings
-from matex_tf.rewrite.propagate import Program
+from matex_tf.rewrite.programs import Program
 from matex_tf.runtime import notes
 from matex_tf.steps import report
 

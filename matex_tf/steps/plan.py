@@ -14,7 +14,8 @@ from matex_tf.rewrite import sources
 from matex_tf.rewrite.emit import Copy
 from matex_tf.rewrite.nodes import USUAL_SIZE
 from matex_tf.rewrite.placement import BATCH, WHOLE
-from matex_tf.rewrite.propagate import Program, read_program
+from matex_tf.rewrite.programs import Program
+from matex_tf.rewrite.propagate import read_program
 from matex_tf.runtime import objects
 from matex_tf.steps import shares, worth
 from matex_tf.steps.exchanger import RankExchanger

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from matex_tf.rewrite import waves
 from matex_tf.rewrite.nodes import Node, Value
 from matex_tf.rewrite.placement import PARTIAL, SHARDED, WHOLE
-from matex_tf.rewrite.propagate import Program
+from matex_tf.rewrite.programs import Program
 from matex_tf.runtime import script_frames
 
 

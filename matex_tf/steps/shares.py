@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from matex_tf.rewrite.emit import Share
+from matex_tf.rewrite.sharing import Share
 from matex_tf.sharding import row_shares
 from matex_tf.world import world
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from matex_tf.rewrite.propagate import Program
+from matex_tf.rewrite.programs import Program
 
 _HEAVY = (
     "MatMul",

@@ -1,0 +1,35 @@
+"""A graph that was read: its ops, with the placements of their tensors."""
+
+from __future__ import annotations
+
+from matex_tf.rewrite import control
+from matex_tf.rewrite.nodes import Node, Value
+
+
+class Program:
+    """The ops of a graph, in an order in which they can run, with the placements of their tensors.
+
+    inputs, outputs: the values of the graph's.
+    effects: the nodes that run although no output needs them.
+    takes_batch: whether it takes the batch by itself, of which ranks have shares.
+    """
+
+    def __init__(
+        self,
+        nodes: list[Node],
+        inputs: list[Value],
+        outputs: list[Value],
+        effects: list[Node],
+        takes_batch: bool = False,
+    ):
+        self.nodes, self.inputs, self.outputs, self.effects = nodes, inputs, outputs, effects
+        self.takes_batch = takes_batch
+
+    @property
+    def has_collectives(self) -> bool:
+        exchanges = any(
+            need is not None and control.needs_exchange(value.placement, need)
+            for node in self.nodes
+            for value, need in zip(node.inputs, node.decision.needs)
+        )
+        return exchanges or any(body.has_collectives for node in self.nodes for body in node.bodies)

@@ -1,0 +1,34 @@
+"""What a copy is told of the ranks: which rows this one has, and what ranks do together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+
+class Exchanger(Protocol):
+    """What ranks do together."""
+
+    def exchange(self, requests: Sequence[tuple[str, Any]], contributes: Any) -> list[Any]:
+        """The results of one wave, in order.
+
+        Args:
+            requests: what is done ("sum", "max", "min": over the ranks; "gather": the ranks' rows one after the other)
+                and with which tensor; the ranks' tensors have one shape, but for the rows that are gathered.
+                Sums of half precision are made of float32 numbers and rounded once.
+            contributes: a scalar bool; where it is False this rank adds nothing, whatever its tensors hold.
+        """
+
+
+class Share:
+    """Which rows of the batch a rank has; scalar tensors in the graph that is being built, or in an outer one.
+
+    first, count, total: the number of its first row; how many rows it has, at least 1; how many there are. int64.
+    contributes: whether the rows are its own: a rank that has none computes one row that others have, too.
+    keeps: whether it is the one rank that keeps what is the same on all, where a sum is made of it.
+    is_split: whether ranks have rows of their own; else each has the whole batch, and one rank contributes.
+    """
+
+    def __init__(self, first: Any, count: Any, total: Any, contributes: Any, keeps: Any, is_split: Any = True):
+        self.first, self.count, self.total, self.contributes, self.keeps = first, count, total, contributes, keeps
+        self.is_split = is_split
