@@ -260,8 +260,11 @@ def same_line(want, got, tolerance):
     return True
 
 
-def problems_of(name, group, want, ranks, lines, written):
-    """What is wrong with one script: `want` is what it left alone, `ranks` what it left on each rank."""
+def problems_of(name, group, want, ranks, lines, written, close=CLOSE, counts=True):
+    """What is wrong with one script: `want` is what it left alone, `ranks` what it left on each rank.
+
+    close: scripts whose figures may be apart, see `CLOSE`. counts: whether the rows that were computed are compared.
+    """
     if want is None or want["error"]:
         return [f"alone: {want and want['error']}"]
     missing = [rank for rank, found in enumerate(ranks) if found is None]
@@ -271,7 +274,7 @@ def problems_of(name, group, want, ranks, lines, written):
     if errors:
         return errors
     found = []
-    tolerance = CLOSE.get(name, 1e-5 if group == "v1" or name in SINGLE else 1e-10)
+    tolerance = close.get(name, 1e-5 if group == "v1" or name in SINGLE else 1e-10)
     for kind in ("weights", "figures"):
         for rank, left in enumerate(ranks):
             if left[kind].keys() != want[kind].keys():
@@ -281,16 +284,18 @@ def problems_of(name, group, want, ranks, lines, written):
             if any(contents(left[kind][key]) != contents(ranks[0][kind][key]) for left in ranks):
                 found.append(f"{key} is not the same on all ranks")
             apart = distance(want[kind][key], ranks[0][kind][key])
-            if (kind == "figures" or name not in CLOSE) and tolerance is not None and apart > tolerance:
+            if (kind == "figures" or name not in close) and tolerance is not None and apart > tolerance:
                 found.append(f"{key} is off by {apart:.1e}")
     if lines[0] is None or lines[1] is None or len(lines[0]) != len(lines[1]):
         found.append(f"printed {lines[1]} instead of {lines[0]}")
     else:
-        near = np.inf if tolerance is None else max(tolerance, 1e-6) if name not in CLOSE else 10.0
+        near = np.inf if tolerance is None else max(tolerance, 1e-6) if name not in close else 10.0
         found += [f"printed {b!r} instead of {a!r}" for a, b in zip(*lines) if not same_line(a, b, near)]
     if written[0] != written[1]:
         found.append(f"wrote {written[1]} instead of {written[0]}")
     computed = [left["rows"] for left in ranks]
+    if not counts:
+        return found
     if name in WHOLE | SINGLE_ROWS:
         if any(rows != want["rows"] for rows in computed):
             found.append(f"rows {computed} of {want['rows']}, expected to be computed whole")
@@ -326,8 +331,23 @@ def test_a_script_is_the_same_where_each_rank_owns_a_piece(alone, group, part, p
     assert not (wrong := differences(group, parts_of(group)[part], alone(group, part), found)), "\n".join(wrong)
 
 
-def differences(group, chosen, alone, found):
-    """What is wrong with each of the `chosen` scripts; `alone` and `found` are what `run` gives."""
+@pytest.mark.more
+@pytest.mark.timeout(1500)
+@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("group, part", [(group, part) for group in GROUPS for part in range(len(parts_of(group)))])
+def test_a_script_is_the_same_where_steps_are_plans(alone, group, part, ranks, tmp_path):
+    """Dropout, noise and augmentation are those of the script alone, too."""
+    chosen = parts_of(group)[part]
+    found = run(group, ranks, tmp_path, chosen, MATEX_STEPS="plans")
+    close = {name: CLOSE[name] for name in ("mixed_precision", "mixed_and_clipped")}
+    wrong = differences(group, chosen, alone(group, part), found, close=close, counts=False)
+    assert not wrong, "\n".join(wrong)
+
+
+def differences(group, chosen, alone, found, **more):
+    """What is wrong with each of the `chosen` scripts; `alone` and `found` are what `run` gives, `more` is for
+    `problems_of`.
+    """
     ((want,), lines, written), (left, lines_of_ranks, written_by_ranks) = alone, found
     wrong = []
     for name in sorted(Path(path).stem for path in chosen):
@@ -338,6 +358,7 @@ def differences(group, chosen, alone, found):
             [one.get(name) for one in left],
             (lines.get(name), lines_of_ranks.get(name)),
             (written.get(name), written_by_ranks.get(name)),
+            **more,
         )
         wrong += [f"{name}: {problem}" for problem in problems]
     return wrong
