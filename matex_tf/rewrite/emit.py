@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from matex_tf.rewrite import waves
 from matex_tf.rewrite.control import is_other_list
 from matex_tf.rewrite.nodes import Node, Value
+from matex_tf.rewrite.own_batches import OwnRows, communicates
 from matex_tf.rewrite.placement import LIST, PARTIAL, REPLICATED, SHARDED, SIZES, WHOLE, Placement, Rows
 from matex_tf.rewrite.propagate import Program
 
@@ -39,21 +40,34 @@ class Share:
         self.first, self.count, self.total, self.contributes, self.keeps = first, count, total, contributes, keeps
         self.is_split = is_split
 
+    def map(self, function: Callable[[Any], Any]) -> Share:
+        """The share with what `function` makes of each of its tensors."""
+        tensors = (self.first, self.count, self.total, self.contributes, self.keeps)
+        return Share(*map(function, tensors), is_split=self.is_split)
+
 
 class Copy:
     """Makes the copy of programs of one step.
 
     share: of the batch that the inputs are; before a program has taken a batch by itself, of none.
     make_share: the share of a batch that the program takes by itself, of its components.
+    make_own_share: the `OwnRows` of a batch of which each rank has rows of its own, of the components here and whether
+        the rank has a batch.
     """
 
-    def __init__(self, share: Share, exchanger: Exchanger, make_share: Callable[[Sequence[Any]], Share] | None = None):
-        self.share, self.exchanger, self.make_share = share, exchanger, make_share
+    def __init__(
+        self,
+        share: Share,
+        exchanger: Exchanger,
+        make_share: Callable[[Sequence[Any]], Share] | None = None,
+        make_own_share: Callable[[Sequence[Any], Any], OwnRows] | None = None,
+    ):
+        self.share, self.exchanger, self.make_share, self.make_own_share = share, exchanger, make_share, make_own_share
 
     def build(self, program: Program, inputs: Sequence[Any], gives: Sequence[Placement]) -> list[Any]:
         """The outputs of a program for these inputs, brought to the placements `gives`."""
         # The share of a batch that a branch or a turn of a loop takes holds within it.
-        copy = Copy(self.share, self.exchanger, self.make_share) if program.takes_batch else self
+        copy = Copy(self.share, self.exchanger, self.make_share, self.make_own_share) if program.takes_batch else self
         return _Body(copy, program).build(inputs, gives)
 
     def find_first(self, rows: Rows, count: Any) -> Any:
@@ -150,7 +164,7 @@ class _Body:
             for value, need in zip(node.inputs, node.decision.needs)
         ]
         before = [op for one in node.controls for op in self.operations.get(id(one), ())]
-        ordered = any(body.has_collectives for body in node.bodies)
+        ordered = communicates(node) or any(body.has_collectives for body in node.bodies)
         before += self.last if ordered else []
         with tf.control_dependencies(before) if before else contextlib.nullcontext():
             emit: Callable[..., Any] | None = node.decision.emit

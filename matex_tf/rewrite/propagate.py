@@ -6,11 +6,11 @@ import heapq
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from matex_tf.rewrite import control
+from matex_tf.rewrite import control, own_batches
 from matex_tf.rewrite.constants import find_constants
 from matex_tf.rewrite.functions import Callee, find_callee, has_op
 from matex_tf.rewrite.nodes import Decision, Expansion, Node, NoRuleError, Value
-from matex_tf.rewrite.placement import ANY, LIST, PARTIAL, REPLICATED, WHOLE, Placement
+from matex_tf.rewrite.placement import ANY, LIST, OWN, PARTIAL, REPLICATED, WHOLE, Placement
 from matex_tf.rewrite.rules import RULES
 from matex_tf.rewrite.sources import SOURCES, place_batch
 
@@ -45,6 +45,7 @@ class Program:
             for node in self.nodes
             for value, need in zip(node.inputs, node.decision.needs)
         )
+        exchanges = exchanges or any(map(own_batches.communicates, self.nodes))
         return exchanges or any(body.has_collectives for node in self.nodes for body in node.bodies)
 
 
@@ -140,9 +141,18 @@ class Reader:
 
     def is_shared(self, op: Any, inputs: Iterable[Value]) -> bool:
         """Whether the functions that `op` calls are to be read: they take rows, or a batch by themselves."""
-        return _is_split(inputs) or (self.takes_batches and not self._have_batch[-1] and has_op(op, SOURCES))
+        if _is_split(inputs) or any(value.placement.own for value in inputs):
+            return True
+        return self.takes_batches and not self._have_batch[-1] and has_op(op, SOURCES)
 
     def _decide(self, node: Node) -> Decision | Expansion:
+        is_own = any(one.own for one in node.placements)
+        if is_own and node.type in SOURCES:
+            is_batch = self.takes_batches and not self._have_batch[-1]
+            self._have_batch[-1] = self._have_batch[-1] or is_batch
+            return own_batches.place_own_batch(node, is_batch)
+        if is_own and node.type == "OptionalHasValue":
+            return own_batches.place_own_end(node)
         if (
             node.type in SOURCES
             and self.takes_batches
@@ -159,7 +169,17 @@ class Reader:
                 return RULES[node.type](node)
         except NoRuleError:
             node.bodies = []
-        return node.decide_whole()
+        return _pass_own(node) if is_own else node.decide_whole()
+
+
+def _pass_own(node: Node) -> Decision:
+    """What is made of an iterator, a dataset or an optional of each rank's own rows is one, too."""
+    if node.type == "MakeIterator":
+        node.inputs[1].placement = OWN  # what the iterator gives from now on
+    takes = has_op(node.op, SOURCES) or any(one.dtype.name not in own_batches.HANDLES for one in node.op.outputs)
+    if takes:
+        raise own_batches.OwnRowsError(f"{node.type} '{node.op.name}' takes rows out of their dataset by itself")
+    return Decision([WHOLE] * len(node.inputs), [OWN] * len(node.op.outputs))
 
 
 def _is_split(inputs: Iterable[Value]) -> bool:

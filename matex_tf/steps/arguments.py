@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from matex_tf import tags
+from matex_tf.steps import own_data
 
 
 class Arguments:
@@ -43,9 +44,8 @@ class Arguments:
                 shape = tuple(leaf.shape)
                 kinds.append((is_rows, leaf.dtype, shape[1:] if is_rows else shape))
             elif is_source(leaf):
-                kinds.append(
-                    (type(leaf), tags.get_or_make_tag(leaf, "spec", lambda leaf=leaf: repr(leaf.element_spec)))
-                )
+                spec = tags.get_or_make_tag(leaf, "spec", lambda leaf=leaf: repr(leaf.element_spec))
+                kinds.append((type(leaf), spec, own_data.is_own(leaf)))
             elif isinstance(leaf, tf.__internal__.CompositeTensor):
                 kinds.append(tf.type_spec_from_value(leaf))
             elif isinstance(leaf, (bool, int, float, complex, str, bytes, type(None), tf.DType, tf.TypeSpec)):

@@ -5,6 +5,7 @@ One way for every style of step: capture, plan, agree, call.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from collections.abc import Sequence
 from typing import Any
@@ -12,10 +13,11 @@ from typing import Any
 from matex_tf.gradients import variables
 from matex_tf.rewrite import sources
 from matex_tf.rewrite.emit import Copy
-from matex_tf.rewrite.placement import BATCH, WHOLE
+from matex_tf.rewrite.own_batches import OwnRowsError
+from matex_tf.rewrite.placement import BATCH, OWN, WHOLE
 from matex_tf.rewrite.propagate import Program, read_program
 from matex_tf.runtime import objects
-from matex_tf.steps import shares, worth
+from matex_tf.steps import own_data, shares, worth
 from matex_tf.steps.exchanger import RankExchanger
 from matex_tf.world import world
 
@@ -31,15 +33,18 @@ class StepPlan:
     program: the placements; None where they could not be found.
     """
 
-    def __init__(self, own: Any, are_rows: Sequence[bool], place: str):
+    def __init__(self, own: Any, are_rows: Sequence[bool], are_own: Sequence[bool], place: str):
         """Plan the calls of `own`. Collective: all ranks come to the same plan.
 
         Args:
             are_rows: of each tensor that the function takes, whether it has the rows that ranks divide.
+            are_own: of each, whether it stands for an iterator or a dataset of each rank's own rows.
             place: names the step in messages.
         """
         self.own, self.place = own, place
         self.are_rows = [one and sources.has_open_rows(tensor.shape) for one, tensor in zip(are_rows, own.graph.inputs)]
+        captured = [one for one, _ in own.graph.captures]
+        self.are_own = [*are_own, *(own_data.is_own(one) for one in captured)]
         self.program: Program | None = None
         self.step: Any = None
         self.why_whole = self._find_obstacle()
@@ -57,8 +62,12 @@ class StepPlan:
             return NO_BATCH
         captures = len(graph.inputs) - len(self.are_rows)
         placements = [BATCH if one else WHOLE for one in self.are_rows] + [WHOLE] * captures
-        self.program = read_program(graph, placements)
-        if not worth.has_shared_work(self.program):
+        placements = [OWN if is_own else one for one, is_own in zip(placements, self.are_own, strict=True)]
+        try:
+            self.program = read_program(graph, placements)
+        except OwnRowsError as error:
+            return str(error)
+        if not any(self.are_own) and not worth.has_shared_work(self.program):
             return NO_WORK
         return ""
 
@@ -68,6 +77,8 @@ class StepPlan:
         mine = hashlib.blake2b(text.encode()).hexdigest(), self.why_whole
         everyone = objects.allgather(mine, f"whether ranks can share {self.place}")
         reasons = [why for _, why in everyone if why]
+        if reasons and any(self.are_own):
+            raise world.RankError(own_data.explain_obstacle(self.place, reasons[0]))
         if reasons:
             self.why_whole = reasons[0]
         else:
@@ -92,7 +103,9 @@ class StepPlan:
 
         def step(*given: Any) -> Any:
             here = tf.compat.v1.get_default_graph()
-            copy = Copy(shares.make_no_share(), RankExchanger(self.place), shares.make_share)
+            exchanger = RankExchanger(self.place)
+            make_own_share = functools.partial(shares.make_own_share, exchanger)
+            copy = Copy(shares.make_no_share(), exchanger, shares.make_share, make_own_share)
             inputs = sources.take_rows(copy, list(given), are_rows)
             inputs += [here.capture(one) for one in outer]
             return copy.build(program, inputs, [WHOLE] * len(program.outputs))
