@@ -11,7 +11,7 @@ import importlib
 from typing import Any
 
 from matex_tf import settings
-from matex_tf.hooks import datasets, functions, iterators
+from matex_tf.hooks import datasets, functions, iterators, keras_data
 from matex_tf.runtime.replace import patch_when_imported
 
 _ONCE_TENSORFLOW_IS_THERE = "*"
@@ -40,6 +40,7 @@ def install() -> None:
     if plans:
         for hooks in (functions, iterators, datasets):
             patch_when_imported("tensorflow", functools.partial(_install, hooks))
+        keras_data.install()
     for name in _WITH_PLANS if plans else _IN_ORDER:
         part = importlib.import_module(f"{__name__}.{name.rstrip(_ONCE_TENSORFLOW_IS_THERE)}")
         if name.endswith(_ONCE_TENSORFLOW_IS_THERE):

@@ -72,6 +72,21 @@ class Arguments:
         return tf.nest.pack_sequence_as(self.given, leaves)
 
 
+def convert_arrays(given: Any) -> Any:
+    """The arguments of a call with tensors in the place of arrays, so that each is one tensor of the function."""
+    import tensorflow as tf
+
+    leaves = tf.nest.flatten(given, expand_composites=False)
+    if not any(isinstance(leaf, np.ndarray) for leaf in leaves):
+        return given
+    made = [tf.convert_to_tensor(leaf) if _is_rows_array(leaf) else leaf for leaf in leaves]
+    return tf.nest.pack_sequence_as(given, made)
+
+
+def _is_rows_array(leaf: Any) -> bool:
+    return isinstance(leaf, np.ndarray) and leaf.ndim > 0 and leaf.dtype != object
+
+
 def _refer_to(leaf: Any) -> Any:
     try:
         return weakref.ref(leaf)
@@ -90,7 +105,7 @@ def _count_rows(leaf: Any) -> int | None:
     import tensorflow as tf
 
     if isinstance(leaf, np.ndarray):
-        return len(leaf) if leaf.ndim > 0 and leaf.dtype != object else None
+        return len(leaf) if _is_rows_array(leaf) else None
     if isinstance(leaf, tf.Tensor) and leaf.shape.rank:
         rows: int = leaf.shape[0]
         return rows

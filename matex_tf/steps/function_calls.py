@@ -8,7 +8,7 @@ from typing import Any
 from matex_tf import tags
 from matex_tf.loops import explain
 from matex_tf.steps import capture, own_data
-from matex_tf.steps.arguments import Arguments, is_source
+from matex_tf.steps.arguments import Arguments, convert_arrays, is_source
 from matex_tf.steps.plan import StepPlan
 from matex_tf.world import world
 
@@ -41,7 +41,8 @@ def call_function(original: Callable[..., Any], function: Any, args: tuple[Any, 
         )
     except (TypeError, ValueError):  # as the call itself says
         return original(function, *args, **kwargs)
-    arguments = Arguments(bound.args, bound.kwargs)
+    bound_args, bound_kwargs = convert_arrays((bound.args, bound.kwargs))
+    arguments = Arguments(bound_args, bound_kwargs)
     plans = tags.get_or_make_tag(function, _PLANS, dict)
     key = arguments.make_key()
     planned = plans.get(key)
@@ -50,7 +51,7 @@ def call_function(original: Callable[..., Any], function: Any, args: tuple[Any, 
     plan = planned.plan
     if plan is None or plan.why_whole:
         return original(function, *args, **kwargs)
-    inputs = plan.own.function_type.unpack_inputs(plan.own.function_type.bind(*bound.args, **bound.kwargs))
+    inputs = plan.own.function_type.unpack_inputs(plan.own.function_type.bind(*bound_args, **bound_kwargs))
     return plan.call(inputs)
 
 

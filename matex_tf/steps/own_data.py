@@ -15,8 +15,7 @@ import numpy as np
 
 from matex_tf import tags
 from matex_tf.rewrite import own_batches
-from matex_tf.runtime import objects
-from matex_tf.sharding import row_shares, share_arrays
+from matex_tf.sharding import exchange, row_shares, share_arrays
 from matex_tf.steps import shares
 from matex_tf.steps.exchanger import RankExchanger
 from matex_tf.world import world
@@ -130,9 +129,6 @@ def make_arrays_whole(arrays: Any, doing: str) -> Any:
     own = [isinstance(leaf, np.ndarray) and share_arrays.is_share(leaf) for leaf in flat]
     if not any(own) or not world.is_active() or is_alone():
         return arrays
-    mine = [np.asarray(leaf) for leaf, one in zip(flat, own) if one]
-    everyone = objects.allgather(mine, f"the rows of {doing}")
-    if len({len(theirs) for theirs in everyone}) > 1:
-        raise world.RankError(f"{doing}: the ranks give different numbers of arrays of their own rows")
-    whole = iter([np.concatenate(parts) for parts in zip(*everyone)])
+    mine = [leaf for leaf, one in zip(flat, own) if one]
+    whole = iter(exchange.join_rows(mine, f"the rows that {doing} is given"))
     return tf.nest.pack_sequence_as(arrays, [next(whole) if one else leaf for leaf, one in zip(flat, own)])
