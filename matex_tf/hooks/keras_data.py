@@ -9,8 +9,6 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-
 from matex_tf import settings
 from matex_tf.resilience import elastic
 from matex_tf.runtime import notes
@@ -163,7 +161,7 @@ def _make_batch_whole(given: dict[str, Any]) -> None:
 
 
 def _wrap_predict(original: Any) -> Any:
-    """A rank predicts its own rows by itself: they are its answer."""
+    """A rank predicts its own rows by itself: they are its answer. So are the rows of one that has others than all."""
     signature = inspect.signature(original)
 
     def predict(*args, **kwargs):
@@ -171,8 +169,9 @@ def _wrap_predict(original: Any) -> Any:
 
         given = signature.bind(*args, **kwargs)
         x = given.arguments.get("x")
-        leaves = [part for part in tf.nest.flatten(x) if isinstance(part, np.ndarray)]
-        if not world.is_active() or not (_is_own(x) or any(map(share_arrays.is_share, leaves))):
+        if not world.is_active() or own_data.is_alone():
+            return original(*args, **kwargs)
+        if not (_is_own(x) if _is_source(x) else own_arrays.are_for_one(x, "the data of predict")):
             return original(*args, **kwargs)
         with own_data.compute_alone():
             given.arguments["x"], has_rows = own_arrays.prepare_alone(x)

@@ -10,6 +10,7 @@ import numpy as np
 from matex_tf import tags
 from matex_tf.runtime import notes, objects
 from matex_tf.sharding import apportion, fingerprint, py_functions, row_shares, share_arrays, share_batches
+from matex_tf.steps import own_data
 from matex_tf.world import world
 
 _EVEN = "as many batches as other ranks"
@@ -26,6 +27,15 @@ def are_own(inputs: Any, name: str) -> bool:
     """
     arrays = _list_arrays(inputs)
     return bool(arrays) and fingerprint.are_shares(arrays, name)
+
+
+def are_for_one(inputs: Any, name: str) -> bool:
+    """Whether each rank is to compute a structure of arrays by itself: its own rows, others than those of other ranks, or
+    fewer than there are ranks. Collective, but for fewer.
+    """
+    arrays = _list_arrays(inputs)
+    few = not arrays or any(array.ndim == 0 or len(array) < world.get_world().size for array in arrays)
+    return any(map(share_arrays.is_share, arrays)) or few or fingerprint.are_each_ranks_own(arrays, name)
 
 
 def _list_arrays(inputs: Any) -> list[np.ndarray]:
@@ -97,7 +107,7 @@ def make_dataset(
     if before_epoch is not None:
         share_batches.note_before_epoch(dataset, before_epoch)
     tags.set_tag(dataset, _EVEN, True)
-    return share_arrays.mark_share(dataset)
+    return own_data.note_batches(dataset)
 
 
 def _make_tuples(inputs: Any) -> Any:

@@ -20,7 +20,7 @@ from matex_tf.steps import shares
 from matex_tf.steps.exchanger import RankExchanger
 from matex_tf.world import world
 
-_OWN, _TAKER = "own rows", "whole batches of own rows"
+_OWN, _BATCHES, _TAKER = "own rows", "batches of own rows", "whole batches of own rows"
 _state = threading.local()
 
 
@@ -75,11 +75,18 @@ def is_own(source: Any) -> bool:
     return hasattr(source, "element_spec") and share_arrays.is_share(source)
 
 
+def note_batches(dataset: Any) -> Any:
+    """Mark a dataset as one of this rank's own rows in batches; returns it."""
+    tags.set_tag(dataset, _BATCHES, True)
+    return share_arrays.mark_share(dataset)
+
+
 def _require_batches(dataset: Any) -> None:
     import tensorflow as tf
 
     try:
-        if row_shares.is_batched(dataset) is False:
+        known = any(tags.get_tag(step, _BATCHES, False) for step in row_shares.list_pipeline(dataset))
+        if not known and row_shares.is_batched(dataset) is False:
             raise own_batches.OwnRowsError("it gives single rows; put .batch(...) at its end")
         specs = [tf.nest.flatten(dataset.element_spec, expand_composites=False)]
         for spec in specs[0]:
