@@ -1,4 +1,4 @@
-"""`tf.data` over each rank's own rows: what is made of marked arrays is marked, and eager code is given whole batches."""
+"""`tf.data` over each rank's own rows: what is made of marked arrays is marked; eager code is given whole batches."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 from matex_tf import settings
 from matex_tf.runtime.replace import replace_function
 from matex_tf.sharding import row_shares, share_arrays, share_batches
-from matex_tf.steps import own_data
+from matex_tf.steps import own_data, weak_scaling
 from matex_tf.world import world
 
 
@@ -36,15 +36,15 @@ def _wrap_iter(original: Any) -> Any:
     return __iter__
 
 
-def _is_gathered(iterator: Any) -> bool:
-    import tensorflow as tf
-
-    return tf.executing_eagerly() and not own_data.is_alone() and own_data.is_own(iterator)
-
-
 def _wrap_next(original: Any) -> Any:
     def take_next(self):
-        return own_data.take_whole(self) if _is_gathered(self) else original(self)
+        import tensorflow as tf
+
+        if not tf.executing_eagerly() or own_data.is_alone():
+            return original(self)
+        if own_data.is_own(self):
+            return own_data.take_whole(self)
+        return weak_scaling.take_next(self, lambda: original(self)) if weak_scaling.is_on() else original(self)
 
     return take_next
 
@@ -53,7 +53,7 @@ def _wrap_optional(original: Any) -> Any:
     def take_optional(self):
         import tensorflow as tf
 
-        if not _is_gathered(self):
+        if not tf.executing_eagerly() or own_data.is_alone() or not own_data.is_own(self):
             return original(self)
         try:
             return tf.experimental.Optional.from_value(own_data.take_whole(self))

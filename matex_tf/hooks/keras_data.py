@@ -9,9 +9,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from matex_tf import settings
 from matex_tf.resilience import elastic
-from matex_tf.runtime import notes
 from matex_tf.runtime.replace import patch_when_imported, replace_function
 from matex_tf.sharding import share_arrays
 from matex_tf.steps import own_arrays, own_data, weak_scaling
@@ -64,7 +62,7 @@ def _is_source(x: Any) -> bool:
 
 
 def _prepare_fit(given: dict[str, Any]) -> None:
-    weak = settings.get_settings().scaling == "weak"
+    weak = weak_scaling.is_on()
     batch_size, steps = given.get("batch_size"), given.get("steps_per_epoch")
     given["validation_batch_size"] = given.get("validation_batch_size") or batch_size
     _prepare_validation(given)
@@ -112,6 +110,8 @@ def _take_inputs(given: dict[str, Any]) -> tuple[Any, ...]:
 
 def _put_dataset(given: dict[str, Any], dataset: Any) -> None:
     given.update(x=dataset, y=None, sample_weight=None, batch_size=None)
+    if "shuffle" in given:
+        given["shuffle"] = False  # Keras would say that it does not shuffle a dataset
 
 
 def _prepare_dataset(dataset: Any, name: str) -> Any:

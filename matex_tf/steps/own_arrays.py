@@ -1,4 +1,4 @@
-"""Datasets of batches of each rank's own rows: made of its arrays, or of its dataset, with as many batches as others."""
+"""Datasets of batches of each rank's own rows, of its arrays or of its dataset, with as many batches as others have."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def are_own(inputs: Any, name: str) -> bool:
 
 
 def are_for_one(inputs: Any, name: str) -> bool:
-    """Whether each rank is to compute a structure of arrays by itself: its own rows, others than those of other ranks, or
+    """Whether each rank is to compute a structure of arrays by itself: its own rows, others than other ranks have, or
     fewer than there are ranks. Collective, but for fewer.
     """
     arrays = _list_arrays(inputs)

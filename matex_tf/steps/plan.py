@@ -17,7 +17,7 @@ from matex_tf.rewrite.own_batches import OwnRowsError
 from matex_tf.rewrite.placement import BATCH, OWN, WHOLE
 from matex_tf.rewrite.propagate import Program, read_program
 from matex_tf.runtime import objects
-from matex_tf.steps import own_data, shares, worth
+from matex_tf.steps import own_data, shares, weak_scaling, worth
 from matex_tf.steps.exchanger import RankExchanger
 from matex_tf.world import world
 
@@ -45,6 +45,7 @@ class StepPlan:
         self.are_rows = [one and sources.has_open_rows(tensor.shape) for one, tensor in zip(are_rows, own.graph.inputs)]
         captured = [one for one, _ in own.graph.captures]
         self.are_own = [*are_own, *(own_data.is_own(one) for one in captured)]
+        self.trains = _writes_weights(own.graph)
         self.program: Program | None = None
         self.step: Any = None
         self.why_whole = self._find_obstacle()
@@ -115,4 +116,16 @@ class StepPlan:
     def call(self, inputs: Sequence[Any]) -> Any:
         """What the script's function gives for these tensors, computed by all ranks. Collective."""
         outputs = self.step(*inputs)
+        if self.trains:
+            weak_scaling.note_training_call()
         return self.own.function_type.pack_output(outputs)
+
+
+def _writes_weights(graph: Any) -> bool:
+    """Whether a function changes trainable variables."""
+    from tensorflow.python.framework import auto_control_deps_utils
+
+    read = set(auto_control_deps_utils.get_read_only_resource_input_indices_graph(graph))
+    captures = {id(inner): id(outer) for outer, inner in graph.captures}
+    written = {captures.get(id(one)) for index, one in enumerate(graph.inputs) if index not in read}
+    return any(id(variable.handle) in written for variable in graph.trainable_variables)

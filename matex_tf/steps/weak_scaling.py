@@ -2,10 +2,51 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
+from matex_tf import settings, tags
 from matex_tf.runtime import notes
 from matex_tf.world import world
+
+_LOOP = "the loop of weak scaling"
+_calls = 0  # of steps that train
+
+
+def note_training_call() -> None:
+    global _calls
+    _calls += 1
+
+
+def is_on() -> bool:
+    return settings.get_settings().scaling == "weak" and world.is_active()
+
+
+class _Loop:
+    """Of an iterator in eager code: how many steps had trained when it gave its last batch, and whether it trains."""
+
+    calls: int | None = None
+    trains = False
+
+
+def take_next(iterator: Any, pull: Callable[[], Any]) -> Any:
+    """What an iterator in eager code gives: once a step has trained since its last batch, as many as ranks train."""
+    import tensorflow as tf
+
+    loop = tags.get_or_make_tag(iterator, _LOOP, _Loop)
+    if not loop.trains and loop.calls not in (None, _calls):
+        loop.trains = True
+        say_weak("the batches of loops that train are each rank's own")
+    batches = [pull()]
+    while loop.trains and len(batches) < world.get_world().trainers:
+        try:
+            batches.append(pull())
+        except tf.errors.OutOfRangeError:
+            break
+    loop.calls = _calls
+    if len(batches) == 1:
+        return batches[0]
+    return tf.nest.map_structure(lambda *parts: join_batches(parts), *batches, expand_composites=False)
 
 
 def say_weak(what: str) -> None:
@@ -66,4 +107,6 @@ def join_batches(batches: Any) -> Any:
     """A component of batches, one after the other."""
     import tensorflow as tf
 
-    return tf.concat(batches, 0)
+    if isinstance(batches[0], tf.SparseTensor):
+        return tf.sparse.concat(0, list(batches))
+    return tf.concat(list(batches), 0) if batches[0].shape.rank else batches[0]
