@@ -1,6 +1,4 @@
-"""Iterators in functions: in the trace of a step their batches have any number of rows, and a loop over a dataset is a
-loop over its iterator.
-"""
+"""Iterators in the trace of a step: batches of any number of rows; a loop over a dataset is one over its iterator."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""The data that Keras' `fit`, `evaluate`, `predict` and their calls for single batches are given: each rank's own rows
-become datasets of them, and in weak scaling a batch of `fit` is as many of the script's as ranks train.
-"""
+"""The data of Keras' `fit`, `evaluate` and `predict`: each rank's own rows, and batches of its own in weak scaling."""
 
 from __future__ import annotations
 
@@ -94,6 +92,8 @@ def _prepare_fit(given: dict[str, Any]) -> None:
 
 def _prepare_evaluate(given: dict[str, Any]) -> None:
     x = given.get("x")
+    if given.get("kwargs", {}).get("_use_cached_eval_dataset"):
+        return  # `fit` validates: its data are prepared
     if _is_dataset(x):
         given["x"] = _prepare_dataset(x, _TESTED)
     elif not _is_source(x) and (inputs := _take_inputs(given)) and own_arrays.are_own(inputs, _TESTED):
@@ -115,7 +115,7 @@ def _put_dataset(given: dict[str, Any], dataset: Any) -> None:
 
 
 def _prepare_dataset(dataset: Any, name: str) -> Any:
-    return own_arrays.even_out(dataset, name) if _is_own(dataset) else dataset
+    return own_arrays.pad_batches(dataset, name) if _is_own(dataset) else dataset
 
 
 def _is_own(x: Any) -> bool:

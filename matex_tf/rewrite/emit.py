@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from matex_tf.rewrite import waves
 from matex_tf.rewrite.control import is_other_list
 from matex_tf.rewrite.nodes import Node, Value
-from matex_tf.rewrite.own_batches import OwnRows, communicates
+from matex_tf.rewrite.own_batches import OwnRows, has_collective
 from matex_tf.rewrite.placement import LIST, PARTIAL, REPLICATED, SHARDED, SIZES, WHOLE, Placement, Rows
 from matex_tf.rewrite.propagate import Program
 
@@ -42,8 +42,9 @@ class Share:
 
     def map(self, function: Callable[[Any], Any]) -> Share:
         """The share with what `function` makes of each of its tensors."""
-        tensors = (self.first, self.count, self.total, self.contributes, self.keeps)
-        return Share(*map(function, tensors), is_split=self.is_split)
+        tensors = [self.first, self.count, self.total, self.contributes, self.keeps]
+        first, count, total, contributes, keeps = map(function, tensors)
+        return Share(first, count, total, contributes, keeps, self.is_split)
 
 
 class Copy:
@@ -164,7 +165,7 @@ class _Body:
             for value, need in zip(node.inputs, node.decision.needs)
         ]
         before = [op for one in node.controls for op in self.operations.get(id(one), ())]
-        ordered = communicates(node) or any(body.has_collectives for body in node.bodies)
+        ordered = has_collective(node) or any(body.has_collectives for body in node.bodies)
         before += self.last if ordered else []
         with tf.control_dependencies(before) if before else contextlib.nullcontext():
             emit: Callable[..., Any] | None = node.decision.emit

@@ -39,7 +39,7 @@ def mark_communicating(emit: Any) -> Any:
     return mark_taker(emit)
 
 
-def communicates(node: Node) -> bool:
+def has_collective(node: Node) -> bool:
     return getattr(node.decision.emit, "communicates", False)
 
 

@@ -45,7 +45,7 @@ class Program:
             for node in self.nodes
             for value, need in zip(node.inputs, node.decision.needs)
         )
-        exchanges = exchanges or any(map(own_batches.communicates, self.nodes))
+        exchanges = exchanges or any(map(own_batches.has_collective, self.nodes))
         return exchanges or any(body.has_collectives for node in self.nodes for body in node.bodies)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import operator
 import weakref
 from typing import Any
@@ -44,7 +45,7 @@ class Arguments:
                 shape = tuple(leaf.shape)
                 kinds.append((is_rows, leaf.dtype, shape[1:] if is_rows else shape))
             elif is_source(leaf):
-                spec = tags.get_or_make_tag(leaf, "spec", lambda leaf=leaf: repr(leaf.element_spec))
+                spec = tags.get_or_make_tag(leaf, "spec", functools.partial(_describe_elements, leaf))
                 kinds.append((type(leaf), spec, own_data.is_own(leaf)))
             elif isinstance(leaf, tf.__internal__.CompositeTensor):
                 kinds.append(tf.type_spec_from_value(leaf))
@@ -70,6 +71,10 @@ class Arguments:
             for leaf, one in zip(self.leaves, self.are_rows)
         ]
         return tf.nest.pack_sequence_as(self.given, leaves)
+
+
+def _describe_elements(source: Any) -> str:
+    return repr(source.element_spec)
 
 
 def convert_arrays(given: Any) -> Any:

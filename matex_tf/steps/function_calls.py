@@ -43,7 +43,7 @@ def call_function(original: Callable[..., Any], function: Any, args: tuple[Any, 
         return original(function, *args, **kwargs)
     bound_args, bound_kwargs = convert_arrays((bound.args, bound.kwargs))
     arguments = Arguments(bound_args, bound_kwargs)
-    plans = tags.get_or_make_tag(function, _PLANS, dict)
+    plans: dict[Any, _Planned] = tags.get_or_make_tag(function, _PLANS, dict)
     key = arguments.make_key()
     planned = plans.get(key)
     if planned is None or not planned.holds:

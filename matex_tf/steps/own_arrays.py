@@ -41,8 +41,9 @@ def are_for_one(inputs: Any, name: str) -> bool:
 def _list_arrays(inputs: Any) -> list[np.ndarray]:
     import tensorflow as tf
 
-    leaves = [leaf for leaf in tf.nest.flatten(inputs) if leaf is not None]
-    return [leaf if isinstance(leaf, np.ndarray) else np.asarray(leaf) for leaf in leaves]
+    leaves = [leaf for leaf in tf.nest.flatten(inputs, expand_composites=True) if leaf is not None]
+    arrays = [leaf if isinstance(leaf, np.ndarray) else np.asarray(leaf) for leaf in leaves]
+    return [array for array in arrays if array.ndim or array.dtype != object]  # a matrix of SciPy is no array
 
 
 def count_rows(inputs: Any, name: str) -> list[int]:
@@ -74,9 +75,7 @@ def agree_on_deal(inputs: Any, batch_size: int, shuffle: bool, name: str) -> sha
     return dealt
 
 
-def make_dataset(
-    inputs: Any, counts: Sequence[int], batch_size: int, shuffle: bool, dealt: share_arrays.Dealt
-) -> Any:
+def make_dataset(inputs: Any, counts: Sequence[int], batch_size: int, shuffle: bool, dealt: share_arrays.Dealt) -> Any:
     """A dataset of this rank's rows of each batch, none where it has none in a step; marked as its own rows.
 
     Args:
@@ -117,7 +116,7 @@ def _make_tuples(inputs: Any) -> Any:
     return tuple(map(_make_tuples, inputs)) if isinstance(inputs, (list, tuple)) else inputs
 
 
-def even_out(dataset: Any, name: str) -> Any:
+def pad_batches(dataset: Any, name: str) -> Any:
     """The dataset with as many batches as that of the rank that has most, further ones without rows. Collective.
 
     Where a rank's number of batches is not known, all say that theirs is not, and go on until all have ended.

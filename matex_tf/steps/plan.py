@@ -45,7 +45,7 @@ class StepPlan:
         self.are_rows = [one and sources.has_open_rows(tensor.shape) for one, tensor in zip(are_rows, own.graph.inputs)]
         captured = [one for one, _ in own.graph.captures]
         self.are_own = [*are_own, *(own_data.is_own(one) for one in captured)]
-        self.trains = _writes_weights(own.graph)
+        self.trains = _is_training(own.graph)
         self.program: Program | None = None
         self.step: Any = None
         self.why_whole = self._find_obstacle()
@@ -121,7 +121,7 @@ class StepPlan:
         return self.own.function_type.pack_output(outputs)
 
 
-def _writes_weights(graph: Any) -> bool:
+def _is_training(graph: Any) -> bool:
     """Whether a function changes trainable variables."""
     from tensorflow.python.framework import auto_control_deps_utils
 

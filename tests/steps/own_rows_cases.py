@@ -228,8 +228,8 @@ def fit_split():
     if alone:
         rows = in_order(at, 8)
         rest = np.concatenate([np.arange(ENDS[k] + at[k], ENDS[k + 1]) for k in range(ranks)])
-        history = model.fit(make_dataset([(X[one], Y[one]) for one in rows]), verbose=0, validation_data=(X[rest], Y[rest]),
-                            validation_batch_size=32)  # fmt: skip
+        data = make_dataset([(X[one], Y[one]) for one in rows])
+        history = model.fit(data, verbose=0, validation_data=(X[rest], Y[rest]), validation_batch_size=32)
     else:
         history = model.fit(*own(MINE), batch_size=8, shuffle=False, verbose=0, validation_split=0.25,
                             validation_batch_size=32)  # fmt: skip
@@ -268,6 +268,8 @@ if not alone:
     wrong("wrong: numbers", lambda: next(iter(rows.batch(6).map(lambda x, y: (x, y, tf.reduce_sum(y))))))
     uneven = rows.batch(6).map(lambda x, y: (x, y[1:]))
     wrong("wrong: other rows", lambda: next(iter(uneven)))
-    reduce = tf.function(lambda batches: batches.reduce(tf.constant(0, tf.int64), lambda n, _: n + 1) + next(iter(batches))[0])
+    reduce = tf.function(
+        lambda batches: batches.reduce(tf.constant(0, tf.int64), lambda n, _: n + 1) + next(iter(batches))[0]
+    )
     wrong("wrong: reduce", lambda: reduce(rows.batch(6).map(lambda x, y: (tf.cast(y[:, 0], tf.int64), y))))
 np.savez(f"{folder}/{'alone' if alone else rank}", **found)
