@@ -88,6 +88,7 @@ def _prepare_fit(given: dict[str, Any]) -> None:
     shuffle = bool(given.get("shuffle", True))
     dealt = own_arrays.agree_on_deal(inputs, batch_size, shuffle, _TRAINING)
     _put_dataset(given, own_arrays.make_dataset(inputs, counts, batch_size, shuffle, dealt))
+    given["shuffle"] = False  # the dataset does; Keras would say that it does not shuffle one
 
 
 def _prepare_evaluate(given: dict[str, Any]) -> None:
@@ -110,8 +111,6 @@ def _take_inputs(given: dict[str, Any]) -> tuple[Any, ...]:
 
 def _put_dataset(given: dict[str, Any], dataset: Any) -> None:
     given.update(x=dataset, y=None, sample_weight=None, batch_size=None)
-    if "shuffle" in given:
-        given["shuffle"] = False  # Keras would say that it does not shuffle a dataset
 
 
 def _prepare_dataset(dataset: Any, name: str) -> Any:
