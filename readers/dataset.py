@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from matex_tf import arguments
+from matex_tf import arguments, settings
 from matex_tf.readers.base.agreement import Together
 from matex_tf.readers.base.formats import FIELDS, PARTS, Ranks
 from matex_tf.readers.rows import batches, loaded_rows, opening, scaling
@@ -18,7 +18,7 @@ from matex_tf.readers.rows.samples import Source
 from matex_tf.sharding import row_shares, share_arrays
 from matex_tf.world import world
 
-Batch = tuple[share_arrays.ShareArray, "share_arrays.ShareArray | None"]
+Batch = tuple[np.ndarray, "np.ndarray | None"]
 
 
 class DataSet:
@@ -234,6 +234,11 @@ class DataSet:
         if part == "training" and self._reshuffle is not None:
             turns.exchange_rows(arrays, self._reshuffle)
         mine, of_all = turns.take_next(n)
+        if not self._alone and world.is_active() and settings.get_settings().steps == "plans":
+            from matex_tf.sharding import exchange
+
+            whole = exchange.join_rows([array[mine] for array in arrays], f"the rows of {name} of {self._name}")
+            return whole[0], whole[1] if len(whole) > 1 else None
         batch = [share_arrays.as_share(array[mine if mine.stop > mine.start else slice(0, 1)]) for array in arrays]
         if not self._alone and world.is_active():
             from matex_tf.sharding import step_weight

@@ -31,9 +31,11 @@ def _wrap_call(original: Any) -> Any:
     def __call__(self, *args, **kwargs):
         import tensorflow as tf
 
-        is_step = tf.executing_eagerly() and not tf.config.functions_run_eagerly()
-        if not is_step or record.could_possibly_record():
+        if not tf.executing_eagerly():
             return original(self, *args, **kwargs)
+        is_step = not tf.config.functions_run_eagerly()
+        if not is_step or record.could_possibly_record():
+            return function_calls.call_whole(original, self, args, kwargs)
         return function_calls.call_function(original, self, args, kwargs)
 
     return __call__

@@ -9,6 +9,7 @@ from typing import Any
 from matex_tf.rewrite import phases, waves
 from matex_tf.rewrite.compiled import MUST_COMPILE
 from matex_tf.rewrite.nodes import Node, Value
+from matex_tf.rewrite.own_batches import OwnRows, has_collective
 from matex_tf.rewrite.pauses import pause_collection
 from matex_tf.rewrite.placement import PARTIAL, REPLICATED, SHARDED, SIZES, WHOLE, Placement, Rows, Size
 from matex_tf.rewrite.programs import Program
@@ -24,16 +25,24 @@ class Copy:
 
     share: of the batch that the inputs are; before a program has taken a batch by itself, of none.
     make_share: the share of a batch that the program takes by itself, of its components.
+    make_own_share: the `OwnRows` of a batch of which each rank has rows of its own, of the components here and whether
+        the rank has a batch.
     """
 
-    def __init__(self, share: Share, exchanger: Exchanger, make_share: Callable[[Sequence[Any]], Share] | None = None):
-        self.share, self.exchanger, self.make_share = share, exchanger, make_share
+    def __init__(
+        self,
+        share: Share,
+        exchanger: Exchanger,
+        make_share: Callable[[Sequence[Any]], Share] | None = None,
+        make_own_share: Callable[[Sequence[Any], Any], OwnRows] | None = None,
+    ):
+        self.share, self.exchanger, self.make_share, self.make_own_share = share, exchanger, make_share, make_own_share
         self._made: dict[tuple[Any, ...], tuple[Any, list[Any]]] = {}
 
     def build(self, program: Program, inputs: Sequence[Any], gives: Sequence[Placement]) -> list[Any]:
         """The outputs of a program for these inputs, brought to the placements `gives`."""
         # The share of a batch that a branch or a turn of a loop takes holds within it.
-        copy = Copy(self.share, self.exchanger, self.make_share) if program.takes_batch else self
+        copy = Copy(self.share, self.exchanger, self.make_share, self.make_own_share) if program.takes_batch else self
         with pause_collection():
             return _Body(copy, program, gives).build(inputs)
 
@@ -153,7 +162,7 @@ class _Body:
 
         inputs = [self._convert(value, need) for value, need in zip(node.inputs, node.decision.needs)]
         before = [op for one in node.controls for op in self.operations.get(id(one), ())]
-        ordered = any(body.has_collectives for body in node.bodies)
+        ordered = has_collective(node) or any(body.has_collectives for body in node.bodies)
         before += self.last if ordered else []
         with tf.control_dependencies(before) if before else contextlib.nullcontext():
             emit: Callable[..., Any] | None = node.decision.emit

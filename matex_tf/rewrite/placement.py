@@ -67,6 +67,7 @@ class Placement(NamedTuple):
     zero: the tensor is 0 everywhere, so that it is partial, too.
     dtype: of the items of a list.
     axes: of a replicated vector that names axes: whether it names each of them, None where that is not known.
+    own: of an iterator, a dataset or an optional, replicated: it gives each rank rows of its own.
     """
 
     kind: str
@@ -79,6 +80,7 @@ class Placement(NamedTuple):
     by: str = "sum"
     dtype: Any = None
     axes: tuple[bool | None, ...] | None = None
+    own: bool = False
 
     @property
     def is_replicated(self) -> bool:
@@ -111,6 +113,7 @@ class Placement(NamedTuple):
 
 
 WHOLE = Placement(REPLICATED)
+OWN = Placement(REPLICATED, own=True)
 ZERO = Placement(REPLICATED, zero=True)
 SUM = Placement(PARTIAL)
 BATCH = Placement(SHARDED)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from matex_tf.rewrite import control
+from matex_tf.rewrite import control, own_batches
 from matex_tf.rewrite.nodes import Node, Value
 
 
@@ -32,4 +32,5 @@ class Program:
             for node in self.nodes
             for value, need in zip(node.inputs, node.decision.needs)
         )
+        exchanges = exchanges or any(map(own_batches.has_collective, self.nodes))
         return exchanges or any(body.has_collectives for node in self.nodes for body in node.bodies)

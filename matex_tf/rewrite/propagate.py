@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from matex_tf.rewrite import compiled, control
+from matex_tf.rewrite import compiled, control, own_batches
 from matex_tf.rewrite.constants import find_constants
 from matex_tf.rewrite.functions import Callee, Step, find_callee, has_op, list_steps
 from matex_tf.rewrite.nodes import USUAL_SIZE, Decision, Expansion, Node, NoRuleError, Value
 from matex_tf.rewrite.pauses import pause_collection
-from matex_tf.rewrite.placement import ANY, HALF, LIST, PARTIAL, REPLICATED, WHOLE, Placement, list_of
+from matex_tf.rewrite.placement import ANY, HALF, LIST, OWN, PARTIAL, REPLICATED, WHOLE, Placement, list_of
 from matex_tf.rewrite.programs import Program
 from matex_tf.rewrite.rules import RULES
 from matex_tf.rewrite.sources import SOURCES, is_batch, place_batch
@@ -179,9 +179,18 @@ class Reader:
 
     def is_shared(self, op: Any, inputs: Iterable[Value]) -> bool:
         """Whether the functions that `op` calls are to be read: they take rows, or a batch by themselves."""
-        return _is_split(inputs) or (self.takes_batches and not self._have_batch[-1] and has_op(op, SOURCES))
+        if _is_split(inputs) or any(value.placement.own for value in inputs):
+            return True
+        return self.takes_batches and not self._have_batch[-1] and has_op(op, SOURCES)
 
     def _decide(self, node: Node) -> Decision | Expansion:
+        is_own = any(one.own for one in node.placements)
+        if is_own and node.type in SOURCES:
+            is_batch = self.takes_batches and not self._have_batch[-1]
+            self._have_batch[-1] = self._have_batch[-1] or is_batch
+            return own_batches.place_own_batch(node, is_batch)
+        if is_own and node.type == "OptionalHasValue":
+            return own_batches.place_own_end(node)
         if (
             node.type in SOURCES
             and self.takes_batches
@@ -200,7 +209,17 @@ class Reader:
                 return RULES[node.type](node)
         except NoRuleError:
             node.bodies = []
-        return node.decide_whole()
+        return _pass_own(node) if is_own else node.decide_whole()
+
+
+def _pass_own(node: Node) -> Decision:
+    """What is made of an iterator, a dataset or an optional of each rank's own rows is one, too."""
+    if node.type == "MakeIterator":
+        node.inputs[1].placement = OWN  # what the iterator gives from now on
+    takes = has_op(node.op, SOURCES) or any(one.dtype.name not in own_batches.HANDLES for one in node.op.outputs)
+    if takes:
+        raise own_batches.OwnRowsError(f"{node.type} '{node.op.name}' takes rows out of their dataset by itself")
+    return Decision([WHOLE] * len(node.inputs), [OWN] * len(node.op.outputs))
 
 
 def _is_split(inputs: Iterable[Value]) -> bool:

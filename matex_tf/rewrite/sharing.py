@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 
@@ -32,3 +32,9 @@ class Share:
     def __init__(self, first: Any, count: Any, total: Any, contributes: Any, keeps: Any, is_split: Any = True):
         self.first, self.count, self.total, self.contributes, self.keeps = first, count, total, contributes, keeps
         self.is_split = is_split
+
+    def map(self, function: Callable[[Any], Any]) -> Share:
+        """The share with what `function` makes of each of its tensors."""
+        tensors = [self.first, self.count, self.total, self.contributes, self.keeps]
+        first, count, total, contributes, keeps = map(function, tensors)
+        return Share(first, count, total, contributes, keeps, self.is_split)

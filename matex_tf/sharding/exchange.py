@@ -76,3 +76,11 @@ class BeforeEpoch:
         if self._epoch:
             exchange_rows(self._arrays, self._seed, self._epoch)
         self._epoch += 1
+
+
+def join_rows(arrays: Sequence[np.ndarray], what: str) -> list[np.ndarray]:
+    """Of each of a rank's arrays the rows of all ranks, those of rank 0 first; in `what` they are named. Collective."""
+    everyone = objects.allgather([np.asarray(array) for array in arrays], what)
+    if len({len(theirs) for theirs in everyone}) > 1:
+        raise world.RankError(f"{what}: the ranks have different numbers of arrays of their own rows")
+    return [np.concatenate(parts) for parts in zip(*everyone)]

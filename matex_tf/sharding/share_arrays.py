@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from matex_tf import settings
 from matex_tf.sharding import row_shares
 
 _shares: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -176,13 +177,18 @@ def _shard_dataset(dataset: Any, rank: int, size: int, is_cut: bool) -> Any:
     if row_shares.is_batched(dataset) is False:
         raise ValueError("shard: the dataset yields single elements; put .batch(...) before shard(dataset)")
 
+    with_plans = settings.get_settings().steps == "plans"
+
     def mine(*batch: Any) -> Any:
-        start, stop, _ = row_shares.find_slice_bounds(row_shares.count_batch_rows(batch), rank, size)
+        rows = row_shares.count_batch_rows(batch)
+        start, stop, _ = row_shares.find_slice_bounds(rows, rank, size)
+        if with_plans:  # a rank without rows has none
+            start, stop = row_shares.deal_block(rows, rank, size)
         sliced = tf.nest.map_structure(lambda component: row_shares.slice_rows(component, start, stop), batch)
         return sliced if len(sliced) > 1 else sliced[0]
 
     sliced = mark_share(dataset.map(mine))
-    if is_cut:
+    if is_cut and not with_plans:
         # A training loop takes the slices from here, because it needs the weight of each beside it.
         _wholes[sliced] = dataset
     return sliced

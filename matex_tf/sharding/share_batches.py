@@ -37,7 +37,7 @@ def share_dataset(
     mine, totals = taken[:, me.rank].astype(np.int64), taken.sum(axis=1).astype(np.int64)
     starts = np.concatenate([[0], np.cumsum(mine)[:-1]]).astype(np.int64)
     plan = tf.data.Dataset.from_tensor_slices((starts, mine, totals))
-    take, before_epoch = _make_row_reader(inputs, counts, dealt.reshuffle)
+    take, before_epoch = make_row_reader(inputs, counts, dealt.reshuffle)
 
     def order(_: Any) -> Any:
         rows = tf.range(counts[me.rank], dtype=tf.int64)
@@ -62,7 +62,7 @@ def share_dataset(
     return dataset
 
 
-def _make_row_reader(inputs: Any, counts: Sequence[int], reshuffle: int | None) -> tuple[Callable[[Any], Any], Any]:
+def make_row_reader(inputs: Any, counts: Sequence[int], reshuffle: int | None) -> tuple[Callable[[Any], Any], Any]:
     """A function that gives chosen rows of `inputs`, and what is to be called before each epoch (None if nothing)."""
     import numpy as np
     import tensorflow as tf
@@ -88,6 +88,11 @@ def _make_row_reader(inputs: Any, counts: Sequence[int], reshuffle: int | None) 
         return tf.nest.pack_sequence_as(arrays, parts)
 
     return take, BeforeEpoch([array[:rows] for array in flat], reshuffle)
+
+
+def note_before_epoch(dataset: Any, action: Callable[[], None]) -> None:
+    """Have `prepare_epoch` call `action` before each iteration of `dataset`."""
+    _before_epoch[dataset] = action
 
 
 def prepare_epoch(dataset: Any) -> None:

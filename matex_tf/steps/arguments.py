@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from matex_tf import tags
+from matex_tf.steps import own_data
 
 
 class Arguments:
@@ -47,7 +48,7 @@ class Arguments:
                 shape = tuple(leaf.shape)
                 kinds.append((is_rows, leaf.dtype, shape[1:] if is_rows else shape))
             elif is_source(leaf):
-                kinds.append((type(leaf), _describe_batches(leaf)))
+                kinds.append((type(leaf), _describe_batches(leaf), own_data.is_own(leaf)))
             elif isinstance(leaf, tf.__internal__.CompositeTensor):
                 kinds.append(tf.type_spec_from_value(leaf))
             elif isinstance(leaf, (bool, int, float, complex, str, bytes, type(None), tf.DType, tf.TypeSpec)):

@@ -6,11 +6,14 @@ from collections.abc import Callable
 from typing import Any
 
 from matex_tf import tags
-from matex_tf.steps import capture, explain
-from matex_tf.steps.arguments import Arguments
+from matex_tf.steps import capture, explain, own_data
+from matex_tf.steps.arguments import Arguments, is_source
 from matex_tf.steps.plan import NO_BATCH, NO_WORK, StepPlan
+from matex_tf.world import world
 
 _PLANS = "step plans"
+NOT_SHARED = "it is compiled by XLA, or a tape records the call"
+NOT_TRACED = "its code raised an error when it was traced for any number of rows"
 
 
 class _Planned:
@@ -28,6 +31,9 @@ def call_function(original: Callable[..., Any], function: Any, args: tuple[Any, 
     """What `original(function, *args, **kwargs)` gives, a call in eager code, computed by all ranks where they can."""
     from tensorflow.python.eager.polymorphic_function import function_type_utils
 
+    if own_data.is_alone():
+        return original(function, *args, **kwargs)
+    args, kwargs = own_data.make_arrays_whole((args, kwargs), explain.name_step(function))
     try:
         bound = function_type_utils.canonicalize_function_inputs(
             args, kwargs, function._function_type, function._default_values, function._is_pure
@@ -48,17 +54,40 @@ def call_function(original: Callable[..., Any], function: Any, args: tuple[Any, 
     return plan.call(inputs)
 
 
+def call_whole(original: Callable[..., Any], function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """What `original(function, *args, **kwargs)` gives where every rank computes it by itself."""
+    import tensorflow as tf
+
+    place = explain.name_step(function)
+    args, kwargs = own_data.make_arrays_whole((args, kwargs), place)
+    leaves = tf.nest.flatten((args, kwargs), expand_composites=False)
+    runs_here = own_data.is_alone() or tf.config.functions_run_eagerly()  # so that its iterators give whole batches
+    if not runs_here and any(is_source(leaf) and own_data.is_own(leaf) for leaf in leaves):
+        raise world.RankError(own_data.explain_obstacle(place, NOT_SHARED))
+    return original(function, *args, **kwargs)
+
+
 def _make_plan(function: Any, arguments: Arguments) -> StepPlan | None:
     """The plan of calls like this one; None where the function cannot be traced for any number of rows. Collective."""
+    import tensorflow as tf
+
     args, kwargs = arguments.open_rows()
+    sources = [leaf for leaf in arguments.leaves if is_source(leaf) and own_data.is_own(leaf)]
+    for leaf in sources:
+        if isinstance(leaf, tf.data.Dataset):
+            own_data.note_dataset(leaf)
     own = capture.trace_open(function, args, kwargs)
     if own is None:
+        if sources:
+            raise world.RankError(own_data.explain_obstacle(explain.name_step(function), NOT_TRACED))
         return None
     bound = own.function_type.bind(*arguments.given[0], **arguments.given[1])
     rows = {id(leaf) for leaf, one in zip(arguments.leaves, arguments.are_rows) if one}
-    are_rows = [id(tensor) in rows for tensor in own.function_type.unpack_inputs(bound)]
+    inputs = own.function_type.unpack_inputs(bound)
+    are_rows = [id(tensor) in rows for tensor in inputs]
     place = explain.name_step(function)
-    plan = StepPlan(own, are_rows, place, arguments.rows)
+    are_own = [own_data.is_own(tensor) for tensor in inputs]
+    plan = StepPlan(own, are_rows, are_own, place, arguments.rows)
     if plan.program is None or plan.why_whole:
         explain.say_whole(place, plan.why_whole, plan.why_whole in (NO_BATCH, NO_WORK))
     else:

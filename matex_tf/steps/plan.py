@@ -5,6 +5,7 @@ One way for every style of step: capture, plan, agree, call.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from collections.abc import Sequence
 from typing import Any
@@ -13,11 +14,12 @@ from matex_tf.gradients import variables
 from matex_tf.rewrite import sources
 from matex_tf.rewrite.emit import Copy
 from matex_tf.rewrite.nodes import USUAL_SIZE
-from matex_tf.rewrite.placement import BATCH, WHOLE
+from matex_tf.rewrite.own_batches import OwnRowsError
+from matex_tf.rewrite.placement import BATCH, OWN, WHOLE
 from matex_tf.rewrite.programs import Program
 from matex_tf.rewrite.propagate import read_program
 from matex_tf.runtime import objects
-from matex_tf.steps import shares, worth
+from matex_tf.steps import own_data, shares, weak_scaling, worth
 from matex_tf.steps.exchanger import RankExchanger
 from matex_tf.world import world
 
@@ -33,16 +35,20 @@ class StepPlan:
     program: the placements; None where they could not be found.
     """
 
-    def __init__(self, own: Any, are_rows: Sequence[bool], place: str, rows: int = 0):
+    def __init__(self, own: Any, are_rows: Sequence[bool], are_own: Sequence[bool], place: str, rows: int = 0):
         """Plan the calls of `own`. Collective: all ranks come to the same plan.
 
         Args:
             are_rows: of each tensor that the function takes, whether it has the rows that ranks divide.
+            are_own: of each, whether it stands for an iterator or a dataset of each rank's own rows.
             place: names the step in messages.
             rows: how many there are in this call; 0 where that is not known.
         """
         self.own, self.place, self.rows = own, place, rows
         self.are_rows = [one and sources.has_open_rows(tensor.shape) for one, tensor in zip(are_rows, own.graph.inputs)]
+        captured = [one for one, _ in own.graph.captures]
+        self.are_own = [*are_own, *(own_data.is_own(one) for one in captured)]
+        self.trains = _is_training(own.graph)
         self.program: Program | None = None
         self.step: Any = None
         self.why_whole = self._find_obstacle()
@@ -63,8 +69,12 @@ class StepPlan:
             return NO_BATCH
         captures = len(graph.inputs) - len(self.are_rows)
         placements = [BATCH if one else WHOLE for one in self.are_rows] + [WHOLE] * captures
-        self.program = read_program(graph, placements, rows=self.rows or USUAL_SIZE)
-        if not worth.has_shared_work(self.program):
+        placements = [OWN if is_own else one for one, is_own in zip(placements, self.are_own, strict=True)]
+        try:
+            self.program = read_program(graph, placements, rows=self.rows or USUAL_SIZE)
+        except OwnRowsError as error:
+            return str(error)
+        if not any(self.are_own) and not worth.has_shared_work(self.program):
             return NO_WORK
         return ""
 
@@ -74,6 +84,8 @@ class StepPlan:
         mine = hashlib.blake2b(text.encode()).hexdigest(), self.why_whole
         everyone = objects.allgather(mine, f"whether ranks can share {self.place}")
         reasons = [why for _, why in everyone if why]
+        if reasons and any(self.are_own):
+            raise world.RankError(own_data.explain_obstacle(self.place, reasons[0]))
         if reasons:
             self.why_whole = reasons[0]
         else:
@@ -98,7 +110,9 @@ class StepPlan:
 
         def step(*given: Any) -> Any:
             here = tf.compat.v1.get_default_graph()
-            copy = Copy(shares.make_no_share(), RankExchanger(self.place), shares.make_share)
+            exchanger = RankExchanger(self.place)
+            make_own_share = functools.partial(shares.make_own_share, exchanger)
+            copy = Copy(shares.make_no_share(), exchanger, shares.make_share, make_own_share)
             inputs = sources.take_rows(copy, list(given), are_rows)
             inputs += [here.capture(one) for one in outer]
             return copy.build(program, inputs, [WHOLE] * len(program.outputs))
@@ -108,4 +122,16 @@ class StepPlan:
     def call(self, inputs: Sequence[Any]) -> Any:
         """What the script's function gives for these tensors, computed by all ranks. Collective."""
         outputs = self.step(*inputs)
+        if self.trains:
+            weak_scaling.note_training_call()
         return self.own.function_type.pack_output(outputs)
+
+
+def _is_training(graph: Any) -> bool:
+    """Whether a function changes trainable variables."""
+    from tensorflow.python.framework import auto_control_deps_utils
+
+    read = set(auto_control_deps_utils.get_read_only_resource_input_indices_graph(graph))
+    captures = {id(inner): id(outer) for outer, inner in graph.captures}
+    written = {captures.get(id(one)) for index, one in enumerate(graph.inputs) if index not in read}
+    return any(id(variable.handle) in written for variable in graph.trainable_variables)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
-from matex_tf.rewrite.sharing import Share
+from matex_tf.rewrite.own_batches import OwnRows
+from matex_tf.rewrite.sharing import Exchanger, Share
 from matex_tf.sharding import row_shares
 from matex_tf.world import world
 
@@ -27,6 +29,35 @@ def make_share(components: Sequence[Any]) -> Share:
     even = tf.reduce_all(tf.equal(tf.stack(counts[1:]), total))
     first, count = tf.where(even, start, tf.zeros_like(start)), tf.where(even, stop - start, total)
     return Share(first, count, total, tf.where(even, has_rows, keeps), keeps, is_split=even)
+
+
+def make_own_share(exchanger: Exchanger, components: Sequence[Any], has_batch: Any) -> OwnRows:
+    """This rank's share of a batch of which `components` are its own rows: tensors of at least one dimension.
+
+    An error is raised, on all ranks alike, where the components of one have different numbers of rows.
+    """
+    import tensorflow as tf
+
+    me = world.get_world()
+    shapes = tf.concat([[tf.cast(has_batch, tf.int64)], *(tf.shape(one, tf.int64) for one in components)], 0)
+    (everyone,) = exchanger.exchange([("gather", shapes[tf.newaxis])], tf.constant(True))
+    ends = list(itertools.accumulate([1, *(one.shape.rank for one in components)]))
+    rows = tf.stack([everyone[:, at] for at in ends[:-1]])
+    agree = tf.debugging.Assert(
+        tf.reduce_all(tf.equal(rows, rows[0])),
+        ["the components of a rank's own batch have different numbers of rows; by component and rank:", rows],
+        summarize=-1,
+    )
+    with tf.control_dependencies([agree] if agree is not None else []):
+        counts = tf.identity(rows[0])
+    count, before = counts[me.rank], tf.reduce_sum(counts[: me.rank])
+    has_rows = count > 0
+    first = tf.where(has_rows, before, tf.zeros_like(before))
+    keeps = tf.constant(me.rank == 0)
+    share = Share(first, tf.maximum(count, 1), tf.reduce_sum(counts), has_rows, keeps)
+    largest = tf.reduce_max(everyone, 0)
+    sizes = [largest[start + 1 : end] for start, end in itertools.pairwise(ends)]
+    return OwnRows(share, largest[0] > 0, sizes)
 
 
 def make_no_share() -> Share:

@@ -8,9 +8,11 @@ from typing import Any
 
 import numpy as np
 
+from matex_tf import settings
 from matex_tf.readers.rows.layout import Deal
 from matex_tf.readers.rows.samples import PIECE_BYTES, Source
 from matex_tf.sharding import row_shares, share_arrays
+from matex_tf.world import world
 
 # How many pieces rows are mixed among, when shuffled.
 _MIXED = 4
@@ -175,6 +177,14 @@ def make_stream(source: Source | Memory, part: str, order: Order, batch_size: in
 
     def element(rows: Any, own: Any, total: Any) -> Any:
         return rows if len(rows) > 1 else rows[0]
+
+    if not alone and world.is_active() and settings.get_settings().steps == "plans":
+
+        def own_rows(rows: Any, own: Any, total: Any) -> Any:
+            return element(tuple(field[:own] for field in rows), own, total)
+
+        steps = numbered.map(own_rows).apply(tf.data.experimental.assert_cardinality(number))
+        return share_arrays.mark_share(steps.prefetch(2))
 
     mine = sum(1 for _ in _iterate_own_steps(order, batch_size))
     public = numbered.filter(has_rows).map(element)

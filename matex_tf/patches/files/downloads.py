@@ -17,9 +17,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from matex_tf.ops import cache
-from matex_tf.patches.keras_table import KerasTable
 from matex_tf.runtime import real_files, temp_folders
 from matex_tf.runtime.hooks import put_function
+from matex_tf.runtime.keras_table import KerasTable
 from matex_tf.world import world
 
 HOOKS = KerasTable()

@@ -18,8 +18,8 @@ import numpy as np
 from matex_tf import ops, settings
 from matex_tf.io import atomic, delivery, overlay
 from matex_tf.patches.files import journal
-from matex_tf.patches.keras_table import KerasTable
 from matex_tf.runtime import objects, real_files, watchdog
+from matex_tf.runtime.keras_table import KerasTable
 from matex_tf.servers import local_sgd
 from matex_tf.servers.pieces import sharded_slots
 from matex_tf.world import membership, world

@@ -6,7 +6,7 @@ from typing import Any
 
 from matex_tf.analysis import programs
 from matex_tf.gradients import batch_moments, row_mixing
-from matex_tf.patches.keras_table import KerasTable
+from matex_tf.runtime.keras_table import KerasTable
 
 HOOKS = KerasTable()
 

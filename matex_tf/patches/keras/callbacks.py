@@ -8,7 +8,7 @@ from typing import Any
 from matex_tf import settings
 from matex_tf.keras import fit_call
 from matex_tf.monitor import sampler
-from matex_tf.patches.keras_table import KerasTable
+from matex_tf.runtime.keras_table import KerasTable
 from matex_tf.world import world
 
 HOOKS = KerasTable()

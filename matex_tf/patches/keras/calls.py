@@ -8,9 +8,9 @@ from typing import Any
 from matex_tf.gradients import tape_stack
 from matex_tf.loops import model_calls, side_effects
 from matex_tf.loops.parts import model_parts
-from matex_tf.patches.keras_table import KerasTable
 from matex_tf.runtime import script_frames
 from matex_tf.runtime.hooks import put_function
+from matex_tf.runtime.keras_table import KerasTable
 from matex_tf.sharding import step_weight
 from matex_tf.world import world
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from matex_tf.keras import data_stage, fit_call, single_batch
 from matex_tf.observe import epochs
-from matex_tf.patches.keras_table import KerasTable
+from matex_tf.runtime.keras_table import KerasTable
 from matex_tf.sharding import iteration, sliced_dataset
 
 HOOKS = KerasTable()

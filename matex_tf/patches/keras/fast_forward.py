@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from matex_tf.keras import fit_call
-from matex_tf.patches.keras_table import KerasTable
 from matex_tf.resilience import fit_state
+from matex_tf.runtime.keras_table import KerasTable
 from matex_tf.sharding import row_shares
 
 HOOKS = KerasTable()

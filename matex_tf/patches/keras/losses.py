@@ -6,7 +6,7 @@ from typing import Any
 
 from matex_tf.analysis import interpreter
 from matex_tf.gradients import recombine
-from matex_tf.patches.keras_table import KerasTable
+from matex_tf.runtime.keras_table import KerasTable
 
 HOOKS = KerasTable()
 

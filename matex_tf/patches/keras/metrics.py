@@ -16,8 +16,8 @@ from matex_tf.analysis import interpreter, programs, verdict
 from matex_tf.analysis.placement import SHARDED, UNKNOWN, Placement, as_partial, make_partial, make_replicated
 from matex_tf.gradients import recombine, row_mixing
 from matex_tf.metrics import custom_metrics, metrics
-from matex_tf.patches.keras_table import KerasTable
 from matex_tf.runtime.hooks import put_function
+from matex_tf.runtime.keras_table import KerasTable
 from matex_tf.sharding import step_weight
 
 HOOKS = KerasTable()

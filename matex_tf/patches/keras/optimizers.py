@@ -12,7 +12,7 @@ from typing import Any
 
 from matex_tf.analysis import graph_ops
 from matex_tf.gradients import reduction, variables
-from matex_tf.patches.keras_table import KerasTable
+from matex_tf.runtime.keras_table import KerasTable
 from matex_tf.servers import additive, sharded
 from matex_tf.servers.pieces import noted_slots
 from matex_tf.sharding import step_weight

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from matex_tf.keras import fit_call, predict_call
-from matex_tf.patches.keras_table import KerasTable
 from matex_tf.resilience import elastic, elastic_step
+from matex_tf.runtime.keras_table import KerasTable
 from matex_tf.sharding import sliced_dataset
 from matex_tf.world import world
 

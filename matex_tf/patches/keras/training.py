@@ -16,9 +16,9 @@ from matex_tf.keras import data_stage, fit_call, local_training, single_batch, s
 from matex_tf.loops import model_calls, traces
 from matex_tf.metrics import metrics
 from matex_tf.patches.keras import fast_forward, resume
-from matex_tf.patches.keras_table import KerasTable
 from matex_tf.resilience import elastic, elastic_step
 from matex_tf.runtime import script_frames
+from matex_tf.runtime.keras_table import KerasTable
 from matex_tf.servers import asynchronous, taken_batches
 from matex_tf.sharding import fingerprint, sliced_dataset, step_weight
 from matex_tf.world import membership, world

@@ -9,7 +9,7 @@ import weakref
 from typing import Any
 
 from matex_tf.monitor import trial_log
-from matex_tf.patches.keras_table import KerasTable
+from matex_tf.runtime.keras_table import KerasTable
 from matex_tf.world import world
 
 HOOKS = KerasTable()

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 
 from matex_tf import settings
-from matex_tf.patches.keras_table import KerasTable
 from matex_tf.runtime import real_files
 from matex_tf.runtime.hooks import Make
+from matex_tf.runtime.keras_table import KerasTable
 from matex_tf.world import world
 
 _recorder: Recorder | None = None

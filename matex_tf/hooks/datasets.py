@@ -1,0 +1,86 @@
+"""`tf.data` over each rank's own rows: what is made of marked arrays is marked; eager code is given whole batches."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from matex_tf import settings
+from matex_tf.runtime.hooks import Table
+from matex_tf.sharding import row_shares, share_arrays, share_batches
+from matex_tf.steps import own_data, weak_scaling
+from matex_tf.world import world
+
+HOOKS = Table()
+
+_DATASETS, _ITERATORS = "tensorflow.python.data.ops.dataset_ops", "tensorflow.python.data.ops.iterator_ops"
+_LOST = "a dataset of each rank's own rows gives each rank other batches"
+
+
+@HOOKS.replace(_DATASETS, "DatasetV2.__iter__", _LOST)
+def _wrap_iter(original: Any) -> Any:
+    def __iter__(self):
+        import tensorflow as tf
+
+        if tf.executing_eagerly():
+            share_batches.prepare_epoch(self)
+        iterator = original(self)
+        own_data.note_iterator(iterator, self)
+        return iterator
+
+    return __iter__
+
+
+@HOOKS.replace(_ITERATORS, "OwnedIterator._next_internal", _LOST)
+def _wrap_next(original: Any) -> Any:
+    def take_next(self):
+        import tensorflow as tf
+
+        if not tf.executing_eagerly() or own_data.is_alone():
+            return original(self)
+        if own_data.is_own(self):
+            return own_data.take_whole(self)
+        return weak_scaling.take_next(self, lambda: original(self)) if weak_scaling.is_on() else original(self)
+
+    return take_next
+
+
+@HOOKS.replace(_ITERATORS, "OwnedIterator.get_next_as_optional", _LOST)
+def _wrap_optional(original: Any) -> Any:
+    def take_optional(self):
+        import tensorflow as tf
+
+        if not tf.executing_eagerly() or own_data.is_alone() or not own_data.is_own(self):
+            return original(self)
+        try:
+            return tf.experimental.Optional.from_value(own_data.take_whole(self))
+        except tf.errors.OutOfRangeError:
+            return tf.experimental.Optional.empty(self.element_spec)
+
+    return take_optional
+
+
+@HOOKS.replace(_DATASETS, "DatasetV2.from_tensor_slices", _LOST)
+def _wrap_from_tensor_slices(original: Any) -> Any:
+    def from_tensor_slices(tensors, *args, **kwargs):
+        import tensorflow as tf
+
+        dataset = original(tensors, *args, **kwargs)
+        arrays = [part for part in tf.nest.flatten(tensors) if isinstance(part, np.ndarray)]
+        return share_arrays.mark_share(dataset) if any(map(share_arrays.is_share, arrays)) else dataset
+
+    return from_tensor_slices
+
+
+@HOOKS.replace(_DATASETS, "DatasetV2.batch", _LOST)
+def _wrap_batch(original: Any) -> Any:
+    def batch(self, batch_size, *args, **kwargs):
+        # The script's batch is that of all ranks; of a share each rank takes its part of it.
+        if world.is_active() and settings.get_settings().scaling == "strong" and share_arrays.is_share(self):
+            me = world.get_world()
+            start, stop = row_shares.deal_block(int(batch_size), me.rank, me.trainers)
+            batch_size = max(stop - start, 1)
+        return original(self, batch_size, *args, **kwargs)
+
+    return batch

@@ -1,0 +1,138 @@
+"""Batches of which each rank has rows of its own, as an iterator over a rank's share of the data gives them.
+
+The script's batch is the ranks' rows one after the other. A rank whose data have ended goes on without rows until those
+of all ranks have. How many rows each rank has is exchanged with each batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from matex_tf.rewrite.nodes import Decision, Node
+from matex_tf.rewrite.placement import BATCH, WHOLE
+from matex_tf.rewrite.rules.sizes import mark_taker
+
+HANDLES = ("resource", "variant")
+
+
+class OwnRowsError(Exception):
+    """A step uses each rank's own rows in a way in which ranks cannot compute what the script alone does."""
+
+
+class OwnRows(NamedTuple):
+    """What is known of a batch once the ranks have told each other.
+
+    share: this rank's.
+    has_batch: a scalar bool: whether any rank has a batch.
+    sizes: of each component the largest sizes among the ranks, int64, but for those of its rows.
+    """
+
+    share: Any
+    has_batch: Any
+    sizes: Sequence[Any]
+
+
+def mark_communicating(emit: Any) -> Any:
+    """Mark a function that makes collectives by itself, and takes the copy as its first argument."""
+    emit.communicates = True
+    return mark_taker(emit)
+
+
+def has_collective(node: Node) -> bool:
+    return getattr(node.decision.emit, "communicates", False)
+
+
+def place_own_batch(node: Node, is_batch: bool) -> Decision:
+    """The rows of a batch; where it is not the batch of the program (`is_batch`), those of all ranks."""
+    outputs = node.op.outputs
+    check_components([(tensor.dtype, tensor.shape) for tensor in outputs])
+
+    def emit(copy: Any, handle: Any) -> list[Any]:
+        tensors, own = take_own_rows(copy.make_own_share, node.type, handle, outputs)
+        if not is_batch:
+            return gather_rows(copy.exchanger, tensors, own.share)
+        copy.share = own.share
+        return tensors
+
+    return Decision([WHOLE], [BATCH if is_batch else WHOLE] * len(outputs), mark_communicating(emit))
+
+
+def place_own_end(node: Node) -> Decision:
+    """`OptionalHasValue`: whether any rank has a batch."""
+
+    def emit(copy: Any, optional: Any) -> list[Any]:
+        import tensorflow as tf
+
+        has = tf.raw_ops.OptionalHasValue(optional=optional)
+        (found,) = copy.exchanger.exchange([("max", tf.cast(has, tf.int32))], tf.constant(True))
+        return [tf.cast(found, tf.bool)]
+
+    return Decision([WHOLE], [WHOLE], mark_communicating(emit))
+
+
+def check_components(components: Sequence[tuple[Any, Any]]) -> None:
+    """Each component, a dtype and a shape, is a dense tensor with rows.
+
+    Raises:
+        OwnRowsError: if one is not.
+    """
+    for dtype, shape in components:
+        if dtype.name in HANDLES or not shape.rank:
+            kind = "is sparse, ragged or a dataset" if dtype.name in HANDLES else "has no rows"
+            raise OwnRowsError(f"a component of the batches ({dtype.name}, shape {shape}) {kind}")
+
+
+def take_own_rows(make_own_share: Any, kind: str, handle: Any, outputs: Sequence[Any]) -> tuple[list[Any], OwnRows]:
+    """This rank's rows of the next batch, at least one row, which counts nothing where the rank has none.
+
+    Args:
+        kind: the type of the op that gives the batch; it raises the error of the end once no rank has a batch.
+        handle: what that op takes: an iterator, or an optional.
+        outputs: tensors or specifications of the components.
+    """
+    import tensorflow as tf
+
+    attributes = {"output_types": [one.dtype for one in outputs], "output_shapes": [one.shape for one in outputs]}
+    is_optional = kind == "OptionalGetValue"
+    optional = handle if is_optional else tf.raw_ops.IteratorGetNextAsOptional(iterator=handle, **attributes)
+    has = tf.raw_ops.OptionalHasValue(optional=optional)
+
+    def take() -> list[Any]:
+        return list(tf.raw_ops.OptionalGetValue(optional=optional, **attributes))
+
+    def make_none() -> list[Any]:
+        return [tf.zeros([0, *(size or 0 for size in one.shape[1:])], one.dtype) for one in outputs]
+
+    rows = _choose(has, take, make_none, outputs)
+    own = make_own_share(rows, has)
+    if not is_optional:
+
+        def end() -> list[Any]:
+            return list(tf.raw_ops.IteratorGetNext(iterator=handle, **attributes))
+
+        rows = _choose(own.has_batch, lambda: rows, end, outputs)
+        with tf.control_dependencies(rows):  # nothing of a step is computed where there is no batch any more
+            own = own._replace(share=own.share.map(tf.identity))
+
+    def make_row() -> list[Any]:
+        shapes = [tf.concat([[tf.constant(1, tf.int64)], sizes], 0) for sizes in own.sizes]
+        return [tf.zeros(shape, one.dtype) for shape, one in zip(shapes, outputs)]
+
+    return _choose(own.share.contributes, lambda: rows, make_row, outputs), own
+
+
+def _choose(condition: Any, first: Any, second: Any, outputs: Sequence[Any]) -> list[Any]:
+    import tensorflow as tf
+
+    made = tf.cond(condition, first, second)
+    made = list(made) if isinstance(made, (list, tuple)) else [made]
+    for tensor, one in zip(made, outputs):
+        tensor.set_shape([None, *one.shape[1:]])
+    return made
+
+
+def gather_rows(exchanger: Any, tensors: Sequence[Any], share: Any) -> list[Any]:
+    """The rows of all ranks, one after the other."""
+    found: list[Any] = exchanger.exchange([("gather", tensor) for tensor in tensors], share.contributes)
+    return found

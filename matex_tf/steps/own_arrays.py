@@ -1,0 +1,161 @@
+"""Datasets of batches of each rank's own rows, of its arrays or of its dataset, with as many batches as others have."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from matex_tf import tags
+from matex_tf.runtime import notes, objects
+from matex_tf.sharding import apportion, fingerprint, py_functions, row_shares, share_arrays, share_batches
+from matex_tf.steps import own_data
+from matex_tf.world import world
+
+_EVEN = "as many batches as other ranks"
+
+
+def are_own(inputs: Any, name: str) -> bool:
+    """Whether a structure of arrays holds each rank's own rows; else they are the same on all ranks. Collective.
+
+    Args:
+        name: of the data, for messages.
+
+    Raises:
+        RankError: on every rank, if they are neither.
+    """
+    arrays = _list_arrays(inputs)
+    return bool(arrays) and fingerprint.are_shares(arrays, name)
+
+
+def are_for_one(inputs: Any, name: str) -> bool:
+    """Whether each rank is to compute a structure of arrays by itself: its own rows, others than other ranks have, or
+    fewer than there are ranks. Collective, but for fewer.
+    """
+    arrays = _list_arrays(inputs)
+    few = not arrays or any(array.ndim == 0 or len(array) < world.get_world().size for array in arrays)
+    return any(map(share_arrays.is_share, arrays)) or few or fingerprint.are_each_ranks_own(arrays, name)
+
+
+def _list_arrays(inputs: Any) -> list[np.ndarray]:
+    import tensorflow as tf
+
+    leaves = [leaf for leaf in tf.nest.flatten(inputs, expand_composites=True) if leaf is not None]
+    arrays = [leaf if isinstance(leaf, np.ndarray) else np.asarray(leaf) for leaf in leaves]
+    return [array for array in arrays if array.ndim or array.dtype != object]  # a matrix of SciPy is no array
+
+
+def count_rows(inputs: Any, name: str) -> list[int]:
+    """The rows of each rank. Collective."""
+    mine = sorted({len(array) for array in _list_arrays(inputs)})
+    everyone = objects.allgather(mine, f"counting the rows of {name}")
+    for rank, theirs in enumerate(everyone):
+        if len(theirs) != 1:
+            raise world.RankError(f"{name}: the arrays of rank {rank} have different numbers of rows: {theirs}")
+    return [theirs[0] for theirs in everyone]
+
+
+def agree_on_deal(inputs: Any, batch_size: int, shuffle: bool, name: str) -> share_arrays.Dealt:
+    """How a reader dealt the rows, which is for batches of this size. Collective."""
+    dealt = share_arrays.Dealt()
+    for one in map(share_arrays.find_deal, _list_arrays(inputs)):
+        dealt = share_arrays.Dealt(*(mine if mine is not None else its for mine, its in zip(dealt, one)))
+    everyone = objects.allgather((dealt, batch_size), f"how the rows of {name} were dealt")
+    if any(theirs != everyone[0] for theirs in everyone) or dealt.batch_size not in (None, batch_size):
+        raise world.RankError(
+            f'{name}: its rows were dealt for batches of {everyone[0][0].batch_size} (distribution="batch"), the batch '
+            f"size of this call is {batch_size}; give both the same, on all ranks"
+        )
+    if dealt.batch_size is not None and shuffle:
+        notes.print_note(
+            'the rows were dealt in batches (distribution="batch") for the loss curve of the sequential run, but '
+            "fit shuffles them (its default); with shuffle=False each step has the sequential run's rows"
+        )
+    return dealt
+
+
+def make_dataset(inputs: Any, counts: Sequence[int], batch_size: int, shuffle: bool, dealt: share_arrays.Dealt) -> Any:
+    """A dataset of this rank's rows of each batch, none where it has none in a step; marked as its own rows.
+
+    Args:
+        inputs: a structure of arrays, all of this rank's `counts[rank]` rows.
+        counts: the rows of each rank.
+        batch_size: rows over all ranks in each step; the last step takes what is left.
+        shuffle: whether this rank's rows come in a new order in each epoch.
+        dealt: how the rows came to the ranks.
+    """
+    import tensorflow as tf
+
+    rank, number = world.get_world().rank, -(-sum(counts) // batch_size)
+    taken = [apportion.apportion_step_rows(counts, step, batch_size, dealt.batch_size)[rank] for step in range(number)]
+    ends = np.cumsum([0, *taken]).astype(np.int64)
+    plan = tf.data.Dataset.from_tensor_slices((ends[:-1], ends[1:]))
+    take, before_epoch = share_batches.make_row_reader(_make_tuples(inputs), counts, dealt.reshuffle)
+
+    def order(_: Any) -> Any:
+        rows = tf.range(counts[rank], dtype=tf.int64)
+        return tf.random.shuffle(rows) if shuffle else rows
+
+    def steps_of(rows: Any) -> Any:
+        return plan.map(lambda start, end: rows[start:end])
+
+    chosen = tf.data.Dataset.range(1).map(order).flat_map(steps_of)
+    dataset = py_functions.hold_py_functions(lambda: chosen.map(take, num_parallel_calls=tf.data.AUTOTUNE))
+    dataset = dataset.apply(tf.data.experimental.assert_cardinality(number)).prefetch(tf.data.AUTOTUNE)
+    if before_epoch is not None:
+        share_batches.note_before_epoch(dataset, before_epoch)
+    tags.set_tag(dataset, _EVEN, True)
+    return own_data.note_batches(dataset)
+
+
+def _make_tuples(inputs: Any) -> Any:
+    """`tf.data` would make one tensor of a list."""
+    if isinstance(inputs, dict):
+        return {key: _make_tuples(value) for key, value in inputs.items()}
+    return tuple(map(_make_tuples, inputs)) if isinstance(inputs, (list, tuple)) else inputs
+
+
+def pad_batches(dataset: Any, name: str) -> Any:
+    """The dataset with as many batches as that of the rank that has most, further ones without rows. Collective.
+
+    Where a rank's number of batches is not known, all say that theirs is not, and go on until all have ended.
+    """
+    import tensorflow as tf
+
+    if tags.get_tag(dataset, _EVEN, False):
+        return dataset
+    numbers = objects.allgather(int(dataset.cardinality()), f"counting the batches of {name}")
+    most = max(numbers)
+    if tf.data.UNKNOWN_CARDINALITY in numbers:
+        even = dataset.filter(lambda *_: True)
+    else:
+        nothing = tf.nest.map_structure(lambda spec: _make_rows(spec, 0), dataset.element_spec)
+        endless = dataset.concatenate(tf.data.Dataset.from_tensors(nothing).repeat())
+        even = endless if tf.data.INFINITE_CARDINALITY in numbers else endless.take(most)
+    tags.set_tag(even, _EVEN, True)
+    return share_arrays.mark_share(even)
+
+
+def prepare_alone(x: Any) -> tuple[Any, bool]:
+    """What a rank that computes its own rows by itself is to compute, and whether it has any.
+
+    For no rows Keras would not call the model, and models cannot be relied on to accept an empty batch: batches without
+    rows are left out, and a row of zeros stands for no rows at all.
+    """
+    import tensorflow as tf
+
+    if not hasattr(x, "element_spec"):
+        if any(len(array) for array in _list_arrays(x)):
+            return x, True
+        return tf.nest.map_structure(lambda array: np.zeros((1, *array.shape[1:]), array.dtype), x), False
+    filled = x.filter(lambda *batch: row_shares.count_batch_rows(batch) > 0)
+    if next(iter(filled), None) is not None:
+        return filled, True
+    return tf.data.Dataset.from_tensors(tf.nest.map_structure(lambda spec: _make_rows(spec, 1), x.element_spec)), False
+
+
+def _make_rows(spec: Any, rows: int) -> Any:
+    import tensorflow as tf
+
+    return tf.zeros([rows, *(size or rows for size in spec.shape[1:])], spec.dtype)

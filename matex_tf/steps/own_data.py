@@ -1,0 +1,141 @@
+"""Data of which each rank has rows of its own, in eager code: whoever looks at a batch there sees that of all ranks.
+
+Within a step the rows stay where they are (`rewrite.own_batches`). The batch is the ranks' rows one after the other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from matex_tf import tags
+from matex_tf.rewrite import own_batches
+from matex_tf.sharding import exchange, row_shares, share_arrays
+from matex_tf.steps import shares
+from matex_tf.steps.exchanger import RankExchanger
+from matex_tf.world import world
+
+_OWN, _BATCHES, _TAKER = "own rows", "batches of own rows", "whole batches of own rows"
+_state = threading.local()
+
+
+@contextlib.contextmanager
+def compute_alone() -> Iterator[None]:
+    """Within it what this thread computes is the rank's own affair: no step is shared and no batch is gathered."""
+    before, _state.alone = is_alone(), True
+    try:
+        yield
+    finally:
+        _state.alone = before
+
+
+def is_alone() -> bool:
+    return getattr(_state, "alone", False)
+
+
+def note_iterator(iterator: Any, dataset: Any) -> None:
+    """`iterator` gives batches of `dataset`, in eager code or in the trace of a function."""
+    if world.is_active() and not is_alone() and share_arrays.is_share(dataset):
+        note_dataset(dataset)
+        tags.set_tag(iterator, _OWN, True)
+        if hasattr(iterator._iterator_resource, "numpy"):
+            tags.set_tag(iterator._iterator_resource, _OWN, True)
+
+
+def _mark_handles(dataset: Any) -> None:
+    """Have functions that are given `dataset`, or refer to it, know that its rows are this rank's own."""
+    for step in row_shares.list_pipeline(dataset):
+        if share_arrays.is_share(step) and hasattr(step._variant_tensor, "numpy"):
+            tags.set_tag(step._variant_tensor, _OWN, True)
+
+
+def note_dataset(dataset: Any) -> None:
+    """A function is given `dataset`, whose rows are this rank's own."""
+    _require_batches(dataset)
+    _mark_handles(dataset)
+
+
+def explain_obstacle(place: str, why: str) -> str:
+    return (
+        f"{place} takes batches of each rank's own rows (matex_tf.shard, DataSet), and the ranks cannot compute it "
+        f"together: {why}. Loop over the dataset in eager code and call a tf.function for each batch, or give every "
+        "rank all of the data"
+    )
+
+
+def is_own(source: Any) -> bool:
+    """Whether an iterator, a dataset, or an eager tensor that stands for one in a function, gives rank's own rows."""
+    if tags.get_tag(source, _OWN, False):
+        return True
+    return hasattr(source, "element_spec") and share_arrays.is_share(source)
+
+
+def note_batches(dataset: Any) -> Any:
+    """Mark a dataset as one of this rank's own rows in batches; returns it."""
+    tags.set_tag(dataset, _BATCHES, True)
+    return share_arrays.mark_share(dataset)
+
+
+def _require_batches(dataset: Any) -> None:
+    import tensorflow as tf
+
+    try:
+        known = any(tags.get_tag(step, _BATCHES, False) for step in row_shares.list_pipeline(dataset))
+        if not known and row_shares.is_batched(dataset) is False:
+            raise own_batches.OwnRowsError("it gives single rows; put .batch(...) at its end")
+        specs = [tf.nest.flatten(dataset.element_spec, expand_composites=False)]
+        for spec in specs[0]:
+            is_dense = isinstance(spec, tf.TensorSpec)
+            own_batches.check_components(
+                [(spec.dtype, spec.shape) if is_dense else (tf.as_dtype("variant"), tf.TensorShape([]))]
+            )
+    except own_batches.OwnRowsError as error:
+        raise world.RankError(
+            f"a tf.data.Dataset of each rank's own rows ({dataset.element_spec}) cannot be iterated: {error}"
+        ) from None
+
+
+def take_whole(iterator: Any) -> Any:
+    """The next batch of all ranks, of an iterator over this rank's own rows, in eager code. Collective.
+
+    Raises:
+        tf.errors.OutOfRangeError: on every rank, once no rank has a batch any more.
+    """
+    import tensorflow as tf
+
+    spec = iterator.element_spec
+    taker = tags.get_or_make_tag(iterator, _TAKER, lambda: _make_taker(repr(spec), tuple(tf.nest.flatten(spec))))
+    return tf.nest.pack_sequence_as(spec, taker(iterator._iterator_resource))
+
+
+@functools.lru_cache(maxsize=64)
+def _make_taker(_: str, specs: Any) -> Any:
+    import tensorflow as tf
+
+    exchanger = RankExchanger("the next batch of each rank's own rows")
+    make_own_share = functools.partial(shares.make_own_share, exchanger)
+
+    def take(resource: Any) -> list[Any]:
+        tensors, own = own_batches.take_own_rows(make_own_share, "IteratorGetNext", resource, specs)
+        return own_batches.gather_rows(exchanger, tensors, own.share)
+
+    function = tf.function(take, autograph=False, input_signature=[tf.TensorSpec([], tf.resource)])
+    return function.get_concrete_function()
+
+
+def make_arrays_whole(arrays: Any, doing: str) -> Any:
+    """A structure in whose place of this rank's own rows, marked arrays, those of all ranks stand. Collective if so."""
+    import tensorflow as tf
+
+    flat = tf.nest.flatten(arrays, expand_composites=False)
+    own = [isinstance(leaf, np.ndarray) and share_arrays.is_share(leaf) for leaf in flat]
+    if not any(own) or not world.is_active() or is_alone():
+        return arrays
+    mine = [leaf for leaf, one in zip(flat, own) if one]
+    whole = iter(exchange.join_rows(mine, f"the rows that {doing} is given"))
+    return tf.nest.pack_sequence_as(arrays, [next(whole) if one else leaf for leaf, one in zip(flat, own)])

@@ -1,0 +1,112 @@
+"""Weak scaling: the script's batch is each rank's own, so a global batch is as many of them as ranks train."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from matex_tf import settings, tags
+from matex_tf.runtime import notes
+from matex_tf.world import world
+
+_LOOP = "the loop of weak scaling"
+_calls = 0  # of steps that train
+
+
+def note_training_call() -> None:
+    global _calls
+    _calls += 1
+
+
+def is_on() -> bool:
+    return settings.get_settings().scaling == "weak" and world.is_active()
+
+
+class _Loop:
+    """Of an iterator in eager code: how many steps had trained when it gave its last batch, and whether it trains."""
+
+    calls: int | None = None
+    trains = False
+
+
+def take_next(iterator: Any, pull: Callable[[], Any]) -> Any:
+    """What an iterator in eager code gives: once a step has trained since its last batch, as many as ranks train."""
+    import tensorflow as tf
+
+    loop = tags.get_or_make_tag(iterator, _LOOP, _Loop)
+    if not loop.trains and loop.calls not in (None, _calls):
+        loop.trains = True
+        say_weak("the batches of loops that train are each rank's own")
+    batches = [pull()]
+    while loop.trains and len(batches) < world.get_world().trainers:
+        try:
+            batches.append(pull())
+        except tf.errors.OutOfRangeError:
+            break
+    loop.calls = _calls
+    if len(batches) == 1:
+        return batches[0]
+    return tf.nest.map_structure(lambda *parts: join_batches(parts), *batches, expand_composites=False)
+
+
+def say_weak(what: str) -> None:
+    me = world.get_world()
+    notes.print_note(f"weak scaling: {what}; a step computes {me.trainers} of them. Learning rates stay as they are")
+
+
+def group_source(source: Any) -> Any:
+    """A dataset whose batches are each as many of those of `source` as ranks train, one after the other."""
+    import tensorflow as tf
+
+    specs = tf.nest.flatten(getattr(source, "element_spec", None), expand_composites=False)
+    if not all(isinstance(spec, tf.TensorSpec) for spec in specs):
+        notes.print_note(
+            "weak scaling: batches of generators, of Python objects, and of sparse or ragged tensors are trained on as "
+            "they are, each by all ranks. Give fit arrays or a tf.data.Dataset of dense tensors"
+        )
+        return source
+    say_weak("the batches of the dataset given to fit are each rank's own")
+    return group_batches(source, world.get_world().trainers)
+
+
+def group_batches(dataset: Any, number: int) -> Any:
+    """A dataset of `number` batches in turn, one after the other; the last has what is left."""
+    import tensorflow as tf
+
+    def join(*windows: Any) -> Any:
+        batches = tf.data.Dataset.zip(windows if len(windows) > 1 else windows[0])
+        spec = dataset.element_spec
+        nothing = tf.nest.map_structure(_make_nothing, spec)
+
+        def add(state: Any, *element: Any) -> Any:
+            before, has_any = state
+            batch = element if len(element) > 1 else element[0]
+            joined = tf.cond(
+                has_any,
+                lambda: tf.nest.map_structure(lambda a, b: join_batches([a, b]), before, batch),
+                lambda: batch,
+            )
+            return joined, tf.constant(True)
+
+        return batches.reduce((nothing, tf.constant(False)), add)[0]
+
+    grouped = dataset.window(number).map(join)
+    total = int(dataset.cardinality())
+    if total >= 0:
+        grouped = grouped.apply(tf.data.experimental.assert_cardinality(-(-total // number)))
+    return grouped.prefetch(tf.data.AUTOTUNE)
+
+
+def _make_nothing(spec: Any) -> Any:
+    import tensorflow as tf
+
+    return tf.zeros([size or 0 for size in spec.shape], spec.dtype)
+
+
+def join_batches(batches: Any) -> Any:
+    """A component of batches, one after the other."""
+    import tensorflow as tf
+
+    if isinstance(batches[0], tf.SparseTensor):
+        return tf.sparse.concat(0, list(batches))
+    return tf.concat(list(batches), 0) if batches[0].shape.rank else batches[0]
