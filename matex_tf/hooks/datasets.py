@@ -18,7 +18,8 @@ def install() -> None:
 
     replace_function(dataset_ops.DatasetV2, "__iter__", _wrap_iter)
     replace_function(dataset_ops.DatasetV2, "batch", _wrap_batch)
-    replace_function(dataset_ops.DatasetV2, "from_tensor_slices", _wrap_from_tensor_slices)
+    for name in ("from_tensor_slices", "from_tensors"):
+        replace_function(dataset_ops.DatasetV2, name, _wrap_from_tensors)
     replace_function(iterator_ops.OwnedIterator, "_next_internal", _wrap_next)
     replace_function(iterator_ops.OwnedIterator, "get_next_as_optional", _wrap_optional)
 
@@ -40,7 +41,10 @@ def _wrap_next(original: Any) -> Any:
     def take_next(self):
         import tensorflow as tf
 
-        if not tf.executing_eagerly() or own_data.is_alone():
+        if not tf.executing_eagerly():
+            own_data.require_shared(self)
+            return original(self)
+        if own_data.is_alone():
             return original(self)
         if own_data.is_own(self):
             return own_data.take_whole(self)
@@ -53,6 +57,8 @@ def _wrap_optional(original: Any) -> Any:
     def take_optional(self):
         import tensorflow as tf
 
+        if not tf.executing_eagerly():
+            own_data.require_shared(self)
         if not tf.executing_eagerly() or own_data.is_alone() or not own_data.is_own(self):
             return original(self)
         try:
@@ -63,15 +69,15 @@ def _wrap_optional(original: Any) -> Any:
     return take_optional
 
 
-def _wrap_from_tensor_slices(original: Any) -> Any:
-    def from_tensor_slices(tensors, *args, **kwargs):
+def _wrap_from_tensors(original: Any) -> Any:
+    def make(tensors, *args, **kwargs):
         import tensorflow as tf
 
         dataset = original(tensors, *args, **kwargs)
         arrays = [part for part in tf.nest.flatten(tensors) if isinstance(part, np.ndarray)]
         return share_arrays.mark_share(dataset) if any(map(share_arrays.is_share, arrays)) else dataset
 
-    return from_tensor_slices
+    return make
 
 
 def _wrap_batch(original: Any) -> Any:

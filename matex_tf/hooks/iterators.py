@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from matex_tf.runtime.replace import replace_function
-from matex_tf.steps import capture
+from matex_tf.steps import capture, own_data
 
 
 def install() -> None:
@@ -50,6 +50,7 @@ def _wrap_dataset_loop(original: Any) -> Any:
 
     def loop(dataset, *args, **kwargs):
         if not capture.is_opening():
+            own_data.require_shared(dataset)
             return original(dataset, *args, **kwargs)
         return control_flow._tf_iterator_for_stmt(iter(dataset), *args, **kwargs)
 

@@ -16,7 +16,7 @@ import numpy as np
 from matex_tf import tags
 from matex_tf.rewrite import own_batches
 from matex_tf.sharding import exchange, row_shares, share_arrays
-from matex_tf.steps import shares
+from matex_tf.steps import capture, shares
 from matex_tf.steps.exchanger import RankExchanger
 from matex_tf.world import world
 
@@ -58,6 +58,16 @@ def note_dataset(dataset: Any) -> None:
     """A function is given `dataset`, whose rows are this rank's own."""
     _require_batches(dataset)
     _mark_handles(dataset)
+
+
+def require_shared(source: Any) -> None:
+    """An iterator or dataset is used in the trace of a function: of each rank's own rows that is a shared step's.
+
+    Raises:
+        RankError: if it is not.
+    """
+    if world.is_active() and not is_alone() and not capture.is_opening() and is_own(source):
+        raise world.RankError(explain_obstacle("a function", "it is not traced as a step that ranks share"))
 
 
 def explain_obstacle(place: str, why: str) -> str:
