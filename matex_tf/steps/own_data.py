@@ -98,12 +98,11 @@ def _require_batches(dataset: Any) -> None:
         known = any(tags.get_tag(step, _BATCHES, False) for step in row_shares.list_pipeline(dataset))
         if not known and row_shares.is_batched(dataset) is False:
             raise own_batches.OwnRowsError("it gives single rows; put .batch(...) at its end")
-        specs = [tf.nest.flatten(dataset.element_spec, expand_composites=False)]
-        for spec in specs[0]:
-            is_dense = isinstance(spec, tf.TensorSpec)
-            own_batches.check_components(
-                [(spec.dtype, spec.shape) if is_dense else (tf.as_dtype("variant"), tf.TensorShape([]))]
-            )
+        specs = tf.nest.flatten(dataset.element_spec, expand_composites=False)
+        dense = [isinstance(spec, tf.TensorSpec) for spec in specs]
+        other = tf.TensorSpec([], tf.variant)
+        components = [spec if one else other for spec, one in zip(specs, dense)]
+        own_batches.check_components([(spec.dtype, spec.shape) for spec in components])
     except own_batches.OwnRowsError as error:
         raise world.RankError(
             f"a tf.data.Dataset of each rank's own rows ({dataset.element_spec}) cannot be iterated: {error}"
