@@ -23,9 +23,7 @@ def are_in(graph: Any) -> bool:
 
 
 def place_batch(node: Node) -> Decision:
-    """Every component with an open number of rows is sliced. A batch whose components have different numbers of rows
-    is computed by every rank, and the first rank's results count.
-    """
+    """Every component with an open number of rows is sliced."""
     rows = [has_open_rows(tensor.shape) for tensor in node.op.outputs]
 
     def emit(copy: Any, *inputs: Any) -> list[Any]:
@@ -45,18 +43,14 @@ def take_rows(copy: Any, tensors: list[Any], are_rows: list[bool]) -> list[Any]:
 
     A copy without a way to make shares is one whose tensors are the rank's rows already.
     """
-    import tensorflow as tf
-
     if copy.make_share is None or not any(are_rows):
         return tensors
     copy.share = share = copy.make_share([tensor for tensor, one in zip(tensors, are_rows) if one])
     found = []
     for tensor, one in zip(tensors, are_rows):
         if one:
-            # Where the components have different numbers of rows the share is the whole of each.
-            end = tf.where(share.is_split, share.first + share.count, tf.shape(tensor, tf.int64)[0])
             static = tensor.shape[1:]
-            tensor = tensor[share.first : end]
+            tensor = tensor[share.first : share.first + share.count]
             tensor.set_shape([None, *static])
         found.append(tensor)
     return found
