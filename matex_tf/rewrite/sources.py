@@ -6,7 +6,7 @@ from typing import Any
 
 from matex_tf.rewrite.functions import has_op
 from matex_tf.rewrite.nodes import Decision, Node
-from matex_tf.rewrite.placement import BATCH, WHOLE
+from matex_tf.rewrite.placement import BATCH, SIZES, WHOLE
 from matex_tf.rewrite.rules.sizes import mark_taker
 
 SOURCES = ("IteratorGetNext", "IteratorGetNextSync", "OptionalGetValue")
@@ -36,6 +36,35 @@ def place_batch(node: Node) -> Decision:
 def is_batch(node: Node) -> bool:
     """Whether a node that was read gives the batch of its program."""
     return node.type in SOURCES and any(one.is_sharded for one in node.decision.gives)
+
+
+def put_first(nodes: list[Node]) -> list[Node]:
+    """The nodes of a program that takes the batch by itself, with that before all that use the rank's share of it.
+
+    Numbers that the share tells are not made of the batch's tensors, so that nothing else keeps the order.
+    """
+    source = next(node for node in nodes if is_batch(node))
+    before = {id(source)}
+    pending = [source]
+    while pending:
+        node = pending.pop()
+        for one in (*(value.node for value in node.inputs if value.node is not None), *node.controls):
+            if id(one) not in before:
+                before.add(id(one))
+                pending.append(one)
+    first = [node for node in nodes if id(node) in before]
+    rest = [node for node in nodes if id(node) not in before]
+    for node in rest:
+        if _uses_share(node) and not node.has_rows and source not in node.controls:
+            node.controls = [*node.controls, source]
+    return first + rest
+
+
+def _uses_share(node: Node) -> bool:
+    """Whether what is made of a node's inputs depends on which rows the rank has."""
+    takes_copy = node.decision.emit is not None or bool(node.bodies)
+    slices = any(need is not None and need.is_sharded for need in node.decision.needs)
+    return takes_copy or slices or any(one.kind == SIZES for one in node.placements)
 
 
 def take_rows(copy: Any, tensors: list[Any], are_rows: list[bool]) -> list[Any]:
