@@ -23,15 +23,17 @@ class Arguments:
 
         self.given = args, kwargs
         self.leaves = tf.nest.flatten(self.given, expand_composites=False)
+        if any(map(_is_array, self.leaves)):
+            self.leaves = [tf.convert_to_tensor(leaf) if _is_array(leaf) else leaf for leaf in self.leaves]
+            self.given = tf.nest.pack_sequence_as(self.given, self.leaves)
         counts = [_count_rows(leaf) for leaf in self.leaves]
         known = [count for count in counts if count]
         self.rows = max(known, key=known.count) if known else 0
         self.are_rows = [count == self.rows and count > 0 for count in counts]
 
-    @property
-    def has_sources(self) -> bool:
-        """Whether a step may take batches from one of them."""
-        return any(is_source(leaf) for leaf in self.leaves)
+    def list_sources(self) -> list[Any]:
+        """The iterators and datasets from which a step may take batches."""
+        return [leaf for leaf in self.leaves if is_source(leaf)]
 
     def make_key(self) -> Any:
         """What calls have in common that one trace is for."""
@@ -85,12 +87,14 @@ def is_source(leaf: Any) -> bool:
     return isinstance(leaf, (tf.data.Iterator, tf.data.Dataset))
 
 
+def _is_array(leaf: Any) -> bool:
+    return isinstance(leaf, np.ndarray) and leaf.dtype != object
+
+
 def _count_rows(leaf: Any) -> int | None:
-    """The first size of an array or eager tensor."""
+    """The first size of an eager tensor."""
     import tensorflow as tf
 
-    if isinstance(leaf, np.ndarray):
-        return len(leaf) if leaf.ndim > 0 and leaf.dtype != object else None
     if isinstance(leaf, tf.Tensor) and leaf.shape.rank:
         rows: int = leaf.shape[0]
         return rows

@@ -7,9 +7,9 @@ from typing import Any
 
 from matex_tf import tags
 from matex_tf.loops import explain
-from matex_tf.steps import capture
+from matex_tf.steps import agreement, capture
 from matex_tf.steps.arguments import Arguments
-from matex_tf.steps.plan import StepPlan
+from matex_tf.steps.plan import NO_BATCH, NO_WORK, StepPlan
 
 _PLANS = "step plans"
 
@@ -43,9 +43,13 @@ def call_function(original: Callable[..., Any], function: Any, args: tuple[Any, 
         planned = plans[key] = _Planned(_make_plan(function, arguments), arguments.list_kept())
     plan = planned.plan
     if plan is None or plan.why_whole:
-        return original(function, *args, **kwargs)
-    inputs = plan.own.function_type.unpack_inputs(plan.own.function_type.bind(*bound.args, **bound.kwargs))
-    return plan.call(inputs)
+        result = original(function, *args, **kwargs)
+        if plan is not None and plan.trained and agreement.is_watched():
+            agreement.note_gradients(plan.trained)
+        return result
+    given, named = arguments.given
+    inputs = plan.own.function_type.unpack_inputs(plan.own.function_type.bind(*given, **named))
+    return plan.call(inputs, arguments.list_sources())
 
 
 def _make_plan(function: Any, arguments: Arguments) -> StepPlan | None:
@@ -59,8 +63,8 @@ def _make_plan(function: Any, arguments: Arguments) -> StepPlan | None:
     are_rows = [id(tensor) in rows for tensor in own.function_type.unpack_inputs(bound)]
     place = explain.name_step(function)
     plan = StepPlan(own, are_rows, place)
-    if plan.why_whole:
+    if plan.why_whole and (plan.trained or plan.why_whole not in (NO_BATCH, NO_WORK)):
         explain.say_whole(plan.why_whole, place)
-    else:
+    elif not plan.why_whole:
         explain.say_shared(place)
     return plan

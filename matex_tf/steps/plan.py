@@ -15,7 +15,7 @@ from matex_tf.rewrite.emit import Copy
 from matex_tf.rewrite.placement import BATCH, WHOLE
 from matex_tf.rewrite.propagate import Program, read_program
 from matex_tf.runtime import objects
-from matex_tf.steps import shares, worth
+from matex_tf.steps import agreement, batch_watch, shares, whole_code, worth
 from matex_tf.steps.exchanger import RankExchanger
 from matex_tf.world import world
 
@@ -29,6 +29,7 @@ class StepPlan:
     own: the script's trace, a ConcreteFunction.
     why_whole: why every rank computes the calls whole; empty where ranks share them.
     program: the placements; None where they could not be found.
+    trained: the weights that a call changes.
     """
 
     def __init__(self, own: Any, are_rows: Sequence[bool], place: str):
@@ -42,6 +43,8 @@ class StepPlan:
         self.are_rows = [one and sources.has_open_rows(tensor.shape) for one, tensor in zip(are_rows, own.graph.inputs)]
         self.program: Program | None = None
         self.step: Any = None
+        self.trained = whole_code.list_trained(own)
+        self.batches = batch_watch.BatchWatch(f"a batch of {place}")
         self.why_whole = self._find_obstacle()
         if self.why_whole in (NO_BATCH, NO_WORK):
             return  # what a script's rank does by itself is its own affair
@@ -79,6 +82,8 @@ class StepPlan:
                         f"than that of rank 0 ({hosts[0]}). Every rank must run the same script."
                     )
         variables.synchronize_variables(self.own.graph.variables, f"comparing the variables before {self.place}")
+        if not self.why_whole:
+            agreement.note_shared(self.own.graph.variables)
 
     def _build(self) -> Any:
         """The copy, as a ConcreteFunction of the tensors that the script's takes."""
@@ -92,14 +97,19 @@ class StepPlan:
 
         def step(*given: Any) -> Any:
             here = tf.compat.v1.get_default_graph()
-            copy = Copy(shares.make_no_share(), RankExchanger(self.place), shares.make_share)
+            copy = Copy(shares.make_no_share(), RankExchanger(self.place), self.batches.make_share)
             inputs = sources.take_rows(copy, list(given), are_rows)
             inputs += [here.capture(one) for one in outer]
             return copy.build(program, inputs, [WHOLE] * len(program.outputs))
 
         return tf.function(step, autograph=False, input_signature=specs).get_concrete_function()
 
-    def call(self, inputs: Sequence[Any]) -> Any:
-        """What the script's function gives for these tensors, computed by all ranks. Collective."""
-        outputs = self.step(*inputs)
+    def call(self, inputs: Sequence[Any], sources: Sequence[Any] = ()) -> Any:
+        """What the script's function gives for these tensors, computed by all ranks. Collective.
+
+        sources: the iterators and datasets among the arguments.
+        """
+        with self.batches.compare_batches(sources):
+            outputs = self.step(*inputs)
+        agreement.note_step()
         return self.own.function_type.pack_output(outputs)

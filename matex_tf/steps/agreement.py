@@ -1,0 +1,140 @@
+"""What ranks compare between steps, so that all hold the weights that the script alone would hold.
+
+In code that every rank computes whole, rank 0's values are those of the script: where the others' differ they take
+rank 0's. A weight of a step that ranks share must not differ: what the step gave would be a mixture of two models.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Iterable
+from typing import Any
+
+from matex_tf import settings
+from matex_tf.gradients import reduction, variables
+from matex_tf.runtime import notes, shutdown
+from matex_tf.world import world
+
+AS_TRAINING_STARTS = "comparing the variables as training starts"
+
+_waiting: list[Any] = []
+"""Variables of which whole code has taken gradients for the first time: ranks agree on them after their update."""
+_shared: dict[int, Any] = {}
+"""By the ids of TensorFlow's variables: those that steps use which ranks share."""
+_steps = 0
+_unchecked = False
+
+
+def is_watched() -> bool:
+    """Whether what this thread does is compared: other threads of a script are at other places on each rank."""
+    return world.is_active() and threading.current_thread() is threading.main_thread()
+
+
+def note_gradients(sources: Iterable[Any]) -> None:
+    """Code that every rank computes whole has taken gradients of these variables, or updated them. Collective at times.
+
+    Ranks agree on new ones when the next step has begun: then the update with these gradients has been made.
+    """
+    _settle_waiting()
+    _waiting.extend(variables.select_new(sources))
+    note_step()
+
+
+def note_update(updated: Iterable[Any]) -> None:
+    """Eager code has updated these variables of a model and of its optimizer. Collective where they are new.
+
+    Ranks agree on them after their first update: gradients of other values than rank 0's have gone into it.
+    """
+    global _unchecked
+    _unchecked = True
+    _waiting.extend(variables.select_new(updated))
+    _settle_waiting()
+
+
+def note_shared(used: Iterable[Any]) -> None:
+    """A step that ranks share uses these variables, on which they have agreed."""
+    for variable in map(reduction.find_tf_variable, used):
+        key = id(variable)
+        _shared[key] = weakref.ref(variable, lambda _, key=key: _shared.pop(key, None))
+
+
+def note_step() -> None:
+    """A step has run. After 1, 2, 4, 8, ... of them, and every MATEX_DRIFT_STEPS, weights are compared: collective."""
+    global _steps, _unchecked
+    _steps += 1
+    _unchecked = True
+    every = settings.get_settings().drift_steps
+    if every and (_steps & (_steps - 1) == 0 or _steps % every == 0):
+        compare_weights(f"after {_steps} steps")
+
+
+def compare_weights(when: str, more: Iterable[Any] = ()) -> None:
+    """Compare the weights of all steps so far, and `more` variables, of all ranks. Collective.
+
+    Raises:
+        RankError: on every rank, if a weight differs that a shared step uses.
+    """
+    global _unchecked
+    _unchecked = False
+    _settle_waiting()
+    found = [*(one for one in variables.list_agreed() if _is_trainable(one)), *more]
+    shared = [one for one in found if _is_trainable(one) and id(reduction.find_tf_variable(one)) in _shared]
+    differing = variables.synchronize_variables(found, f"comparing weights {when}", shared)
+    if differing:
+        notes.print_note(
+            f"{_name_first(differing)} differ between ranks: code that every rank runs whole has changed them by data "
+            "or random numbers of its own. All ranks go on with rank 0's"
+        )
+
+
+def agree_on_model(model: Any) -> None:
+    """Give all ranks the same values of a model's weights and of its optimizer's variables. Collective."""
+    owned = getattr(getattr(model, "optimizer", None), "variables", [])
+    _settle_waiting()
+    variables.synchronize_variables([*list_weights(model), *(owned() if callable(owned) else owned)])
+
+
+def compare_model(model: Any, kind: str, is_within_fit: bool) -> None:
+    """Before `evaluate` or `predict`, which `kind` is, all ranks have the same weights. Collective.
+
+    Within `fit` weights that a shared step has changed otherwise on each rank are an error.
+    """
+    if is_within_fit:
+        compare_weights(f"before {kind}", list_weights(model))
+        return
+    _settle_waiting()
+    differing = variables.synchronize_variables(list_weights(model), f"comparing the weights before {kind}")
+    if differing:
+        notes.print_note(f"{kind}: {_name_first(differing)} differ between ranks; all ranks take rank 0's")
+
+
+def list_weights(model: Any) -> list[Any]:
+    """The weights of a Keras model that are made; none of a list of callbacks that has no model."""
+    try:
+        return list(getattr(model, "weights", []))
+    except ValueError:  # Keras 2: of a model that is not built yet
+        return [weight for layer in model.layers for weight in list_weights(layer)]
+
+
+def _is_trainable(variable: Any) -> bool:
+    return bool(getattr(variable, "trainable", True))
+
+
+def _name_first(names: list[str]) -> str:
+    return f"'{names[0]}' and {len(names) - 1} other variables" if len(names) > 1 else f"the values of '{names[0]}'"
+
+
+def _settle_waiting() -> None:
+    if _waiting:
+        found = list(_waiting)
+        _waiting.clear()
+        variables.synchronize_variables(found, AS_TRAINING_STARTS)
+
+
+def _check_end() -> None:
+    if settings.get_settings().drift_steps and (_unchecked or _waiting):
+        compare_weights("at the end of the script")
+
+
+shutdown.at_end.append(_check_end)
