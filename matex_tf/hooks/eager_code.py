@@ -42,7 +42,7 @@ def _wrap_gradient(original: Any) -> Any:
         if tf.executing_eagerly() and agreement.is_watched():
             trained = [one for one in tf.nest.flatten(sources) if hasattr(reduction.find_tf_variable(one), "assign")]
             if trained:
-                whole_code.note_gradients(trained)
+                return whole_code.take_gradients(result, trained)
         return result
 
     return gradient
@@ -65,7 +65,7 @@ def _wrap_update(list_updated: Callable[[Any, list[Any], Any], Iterable[Any]]) -
             updated = list(list_updated(self, items, given.arguments.get(second)))
             result = original(*given.args, **given.kwargs)
             own = getattr(self, "variables", [])
-            agreement.note_update([*updated, *(own() if callable(own) else own)])
+            agreement.agree_on_new([*updated, *(own() if callable(own) else own)])
             return result
 
         return apply

@@ -18,8 +18,6 @@ from matex_tf.world import world
 
 AS_TRAINING_STARTS = "comparing the variables as training starts"
 
-_waiting: list[Any] = []
-"""Variables of which whole code has taken gradients for the first time: ranks agree on them after their update."""
 _shared: dict[int, Any] = {}
 """By the ids of TensorFlow's variables: those that steps use which ranks share."""
 _steps = 0
@@ -31,25 +29,13 @@ def is_watched() -> bool:
     return world.is_active() and threading.current_thread() is threading.main_thread()
 
 
-def note_gradients(sources: Iterable[Any]) -> None:
-    """Code that every rank computes whole has taken gradients of these variables, or updated them. Collective at times.
+def agree_on_new(used: Iterable[Any]) -> bool:
+    """Give all ranks the same values of those variables on which they have not agreed yet; whether any differed.
 
-    Ranks agree on new ones when the next step has begun: then the update with these gradients has been made.
+    Collective where there is a new one.
     """
-    _settle_waiting()
-    _waiting.extend(variables.select_new(sources))
-    note_step()
-
-
-def note_update(updated: Iterable[Any]) -> None:
-    """Eager code has updated these variables of a model and of its optimizer. Collective where they are new.
-
-    Ranks agree on them after their first update: gradients of other values than rank 0's have gone into it.
-    """
-    global _unchecked
-    _unchecked = True
-    _waiting.extend(variables.select_new(updated))
-    _settle_waiting()
+    new = variables.select_new(used)
+    return bool(new and variables.synchronize_variables(new, AS_TRAINING_STARTS))
 
 
 def note_shared(used: Iterable[Any]) -> None:
@@ -77,7 +63,6 @@ def compare_weights(when: str, more: Iterable[Any] = ()) -> None:
     """
     global _unchecked
     _unchecked = False
-    _settle_waiting()
     found = [*(one for one in variables.list_agreed() if _is_trainable(one)), *more]
     shared = [one for one in found if _is_trainable(one) and id(reduction.find_tf_variable(one)) in _shared]
     differing = variables.synchronize_variables(found, f"comparing weights {when}", shared)
@@ -91,7 +76,6 @@ def compare_weights(when: str, more: Iterable[Any] = ()) -> None:
 def agree_on_model(model: Any) -> None:
     """Give all ranks the same values of a model's weights and of its optimizer's variables. Collective."""
     owned = getattr(getattr(model, "optimizer", None), "variables", [])
-    _settle_waiting()
     variables.synchronize_variables([*list_weights(model), *(owned() if callable(owned) else owned)])
 
 
@@ -103,7 +87,6 @@ def compare_model(model: Any, kind: str, is_within_fit: bool) -> None:
     if is_within_fit:
         compare_weights(f"before {kind}", list_weights(model))
         return
-    _settle_waiting()
     differing = variables.synchronize_variables(list_weights(model), f"comparing the weights before {kind}")
     if differing:
         notes.print_note(f"{kind}: {_name_first(differing)} differ between ranks; all ranks take rank 0's")
@@ -125,15 +108,8 @@ def _name_first(names: list[str]) -> str:
     return f"'{names[0]}' and {len(names) - 1} other variables" if len(names) > 1 else f"the values of '{names[0]}'"
 
 
-def _settle_waiting() -> None:
-    if _waiting:
-        found = list(_waiting)
-        _waiting.clear()
-        variables.synchronize_variables(found, AS_TRAINING_STARTS)
-
-
 def _check_end() -> None:
-    if settings.get_settings().drift_steps and (_unchecked or _waiting):
+    if settings.get_settings().drift_steps and _unchecked:
         compare_weights("at the end of the script")
 
 

@@ -43,10 +43,9 @@ def call_function(original: Callable[..., Any], function: Any, args: tuple[Any, 
         planned = plans[key] = _Planned(_make_plan(function, arguments), arguments.list_kept())
     plan = planned.plan
     if plan is None or plan.why_whole:
-        result = original(function, *args, **kwargs)
         if plan is not None and plan.trained and agreement.is_watched():
-            agreement.note_gradients(plan.trained)
-        return result
+            agreement.note_step()
+        return original(function, *args, **kwargs)
     given, named = arguments.given
     inputs = plan.own.function_type.unpack_inputs(plan.own.function_type.bind(*given, **named))
     return plan.call(inputs, arguments.list_sources())

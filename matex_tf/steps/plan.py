@@ -47,7 +47,9 @@ class StepPlan:
         self.batches = batch_watch.BatchWatch(f"a batch of {place}")
         self.why_whole = self._find_obstacle()
         if self.why_whole in (NO_BATCH, NO_WORK):
-            return  # what a script's rank does by itself is its own affair
+            if self.trained and agreement.is_watched():
+                agreement.agree_on_new(own.graph.variables)
+            return  # else, what a script's rank does by itself is its own affair
         self._agree()
         if not self.why_whole:
             self.step = self._build()

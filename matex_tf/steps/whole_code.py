@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 from matex_tf.loops import explain
+from matex_tf.runtime import objects
 from matex_tf.steps import agreement
 
 EAGER = (
@@ -18,13 +18,29 @@ _ENOUGH = 2
 _times = 0
 
 
-def note_gradients(sources: Iterable[Any]) -> None:
-    """Eager code has taken gradients of variables. Collective at times."""
+def take_gradients(found: Any, sources: list[Any]) -> Any:
+    """The gradients of variables that eager code gets: `found` by its tape, in any structure. Collective at times.
+
+    Where ranks began with other values of these variables, all now have rank 0's, and get its gradients.
+    """
     global _times
     _times += 1
     if _times >= _ENOUGH:
         explain.say_whole(EAGER, "a training step in eager code")
-    agreement.note_gradients(sources)
+    if agreement.agree_on_new(sources):
+        found = _take_first_rank(found)
+    agreement.note_step()
+    return found
+
+
+def _take_first_rank(found: Any) -> Any:
+    import tensorflow as tf
+
+    parts = tf.nest.flatten(found, expand_composites=True)
+    mine = [part.numpy() if isinstance(part, tf.Tensor) else part for part in parts]
+    first = objects.broadcast(mine, "the gradients of variables that ranks had begun with other values")
+    values = [one if one is None else tf.convert_to_tensor(one) for one in first]
+    return tf.nest.pack_sequence_as(found, values, expand_composites=True)
 
 
 def list_trained(function: Any) -> list[Any]:
