@@ -42,7 +42,7 @@ def _wrap_gradient(original: Any) -> Any:
         if tf.executing_eagerly() and agreement.is_watched():
             trained = [one for one in tf.nest.flatten(sources) if hasattr(reduction.find_tf_variable(one), "assign")]
             if trained:
-                return whole_code.take_gradients(result, trained)
+                return whole_code.take_gradients(self, result, trained)
         return result
 
     return gradient

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from matex_tf.runtime.replace import replace_function
-from matex_tf.steps import function_calls
+from matex_tf.steps import agreement, function_calls
 
 
 def install() -> None:
@@ -24,8 +24,9 @@ def _wrap_call(original: Any) -> Any:
         import tensorflow as tf
 
         is_step = tf.executing_eagerly() and not tf.config.functions_run_eagerly() and not self._jit_compile
-        if not is_step or record.could_possibly_record():
+        is_recorded = record.could_possibly_record()
+        if not is_step or (is_recorded and not agreement.shares_eager_calls()):
             return original(self, *args, **kwargs)
-        return function_calls.call_function(original, self, args, kwargs)
+        return function_calls.call_function(original, self, args, kwargs, is_recorded)
 
     return __call__

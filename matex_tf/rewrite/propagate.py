@@ -184,11 +184,13 @@ class _Whole:
         self.node_def = tensor.op.node_def
 
 
-def read_program(graph: Any, placements: Sequence[Placement], takes_batches: bool = True) -> Program:
-    """The program of `graph`, in which no sum is made whole in two forms."""
+def read_program(
+    graph: Any, placements: Sequence[Placement], takes_batches: bool = True, constants: Sequence[Any] = ()
+) -> Program:
+    """The program of `graph`, in which no sum is made whole in two forms; the rest as `Reader.read` takes it."""
     whole: set[tuple[Any, ...]] = set()
     while True:
-        program = Reader(whole, takes_batches).read(graph, placements)
+        program = Reader(whole, takes_batches).read(graph, placements, constants=constants)
         more = find_sums_needed_whole(program) - whole
         if not more:
             return program

@@ -29,6 +29,11 @@ def is_watched() -> bool:
     return world.is_active() and threading.current_thread() is threading.main_thread()
 
 
+def shares_eager_calls() -> bool:
+    """Whether calls in eager code while tapes record may be shared by the ranks in this thread."""
+    return is_watched() and settings.get_settings().eager == "auto"
+
+
 def agree_on_new(used: Iterable[Any]) -> bool:
     """Give all ranks the same values of those variables on which they have not agreed yet; whether any differed.
 

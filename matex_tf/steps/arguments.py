@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import operator
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from matex_tf import tags
+from matex_tf.steps import capture
 
 
 class Arguments:
@@ -62,6 +64,32 @@ class Arguments:
     def list_kept(self) -> list[Any]:
         """References to the leaves that the key knows by their addresses: where one has gone, the key means nothing."""
         return [_refer_to(leaf) for leaf in self.leaves if not hasattr(leaf, "shape")]
+
+    def list_tensors(self) -> list[Any]:
+        """The tensors among the leaves."""
+        import tensorflow as tf
+
+        return [leaf for leaf in self.leaves if isinstance(leaf, tf.Tensor)]
+
+    def trace_call(self, function: Callable[..., Any]) -> Any:
+        """The FuncGraph of a call of `function`, of any number of rows; its inputs are those of `list_tensors`.
+
+        None where the Python of the function raises an error in that.
+        """
+        import tensorflow as tf
+
+        def call(*tensors: Any) -> Any:
+            rest = iter(tensors)
+            leaves = [next(rest) if isinstance(leaf, tf.Tensor) else leaf for leaf in self.leaves]
+            args, kwargs = tf.nest.pack_sequence_as(self.given, leaves)
+            return function(*args, **kwargs)
+
+        specs = [
+            tf.TensorSpec([None, *leaf.shape[1:]] if one else leaf.shape, leaf.dtype)
+            for leaf, one in zip(self.leaves, self.are_rows)
+            if isinstance(leaf, tf.Tensor)
+        ]
+        return capture.trace_graph(call, specs)
 
     def open_rows(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments with specifications of any number of rows in the place of those that have rows."""

@@ -7,7 +7,7 @@ from typing import Any
 
 from matex_tf import tags
 from matex_tf.loops import explain
-from matex_tf.steps import agreement, capture
+from matex_tf.steps import agreement, capture, tape_calls
 from matex_tf.steps.arguments import Arguments
 from matex_tf.steps.plan import NO_BATCH, NO_WORK, StepPlan
 
@@ -25,8 +25,13 @@ class _Planned:
         return all(refer() is not None for refer in self.kept)
 
 
-def call_function(original: Callable[..., Any], function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """What `original(function, *args, **kwargs)` gives, a call in eager code, computed by all ranks where they can."""
+def call_function(
+    original: Callable[..., Any], function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], is_recorded: bool
+) -> Any:
+    """What `original(function, *args, **kwargs)` gives, a call in eager code, computed by all ranks where they can.
+
+    is_recorded: whether tapes record.
+    """
     from tensorflow.python.eager.polymorphic_function import function_type_utils
 
     try:
@@ -36,6 +41,8 @@ def call_function(original: Callable[..., Any], function: Any, args: tuple[Any, 
     except (TypeError, ValueError):  # as the call itself says
         return original(function, *args, **kwargs)
     arguments = Arguments(bound.args, bound.kwargs)
+    if is_recorded:
+        return tape_calls.call_function(lambda: original(function, *args, **kwargs), function, arguments)
     plans = tags.get_or_make_tag(function, _PLANS, dict)
     key = arguments.make_key()
     planned = plans.get(key)

@@ -50,7 +50,7 @@ class StepPlan:
             if self.trained and agreement.is_watched():
                 agreement.agree_on_new(own.graph.variables)
             return  # else, what a script's rank does by itself is its own affair
-        self._agree()
+        self.why_whole = agree_on_trace(own.graph, self.why_whole, place)
         if not self.why_whole:
             self.step = self._build()
 
@@ -66,26 +66,6 @@ class StepPlan:
         if not worth.has_shared_work(self.program):
             return NO_WORK
         return ""
-
-    def _agree(self) -> None:
-        """All ranks have traced the same, share it or not alike, and have the same variables. Collective."""
-        text = " ".join(op.type for op in self.own.graph.get_operations())
-        mine = hashlib.blake2b(text.encode()).hexdigest(), self.why_whole
-        everyone = objects.allgather(mine, f"whether ranks can share {self.place}")
-        reasons = [why for _, why in everyone if why]
-        if reasons:
-            self.why_whole = reasons[0]
-        else:
-            for rank, (digest, _) in enumerate(everyone):
-                if digest != everyone[0][0]:
-                    hosts = world.get_world().hosts
-                    raise world.RankError(
-                        f"the ranks' traces of {self.place} differ: that of rank {rank} ({hosts[rank]}) has other ops "
-                        f"than that of rank 0 ({hosts[0]}). Every rank must run the same script."
-                    )
-        variables.synchronize_variables(self.own.graph.variables, f"comparing the variables before {self.place}")
-        if not self.why_whole:
-            agreement.note_shared(self.own.graph.variables)
 
     def _build(self) -> Any:
         """The copy, as a ConcreteFunction of the tensors that the script's takes."""
@@ -115,3 +95,29 @@ class StepPlan:
             outputs = self.step(*inputs)
         agreement.note_step()
         return self.own.function_type.pack_output(outputs)
+
+
+def agree_on_trace(graph: Any, why_whole: str, place: str) -> str:
+    """Why ranks do not share the calls of a traced function, if one of them has a reason. Collective.
+
+    All ranks have traced the same, and have the same values of the variables that it uses.
+
+    Raises:
+        RankError: on every rank, if the traces differ.
+    """
+    text = " ".join(op.type for op in graph.get_operations())
+    mine = hashlib.blake2b(text.encode()).hexdigest(), why_whole
+    everyone = objects.allgather(mine, f"whether ranks can share {place}")
+    reasons = [why for _, why in everyone if why]
+    if not reasons:
+        for rank, (digest, _) in enumerate(everyone):
+            if digest != everyone[0][0]:
+                hosts = world.get_world().hosts
+                raise world.RankError(
+                    f"the ranks' traces of {place} differ: that of rank {rank} ({hosts[rank]}) has other ops than that "
+                    f"of rank 0 ({hosts[0]}). Every rank must run the same script."
+                )
+    variables.synchronize_variables(graph.variables, f"comparing the variables before {place}")
+    if not reasons:
+        agreement.note_shared(graph.variables)
+    return reasons[0] if reasons else ""

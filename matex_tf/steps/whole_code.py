@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+from collections.abc import Iterable
 from typing import Any
 
 from matex_tf.loops import explain
@@ -16,21 +18,32 @@ _ENOUGH = 2
 """Gradients that are taken once are no training."""
 
 _times = 0
+_unsaid: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
-def take_gradients(found: Any, sources: list[Any]) -> Any:
-    """The gradients of variables that eager code gets: `found` by its tape, in any structure. Collective at times.
+def leave_unsaid(tapes: Iterable[Any]) -> None:
+    """Of the step in which these tapes record nothing is said: ranks may share the next."""
+    _unsaid.update(tapes)
+
+
+def take_gradients(tape: Any, found: Any, sources: list[Any]) -> Any:
+    """The gradients of variables that eager code gets: `found` by `tape`, in any structure. Collective at times.
 
     Where ranks began with other values of these variables, all now have rank 0's, and get its gradients.
     """
     global _times
     _times += 1
-    if _times >= _ENOUGH:
+    if _times >= _ENOUGH and tape not in _unsaid:
         explain.say_whole(EAGER, "a training step in eager code")
     if agreement.agree_on_new(sources):
         found = _take_first_rank(found)
     agreement.note_step()
     return found
+
+
+def count_gradients() -> int:
+    """How many times eager code has taken gradients of variables: a step of training ends after one."""
+    return _times
 
 
 def _take_first_rank(found: Any) -> Any:

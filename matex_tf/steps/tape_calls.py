@@ -1,0 +1,241 @@
+"""Calls in eager code while tapes record: of a Keras model, or of a `tf.function`. Ranks share them where that pays.
+
+The Python of a model runs in each call, as it does alone: in a trace, of which the ops say which plan the call has. The
+calls of the first step are the script's own, and show what a trace would not do.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from matex_tf import tags
+from matex_tf.loops import explain
+from matex_tf.rewrite.functions import has_op
+from matex_tf.runtime import objects, script_frames
+from matex_tf.steps import capture, whole_code
+from matex_tf.steps.arguments import Arguments
+from matex_tf.steps.call_plan import AGAIN, CallPlan
+
+READS = "its Python reads the values of tensors"
+LEAVES = "its Python keeps tensors of the call, such as losses that layers add"
+OTHER_RESULTS = "its results are not tensors alone, or carry masks"
+OTHER_OPS = "its ops are others from call to call"
+NO_TRACE = "its Python cannot be traced for any number of rows"
+DRAWS = "it draws random numbers from a state that no variable holds"
+OWN_GRADIENT = "a function in it has a gradient of its own (tf.custom_gradient)"
+_DRAWING = (
+    "RandomUniform",
+    "RandomUniformInt",
+    "RandomStandardNormal",
+    "TruncatedNormal",
+    "ParameterizedTruncatedNormal",
+    "StatelessRandomGetKeyCounter",
+    "RandomGamma",
+    "RandomPoissonV2",
+    "RandomShuffle",
+    "Multinomial",
+)
+_KINDS = "kinds of calls under tapes"
+_MOST_KINDS, _MOST_PLANS = 64, 16
+_LIBRARIES = ("tensorflow", "keras", "tf_keras")
+
+_state = threading.local()
+
+
+def note_read() -> None:
+    """The values of an eager tensor are read."""
+    _state.reads = getattr(_state, "reads", 0) + 1
+
+
+def get_tapes() -> list[Any]:
+    """The tapes that record in this thread, outermost first."""
+    tapes: list[Any] = _state.__dict__.setdefault("tapes", [])
+    return tapes
+
+
+class _Kind:
+    """How calls with arguments of one kind are made: whole, which `why` explains, or by the plan of their ops.
+
+    first_at: so many gradients had been taken when the first call was made.
+    """
+
+    def __init__(self) -> None:
+        self.why = ""
+        self.is_agreed = False
+        self.first_at = whole_code.count_gradients()
+        self.trace: Any = None
+        self.plans: dict[Any, CallPlan] = {}
+
+    def refuse(self, why: str) -> None:
+        self.why = self.why or why
+
+    def agree(self, place: str) -> None:
+        """All ranks share such calls or none does: what the first calls have shown is each rank's own. Collective."""
+        self.is_agreed = True
+        reasons = objects.allgather(self.why, f"what the first step has shown of {place}")
+        self.why = next(filter(None, reasons), "")
+
+
+def call_model(original: Callable[..., Any], model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """What `original(model, *args, **kwargs)` gives while tapes record. Collective where ranks share it."""
+
+    def trace(arguments: Arguments, kind: _Kind) -> tuple[Any, list[Any]]:
+        graph = arguments.trace_call(lambda *given, **named: original(model, *given, **named))
+        if graph is None:
+            kind.refuse(NO_TRACE)
+            return None, []
+        kind.refuse(_find_hidden(model, graph))
+        return graph, [*arguments.list_tensors(), *(outer for outer, _ in graph.captures)]
+
+    if not getattr(model, "built", False):
+        return original(model, *args, **kwargs)
+    return _call(lambda: original(model, *args, **kwargs), model, Arguments(args, kwargs), trace, str(model.name))
+
+
+def call_function(plain: Callable[[], Any], function: Any, arguments: Arguments) -> Any:
+    """What `plain()` gives, a call of a `tf.function`, while tapes record. Collective where ranks share it."""
+
+    def trace(arguments: Arguments, kind: _Kind) -> tuple[Any, list[Any]]:
+        if kind.trace is None:
+            kind.trace = capture.trace_open(function, *arguments.open_rows())
+        if kind.trace is None:
+            kind.refuse(NO_TRACE)
+            return None, []
+        given, named = arguments.given
+        bound = kind.trace.function_type.bind(*given, **named)
+        return kind.trace.graph, [*kind.trace.function_type.unpack_inputs(bound), *kind.trace.captured_inputs]
+
+    return _call(plain, function, arguments, trace, explain.name_function(function))
+
+
+def _find_hidden(model: Any, graph: Any) -> str:
+    """What the trace of a model's call does not show of the call, if anything."""
+    from tensorflow.python.framework import ops
+
+    losses = [one for one in model.losses if getattr(one, "graph", None) is graph]
+    if losses:
+        return LEAVES
+    for op in graph.get_operations():
+        if op.type in _DRAWING or has_op(op, _DRAWING):
+            return DRAWS
+        name = op.node_def.attr["_gradient_op_type"].s if "_gradient_op_type" in op.node_def.attr else b""
+        if name.startswith(b"CustomGradient"):
+            function = ops.gradient_registry.lookup(name.decode())
+            inner = dict(zip(function.__code__.co_freevars, function.__closure__ or ())).get("grad_fn")
+            if inner is None or script_frames.find_function_package(inner.cell_contents) not in _LIBRARIES:
+                return OWN_GRADIENT
+    return ""
+
+
+def _call(
+    plain: Callable[[], Any],
+    owner: Any,
+    arguments: Arguments,
+    trace: Callable[[Arguments, _Kind], tuple[Any, list[Any]]],
+    name: str,
+) -> Any:
+    """What `plain()` gives, a call of `owner`, which `name` is in messages.
+
+    trace: gives the graph of the call, and tensors for its inputs; None where the call cannot be shared.
+    """
+    if arguments.rows < 2 or any(getattr(one, "_keras_mask", None) is not None for one in arguments.leaves):
+        return plain()
+    kinds: dict[Any, _Kind] = tags.get_or_make_tag(owner, _KINDS, dict)
+    key = len(get_tapes()), arguments.make_key()
+    if key not in kinds and len(kinds) >= _MOST_KINDS:
+        return plain()
+    kind = kinds.setdefault(key, _Kind())
+    if whole_code.count_gradients() == kind.first_at:
+        return _watch(plain, kind)
+    if kind.is_agreed and kind.why:
+        return plain()
+    graph, tensors = (None, []) if kind.why else trace(arguments, kind)
+    if not kind.is_agreed:
+        kind.agree(f"calls of '{name}'")
+    if kind.why:
+        return plain()
+    followed = _list_followed(graph, tensors)
+    if not any(followed):
+        return plain()
+    found = _find_plan(kind, graph, arguments, tensors, followed, name)
+    if found is None or found.why_whole:
+        return plain()
+    outputs = found.call(tensors, arguments.rows, [one for one, is_one in zip(tensors, followed) if is_one])
+    return _pack(graph.structured_outputs, outputs)
+
+
+def _watch(plain: Callable[[], Any], kind: _Kind) -> Any:
+    """What `plain()` gives; what a shared call could not do is noted, now or as gradients are taken through it."""
+    import tensorflow as tf
+    from tensorflow.python.eager import record
+
+    whole_code.leave_unsaid(get_tapes())
+    before = getattr(_state, "reads", 0)
+    result = plain()
+    if getattr(_state, "reads", 0) != before:
+        kind.refuse(READS)
+
+    def pass_on(gradient: Any) -> list[Any]:
+        if record.could_possibly_record() or not tf.executing_eagerly():
+            kind.refuse(AGAIN)
+        return [gradient]
+
+    def follow(one: Any) -> Any:
+        if not isinstance(one, tf.Tensor) or getattr(one, "_keras_mask", None) is not None:
+            if one is not None:
+                kind.refuse(OTHER_RESULTS)
+            return one
+        if not one.dtype.is_floating:
+            return one
+        with record.stop_recording():
+            same = tf.identity(one)
+        record.record_operation("Watched", [same], [one], pass_on)
+        return same
+
+    return tf.nest.map_structure(follow, result, expand_composites=True)
+
+
+def _list_followed(graph: Any, tensors: Sequence[Any]) -> list[bool]:
+    """Of each input of a call whether a tape that records asks for gradients with respect to it."""
+    from tensorflow.python.eager import backprop_util, forwardprop_util, record
+    from tensorflow.python.ops import resource_variable_ops
+
+    if forwardprop_util.pack_tangents(list(tensors)).tangents:
+        return [False] * len(tensors)  # derivatives forwards are those of the call itself
+    for variable in graph.variables:
+        resource_variable_ops.variable_accessed(variable)
+    return [backprop_util.IsTrainable(one) and record.should_record_backprop([one]) for one in tensors]
+
+
+def _find_plan(
+    kind: _Kind, graph: Any, arguments: Arguments, tensors: Sequence[Any], followed: list[bool], name: str
+) -> CallPlan | None:
+    """The plan of a call with these ops. Collective where it is made."""
+    import tensorflow as tf
+
+    held = [id(one) for one in tensors if one.dtype == tf.resource]
+    key = capture.digest_graph(graph), tuple(followed), tuple(held)
+    if key not in kind.plans:
+        if len(kind.plans) >= _MOST_PLANS:
+            kind.refuse(OTHER_OPS)
+            return None
+        rows = {id(leaf) for leaf, one in zip(arguments.leaves, arguments.are_rows) if one}
+        are_rows = [id(tensor) in rows for tensor in tensors]
+        kind.plans[key] = made = CallPlan(graph, are_rows, followed, f"the call of '{name}'")
+        if made.why_whole:
+            kind.refuse(made.why_whole)
+        else:
+            explain.note_model(name)
+            explain.say_shared(f"in eager code the call of '{name}'")
+    return kind.plans[key]
+
+
+def _pack(structure: Any, outputs: Sequence[Any]) -> Any:
+    import tensorflow as tf
+
+    rest = iter(outputs)
+    flat = [None if one is None else next(rest) for one in tf.nest.flatten(structure, expand_composites=True)]
+    assert next(rest, None) is None
+    return tf.nest.pack_sequence_as(structure, flat, expand_composites=True)
