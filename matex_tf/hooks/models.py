@@ -28,7 +28,7 @@ def _patch_keras(module: Any) -> None:
 
 def _wrap_numpy(original: Any) -> Any:
     def read(self):
-        tape_calls.note_read()
+        tape_calls.note_read(self)
         return original(self)
 
     return read

@@ -66,28 +66,40 @@ class Arguments:
         return [_refer_to(leaf) for leaf in self.leaves if not hasattr(leaf, "shape")]
 
     def list_tensors(self) -> list[Any]:
-        """The tensors among the leaves."""
+        """The tensors among the leaves, and those that Python has hung on them as attributes, such as masks."""
         import tensorflow as tf
 
-        return [leaf for leaf in self.leaves if isinstance(leaf, tf.Tensor)]
+        leaves = [leaf for leaf in self.leaves if isinstance(leaf, tf.Tensor)]
+        return leaves + [one for leaf in leaves for one in list_hung(leaf).values()]
+
+    def list_row_tensors(self) -> list[Any]:
+        """Those of `list_tensors` that have rows."""
+        return [one for one in self.list_tensors() if one.shape.rank and one.shape[0] == self.rows]
 
     def trace_call(self, function: Callable[..., Any]) -> Any:
         """The FuncGraph of a call of `function`, of any number of rows; its inputs are those of `list_tensors`.
 
-        None where the Python of the function raises an error in that.
+        Its structured outputs are what the function gives, and for each tensor of that what Python has hung on it. None
+        where the Python of the function raises an error.
         """
         import tensorflow as tf
 
         def call(*tensors: Any) -> Any:
-            rest = iter(tensors)
-            leaves = [next(rest) if isinstance(leaf, tf.Tensor) else leaf for leaf in self.leaves]
+            count = sum(isinstance(leaf, tf.Tensor) for leaf in self.leaves)
+            rest, hung = iter(tensors[:count]), iter(tensors[count:])
+            leaves = list(self.leaves)
+            for index, leaf in enumerate(self.leaves):
+                if isinstance(leaf, tf.Tensor):
+                    leaves[index] = next(rest)
+                    hang_on(leaves[index], {name: next(hung) for name in list_hung(leaf)})
             args, kwargs = tf.nest.pack_sequence_as(self.given, leaves)
-            return function(*args, **kwargs)
+            result = function(*args, **kwargs)
+            return result, [list_hung(one) for one in tf.nest.flatten(result, expand_composites=True)]
 
+        rows = {id(one) for one in self.list_row_tensors()}
         specs = [
-            tf.TensorSpec([None, *leaf.shape[1:]] if one else leaf.shape, leaf.dtype)
-            for leaf, one in zip(self.leaves, self.are_rows)
-            if isinstance(leaf, tf.Tensor)
+            tf.TensorSpec([None, *one.shape[1:]] if id(one) in rows else one.shape, one.dtype)
+            for one in self.list_tensors()
         ]
         return capture.trace_graph(call, specs)
 
@@ -100,6 +112,19 @@ class Arguments:
             for leaf, one in zip(self.leaves, self.are_rows)
         ]
         return tf.nest.pack_sequence_as(self.given, leaves)
+
+
+def list_hung(tensor: Any) -> dict[str, Any]:
+    """The tensors that Python has hung on a tensor as attributes, by name: Keras does that with masks and logits."""
+    import tensorflow as tf
+
+    return {name: one for name, one in getattr(tensor, "__dict__", {}).items() if isinstance(one, tf.Tensor)}
+
+
+def hang_on(tensor: Any, hung: dict[str, Any]) -> None:
+    """Hang tensors on a tensor."""
+    for name, one in hung.items():
+        setattr(tensor, name, one)
 
 
 def _refer_to(leaf: Any) -> Any:

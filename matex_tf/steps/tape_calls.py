@@ -8,19 +8,19 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from matex_tf import tags
 from matex_tf.loops import explain
 from matex_tf.rewrite.functions import has_op
 from matex_tf.runtime import objects, script_frames
 from matex_tf.steps import capture, whole_code
-from matex_tf.steps.arguments import Arguments
+from matex_tf.steps.arguments import Arguments, hang_on, list_hung
 from matex_tf.steps.call_plan import AGAIN, CallPlan
 
 READS = "its Python reads the values of tensors"
 LEAVES = "its Python keeps tensors of the call, such as losses that layers add"
-OTHER_RESULTS = "its results are not tensors alone, or carry masks"
+OTHER_RESULTS = "its results are not tensors alone"
 OTHER_OPS = "its ops are others from call to call"
 NO_TRACE = "its Python cannot be traced for any number of rows"
 DRAWS = "it draws random numbers from a state that no variable holds"
@@ -44,8 +44,13 @@ _LIBRARIES = ("tensorflow", "keras", "tf_keras")
 _state = threading.local()
 
 
-def note_read() -> None:
-    """The values of an eager tensor are read."""
+def note_read(tensor: Any) -> None:
+    """The values of an eager tensor are read: such as a trace does not have, where Python may go on without.
+
+    A single truth value is what branches and loops in eager code go by; in a trace Python cannot.
+    """
+    if tensor.dtype.is_bool and tensor.shape.rank == 0:
+        return
     _state.reads = getattr(_state, "reads", 0) + 1
 
 
@@ -53,6 +58,12 @@ def get_tapes() -> list[Any]:
     """The tapes that record in this thread, outermost first."""
     tapes: list[Any] = _state.__dict__.setdefault("tapes", [])
     return tapes
+
+
+class _Shared(NamedTuple):
+    """What ranks have computed together."""
+
+    outputs: Any
 
 
 class _Kind:
@@ -80,6 +91,7 @@ class _Kind:
 
 def call_model(original: Callable[..., Any], model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """What `original(model, *args, **kwargs)` gives while tapes record. Collective where ranks share it."""
+    import tensorflow as tf
 
     def trace(arguments: Arguments, kind: _Kind) -> tuple[Any, list[Any]]:
         graph = arguments.trace_call(lambda *given, **named: original(model, *given, **named))
@@ -91,7 +103,13 @@ def call_model(original: Callable[..., Any], model: Any, args: tuple[Any, ...], 
 
     if not getattr(model, "built", False):
         return original(model, *args, **kwargs)
-    return _call(lambda: original(model, *args, **kwargs), model, Arguments(args, kwargs), trace, str(model.name))
+    result = _call(lambda: original(model, *args, **kwargs), model, Arguments(args, kwargs), trace, str(model.name))
+    if not isinstance(result, _Shared):
+        return result
+    made, hung = result.outputs
+    for one, more in zip(tf.nest.flatten(made, expand_composites=True), hung):
+        hang_on(one, more)
+    return made
 
 
 def call_function(plain: Callable[[], Any], function: Any, arguments: Arguments) -> Any:
@@ -107,7 +125,8 @@ def call_function(plain: Callable[[], Any], function: Any, arguments: Arguments)
         bound = kind.trace.function_type.bind(*given, **named)
         return kind.trace.graph, [*kind.trace.function_type.unpack_inputs(bound), *kind.trace.captured_inputs]
 
-    return _call(plain, function, arguments, trace, explain.name_function(function))
+    result = _call(plain, function, arguments, trace, explain.name_function(function))
+    return result.outputs if isinstance(result, _Shared) else result
 
 
 def _find_hidden(model: Any, graph: Any) -> str:
@@ -139,31 +158,39 @@ def _call(
     """What `plain()` gives, a call of `owner`, which `name` is in messages.
 
     trace: gives the graph of the call, and tensors for its inputs; None where the call cannot be shared.
+
+    Returns what the graph gives as `_Shared`.
     """
-    if arguments.rows < 2 or any(getattr(one, "_keras_mask", None) is not None for one in arguments.leaves):
+    if arguments.rows < 2:
         return plain()
     kinds: dict[Any, _Kind] = tags.get_or_make_tag(owner, _KINDS, dict)
-    key = len(get_tapes()), arguments.make_key()
+    hung = [tuple(list_hung(leaf)) for leaf in arguments.leaves]
+    key = len(get_tapes()), tuple(hung), arguments.make_key()
     if key not in kinds and len(kinds) >= _MOST_KINDS:
         return plain()
     kind = kinds.setdefault(key, _Kind())
     if whole_code.count_gradients() == kind.first_at:
         return _watch(plain, kind)
     if kind.is_agreed and kind.why:
-        return plain()
+        return _run_whole(plain, kind, name)
     graph, tensors = (None, []) if kind.why else trace(arguments, kind)
     if not kind.is_agreed:
         kind.agree(f"calls of '{name}'")
     if kind.why:
-        return plain()
+        return _run_whole(plain, kind, name)
     followed = _list_followed(graph, tensors)
     if not any(followed):
         return plain()
     found = _find_plan(kind, graph, arguments, tensors, followed, name)
     if found is None or found.why_whole:
-        return plain()
+        return _run_whole(plain, kind, name)
     outputs = found.call(tensors, arguments.rows, [one for one, is_one in zip(tensors, followed) if is_one])
-    return _pack(graph.structured_outputs, outputs)
+    return _Shared(_pack(graph.structured_outputs, outputs))
+
+
+def _run_whole(plain: Callable[[], Any], kind: _Kind, name: str) -> Any:
+    whole_code.note_reason(get_tapes(), f"ranks cannot share the calls of '{name}': {kind.why}")
+    return plain()
 
 
 def _watch(plain: Callable[[], Any], kind: _Kind) -> Any:
@@ -183,7 +210,7 @@ def _watch(plain: Callable[[], Any], kind: _Kind) -> Any:
         return [gradient]
 
     def follow(one: Any) -> Any:
-        if not isinstance(one, tf.Tensor) or getattr(one, "_keras_mask", None) is not None:
+        if not isinstance(one, tf.Tensor):
             if one is not None:
                 kind.refuse(OTHER_RESULTS)
             return one
@@ -192,6 +219,7 @@ def _watch(plain: Callable[[], Any], kind: _Kind) -> Any:
         with record.stop_recording():
             same = tf.identity(one)
         record.record_operation("Watched", [same], [one], pass_on)
+        hang_on(same, {name: follow(more) for name, more in list_hung(one).items()})
         return same
 
     return tf.nest.map_structure(follow, result, expand_composites=True)
@@ -221,7 +249,7 @@ def _find_plan(
         if len(kind.plans) >= _MOST_PLANS:
             kind.refuse(OTHER_OPS)
             return None
-        rows = {id(leaf) for leaf, one in zip(arguments.leaves, arguments.are_rows) if one}
+        rows = set(map(id, arguments.list_row_tensors()))
         are_rows = [id(tensor) in rows for tensor in tensors]
         kind.plans[key] = made = CallPlan(graph, are_rows, followed, f"the call of '{name}'")
         if made.why_whole:

@@ -18,12 +18,19 @@ _ENOUGH = 2
 """Gradients that are taken once are no training."""
 
 _times = 0
+_reasons: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
 _unsaid: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def leave_unsaid(tapes: Iterable[Any]) -> None:
     """Of the step in which these tapes record nothing is said: ranks may share the next."""
     _unsaid.update(tapes)
+
+
+def note_reason(tapes: Iterable[Any], why: str) -> None:
+    """Why ranks cannot share a call of the step in which these tapes record."""
+    for tape in tapes:
+        _reasons.setdefault(tape, why)
 
 
 def take_gradients(tape: Any, found: Any, sources: list[Any]) -> Any:
@@ -34,7 +41,7 @@ def take_gradients(tape: Any, found: Any, sources: list[Any]) -> Any:
     global _times
     _times += 1
     if _times >= _ENOUGH and tape not in _unsaid:
-        explain.say_whole(EAGER, "a training step in eager code")
+        explain.say_whole(_reasons.get(tape, EAGER), "a training step in eager code")
     if agreement.agree_on_new(sources):
         found = _take_first_rank(found)
     agreement.note_step()
