@@ -14,7 +14,7 @@ from matex_tf import tags
 from matex_tf.loops import explain
 from matex_tf.rewrite.functions import has_op
 from matex_tf.runtime import objects, script_frames
-from matex_tf.steps import capture, whole_code
+from matex_tf.steps import capture, still_models, whole_code
 from matex_tf.steps.arguments import Arguments, hang_on, list_hung
 from matex_tf.steps.call_plan import AGAIN, CallPlan
 
@@ -31,7 +31,6 @@ _DRAWING = (
     "RandomStandardNormal",
     "TruncatedNormal",
     "ParameterizedTruncatedNormal",
-    "StatelessRandomGetKeyCounter",
     "RandomGamma",
     "RandomPoissonV2",
     "RandomShuffle",
@@ -39,7 +38,6 @@ _DRAWING = (
 )
 _KINDS = "kinds of calls under tapes"
 _MOST_KINDS, _MOST_PLANS = 64, 16
-_LIBRARIES = ("tensorflow", "keras", "tf_keras")
 
 _state = threading.local()
 
@@ -47,9 +45,9 @@ _state = threading.local()
 def note_read(tensor: Any) -> None:
     """The values of an eager tensor are read: such as a trace does not have, where Python may go on without.
 
-    A single truth value is what branches and loops in eager code go by; in a trace Python cannot.
+    A single truth value or whole number is what TensorFlow's branches, loops and arrays read in eager code.
     """
-    if tensor.dtype.is_bool and tensor.shape.rank == 0:
+    if tensor.shape.rank == 0 and (tensor.dtype.is_bool or tensor.dtype.is_integer):
         return
     _state.reads = getattr(_state, "reads", 0) + 1
 
@@ -66,17 +64,31 @@ class _Shared(NamedTuple):
     outputs: Any
 
 
+class _Trace:
+    """The graph of a call; `outer`: the tensors that it captures."""
+
+    def __init__(self, graph: Any, outer: Sequence[Any]):
+        import tensorflow as tf
+
+        self.graph, self.outer = graph, list(outer)
+        held = tuple(id(one) for one in outer if one.dtype == tf.resource)
+        self.key = capture.digest_graph(graph), held
+
+
 class _Kind:
     """How calls with arguments of one kind are made: whole, which `why` explains, or by the plan of their ops.
 
     first_at: so many gradients had been taken when the first call was made.
+    trace: the last one; it is that of the next call, too, where `is_still()`.
     """
 
     def __init__(self) -> None:
         self.why = ""
         self.is_agreed = False
         self.first_at = whole_code.count_gradients()
-        self.trace: Any = None
+        self.trace: _Trace | None = None
+        self.function_type: Any = None
+        self.is_still: Callable[[], bool] = lambda: False
         self.plans: dict[Any, CallPlan] = {}
 
     def refuse(self, why: str) -> None:
@@ -93,13 +105,16 @@ def call_model(original: Callable[..., Any], model: Any, args: tuple[Any, ...], 
     """What `original(model, *args, **kwargs)` gives while tapes record. Collective where ranks share it."""
     import tensorflow as tf
 
-    def trace(arguments: Arguments, kind: _Kind) -> tuple[Any, list[Any]]:
-        graph = arguments.trace_call(lambda *given, **named: original(model, *given, **named))
-        if graph is None:
-            kind.refuse(NO_TRACE)
-            return None, []
-        kind.refuse(_find_hidden(model, graph))
-        return graph, [*arguments.list_tensors(), *(outer for outer, _ in graph.captures)]
+    def trace(arguments: Arguments, kind: _Kind) -> list[Any]:
+        if kind.trace is None or not kind.is_still():
+            graph = arguments.trace_call(lambda *given, **named: original(model, *given, **named))
+            if graph is None:
+                kind.refuse(NO_TRACE)
+                return []
+            kind.refuse(_find_hidden(model, graph))
+            kind.trace = _Trace(graph, [outer for outer, _ in graph.captures])
+            kind.is_still = still_models.watch_model(model)
+        return arguments.list_tensors()
 
     if not getattr(model, "built", False):
         return original(model, *args, **kwargs)
@@ -115,15 +130,16 @@ def call_model(original: Callable[..., Any], model: Any, args: tuple[Any, ...], 
 def call_function(plain: Callable[[], Any], function: Any, arguments: Arguments) -> Any:
     """What `plain()` gives, a call of a `tf.function`, while tapes record. Collective where ranks share it."""
 
-    def trace(arguments: Arguments, kind: _Kind) -> tuple[Any, list[Any]]:
+    def trace(arguments: Arguments, kind: _Kind) -> list[Any]:
         if kind.trace is None:
-            kind.trace = capture.trace_open(function, *arguments.open_rows())
-        if kind.trace is None:
-            kind.refuse(NO_TRACE)
-            return None, []
+            own = capture.trace_open(function, *arguments.open_rows())
+            if own is None:
+                kind.refuse(NO_TRACE)
+                return []
+            kind.trace = _Trace(own.graph, own.captured_inputs)
+            kind.function_type = own.function_type
         given, named = arguments.given
-        bound = kind.trace.function_type.bind(*given, **named)
-        return kind.trace.graph, [*kind.trace.function_type.unpack_inputs(bound), *kind.trace.captured_inputs]
+        return list(kind.function_type.unpack_inputs(kind.function_type.bind(*given, **named)))
 
     result = _call(plain, function, arguments, trace, explain.name_function(function))
     return result.outputs if isinstance(result, _Shared) else result
@@ -143,7 +159,7 @@ def _find_hidden(model: Any, graph: Any) -> str:
         if name.startswith(b"CustomGradient"):
             function = ops.gradient_registry.lookup(name.decode())
             inner = dict(zip(function.__code__.co_freevars, function.__closure__ or ())).get("grad_fn")
-            if inner is None or script_frames.find_function_package(inner.cell_contents) not in _LIBRARIES:
+            if inner is None or script_frames.find_function_package(inner.cell_contents) not in still_models.LIBRARIES:
                 return OWN_GRADIENT
     return ""
 
@@ -152,12 +168,12 @@ def _call(
     plain: Callable[[], Any],
     owner: Any,
     arguments: Arguments,
-    trace: Callable[[Arguments, _Kind], tuple[Any, list[Any]]],
+    trace: Callable[[Arguments, _Kind], list[Any]],
     name: str,
 ) -> Any:
     """What `plain()` gives, a call of `owner`, which `name` is in messages.
 
-    trace: gives the graph of the call, and tensors for its inputs; None where the call cannot be shared.
+    trace: sees to the trace of the kind of call, and gives tensors for its inputs; where it cannot be had it says why.
 
     Returns what the graph gives as `_Shared`.
     """
@@ -173,15 +189,17 @@ def _call(
         return _watch(plain, kind)
     if kind.is_agreed and kind.why:
         return _run_whole(plain, kind, name)
-    graph, tensors = (None, []) if kind.why else trace(arguments, kind)
+    tensors = [] if kind.why else trace(arguments, kind)
     if not kind.is_agreed:
         kind.agree(f"calls of '{name}'")
-    if kind.why:
+    if kind.why or kind.trace is None:
         return _run_whole(plain, kind, name)
+    graph = kind.trace.graph
+    tensors += kind.trace.outer
     followed = _list_followed(graph, tensors)
     if not any(followed):
         return plain()
-    found = _find_plan(kind, graph, arguments, tensors, followed, name)
+    found = _find_plan(kind, kind.trace, arguments, tensors, followed, name)
     if found is None or found.why_whole:
         return _run_whole(plain, kind, name)
     outputs = found.call(tensors, arguments.rows, [one for one, is_one in zip(tensors, followed) if is_one])
@@ -238,20 +256,17 @@ def _list_followed(graph: Any, tensors: Sequence[Any]) -> list[bool]:
 
 
 def _find_plan(
-    kind: _Kind, graph: Any, arguments: Arguments, tensors: Sequence[Any], followed: list[bool], name: str
+    kind: _Kind, trace: _Trace, arguments: Arguments, tensors: Sequence[Any], followed: list[bool], name: str
 ) -> CallPlan | None:
     """The plan of a call with these ops. Collective where it is made."""
-    import tensorflow as tf
-
-    held = [id(one) for one in tensors if one.dtype == tf.resource]
-    key = capture.digest_graph(graph), tuple(followed), tuple(held)
+    key = trace.key, tuple(followed)
     if key not in kind.plans:
         if len(kind.plans) >= _MOST_PLANS:
             kind.refuse(OTHER_OPS)
             return None
         rows = set(map(id, arguments.list_row_tensors()))
         are_rows = [id(tensor) in rows for tensor in tensors]
-        kind.plans[key] = made = CallPlan(graph, are_rows, followed, f"the call of '{name}'")
+        kind.plans[key] = made = CallPlan(trace.graph, are_rows, followed, f"the call of '{name}'")
         if made.why_whole:
             kind.refuse(made.why_whole)
         else:
