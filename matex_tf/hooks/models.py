@@ -10,8 +10,9 @@ from matex_tf.steps import agreement, tape_calls
 
 def install() -> None:
     from tensorflow.python.eager import backprop
-    from tensorflow.python.framework import ops
+    from tensorflow.python.framework import ops, random_seed
 
+    replace_function(random_seed, "get_seed", _wrap_seed)
     base = next(kind for kind in ops.EagerTensor.__mro__ if "_numpy" in vars(kind))
     replace_function(base, "_numpy", _wrap_numpy)
     replace_function(backprop.GradientTape, "_push_tape", _wrap_push)
@@ -32,6 +33,14 @@ def _wrap_numpy(original: Any) -> Any:
         return original(self)
 
     return read
+
+
+def _wrap_seed(original: Any) -> Any:
+    def get_seed(op_seed):
+        tape_calls.note_draw()
+        return original(op_seed)
+
+    return get_seed
 
 
 def _wrap_push(original: Any) -> Any:

@@ -7,9 +7,12 @@ layers, which are compared. What else the code of a script goes by is not known.
 from __future__ import annotations
 
 import operator
+import random
 import types
 from collections.abc import Callable, Iterable
 from typing import Any
+
+import numpy as np
 
 from matex_tf.runtime import script_frames
 
@@ -29,6 +32,28 @@ def watch_model(model: Any) -> Callable[[], bool]:
         return len(now) == len(before) and all(map(operator.is_, now, before))
 
     return is_same
+
+
+def list_kept_tensors(model: Any) -> list[Any]:
+    """The tensors that attributes of the model's layers hold, such as losses that layers have added."""
+    import tensorflow as tf
+
+    return [one for one in _list_state(model._flatten_layers()) if isinstance(one, tf.Tensor)]
+
+
+def remember_python(model: Any) -> Callable[[], None]:
+    """A function that undoes what Python changes from now on: attributes of layers, and the generators of all."""
+    layers = [(layer, dict(vars(layer))) for layer in model._flatten_layers()]
+    of_python, of_numpy = random.getstate(), np.random.get_state()
+
+    def undo() -> None:
+        random.setstate(of_python)
+        np.random.set_state(of_numpy)
+        for layer, before in layers:
+            vars(layer).clear()
+            vars(layer).update(before)
+
+    return undo
 
 
 def _list_state(layers: Iterable[Any]) -> list[Any]:

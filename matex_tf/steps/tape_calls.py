@@ -10,7 +10,6 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from matex_tf import tags
 from matex_tf.loops import explain
 from matex_tf.rewrite.functions import has_op
 from matex_tf.runtime import objects, script_frames
@@ -36,7 +35,7 @@ _DRAWING = (
     "RandomShuffle",
     "Multinomial",
 )
-_KINDS = "kinds of calls under tapes"
+_KINDS = "_matex_kinds_of_calls"
 _MOST_KINDS, _MOST_PLANS = 64, 16
 
 _state = threading.local()
@@ -50,6 +49,11 @@ def note_read(tensor: Any) -> None:
     if tensor.shape.rank == 0 and (tensor.dtype.is_bool or tensor.dtype.is_integer):
         return
     _state.reads = getattr(_state, "reads", 0) + 1
+
+
+def note_draw() -> None:
+    """A random number is drawn from a state that no variable holds."""
+    _state.draws = getattr(_state, "draws", 0) + 1
 
 
 def get_tapes() -> list[Any]:
@@ -83,7 +87,8 @@ class _Kind:
     """
 
     def __init__(self) -> None:
-        self.why = ""
+        self.why = self.next_why = ""
+        self.undo: Callable[[], None] | None = None
         self.is_agreed = False
         self.first_at = whole_code.count_gradients()
         self.trace: _Trace | None = None
@@ -107,6 +112,7 @@ def call_model(original: Callable[..., Any], model: Any, args: tuple[Any, ...], 
 
     def trace(arguments: Arguments, kind: _Kind) -> list[Any]:
         if kind.trace is None or not kind.is_still():
+            kind.undo = still_models.remember_python(model)
             graph = arguments.trace_call(lambda *given, **named: original(model, *given, **named))
             if graph is None:
                 kind.refuse(NO_TRACE)
@@ -118,7 +124,20 @@ def call_model(original: Callable[..., Any], model: Any, args: tuple[Any, ...], 
 
     if not getattr(model, "built", False):
         return original(model, *args, **kwargs)
-    result = _call(lambda: original(model, *args, **kwargs), model, Arguments(args, kwargs), trace, str(model.name))
+
+    def plain() -> Any:
+        return original(model, *args, **kwargs)
+
+    def watched(kind: _Kind) -> Any:
+        before, draws = {id(one) for one in still_models.list_kept_tensors(model)}, getattr(_state, "draws", 0)
+        result = _watch(plain, kind)
+        if any(id(one) not in before for one in still_models.list_kept_tensors(model)):
+            kind.refuse(LEAVES)
+        if getattr(_state, "draws", 0) != draws:
+            kind.refuse(DRAWS)
+        return result
+
+    result = _call(plain, watched, model, Arguments(args, kwargs), trace, str(model.name))
     if not isinstance(result, _Shared):
         return result
     made, hung = result.outputs
@@ -141,7 +160,10 @@ def call_function(plain: Callable[[], Any], function: Any, arguments: Arguments)
         given, named = arguments.given
         return list(kind.function_type.unpack_inputs(kind.function_type.bind(*given, **named)))
 
-    result = _call(plain, function, arguments, trace, explain.name_function(function))
+    def watched(kind: _Kind) -> Any:
+        return _watch(plain, kind)
+
+    result = _call(plain, watched, function, arguments, trace, explain.name_function(function))
     return result.outputs if isinstance(result, _Shared) else result
 
 
@@ -166,6 +188,7 @@ def _find_hidden(model: Any, graph: Any) -> str:
 
 def _call(
     plain: Callable[[], Any],
+    watched: Callable[[_Kind], Any],
     owner: Any,
     arguments: Arguments,
     trace: Callable[[Arguments, _Kind], list[Any]],
@@ -173,20 +196,21 @@ def _call(
 ) -> Any:
     """What `plain()` gives, a call of `owner`, which `name` is in messages.
 
+    watched: does the same and notes for the kind of call what a shared call could not do.
     trace: sees to the trace of the kind of call, and gives tensors for its inputs; where it cannot be had it says why.
 
     Returns what the graph gives as `_Shared`.
     """
     if arguments.rows < 2:
         return plain()
-    kinds: dict[Any, _Kind] = tags.get_or_make_tag(owner, _KINDS, dict)
+    kinds = _find_kinds(owner)
     hung = [tuple(list_hung(leaf)) for leaf in arguments.leaves]
     key = len(get_tapes()), tuple(hung), arguments.make_key()
     if key not in kinds and len(kinds) >= _MOST_KINDS:
         return plain()
     kind = kinds.setdefault(key, _Kind())
     if whole_code.count_gradients() == kind.first_at:
-        return _watch(plain, kind)
+        return watched(kind)
     if kind.is_agreed and kind.why:
         return _run_whole(plain, kind, name)
     tensors = [] if kind.why else trace(arguments, kind)
@@ -198,16 +222,39 @@ def _call(
     tensors += kind.trace.outer
     followed = _list_followed(graph, tensors)
     if not any(followed):
-        return plain()
+        return _run_plain(plain, kind)
     found = _find_plan(kind, kind.trace, arguments, tensors, followed, name)
-    if found is None or found.why_whole:
+    if found.why_whole:
         return _run_whole(plain, kind, name)
+    kind.why = kind.next_why
     outputs = found.call(tensors, arguments.rows, [one for one, is_one in zip(tensors, followed) if is_one])
+    kind.undo = None
     return _Shared(_pack(graph.structured_outputs, outputs))
+
+
+class _Kinds:
+    """Those of the calls of a model or function. No dictionary: who walks through attributes finds nothing to save."""
+
+    def __init__(self) -> None:
+        self.by_key: dict[Any, _Kind] = {}
+
+
+def _find_kinds(owner: Any) -> dict[Any, _Kind]:
+    held = vars(owner)  # Keras tracks what is set as an attribute
+    if _KINDS not in held:
+        held[_KINDS] = _Kinds()
+    return held[_KINDS].by_key
 
 
 def _run_whole(plain: Callable[[], Any], kind: _Kind, name: str) -> Any:
     whole_code.note_reason(get_tapes(), f"ranks cannot share the calls of '{name}': {kind.why}")
+    return _run_plain(plain, kind)
+
+
+def _run_plain(plain: Callable[[], Any], kind: _Kind) -> Any:
+    undo, kind.undo = kind.undo, None
+    if undo is not None:  # Python has run once for a trace
+        undo()
     return plain()
 
 
@@ -257,13 +304,12 @@ def _list_followed(graph: Any, tensors: Sequence[Any]) -> list[bool]:
 
 def _find_plan(
     kind: _Kind, trace: _Trace, arguments: Arguments, tensors: Sequence[Any], followed: list[bool], name: str
-) -> CallPlan | None:
+) -> CallPlan:
     """The plan of a call with these ops. Collective where it is made."""
     key = trace.key, tuple(followed)
     if key not in kind.plans:
-        if len(kind.plans) >= _MOST_PLANS:
-            kind.refuse(OTHER_OPS)
-            return None
+        if len(kind.plans) + 1 == _MOST_PLANS:
+            kind.next_why = OTHER_OPS  # of the calls after this one
         rows = set(map(id, arguments.list_row_tensors()))
         are_rows = [id(tensor) in rows for tensor in tensors]
         kind.plans[key] = made = CallPlan(trace.graph, are_rows, followed, f"the call of '{name}'")
