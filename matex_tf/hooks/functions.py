@@ -25,7 +25,7 @@ def _wrap_call(original: Any) -> Any:
 
         is_step = tf.executing_eagerly() and not tf.config.functions_run_eagerly() and not self._jit_compile
         is_recorded = record.could_possibly_record()
-        if not is_step or (is_recorded and not agreement.shares_eager_calls()):
+        if not is_step or (is_recorded and not agreement.is_sharing_eager_calls()):
             return original(self, *args, **kwargs)
         return function_calls.call_function(original, self, args, kwargs, is_recorded)
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from matex_tf.runtime.replace import patch_when_imported, replace_function
-from matex_tf.steps import agreement, tape_calls
+from matex_tf.steps import agreement
+from matex_tf.steps.tapes import calls, first_calls
 
 
 def install() -> None:
@@ -29,7 +30,7 @@ def _patch_keras(module: Any) -> None:
 
 def _wrap_numpy(original: Any) -> Any:
     def read(self):
-        tape_calls.note_read(self)
+        first_calls.note_read(self)
         return original(self)
 
     return read
@@ -37,7 +38,7 @@ def _wrap_numpy(original: Any) -> Any:
 
 def _wrap_seed(original: Any) -> Any:
     def get_seed(op_seed):
-        tape_calls.note_draw()
+        first_calls.note_draw()
         return original(op_seed)
 
     return get_seed
@@ -46,7 +47,7 @@ def _wrap_seed(original: Any) -> Any:
 def _wrap_push(original: Any) -> Any:
     def _push_tape(self):
         original(self)
-        tape_calls.get_tapes().append(self)
+        first_calls.get_tapes().append(self)
 
     return _push_tape
 
@@ -54,7 +55,7 @@ def _wrap_push(original: Any) -> Any:
 def _wrap_pop(original: Any) -> Any:
     def _pop_tape(self):
         original(self)
-        tape_calls.get_tapes()[:] = [tape for tape in tape_calls.get_tapes() if tape is not self]
+        first_calls.get_tapes()[:] = [tape for tape in first_calls.get_tapes() if tape is not self]
 
     return _pop_tape
 
@@ -65,8 +66,8 @@ def _wrap_call(original: Any) -> Any:
     def __call__(self, *args, **kwargs):
         import tensorflow as tf
 
-        if not tf.executing_eagerly() or not record.could_possibly_record() or not agreement.shares_eager_calls():
+        if not tf.executing_eagerly() or not record.could_possibly_record() or not agreement.is_sharing_eager_calls():
             return original(self, *args, **kwargs)
-        return tape_calls.call_model(original, self, args, kwargs)
+        return calls.call_model(original, self, args, kwargs)
 
     return __call__

@@ -52,11 +52,6 @@ def say_shared(step: str, meeting: str = "") -> None:
     notes.print_note(f"{step} is sharded: each rank computes its slice of every batch{whole}")
 
 
-def name_function(function: Any) -> str:
-    """The name of a `tf.function` in its script."""
-    return str(getattr(traces.unwrap_function(function.python_function), "__name__", "a function"))
-
-
 def name_step(function: Any) -> str:
     """What a step that is a `tf.function` is called in messages."""
     code = getattr(traces.unwrap_function(function.python_function), "__code__", None)

@@ -6,6 +6,8 @@ rank 0's. A weight of a step that ranks share must not differ: what the step gav
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import threading
 import weakref
 from collections.abc import Iterable
@@ -13,7 +15,7 @@ from typing import Any
 
 from matex_tf import settings
 from matex_tf.gradients import reduction, variables
-from matex_tf.runtime import notes, shutdown
+from matex_tf.runtime import notes, objects, shutdown
 from matex_tf.world import world
 
 AS_TRAINING_STARTS = "comparing the variables as training starts"
@@ -29,7 +31,7 @@ def is_watched() -> bool:
     return world.is_active() and threading.current_thread() is threading.main_thread()
 
 
-def shares_eager_calls() -> bool:
+def is_sharing_eager_calls() -> bool:
     """Whether calls in eager code while tapes record may be shared by the ranks in this thread."""
     return is_watched() and settings.get_settings().eager == "auto"
 
@@ -43,11 +45,41 @@ def agree_on_new(used: Iterable[Any]) -> bool:
     return bool(new and variables.synchronize_variables(new, AS_TRAINING_STARTS))
 
 
+def agree_on_trace(graph: Any, why_whole: str, place: str) -> str:
+    """Why ranks do not share the calls of a traced function, if one of them has a reason. Collective.
+
+    All ranks have traced the same, and have the same values of the variables that it uses.
+
+    Raises:
+        RankError: on every rank, if the traces differ.
+    """
+    text = " ".join(op.type for op in graph.get_operations())
+    mine = hashlib.blake2b(text.encode()).hexdigest(), why_whole
+    everyone = objects.allgather(mine, f"whether ranks can share {place}")
+    reasons = [why for _, why in everyone if why]
+    if not reasons:
+        for rank, (digest, _) in enumerate(everyone):
+            if digest != everyone[0][0]:
+                hosts = world.get_world().hosts
+                raise world.RankError(
+                    f"the ranks' traces of {place} differ: that of rank {rank} ({hosts[rank]}) has other ops than that "
+                    f"of rank 0 ({hosts[0]}). Every rank must run the same script."
+                )
+    variables.synchronize_variables(graph.variables, f"comparing the variables before {place}")
+    if not reasons:
+        note_shared(graph.variables)
+    return reasons[0] if reasons else ""
+
+
 def note_shared(used: Iterable[Any]) -> None:
     """A step that ranks share uses these variables, on which they have agreed."""
     for variable in map(reduction.find_tf_variable, used):
         key = id(variable)
-        _shared[key] = weakref.ref(variable, lambda _, key=key: _shared.pop(key, None))
+        _shared[key] = weakref.ref(variable, functools.partial(_forget_shared, key))
+
+
+def _forget_shared(key: int, _: object) -> None:
+    _shared.pop(key, None)
 
 
 def note_step() -> None:

@@ -7,9 +7,10 @@ from typing import Any
 
 from matex_tf import tags
 from matex_tf.loops import explain
-from matex_tf.steps import agreement, capture, tape_calls
+from matex_tf.steps import agreement, capture
 from matex_tf.steps.arguments import Arguments
 from matex_tf.steps.plan import NO_BATCH, NO_WORK, StepPlan
+from matex_tf.steps.tapes import calls
 
 _PLANS = "step plans"
 
@@ -42,8 +43,8 @@ def call_function(
         return original(function, *args, **kwargs)
     arguments = Arguments(bound.args, bound.kwargs)
     if is_recorded:
-        return tape_calls.call_function(lambda: original(function, *args, **kwargs), function, arguments)
-    plans = tags.get_or_make_tag(function, _PLANS, dict)
+        return calls.call_function(lambda: original(function, *args, **kwargs), function, arguments)
+    plans: dict[Any, _Planned] = tags.get_or_make_tag(function, _PLANS, dict)
     key = arguments.make_key()
     planned = plans.get(key)
     if planned is None or not planned.holds:

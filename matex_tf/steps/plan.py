@@ -5,19 +5,15 @@ One way for every style of step: capture, plan, agree, call.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from typing import Any
 
-from matex_tf.gradients import variables
 from matex_tf.rewrite import sources
 from matex_tf.rewrite.emit import Copy
 from matex_tf.rewrite.placement import BATCH, WHOLE
 from matex_tf.rewrite.propagate import Program, read_program
-from matex_tf.runtime import objects
 from matex_tf.steps import agreement, batch_watch, shares, whole_code, worth
 from matex_tf.steps.exchanger import RankExchanger
-from matex_tf.world import world
 
 NO_BATCH = "it takes no batch"
 NO_WORK = "it has no work that grows with the rows of its batch"
@@ -50,7 +46,7 @@ class StepPlan:
             if self.trained and agreement.is_watched():
                 agreement.agree_on_new(own.graph.variables)
             return  # else, what a script's rank does by itself is its own affair
-        self.why_whole = agree_on_trace(own.graph, self.why_whole, place)
+        self.why_whole = agreement.agree_on_trace(own.graph, self.why_whole, place)
         if not self.why_whole:
             self.step = self._build()
 
@@ -95,29 +91,3 @@ class StepPlan:
             outputs = self.step(*inputs)
         agreement.note_step()
         return self.own.function_type.pack_output(outputs)
-
-
-def agree_on_trace(graph: Any, why_whole: str, place: str) -> str:
-    """Why ranks do not share the calls of a traced function, if one of them has a reason. Collective.
-
-    All ranks have traced the same, and have the same values of the variables that it uses.
-
-    Raises:
-        RankError: on every rank, if the traces differ.
-    """
-    text = " ".join(op.type for op in graph.get_operations())
-    mine = hashlib.blake2b(text.encode()).hexdigest(), why_whole
-    everyone = objects.allgather(mine, f"whether ranks can share {place}")
-    reasons = [why for _, why in everyone if why]
-    if not reasons:
-        for rank, (digest, _) in enumerate(everyone):
-            if digest != everyone[0][0]:
-                hosts = world.get_world().hosts
-                raise world.RankError(
-                    f"the ranks' traces of {place} differ: that of rank {rank} ({hosts[rank]}) has other ops than that "
-                    f"of rank 0 ({hosts[0]}). Every rank must run the same script."
-                )
-    variables.synchronize_variables(graph.variables, f"comparing the variables before {place}")
-    if not reasons:
-        agreement.note_shared(graph.variables)
-    return reasons[0] if reasons else ""

@@ -6,8 +6,7 @@ import weakref
 from collections.abc import Iterable
 from typing import Any
 
-from matex_tf.loops import explain
-from matex_tf.runtime import objects
+from matex_tf.runtime import notes, objects
 from matex_tf.steps import agreement
 
 EAGER = (
@@ -18,6 +17,8 @@ _ENOUGH = 2
 """Gradients that are taken once are no training."""
 
 _times = 0
+_shared: list[str] = []
+_said: set[str] = set()
 _reasons: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
 _unsaid: weakref.WeakSet[Any] = weakref.WeakSet()
 
@@ -41,11 +42,32 @@ def take_gradients(tape: Any, found: Any, sources: list[Any]) -> Any:
     global _times
     _times += 1
     if _times >= _ENOUGH and tape not in _unsaid:
-        explain.say_whole(_reasons.get(tape, EAGER), "a training step in eager code")
+        _say_whole(_reasons.get(tape, EAGER))
     if agreement.agree_on_new(sources):
         found = _take_first_rank(found)
     agreement.note_step()
     return found
+
+
+def note_shared(name: str) -> None:
+    """Ranks share the calls of this model or function."""
+    if name not in _shared:
+        _shared.append(name)
+
+
+def _say_whole(why: str) -> None:
+    """Say, once for each reason, that a step is computed whole, or all of it but some calls."""
+    if why in _said:
+        return
+    _said.add(why)
+    names = ", ".join(f"'{name}'" for name in _shared)
+    _shared.clear()
+    shared = f"the calls of {names} in it are sharded, the rest every rank computes for the whole batch"
+    whole = "every rank computes the whole batch: the result is right, training is no faster"
+    notes.print_note(
+        f"a training step in eager code cannot be sharded{' as a whole' if names else ''}: {why}. So "
+        f"{shared if names else whole}"
+    )
 
 
 def count_gradients() -> int:
