@@ -102,7 +102,9 @@ def fit_eagerly():
     for package, name in ((keras, "fit of Keras 3"), (tf_keras, "fit of Keras 2")):
         package.utils.set_random_seed(1)
         layers = package.layers
-        model = package.Sequential([layers.Input((4,)), layers.Dense(3), layers.BatchNormalization(), layers.Dense(2)])
+        model = package.Sequential(
+            [layers.Input((4,)), layers.Dense(3, "tanh"), layers.BatchNormalization(), layers.Dense(2)]
+        )
         model.set_weights([value + 0.1 * RANK for value in model.get_weights()])
         model.compile(package.optimizers.Adam(0.01), "mse", metrics=["mae"], run_eagerly=True)
         history = model.fit(X, Y, batch_size=8, epochs=2, verbose=0, validation_data=(X, Y))
