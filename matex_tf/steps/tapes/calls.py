@@ -35,6 +35,7 @@ _DRAWING = (
     "RandomShuffle",
     "Multinomial",
 )
+ONE_ROW = "have one row each, of which ranks can share nothing"
 _MOST_KINDS, _MOST_PLANS = 64, 16
 
 
@@ -144,6 +145,8 @@ def _call(
     Returns what the graph gives as `_Shared`.
     """
     if arguments.rows < 2:
+        if arguments.rows:
+            whole_code.note_reason(first_calls.get_tapes(), f"the calls of '{name}' {ONE_ROW}")
         return plain()
     kinds = find_kinds(owner)
     hung = [tuple(list_hung(leaf)) for leaf in arguments.leaves]
