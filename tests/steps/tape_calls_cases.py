@@ -151,6 +151,38 @@ def attributes():
         model.layers[2].trainable = turn != 2
 
     train("rates and frozen layers", model, epochs=4, before=anneal)
+    dropped, seen = make_model(keras, "dropped", inner=[keras.layers.Dropout(0.5, seed=3)]), []
+    for turn, (x, y) in enumerate(batches() * 4):
+        with tf.GradientTape() as tape:
+            loss = mean_square(y, dropped(x, training=np.bool_(turn % 4 < 2)))
+        for weight, gradient in zip(dropped.weights, tape.gradient(loss, dropped.trainable_variables)):
+            weight.assign_sub(0.1 * gradient)
+        seen.append(float(loss))
+    store("arguments that are NumPy's", seen, *dropped.weights)
+
+
+class Reversed(keras.layers.Layer):
+    """Its gradient is a function of its own, which goes by an attribute."""
+
+    scale = 1.0
+
+    def call(self, inputs):
+        scale = self.scale
+
+        @tf.custom_gradient
+        def reverse(x):
+            return tf.identity(x), lambda upstream: -scale * upstream
+
+        return tf.cond(tf.shape(inputs)[0] > 0, lambda: reverse(inputs), lambda: inputs)
+
+
+def gradients_of_its_own():
+    model = make_model(keras, "reversed", inner=[Reversed(), keras.layers.Activation("silu")])
+
+    def change(turn):
+        model.layers[1].scale = 1.0 + turn
+
+    train("a gradient of its own", model, epochs=3, before=change)
 
 
 def gradients_of_inputs():
@@ -241,6 +273,7 @@ def one_row():
 layers_of_each_kind()
 words()
 attributes()
+gradients_of_its_own()
 gradients_of_inputs()
 two_models()
 gradients_of_gradients()

@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from matex_tf import settings
-from matex_tf.rewrite.functions import has_op
 from matex_tf.runtime import notes, script_frames
 from matex_tf.steps import capture, whole_code
 from matex_tf.steps.arguments import Arguments, hang_on, list_hung
@@ -36,6 +35,8 @@ _DRAWING = (
     "Multinomial",
 )
 ONE_ROW = "have one row each, of which ranks can share nothing"
+_VALUES = (bool, int, float, complex, str, bytes, type(None))
+"""Arguments of one kind that are such are equal."""
 _MOST_KINDS, _MOST_PLANS = 64, 16
 
 
@@ -58,7 +59,8 @@ def call_model(original: Callable[..., Any], model: Any, args: tuple[Any, ...], 
                 return []
             kind.refuse(_find_hidden(model, graph))
             kind.trace = Trace(graph, [outer for outer, _ in graph.captures])
-            kind.is_still = still_models.watch_model(model)
+            is_known = all(isinstance(leaf, (tf.Tensor, *_VALUES)) for leaf in arguments.leaves)
+            kind.is_still = still_models.watch_model(model) if is_known else lambda: False
         return arguments.list_tensors()
 
     if not getattr(model, "built", False):
@@ -112,15 +114,18 @@ def _name_function(function: Any) -> str:
 
 def _find_hidden(model: Any, graph: Any) -> str:
     """What the trace of a model's call does not show of the call, if anything."""
+    from tensorflow.python.eager import record
     from tensorflow.python.framework import ops
 
-    losses = [one for one in model.losses if getattr(one, "graph", None) is graph]
+    with record.stop_recording():
+        losses = [one for one in model.losses if getattr(one, "graph", None) is graph]
     if losses:
         return LEAVES
-    for op in graph.get_operations():
-        if op.type in _DRAWING or has_op(op, _DRAWING):
+    definition = graph.as_graph_def()
+    for node in (*definition.node, *(node for one in definition.library.function for node in one.node_def)):
+        if node.op in _DRAWING:
             return DRAWS
-        name = op.node_def.attr["_gradient_op_type"].s if "_gradient_op_type" in op.node_def.attr else b""
+        name = node.attr["_gradient_op_type"].s if "_gradient_op_type" in node.attr else b""
         if name.startswith(b"CustomGradient"):
             function = ops.gradient_registry.lookup(name.decode())
             inner = dict(zip(function.__code__.co_freevars, function.__closure__ or ())).get("grad_fn")
