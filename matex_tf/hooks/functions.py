@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from matex_tf.runtime.hooks import Table
-from matex_tf.steps import function_calls
+from matex_tf.steps import agreement, function_calls
 
 HOOKS = Table()
 
@@ -32,8 +32,9 @@ def _wrap_call(original: Any) -> Any:
         import tensorflow as tf
 
         is_step = tf.executing_eagerly() and not tf.config.functions_run_eagerly()
-        if not is_step or record.could_possibly_record():
+        is_recorded = record.could_possibly_record()
+        if not is_step or (is_recorded and (self._jit_compile or not agreement.is_sharing_eager_calls())):
             return original(self, *args, **kwargs)
-        return function_calls.call_function(original, self, args, kwargs)
+        return function_calls.call_function(original, self, args, kwargs, is_recorded)
 
     return __call__

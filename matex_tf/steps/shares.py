@@ -17,16 +17,23 @@ def make_share(components: Sequence[Any]) -> Share:
     """
     import tensorflow as tf
 
-    me = world.get_world()
     counts = [tf.shape(one, tf.int64)[0] for one in components]
-    total = counts[0]
-    start, stop, has_rows = row_shares.find_slice_bounds(total, me.rank, me.trainers)
-    keeps = tf.constant(me.rank == 0)
+    share = make_share_of_rows(counts[0])
     if len(counts) == 1:
-        return Share(start, stop - start, total, has_rows, keeps)
-    even = tf.reduce_all(tf.equal(tf.stack(counts[1:]), total))
-    first, count = tf.where(even, start, tf.zeros_like(start)), tf.where(even, stop - start, total)
-    return Share(first, count, total, tf.where(even, has_rows, keeps), keeps, is_split=even)
+        return share
+    even = tf.reduce_all(tf.equal(tf.stack(counts[1:]), share.total))
+    first, count = tf.where(even, share.first, tf.zeros_like(share.first)), tf.where(even, share.count, share.total)
+    contributes = tf.where(even, share.contributes, share.keeps)
+    return Share(first, count, share.total, contributes, share.keeps, is_split=even)
+
+
+def make_share_of_rows(total: Any) -> Share:
+    """This rank's share of a batch of `total` rows, a scalar int64."""
+    import tensorflow as tf
+
+    me = world.get_world()
+    start, stop, has_rows = row_shares.find_slice_bounds(total, me.rank, me.trainers)
+    return Share(start, stop - start, total, has_rows, tf.constant(me.rank == 0))
 
 
 def make_no_share() -> Share:
