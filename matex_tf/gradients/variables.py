@@ -144,13 +144,16 @@ def _forget_agreed(key: int, _: object) -> None:
     _agreed.pop(key, None)
 
 
+def select_new(variables: Iterable[Any]) -> list[Any]:
+    """Those variables on which the ranks have not agreed yet, each once, in the order of their making."""
+    return _select_readable(one for one in variables if id(reduction.find_tf_variable(one)) not in _agreed)
+
+
 def expect_agreement(variables: Sequence[Any]) -> None:
     """Note a reduction over `variables`; ranks agree on new ones once it has run (see `settle_agreements`)."""
     if local_gradients.are_kept():
         return
-    new = [
-        variable for variable in _select_readable(variables) if id(reduction.find_tf_variable(variable)) not in _agreed
-    ]
+    new = select_new(variables)
     if new:
         _waiting.append([weakref.ref(reduction.find_tf_variable(variable)) for variable in new])
 

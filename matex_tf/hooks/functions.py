@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from matex_tf.runtime.hooks import Table
-from matex_tf.steps import function_calls
+from matex_tf.steps import agreement, function_calls
 
 HOOKS = Table()
 
@@ -33,9 +33,10 @@ def _wrap_call(original: Any) -> Any:
 
         if not tf.executing_eagerly():
             return original(self, *args, **kwargs)
-        is_step = not tf.config.functions_run_eagerly()
-        if not is_step or record.could_possibly_record():
+        is_recorded = record.could_possibly_record()
+        is_alone = is_recorded and (self._jit_compile or not agreement.is_sharing_eager_calls())
+        if tf.config.functions_run_eagerly() or is_alone:
             return function_calls.call_whole(original, self, args, kwargs)
-        return function_calls.call_function(original, self, args, kwargs)
+        return function_calls.call_function(original, self, args, kwargs, is_recorded)
 
     return __call__

@@ -269,13 +269,17 @@ class _Whole:
 
 
 def read_program(
-    graph: Any, placements: Sequence[Placement], takes_batches: bool = True, rows: int = USUAL_SIZE
+    graph: Any,
+    placements: Sequence[Placement],
+    takes_batches: bool = True,
+    rows: int = USUAL_SIZE,
+    constants: Sequence[Any] = (),
 ) -> Program:
-    """The program of `graph`, in which no sum is made whole in two forms; see `Reader`."""
+    """The program of `graph`, in which no sum is made whole in two forms; see `Reader`, `Reader.read`."""
     reader = Reader(takes_batches, rows)
     with pause_collection():
         while True:
-            program = reader.read(graph, placements)
+            program = reader.read(graph, placements, constants=constants)
             more = find_sums_needed_whole(program) - reader.whole
             if not more:
                 return program

@@ -5,12 +5,13 @@ from __future__ import annotations
 import functools
 import operator
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from matex_tf import tags
-from matex_tf.steps import own_data
+from matex_tf.steps import capture, own_data
 
 
 class Arguments:
@@ -33,10 +34,9 @@ class Arguments:
         self.rows = max(known, key=known.count) if known else 0
         self.are_rows = [bool(known) and count == self.rows for count in counts]
 
-    @property
-    def has_sources(self) -> bool:
-        """Whether a step may take batches from one of them."""
-        return any(is_source(leaf) for leaf in self.leaves)
+    def list_sources(self) -> list[Any]:
+        """The iterators and datasets from which a step may take batches."""
+        return [leaf for leaf in self.leaves if is_source(leaf)]
 
     def make_key(self) -> Any:
         """What calls have in common that one trace is for."""
@@ -64,6 +64,44 @@ class Arguments:
         """References to the leaves that the key knows by their addresses: where one has gone, the key means nothing."""
         return [_make_reference(leaf) for leaf in self.leaves if not hasattr(leaf, "shape")]
 
+    def list_tensors(self) -> list[Any]:
+        """The tensors among the leaves, and those that Python has hung on them as attributes, such as masks."""
+        import tensorflow as tf
+
+        leaves = [leaf for leaf in self.leaves if isinstance(leaf, tf.Tensor)]
+        return leaves + [one for leaf in leaves for one in list_hung(leaf).values()]
+
+    def list_row_tensors(self) -> list[Any]:
+        """Those of `list_tensors` that have rows."""
+        return [one for one in self.list_tensors() if one.shape.rank and one.shape[0] == self.rows]
+
+    def trace_call(self, function: Callable[..., Any]) -> Any:
+        """The FuncGraph of a call of `function`, of any number of rows; its inputs are those of `list_tensors`.
+
+        Its structured outputs are what the function gives, and for each tensor of that what Python has hung on it. None
+        where the Python of the function raises an error.
+        """
+        import tensorflow as tf
+
+        def call(*tensors: Any) -> Any:
+            count = sum(isinstance(leaf, tf.Tensor) for leaf in self.leaves)
+            rest, hung = iter(tensors[:count]), iter(tensors[count:])
+            leaves = list(self.leaves)
+            for index, leaf in enumerate(self.leaves):
+                if isinstance(leaf, tf.Tensor):
+                    leaves[index] = next(rest)
+                    set_hung(leaves[index], {name: next(hung) for name in list_hung(leaf)})
+            args, kwargs = tf.nest.pack_sequence_as(self.given, leaves)
+            result = function(*args, **kwargs)
+            return result, [list_hung(one) for one in tf.nest.flatten(result, expand_composites=True)]
+
+        rows = {id(one) for one in self.list_row_tensors()}
+        specs = [
+            tf.TensorSpec([None, *one.shape[1:]] if id(one) in rows else one.shape, one.dtype)
+            for one in self.list_tensors()
+        ]
+        return capture.trace_graph(call, specs)
+
     def open_rows(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments with specifications of any number of rows in the place of those that have rows."""
         import tensorflow as tf
@@ -73,6 +111,19 @@ class Arguments:
             for leaf, one in zip(self.leaves, self.are_rows)
         ]
         return tf.nest.pack_sequence_as(self.given, leaves)
+
+
+def list_hung(tensor: Any) -> dict[str, Any]:
+    """The tensors that Python has hung on a tensor as attributes, by name: Keras does that with masks and logits."""
+    import tensorflow as tf
+
+    return {name: one for name, one in getattr(tensor, "__dict__", {}).items() if isinstance(one, tf.Tensor)}
+
+
+def set_hung(tensor: Any, hung: dict[str, Any]) -> None:
+    """Hang tensors on a tensor."""
+    for name, one in hung.items():
+        setattr(tensor, name, one)
 
 
 def _make_reference(leaf: Any) -> Any:

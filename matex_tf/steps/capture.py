@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import threading
 from typing import Any
 
@@ -41,6 +42,41 @@ def _trace(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         for name, value in before.items():
             setattr(function, name, value)
         return None
+
+
+def trace_graph(function: Any, specs: Any) -> Any:
+    """The FuncGraph of a Python function of tensors; None where its Python raises an error in that."""
+    from tensorflow.python.framework import func_graph
+
+    try:
+        return func_graph.func_graph_from_py_func("call", function, specs, {})
+    except Exception:  # of the script's code, any: the call itself raises it again, or none for its own batch
+        return None
+
+
+def digest_graph(graph: Any) -> bytes:
+    """A digest of the ops of a FuncGraph: equal for two traces of a function that make the same ops.
+
+    Names of functions that ops call, and of gradient functions, are others in each trace.
+    """
+    definition = graph.as_graph_def()
+    library = {one.signature.name: one for one in definition.library.function}
+
+    def digest(nodes: Any) -> bytes:
+        found = hashlib.blake2b()
+        for node in nodes:
+            found.update(repr((node.name, node.op, list(node.input), node.device)).encode())
+            for name in sorted(node.attr):
+                value = node.attr[name]
+                called = [value.func.name] if value.HasField("func") else [one.name for one in value.list.func]
+                if called:
+                    for one in called:
+                        found.update(digest(library[one].node_def) if one in library else one.encode())
+                elif not name.startswith("_"):
+                    found.update(name.encode() + value.SerializeToString(deterministic=True))
+        return found.digest()
+
+    return digest(definition.node)
 
 
 def open_spec(spec: Any) -> Any:

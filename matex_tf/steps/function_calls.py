@@ -6,9 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 from matex_tf import tags
-from matex_tf.steps import capture, explain, own_data
+from matex_tf.steps import agreement, capture, explain, own_data
 from matex_tf.steps.arguments import Arguments, is_source
 from matex_tf.steps.plan import NO_BATCH, NO_WORK, StepPlan
+from matex_tf.steps.tapes import calls
 from matex_tf.world import world
 
 _PLANS = "step plans"
@@ -27,8 +28,13 @@ class _Planned:
         return all(refer() is not None for refer in self.kept)
 
 
-def call_function(original: Callable[..., Any], function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """What `original(function, *args, **kwargs)` gives, a call in eager code, computed by all ranks where they can."""
+def call_function(
+    original: Callable[..., Any], function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], is_recorded: bool
+) -> Any:
+    """What `original(function, *args, **kwargs)` gives, a call in eager code, computed by all ranks where they can.
+
+    is_recorded: whether tapes record.
+    """
     from tensorflow.python.eager.polymorphic_function import function_type_utils
 
     if own_data.is_alone():
@@ -41,6 +47,8 @@ def call_function(original: Callable[..., Any], function: Any, args: tuple[Any, 
     except (TypeError, ValueError):  # as the call itself says
         return original(function, *args, **kwargs)
     arguments = Arguments(bound.args, bound.kwargs)
+    if is_recorded:
+        return calls.call_function(lambda: original(function, *args, **kwargs), function, arguments)
     plans: dict[Any, _Planned] = tags.get_or_make_tag(function, _PLANS, dict)
     key = arguments.make_key()
     planned = plans.get(key)
@@ -48,10 +56,12 @@ def call_function(original: Callable[..., Any], function: Any, args: tuple[Any, 
         planned = plans[key] = _Planned(_make_plan(function, arguments), arguments.list_kept())
     plan = planned.plan
     if plan is None or plan.why_whole:
+        if plan is not None and plan.trained and agreement.is_watched():
+            agreement.note_step()
         return original(function, *args, **kwargs)
     given, named = arguments.given
     inputs = plan.own.function_type.unpack_inputs(plan.own.function_type.bind(*given, **named))
-    return plan.call(inputs)
+    return plan.call(inputs, arguments.list_sources())
 
 
 def call_whole(original: Callable[..., Any], function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -88,8 +98,9 @@ def _make_plan(function: Any, arguments: Arguments) -> StepPlan | None:
     place = explain.name_step(function)
     are_own = [own_data.is_own(tensor) for tensor in inputs]
     plan = StepPlan(own, are_rows, are_own, place, arguments.rows)
+    is_usual = plan.why_whole in (NO_BATCH, NO_WORK) and not plan.trained
     if plan.program is None or plan.why_whole:
-        explain.say_whole(place, plan.why_whole, plan.why_whole in (NO_BATCH, NO_WORK))
+        explain.say_whole(place, plan.why_whole, is_usual)
     else:
         explain.say_shared(place, plan.program)
     return plan

@@ -6,11 +6,9 @@ One way for every style of step: capture, plan, agree, call.
 from __future__ import annotations
 
 import functools
-import hashlib
 from collections.abc import Sequence
 from typing import Any
 
-from matex_tf.gradients import variables
 from matex_tf.rewrite import sources
 from matex_tf.rewrite.emit import Copy
 from matex_tf.rewrite.nodes import USUAL_SIZE
@@ -18,8 +16,7 @@ from matex_tf.rewrite.own_batches import OwnRowsError
 from matex_tf.rewrite.placement import BATCH, OWN, WHOLE
 from matex_tf.rewrite.programs import Program
 from matex_tf.rewrite.propagate import read_program
-from matex_tf.runtime import objects
-from matex_tf.steps import own_data, shares, weak_scaling, worth
+from matex_tf.steps import agreement, batch_watch, own_data, shares, weak_scaling, whole_code, worth
 from matex_tf.steps.exchanger import RankExchanger
 from matex_tf.world import world
 
@@ -33,6 +30,7 @@ class StepPlan:
     own: the script's trace, a ConcreteFunction.
     why_whole: why every rank computes the calls whole; empty where ranks share them.
     program: the placements; None where they could not be found.
+    trained: the weights that a call changes.
     """
 
     def __init__(self, own: Any, are_rows: Sequence[bool], are_own: Sequence[bool], place: str, rows: int = 0):
@@ -48,18 +46,23 @@ class StepPlan:
         self.are_rows = [one and sources.has_open_rows(tensor.shape) for one, tensor in zip(are_rows, own.graph.inputs)]
         captured = [one for one, _ in own.graph.captures]
         self.are_own = [*are_own, *(own_data.is_own(one) for one in captured)]
-        self.trains = _is_training(own.graph)
         self.program: Program | None = None
         self.step: Any = None
+        self.trained = whole_code.list_trained(own)
+        self.batches = batch_watch.BatchWatch(f"a batch of {place}")
         self.why_whole = self._find_obstacle()
         if self.why_whole in (NO_BATCH, NO_WORK):
-            return  # what a script's rank does by itself is its own affair
+            if self.trained and agreement.is_watched():
+                agreement.agree_on_new(own.graph.variables)
+            return  # else, what a script's rank does by itself is its own affair
         if not self.why_whole:
             try:
                 self.step = self._build()
             except Exception as error:  # of any op: the script's own function is always right
                 self.why_whole = f"its copy cannot be made ({type(error).__name__}: {error})"
-        self._agree()
+        self.why_whole = agreement.agree_on_trace(own.graph, self.why_whole, place)
+        if self.why_whole and any(self.are_own):
+            raise world.RankError(own_data.explain_obstacle(place, self.why_whole))
 
     def _find_obstacle(self) -> str:
         graph = self.own.graph
@@ -78,26 +81,6 @@ class StepPlan:
             return NO_WORK
         return ""
 
-    def _agree(self) -> None:
-        """All ranks have traced the same, share it or not alike, and have the same variables. Collective."""
-        text = " ".join(op.type for op in self.own.graph.get_operations())
-        mine = hashlib.blake2b(text.encode()).hexdigest(), self.why_whole
-        everyone = objects.allgather(mine, f"whether ranks can share {self.place}")
-        reasons = [why for _, why in everyone if why]
-        if reasons and any(self.are_own):
-            raise world.RankError(own_data.explain_obstacle(self.place, reasons[0]))
-        if reasons:
-            self.why_whole = reasons[0]
-        else:
-            for rank, (digest, _) in enumerate(everyone):
-                if digest != everyone[0][0]:
-                    hosts = world.get_world().hosts
-                    raise world.RankError(
-                        f"the ranks' traces of {self.place} differ: that of rank {rank} ({hosts[rank]}) has other ops "
-                        f"than that of rank 0 ({hosts[0]}). Every rank must run the same script."
-                    )
-        variables.synchronize_variables(self.own.graph.variables, f"comparing the variables before {self.place}")
-
     def _build(self) -> Any:
         """The copy, as a ConcreteFunction of the tensors that the script's takes."""
         import tensorflow as tf
@@ -112,26 +95,21 @@ class StepPlan:
             here = tf.compat.v1.get_default_graph()
             exchanger = RankExchanger(self.place)
             make_own_share = functools.partial(shares.make_own_share, exchanger)
-            copy = Copy(shares.make_no_share(), exchanger, shares.make_share, make_own_share)
+            copy = Copy(shares.make_no_share(), exchanger, self.batches.make_share, make_own_share)
             inputs = sources.take_rows(copy, list(given), are_rows)
             inputs += [here.capture(one) for one in outer]
             return copy.build(program, inputs, [WHOLE] * len(program.outputs))
 
         return tf.function(step, autograph=False, input_signature=specs).get_concrete_function()
 
-    def call(self, inputs: Sequence[Any]) -> Any:
-        """What the script's function gives for these tensors, computed by all ranks. Collective."""
-        outputs = self.step(*inputs)
-        if self.trains:
+    def call(self, inputs: Sequence[Any], sources: Sequence[Any] = ()) -> Any:
+        """What the script's function gives for these tensors, computed by all ranks. Collective.
+
+        sources: the iterators and datasets among the arguments.
+        """
+        with self.batches.compare_batches(sources):
+            outputs = self.step(*inputs)
+        agreement.note_step()
+        if self.trained:
             weak_scaling.note_training_call()
         return self.own.function_type.pack_output(outputs)
-
-
-def _is_training(graph: Any) -> bool:
-    """Whether a function changes trainable variables."""
-    from tensorflow.python.framework import auto_control_deps_utils
-
-    read = set(auto_control_deps_utils.get_read_only_resource_input_indices_graph(graph))
-    captures = {id(inner): id(outer) for outer, inner in graph.captures}
-    written = {captures.get(id(one)) for index, one in enumerate(graph.inputs) if index not in read}
-    return any(id(variable.handle) in written for variable in graph.trainable_variables)

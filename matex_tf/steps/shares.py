@@ -24,14 +24,20 @@ def make_share(components: Sequence[Any]) -> Share:
     """
     import tensorflow as tf
 
-    me = world.get_world()
     counts = [tf.shape(one, tf.int64)[0] for one in components]
     if len(counts) > 1:
         is_even = tf.reduce_all(tf.equal(tf.stack(counts[1:]), counts[0]))
         check = tf.debugging.Assert(is_even, [UNEVEN, tf.stack(counts)], summarize=-1)
         with tf.control_dependencies([] if check is None else [check]):
             counts[0] = tf.identity(counts[0])
-    total = counts[0]
+    return make_share_of_rows(counts[0])
+
+
+def make_share_of_rows(total: Any) -> Share:
+    """This rank's share of a batch of `total` rows, a scalar int64."""
+    import tensorflow as tf
+
+    me = world.get_world()
     start, stop, has_rows = row_shares.find_slice_bounds(total, me.rank, me.trainers)
     return Share(start, stop - start, total, has_rows, tf.constant(me.rank == 0))
 

@@ -289,7 +289,8 @@ def jacobians_of_batches():
     return [step(iterator).numpy(), step(iterator).numpy(), run_epoch(dataset).numpy(), weights.numpy()]
 
 
-CASES = [jacobians_of_batches, gradnorm, figure_of_a_batch, metrics_by_row_and_column, mean_of_rows, state_that_does_not_begin_with_zeros,
+CASES = [jacobians_of_batches, gradnorm, figure_of_a_batch, metrics_by_row_and_column, mean_of_rows,
+         state_that_does_not_begin_with_zeros,
          counts_read_raw, predict_whose_rows_meet, two_updates, two_inputs_and_a_loss_by_hand, saved_module,
          masked_statistics]  # fmt: skip
 

@@ -1,0 +1,125 @@
+"""Callbacks of Keras run on every rank. Two of ours stand around those of the script and hear the same events.
+
+The first compares weights where `fit`, `evaluate` and `predict` begin, and where an epoch ends. The last has all ranks
+stop where one does.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from matex_tf import settings
+from matex_tf.runtime import notes, objects
+from matex_tf.runtime.hooks import Table
+from matex_tf.steps import agreement
+from matex_tf.world import world
+
+_WITHIN_AN_EPOCH = (
+    "on_train_begin",
+    "on_epoch_begin",
+    "on_batch_begin",
+    "on_batch_end",
+    "on_train_batch_begin",
+    "on_train_batch_end",
+)
+
+
+HOOKS = Table(early=True)
+_LOST = "a callback that stops fit stops one rank alone, and weights are not compared"
+
+
+@HOOKS.replace("keras.src.callbacks.callback_list", "CallbackList.__init__", _LOST, since="3")
+@HOOKS.replace("keras.src.callbacks tf_keras.src.callbacks", "CallbackList.__init__", _LOST, until="3")
+def _wrap_list(original: Any) -> Any:
+    base = sys.modules[original.__module__].Callback
+    first, last, last_of_batches = _make_callbacks(base)
+
+    def __init__(self, *args, **kwargs):
+        original(self, *args, **kwargs)
+        if not world.is_active():
+            return
+        stops_within = any(map(_is_used_within_epoch, self.callbacks))
+        if stops_within:
+            self._async_train = False  # Keras 3: batches of training end in this thread
+            self._should_call_train_batch_hooks = True  # Keras 2
+        ours = first(), (last_of_batches if stops_within else last)()
+        for callback in ours:
+            callback.set_params(getattr(self, "params", None))
+            callback.set_model(getattr(self, "model", None))
+        self.callbacks[:] = [ours[0], *self.callbacks, ours[1]]
+
+    return __init__
+
+
+def _make_callbacks(base: Any) -> tuple[Any, Any, Any]:
+    """The classes of our callbacks: the first, the last, and the last where callbacks may stop within an epoch."""
+
+    class CompareWeights(base):
+        def __init__(self) -> None:
+            super().__init__()
+            self.is_within_fit = False
+
+        def on_train_begin(self, logs=None):
+            agreement.agree_on_model(self.model)
+            self.is_within_fit = True
+
+        def on_train_end(self, logs=None):
+            self.is_within_fit = False
+
+        def on_test_begin(self, logs=None):
+            agreement.compare_model(self.model, "evaluate", self.is_within_fit)
+
+        def on_predict_begin(self, logs=None):
+            agreement.compare_model(self.model, "predict", self.is_within_fit)
+
+        def on_epoch_end(self, epoch, logs=None):
+            agreement.compare_weights(f"at the end of epoch {epoch + 1}", agreement.list_weights(self.model))
+
+    class StopTogether(base):
+        def on_epoch_end(self, epoch, logs=None):
+            _agree_to_stop(self.model)
+
+    class StopTogetherWithinEpochs(StopTogether):
+        def on_train_batch_end(self, batch, logs=None):
+            _agree_to_stop(self.model)
+
+    return CompareWeights, StopTogether, StopTogetherWithinEpochs
+
+
+def _is_used_within_epoch(callback: Any) -> bool:
+    """Whether the script wrote it, and it is called during an epoch; Keras' own decide by the logs, which are equal."""
+    kind = type(callback)
+    if kind.__name__ == "LambdaCallback":
+        return True
+    owners = [base for base in kind.__mro__ if not base.__module__.startswith(("keras.", "tf_keras."))]
+    return any(name in vars(owner) for owner in owners for name in _WITHIN_AN_EPOCH)
+
+
+def _agree_to_stop(model: Any) -> None:
+    """If a callback on any rank has stopped training, stop it on all. Collective."""
+    stops = objects.allgather(bool(getattr(model, "stop_training", False)), "whether a callback stops training")
+    if any(stops):
+        if not all(stops):
+            rank = stops.index(True)
+            notes.print_note(f"a callback stopped training on rank {rank} and not on every rank; all ranks stop")
+        model.stop_training = True
+
+
+@HOOKS.replace(
+    "keras.src.callbacks.remote_monitor", "RemoteMonitor.on_epoch_end", "every rank sends its logs away", since="3"
+)
+@HOOKS.replace(
+    "keras.src.callbacks tf_keras.src.callbacks",
+    "RemoteMonitor.on_epoch_end",
+    "every rank sends its logs away",
+    until="3",
+)
+def _wrap_remote_monitor(original: Any) -> Any:
+    """What is sent away is sent once."""
+
+    def on_epoch_end(self, epoch, logs=None):
+        if world.get_world().rank == 0 or settings.get_settings().output == "all":
+            original(self, epoch, logs)
+
+    return on_epoch_end

@@ -1,0 +1,72 @@
+"""Updates in eager code, which every rank computes whole: gradients of tapes, and optimizers of Keras 3 and 2."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from matex_tf.gradients import reduction
+from matex_tf.runtime.hooks import Table
+from matex_tf.steps import agreement, whole_code
+
+HOOKS = Table()
+_LOST = "ranks that begin with other values of weights stay apart in eager code"
+_KERAS_2 = {"until": "3", "early": True}
+
+
+@HOOKS.replace("tensorflow.python.eager.backprop", "GradientTape.gradient", _LOST)
+def _wrap_gradient(original: Any) -> Any:
+    def gradient(self, target, sources, *args, **kwargs):
+        import tensorflow as tf
+
+        result = original(self, target, sources, *args, **kwargs)
+        if tf.executing_eagerly() and agreement.is_watched():
+            trained = [one for one in tf.nest.flatten(sources) if hasattr(reduction.find_tf_variable(one), "assign")]
+            if trained:
+                return whole_code.take_gradients(self, result, trained)
+        return result
+
+    return gradient
+
+
+def _wrap_update(list_updated: Callable[[Any, list[Any], Any], Iterable[Any]]) -> Any:
+    """`list_updated`: the variables of an update, of the optimizer and its first two arguments."""
+
+    def make(original: Any) -> Any:
+        signature = inspect.signature(original)
+        _, first, second, *_ = signature.parameters
+
+        def apply(self, *args, **kwargs):
+            import tensorflow as tf
+
+            if not tf.executing_eagerly() or not agreement.is_watched():
+                return original(self, *args, **kwargs)
+            given = signature.bind(self, *args, **kwargs)
+            given.arguments[first] = items = list(given.arguments[first])  # an iterator gives them once
+            updated = list(list_updated(self, items, given.arguments.get(second)))
+            result = original(*given.args, **given.kwargs)
+            own = getattr(self, "variables", [])
+            agreement.agree_on_new([*updated, *(own() if callable(own) else own)])
+            return result
+
+        return apply
+
+    return make
+
+
+def _list_applied(optimizer: Any, gradients: list[Any], trainable_variables: Any) -> Iterable[Any]:
+    return optimizer._trainable_variables if trainable_variables is None else trainable_variables
+
+
+def _list_paired(optimizer: Any, pairs: list[Any], _: Any) -> Iterable[Any]:
+    return (variable for _, variable in pairs)
+
+
+HOOKS.replace("keras.src.optimizers.base_optimizer", "BaseOptimizer.apply", _LOST, since="3", early=True)(
+    _wrap_update(_list_applied)
+)
+for _module, _name in (("optimizers.optimizer", "Optimizer"), ("optimizers.legacy.optimizer_v2", "OptimizerV2")):
+    HOOKS.replace(f"keras.src.{_module} tf_keras.src.{_module}", f"{_name}.apply_gradients", _LOST, **_KERAS_2)(
+        _wrap_update(_list_paired)
+    )

@@ -1,0 +1,71 @@
+"""Do the ranks take the same batches? The first of each iterator, and of the 1st, 2nd, 4th, ... call, are compared.
+
+The batch is taken in the graph, so a flag there says whether its digest is to be kept.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from matex_tf.rewrite.sharing import Share
+from matex_tf.sharding import fingerprint
+from matex_tf.steps import shares
+
+
+class BatchWatch:
+    """Of one step; `what` names its batch in messages."""
+
+    def __init__(self, what: str):
+        self.what = what
+        self._flag: Any = None  # a variable
+        self._calls = 0
+        self._sources: list[Any] = []
+        self._digest: tuple[int, int] | None = None
+
+    def make_share(self, components: Sequence[Any]) -> Share:
+        """`shares.make_share` in a graph in which the digest of the batch is kept where the flag asks for it."""
+        import tensorflow as tf
+
+        if self._flag is None:
+            with tf.init_scope():
+                self._flag = tf.Variable(False, trainable=False, name="compares_batch")
+        read = [one for one in components if one.dtype not in (tf.variant, tf.resource)]
+
+        def keep() -> Any:
+            kept = tf.numpy_function(self._keep_digest, read, tf.bool)
+            return self._flag.assign(tf.ensure_shape(kept, []), read_value=False)
+
+        tf.cond(self._flag, keep, tf.no_op)
+        return shares.make_share(components)
+
+    def _keep_digest(self, *components: np.ndarray) -> np.ndarray:
+        total = 0
+        for one in components:
+            total = fingerprint.digest_value(one, total)
+        self._digest = len(components[0]), total
+        return np.array(False)
+
+    @contextlib.contextmanager
+    def compare_batches(self, sources: Sequence[Any]) -> Iterator[None]:
+        """Around a call of the step, which takes batches from `sources` or has one. Collective where one is compared.
+
+        Raises:
+            RankError: on every rank, if the numbers of rows differ.
+        """
+        self._calls += 1
+        is_new = len(sources) != len(self._sources) or any(
+            one() is not source for one, source in zip(self._sources, sources)
+        )
+        compares = self._flag is not None and (is_new or self._calls & (self._calls - 1) == 0)
+        if compares:
+            self._sources = [weakref.ref(one) for one in sources]
+            self._digest = None
+            self._flag.assign(True)
+        yield
+        if compares:
+            fingerprint.compare_batch(self._digest, self.what)

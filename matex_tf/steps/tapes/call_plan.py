@@ -1,0 +1,208 @@
+"""The plan of a call whose gradients a tape may ask for: a forward step, and a backward step from what it keeps.
+
+Both take and give whole tensors. What the backward step needs of the forward one stays on the ranks, placed as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from matex_tf.rewrite import sources
+from matex_tf.rewrite.emit import Copy
+from matex_tf.rewrite.placement import BATCH, WHOLE
+from matex_tf.rewrite.programs import Program
+from matex_tf.rewrite.propagate import read_program
+from matex_tf.steps import agreement, batch_watch, plan, shares, worth
+from matex_tf.steps.exchanger import RankExchanger
+from matex_tf.world import world
+
+AGAIN = "gradients are taken through it while a tape records, or of many values at once"
+
+
+class _Part(NamedTuple):
+    """A graph as a program is read from it."""
+
+    of: Any
+    inputs: Sequence[Any]
+    outputs: Sequence[Any]
+    control_outputs: Sequence[Any]
+
+    def get_operations(self) -> list[Any]:
+        operations: list[Any] = self.of.get_operations()
+        return operations
+
+
+class _Backward(NamedTuple):
+    """The gradients of a graph.
+
+    graph: its inputs are the gradients of outputs, then what it takes of the forward graph.
+    of: the ids of those outputs.
+    residuals: the tensors of the forward graph.
+    outputs: the components of the gradients, without those that are None.
+    effects: ops that run although no gradient needs them.
+    pack: gives the gradients of such tensors.
+    """
+
+    graph: Any
+    of: set[int]
+    residuals: list[Any]
+    outputs: list[Any]
+    effects: list[Any]
+    pack: Any
+
+
+class CallPlan:
+    """How calls of a traced function are computed while tapes record.
+
+    graph: the trace, a FuncGraph. Gradients with respect to those of its inputs that `are_followed` are to be had.
+    why_whole: why every rank computes the calls whole; empty where ranks share them.
+    """
+
+    def __init__(self, graph: Any, are_rows: Sequence[bool], are_followed: Sequence[bool], place: str):
+        """Plan the calls. Collective: all ranks come to the same plan.
+
+        Args:
+            are_rows: of each input whether it has the rows that ranks divide.
+            place: names the call in messages.
+        """
+        self.graph, self.place = graph, place
+        self.are_rows = [one and sources.has_open_rows(tensor.shape) for one, tensor in zip(are_rows, graph.inputs)]
+        self.followed = [tensor for tensor, one in zip(graph.inputs, are_followed) if one]
+        self.batches = batch_watch.BatchWatch(f"a batch of {place}")
+        self.why_whole = self._find_obstacle() or self._make_steps()
+        self.why_whole = agreement.agree_on_trace(graph, self.why_whole, place)
+
+    def _find_obstacle(self) -> str:
+        if getattr(self.graph, "deferred_external_captures", None):
+            return "it takes values that are known only when it is called"
+        if not any(self.are_rows):
+            return plan.NO_BATCH
+        return ""
+
+    def _make_steps(self) -> str:
+        """Make both steps; why not, if they cannot be made."""
+        try:
+            backward = _trace_backward(self.graph, self.followed)
+            placements = [BATCH if one else WHOLE for one in self.are_rows]
+            outputs = list(self.graph.outputs)
+            part = _Part(self.graph, self.graph.inputs, [*outputs, *backward.residuals], self.graph.control_outputs)
+            program = read_program(part, placements)
+            if not worth.has_shared_work(program):
+                return plan.NO_WORK
+            self._build(program, backward)
+        except Exception as error:  # of any op: the script's own call is always right
+            return f"its copy cannot be made ({type(error).__name__}: {error})"
+        return ""
+
+    def _build(self, program: Program, backward: _Backward) -> None:
+        import tensorflow as tf
+
+        graph = self.graph
+        count = len(graph.outputs)
+        results, residuals = program.outputs[:count], program.outputs[count:]
+        kept = [value.placement for value in residuals]
+        self.upstream = [index for index, tensor in enumerate(graph.outputs) if id(tensor) in backward.of]
+        sliced = [results[index].placement for index in self.upstream]
+        sliced = [one if one.is_sharded and one.rows.chosen is None else WHOLE for one in sliced]
+        constants = [None] * len(sliced) + [value.constant for value in residuals]
+        back = read_program(
+            _Part(backward.graph, backward.graph.inputs, backward.outputs, backward.effects),
+            [*sliced, *kept],
+            takes_batches=False,
+            constants=constants,
+        )
+        is_variable = [tensor.dtype == tf.resource for tensor in graph.inputs]
+        held = {id(inner): outer for outer, inner in graph.captures}
+        self.taken = [index for index, one in enumerate(is_variable) if not one]
+
+        def forward_step(*given: Any) -> Any:
+            here = tf.compat.v1.get_default_graph()
+            rest = iter(given)
+            tensors = [
+                here.capture(held[id(tensor)]) if one else next(rest) for tensor, one in zip(graph.inputs, is_variable)
+            ]
+            copy = Copy(shares.make_no_share(), RankExchanger(self.place), self.batches.make_share)
+            inputs = sources.take_rows(copy, tensors, self.are_rows)
+            return copy.build(program, inputs, [WHOLE] * count + kept)
+
+        def backward_step(total: Any, *given: Any) -> Any:
+            copy = Copy(shares.make_share_of_rows(total), RankExchanger(f"the gradients of {self.place}"))
+            upstream = [tensor if one == WHOLE else copy.slice_rows(tensor, one) for tensor, one in zip(given, sliced)]
+            return copy.build(back, [*upstream, *given[len(sliced) :]], [WHOLE] * len(back.outputs))
+
+        def specify(tensors: Sequence[Any]) -> list[Any]:
+            return [tf.TensorSpec(one.shape, one.dtype) for one in tensors]
+
+        inputs = [graph.inputs[index] for index in self.taken]
+        forward = tf.function(forward_step, autograph=False, input_signature=specify(inputs))
+        self.forward = forward.get_concrete_function()
+        local = specify(self.forward.outputs[count:])
+        signature = [tf.TensorSpec([], tf.int64), *specify(backward.graph.inputs[: len(sliced)]), *local]
+        self.backward = tf.function(backward_step, autograph=False, input_signature=signature).get_concrete_function()
+        self.pack = backward.pack
+
+    def call(self, given: Sequence[Any], rows: int, followed: Sequence[Any]) -> list[Any]:
+        """The outputs of the graph for the tensors `given` for its inputs, recorded on the tapes. Collective.
+
+        followed: those of `given` of which gradients are to be had.
+        """
+        import tensorflow as tf
+        from tensorflow.python.eager import record
+
+        count = len(self.graph.outputs)
+        with record.stop_recording(), self.batches.compare_batches(()):
+            made = list(self.forward(*(given[index] for index in self.taken)))
+        outputs, residuals = made[:count], made[count:]
+
+        def compute_gradients(*upstream: Any) -> list[Any]:
+            if record.could_possibly_record() or not tf.executing_eagerly():
+                raise world.RankError(
+                    f"{self.place}: {AGAIN}, which its first call did not show, so that ranks share its calls. Set "
+                    "MATEX_EAGER=whole, with which every rank computes whole batches in eager code, or put the step "
+                    "into a tf.function"
+                )
+            whole = [
+                tf.zeros_like(outputs[index]) if one is None else tf.convert_to_tensor(one)
+                for index, one in zip(self.upstream, upstream)
+            ]
+            return self.pack(list(self.backward(tf.constant(rows, tf.int64), *whole, *residuals)))
+
+        record.record_operation(
+            "SharedCall", [outputs[index] for index in self.upstream], list(followed), compute_gradients
+        )
+        agreement.note_step()
+        return outputs
+
+
+def _trace_backward(graph: Any, followed: Sequence[Any]) -> _Backward:
+    """The gradients of a graph's outputs with respect to `followed`, inputs of it."""
+    import tensorflow as tf
+    from tensorflow.python.eager import backprop_util
+    from tensorflow.python.eager.graph_only_ops import graph_placeholder
+    from tensorflow.python.framework import func_graph
+    from tensorflow.python.ops import gradients_util
+
+    outputs = [tensor for tensor in graph.outputs if backprop_util.IsTrainable(tensor)]
+    with graph.as_default():
+        backward = func_graph.FuncGraph("gradients")
+    with backward.as_default():
+        upstream = [graph_placeholder(tensor.dtype, tensor.shape) for tensor in outputs]
+        found = gradients_util._GradientsHelper(
+            outputs, list(followed), grad_ys=upstream, src_graph=graph, unconnected_gradients="none"
+        )
+        flat = tf.nest.flatten(found, expand_composites=True)
+        made = [backward.capture(one) for one in flat if one is not None]
+    for outer, _ in backward.captures:
+        if not tf.is_symbolic_tensor(outer) or outer.graph is not graph:
+            raise NotImplementedError("its gradients take a tensor that it does not take")
+    backward.inputs = [*upstream, *(inner for _, inner in backward.captures)]
+
+    def pack(values: Sequence[Any]) -> Any:
+        rest = iter(values)
+        filled = [None if one is None else next(rest) for one in flat]
+        return tf.nest.pack_sequence_as(found, filled, expand_composites=True)
+
+    effects = [op for op in backward.get_operations() if op.op_def is not None and op.op_def.is_stateful]
+    residuals = [outer for outer, _ in backward.captures]
+    return _Backward(backward, {id(one) for one in outputs}, residuals, made, effects, pack)

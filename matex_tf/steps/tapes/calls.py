@@ -1,0 +1,237 @@
+"""Calls in eager code while tapes record: of a Keras model, or of a `tf.function`. Ranks share them where that pays.
+
+The Python of a model runs in each call, as it does alone: in a trace, of which the ops say which plan the call has. The
+calls of the first step are the script's own, and show what a trace would not do.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from matex_tf import settings
+from matex_tf.runtime import notes, script_frames
+from matex_tf.steps import capture, whole_code
+from matex_tf.steps.arguments import Arguments, list_hung, set_hung
+from matex_tf.steps.tapes import first_calls, still_models
+from matex_tf.steps.tapes.call_plan import CallPlan
+from matex_tf.steps.tapes.kinds import Kind, Trace, find_kinds
+
+LEAVES = "its Python keeps tensors of the call, such as losses that layers add"
+OTHER_OPS = "its ops are others from call to call"
+NO_TRACE = "its Python cannot be traced for any number of rows"
+DRAWS = "it draws random numbers from a state that no variable holds"
+OWN_GRADIENT = "a function in it has a gradient of its own (tf.custom_gradient)"
+_DRAWING = (
+    "RandomUniform",
+    "RandomUniformInt",
+    "RandomStandardNormal",
+    "TruncatedNormal",
+    "ParameterizedTruncatedNormal",
+    "RandomGamma",
+    "RandomPoissonV2",
+    "RandomShuffle",
+    "Multinomial",
+)
+ONE_ROW = "have one row each, of which ranks can share nothing"
+_VALUES = (bool, int, float, complex, str, bytes, type(None))
+"""Arguments of one kind that are such are equal."""
+_MOST_KINDS, _MOST_PLANS = 64, 16
+
+
+class _Shared(NamedTuple):
+    """What ranks have computed together."""
+
+    outputs: Any
+
+
+def call_model(original: Callable[..., Any], model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """What `original(model, *args, **kwargs)` gives while tapes record. Collective where ranks share it."""
+    import tensorflow as tf
+
+    def trace(arguments: Arguments, kind: Kind) -> list[Any]:
+        if kind.trace is None or not kind.is_still():
+            kind.undo = still_models.remember_python(model)
+            graph = arguments.trace_call(lambda *given, **named: original(model, *given, **named))
+            if graph is None:
+                kind.refuse(NO_TRACE)
+                return []
+            kind.refuse(_find_hidden(model, graph))
+            kind.trace = Trace(graph, [outer for outer, _ in graph.captures])
+            is_known = all(isinstance(leaf, (tf.Tensor, *_VALUES)) for leaf in arguments.leaves)
+            kind.is_still = still_models.watch_model(model) if is_known else lambda: False
+        return arguments.list_tensors()
+
+    if not getattr(model, "built", False):
+        return original(model, *args, **kwargs)
+
+    def plain() -> Any:
+        return original(model, *args, **kwargs)
+
+    def watched(kind: Kind) -> Any:
+        before, draws = {id(one) for one in still_models.list_kept_tensors(model)}, first_calls.count_draws()
+        result = first_calls.watch_call(plain, kind)
+        if any(id(one) not in before for one in still_models.list_kept_tensors(model)):
+            kind.refuse(LEAVES)
+        if first_calls.count_draws() != draws:
+            kind.refuse(DRAWS)
+        return result
+
+    result = _call(plain, watched, model, Arguments(args, kwargs), trace, str(model.name))
+    if not isinstance(result, _Shared):
+        return result
+    made, hung = result.outputs
+    for one, more in zip(tf.nest.flatten(made, expand_composites=True), hung):
+        set_hung(one, more)
+    return made
+
+
+def call_function(plain: Callable[[], Any], function: Any, arguments: Arguments) -> Any:
+    """What `plain()` gives, a call of a `tf.function`, while tapes record. Collective where ranks share it."""
+
+    def trace(arguments: Arguments, kind: Kind) -> list[Any]:
+        if kind.trace is None:
+            own = capture.trace_open(function, *arguments.open_rows())
+            if own is None:
+                kind.refuse(NO_TRACE)
+                return []
+            kind.trace = Trace(own.graph, own.captured_inputs)
+            kind.function_type = own.function_type
+        given, named = arguments.given
+        return list(kind.function_type.unpack_inputs(kind.function_type.bind(*given, **named)))
+
+    def watched(kind: Kind) -> Any:
+        return first_calls.watch_call(plain, kind)
+
+    result = _call(plain, watched, function, arguments, trace, _name_function(function))
+    return result.outputs if isinstance(result, _Shared) else result
+
+
+def _name_function(function: Any) -> str:
+    return str(getattr(inspect.unwrap(function.python_function), "__name__", "a function"))
+
+
+def _find_hidden(model: Any, graph: Any) -> str:
+    """What the trace of a model's call does not show of the call, if anything."""
+    from tensorflow.python.eager import record
+    from tensorflow.python.framework import ops
+
+    with record.stop_recording():
+        losses = [one for one in model.losses if getattr(one, "graph", None) is graph]
+    if losses:
+        return LEAVES
+    definition = graph.as_graph_def()
+    for node in (*definition.node, *(node for one in definition.library.function for node in one.node_def)):
+        if node.op in _DRAWING:
+            return DRAWS
+        name = node.attr["_gradient_op_type"].s if "_gradient_op_type" in node.attr else b""
+        if name.startswith(b"CustomGradient"):
+            function = ops.gradient_registry.lookup(name.decode())
+            inner = dict(zip(function.__code__.co_freevars, function.__closure__ or ())).get("grad_fn")
+            if inner is None or script_frames.find_function_package(inner.cell_contents) not in still_models.LIBRARIES:
+                return OWN_GRADIENT
+    return ""
+
+
+def _call(
+    plain: Callable[[], Any],
+    watched: Callable[[Kind], Any],
+    owner: Any,
+    arguments: Arguments,
+    trace: Callable[[Arguments, Kind], list[Any]],
+    name: str,
+) -> Any:
+    """What `plain()` gives, a call of `owner`, which `name` is in messages.
+
+    watched: does the same and notes for the kind of call what a shared call could not do.
+    trace: sees to the trace of the kind of call, and gives tensors for its inputs; where it cannot be had it says why.
+
+    Returns what the graph gives as `_Shared`.
+    """
+    if arguments.rows < 2:
+        if arguments.rows:
+            whole_code.note_reason(first_calls.get_tapes(), f"the calls of '{name}' {ONE_ROW}")
+        return plain()
+    kinds = find_kinds(owner)
+    hung = [tuple(list_hung(leaf)) for leaf in arguments.leaves]
+    key = len(first_calls.get_tapes()), tuple(hung), arguments.make_key()
+    if key not in kinds and len(kinds) >= _MOST_KINDS:
+        return plain()
+    kind = kinds.setdefault(key, Kind())
+    if whole_code.count_gradients() == kind.first_at:
+        return watched(kind)
+    if kind.is_agreed and kind.why:
+        return _run_whole(plain, kind, name)
+    tensors = [] if kind.why else trace(arguments, kind)
+    if not kind.is_agreed:
+        kind.agree(f"calls of '{name}'")
+    if kind.why or kind.trace is None:
+        return _run_whole(plain, kind, name)
+    graph = kind.trace.graph
+    tensors += kind.trace.outer
+    followed = _list_followed(graph, tensors)
+    if not any(followed):
+        return _run_plain(plain, kind)
+    found = _find_plan(kind, kind.trace, arguments, tensors, followed, name)
+    if found.why_whole:
+        return _run_whole(plain, kind, name)
+    kind.why = kind.next_why
+    outputs = found.call(tensors, arguments.rows, [one for one, is_one in zip(tensors, followed) if is_one])
+    kind.undo = None
+    return _Shared(_pack(graph.structured_outputs, outputs))
+
+
+def _run_whole(plain: Callable[[], Any], kind: Kind, name: str) -> Any:
+    whole_code.note_reason(first_calls.get_tapes(), f"ranks cannot share the calls of '{name}': {kind.why}")
+    return _run_plain(plain, kind)
+
+
+def _run_plain(plain: Callable[[], Any], kind: Kind) -> Any:
+    undo, kind.undo = kind.undo, None
+    if undo is not None:  # Python has run once for a trace
+        undo()
+    return plain()
+
+
+def _list_followed(graph: Any, tensors: Sequence[Any]) -> list[bool]:
+    """Of each input of a call whether a tape that records asks for gradients with respect to it."""
+    from tensorflow.python.eager import backprop_util, forwardprop_util, record
+    from tensorflow.python.ops import resource_variable_ops
+
+    if forwardprop_util.pack_tangents(list(tensors)).tangents:
+        return [False] * len(tensors)  # derivatives forwards are those of the call itself
+    for variable in graph.variables:
+        resource_variable_ops.variable_accessed(variable)
+    return [backprop_util.IsTrainable(one) and record.should_record_backprop([one]) for one in tensors]
+
+
+def _find_plan(
+    kind: Kind, trace: Trace, arguments: Arguments, tensors: Sequence[Any], followed: list[bool], name: str
+) -> CallPlan:
+    """The plan of a call with these ops. Collective where it is made."""
+    key = trace.key, tuple(followed)
+    if key not in kind.plans:
+        if len(kind.plans) + 1 == _MOST_PLANS:
+            kind.next_why = OTHER_OPS  # of the calls after this one
+        rows = set(map(id, arguments.list_row_tensors()))
+        are_rows = [id(tensor) in rows for tensor in tensors]
+        kind.plans[key] = made = CallPlan(trace.graph, are_rows, followed, f"the call of '{name}'")
+        if made.why_whole:
+            kind.refuse(made.why_whole)
+        else:
+            whole_code.note_shared(name)
+            if settings.get_settings().explain:
+                notes.print_note(
+                    f"in eager code the call of '{name}' is sharded: each rank computes its slice of every batch"
+                )
+    return kind.plans[key]
+
+
+def _pack(structure: Any, outputs: Sequence[Any]) -> Any:
+    import tensorflow as tf
+
+    rest = iter(outputs)
+    flat = [None if one is None else next(rest) for one in tf.nest.flatten(structure, expand_composites=True)]
+    assert next(rest, None) is None
+    return tf.nest.pack_sequence_as(structure, flat, expand_composites=True)

@@ -1,0 +1,75 @@
+"""The calls of a step that is the first of its kind: the script's own, which show what shared calls could not do."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from matex_tf.steps import whole_code
+from matex_tf.steps.arguments import list_hung, set_hung
+from matex_tf.steps.tapes.call_plan import AGAIN
+from matex_tf.steps.tapes.kinds import Kind
+
+READS = "its Python reads the values of tensors"
+OTHER_RESULTS = "its results are not tensors alone"
+
+_state = threading.local()
+
+
+def note_read(tensor: Any) -> None:
+    """The values of an eager tensor are read: such as a trace does not have, where Python may go on without.
+
+    A single truth value or whole number is what TensorFlow's branches, loops and arrays read in eager code.
+    """
+    if tensor.shape.rank == 0 and (tensor.dtype.is_bool or tensor.dtype.is_integer):
+        return
+    _state.reads = getattr(_state, "reads", 0) + 1
+
+
+def note_draw() -> None:
+    """A random number is drawn from a state that no variable holds."""
+    _state.draws = getattr(_state, "draws", 0) + 1
+
+
+def get_tapes() -> list[Any]:
+    """The tapes that record in this thread, outermost first."""
+    tapes: list[Any] = _state.__dict__.setdefault("tapes", [])
+    return tapes
+
+
+def count_draws() -> int:
+    """How often `note_draw` was called in this thread."""
+    return getattr(_state, "draws", 0)
+
+
+def watch_call(plain: Callable[[], Any], kind: Kind) -> Any:
+    """What `plain()` gives; what a shared call could not do is noted, now or as gradients are taken through it."""
+    import tensorflow as tf
+    from tensorflow.python.eager import record
+
+    whole_code.leave_unsaid(get_tapes())
+    before = getattr(_state, "reads", 0)
+    result = plain()
+    if getattr(_state, "reads", 0) != before:
+        kind.refuse(READS)
+
+    def pass_on(gradient: Any) -> list[Any]:
+        if record.could_possibly_record() or not tf.executing_eagerly():
+            kind.refuse(AGAIN)
+        return [gradient]
+
+    def follow(one: Any) -> Any:
+        if not isinstance(one, tf.Tensor):
+            if one is not None:
+                kind.refuse(OTHER_RESULTS)
+            return one
+        if not one.dtype.is_floating:
+            return one
+        with record.stop_recording():
+            same = tf.identity(one)
+        record.record_operation("Watched", [same], [one], pass_on)
+        set_hung(same, {name: follow(more) for name, more in list_hung(one).items()})
+        return same
+
+    return tf.nest.map_structure(follow, result, expand_composites=True)

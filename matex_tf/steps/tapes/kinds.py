@@ -1,0 +1,64 @@
+"""What is known of the calls of a model or function under tapes, by the kinds of their arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from matex_tf.runtime import objects
+from matex_tf.steps import capture, whole_code
+from matex_tf.steps.tapes.call_plan import CallPlan
+
+_KINDS = "_matex_kinds_of_calls"
+
+
+class Trace:
+    """The graph of a call; `outer`: the tensors that it captures."""
+
+    def __init__(self, graph: Any, outer: Sequence[Any]):
+        import tensorflow as tf
+
+        self.graph, self.outer = graph, list(outer)
+        held = tuple(id(one) for one in outer if one.dtype == tf.resource)
+        self.key = capture.digest_graph(graph), held
+
+
+class Kind:
+    """How calls with arguments of one kind are made: whole, which `why` explains, or by the plan of their ops.
+
+    first_at: so many gradients had been taken when the first call was made.
+    trace: the last one; it is that of the next call, too, where `is_still()`.
+    """
+
+    def __init__(self) -> None:
+        self.why = self.next_why = ""
+        self.undo: Callable[[], None] | None = None
+        self.is_agreed = False
+        self.first_at = whole_code.count_gradients()
+        self.trace: Trace | None = None
+        self.function_type: Any = None
+        self.is_still: Callable[[], bool] = lambda: False
+        self.plans: dict[Any, CallPlan] = {}
+
+    def refuse(self, why: str) -> None:
+        self.why = self.why or why
+
+    def agree(self, place: str) -> None:
+        """All ranks share such calls or none does: what the first calls have shown is each rank's own. Collective."""
+        self.is_agreed = True
+        reasons = objects.allgather(self.why, f"what the first step has shown of {place}")
+        self.why = next(filter(None, reasons), "")
+
+
+class _Kinds:
+    """Those of the calls of a model or function. No dictionary: who walks through attributes finds nothing to save."""
+
+    def __init__(self) -> None:
+        self.by_key: dict[Any, Kind] = {}
+
+
+def find_kinds(owner: Any) -> dict[Any, Kind]:
+    held = vars(owner)  # Keras tracks what is set as an attribute
+    if _KINDS not in held:
+        held[_KINDS] = _Kinds()
+    return held[_KINDS].by_key

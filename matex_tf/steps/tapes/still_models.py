@@ -1,0 +1,79 @@
+"""Whether the Python of a Keras model would trace the same once more, so that it need not run.
+
+That is known of models whose code is all of Keras and TensorFlow: it goes by its arguments and by the attributes of its
+layers, which are compared. What else the code of a script goes by is not known.
+"""
+
+from __future__ import annotations
+
+import operator
+import random
+import types
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+
+from matex_tf.runtime import script_frames
+
+LIBRARIES = ("tensorflow", "keras", "tf_keras")
+_FUNCTIONS = (types.FunctionType, types.MethodType)
+
+
+def watch_model(model: Any) -> Callable[[], bool]:
+    """A function that tells whether the model is still the same."""
+    layers = list(model._flatten_layers())
+    before = _list_state(layers)
+    if not all(map(_is_of_libraries, (*map(type, layers), *before))):
+        return lambda: False
+
+    def is_same() -> bool:
+        now = _list_state(layers)
+        return len(now) == len(before) and all(map(operator.is_, now, before))
+
+    return is_same
+
+
+def list_kept_tensors(model: Any) -> list[Any]:
+    """The tensors that attributes of the model's layers hold, such as losses that layers have added."""
+    import tensorflow as tf
+
+    return [one for one in _list_state(model._flatten_layers()) if isinstance(one, tf.Tensor)]
+
+
+def remember_python(model: Any) -> Callable[[], None]:
+    """A function that undoes what Python changes from now on: attributes of layers, and the generators of all."""
+    layers = [(layer, dict(vars(layer))) for layer in model._flatten_layers()]
+    of_python, of_numpy = random.getstate(), np.random.get_state()
+
+    def undo() -> None:
+        random.setstate(of_python)
+        np.random.set_state(of_numpy)
+        for layer, before in layers:
+            vars(layer).clear()
+            vars(layer).update(before)
+
+    return undo
+
+
+def _list_state(layers: Iterable[Any]) -> list[Any]:
+    """The attributes of layers, and what containers among them hold."""
+    found: list[Any] = []
+    for layer in layers:
+        for value in vars(layer).values():
+            found.append(value)
+            if isinstance(value, dict):
+                found.extend(value.values())
+            elif isinstance(value, (list, tuple, set)):
+                found.extend(value)
+    return found
+
+
+def _is_of_libraries(value: Any) -> bool:
+    """Whether code that a call of this may run is of Keras or TensorFlow."""
+    if isinstance(value, _FUNCTIONS):
+        return script_frames.find_function_package(getattr(value, "__func__", value)) in LIBRARIES
+    if not callable(value):
+        return True
+    kind = value if isinstance(value, type) else type(value)
+    return kind.__module__.partition(".")[0] in (*LIBRARIES, "builtins")

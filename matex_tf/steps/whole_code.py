@@ -1,0 +1,96 @@
+"""Training steps that no plan computes: every rank computes them whole. Said once, where they train."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable
+from typing import Any
+
+from matex_tf.runtime import notes, objects
+from matex_tf.steps import agreement
+
+EAGER = (
+    "its ops run one by one, as Python comes to them. Decorate the step with @tf.function, or leave out "
+    "run_eagerly=True, and ranks share it"
+)
+_ENOUGH = 2
+"""Gradients that are taken once are no training."""
+
+_times = 0
+_shared: list[str] = []
+_said: set[str] = set()
+_reasons: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
+_unsaid: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+def leave_unsaid(tapes: Iterable[Any]) -> None:
+    """Of the step in which these tapes record nothing is said: ranks may share the next."""
+    _unsaid.update(tapes)
+
+
+def note_reason(tapes: Iterable[Any], why: str) -> None:
+    """Why ranks cannot share a call of the step in which these tapes record."""
+    for tape in tapes:
+        _reasons.setdefault(tape, why)
+
+
+def take_gradients(tape: Any, found: Any, sources: list[Any]) -> Any:
+    """The gradients of variables that eager code gets: `found` by `tape`, in any structure. Collective at times.
+
+    Where ranks began with other values of these variables, all now have rank 0's, and get its gradients.
+    """
+    global _times
+    _times += 1
+    if _times >= _ENOUGH and tape not in _unsaid:
+        _say_whole(_reasons.get(tape, EAGER))
+    if agreement.agree_on_new(sources):
+        found = _take_first_rank(found)
+    agreement.note_step()
+    return found
+
+
+def note_shared(name: str) -> None:
+    """Ranks share the calls of this model or function."""
+    if name not in _shared:
+        _shared.append(name)
+
+
+def _say_whole(why: str) -> None:
+    """Say, once for each reason, that a step is computed whole, or all of it but some calls."""
+    if why in _said:
+        return
+    _said.add(why)
+    names = ", ".join(f"'{name}'" for name in _shared)
+    _shared.clear()
+    shared = f"the calls of {names} in it are sharded, the rest every rank computes for the whole batch"
+    whole = "every rank computes the whole batch: the result is right, training is no faster"
+    notes.print_note(
+        f"a training step in eager code cannot be sharded{' as a whole' if names else ''}: {why}. So "
+        f"{shared if names else whole}"
+    )
+
+
+def count_gradients() -> int:
+    """How many times eager code has taken gradients of variables: a step of training ends after one."""
+    return _times
+
+
+def _take_first_rank(found: Any) -> Any:
+    import tensorflow as tf
+
+    parts = tf.nest.flatten(found, expand_composites=True)
+    mine = [part.numpy() if isinstance(part, tf.Tensor) else part for part in parts]
+    first = objects.broadcast(mine, "the gradients of variables that ranks had begun with other values")
+    values = [one if one is None else tf.convert_to_tensor(one) for one in first]
+    return tf.nest.pack_sequence_as(found, values, expand_composites=True)
+
+
+def list_trained(function: Any) -> list[Any]:
+    """The weights that a ConcreteFunction changes."""
+    from tensorflow.python.framework import auto_control_deps_utils
+
+    graph = function.graph
+    only_read = set(auto_control_deps_utils.get_read_only_resource_input_indices_graph(graph))
+    written = {id(tensor) for index, tensor in enumerate(graph.inputs) if index not in only_read}
+    inside = {id(outer): id(inner) for outer, inner in graph.captures}
+    return [one for one in graph.variables if one.trainable and inside.get(id(one.handle)) in written]
