@@ -19,12 +19,14 @@ class Arguments:
 
     rows: the first size that most tensors have in common; 0 where there is none.
     are_rows: of each leaf whether it has so many rows. Which of them ranks divide changes no result, but what travels.
+    kept: references to the leaves that the last key knows by their addresses: where one has gone, it means nothing.
     """
 
     def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any]):
         import tensorflow as tf
 
         self.given = args, kwargs
+        self.kept: list[Any] = []
         self.leaves = tf.nest.flatten(self.given)
         if any(isinstance(leaf, np.ndarray) for leaf in self.leaves):  # as the call itself would
             self.leaves = [tf.convert_to_tensor(leaf) if _is_array(leaf) else leaf for leaf in self.leaves]
@@ -43,8 +45,11 @@ class Arguments:
         import tensorflow as tf
 
         kinds: list[Any] = []
+        self.kept = []
         for leaf, is_rows in zip(self.leaves, self.are_rows):
-            if isinstance(leaf, (np.generic, tf.Tensor)):
+            if isinstance(leaf, tf.Variable):  # its type does not say which arguments are one variable
+                kinds.append(self._keep(leaf))
+            elif isinstance(leaf, (np.generic, tf.Tensor)):
                 shape = tuple(leaf.shape)
                 kinds.append((is_rows, leaf.dtype, shape[1:] if is_rows else shape))
             elif is_source(leaf):
@@ -54,15 +59,15 @@ class Arguments:
             elif isinstance(leaf, (bool, int, float, complex, str, bytes, type(None), tf.DType, tf.TypeSpec)):
                 kinds.append((type(leaf), leaf))
             else:
-                kinds.append(id(leaf))
+                kinds.append(self._keep(leaf))
         args, kwargs = self.given
         if not kwargs and len(args) == len(self.leaves) and all(map(operator.is_, args, self.leaves)):
             return tuple(kinds), len(args)  # as most steps have them: the text takes longer than all else
         return tuple(kinds), repr(tf.nest.map_structure(lambda leaf: 0, self.given))
 
-    def list_kept(self) -> list[Any]:
-        """References to the leaves that the key knows by their addresses: where one has gone, the key means nothing."""
-        return [_make_reference(leaf) for leaf in self.leaves if not hasattr(leaf, "shape")]
+    def _keep(self, leaf: Any) -> int:
+        self.kept.append(_make_reference(leaf))
+        return id(leaf)
 
     def list_tensors(self) -> list[Any]:
         """The tensors among the leaves, and those that Python has hung on them as attributes, such as masks."""

@@ -14,10 +14,14 @@ _BYTES = 256
 
 
 class RankExchanger:
-    """See `rewrite.emit.Exchanger`. `place` names the step in messages."""
+    """See `rewrite.sharing.Exchanger`.
 
-    def __init__(self, place: str):
-        self.place = place
+    place: names the step in messages.
+    number: of the call, a float64 scalar; ranks at different calls raise an error rather than add to one another.
+    """
+
+    def __init__(self, place: str, number: Any = None):
+        self.place, self.number = place, number
 
     def exchange(self, requests: Sequence[tuple[str, Any]], contributes: Any) -> list[Any]:
         import tensorflow as tf
@@ -30,6 +34,8 @@ class RankExchanger:
             tensors = [requests[index][1] for index in sums]
             names = [tensor.op.name for tensor in tensors]
             weight = tf.cast(contributes, tf.float64)
+            if self.number is not None:
+                weight = tf.stack([weight, self.number])
             for index, one in zip(sums, ops.reduce_gradients(tensors, names, weight, self.place)):
                 made[index] = one
         for index, (kind, tensor) in enumerate(requests):

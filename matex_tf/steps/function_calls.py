@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -39,6 +40,8 @@ def call_function(
 
     if own_data.is_alone():
         return original(function, *args, **kwargs)
+    if threading.current_thread() is not threading.main_thread():  # other threads are at other places on each rank
+        return call_whole(original, function, args, kwargs)
     args, kwargs = own_data.make_arrays_whole((args, kwargs), explain.name_step(function))
     try:
         bound = function_type_utils.canonicalize_function_inputs(
@@ -53,7 +56,7 @@ def call_function(
     key = arguments.make_key()
     planned = plans.get(key)
     if planned is None or not planned.holds:
-        planned = plans[key] = _Planned(_make_plan(function, arguments), arguments.list_kept())
+        planned = plans[key] = _Planned(_make_plan(function, arguments), arguments.kept)
     plan = planned.plan
     if plan is None or plan.why_whole:
         if plan is not None and plan.trained and agreement.is_watched():
@@ -90,6 +93,7 @@ def _make_plan(function: Any, arguments: Arguments) -> StepPlan | None:
     if own is None:
         if sources:
             raise world.RankError(own_data.explain_obstacle(explain.name_step(function), NOT_TRACED))
+        explain.say_whole(explain.name_step(function), NOT_TRACED, is_usual=True)
         return None
     bound = own.function_type.bind(*arguments.given[0], **arguments.given[1])
     rows = {id(leaf) for leaf, one in zip(arguments.leaves, arguments.are_rows) if one}

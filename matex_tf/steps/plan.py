@@ -48,6 +48,7 @@ class StepPlan:
         self.are_own = [*are_own, *(own_data.is_own(one) for one in captured)]
         self.program: Program | None = None
         self.step: Any = None
+        self.calls = 0
         self.trained = whole_code.list_trained(own)
         self.batches = batch_watch.BatchWatch(f"a batch of {place}")
         self.why_whole = self._find_obstacle()
@@ -77,6 +78,8 @@ class StepPlan:
             self.program = read_program(graph, placements, rows=self.rows or USUAL_SIZE)
         except OwnRowsError as error:
             return str(error)
+        except Exception as error:  # of any rule: the script's own function is always right
+            return f"its graph cannot be read ({type(error).__name__}: {error})"
         if not any(self.are_own) and not worth.has_shared_work(self.program):
             return NO_WORK
         return ""
@@ -88,12 +91,13 @@ class StepPlan:
         program = self.program
         assert program is not None
         graph, are_rows = self.own.graph, self.are_rows
-        specs = [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in graph.inputs[: len(are_rows)]]
+        specs = [tf.TensorSpec([], tf.float64)]
+        specs += [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in graph.inputs[: len(are_rows)]]
         outer = [one for one, _ in graph.captures]
 
-        def step(*given: Any) -> Any:
+        def step(number: Any, *given: Any) -> Any:
             here = tf.compat.v1.get_default_graph()
-            exchanger = RankExchanger(self.place)
+            exchanger = RankExchanger(self.place, number)
             make_own_share = functools.partial(shares.make_own_share, exchanger)
             copy = Copy(shares.make_no_share(), exchanger, self.batches.make_share, make_own_share)
             inputs = sources.take_rows(copy, list(given), are_rows)
@@ -107,8 +111,11 @@ class StepPlan:
 
         sources: the iterators and datasets among the arguments.
         """
+        import tensorflow as tf
+
+        self.calls += 1
         with self.batches.compare_batches(sources):
-            outputs = self.step(*inputs)
+            outputs = self.step(tf.constant(float(self.calls), tf.float64), *inputs)
         agreement.note_step()
         if self.trained:
             weak_scaling.note_training_call()
