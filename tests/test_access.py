@@ -19,7 +19,7 @@ SOURCES = [path for room in ("matex_tf", "ops", "readers") for path in sorted((R
 # What runs what it reads, and what waits for whoever calls.
 RUNS = re.compile(r"\b(c?[pP]ickle|marshal|dill|joblib|torch)\.(loads?|Unpickler)\b|\bshelve\.open\b|read_pickle")
 LISTENS = re.compile(
-    r"(?<!signature)\.(listen|bind|create_server|start_server|serve_forever)\b|socketserver|http\.server|xmlrpc"
+    r"(?<!signature)(?<!function_type)\.(listen|bind|create_server|start_server|serve_forever)\b|socketserver|http\.server|xmlrpc"
 )
 LISTENS_IN_C = re.compile(r"\b(listen|bind|accept)\s*\(|sys/socket\.h|MPI_Open_port|MPI_Comm_accept")
 

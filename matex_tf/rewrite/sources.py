@@ -62,7 +62,7 @@ def put_first(nodes: list[Node]) -> list[Node]:
 
 def _uses_share(node: Node) -> bool:
     """Whether what is made of a node's inputs depends on which rows the rank has."""
-    takes_copy = node.decision.emit is not None or bool(node.bodies)
+    takes_copy = getattr(node.decision.emit, "takes_copy", False)
     slices = any(need is not None and need.is_sharded for need in node.decision.needs)
     return takes_copy or slices or any(one.kind == SIZES for one in node.placements)
 

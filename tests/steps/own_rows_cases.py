@@ -145,7 +145,8 @@ def without_work():
 def of_unknown_number():
     data = make_data().filter(lambda x, y: True)
     model = make()
-    history = model.fit(data, epochs=2, verbose=0)
+    # One epoch: whether the seed of Dropout moves on where data end is a matter of time in TensorFlow itself.
+    history = model.fit(data, epochs=1, verbose=0)
     store("unknown number", model, history.history["loss"])
 
 
