@@ -8,6 +8,7 @@ import numpy as np
 
 from matex_tf.analysis.graph_ops import evaluate_op
 from matex_tf.rewrite.nodes import MOST, Node
+from matex_tf.rewrite.parts import FLOW
 
 _FOLDED = ("int32", "int64", "bool")
 
@@ -38,7 +39,7 @@ def _read(op: Any) -> np.ndarray:
 
 def _is_foldable(node: Node) -> bool:
     op = node.op
-    if not node.inputs or op.op_def is None or op.op_def.is_stateful:
+    if not node.inputs or op.op_def is None or op.op_def.is_stateful or op.type in FLOW:
         return False
     if any(one.constant is None for one in node.inputs):
         return False

@@ -51,10 +51,24 @@ class Copy:
         self.share, self.exchanger, self.make_share = share, exchanger, make_share
 
     def build(self, program: Program, inputs: Sequence[Any], gives: Sequence[Placement]) -> list[Any]:
-        """The outputs of a program for these inputs, brought to the placements `gives`."""
+        """The outputs of a program for these inputs, brought to the placements `gives`, after its effects."""
+        import tensorflow as tf
+
         # The share of a batch that a branch or a turn of a loop takes holds within it.
         copy = Copy(self.share, self.exchanger, self.make_share) if program.takes_batch else self
-        return _Body(copy, program).build(inputs, gives)
+        made, after = copy.build_apart(program, inputs, gives)
+        if not after:
+            return made
+        with tf.control_dependencies(after):
+            return [tf.identity(tensor) for tensor in made]
+
+    def build_apart(
+        self, program: Program, inputs: Sequence[Any], gives: Sequence[Placement]
+    ) -> tuple[list[Any], list[Any]]:
+        """The outputs, and the operations that are over when all effects are."""
+        body = _Body(self, program)
+        made = body.build(inputs, gives)
+        return made, [op for node in program.effects for op in body.operations.get(id(node), ())]
 
     def find_first(self, rows: Rows, count: Any) -> Any:
         """The number, int64, of the first of the `count` entries along an axis with these rows that this rank has."""
@@ -121,8 +135,6 @@ class _Body:
         self.last: list[Any] = []  # what the next collective waits for
 
     def build(self, inputs: Sequence[Any], gives: Sequence[Placement]) -> list[Any]:
-        import tensorflow as tf
-
         self.tensors = {id(value): tensor for value, tensor in zip(self.program.inputs, inputs)}
         exchanges = waves.schedule(self.program, list(gives))
         nodes, at = waves.order(self.program), 0
@@ -132,10 +144,7 @@ class _Body:
                 at += 1
             if level < len(exchanges):
                 self._exchange([one.value for one in exchanges[level]])
-        after = [op for node in self.program.effects for op in self.operations.get(id(node), ())]
-        with tf.control_dependencies(after):
-            made = [self._convert(value, need) for value, need in zip(self.program.outputs, gives)]
-            made = [tf.identity(tensor) for tensor in made] if after else made
+        made = [self._convert(value, need) for value, need in zip(self.program.outputs, gives)]
         for tensor, value, need in zip(made, self.program.outputs, gives):
             shape = value.shape
             if shape is not None:
@@ -145,6 +154,10 @@ class _Body:
     def _build_node(self, node: Node) -> None:
         import tensorflow as tf
 
+        if node.is_kept:
+            self.tensors.update((id(value), value.tensor) for value in node.outputs)
+            self.operations[id(node)] = [node.op]
+            return
         inputs = [
             self.tensors[id(value)] if need is None else self._convert(value, need)
             for value, need in zip(node.inputs, node.decision.needs)

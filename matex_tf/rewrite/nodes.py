@@ -75,9 +75,12 @@ class Expansion(NamedTuple):
 
 
 class Node:
-    """An op of the script's graph, once for each call of the function that it is in."""
+    """An op of the script's graph, once for each call of the function that it is in.
 
-    __slots__ = ("bodies", "controls", "decision", "inputs", "key", "level", "op", "outputs")
+    is_kept: whether the copy takes the outputs of the op itself.
+    """
+
+    __slots__ = ("bodies", "controls", "decision", "inputs", "is_kept", "key", "level", "op", "outputs")
 
     def __init__(self, op: Any, key: tuple[Any, ...], inputs: Sequence[Value], controls: Sequence[Node]):
         self.op, self.key, self.inputs, self.controls = op, key, list(inputs), list(controls)
@@ -85,6 +88,7 @@ class Node:
         self.decision: Decision = Decision((), ())
         self.bodies: list[Any] = []
         self.level = 0
+        self.is_kept = False
 
     @property
     def type(self) -> str:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from typing import Any
 
 from matex_tf.rewrite import control
 from matex_tf.rewrite.constants import find_constants
 from matex_tf.rewrite.functions import Callee, find_callee, has_op
 from matex_tf.rewrite.nodes import Decision, Expansion, Node, NoRuleError, Value
+from matex_tf.rewrite.parts import list_inputs
 from matex_tf.rewrite.placement import ANY, LIST, PARTIAL, REPLICATED, WHOLE, Placement
 from matex_tf.rewrite.rules import RULES
 from matex_tf.rewrite.sources import SOURCES, place_batch
@@ -54,10 +55,11 @@ class Reader:
     whole: the keys of sums that are made whole where they arise, because they are needed whole anyway.
     takes_batches: whether ops inside may give the batch (`sources`). The first such op of a program does, unless the
         program is given rows of a batch; what others give is whole.
+    kept: ops of the outermost graph that stand in the graph of the copy, too, and are not made again.
     """
 
-    def __init__(self, whole: Iterable[tuple[Any, ...]] = (), takes_batches: bool = True):
-        self.whole, self.takes_batches = set(whole), takes_batches
+    def __init__(self, whole: Iterable[tuple[Any, ...]] = (), takes_batches: bool = True, kept: Container[Any] = ()):
+        self.whole, self.takes_batches, self.kept = set(whole), takes_batches, kept
         self._have_batch: list[bool] = []  # of the programs that are being read, the outermost first
 
     def read(
@@ -86,15 +88,14 @@ class Reader:
         values = {tensor.name: value for tensor, value in zip(graph.inputs, inputs)}
         made: dict[str, list[Node]] = {}  # by the name of an op, the nodes that stand for it
         for op in _order_ops(graph):
-            if op.outputs and op.outputs[0].name in values:
-                continue
             before = [node for one in op.control_inputs for node in made.get(one.name, ())]
-            taken = [values[tensor.name] for tensor in op.inputs]
+            taken = [values[tensor.name] for tensor in list_inputs(op)]
             stateful = op.op_def is None or op.op_def.is_stateful
             found, made[op.name] = self._read_op(
                 nodes, op, taken, (*key, op.name), before + (controls if stateful else [])
             )
-            values.update((tensor.name, value) for tensor, value in zip(op.outputs, found))
+            for tensor, value in zip(op.outputs, found):
+                values.setdefault(tensor.name, value)  # an input of the graph may be what one of its ops gives
         effects = [node for op in graph.control_outputs for node in made.get(op.name, ())]
         return [values[tensor.name] for tensor in graph.outputs], effects
 
@@ -104,12 +105,13 @@ class Reader:
         if op.type in CALLS and self.is_shared(op, inputs):
             callee = find_callee(op, op.get_attr("f").name)
             return self._read_into(nodes, callee.graph, inputs, key, controls)
-        if op.type in ALIASES:
+        if op.type in ALIASES and op.graph.building_function:  # elsewhere it has a place in an order or a branch
             return inputs, controls + [value.node for value in inputs if value.node is not None]
         node = Node(op, key, inputs, controls)
         node.outputs = [Value(tensor, (*key, index), WHOLE, node) for index, tensor in enumerate(op.outputs)]
         find_constants(node)
-        decision = self._decide(node)
+        node.is_kept = op in self.kept
+        decision = node.decide_whole() if node.is_kept else self._decide(node)
         if isinstance(decision, Expansion):
             inner = Callee.trace(decision.function, inputs)
             outputs, _ = self._read_into(nodes, inner.graph, inputs, key, controls)
@@ -152,6 +154,8 @@ class Reader:
             decision = place_batch(node)
             self._have_batch[-1] = any(one.is_sharded for one in decision.gives)
             return decision
+        if node.type in ALIASES:
+            return Decision([None] * len(node.inputs), node.placements)
         try:
             if node.type in control.FLOW and self.is_shared(node.op, node.inputs):
                 return control.FLOW[node.type](self, node)
@@ -184,11 +188,13 @@ class _Whole:
         self.node_def = tensor.op.node_def
 
 
-def read_program(graph: Any, placements: Sequence[Placement], takes_batches: bool = True) -> Program:
+def read_program(
+    graph: Any, placements: Sequence[Placement], takes_batches: bool = True, kept: Container[Any] = ()
+) -> Program:
     """The program of `graph`, in which no sum is made whole in two forms."""
     whole: set[tuple[Any, ...]] = set()
     while True:
-        program = Reader(whole, takes_batches).read(graph, placements)
+        program = Reader(whole, takes_batches, kept).read(graph, placements)
         more = find_sums_needed_whole(program) - whole
         if not more:
             return program
@@ -209,11 +215,12 @@ def find_sums_needed_whole(program: Program) -> set[tuple[Any, ...]]:
 
 
 def _order_ops(graph: Any) -> list[Any]:
-    """The ops that the outputs or the effects of a graph need, each after those that it needs, else as they were made.
+    """The ops that make the outputs or effects of a graph from its inputs, each after those that it needs, else as made.
 
     The order of their making is not enough: a gradient adds what a loop keeps for it to the inputs of the loop.
     """
-    pending = [tensor.op for tensor in graph.outputs] + list(graph.control_outputs)
+    given = {tensor.name for tensor in graph.inputs}
+    pending = [tensor.op for tensor in graph.outputs if tensor.name not in given] + list(graph.control_outputs)
     needed: dict[str, Any] = {}
     waiting: dict[str, set[str]] = {}
     users: dict[str, list[str]] = {}
@@ -222,7 +229,7 @@ def _order_ops(graph: Any) -> list[Any]:
         if op.name in needed:
             continue
         needed[op.name] = op
-        before = [tensor.op for tensor in op.inputs] + list(op.control_inputs)
+        before = [tensor.op for tensor in list_inputs(op) if tensor.name not in given] + list(op.control_inputs)
         waiting[op.name] = {one.name for one in before}
         for name in waiting[op.name]:
             users.setdefault(name, []).append(op.name)

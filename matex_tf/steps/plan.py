@@ -5,7 +5,6 @@ One way for every style of step: capture, plan, agree, call.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,10 +13,9 @@ from matex_tf.rewrite import sources
 from matex_tf.rewrite.emit import Copy
 from matex_tf.rewrite.placement import BATCH, WHOLE
 from matex_tf.rewrite.propagate import Program, read_program
-from matex_tf.runtime import objects
 from matex_tf.steps import shares, worth
+from matex_tf.steps.agreement import agree_on_plan
 from matex_tf.steps.exchanger import RankExchanger
-from matex_tf.world import world
 
 NO_BATCH = "it takes no batch"
 NO_WORK = "it has no work that grows with the rows of its batch"
@@ -64,20 +62,7 @@ class StepPlan:
 
     def _agree(self) -> None:
         """All ranks have traced the same, share it or not alike, and have the same variables. Collective."""
-        text = " ".join(op.type for op in self.own.graph.get_operations())
-        mine = hashlib.blake2b(text.encode()).hexdigest(), self.why_whole
-        everyone = objects.allgather(mine, f"whether ranks can share {self.place}")
-        reasons = [why for _, why in everyone if why]
-        if reasons:
-            self.why_whole = reasons[0]
-        else:
-            for rank, (digest, _) in enumerate(everyone):
-                if digest != everyone[0][0]:
-                    hosts = world.get_world().hosts
-                    raise world.RankError(
-                        f"the ranks' traces of {self.place} differ: that of rank {rank} ({hosts[rank]}) has other ops "
-                        f"than that of rank 0 ({hosts[0]}). Every rank must run the same script."
-                    )
+        self.why_whole = agree_on_plan(self.own.graph.get_operations(), self.why_whole, self.place)
         variables.synchronize_variables(self.own.graph.variables, f"comparing the variables before {self.place}")
 
     def _build(self) -> Any:
