@@ -11,7 +11,7 @@ import importlib
 from typing import Any
 
 from matex_tf import settings
-from matex_tf.hooks import functions, iterators
+from matex_tf.hooks import functions, iterators, sessions
 from matex_tf.runtime.replace import patch_when_imported
 
 _ONCE_TENSORFLOW_IS_THERE = "*"
@@ -38,7 +38,7 @@ def install() -> None:
     """Install every patch of the runtime. Communicates only about what needs no TensorFlow."""
     plans = settings.get_settings().steps == "plans"
     if plans:
-        for hooks in (functions, iterators):
+        for hooks in (functions, iterators, sessions):
             patch_when_imported("tensorflow", functools.partial(_install, hooks))
     for name in _WITH_PLANS if plans else _IN_ORDER:
         part = importlib.import_module(f"{__name__}.{name.rstrip(_ONCE_TENSORFLOW_IS_THERE)}")

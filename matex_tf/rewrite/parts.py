@@ -18,7 +18,7 @@ _CALLS = ("StatefulPartitionedCall",)
 
 
 class Part:
-    """What is computed of `graph` when the tensors `given` are there and `tensors` and `operations` are asked for.
+    """What is computed of a graph when the tensors `given` are there and `tensors` and `operations` are asked for.
 
     inputs: the tensors that ranks divide, then the other given ones.
     needed: the ops that run, as they were made.
@@ -28,20 +28,20 @@ class Part:
 
     def __init__(
         self,
-        graph: Any,
+        needed: Sequence[Any],
         given: Sequence[Any],
         rows: Sequence[Any],
         tensors: Iterable[Any],
         operations: Iterable[Any],
         roots: Iterable[Any] = (),
     ):
-        """rows: the tensors that ranks divide. roots: ops that are made again, with all that depend on them."""
+        """needed: see `list_needed`. rows: what ranks divide. roots: ops that are made again with their dependents."""
         names = {tensor.name for tensor in rows}
         self.inputs = [*rows, *(tensor for tensor in given if tensor.name not in names)]
         fed = {tensor.name for tensor in given}
         tensors, operations = list(tensors), list(operations)
-        self.needed = list_needed(graph, fed, tensors, operations)
-        copied = _list_dependents(self.needed, {tensor.name for tensor in self.inputs}, names, roots)
+        self.needed = list(needed)
+        copied = _list_dependents(needed, fed, names, roots)
         self.kept = set(self.needed) - copied
         self.outputs = [tensor for tensor in tensors if tensor.op in copied and tensor.name not in fed | names]
         self.control_outputs = [op for op in operations if op in copied]

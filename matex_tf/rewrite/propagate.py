@@ -215,7 +215,7 @@ def find_sums_needed_whole(program: Program) -> set[tuple[Any, ...]]:
 
 
 def _order_ops(graph: Any) -> list[Any]:
-    """The ops that make the outputs or effects of a graph from its inputs, each after those that it needs, else as made.
+    """The ops from the inputs of a graph to its outputs and effects, each after those that it needs, else as made.
 
     The order of their making is not enough: a gradient adds what a loop keeps for it to the inputs of the loop.
     """

@@ -18,22 +18,42 @@ def add_to(graph: Any) -> Iterator[None]:
     import tensorflow as tf
 
     v1 = tf.compat.v1
-    finalized, is_v2 = graph.finalized, v1.control_flow_v2_enabled()
+    finalized = graph.finalized
     scopes, functions = tags.get_or_make_tag(graph, _ADDED, lambda: ([], set()))
     before = set(graph._functions)
     graph._unsafe_unfinalize()
-    v1.enable_control_flow_v2()  # branches with collectives in them are functions, of which ops run in their order
     try:
-        with graph.as_default(), tf.control_dependencies(None), tf.device(None), v1.name_scope(None):
-            with v1.name_scope(_SCOPE) as scope:
-                scopes.append(scope)
-                yield
+        with contextlib.ExitStack() as stack:
+            for one in (graph.as_default(), tf.control_dependencies(None), tf.device(None), behave_as_v2()):
+                stack.enter_context(one)
+            stack.enter_context(v1.name_scope(None))
+            scopes.append(stack.enter_context(v1.name_scope(_SCOPE)))
+            yield
     finally:
         functions |= set(graph._functions) - before
-        if not is_v2:
-            v1.disable_control_flow_v2()
         if finalized:
             graph.finalize()
+
+
+@contextlib.contextmanager
+def behave_as_v2() -> Iterator[None]:
+    """Within it, whatever the script has chosen, sizes of shapes are numbers, and branches are functions.
+
+    Collectives in functions run in their order, and those of a branch that is not taken are not waited for.
+    """
+    import tensorflow as tf
+
+    v1 = tf.compat.v1
+    has_numbers, has_functions = isinstance(tf.TensorShape([1])[0], int), v1.control_flow_v2_enabled()
+    v1.enable_v2_tensorshape()
+    v1.enable_control_flow_v2()
+    try:
+        yield
+    finally:
+        if not has_numbers:
+            v1.disable_v2_tensorshape()
+        if not has_functions:
+            v1.disable_control_flow_v2()
 
 
 def drop_copies(graph: Any, definition: Any) -> Any:

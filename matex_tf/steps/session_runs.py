@@ -20,7 +20,7 @@ from matex_tf.steps import session_graphs, shares, worth
 from matex_tf.steps.agreement import agree_on_plan
 from matex_tf.steps.exchanger import RankExchanger
 from matex_tf.steps.plan import NO_BATCH, NO_WORK
-from matex_tf.steps.session_variables import SessionVariables, is_inside
+from matex_tf.steps.session_variables import SessionVariables, is_inside, list_changed, list_variables
 from matex_tf.v1 import cond_turns
 from matex_tf.world import world
 
@@ -55,8 +55,8 @@ def run_session(
         if key not in plans:
             plans[key] = SessionPlan(session.graph, operations, tensors, list(given), rows)
         plan = plans[key]
-        held = _variables.setdefault(session, SessionVariables(session))
-    return plan.run(held, [given[one] for one in rows], run)
+        held = _variables.setdefault(session, SessionVariables())
+    return plan.run(session, held, [given[one] for one in rows], run)
 
 
 def _find_rows(feeds: Mapping[Any, Any]) -> list[Any]:
@@ -81,48 +81,116 @@ class SessionPlan:
         given: Sequence[Any],
         rows: Sequence[Any],
     ):
-        """Plan the runs. Collective where they have work that can be shared: all ranks come to the same plan."""
+        """Plan the runs. Collective where they have work that can be shared: all ranks come to the same plan.
+
+        Args:
+            operations, tensors: what the script asks for.
+            given: the tensors that are fed, `rows` among them, which have the rows that ranks divide.
+        """
+        from tensorflow.python.eager import context
+
         self.graph, self.operations, self.tensors = graph, list(operations), list(tensors)
-        self.needed = list_needed(graph, {one.name for one in given}, tensors, operations)
-        self.has_feeds = bool(given)
-        self.rows = list(rows)
-        self.program: Program | None = None
-        self.part = Part(graph, given, rows or self._list_batch(), tensors, operations, self._list_apart())
+        self.is_compared = weakref.WeakSet[Any]()
         self.turns: list[int] = []
-        self.why_whole = self._find_obstacle()
+        needed = list_needed(graph, {one.name for one in given}, tensors, operations)
+        rows = rows or _find_batch(needed)
+        self.count = len(rows)
+        self.part = Part(needed, given, rows, tensors, operations, filter(has_no_seed, needed))
+        self.variables = list_variables(needed)
+        self.changed = list_changed(needed, bool(given))
+        with session_graphs.behave_as_v2(), context.eager_mode():  # values that are fixed are computed as it is read
+            self.program, self.why_whole = self._read(rows)
         if self.why_whole not in (NO_BATCH, NO_WORK):
-            if not self.why_whole:
-                try:
-                    self._build()
-                except Exception as error:  # of any op: the script's own fetches are always right
-                    self.why_whole = f"its copy cannot be made ({type(error).__name__}: {error})"
-            self.why_whole = agree_on_plan(self.part.copied, self.why_whole, PLACE)
-            if self.why_whole:
-                explain.say_whole(self.why_whole, PLACE)
-            else:
-                explain.say_shared(PLACE)
+            self._agree()
         if self.why_whole:
-            self.operations, self.tensors = [*operations, *self._order_collectives()], list(tensors)
+            self._order_collectives()
 
-    def _list_batch(self) -> list[Any]:
-        """The tensors with rows that the first iterator gives, where none are fed."""
-        for op in self.needed:
-            found = [one for one in op.outputs if sources.has_open_rows(one.shape)] if op.type in sources.SOURCES else []
-            if found:
-                return found
-        return []
-
-    def _list_apart(self) -> list[Any]:
-        """The ops that draw other numbers on each rank."""
-        return [op for op in self.needed if has_no_seed(op)]
-
-    def _list_collectives(self) -> list[Any]:
-        return [op for op in self.needed if op.type in ops.OP_TYPES]
-
-    def _find_obstacle(self) -> str:
+    def _read(self, rows: Sequence[Any]) -> tuple[Program | None, str]:
+        """The placements, or why ranks cannot share the runs."""
         part = self.part
-        count = sum(one.is_split for one in part.inputs_kinds)
-        return ""
+        if not rows:
+            return None, NO_BATCH
+        if any(op.type in ops.OP_TYPES for op in part.needed):
+            return None, "it has collectives of its own"
+        loop = part.find_loop()
+        if loop is not None:
+            return None, f"rows go through a loop of tf.compat.v1 (op '{loop.name}')"
+        placements = [BATCH] * len(rows) + [WHOLE] * (len(part.inputs) - len(rows))
+        program = read_program(part, placements, takes_batches=False, kept=part.kept)
+        return program, "" if worth.has_shared_work(program) else NO_WORK
 
-    def run(self, variables: SessionVariables, rows: list[Any], run: Callable[..., list[Any]]) -> list[Any]:
-        return []
+    def _agree(self) -> None:
+        """Make the copy, where all ranks share the runs. Collective."""
+        if not self.why_whole:
+            try:
+                copied = self._build()
+            except Exception as error:  # of any op: what the script asks for is always right
+                self.why_whole = f"its copy cannot be made ({type(error).__name__}: {error})"
+        self.why_whole = agree_on_plan(self.part.needed, self.why_whole, PLACE)
+        if self.why_whole:
+            explain.say_whole(self.why_whole, PLACE)
+        else:
+            self.operations, self.tensors = copied
+            explain.say_shared(PLACE)
+
+    def _build(self) -> tuple[list[Any], list[Any]]:
+        """The operations and tensors to ask for in place of the script's, of a copy in the same graph."""
+        program, part = self.program, self.part
+        assert program is not None
+        with session_graphs.add_to(self.graph):
+            copy = Copy(shares.make_no_share(), RankExchanger(PLACE), shares.make_share)
+            are_rows = [index < self.count for index in range(len(part.inputs))]
+            inputs = sources.take_rows(copy, list(part.inputs), are_rows)
+            made, effects = copy.build_apart(program, inputs, [WHOLE] * len(part.outputs))
+        instead = {tensor.name: one for tensor, one in zip(part.outputs, made)}
+        kept = [op for op in self.operations if op in part.kept]
+        return kept + effects, [instead.get(tensor.name, tensor) for tensor in self.tensors]
+
+    def _order_collectives(self) -> None:
+        """The script's own collectives run in the order in which it made them."""
+        own = [op for op in self.part.needed if op.type in ops.OP_TYPES]
+        if len(own) > 1:
+            passes, within_loops = cond_turns.pass_turns(self.graph, own)
+            self.operations += passes
+            # Of an op in a loop nobody knows how often it runs; the loop orders it.
+            self.turns = sorted(op.get_attr("turn") for op in own if op not in within_loops)
+
+    def run(
+        self, session: Any, held: SessionVariables, rows: Sequence[Any], run: Callable[..., list[Any]]
+    ) -> list[Any]:
+        """What the script's run gives. Collective, if ranks share it.
+
+        Args:
+            held: what is known of the variables of the session.
+            rows: the arrays with rows, if any are fed.
+            run: see `run_session`.
+        """
+        if self.why_whole:
+            held.forget(self.changed)
+            return self._run_in_turns(run)
+        if held not in self.is_compared:
+            self.is_compared.add(held)
+            total = 0
+            for value in rows:
+                total = fingerprint.digest_value(value, total)
+            fingerprint.compare_batch((len(rows[0]) if rows else 0, total), f"the arrays fed to {PLACE}")
+        held.agree(session, self.variables)
+        return run(self.operations, self.tensors)
+
+    def _run_in_turns(self, run: Callable[..., list[Any]]) -> list[Any]:
+        if len(self.turns) < 2:
+            return run(self.operations, self.tensors)
+        ops.announce_turns(self.turns)
+        try:
+            return run(self.operations, self.tensors)
+        finally:
+            ops.announce_turns([])
+
+
+def _find_batch(needed: Sequence[Any]) -> list[Any]:
+    """The tensors with rows that the first iterator gives."""
+    for op in needed:
+        found = [one for one in op.outputs if sources.has_open_rows(one.shape)] if op.type in sources.SOURCES else []
+        if found:
+            return found
+    return []
