@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from matex_tf.analysis.graph_ops import evaluate_op
-from matex_tf.rewrite.nodes import MOST, Node
+from matex_tf.rewrite.nodes import MOST, Node, Value
 from matex_tf.rewrite.parts import FLOW
 
 _FOLDED = ("int32", "int64", "bool")
@@ -29,6 +29,15 @@ def find_constants(node: Node) -> None:
         made = evaluate_op(op, [one.constant for one in node.inputs])
         for value, constant in zip(node.outputs, made):
             value.constant = constant
+
+
+def note_sizes(value: Value) -> None:
+    """Numbers that a rule took from a shape: a constant, where all of them are fixed."""
+    numbers = [one.value for one in value.placement.sizes]
+    shape = value.tensor.shape
+    if None not in numbers and shape.rank in (0, 1) and value.constant is None:
+        value.constant = np.array(numbers, value.dtype.as_numpy_dtype).reshape([-1] if shape.rank else [])
+    value.placement = value.placement._replace(sizes=())
 
 
 def _read(op: Any) -> np.ndarray:

@@ -227,7 +227,9 @@ class _Body:
         requests = [request for one in prepared for request in one.requests]
         with tf.control_dependencies(self.last):
             found = self.copy.exchanger.exchange(requests, self.copy.share.contributes)
-        self.last = [found[-1].op] if found else self.last
+        if found:  # functions order their collectives by themselves
+            in_function = tf.compat.v1.get_default_graph().building_function
+            self.last = [found[-1].op] if in_function else [tf.group(*found)]
         for value, one in zip(values, prepared):
             taken, found = found[: len(one.requests)], found[len(one.requests) :]
             self.whole[id(value)] = one.finish(taken)

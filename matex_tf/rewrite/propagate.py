@@ -7,7 +7,7 @@ from collections.abc import Container, Iterable, Sequence
 from typing import Any
 
 from matex_tf.rewrite import control
-from matex_tf.rewrite.constants import find_constants
+from matex_tf.rewrite.constants import find_constants, note_sizes
 from matex_tf.rewrite.functions import Callee, find_callee, has_op
 from matex_tf.rewrite.nodes import Decision, Expansion, Node, NoRuleError, Value
 from matex_tf.rewrite.parts import list_inputs
@@ -121,6 +121,8 @@ class Reader:
             value.placement = decision.gives[index]
             if value.constant is None and index < len(decision.constants):
                 value.constant = decision.constants[index]
+            if value.placement.is_replicated and value.placement.sizes:
+                note_sizes(value)
             shape = decision.shapes[index] if index < len(decision.shapes) else None
             if shape is not None:
                 value.set_shape(shape)

@@ -23,6 +23,7 @@ class RankExchanger:
         import tensorflow as tf
 
         made: list[Any] = [None] * len(requests)
+        in_session = not tf.compat.v1.get_default_graph().building_function  # nothing else orders collectives there
         sums = [
             index for index, (kind, tensor) in enumerate(requests) if kind == "sum" and tensor.dtype.name in _SUMMED
         ]
@@ -32,10 +33,13 @@ class RankExchanger:
             weight = tf.cast(contributes, tf.float64)
             for index, one in zip(sums, ops.reduce_gradients(tensors, names, weight, self.place)):
                 made[index] = one
+        before = [made[index].op for index in sums[:1] if in_session]
         for index, (kind, tensor) in enumerate(requests):
             if made[index] is None:
                 exchange = self._gather if kind == "gather" else self._reduce
-                made[index] = exchange(kind, tensor, contributes)
+                with tf.control_dependencies(before):
+                    made[index] = exchange(kind, tensor, contributes)
+                before = [made[index].op] if in_session else []
             shape = tensor.shape
             made[index].set_shape([None, *shape[1:]] if kind == "gather" and shape.rank else shape)
         return made
@@ -82,7 +86,8 @@ def _gather_strings(rows: Any, name: str) -> Any:
     shape = tf.shape(rows, tf.int64)
     flat = tf.reshape(rows, [-1])
     lengths = ops.allgather(tf.strings.length(flat), name)
-    data = ops.allgather(tf.io.decode_raw(tf.strings.reduce_join(flat), tf.uint8), name)
+    with tf.control_dependencies([lengths.op]):
+        data = ops.allgather(tf.io.decode_raw(tf.strings.reduce_join(flat), tf.uint8), name)
     letters = tf.constant([bytes([code]) for code in range(_BYTES)])
     joined = tf.strings.reduce_join(tf.gather(letters, tf.cast(data, tf.int32)))
     starts = tf.cumsum(lengths, exclusive=True)
