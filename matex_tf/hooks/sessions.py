@@ -17,8 +17,10 @@ def install() -> None:
 
 
 def _wrap_do_run(original: Any) -> Any:
-    def _do_run(self, handle, target_list, fetch_list, feed_dict, options, run_metadata):
-        def run(operations, tensors):
+    def _do_run(
+        self: Any, handle: Any, target_list: Any, fetch_list: Any, feed_dict: Any, options: Any, run_metadata: Any
+    ) -> Any:
+        def run(operations: Any, tensors: Any) -> Any:
             return original(self, handle, operations, tensors, feed_dict, options, run_metadata)
 
         if handle is not None:  # a part of a run
@@ -29,7 +31,7 @@ def _wrap_do_run(original: Any) -> Any:
 
 
 def _wrap_as_graph_def(original: Any) -> Any:
-    def _as_graph_def(self, *args, **kwargs):
+    def _as_graph_def(self: Any, *args: Any, **kwargs: Any) -> Any:
         definition, version = original(self, *args, **kwargs)
         return session_graphs.drop_copies(self, definition), version
 

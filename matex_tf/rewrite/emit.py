@@ -93,6 +93,10 @@ class Copy:
             op = graph._create_op_internal(node.type, given, dtypes, name=name or node.type, attrs=attributes)
         return list(op.outputs)
 
+    def draw(self, node: Node, inputs: Sequence[Any]) -> Any:
+        """The numbers of a random op of other inputs."""
+        return self.create_op(node, inputs)[0]
+
     def slice_rows(self, tensor: Any, to: Placement) -> Any:
         """This rank's rows of a replicated tensor; the tensor itself where the axis has one entry for all rows."""
         import tensorflow as tf

@@ -10,7 +10,6 @@ from typing import Any
 from matex_tf import ops, tags
 from matex_tf.loops import explain
 from matex_tf.rewrite import sources
-from matex_tf.rewrite.emit import Copy
 from matex_tf.rewrite.parts import Part, list_needed
 from matex_tf.rewrite.placement import BATCH, WHOLE
 from matex_tf.rewrite.propagate import Program, read_program
@@ -20,6 +19,7 @@ from matex_tf.steps import session_graphs, shares, worth
 from matex_tf.steps.agreement import agree_on_plan
 from matex_tf.steps.exchanger import RankExchanger
 from matex_tf.steps.plan import NO_BATCH, NO_WORK
+from matex_tf.steps.session_draws import SessionCopy
 from matex_tf.steps.session_variables import SessionVariables, is_inside, list_changed, list_variables
 from matex_tf.v1 import cond_turns
 from matex_tf.world import world
@@ -92,6 +92,7 @@ class SessionPlan:
         self.graph, self.operations, self.tensors = graph, list(operations), list(tensors)
         self.is_compared = weakref.WeakSet[Any]()
         self.turns: list[int] = []
+        self.starts: dict[str, Any] = {}
         needed = list_needed(graph, {one.name for one in given}, tensors, operations)
         rows = rows or _find_batch(needed)
         self.count = len(rows)
@@ -138,10 +139,11 @@ class SessionPlan:
         program, part = self.program, self.part
         assert program is not None
         with session_graphs.add_to(self.graph):
-            copy = Copy(shares.make_no_share(), RankExchanger(PLACE), shares.make_share)
+            copy = SessionCopy(self.graph, shares.make_no_share(), RankExchanger(PLACE), shares.make_share)
             are_rows = [index < self.count for index in range(len(part.inputs))]
             inputs = sources.take_rows(copy, list(part.inputs), are_rows)
             made, effects = copy.build_apart(program, inputs, [WHOLE] * len(part.outputs))
+        self.starts = copy.starts
         instead = {tensor.name: one for tensor, one in zip(part.outputs, made)}
         kept = [op for op in self.operations if op in part.kept]
         return kept + effects, [instead.get(tensor.name, tensor) for tensor in self.tensors]
@@ -170,6 +172,7 @@ class SessionPlan:
             return self._run_in_turns(run)
         if held not in self.is_compared:
             self.is_compared.add(held)
+            held.start(session, self.starts)
             total = 0
             for value in rows:
                 total = fingerprint.digest_value(value, total)

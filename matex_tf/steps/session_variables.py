@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -76,10 +76,21 @@ def _find_variables(tensor: Any) -> list[Any]:
 
 
 class SessionVariables:
-    """What is known of a session's variables. `agreed`: the names of those that are the same on all ranks."""
+    """What is known of a session's variables.
+
+    agreed: the names of those that are the same on all ranks. started: the names of random ops whose place in their
+        sequence of numbers is known.
+    """
 
     def __init__(self) -> None:
         self.agreed: set[str] = set()
+        self.started: set[str] = set()
+
+    def start(self, session: Any, starts: Mapping[str, Any]) -> None:
+        """Begin sequences of random numbers that have not begun in the session."""
+        with is_inside.set():
+            session.run([one for name, one in starts.items() if name not in self.started])
+        self.started.update(starts)
 
     def forget(self, names: Iterable[str]) -> None:
         """These variables may have changed by other amounts on each rank."""

@@ -51,7 +51,7 @@ def draw_all(node: Node) -> Decision:
     one = shard(*found)
 
     def emit(copy: Any, sizes: Any, *others: Any) -> list[Any]:
-        whole = copy.create_op(node, [copy.make_sizes_whole(sizes, node.get_placement(0)), *others])[0]
+        whole = copy.draw(node, [copy.make_sizes_whole(sizes, node.get_placement(0)), *others])
         return [copy.slice_rows(whole, one)]
 
     return node.decide([None, *rest], one, emit=mark_taker(emit))
