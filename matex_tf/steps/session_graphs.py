@@ -66,5 +66,5 @@ def drop_copies(graph: Any, definition: Any) -> Any:
         definition.node.extend(nodes)
         definition.library.function.extend(library)
         if not library:
-            definition.library.ClearField("function")
+            definition.ClearField("library")
     return definition
