@@ -47,6 +47,9 @@ class Copy:
     make_share: the share of a batch that the program takes by itself, of its components.
     """
 
+    is_ordered = True
+    """Whether ops with effects run in the order in which they are made, as in functions that eager code calls."""
+
     def __init__(self, share: Share, exchanger: Exchanger, make_share: Callable[[Sequence[Any]], Share] | None = None):
         self.share, self.exchanger, self.make_share = share, exchanger, make_share
 
@@ -68,7 +71,8 @@ class Copy:
         """The outputs, and the operations that are over when all effects are."""
         body = _Body(self, program)
         made = body.build(inputs, gives)
-        return made, [op for node in program.effects for op in body.operations.get(id(node), ())]
+        after = [op for node in program.effects for op in body.operations.get(id(node), ())]
+        return made, after if self.is_ordered else after + body.last
 
     def find_first(self, rows: Rows, count: Any) -> Any:
         """The number, int64, of the first of the `count` entries along an axis with these rows that this rank has."""
@@ -167,7 +171,7 @@ class _Body:
             for value, need in zip(node.inputs, node.decision.needs)
         ]
         before = [op for one in node.controls for op in self.operations.get(id(one), ())]
-        ordered = any(body.has_collectives for body in node.bodies)
+        ordered = any(body.has_collectives or not self.copy.is_ordered for body in node.bodies)
         before += self.last if ordered else []
         with tf.control_dependencies(before) if before else contextlib.nullcontext():
             emit: Callable[..., Any] | None = node.decision.emit
@@ -231,9 +235,8 @@ class _Body:
         requests = [request for one in prepared for request in one.requests]
         with tf.control_dependencies(self.last):
             found = self.copy.exchanger.exchange(requests, self.copy.share.contributes)
-        if found:  # functions order their collectives by themselves
-            in_function = tf.compat.v1.get_default_graph().building_function
-            self.last = [found[-1].op] if in_function else [tf.group(*found)]
+        if found:
+            self.last = [found[-1].op] if self.copy.is_ordered else [tf.group(*found)]
         for value, one in zip(values, prepared):
             taken, found = found[: len(one.requests)], found[len(one.requests) :]
             self.whole[id(value)] = one.finish(taken)

@@ -26,6 +26,8 @@ class Part:
     outputs, control_outputs: what is asked for and does depend on it; the calls of functions with effects, too.
     """
 
+    building_function = False
+
     def __init__(
         self,
         needed: Sequence[Any],

@@ -55,10 +55,13 @@ class Reader:
     whole: the keys of sums that are made whole where they arise, because they are needed whole anyway.
     takes_batches: whether ops inside may give the batch (`sources`). The first such op of a program does, unless the
         program is given rows of a batch; what others give is whole.
-    kept: ops of the outermost graph that stand in the graph of the copy, too, and are not made again.
+    kept: of a part of a session's graph, the ops that are not made again. Nothing there runs in the order in which it
+        was made; None: for a function that eager code calls.
     """
 
-    def __init__(self, whole: Iterable[tuple[Any, ...]] = (), takes_batches: bool = True, kept: Container[Any] = ()):
+    def __init__(
+        self, whole: Iterable[tuple[Any, ...]] = (), takes_batches: bool = True, kept: Container[Any] | None = None
+    ):
         self.whole, self.takes_batches, self.kept = set(whole), takes_batches, kept
         self._have_batch: list[bool] = []  # of the programs that are being read, the outermost first
 
@@ -87,7 +90,10 @@ class Reader:
         """The values of the outputs of `graph`, and the nodes that must have run after it."""
         values = {tensor.name: value for tensor, value in zip(graph.inputs, inputs)}
         made: dict[str, list[Node]] = {}  # by the name of an op, the nodes that stand for it
-        for op in _order_ops(graph):
+        run = list(graph.control_outputs)
+        if self.kept is not None and graph.building_function:  # all of these run, though nothing waits for them
+            run += [op for op in graph.get_operations() if op.op_def.is_stateful and op not in run]
+        for op in _order_ops(graph, run):
             before = [node for one in op.control_inputs for node in made.get(one.name, ())]
             taken = [values[tensor.name] for tensor in list_inputs(op)]
             stateful = op.op_def is None or op.op_def.is_stateful
@@ -96,7 +102,7 @@ class Reader:
             )
             for tensor, value in zip(op.outputs, found):
                 values.setdefault(tensor.name, value)  # an input of the graph may be what one of its ops gives
-        effects = [node for op in graph.control_outputs for node in made.get(op.name, ())]
+        effects = [node for op in run for node in made.get(op.name, ())]
         return [values[tensor.name] for tensor in graph.outputs], effects
 
     def _read_op(
@@ -105,12 +111,12 @@ class Reader:
         if op.type in CALLS and self.is_shared(op, inputs):
             callee = find_callee(op, op.get_attr("f").name)
             return self._read_into(nodes, callee.graph, inputs, key, controls)
-        if op.type in ALIASES and op.graph.building_function:  # elsewhere it has a place in an order or a branch
+        if op.type in ALIASES and self.kept is None:  # elsewhere it has a place in an order or a branch
             return inputs, controls + [value.node for value in inputs if value.node is not None]
         node = Node(op, key, inputs, controls)
         node.outputs = [Value(tensor, (*key, index), WHOLE, node) for index, tensor in enumerate(op.outputs)]
         find_constants(node)
-        node.is_kept = op in self.kept
+        node.is_kept = self.kept is not None and op in self.kept
         decision = node.decide_whole() if node.is_kept else self._decide(node)
         if isinstance(decision, Expansion):
             inner = Callee.trace(decision.function, inputs)
@@ -191,7 +197,7 @@ class _Whole:
 
 
 def read_program(
-    graph: Any, placements: Sequence[Placement], takes_batches: bool = True, kept: Container[Any] = ()
+    graph: Any, placements: Sequence[Placement], takes_batches: bool = True, kept: Container[Any] | None = None
 ) -> Program:
     """The program of `graph`, in which no sum is made whole in two forms."""
     whole: set[tuple[Any, ...]] = set()
@@ -216,13 +222,14 @@ def find_sums_needed_whole(program: Program) -> set[tuple[Any, ...]]:
     return (needed & kept).union(*bodies)
 
 
-def _order_ops(graph: Any) -> list[Any]:
-    """The ops from the inputs of a graph to its outputs and effects, each after those that it needs, else as made.
+def _order_ops(graph: Any, run: Iterable[Any]) -> list[Any]:
+    """The ops from the inputs of a graph to its outputs and to those that run besides, each after those it needs.
 
-    The order of their making is not enough: a gradient adds what a loop keeps for it to the inputs of the loop.
+    Else they are in the order of their making. That order is not enough: a gradient adds what a loop keeps for it to
+    the inputs of the loop.
     """
     given = {tensor.name for tensor in graph.inputs}
-    pending = [tensor.op for tensor in graph.outputs if tensor.name not in given] + list(graph.control_outputs)
+    pending = [tensor.op for tensor in graph.outputs if tensor.name not in given] + list(run)
     needed: dict[str, Any] = {}
     waiting: dict[str, set[str]] = {}
     users: dict[str, list[str]] = {}

@@ -14,16 +14,19 @@ _BYTES = 256
 
 
 class RankExchanger:
-    """See `rewrite.emit.Exchanger`. `place` names the step in messages."""
+    """See `rewrite.emit.Exchanger`.
 
-    def __init__(self, place: str):
-        self.place = place
+    place: names the step in messages.
+    is_ordered: whether collectives run in the order in which they are made, see `rewrite.emit.Copy`.
+    """
+
+    def __init__(self, place: str, is_ordered: bool = True):
+        self.place, self.is_ordered = place, is_ordered
 
     def exchange(self, requests: Sequence[tuple[str, Any]], contributes: Any) -> list[Any]:
         import tensorflow as tf
 
         made: list[Any] = [None] * len(requests)
-        in_session = not tf.compat.v1.get_default_graph().building_function  # nothing else orders collectives there
         sums = [
             index for index, (kind, tensor) in enumerate(requests) if kind == "sum" and tensor.dtype.name in _SUMMED
         ]
@@ -33,13 +36,13 @@ class RankExchanger:
             weight = tf.cast(contributes, tf.float64)
             for index, one in zip(sums, ops.reduce_gradients(tensors, names, weight, self.place)):
                 made[index] = one
-        before = [made[index].op for index in sums[:1] if in_session]
+        before = [made[index].op for index in sums[:1] if not self.is_ordered]
         for index, (kind, tensor) in enumerate(requests):
             if made[index] is None:
                 exchange = self._gather if kind == "gather" else self._reduce
                 with tf.control_dependencies(before):
                     made[index] = exchange(kind, tensor, contributes)
-                before = [made[index].op] if in_session else []
+                before = [] if self.is_ordered else [made[index].op]
             shape = tensor.shape
             made[index].set_shape([None, *shape[1:]] if kind == "gather" and shape.rank else shape)
         return made

@@ -27,6 +27,8 @@ class SessionCopy(Copy):
     starts: by the names of the script's random ops, what is to run once in each session.
     """
 
+    is_ordered = False
+
     def __init__(self, graph: Any, *arguments: Any):
         super().__init__(*arguments)
         self.graph, self.starts = graph, dict[str, Any]()

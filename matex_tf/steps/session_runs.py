@@ -139,7 +139,8 @@ class SessionPlan:
         program, part = self.program, self.part
         assert program is not None
         with session_graphs.add_to(self.graph):
-            copy = SessionCopy(self.graph, shares.make_no_share(), RankExchanger(PLACE), shares.make_share)
+            exchanger = RankExchanger(PLACE, SessionCopy.is_ordered)
+            copy = SessionCopy(self.graph, shares.make_no_share(), exchanger, shares.make_share)
             are_rows = [index < self.count for index in range(len(part.inputs))]
             inputs = sources.take_rows(copy, list(part.inputs), are_rows)
             made, effects = copy.build_apart(program, inputs, [WHOLE] * len(part.outputs))

@@ -129,7 +129,7 @@ def branches(run):
 
 def loops(run):
     """A loop without rows is one of the script's; with rows the run is whole."""
-    x, y, _, answer, loss = make_model(True)
+    x, y, _, _, loss = make_model(True)
     turns = tf.while_loop(lambda i, _: i < 3, lambda i, total: (i + 1, total + 0.1), [0, tf.constant(0.0, tf.float64)])
     train = v1.train.GradientDescentOptimizer(turns[1]).minimize(loss)
     total = tf.while_loop(lambda i, _: i < 3, lambda i, one: (i + 1, one @ SECOND @ SECOND.T), [0, note(x) @ START])
@@ -207,7 +207,7 @@ def draws(run):
 
 def functions(run):
     """Calls of `tf.function`, with effects and branches of their own, and variables of theirs."""
-    x, y, hidden, answer, loss = make_model(True)
+    x, y, _, answer, loss = make_model(True)
     total = v1.get_variable("total", initializer=np.zeros(2), use_resource=True)
 
     @tf.function
@@ -257,7 +257,7 @@ def queues(run):
     queue = v1.FIFOQueue(20, [tf.float64, tf.float64], [[6], [2]])
     fill = queue.enqueue_many([X[:20], Y[:20]])
     a, b = queue.dequeue_many(5)
-    x, y, hidden, answer, loss = make_model(False)
+    x, y, _, _, loss = make_model(False)
     other = tf.reduce_mean(tf.square(a @ START @ SECOND - b)) + loss
     train = v1.train.GradientDescentOptimizer(0.1).minimize(other)
     run([v1.global_variables_initializer(), fill])
@@ -269,7 +269,7 @@ def queues(run):
 
 def save(run):
     """What is saved of a graph is the script's, and so is what another session goes on with."""
-    x, y, hidden, answer, loss = make_model(False)
+    x, y, hidden, _, loss = make_model(False)
     train = v1.train.MomentumOptimizer(0.1, 0.9).minimize(loss)
     run(v1.global_variables_initializer())
     saver = v1.train.Saver()
