@@ -275,7 +275,8 @@ def save(run):
     saver = v1.train.Saver()
     before = v1.get_default_graph().as_graph_def(add_shapes=True)
     yield run([loss, train, hidden], {x: X[:9], y: Y[:9]})[::2]
-    assert v1.get_default_graph().as_graph_def(add_shapes=True) == before
+    after = v1.get_default_graph().as_graph_def(add_shapes=True)
+    yield list(after.node) == list(before.node) and after.library == before.library
     saver.save(run.session, os.path.abspath("kept/model"))
     yield run([loss, train], {x: X[9:20], y: Y[9:20]})[:1]
     saver.restore(run.session, os.path.abspath("kept/model"))
@@ -286,6 +287,37 @@ def save(run):
         again.restore(other, "kept/model")
         feed = {x.name: X[9:20], y.name: Y[9:20]}
         yield other.run([loss.name, train.name], feed)[0], other.run(loss.name, feed)
+
+
+def unseeded(run):
+    """Initial values, noise and masks that each process draws by itself, and values that each rank loads."""
+    x, y, hidden, _, _ = make_model(True)
+    kernel = v1.get_variable("kernel", [4, 2], tf.float64, v1.random_normal_initializer())
+    answer = v1.nn.dropout(hidden, rate=0.3) @ kernel + v1.random_normal([2], dtype=tf.float64)
+    train = v1.train.AdamOptimizer(0.01).minimize(tf.reduce_mean(tf.square(answer - y)))
+    for number in range(2):
+        run(v1.global_variables_initializer())
+        for a, b in batches(X, Y):
+            if len(a) > 1:
+                yield run([train, answer], {x: a, y: b})[1:]
+        yield run(v1.global_variables())
+        kernel.load(SECOND + sys.modules["matex_tf"].rank() + number, run.session)
+        yield run([train, answer], {x: X[:9], y: Y[:9]})[1:]
+        yield run(v1.global_variables())
+
+
+def own_collectives(run):
+    """Collectives of the script, of which no one waits for another, and in branches, in one run."""
+    matex_tf = sys.modules["matex_tf"]
+    x, y, _, _, loss = make_model(True)
+    train = v1.train.GradientDescentOptimizer(0.1).minimize(loss)
+    sums = [matex_tf.allreduce(number * tf.reduce_sum(x), "sum") for number in range(8)]
+    last = tf.cond(tf.reduce_sum(y) > 0, lambda: matex_tf.allreduce(loss, "mean"), lambda: -loss)
+    run(v1.global_variables_initializer())
+    for a, b in batches(X, Y):
+        found = run([*sums, last, train], {x: a, y: b})[:-1]
+        yield found, max(abs(found[1] * number - found[number]) for number in range(8)) < 1e-9
+    yield run(v1.global_variables())
 
 
 OPTIMIZERS = {
@@ -303,8 +335,10 @@ CASES = {
     **{one.__name__: one for one in (only_waits, branches, loops, streaming, iterators, draws, functions, feeds, queues,
                                      save)},
 }  # fmt: skip
+OF_RANKS = {one.__name__: one for one in (unseeded, own_collectives)}
+"""Cases of which only ranks say the same: alone they are another each time, or there are none."""
 FIRST_CONTROL_FLOW = ("branches", "loops")
-"""Cases that run with the control flow of TensorFlow 1, too."""
+"""Those that run with the control flow of TensorFlow 1, too."""
 
 
 class Run:
@@ -337,6 +371,9 @@ def main(folder):
             full = name if flow else f"{name} of TensorFlow 1"
             stored[f"{full}|rows"] = np.array(rows)
             stored.update((f"{full}|{index}", value) for index, value in enumerate(values))
+    for name, case in OF_RANKS.items() if RANKS else ():
+        values, _ = run_case(case)
+        stored.update((f"{name}|{index}", value) for index, value in enumerate(values))
     rank = sys.modules["matex_tf"].rank() if RANKS else 0
     np.savez(os.path.join(folder, f"rank-{rank}.npz"), **stored)
 
