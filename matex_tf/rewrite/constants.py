@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from matex_tf.analysis.graph_ops import evaluate_op
+from matex_tf.analysis.graph_ops import evaluate_op, list_functions
 from matex_tf.rewrite.nodes import MOST, Node, Value
 from matex_tf.rewrite.parts import FLOW
 
@@ -38,6 +38,29 @@ def note_sizes(value: Value) -> None:
     if None not in numbers and shape.rank in (0, 1) and value.constant is None:
         value.constant = np.array(numbers, value.dtype.as_numpy_dtype).reshape([-1] if shape.rank else [])
     value.placement = value.placement._replace(sizes=())
+
+
+def infer_shapes(node: Node) -> list[list[int | None] | None]:
+    """The shapes of a node's outputs where more is known of those of its inputs than the script's graph tells."""
+    import tensorflow as tf
+
+    op = node.op
+    if not any(one.has_more_shape for one in node.inputs) or op.op_def is None or op.op_def.is_stateful:
+        return []
+    if all(tensor.shape.is_fully_defined() for tensor in op.outputs) or list_functions(op.node_def):
+        return []
+    if any(one.dtype.name in ("resource", "variant") for one in node.inputs):
+        return []
+    with tf.Graph().as_default() as graph:
+        given = [
+            tf.compat.v1.placeholder(one.dtype, one.shape)
+            if one.constant is None
+            else tf.constant(one.constant, one.dtype)
+            for one in node.inputs
+        ]
+        attributes = {name: value for name, value in op.node_def.attr.items() if not name.startswith("_")}
+        made = graph._create_op_internal(op.type, given, [one.dtype for one in op.outputs], attrs=attributes)
+        return [None if one.shape.rank is None else one.shape.as_list() for one in made.outputs]
 
 
 def _read(op: Any) -> np.ndarray:

@@ -34,10 +34,23 @@ class Value:
     @property
     def shape(self) -> list[int | None] | None:
         """The sizes of the script's tensor, as far as they are fixed; None where even their number is not known."""
-        return self._shape if self.tensor.shape.rank is None else self.tensor.shape.as_list()
+        if self._shape is not None or self.tensor.shape.rank is None:
+            return self._shape
+        sizes: list[int | None] = self.tensor.shape.as_list()
+        return sizes
+
+    @property
+    def has_more_shape(self) -> bool:
+        """Whether more sizes are known than the script's graph tells."""
+        return self._shape is not None
 
     def set_shape(self, shape: list[int | None]) -> None:
-        self._shape = shape
+        """Note sizes, as far as they are fixed, besides those that the script's graph tells."""
+        known = self.shape
+        if known is None or len(known) != len(shape):
+            self._shape = shape if known is None else self._shape
+        elif any(one is None is not other for one, other in zip(known, shape)):
+            self._shape = [other if one is None else one for one, other in zip(known, shape)]
 
     @property
     def sizes(self) -> tuple[Size, ...] | None:
