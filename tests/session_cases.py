@@ -289,6 +289,27 @@ def save(run):
         yield other.run([loss.name, train.name], feed)[0], other.run(loss.name, feed)
 
 
+def shares(run):
+    """Each rank feeds its own rows, some of another dtype than the graph's; a rank may have none."""
+    x, y, _, answer, loss = make_model(True)
+    train = v1.train.MomentumOptimizer(0.1, 0.9).minimize(loss)
+    take = sys.modules["matex_tf"].shard if RANKS else np.asarray
+    run(v1.global_variables_initializer())
+    for a, b in batches(X, Y):
+        yield run([loss, answer, train], {x: take(a), y: take(b.astype(np.float32))})[:2]
+    yield run(v1.global_variables())
+
+
+def refused_shares(run):
+    """Rows of one rank alone where every rank would compute a run by itself: an error on every rank."""
+    fixed = v1.placeholder(tf.float64, [8, 6])
+    answer = fixed @ START
+    try:
+        run(answer, {fixed: sys.modules["matex_tf"].shard(X[:8], own=True)})
+    except sys.modules["matex_tf"].world.world.RankError as error:
+        yield len(str(error)) > 0
+
+
 def unseeded(run):
     """Initial values, noise and masks that each process draws by itself, and values that each rank loads."""
     x, y, hidden, _, _ = make_model(True)
@@ -332,10 +353,10 @@ CASES = {
        for kind in ("resource", "reference")},
     **{f"sparse {name} {kind}": sparse(OPTIMIZERS[name], kind == "resource") for name in ("sgd", "adam")
        for kind in ("resource", "reference")},
-    **{one.__name__: one for one in (only_waits, branches, loops, streaming, iterators, draws, functions, feeds, queues,
+    **{one.__name__: one for one in (only_waits, branches, loops, streaming, iterators, draws, functions, feeds, queues, shares,
                                      save)},
 }  # fmt: skip
-OF_RANKS = {one.__name__: one for one in (unseeded, own_collectives)}
+OF_RANKS = {one.__name__: one for one in (unseeded, own_collectives, refused_shares)}
 """Cases of which only ranks say the same: alone they are another each time, or there are none."""
 FIRST_CONTROL_FLOW = ("branches", "loops")
 """Those that run with the control flow of TensorFlow 1, too."""

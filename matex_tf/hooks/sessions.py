@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
+import numpy as np
+
 from matex_tf.runtime.replace import replace_function
+from matex_tf.sharding import share_arrays
 from matex_tf.steps import session_graphs, session_runs
 
 
@@ -12,16 +17,28 @@ def install() -> None:
     from tensorflow.python.client import session
     from tensorflow.python.framework import ops
 
+    replace_function(session.BaseSession, "run", _wrap_run)
     replace_function(session.BaseSession, "_do_run", _wrap_do_run)
     replace_function(ops.Graph, "_as_graph_def", _wrap_as_graph_def)
+
+
+def _wrap_run(original: Any) -> Any:
+    def run(self: Any, fetches: Any, feed_dict: Any = None, options: Any = None, run_metadata: Any = None) -> Any:
+        given = feed_dict.values() if isinstance(feed_dict, Mapping) else ()
+        are_shares = any(isinstance(one, np.ndarray) and share_arrays.is_share(one) for one in given)
+        with session_runs.feeds_shares.set(are_shares):
+            return original(self, fetches, feed_dict, options, run_metadata)
+
+    return run
 
 
 def _wrap_do_run(original: Any) -> Any:
     def _do_run(
         self: Any, handle: Any, target_list: Any, fetch_list: Any, feed_dict: Any, options: Any, run_metadata: Any
     ) -> Any:
-        def run(operations: Any, tensors: Any) -> Any:
-            return original(self, handle, operations, tensors, feed_dict, options, run_metadata)
+        def run(operations: Any, tensors: Any, more: Mapping[Any, Any] = MappingProxyType({})) -> Any:
+            feeds = {**feed_dict, **{tensor.ref(): value for tensor, value in more.items()}}
+            return original(self, handle, operations, tensors, feeds, options, run_metadata)
 
         if handle is not None:  # a part of a run
             return run(target_list, fetch_list)

@@ -40,7 +40,7 @@ def note_sizes(value: Value) -> None:
     value.placement = value.placement._replace(sizes=())
 
 
-def infer_shapes(node: Node) -> list[list[int | None] | None]:
+def find_shapes(node: Node) -> list[list[int | None] | None]:
     """The shapes of a node's outputs where more is known of those of its inputs than the script's graph tells."""
     import tensorflow as tf
 

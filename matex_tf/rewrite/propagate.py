@@ -7,7 +7,7 @@ from collections.abc import Container, Iterable, Sequence
 from typing import Any
 
 from matex_tf.rewrite import control
-from matex_tf.rewrite.constants import find_constants, infer_shapes, note_sizes
+from matex_tf.rewrite.constants import find_constants, find_shapes, note_sizes
 from matex_tf.rewrite.functions import Callee, find_callee, has_op
 from matex_tf.rewrite.nodes import Decision, Expansion, Node, NoRuleError, Value
 from matex_tf.rewrite.parts import list_inputs
@@ -129,7 +129,7 @@ class Reader:
                 value.constant = decision.constants[index]
             if value.placement.is_replicated and value.placement.sizes:
                 note_sizes(value)
-        for value, shape in zip(node.outputs, decision.shapes or infer_shapes(node)):
+        for value, shape in zip(node.outputs, decision.shapes or find_shapes(node)):
             if shape is not None:
                 value.set_shape(shape)
         nodes.append(node)

@@ -24,7 +24,7 @@ def add_to(graph: Any) -> Iterator[None]:
     graph._unsafe_unfinalize()
     try:
         with contextlib.ExitStack() as stack:
-            for one in (graph.as_default(), tf.control_dependencies(None), tf.device(None), behave_as_v2()):
+            for one in (graph.as_default(), tf.control_dependencies(None), tf.device(None), use_v2_behavior()):
                 stack.enter_context(one)
             stack.enter_context(v1.name_scope(None))
             scopes.append(stack.enter_context(v1.name_scope(_SCOPE)))
@@ -36,7 +36,7 @@ def add_to(graph: Any) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def behave_as_v2() -> Iterator[None]:
+def use_v2_behavior() -> Iterator[None]:
     """Within it, whatever the script has chosen, sizes of shapes are numbers, and branches are functions.
 
     Collectives in functions run in their order, and those of a branch that is not taken are not waited for.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from matex_tf import ops
 from matex_tf.rewrite.emit import Share
 from matex_tf.sharding import row_shares
 from matex_tf.world import world
@@ -27,6 +28,35 @@ def make_share(components: Sequence[Any]) -> Share:
     even = tf.reduce_all(tf.equal(tf.stack(counts[1:]), total))
     first, count = tf.where(even, start, tf.zeros_like(start)), tf.where(even, stop - start, total)
     return Share(first, count, total, tf.where(even, has_rows, keeps), keeps, is_split=even)
+
+
+def make_own_share(tensor: Any, rows: Any) -> Share:
+    """The share of a rank whose tensors have its own rows alone. Collective in the graph, before what it is for.
+
+    Args:
+        tensor: one of them, of at least one row.
+        rows: how many rows of it are the rank's own, a scalar int64; 0 where it has a row that counts for nothing.
+    """
+    import tensorflow as tf
+
+    me = world.get_world()
+    counts = ops.allgather(rows[tf.newaxis], "the rows that each rank feeds")
+    total = tf.maximum(tf.reduce_sum(counts), 1)
+    first = tf.minimum(tf.reduce_sum(counts[: me.rank]), total - 1)
+    with tf.control_dependencies([counts.op]):
+        contributes = tf.identity(rows > 0)
+    return Share(first, tf.shape(tensor, tf.int64)[0], total, contributes, tf.constant(me.rank == 0))
+
+
+def fill_empty(tensor: Any) -> Any:
+    """The tensor, or one row of zeros where it has none."""
+    import tensorflow as tf
+
+    shape = tf.shape(tensor, tf.int64)
+    missing = tf.maximum(1 - shape[:1], 0)
+    filled = tf.concat([tensor, tf.zeros(tf.concat([missing, shape[1:]], 0), tensor.dtype)], 0)
+    filled.set_shape(tensor.shape)
+    return filled
 
 
 def make_no_share() -> Share:
