@@ -1,4 +1,4 @@
-"""Runs of sessions, each case in a graph of its own: `session_cases.py FOLDER` stores what every rank finds.
+"""Runs of sessions, each case in a graph of its own: `session_cases.py FOLDER usual|all` stores what every rank finds.
 
 Each case gives numbers that are the script's, whatever runs it. Besides it is stored how many rows went through `note`.
 """
@@ -353,9 +353,16 @@ CASES = {
        for kind in ("resource", "reference")},
     **{f"sparse {name} {kind}": sparse(OPTIMIZERS[name], kind == "resource") for name in ("sgd", "adam")
        for kind in ("resource", "reference")},
-    **{one.__name__: one for one in (only_waits, branches, loops, streaming, iterators, draws, functions, feeds, queues, shares,
-                                     save)},
+    **{one.__name__: one for one in (only_waits, branches, loops, streaming, iterators, draws, functions, feeds, queues,
+                                     shares, save)},
 }  # fmt: skip
+MORE = {
+    *(f"{name} {kind}" for name in ("momentum", "adagrad", "rmsprop") for kind in ("resource", "reference")),
+    "sgd resource",
+    "sparse sgd resource",
+    "sparse adam reference",
+}
+"""Those that are run when all are."""
 OF_RANKS = {one.__name__: one for one in (unseeded, own_collectives, refused_shares)}
 """Cases of which only ranks say the same: alone they are another each time, or there are none."""
 FIRST_CONTROL_FLOW = ("branches", "loops")
@@ -377,7 +384,7 @@ def run_case(case):
     return [np.asarray(one) for one in tf.nest.flatten(found)], sum(seen)
 
 
-def main(folder):
+def main(folder, which):
     if RANKS:
         from matex_tf.rewrite.nodes import Decision
         from matex_tf.rewrite.placement import WHOLE
@@ -386,6 +393,8 @@ def main(folder):
         RULES["PyFunc"] = lambda node: Decision([None] * len(node.inputs), [WHOLE] * len(node.op.outputs))
     stored = {}
     for name, case in CASES.items():
+        if name in MORE and which == "usual":
+            continue
         for flow in (True, False) if name in FIRST_CONTROL_FLOW else (True,):
             (v1.enable_control_flow_v2 if flow else v1.disable_control_flow_v2)()
             values, rows = run_case(case)
@@ -400,4 +409,4 @@ def main(folder):
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])

@@ -6,14 +6,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from session_cases import CASES, FIRST_CONTROL_FLOW, OF_RANKS
+from session_cases import CASES, FIRST_CONTROL_FLOW, MORE, OF_RANKS
 
 import launch
 
 CASES_FILE = launch.HERE / "session_cases.py"
 TOLERANCE = {"float32": 1e-5}
 """What metrics of TensorFlow 1 add up in, whatever they are given."""
-NAMES = [*CASES, *(f"{name} of TensorFlow 1" for name in FIRST_CONTROL_FLOW)]
+NAMES = [
+    *(pytest.param(name, marks=[pytest.mark.more] if name in MORE else []) for name in CASES),
+    *(f"{name} of TensorFlow 1" for name in FIRST_CONTROL_FLOW),
+]
 PARTLY = {"loops of TensorFlow 1": 1.0, "iterators": 0.7}
 """Cases of which some runs are whole, or have few rows: the most rows of a rank, in parts of all."""
 MOST = 0.6
@@ -29,17 +32,17 @@ def load(folder: Path, rank: int) -> dict[str, dict[str, np.ndarray]]:
 
 
 @pytest.fixture(scope="module")
-def alone(tmp_path_factory):
+def alone(tmp_path_factory, which):
     folder = tmp_path_factory.mktemp("alone")
-    launch.run_alone(CASES_FILE, folder, timeout=600, cwd=folder).check()
+    launch.run_alone(CASES_FILE, folder, which, timeout=600, cwd=folder).check()
     return load(folder, 0)
 
 
 @pytest.fixture(scope="module", params=[2, pytest.param(3, marks=pytest.mark.more)])
-def of_ranks(request, tmp_path_factory):
+def of_ranks(request, tmp_path_factory, which):
     folder = tmp_path_factory.mktemp("ranks")
     env = {**launch.ALL_FILES, "MATEX_STEPS": "plans"}
-    launch.run(request.param, CASES_FILE, folder, timeout=900, cwd=folder, env=env).check()
+    launch.run(request.param, CASES_FILE, folder, which, timeout=900, cwd=folder, env=env).check()
     return [load(folder, rank) for rank in range(request.param)]
 
 
