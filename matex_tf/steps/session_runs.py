@@ -115,11 +115,6 @@ class SessionPlan:
             self.program, self.why_whole = self._read(rows)
         if are_own or self.why_whole not in (NO_BATCH, NO_WORK):
             self._agree()
-        if self.why_whole and are_own:
-            raise world.RankError(
-                f"{PLACE} was fed rows of one rank alone (of a reader, or of matex_tf.shard), but every rank would "
-                f"compute it by itself: {self.why_whole}. Feed such a run arrays that all ranks have whole."
-            )
         if self.why_whole:
             self._order_collectives()
 
@@ -145,11 +140,16 @@ class SessionPlan:
             except Exception as error:  # of any op: what the script asks for is always right
                 self.why_whole = f"its copy cannot be made ({type(error).__name__}: {error})"
         self.why_whole = agree_on_plan(self.part.needed, self.why_whole, PLACE)
-        if self.why_whole:
-            explain.say_whole(self.why_whole, PLACE)
-        else:
+        if not self.why_whole:
             self.operations, self.tensors = copied
             explain.say_shared(PLACE)
+        elif self.are_own:
+            raise world.RankError(
+                f"{PLACE} was fed rows of one rank alone (of a reader, or of matex_tf.shard), but every rank would "
+                f"compute it by itself: {self.why_whole}. Feed such a run arrays that all ranks have whole."
+            )
+        else:
+            explain.say_whole(self.why_whole, PLACE)
 
     def _build(self) -> tuple[list[Any], list[Any]]:
         """The operations and tensors to ask for in place of the script's, of a copy in the same graph."""
