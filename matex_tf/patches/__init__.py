@@ -25,8 +25,8 @@ _ON_REQUEST = ["files.journal", "tf.check_recorder", "keras.trial"]
 
 
 _WITH_PLANS = """
-    hooks.functions hooks.iterators hooks.datasets hooks.keras_data imports tf.xla tf.strategy tf.errors files.saving
-    files.downloads files.python files.libraries files.tensorflow files.datasets files.commands
+    hooks.functions hooks.iterators hooks.datasets hooks.keras_data hooks.sessions imports tf.xla tf.strategy tf.errors
+    files.saving files.downloads files.python files.libraries files.tensorflow files.datasets files.commands
 """.split()
 """Those of the steps that are plans."""
 

@@ -6,7 +6,6 @@ One way for every style of step: capture, plan, agree, call.
 from __future__ import annotations
 
 import functools
-import hashlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,8 +17,8 @@ from matex_tf.rewrite.own_batches import OwnRowsError
 from matex_tf.rewrite.placement import BATCH, OWN, WHOLE
 from matex_tf.rewrite.programs import Program
 from matex_tf.rewrite.propagate import read_program
-from matex_tf.runtime import objects
 from matex_tf.steps import own_data, shares, weak_scaling, worth
+from matex_tf.steps.agreement import agree_on_plan
 from matex_tf.steps.exchanger import RankExchanger
 from matex_tf.world import world
 
@@ -80,22 +79,9 @@ class StepPlan:
 
     def _agree(self) -> None:
         """All ranks have traced the same, share it or not alike, and have the same variables. Collective."""
-        text = " ".join(op.type for op in self.own.graph.get_operations())
-        mine = hashlib.blake2b(text.encode()).hexdigest(), self.why_whole
-        everyone = objects.allgather(mine, f"whether ranks can share {self.place}")
-        reasons = [why for _, why in everyone if why]
-        if reasons and any(self.are_own):
-            raise world.RankError(own_data.explain_obstacle(self.place, reasons[0]))
-        if reasons:
-            self.why_whole = reasons[0]
-        else:
-            for rank, (digest, _) in enumerate(everyone):
-                if digest != everyone[0][0]:
-                    hosts = world.get_world().hosts
-                    raise world.RankError(
-                        f"the ranks' traces of {self.place} differ: that of rank {rank} ({hosts[rank]}) has other ops "
-                        f"than that of rank 0 ({hosts[0]}). Every rank must run the same script."
-                    )
+        self.why_whole = agree_on_plan(self.own.graph.get_operations(), self.why_whole, self.place)
+        if self.why_whole and any(self.are_own):
+            raise world.RankError(own_data.explain_obstacle(self.place, self.why_whole))
         variables.synchronize_variables(self.own.graph.variables, f"comparing the variables before {self.place}")
 
     def _build(self) -> Any:
