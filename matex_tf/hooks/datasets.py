@@ -37,7 +37,10 @@ def _wrap_next(original: Any) -> Any:
     def take_next(self):
         import tensorflow as tf
 
-        if not tf.executing_eagerly() or own_data.is_alone():
+        if not tf.executing_eagerly():
+            own_data.require_shared(self)
+            return original(self)
+        if own_data.is_alone():
             return original(self)
         if own_data.is_own(self):
             return own_data.take_whole(self)
@@ -51,6 +54,8 @@ def _wrap_optional(original: Any) -> Any:
     def take_optional(self):
         import tensorflow as tf
 
+        if not tf.executing_eagerly():
+            own_data.require_shared(self)
         if not tf.executing_eagerly() or own_data.is_alone() or not own_data.is_own(self):
             return original(self)
         try:
@@ -61,16 +66,16 @@ def _wrap_optional(original: Any) -> Any:
     return take_optional
 
 
-@HOOKS.replace(_DATASETS, "DatasetV2.from_tensor_slices", _LOST)
-def _wrap_from_tensor_slices(original: Any) -> Any:
-    def from_tensor_slices(tensors, *args, **kwargs):
+@HOOKS.replace(_DATASETS, "DatasetV2.from_tensor_slices DatasetV2.from_tensors", _LOST)
+def _wrap_from_tensors(original: Any) -> Any:
+    def make(tensors, *args, **kwargs):
         import tensorflow as tf
 
         dataset = original(tensors, *args, **kwargs)
         arrays = [part for part in tf.nest.flatten(tensors) if isinstance(part, np.ndarray)]
         return share_arrays.mark_share(dataset) if any(map(share_arrays.is_share, arrays)) else dataset
 
-    return from_tensor_slices
+    return make
 
 
 @HOOKS.replace(_DATASETS, "DatasetV2.batch", _LOST)

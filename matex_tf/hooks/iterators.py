@@ -8,7 +8,7 @@ from typing import Any
 
 from matex_tf.runtime.hooks import Table, put_function
 from matex_tf.sharding import iteration
-from matex_tf.steps import capture
+from matex_tf.steps import capture, own_data
 
 HOOKS = Table()
 
@@ -74,6 +74,7 @@ def _wrap_dataset_loop(original: Any) -> Any:
 
     def _tf_ag_dataset_for_stmt(ds, *args, **kwargs):
         if not capture.is_opening():
+            own_data.require_shared(ds)
             return original(ds, *args, **kwargs)
         return control_flow._tf_iterator_for_stmt(iter(ds), *args, **kwargs)
 

@@ -14,7 +14,7 @@ from matex_tf.rewrite.pauses import pause_collection
 from matex_tf.rewrite.placement import ANY, HALF, LIST, OWN, PARTIAL, REPLICATED, WHOLE, Placement, list_of
 from matex_tf.rewrite.programs import Program
 from matex_tf.rewrite.rules import RULES
-from matex_tf.rewrite.sources import SOURCES, is_batch, place_batch
+from matex_tf.rewrite.sources import SOURCES, is_batch, place_batch, put_first
 from matex_tf.rewrite.whole_sums import Whole, find_sums_needed_whole
 
 ALIASES = ("Identity", "IdentityN", "StopGradient", "PreventGradient", "Snapshot")
@@ -76,7 +76,9 @@ class Reader:
             self._have_batch.pop()
         if takes_batch or not self._have_batch:
             _wrap_whole(nodes, outputs)
-        return Program(_drop_unneeded(nodes, outputs, effects), inputs, outputs, effects, takes_batch)
+        needed = _drop_unneeded(nodes, outputs, effects)
+        takes_batch = takes_batch and any(map(is_batch, needed))
+        return Program(put_first(needed) if takes_batch else needed, inputs, outputs, effects, takes_batch)
 
     def make_whole(self, keys: set[tuple[Any, ...]]) -> None:
         """Make these sums whole, too. Reading anew then decides only of ops with other inputs than before."""

@@ -26,15 +26,13 @@ class Share:
     first, count, total: the number of its first row; how many rows it has, at least 1; how many there are. int64.
     contributes: whether the rows are its own: a rank that has none computes one row that others have, too.
     keeps: whether it is the one rank that keeps what is the same on all, where a sum is made of it.
-    is_split: whether ranks have rows of their own; else each has the whole batch, and one rank contributes.
     """
 
-    def __init__(self, first: Any, count: Any, total: Any, contributes: Any, keeps: Any, is_split: Any = True):
+    def __init__(self, first: Any, count: Any, total: Any, contributes: Any, keeps: Any):
         self.first, self.count, self.total, self.contributes, self.keeps = first, count, total, contributes, keeps
-        self.is_split = is_split
 
     def map(self, function: Callable[[Any], Any]) -> Share:
         """The share with what `function` makes of each of its tensors."""
         tensors = [self.first, self.count, self.total, self.contributes, self.keeps]
         first, count, total, contributes, keeps = map(function, tensors)
-        return Share(first, count, total, contributes, keeps, self.is_split)
+        return Share(first, count, total, contributes, keeps)

@@ -6,7 +6,7 @@ from typing import Any
 
 from matex_tf.rewrite.functions import has_op
 from matex_tf.rewrite.nodes import Decision, Node
-from matex_tf.rewrite.placement import BATCH, WHOLE
+from matex_tf.rewrite.placement import BATCH, SIZES, WHOLE
 from matex_tf.rewrite.rules.sizes import mark_taker
 
 SOURCES = ("IteratorGetNext", "IteratorGetNextSync", "OptionalGetValue")
@@ -23,9 +23,7 @@ def are_in(graph: Any) -> bool:
 
 
 def place_batch(node: Node) -> Decision:
-    """Every component with an open number of rows is sliced. A batch whose components have different numbers of rows
-    is computed by every rank, and the first rank's results count.
-    """
+    """Every component with an open number of rows is sliced."""
     rows = [has_open_rows(tensor.shape) for tensor in node.op.outputs]
 
     def emit(copy: Any, *inputs: Any) -> list[Any]:
@@ -40,23 +38,48 @@ def is_batch(node: Node) -> bool:
     return node.type in SOURCES and any(one.is_sharded for one in node.decision.gives)
 
 
+def put_first(nodes: list[Node]) -> list[Node]:
+    """The nodes of a program that takes the batch by itself, with that before all that use the rank's share of it.
+
+    Numbers that the share tells are not made of the batch's tensors, so that nothing else keeps the order.
+    """
+    source = next(node for node in nodes if is_batch(node))
+    before = {id(source)}
+    pending = [source]
+    while pending:
+        node = pending.pop()
+        for one in (*(value.node for value in node.inputs if value.node is not None), *node.controls):
+            if id(one) not in before:
+                before.add(id(one))
+                pending.append(one)
+    first = [node for node in nodes if id(node) in before]
+    rest = [node for node in nodes if id(node) not in before]
+    for node in rest:
+        if _uses_share(node) and not node.has_rows and source not in node.controls:
+            node.controls = [*node.controls, source]
+    return first + rest
+
+
+def _uses_share(node: Node) -> bool:
+    """Whether what is made of a node's inputs depends on which rows the rank has."""
+    takes_copy = node.decision.emit is not None or bool(node.bodies)
+    slices = any(need is not None and need.is_sharded for need in node.decision.needs)
+    return takes_copy or slices or any(one.kind == SIZES for one in node.placements)
+
+
 def take_rows(copy: Any, tensors: list[Any], are_rows: list[bool]) -> list[Any]:
     """This rank's rows of those of the whole `tensors` that have rows; the copy goes on with the rank's share of them.
 
     A copy without a way to make shares is one whose tensors are the rank's rows already.
     """
-    import tensorflow as tf
-
     if copy.make_share is None or not any(are_rows):
         return tensors
     copy.share = share = copy.make_share([tensor for tensor, one in zip(tensors, are_rows) if one])
     found = []
     for tensor, one in zip(tensors, are_rows):
         if one:
-            # Where the components have different numbers of rows the share is the whole of each.
-            end = tf.where(share.is_split, share.first + share.count, tf.shape(tensor, tf.int64)[0])
             static = tensor.shape[1:]
-            tensor = tensor[share.first : end]
+            tensor = tensor[share.first : share.first + share.count]
             tensor.set_shape([None, *static])
         found.append(tensor)
     return found

@@ -16,7 +16,7 @@ import numpy as np
 from matex_tf import tags
 from matex_tf.rewrite import own_batches
 from matex_tf.sharding import exchange, row_shares, share_arrays
-from matex_tf.steps import shares
+from matex_tf.steps import capture, shares
 from matex_tf.steps.exchanger import RankExchanger
 from matex_tf.world import world
 
@@ -60,6 +60,16 @@ def note_dataset(dataset: Any) -> None:
     _mark_handles(dataset)
 
 
+def require_shared(source: Any) -> None:
+    """An iterator or dataset is used in the trace of a function: of each rank's own rows that is a shared step's.
+
+    Raises:
+        RankError: if it is not.
+    """
+    if world.is_active() and not is_alone() and not capture.is_opening() and is_own(source):
+        raise world.RankError(explain_obstacle("a function", "it is not traced as a step that ranks share"))
+
+
 def explain_obstacle(place: str, why: str) -> str:
     return (
         f"{place} takes batches of each rank's own rows (matex_tf.shard, DataSet), and the ranks cannot compute it "
@@ -88,12 +98,11 @@ def _require_batches(dataset: Any) -> None:
         known = any(tags.get_tag(step, _BATCHES, False) for step in row_shares.list_pipeline(dataset))
         if not known and row_shares.is_batched(dataset) is False:
             raise own_batches.OwnRowsError("it gives single rows; put .batch(...) at its end")
-        specs = [tf.nest.flatten(dataset.element_spec, expand_composites=False)]
-        for spec in specs[0]:
-            is_dense = isinstance(spec, tf.TensorSpec)
-            own_batches.check_components(
-                [(spec.dtype, spec.shape) if is_dense else (tf.as_dtype("variant"), tf.TensorShape([]))]
-            )
+        specs = tf.nest.flatten(dataset.element_spec, expand_composites=False)
+        dense = [isinstance(spec, tf.TensorSpec) for spec in specs]
+        other = tf.TensorSpec([], tf.variant)
+        components = [spec if one else other for spec, one in zip(specs, dense)]
+        own_batches.check_components([(spec.dtype, spec.shape) for spec in components])
     except own_batches.OwnRowsError as error:
         raise world.RankError(
             f"a tf.data.Dataset of each rank's own rows ({dataset.element_spec}) cannot be iterated: {error}"

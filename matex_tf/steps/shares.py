@@ -11,24 +11,29 @@ from matex_tf.rewrite.sharing import Exchanger, Share
 from matex_tf.sharding import row_shares
 from matex_tf.world import world
 
+UNEVEN = (
+    "the components of a batch have different numbers of rows, as of datasets with other batch sizes, zipped together. "
+    "MATEX_STEPS=patches computes such batches whole. The numbers:"
+)
+
 
 def make_share(components: Sequence[Any]) -> Share:
     """This rank's share of a whole batch, of its components: tensors of at least one dimension.
 
-    Where the components have different numbers of rows, every rank has the whole of each and the first contributes.
+    Where the components have different numbers of rows, all ranks raise an error.
     """
     import tensorflow as tf
 
     me = world.get_world()
     counts = [tf.shape(one, tf.int64)[0] for one in components]
+    if len(counts) > 1:
+        is_even = tf.reduce_all(tf.equal(tf.stack(counts[1:]), counts[0]))
+        check = tf.debugging.Assert(is_even, [UNEVEN, tf.stack(counts)], summarize=-1)
+        with tf.control_dependencies([] if check is None else [check]):
+            counts[0] = tf.identity(counts[0])
     total = counts[0]
     start, stop, has_rows = row_shares.find_slice_bounds(total, me.rank, me.trainers)
-    keeps = tf.constant(me.rank == 0)
-    if len(counts) == 1:
-        return Share(start, stop - start, total, has_rows, keeps)
-    even = tf.reduce_all(tf.equal(tf.stack(counts[1:]), total))
-    first, count = tf.where(even, start, tf.zeros_like(start)), tf.where(even, stop - start, total)
-    return Share(first, count, total, tf.where(even, has_rows, keeps), keeps, is_split=even)
+    return Share(start, stop - start, total, has_rows, tf.constant(me.rank == 0))
 
 
 def make_own_share(exchanger: Exchanger, components: Sequence[Any], has_batch: Any) -> OwnRows:

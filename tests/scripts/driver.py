@@ -104,11 +104,11 @@ def start(path):
     keras.utils.set_random_seed(7)
     Rows.seen = 0
     if "matex_tf.runtime.notes" in sys.modules:
-        for name in ("matex_tf.runtime.notes", "matex_tf.loops.explain", "matex_tf.steps.explain"):
-            if name in sys.modules:
-                sys.modules[name]._said.clear()
-        if "matex_tf.loops.model_calls" in sys.modules:
-            sys.modules["matex_tf.loops.model_calls"]._state.__dict__.clear()
+        sys.modules["matex_tf.runtime.notes"]._said.clear()
+        for name in ("matex_tf.loops.explain", "matex_tf.steps.explain", "matex_tf.loops.model_calls"):
+            told = sys.modules.get(name)
+            if told is not None:
+                getattr(told, "_said", getattr(told, "_state", told).__dict__).clear()
 
 
 def variables_in(value):

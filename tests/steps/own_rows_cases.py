@@ -259,5 +259,9 @@ if not alone:
     reduce = tf.function(
         lambda batches: batches.reduce(tf.constant(0, tf.int64), lambda n, _: n + 1) + next(iter(batches))[0]
     )
+    iterator = iter(rows.batch(6))
+    fixed = tf.function(lambda: tf.ones([next(iterator)[0].shape[0] + 1]))
+    wrong("wrong: number of rows", fixed)
+    wrong("wrong: compiled", lambda: tf.function(lambda: next(iterator)[0], jit_compile=True)())
     wrong("wrong: reduce", lambda: reduce(rows.batch(6).map(lambda x, y: (tf.cast(y[:, 0], tf.int64), y))))
 np.savez(f"{folder}/{'alone' if alone else rank}", **found)

@@ -262,7 +262,34 @@ def masked_statistics():
     return [*found, *model.get_weights()]
 
 
-CASES = [gradnorm, figure_of_a_batch, metrics_by_row_and_column, mean_of_rows, state_that_does_not_begin_with_zeros,
+def jacobians_of_batches():
+    """A gradient for each row, of batches that a step takes by itself; its loop goes over numbers of rows alone."""
+    weights = tf.Variable(random.normal(size=[6, 2]))
+
+    def train(x, y):
+        with tf.GradientTape() as tape:
+            each = tf.reduce_sum(tf.square(tf.tanh(x @ weights) - y), 1)
+        clipped = tf.clip_by_norm(tape.jacobian(each, weights), 0.5, axes=[1, 2])
+        weights.assign_sub(tf.reduce_mean(clipped, 0))
+        return tf.reduce_mean(each)
+
+    @tf.function
+    def step(iterator):
+        return train(*next(iterator))
+
+    @tf.function
+    def run_epoch(batches):
+        last = tf.constant(0.0, tf.float64)
+        for x, y in batches:
+            last = train(x, y)
+        return last
+
+    dataset = tf.data.Dataset.from_tensor_slices((X, Y)).batch(BATCH)
+    iterator = iter(dataset)
+    return [step(iterator).numpy(), step(iterator).numpy(), run_epoch(dataset).numpy(), weights.numpy()]
+
+
+CASES = [jacobians_of_batches, gradnorm, figure_of_a_batch, metrics_by_row_and_column, mean_of_rows, state_that_does_not_begin_with_zeros,
          counts_read_raw, predict_whose_rows_meet, two_updates, two_inputs_and_a_loss_by_hand, saved_module,
          masked_statistics]  # fmt: skip
 

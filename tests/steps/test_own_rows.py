@@ -53,6 +53,8 @@ def test_a_rank_predicts_its_own_rows(found, name):
         ("single rows", "put .batch(...) at its end"),
         ("numbers", "has no rows"),
         ("other rows", "different numbers of rows"),
+        ("number of rows", "the ranks cannot compute it together"),
+        ("compiled", "the ranks cannot compute it together"),
         ("reduce", "the ranks cannot compute it together"),
     ],
 )
