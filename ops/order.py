@@ -12,7 +12,10 @@ _LAST = "last collective"
 
 
 def list_order_handles() -> list[Any]:
-    """The variable's handle, in a list, for an op in a function; nothing elsewhere, where ops run in order."""
+    """The variable's handle, in a list, for an op in a function that eager code calls; nothing elsewhere.
+
+    A session has variables of its own. In its graphs, and in their functions, each op waits for the one before it.
+    """
     global _variable
     import tensorflow as tf
     from tensorflow.python.framework import ops
@@ -20,6 +23,9 @@ def list_order_handles() -> list[Any]:
 
     if tf.executing_eagerly() or not ops.inside_function():
         return []
+    with tf.init_scope():
+        if not tf.executing_eagerly():
+            return []
     if _variable is None:
         # Not tf.Variable: a function that is being traced counts those that are made in it.
         with tf.init_scope(), tf.device("CPU:0"):

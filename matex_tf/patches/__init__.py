@@ -26,8 +26,8 @@ _ON_REQUEST = ["files.journal", "tf.check_recorder", "keras.trial"]
 
 _WITH_PLANS = """
     hooks.eager_code hooks.functions hooks.iterators hooks.datasets hooks.keras_data hooks.models hooks.callbacks
-    imports tf.xla tf.strategy tf.errors files.saving files.downloads files.python files.libraries files.tensorflow
-    files.datasets files.commands
+    hooks.sessions imports tf.xla tf.strategy tf.errors files.saving files.downloads files.python files.libraries
+    files.tensorflow files.datasets files.commands
 """.split()
 """Those of the steps that are plans."""
 

@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from matex_tf.analysis.graph_ops import evaluate_op
-from matex_tf.rewrite.nodes import MOST, Node
+from matex_tf.analysis.graph_ops import evaluate_op, list_functions
+from matex_tf.rewrite.nodes import MOST, Node, Value
+from matex_tf.rewrite.parts import FLOW
 
 _FOLDED = ("int32", "int64", "bool")
 _Attributes = tuple[tuple[str, bytes], ...]
@@ -26,6 +27,38 @@ def find_constants(node: Node) -> None:
     elif _is_foldable(node):
         for value, constant in zip(node.outputs, _evaluate(node)):
             value.constant = constant
+
+
+def note_sizes(value: Value) -> None:
+    """Numbers that a rule took from a shape: a constant, where all of them are fixed."""
+    numbers = [one.value for one in value.placement.sizes]
+    shape = value.tensor.shape
+    if None not in numbers and shape.rank in (0, 1) and value.constant is None:
+        value.constant = np.array(numbers, value.dtype.as_numpy_dtype).reshape([-1] if shape.rank else [])
+    value.placement = value.placement._replace(sizes=())
+
+
+def find_shapes(node: Node) -> list[list[int | None] | None]:
+    """The shapes of a node's outputs where more is known of those of its inputs than the script's graph tells."""
+    import tensorflow as tf
+
+    op = node.op
+    if op.op_def is None or op.op_def.is_stateful:
+        return []
+    if all(tensor.shape.is_fully_defined() for tensor in op.outputs) or list_functions(node.definition):
+        return []
+    if any(one.dtype.name in ("resource", "variant") for one in node.inputs):
+        return []
+    with tf.Graph().as_default() as graph:
+        given = [
+            tf.compat.v1.placeholder(one.dtype, one.shape)
+            if one.constant is None
+            else tf.constant(one.constant, one.dtype)
+            for one in node.inputs
+        ]
+        attributes = {name: value for name, value in node.definition.attr.items() if not name.startswith("_")}
+        made = graph._create_op_internal(node.type, given, [one.dtype for one in op.outputs], attrs=attributes)
+        return [None if one.shape.rank is None else one.shape.as_list() for one in made.outputs]
 
 
 @functools.lru_cache(maxsize=4096)
@@ -64,6 +97,6 @@ def _is_foldable(node: Node) -> bool:
         return False
     if any(one.dtype.name not in _FOLDED for one in node.outputs) or node.op.op_def is None:
         return False
-    if node.op.op_def.is_stateful:
+    if node.op.op_def.is_stateful or node.type in FLOW:
         return False
     return all((one.tensor.shape.num_elements() or MOST + 1) <= MOST for one in node.outputs)

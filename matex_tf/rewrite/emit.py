@@ -6,18 +6,14 @@ import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from matex_tf.rewrite import phases, waves
+from matex_tf.rewrite.bodies import Body
 from matex_tf.rewrite.compiled import MUST_COMPILE
-from matex_tf.rewrite.nodes import Node, Value
-from matex_tf.rewrite.own_batches import OwnRows, has_collective
+from matex_tf.rewrite.nodes import Node
+from matex_tf.rewrite.own_batches import OwnRows
 from matex_tf.rewrite.pauses import pause_collection
-from matex_tf.rewrite.placement import PARTIAL, REPLICATED, SHARDED, SIZES, WHOLE, Placement, Rows, Size
+from matex_tf.rewrite.placement import Placement, Rows
 from matex_tf.rewrite.programs import Program
-from matex_tf.rewrite.segments import Segment
 from matex_tf.rewrite.sharing import Exchanger, Share
-
-FEW = 8
-"""Ops that are made one by one rather than as a function that is called."""
 
 
 class Copy:
@@ -28,6 +24,9 @@ class Copy:
     make_own_share: the `OwnRows` of a batch of which each rank has rows of its own, of the components here and whether
         the rank has a batch.
     """
+
+    is_ordered = True
+    """Whether ops with effects run in the order in which they are made, as in functions that eager code calls."""
 
     def __init__(
         self,
@@ -40,11 +39,24 @@ class Copy:
         self._made: dict[tuple[Any, ...], tuple[Any, list[Any]]] = {}
 
     def build(self, program: Program, inputs: Sequence[Any], gives: Sequence[Placement]) -> list[Any]:
-        """The outputs of a program for these inputs, brought to the placements `gives`."""
+        """The outputs of a program for these inputs, brought to the placements `gives`, after its effects."""
+        import tensorflow as tf
+
         # The share of a batch that a branch or a turn of a loop takes holds within it.
         copy = Copy(self.share, self.exchanger, self.make_share, self.make_own_share) if program.takes_batch else self
+        made, after = copy.build_apart(program, inputs, gives)
+        with tf.control_dependencies(after):
+            return [tf.identity(tensor) for tensor in made] if after else made
+
+    def build_apart(
+        self, program: Program, inputs: Sequence[Any], gives: Sequence[Placement]
+    ) -> tuple[list[Any], list[Any]]:
+        """The outputs, and the operations that are over when all effects are."""
         with pause_collection():
-            return _Body(copy, program, gives).build(inputs)
+            body = Body(self, program, gives)
+            made = body.build(inputs)
+        after = [op for node in program.effects for op in body.operations.get(id(node), ())]
+        return made, after if self.is_ordered else after + body.last
 
     def make_once(self, of: Sequence[Any], make: Callable[[], list[Any]]) -> list[Any]:
         """The tensors that `make` makes in the graph that is being built, once for equal `of`, a tensor and more."""
@@ -84,6 +96,10 @@ class Copy:
             op = graph._create_op_internal(node.type, given, dtypes, name=name or node.type, attrs=attributes)
         return list(op.outputs)
 
+    def draw(self, node: Node, inputs: Sequence[Any]) -> Any:
+        """The numbers of a random op of other inputs."""
+        return self.create_op(node, inputs)[0]
+
     def slice_rows(self, tensor: Any, to: Placement) -> Any:
         """This rank's rows of a replicated tensor; the tensor itself where the axis has one entry for all rows."""
         import tensorflow as tf
@@ -119,181 +135,3 @@ class Copy:
         mask = counts[0] if tensor.shape.rank == 0 else counts
         counts_rows = tf.logical_and(tf.constant(mask), tensor >= 0)  # -1: any number
         return tf.where(counts_rows, tensor * total // count, tensor)
-
-
-class _Body:
-    """The copy of one program in one graph."""
-
-    def __init__(self, copy: Copy, program: Program, gives: Sequence[Placement]):
-        self.copy, self.program, self.gives = copy, phases.drop_unused(program, gives), list(gives)
-        self.tensors: dict[int, Any] = {}
-        self.whole: dict[int, Any] = {}
-        self.brought: dict[tuple[int, Placement], Any] = {}
-        self.counted: dict[tuple[Any, ...], Any] = {}
-        self.operations: dict[int, list[Any]] = {}
-        self.last: list[Any] = []  # what the next collective waits for
-
-    def build(self, inputs: Sequence[Any]) -> list[Any]:
-        import tensorflow as tf
-
-        self.tensors = {id(value): tensor for value, tensor in zip(self.program.inputs, inputs)}
-        exchanges = waves.schedule(self.program, self.gives)
-        self.program.nodes.sort(key=lambda node: node.level)
-        self.plan = phases.Phases(self.program, self.gives, len(exchanges) + 1)
-        for wave in exchanges:
-            self.plan.exported.update(id(one.value) for one in wave)
-        for level, found in enumerate(self.plan.levels):
-            for phase in found:
-                for node in phase.made:
-                    self._build_node(node)
-                self._build_segment(phase.kept)
-            if level < len(exchanges):
-                self._exchange([one.value for one in exchanges[level]])
-        after = [op for node in self.program.effects for op in self.operations.get(id(node), ())]
-        with tf.control_dependencies(after):
-            made = [self._convert(value, need) for value, need in zip(self.program.outputs, self.gives)]
-            made = [tf.identity(tensor) for tensor in made] if after else made
-        for tensor, value, need in zip(made, self.program.outputs, self.gives):
-            _set_shape(tensor, value, need)
-        return made
-
-    def _build_node(self, node: Node) -> None:
-        import tensorflow as tf
-
-        inputs = [self._convert(value, need) for value, need in zip(node.inputs, node.decision.needs)]
-        before = [op for one in node.controls for op in self.operations.get(id(one), ())]
-        ordered = has_collective(node) or any(body.has_collectives for body in node.bodies)
-        before += self.last if ordered else []
-        with tf.control_dependencies(before) if before else contextlib.nullcontext():
-            emit: Callable[..., Any] | None = node.decision.emit
-            if emit is None:
-                made = self._create(node, inputs)
-            elif getattr(emit, "takes_copy", False):
-                made = emit(self.copy, *inputs)
-            else:
-                made = emit(*inputs)
-        if node.outputs:
-            self.tensors.update((id(value), tensor) for value, tensor in zip(node.outputs, made))
-            self.operations[id(node)] = [made[0].op]
-        elif emit is not None:
-            self.operations[id(node)] = [made[0].op] if made else []
-        if ordered:
-            self.last = [made[0].op]
-
-    def _create(self, node: Node, inputs: Sequence[Any]) -> list[Any]:
-        import tensorflow as tf
-
-        made = self.copy.create_op(node, inputs)
-        if not made:
-            self.operations[id(node)] = [tf.compat.v1.get_default_graph().get_operations()[-1]]
-        return made
-
-    def _build_segment(self, nodes: Sequence[Node]) -> None:
-        """Make ops that stay as they are: many in one function, few by themselves."""
-        import tensorflow as tf
-
-        if len(nodes) < FEW:
-            for node in nodes:
-                self._build_node(node)
-            return
-        segment = Segment()
-        before: dict[Any, None] = {}
-        for node in nodes:
-            inputs = [
-                segment.find(value) or self._find_input(segment, value, need)
-                if value.placement.kind == REPLICATED and (need is None or need.kind == REPLICATED)
-                else self._find_input(segment, value, need)
-                for value, need in zip(node.inputs, node.decision.needs)
-            ]
-            segment.add(node, inputs, [one for one in node.controls if one in segment])
-            before.update((op, None) for one in node.controls for op in self.operations.get(id(one), ()))
-        made = [value for node in nodes for value in node.outputs if id(value) in self.plan.exported]
-        awaited = [node for node in nodes if id(node) in self.plan.awaited]
-        with tf.control_dependencies(list(before)) if before else contextlib.nullcontext():
-            op = segment.call(tf.compat.v1.get_default_graph(), made, awaited)
-        for value, tensor in zip(made, op.outputs):
-            _set_shape(tensor, value, value.placement)
-            self.tensors[id(value)] = tensor
-        self.operations.update((id(node), [op]) for node in awaited)
-
-    def _find_input(self, segment: Segment, value: Value, need: Placement | None) -> str:
-        if phases.find_path(value, need) == phases.SAME:
-            node = value.node
-            if node is not None and phases.is_constant(node) and node not in segment:
-                segment.add(node, [], [])
-            found = segment.find(value)
-            if found is not None:
-                return found
-        return segment.add_argument(self._convert(value, need))
-
-    def _find_tensor(self, value: Value) -> Any:
-        """The tensor of a value as it is here."""
-        if id(value) not in self.tensors:
-            counts = phases.find_counts(value)
-            if counts is not None:
-                return self._count(value, counts, self.copy.share.count)
-            if value.node is not None and phases.is_constant(value.node):
-                self.tensors[id(value)] = self.copy.create_op(value.node, [])[0]
-        return self.tensors[id(value)]
-
-    def _count(self, value: Value, sizes: Sequence[Size], rows: Any) -> Any:
-        """Numbers that count rows, of which there are so many."""
-        import tensorflow as tf
-
-        key = tuple(sizes), value.dtype, value.shape == [], id(rows)
-        if key not in self.counted:
-            with tf.control_dependencies(None):
-                entries = [
-                    tf.constant(one.value, value.dtype)
-                    if one.rows is None
-                    else tf.cast(rows if one.rows.unit == 1 else rows * one.rows.unit, value.dtype)
-                    for one in sizes
-                ]
-                self.counted[key] = entries[0] if value.shape == [] else tf.stack(entries)
-        return self.counted[key]
-
-    def _convert(self, value: Value, need: Placement | None) -> Any:
-        """The tensor of a value in another placement than it has."""
-        import tensorflow as tf
-
-        path = phases.find_path(value, need)
-        if path == phases.SAME or need is None:
-            return self._find_tensor(value)
-        if path == phases.COUNTED:
-            share = self.copy.share
-            return self._count(value, value.placement.sizes, share.total if need.kind == REPLICATED else share.count)
-        key = (id(value), need)
-        if key not in self.brought:
-            if need.kind == PARTIAL:
-                kept = self._convert(value, WHOLE)
-                self.brought[key] = tf.where(self.copy.share.keeps, kept, tf.zeros_like(kept))
-            elif need.kind == SHARDED:
-                self.brought[key] = self.copy.slice_rows(self._convert(value, WHOLE), need)
-            elif value.placement.kind == SIZES:
-                tensor = self.whole[id(value)] if id(value) in self.whole else self._find_tensor(value)
-                self.brought[key] = self.copy.make_sizes_whole(tensor, value.placement)
-            else:
-                self.brought[key] = self.whole[id(value)]
-        return self.brought[key]
-
-    def _exchange(self, values: Sequence[Value]) -> None:
-        """One wave: all of its collectives, after the wave before."""
-        import tensorflow as tf
-
-        from matex_tf.rewrite.gathering import prepare
-
-        prepared = [prepare(self.copy, value, self._find_tensor(value)) for value in values]
-        requests = [request for one in prepared for request in one.requests]
-        with tf.control_dependencies(self.last):
-            found = self.copy.exchanger.exchange(requests, self.copy.share.contributes)
-        self.last = [found[-1].op] if found else self.last
-        for value, one in zip(values, prepared):
-            taken, found = found[: len(one.requests)], found[len(one.requests) :]
-            self.whole[id(value)] = one.finish(taken)
-
-
-def _set_shape(tensor: Any, value: Value, placement: Placement) -> None:
-    shape = value.shape
-    if shape is not None:
-        is_sharded = placement.is_sharded
-        tensor.set_shape([None if is_sharded and at == placement.axis else n for at, n in enumerate(shape)])

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from matex_tf.analysis import graph_ops
 from matex_tf.rewrite.nodes import Expansion, NoRuleError, Value
+from matex_tf.rewrite.parts import list_inputs
 
 
 class Callee(NamedTuple):
@@ -43,9 +44,9 @@ class Step:
 
     __slots__ = ("before", "controls", "inputs", "is_stateful", "name", "number", "op", "outputs", "type")
 
-    def __init__(self, op: Any):
+    def __init__(self, op: Any, inputs: Sequence[Any]):
         self.op, self.number, self.name, self.type = op, id(op), op.name, op.type
-        self.inputs = [id(tensor) for tensor in op.inputs]
+        self.inputs = [id(tensor) for tensor in inputs]
         self.outputs = [id(tensor) for tensor in op.outputs]
         self.controls = [id(one) for one in op.control_inputs]
         self.before = [*self.inputs, *self.controls] if self.controls else self.inputs
@@ -114,17 +115,21 @@ def has_op(op: Any, types: Any) -> bool:
     return False
 
 
-def list_steps(graph: Any) -> list[Step]:
-    """The ops that the outputs or the effects of a graph need, each after those that it needs, else as they were made.
+def list_steps(graph: Any, run: Iterable[Any], has_loops: bool = False) -> list[Step]:
+    """The ops from the inputs of a graph to its outputs and to those that `run` besides, each after those it needs.
 
-    The order of their making is not always enough: a gradient adds what a loop keeps for it to the inputs of the loop.
+    Else they are as they were made. That order is not always enough: a gradient adds what a loop keeps for it to the
+    inputs of the loop. `has_loops`: whether there may be loops of tf.compat.v1, whose ways back are left out.
     """
-    pending = [*(tensor.op for tensor in graph.outputs), *graph.control_outputs]
+    given = {id(tensor) for tensor in graph.inputs}
+    pending = [*(tensor.op for tensor in graph.outputs if id(tensor) not in given), *run]
     before: dict[Any, list[Any]] = {}
+    taken: dict[Any, Sequence[Any]] = {}
     while pending:
         op = pending.pop()
         if op not in before:
-            before[op] = [*(tensor.op for tensor in op.inputs), *op.control_inputs]
+            taken[op] = list_inputs(op) if has_loops else op.inputs
+            before[op] = [*(tensor.op for tensor in taken[op] if id(tensor) not in given), *op.control_inputs]
             pending += before[op]
     found: list[Step] = []
     is_found: dict[Any, bool] = {}  # False while it waits for what it needs
@@ -136,7 +141,7 @@ def list_steps(graph: Any) -> list[Step]:
             if not missing:
                 if not is_found.get(op):
                     is_found[op] = True
-                    found.append(Step(op))
+                    found.append(Step(op, taken[op]))
                 waiting.pop()
                 continue
             if op in is_found:

@@ -23,14 +23,16 @@ class Value:
 
     key: the same in each reading of the graph: the path of calls, the op, the output.
     constant: the value, where it is fixed.
+    has_more_shape: whether more sizes are known than the script's graph tells.
     """
 
-    __slots__ = ("_shape", "constant", "key", "node", "placement", "tensor")
+    __slots__ = ("_shape", "constant", "has_more_shape", "key", "node", "placement", "tensor")
 
     def __init__(self, tensor: Any, key: tuple[Any, ...], placement: Placement, node: Node | None = None):
         self.tensor, self.key, self.placement, self.node = tensor, key, placement, node
         self.constant: np.ndarray | None = None
         self._shape: Any = _UNREAD
+        self.has_more_shape = False
 
     @property
     def dtype(self) -> Any:
@@ -45,9 +47,13 @@ class Value:
         return self._shape
 
     def set_shape(self, shape: list[int | None]) -> None:
-        """Say what is known of a tensor of which TensorFlow does not know even the number of axes."""
-        if self.shape is None:
-            self._shape = shape
+        """Note sizes, as far as they are fixed, besides those that the script's graph tells."""
+        known = self.shape
+        if known is None:
+            self._shape, self.has_more_shape = shape, True
+        elif len(known) == len(shape) and any(one is None is not other for one, other in zip(known, shape)):
+            self._shape = [other if one is None else one for one, other in zip(known, shape)]
+            self.has_more_shape = True
 
     def estimate_bytes(self, rows: int) -> int:
         """Bytes of the script's tensor, where the batch has so many rows; unknown sizes are taken as `USUAL_SIZE`."""
@@ -102,6 +108,7 @@ class Node:
 
     rows: how many the batch has, where costs are compared.
     repeats: whether it is within a loop.
+    is_reused: whether the copy takes the outputs of the op itself.
     """
 
     __slots__ = (
@@ -110,6 +117,7 @@ class Node:
         "controls",
         "decision",
         "inputs",
+        "is_reused",
         "key",
         "level",
         "op",
@@ -121,7 +129,7 @@ class Node:
 
     def __init__(self, op: Any, key: tuple[Any, ...], inputs: list[Value], controls: list[Node]):
         self.op, self.key, self.inputs, self.controls = op, key, inputs, controls
-        self.rows, self.repeats = USUAL_SIZE, False
+        self.rows, self.repeats, self.is_reused = USUAL_SIZE, False, False
         self.type: str = op.type
         self._definition: Any = None
         self.outputs: list[Value] = []
@@ -220,3 +228,15 @@ class Node:
 
 class NoRuleError(Exception):
     """A rule does not hold for these inputs: the op takes whole tensors."""
+
+
+def has_same_outputs(first: Node, second: Node) -> bool:
+    """Whether nobody who takes what a node gives decides anew when another stands in its place."""
+    return all(
+        one.placement == other.placement and one.shape == other.shape and _is_same(one.constant, other.constant)
+        for one, other in zip(first.outputs, second.outputs, strict=True)
+    )
+
+
+def _is_same(first: np.ndarray | None, second: np.ndarray | None) -> bool:
+    return first is second or (first is not None and second is not None and np.array_equal(first, second))

@@ -115,11 +115,18 @@ def take_own_rows(make_own_share: Any, kind: str, handle: Any, outputs: Sequence
         with tf.control_dependencies(rows):  # nothing of a step is computed where there is no batch any more
             own = own._replace(share=own.share.map(tf.identity))
 
+    return fill_rows(rows, own), own
+
+
+def fill_rows(rows: Sequence[Any], own: OwnRows) -> list[Any]:
+    """The components of this rank's rows, or one row of zeros where it has none."""
+    import tensorflow as tf
+
     def make_row() -> list[Any]:
         shapes = [tf.concat([[tf.constant(1, tf.int64)], sizes], 0) for sizes in own.sizes]
-        return [tf.zeros(shape, one.dtype) for shape, one in zip(shapes, outputs)]
+        return [tf.zeros(shape, one.dtype) for shape, one in zip(shapes, rows)]
 
-    return _choose(own.share.contributes, lambda: rows, make_row, outputs), own
+    return _choose(own.share.contributes, lambda: list(rows), make_row, rows)
 
 
 def _choose(condition: Any, first: Any, second: Any, outputs: Sequence[Any]) -> list[Any]:

@@ -81,7 +81,7 @@ def is_kept(node: Node) -> bool:
 
 def is_constant(node: Node) -> bool:
     """Whether the op is copied wherever it is needed."""
-    return node.type == "Const" and not node.controls and node.decision.emit is None
+    return node.type == "Const" and not node.controls and node.decision.emit is None and not node.is_reused
 
 
 class Phase:
@@ -95,12 +95,13 @@ class Phase:
 
 
 class Phases:
-    """The phases of each level of a program whose nodes have their levels.
+    """The phases of each level of a program whose nodes have their levels; `has_runs`: whether ops are put together.
 
     exported, awaited: the ids of the values that are used, and of the nodes that are waited for, outside of their run.
     """
 
-    def __init__(self, program: Program, gives: Sequence[Placement], count: int):
+    def __init__(self, program: Program, gives: Sequence[Placement], count: int, has_runs: bool = True):
+        self.has_runs = has_runs
         self.levels: list[list[Phase]] = [[] for _ in range(count)]
         self.exported: set[int] = set()
         self.awaited: set[int] = set()
@@ -111,7 +112,7 @@ class Phases:
         self._find_exported(program, gives)
 
     def _place(self, node: Node) -> None:
-        level, kept, phase = node.level, is_kept(node), 0
+        level, kept, phase = node.level, self.has_runs and is_kept(node), 0
         for value, need in zip(node.inputs, node.decision.needs):
             at = None if value.node is None else self._at.get(id(value.node))
             if at is None or at[0] != level or at[1] + at[2] <= phase:

@@ -130,8 +130,8 @@ def list_of(item: Placement | None, dtype: Any = None) -> Placement:
 
 
 def make_sizes(sizes: Sequence[Size]) -> Placement:
-    """Replicated, if each number is; the values of those are known to whoever has the tensor."""
-    return Placement(SIZES, sizes=tuple(sizes)) if any(one.rows for one in sizes) else WHOLE
+    """Replicated, if each number is; then `sizes` are there until the reader has noted their values."""
+    return Placement(SIZES if any(one.rows for one in sizes) else REPLICATED, sizes=tuple(sizes))
 
 
 def multiply_sizes(sizes: Sequence[Size]) -> Size | None:

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from itertools import zip_longest
 from typing import Any
 
-import numpy as np
-
 from matex_tf.rewrite import compiled, control, own_batches
-from matex_tf.rewrite.constants import find_constants
-from matex_tf.rewrite.functions import Callee, Step, find_callee, has_op, list_steps
-from matex_tf.rewrite.nodes import USUAL_SIZE, Decision, Expansion, Node, NoRuleError, Value
+from matex_tf.rewrite.constants import find_constants, find_shapes, note_sizes
+from matex_tf.rewrite.functions import Callee, Step, find_callee, has_op, is_stateful, list_steps
+from matex_tf.rewrite.nodes import USUAL_SIZE, Decision, Expansion, Node, NoRuleError, Value, has_same_outputs
 from matex_tf.rewrite.pauses import pause_collection
 from matex_tf.rewrite.placement import ANY, HALF, LIST, OWN, PARTIAL, REPLICATED, WHOLE, Placement, list_of
 from matex_tf.rewrite.programs import Program
 from matex_tf.rewrite.rules import RULES
 from matex_tf.rewrite.sources import SOURCES, is_batch, place_batch, put_first
+from matex_tf.rewrite.whole_sums import Whole, find_sums_needed_whole
 
 ALIASES = ("Identity", "IdentityN", "StopGradient", "PreventGradient", "Snapshot")
 """Identity ops: the copy of the graph leaves them out."""
@@ -45,24 +44,26 @@ class Reader:
     takes_batches: whether ops inside may give the batch (`sources`). The first such op of a program does, unless the
         program is given rows of a batch; what others give is whole.
     rows: how many the batch has, as far as costs are compared; results are the same for any number.
+    reused: of a part of a session's graph, the ops that are not made again. Nothing there runs in the order in which
+        it was made; None: for a function that eager code calls.
     loops: how many loops are around what is being read.
     """
 
-    def __init__(self, takes_batches: bool = True, rows: int = USUAL_SIZE):
-        self.takes_batches, self.rows, self.loops = takes_batches, rows, 0
+    def __init__(self, takes_batches: bool = True, rows: int = USUAL_SIZE, reused: Container[Any] | None = None):
+        self.takes_batches, self.rows, self.reused, self.loops = takes_batches, rows, reused, 0
         self.whole: set[tuple[Any, ...]] = set()
         self._have_batch: list[bool] = []  # of the programs that are being read, the outermost first
         self._added: set[tuple[Any, ...]] = set()  # and all beginnings of their keys
         self._inputs: dict[tuple[Any, ...], Value] = {}
         self._readings: dict[tuple[Any, ...], _Reading] = {}
-        self._steps: dict[int, tuple[Any, list[Step]]] = {}
+        self._steps: dict[int, tuple[Any, list[Any], list[Step]]] = {}
 
     def read(
         self, graph: Any, placements: Sequence[Placement], key: tuple[Any, ...] = (), constants: Sequence[Any] = ()
     ) -> Program:
         """The program of a function's graph whose inputs have these placements; `constants`: and these fixed values."""
         inputs = [
-            self._read_input(tensor, (*key, tensor.op.name, 0), one, constant)
+            self._read_input(tensor, (*key, tensor.op.name, tensor.value_index), one, constant)
             for (tensor, one), constant in zip_longest(zip(graph.inputs, placements, strict=True), constants)
         ]
         nodes: list[Node] = []
@@ -97,7 +98,9 @@ class Reader:
     ) -> tuple[list[Value], list[Node]]:
         """The values of the outputs of `graph`, and the nodes that must have run after it."""
         if id(graph) not in self._steps:
-            self._steps[id(graph)] = graph, list_steps(graph)
+            run = self._list_run(graph)
+            self._steps[id(graph)] = graph, run, list_steps(graph, run, self.reused is not None)
+        _, run, steps = self._steps[id(graph)]
         last = self._readings.pop(key, None)  # a reading that ends in an error is not gone on with
         one = last if last is not None and last.graph is graph else _Reading(graph)
         changed: set[int] = set()  # the ids of tensors and of ops that no longer stand for what they did
@@ -107,8 +110,8 @@ class Reader:
                 changed.add(id(tensor))
         given = {id(tensor) for tensor in graph.inputs}
         is_moved, one.controls = one.controls != controls, controls
-        for step in self._steps[id(graph)][1]:
-            if step.outputs and step.outputs[0] in given:
+        for step in steps:
+            if self.reused is None and step.outputs and step.outputs[0] in given:
                 continue
             at = (*key, step.name)
             if (step.number in one.nodes and changed.isdisjoint(step.before) and at not in self._added
@@ -126,14 +129,21 @@ class Reader:
                 one.made[step.number] = made
                 changed.add(step.number)
             for number, value in zip(step.outputs, found):
-                if one.values.get(number) is not value:
+                if number not in given and one.values.get(number) is not value:
                     one.values[number] = value
                     changed.add(number)
             one.nodes[step.number] = own
             nodes += own
         self._readings[key] = one
-        effects = [node for op in graph.control_outputs for node in one.made.get(id(op), ())]
+        effects = [node for op in run for node in one.made.get(id(op), ())]
         return [one.values[id(tensor)] for tensor in graph.outputs], effects
+
+    def _list_run(self, graph: Any) -> list[Any]:
+        """The ops that run although no output needs them."""
+        run = list(graph.control_outputs)
+        if self.reused is not None and graph.building_function:  # all of these run, though nothing waits for them
+            run += [op for op in graph.get_operations() if is_stateful(op) and op not in run]
+        return run
 
     def _read_op(
         self, nodes: list[Node], step: Step, inputs: list[Value], key: tuple[Any, ...], controls: list[Node],
@@ -144,18 +154,26 @@ class Reader:
         if step.type in compiled.CALLS and not compiled.is_compiled(op) and self.is_shared(op, inputs):
             callee = find_callee(op, op.get_attr("f").name)
             return self._read_into(nodes, callee.graph, inputs, key, controls)
-        if step.type in ALIASES:
+        if step.type in ALIASES and self.reused is None:  # elsewhere it has a place in an order or a branch
             return inputs, controls + [value.node for value in inputs if value.node is not None]
         node = Node(op, key, inputs, controls)
         node.rows, node.repeats = self.rows, bool(self.loops)
         node.outputs = [Value(tensor, (*key, index), WHOLE, node) for index, tensor in enumerate(op.outputs)]
         find_constants(node)
-        decision = self._decide(node)
+        node.is_reused = self.reused is not None and op in self.reused
+        decision = node.decide_whole() if node.is_reused else self._decide(node)
         if isinstance(decision, Expansion):
             outputs, _ = self._read_into(nodes, Callee.trace(decision, inputs).graph, inputs, key, controls)
             return outputs, [value.node for value in outputs if value.node is not None]
         node.decide_on(decision)
-        if last and last[0].key == key and _has_same_outputs(last[0], node):
+        for value in node.outputs:
+            if value.placement.sizes and value.placement.is_replicated:
+                note_sizes(value)
+        if not decision.shapes and any(one.has_more_shape for one in inputs):
+            for value, shape in zip(node.outputs, find_shapes(node)):
+                if shape is not None:
+                    value.set_shape(shape)
+        if last and last[0].key == key and has_same_outputs(last[0], node):
             node = last[0].become(node)
         nodes.append(node)
         return [self._make_whole(nodes, value) for value in node.outputs], [node]
@@ -173,7 +191,7 @@ class Reader:
         if value.placement.kind != PARTIAL or not (value.key in self.whole or is_rounded):
             return value
         key = (*value.key, "whole")
-        node = Node(_Whole(value.tensor), key, [value], [])
+        node = Node(Whole(value.tensor), key, [value], [])
         node.outputs = [Value(value.tensor, key, WHOLE, node)]
         node.decide_on(Decision([WHOLE], [WHOLE], lambda tensor: [tensor], (), [value.shape]))
         nodes.append(node)
@@ -202,10 +220,13 @@ class Reader:
             decision = place_batch(node)
             self._have_batch[-1] = any(one.is_sharded for one in decision.gives)
             return decision
+        if node.type in ALIASES:
+            return Decision([None] * len(node.inputs), node.placements)
         try:
             if node.type in control.FLOW and self.is_shared(node.op, node.inputs):
                 return control.FLOW[node.type](self, node)
-            if compiled.is_compiled(node.op) and _is_split(node.inputs):
+            # A session waits for no collective of a function that XLA compiles: all ranks call it with all rows.
+            if self.reused is None and compiled.is_compiled(node.op) and _is_split(node.inputs):
                 return compiled.place_call(self, node)
             if node.type in RULES:
                 return RULES[node.type](node)
@@ -243,40 +264,16 @@ def _wrap_whole(nodes: list[Node], outputs: Iterable[Value]) -> None:
             node.decision = Decision([WHOLE] * len(node.inputs), [value.placement])
 
 
-def _has_same_outputs(first: Node, second: Node) -> bool:
-    """Whether nobody who takes what a node gives decides anew when another stands in its place."""
-    return all(
-        one.placement == other.placement and one.shape == other.shape and _is_same(one.constant, other.constant)
-        for one, other in zip(first.outputs, second.outputs, strict=True)
-    )
-
-
-def _is_same(first: np.ndarray | None, second: np.ndarray | None) -> bool:
-    return first is second or (first is not None and second is not None and np.array_equal(first, second))
-
-
-class _Whole:
-    """Stands for the op of a node that the script's graph does not have: a sum made whole."""
-
-    type = "Whole"
-    name = "whole"
-    device = ""
-
-    def __init__(self, tensor: Any):
-        self.outputs = [tensor]
-        self.op_def = tensor.op.op_def
-        self.node_def = tensor.op.node_def
-
-
 def read_program(
     graph: Any,
     placements: Sequence[Placement],
     takes_batches: bool = True,
     rows: int = USUAL_SIZE,
     constants: Sequence[Any] = (),
+    reused: Container[Any] | None = None,
 ) -> Program:
     """The program of `graph`, in which no sum is made whole in two forms; see `Reader`, `Reader.read`."""
-    reader = Reader(takes_batches, rows)
+    reader = Reader(takes_batches, rows, reused)
     with pause_collection():
         while True:
             program = reader.read(graph, placements, constants=constants)
@@ -284,19 +281,6 @@ def read_program(
             if not more:
                 return program
             reader.make_whole(more)
-
-
-def find_sums_needed_whole(program: Program) -> set[tuple[Any, ...]]:
-    """The keys of sums that some op needs whole and another takes as they are: making them whole once is enough."""
-    needed: set[tuple[Any, ...]] = set()
-    kept: set[tuple[Any, ...]] = set()
-    for node in program.nodes:
-        for value, need in zip(node.inputs, node.decision.needs):
-            if value.placement.kind == PARTIAL and node.type != _Whole.type:
-                (kept if need is None else needed).add(value.key)
-    needed |= {value.key for value in program.outputs if value.placement.kind == PARTIAL}
-    bodies = [find_sums_needed_whole(body) for node in program.nodes for body in node.bodies]
-    return (needed & kept).union(*bodies)
 
 
 def _drop_unneeded(nodes: list[Node], outputs: Iterable[Value], effects: Iterable[Node]) -> list[Node]:

@@ -14,7 +14,7 @@ SOURCES = ("IteratorGetNext", "IteratorGetNextSync", "OptionalGetValue")
 
 def has_open_rows(shape: Any) -> bool:
     """Whether a tensor of this static shape may have any number of rows."""
-    return bool(shape.rank) and shape[0] is None
+    return bool(shape.rank) and shape.as_list()[0] is None
 
 
 def are_in(graph: Any) -> bool:

@@ -18,10 +18,11 @@ class RankExchanger:
 
     place: names the step in messages.
     number: of the call, a float64 scalar; ranks at different calls raise an error rather than add to one another.
+    is_ordered: whether collectives run in the order in which they are made, see `rewrite.emit.Copy`.
     """
 
-    def __init__(self, place: str, number: Any = None):
-        self.place, self.number = place, number
+    def __init__(self, place: str, number: Any = None, is_ordered: bool = True):
+        self.place, self.number, self.is_ordered = place, number, is_ordered
 
     def exchange(self, requests: Sequence[tuple[str, Any]], contributes: Any) -> list[Any]:
         import tensorflow as tf
@@ -38,10 +39,13 @@ class RankExchanger:
                 weight = tf.stack([weight, self.number])
             for index, one in zip(sums, ops.reduce_gradients(tensors, names, weight, self.place)):
                 made[index] = one
+        before = [made[index].op for index in sums[:1] if not self.is_ordered]
         for index, (kind, tensor) in enumerate(requests):
             if made[index] is None:
                 exchange = self._gather if kind == "gather" else self._reduce
-                made[index] = exchange(kind, tensor, contributes)
+                with tf.control_dependencies(before):
+                    made[index] = exchange(kind, tensor, contributes)
+                before = [] if self.is_ordered else [made[index].op]
             shape = tensor.shape
             made[index].set_shape([None, *shape[1:]] if kind == "gather" and shape.rank else shape)
         return made
@@ -88,7 +92,8 @@ def _gather_strings(rows: Any, name: str) -> Any:
     shape = tf.shape(rows, tf.int64)
     flat = tf.reshape(rows, [-1])
     lengths = ops.allgather(tf.strings.length(flat), name)
-    data = ops.allgather(tf.io.decode_raw(tf.strings.reduce_join(flat), tf.uint8), name)
+    with tf.control_dependencies([lengths.op]):
+        data = ops.allgather(tf.io.decode_raw(tf.strings.reduce_join(flat), tf.uint8), name)
     letters = tf.constant([bytes([code]) for code in range(_BYTES)])
     joined = tf.strings.reduce_join(tf.gather(letters, tf.cast(data, tf.int32)))
     starts = tf.cumsum(lengths, exclusive=True)

@@ -14,7 +14,8 @@ from matex_tf.gradients import recombine
 from matex_tf.loops import explain
 from matex_tf.runtime import notes
 from matex_tf.sharding import row_shares, share_arrays
-from matex_tf.v1 import cond_turns, summaries
+from matex_tf.steps import cond_turns
+from matex_tf.v1 import summaries
 
 
 @dataclass

@@ -9,7 +9,7 @@ import tensorflow as tf
 from op_cases import ARRAYS, CASES, DRAWN, OPEN
 from simulated_ranks import Simulation, find_difference
 
-from matex_tf.rewrite import emit
+from matex_tf.rewrite import bodies
 
 SPLITS = ((4, 1), (2, 0, 3))
 FAIL_ALONE = {"rows that two masks choose", "rows that masks choose in calls", "pairs of rows", "a longer range"}
@@ -29,7 +29,7 @@ def test_ranks_compute_what_the_op_computes_alone(index, monkeypatch):
     simulation = _simulate(function)
     expected = simulation.run_alone()
     for counts, few in zip(SPLITS, (1, 99)):
-        monkeypatch.setattr(emit, "FEW", few)
+        monkeypatch.setattr(bodies, "FEW", few)
         for given in simulation.run(counts):
             if function not in DRAWN:
                 assert not find_difference(expected, given, _INEXACT.get(kinds, 1e-10)), counts

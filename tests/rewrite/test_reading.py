@@ -12,7 +12,7 @@ import pytest
 import tensorflow as tf
 from simulated_ranks import Meeting, Simulation, find_difference
 
-from matex_tf.rewrite import emit
+from matex_tf.rewrite import bodies
 from matex_tf.rewrite.placement import BATCH, WHOLE
 from matex_tf.rewrite.propagate import Reader, find_sums_needed_whole, read_program
 
@@ -67,7 +67,7 @@ def _list_functions():
 
 
 def test_functions_of_a_copy_are_removed_with_it(monkeypatch):
-    monkeypatch.setattr(emit, "FEW", 1)
+    monkeypatch.setattr(bodies, "FEW", 1)
     gc.collect()
     before = _list_functions()
     simulation = Simulation(lambda x: tf.exp(tf.reduce_sum(tf.square(x))), [tf.ones([4, 3])])
@@ -80,7 +80,7 @@ def test_functions_of_a_copy_are_removed_with_it(monkeypatch):
 
 def test_effects_keep_their_order_between_runs_of_ops(monkeypatch):
     """Writes before and after a collective, in runs that are functions, and a read between them."""
-    monkeypatch.setattr(emit, "FEW", 1)
+    monkeypatch.setattr(bodies, "FEW", 1)
     variable = tf.Variable(1.0)
 
     def step(x):

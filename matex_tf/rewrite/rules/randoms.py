@@ -47,7 +47,7 @@ def draw_by_counter(node: Node) -> Decision:
 def draw_all(node: Node) -> Decision:
     """Every rank draws for all rows and takes its own."""
     found = _find_rows(node)
-    if _has_no_seed(node):
+    if has_no_seed(node.op):
         return _draw_apart(node, found)
     if found is None:
         return node.decide_whole()
@@ -55,15 +55,15 @@ def draw_all(node: Node) -> Decision:
     one = shard(*found)
 
     def emit(copy: Any, sizes: Any, *others: Any) -> list[Any]:
-        whole = copy.create_op(node, [copy.make_sizes_whole(sizes, node.get_placement(0)), *others])[0]
+        whole = copy.draw(node, [copy.make_sizes_whole(sizes, node.get_placement(0)), *others])
         return [copy.slice_rows(whole, one)]
 
     return node.decide([None, *rest], one, emit=mark_taker(emit))
 
 
-def _has_no_seed(node: Node) -> bool:
+def has_no_seed(op: Any) -> bool:
     """Whether each process draws other numbers, and each run of the script, too."""
-    return "seed2" in node.op.node_def.attr and not (node.read_attribute("seed") or node.read_attribute("seed2"))
+    return "seed2" in op.node_def.attr and not (op.get_attr("seed") or op.get_attr("seed2"))
 
 
 def _draw_apart(node: Node, found: tuple[int, Rows] | None) -> Decision:
@@ -84,7 +84,7 @@ def _draw_apart(node: Node, found: tuple[int, Rows] | None) -> Decision:
 @register_rule("""RandomGamma RandomPoissonV2 Multinomial StatefulRandomBinomial RandomShuffle""")
 def draw_of_parameters(node: Node) -> Decision:
     """Of whole parameters; how many numbers are drawn for the rows of one rank is not known beforehand."""
-    if not _has_no_seed(node) or node.op.outputs[0].dtype.name == "string":
+    if not has_no_seed(node.op) or node.op.outputs[0].dtype.name == "string":
         return node.decide_whole()
     return _draw_apart(node, None)
 

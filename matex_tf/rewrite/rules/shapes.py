@@ -63,7 +63,9 @@ def reshape(node: Node) -> Decision:
     place, rows = _follow_rows(one, before, wanted)
     numbers = one.numbers if len(before) == 1 or all(size == 1 for size in before[1:]) else None
     needs = None if node.get_placement(1).kind == SIZES else WHOLE
-    return node.decide([None, needs], shard(place, rows)._replace(numbers=numbers))
+    fixed = [None if size.rows is not None or size.value == -1 else size.value for size in wanted]
+    found = node.decide([None, needs], shard(place, rows)._replace(numbers=numbers))
+    return found._replace(shapes=[fixed])
 
 
 def _follow_rows(one: Placement, before: list[int | None], wanted: tuple[Size, ...]) -> tuple[int, Rows]:

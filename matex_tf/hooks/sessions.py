@@ -1,0 +1,54 @@
+"""Sessions of `tf.compat.v1`: their runs are steps, and what is saved of a graph has the script's ops alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from matex_tf.runtime.hooks import Table
+from matex_tf.sharding import share_arrays
+from matex_tf.steps import session_graphs, session_runs
+
+HOOKS = Table()
+
+_SESSION = "tensorflow.python.client.session"
+_LOST = "each rank computes all of each run of a session"
+
+
+@HOOKS.replace(_SESSION, "BaseSession.run", _LOST)
+def _wrap_run(original: Any) -> Any:
+    def run(self: Any, fetches: Any, feed_dict: Any = None, options: Any = None, run_metadata: Any = None) -> Any:
+        given = feed_dict.values() if isinstance(feed_dict, Mapping) else ()
+        are_shares = any(isinstance(one, np.ndarray) and share_arrays.is_share(one) for one in given)
+        with session_runs.feeds_shares.set(are_shares):
+            return original(self, fetches, feed_dict, options, run_metadata)
+
+    return run
+
+
+@HOOKS.replace(_SESSION, "BaseSession._do_run", _LOST)
+def _wrap_do_run(original: Any) -> Any:
+    def _do_run(
+        self: Any, handle: Any, target_list: Any, fetch_list: Any, feed_dict: Any, options: Any, run_metadata: Any
+    ) -> Any:
+        def run(operations: Any, tensors: Any, more: Mapping[Any, Any] = MappingProxyType({})) -> Any:
+            feeds = {**feed_dict, **{tensor.ref(): value for tensor, value in more.items()}}
+            return original(self, handle, operations, tensors, feeds, options, run_metadata)
+
+        if handle is not None:  # a part of a run
+            return run(target_list, fetch_list)
+        return session_runs.run_session(self, target_list, fetch_list, feed_dict, run)
+
+    return _do_run
+
+
+@HOOKS.replace("tensorflow.python.framework.ops", "Graph._as_graph_def", "what is saved of a graph has ops of matex_tf")
+def _wrap_as_graph_def(original: Any) -> Any:
+    def _as_graph_def(self: Any, *args: Any, **kwargs: Any) -> Any:
+        definition, version = original(self, *args, **kwargs)
+        return session_graphs.drop_copies(self, definition), version
+
+    return _as_graph_def

@@ -1,0 +1,195 @@
+"""The copy of one program: its ops one after the other, runs of unchanged ones together, collectives in between."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from matex_tf.rewrite import phases, waves
+from matex_tf.rewrite.nodes import Node, Value
+from matex_tf.rewrite.own_batches import has_collective
+from matex_tf.rewrite.placement import PARTIAL, REPLICATED, SHARDED, SIZES, WHOLE, Placement, Size
+from matex_tf.rewrite.programs import Program
+from matex_tf.rewrite.segments import Segment
+
+FEW = 8
+"""Ops that are made one by one rather than as a function that is called."""
+
+
+class Body:
+    """The copy of one program in one graph."""
+
+    def __init__(self, copy: Any, program: Program, gives: Sequence[Placement]):
+        self.copy, self.program, self.gives = copy, phases.drop_unused(program, gives), list(gives)
+        self.tensors: dict[int, Any] = {}
+        self.whole: dict[int, Any] = {}
+        self.brought: dict[tuple[int, Placement], Any] = {}
+        self.counted: dict[tuple[Any, ...], Any] = {}
+        self.operations: dict[int, list[Any]] = {}
+        self.last: list[Any] = []  # what the next collective waits for
+
+    def build(self, inputs: Sequence[Any]) -> list[Any]:
+        self.tensors = {id(value): tensor for value, tensor in zip(self.program.inputs, inputs)}
+        exchanges = waves.schedule(self.program, self.gives)
+        self.program.nodes.sort(key=lambda node: node.level)
+        self.plan = phases.Phases(self.program, self.gives, len(exchanges) + 1, self.copy.is_ordered)
+        for wave in exchanges:
+            self.plan.exported.update(id(one.value) for one in wave)
+        for level, found in enumerate(self.plan.levels):
+            for phase in found:
+                for node in phase.made:
+                    self._build_node(node)
+                self._build_segment(phase.kept)
+            if level < len(exchanges):
+                self._exchange([one.value for one in exchanges[level]])
+        made = [self._convert(value, need) for value, need in zip(self.program.outputs, self.gives)]
+        for tensor, value, need in zip(made, self.program.outputs, self.gives):
+            _set_shape(tensor, value, need)
+        return made
+
+    def _build_node(self, node: Node) -> None:
+        import tensorflow as tf
+
+        if node.is_reused:
+            self.tensors.update((id(value), value.tensor) for value in node.outputs)
+            self.operations[id(node)] = [node.op]
+            return
+        inputs = [self._convert(value, need) for value, need in zip(node.inputs, node.decision.needs)]
+        before = [op for one in node.controls for op in self.operations.get(id(one), ())]
+        ordered = has_collective(node) or any(body.has_collectives or not self.copy.is_ordered for body in node.bodies)
+        before += self.last if ordered else []
+        with tf.control_dependencies(before) if before else contextlib.nullcontext():
+            emit: Callable[..., Any] | None = node.decision.emit
+            if emit is None:
+                made = self._create(node, inputs)
+            elif getattr(emit, "takes_copy", False):
+                made = emit(self.copy, *inputs)
+            else:
+                made = emit(*inputs)
+        if node.outputs:
+            self.tensors.update((id(value), tensor) for value, tensor in zip(node.outputs, made))
+            self.operations[id(node)] = [made[0].op]
+        elif emit is not None:
+            self.operations[id(node)] = [made[0].op] if made else []
+        if ordered:
+            self.last = [made[0].op]
+
+    def _create(self, node: Node, inputs: Sequence[Any]) -> list[Any]:
+        import tensorflow as tf
+
+        made = self.copy.create_op(node, inputs)
+        if not made:
+            self.operations[id(node)] = [tf.compat.v1.get_default_graph().get_operations()[-1]]
+        return made
+
+    def _build_segment(self, nodes: Sequence[Node]) -> None:
+        """Make ops that stay as they are: many in one function, few by themselves."""
+        import tensorflow as tf
+
+        if len(nodes) < FEW:
+            for node in nodes:
+                self._build_node(node)
+            return
+        segment = Segment()
+        before: dict[Any, None] = {}
+        for node in nodes:
+            inputs = [
+                segment.find(value) or self._find_input(segment, value, need)
+                if value.placement.kind == REPLICATED and (need is None or need.kind == REPLICATED)
+                else self._find_input(segment, value, need)
+                for value, need in zip(node.inputs, node.decision.needs)
+            ]
+            segment.add(node, inputs, [one for one in node.controls if one in segment])
+            before.update((op, None) for one in node.controls for op in self.operations.get(id(one), ()))
+        made = [value for node in nodes for value in node.outputs if id(value) in self.plan.exported]
+        awaited = [node for node in nodes if id(node) in self.plan.awaited]
+        with tf.control_dependencies(list(before)) if before else contextlib.nullcontext():
+            op = segment.call(tf.compat.v1.get_default_graph(), made, awaited)
+        for value, tensor in zip(made, op.outputs):
+            _set_shape(tensor, value, value.placement)
+            self.tensors[id(value)] = tensor
+        self.operations.update((id(node), [op]) for node in awaited)
+
+    def _find_input(self, segment: Segment, value: Value, need: Placement | None) -> str:
+        if phases.find_path(value, need) == phases.SAME:
+            node = value.node
+            if node is not None and phases.is_constant(node) and node not in segment:
+                segment.add(node, [], [])
+            found = segment.find(value)
+            if found is not None:
+                return found
+        return segment.add_argument(self._convert(value, need))
+
+    def _find_tensor(self, value: Value) -> Any:
+        """The tensor of a value as it is here."""
+        if id(value) not in self.tensors:
+            counts = phases.find_counts(value)
+            if counts is not None:
+                return self._count(value, counts, self.copy.share.count)
+            if value.node is not None and phases.is_constant(value.node):
+                self.tensors[id(value)] = self.copy.create_op(value.node, [])[0]
+        return self.tensors[id(value)]
+
+    def _count(self, value: Value, sizes: Sequence[Size], rows: Any) -> Any:
+        """Numbers that count rows, of which there are so many."""
+        import tensorflow as tf
+
+        key = tuple(sizes), value.dtype, value.shape == [], id(rows)
+        if key not in self.counted:
+            with tf.control_dependencies(None):
+                entries = [
+                    tf.constant(one.value, value.dtype)
+                    if one.rows is None
+                    else tf.cast(rows if one.rows.unit == 1 else rows * one.rows.unit, value.dtype)
+                    for one in sizes
+                ]
+                self.counted[key] = entries[0] if value.shape == [] else tf.stack(entries)
+        return self.counted[key]
+
+    def _convert(self, value: Value, need: Placement | None) -> Any:
+        """The tensor of a value in another placement than it has."""
+        import tensorflow as tf
+
+        path = phases.find_path(value, need)
+        if path == phases.SAME or need is None:
+            return self._find_tensor(value)
+        if path == phases.COUNTED:
+            share = self.copy.share
+            return self._count(value, value.placement.sizes, share.total if need.kind == REPLICATED else share.count)
+        key = (id(value), need)
+        if key not in self.brought:
+            if need.kind == PARTIAL:
+                kept = self._convert(value, WHOLE)
+                self.brought[key] = tf.where(self.copy.share.keeps, kept, tf.zeros_like(kept))
+            elif need.kind == SHARDED:
+                self.brought[key] = self.copy.slice_rows(self._convert(value, WHOLE), need)
+            elif value.placement.kind == SIZES:
+                tensor = self.whole[id(value)] if id(value) in self.whole else self._find_tensor(value)
+                self.brought[key] = self.copy.make_sizes_whole(tensor, value.placement)
+            else:
+                self.brought[key] = self.whole[id(value)]
+        return self.brought[key]
+
+    def _exchange(self, values: Sequence[Value]) -> None:
+        """One wave: all of its collectives, after the wave before."""
+        import tensorflow as tf
+
+        from matex_tf.rewrite.gathering import prepare
+
+        prepared = [prepare(self.copy, value, self._find_tensor(value)) for value in values]
+        requests = [request for one in prepared for request in one.requests]
+        with tf.control_dependencies(self.last):
+            found = self.copy.exchanger.exchange(requests, self.copy.share.contributes)
+        if found:
+            self.last = [found[-1].op] if self.copy.is_ordered else [tf.group(*found)]
+        for value, one in zip(values, prepared):
+            taken, found = found[: len(one.requests)], found[len(one.requests) :]
+            self.whole[id(value)] = one.finish(taken)
+
+
+def _set_shape(tensor: Any, value: Value, placement: Placement) -> None:
+    shape = value.shape
+    if shape is not None:
+        is_sharded = placement.is_sharded
+        tensor.set_shape([None if is_sharded and at == placement.axis else n for at, n in enumerate(shape)])

@@ -1,0 +1,70 @@
+"""What is added to a session's graph: ops beside the script's, under names of their own, which nobody saves."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+from matex_tf import tags
+
+_SCOPE = "matex_step"
+_ADDED = "added to the graph"
+
+
+@contextlib.contextmanager
+def add_to(graph: Any) -> Iterator[None]:
+    """Within it ops are made in `graph`, finalized or not, wherever the script is."""
+    import tensorflow as tf
+
+    v1 = tf.compat.v1
+    finalized = graph.finalized
+    scopes, functions = tags.get_or_make_tag(graph, _ADDED, lambda: ([], set()))
+    before = set(graph._functions)
+    graph._unsafe_unfinalize()
+    try:
+        with contextlib.ExitStack() as stack:
+            for one in (graph.as_default(), tf.control_dependencies(None), tf.device(None), use_v2_behavior()):
+                stack.enter_context(one)
+            stack.enter_context(v1.name_scope(None))
+            scopes.append(stack.enter_context(v1.name_scope(_SCOPE)))
+            yield
+    finally:
+        functions |= set(graph._functions) - before
+        if finalized:
+            graph.finalize()
+
+
+@contextlib.contextmanager
+def use_v2_behavior() -> Iterator[None]:
+    """Within it, whatever the script has chosen, sizes of shapes are numbers, and branches are functions.
+
+    Collectives in functions run in their order, and those of a branch that is not taken are not waited for.
+    """
+    import tensorflow as tf
+
+    v1 = tf.compat.v1
+    has_numbers, has_functions = isinstance(tf.TensorShape([1])[0], int), v1.control_flow_v2_enabled()
+    v1.enable_v2_tensorshape()
+    v1.enable_control_flow_v2()
+    try:
+        yield
+    finally:
+        if not has_numbers:
+            v1.disable_v2_tensorshape()
+        if not has_functions:
+            v1.disable_control_flow_v2()
+
+
+def drop_copies(graph: Any, definition: Any) -> Any:
+    """The definition of a graph without what was added to it."""
+    scopes, functions = tags.get_tag(graph, _ADDED, ((), ()))
+    if scopes:
+        nodes = [node for node in definition.node if not node.name.startswith(tuple(scopes))]
+        library = [one for one in definition.library.function if one.signature.name not in functions]
+        del definition.node[:], definition.library.function[:]
+        definition.node.extend(nodes)
+        definition.library.function.extend(library)
+        if not library:
+            definition.ClearField("library")
+    return definition

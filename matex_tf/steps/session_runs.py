@@ -1,0 +1,236 @@
+"""Runs of sessions of `tf.compat.v1`: the plan of each set of fetches and feeds, and the run by it."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from matex_tf import ops, tags
+from matex_tf.rewrite import own_batches, sources
+from matex_tf.rewrite.parts import Part, list_needed
+from matex_tf.rewrite.placement import BATCH, WHOLE
+from matex_tf.rewrite.programs import Program
+from matex_tf.rewrite.propagate import read_program
+from matex_tf.rewrite.rules.randoms import has_no_seed
+from matex_tf.sharding import fingerprint, step_weight
+from matex_tf.steps import cond_turns, explain, session_graphs, shares, worth
+from matex_tf.steps.agreement import agree_on_plan
+from matex_tf.steps.exchanger import RankExchanger
+from matex_tf.steps.plan import NO_BATCH, NO_WORK
+from matex_tf.steps.session_draws import SessionCopy
+from matex_tf.steps.session_variables import SessionVariables, is_inside, list_changed, list_variables
+from matex_tf.thread_flag import ThreadFlag
+from matex_tf.world import world
+
+PLACE = "a run of a session"
+_PLANS = "plans of runs"
+_lock = threading.RLock()
+feeds_shares = ThreadFlag()
+"""Whether the run that this thread is in was fed rows of this rank alone."""
+_variables: weakref.WeakKeyDictionary[Any, SessionVariables] = weakref.WeakKeyDictionary()
+
+
+def run_session(
+    session: Any,
+    operations: Sequence[Any],
+    tensors: Sequence[Any],
+    feeds: Mapping[Any, Any],
+    run: Callable[..., list[Any]],
+) -> list[Any]:
+    """The values of `tensors` after a run of a session, computed by all ranks where they can. Collective there.
+
+    Args:
+        operations: those that run besides.
+        feeds: arrays, by references to the tensors that they are fed to.
+        run: runs other operations and gives the values of other tensors, with the same feeds and some besides.
+    """
+    if is_inside or not world.is_active():
+        return run(operations, tensors)
+    given = {reference.deref(): value for reference, value in feeds.items()}
+    open_rows = [one for one in given if sources.has_open_rows(one.shape)]
+    rows = open_rows if feeds_shares else _find_rows({one: given[one] for one in open_rows})
+    names = [[one.name for one in some] for some in (operations, tensors, rows)]
+    key = (*map(tuple, names), frozenset(one.name for one in given), bool(feeds_shares))
+    with _lock:
+        plans = tags.get_or_make_tag(session.graph, _PLANS, dict)
+        if key not in plans:
+            plans[key] = SessionPlan(session.graph, operations, tensors, list(given), rows, bool(feeds_shares))
+        plan = plans[key]
+        held = _variables.setdefault(session, SessionVariables())
+    return plan.run(session, held, [given[one] for one in rows], run)
+
+
+def _find_rows(feeds: Mapping[Any, Any]) -> list[Any]:
+    """The tensors that are fed the most common number of rows, if it is 2 or more."""
+    counts = {one: len(value) for one, value in feeds.items()}
+    known = [count for count in counts.values() if count > 1]
+    most = max(known, key=known.count) if known else 0
+    return [one for one, count in counts.items() if count == most]
+
+
+class SessionPlan:
+    """How runs that ask for the same, and are fed alike, are computed.
+
+    why_whole: why every rank computes the runs whole; empty where ranks share them.
+    """
+
+    def __init__(
+        self,
+        graph: Any,
+        operations: Sequence[Any],
+        tensors: Sequence[Any],
+        given: Sequence[Any],
+        rows: Sequence[Any],
+        are_own: bool,
+    ):
+        """Plan the runs. Collective where they have work that can be shared: all ranks come to the same plan.
+
+        Args:
+            operations, tensors: what the script asks for.
+            given: the tensors that are fed, `rows` among them, which have the rows that ranks divide.
+            are_own: whether each rank feeds its own rows alone.
+
+        Raises:
+            RankError: on every rank, where each has its own rows and they cannot be put together.
+        """
+        from tensorflow.python.eager import context
+
+        self.graph, self.operations, self.tensors = graph, list(operations), list(tensors)
+        self.is_compared = weakref.WeakSet[Any]()
+        self.turns: list[int] = []
+        self.starts: dict[str, Any] = {}
+        needed = list_needed(graph, {one.name for one in given}, tensors, operations)
+        rows = rows or ([] if are_own else _find_batch(needed))
+        self.count, self.are_own = len(rows), are_own
+        self.own_rows: Any = None
+        self.part = Part(needed, given, rows, tensors, operations, filter(has_no_seed, needed))
+        self.variables = list_variables(needed)
+        self.changed = list_changed(needed, bool(given))
+        with session_graphs.use_v2_behavior(), context.eager_mode():  # values that are fixed are computed as it is read
+            self.program, self.why_whole = self._read(rows)
+        if are_own or self.why_whole not in (NO_BATCH, NO_WORK):
+            self._agree()
+        if self.why_whole:
+            self._order_collectives()
+
+    def _read(self, rows: Sequence[Any]) -> tuple[Program | None, str]:
+        """The placements, or why ranks cannot share the runs."""
+        part = self.part
+        if not rows:
+            return None, NO_BATCH
+        if any(op.type in ops.OP_TYPES for op in part.needed):
+            return None, "it has collectives of its own"
+        loop = part.find_loop()
+        if loop is not None:
+            return None, f"rows go through a loop of tf.compat.v1 (op '{loop.name}')"
+        placements = [BATCH] * len(rows) + [WHOLE] * (len(part.inputs) - len(rows))
+        program = read_program(part, placements, takes_batches=False, reused=part.reused)
+        return program, "" if self.are_own or worth.has_shared_work(program) else NO_WORK
+
+    def _agree(self) -> None:
+        """Make the copy, where all ranks share the runs. Collective."""
+        if not self.why_whole:
+            try:
+                copied = self._build()
+            except Exception as error:  # of any op: what the script asks for is always right
+                self.why_whole = f"its copy cannot be made ({type(error).__name__}: {error})"
+        self.why_whole = agree_on_plan(self.part.needed, self.why_whole, PLACE)
+        if not self.why_whole:
+            self.operations, self.tensors = copied
+            assert self.program is not None
+            explain.say_shared(PLACE, self.program)
+        elif self.are_own:
+            raise world.RankError(
+                f"{PLACE} was fed rows of one rank alone (of a reader, or of matex_tf.shard), but every rank would "
+                f"compute it by itself: {self.why_whole}. Feed such a run arrays that all ranks have whole."
+            )
+        else:
+            explain.say_whole(PLACE, self.why_whole, is_usual=False)
+
+    def _build(self) -> tuple[list[Any], list[Any]]:
+        """The operations and tensors to ask for in place of the script's, of a copy in the same graph."""
+        import tensorflow as tf
+
+        program, part = self.program, self.part
+        assert program is not None
+        with session_graphs.add_to(self.graph):
+            exchanger = RankExchanger(PLACE, is_ordered=SessionCopy.is_ordered)
+            copy = SessionCopy(self.graph, shares.make_no_share(), exchanger, shares.make_share)
+            if self.are_own:
+                self.own_rows = tf.compat.v1.placeholder(tf.int64, [])
+                rows = [one[: self.own_rows] for one in part.inputs[: self.count]]
+                own = shares.make_own_share(exchanger, rows, tf.constant(True))
+                copy.share = own.share
+                inputs = own_batches.fill_rows(rows, own) + part.inputs[self.count :]
+            else:
+                are_rows = [index < self.count for index in range(len(part.inputs))]
+                inputs = sources.take_rows(copy, list(part.inputs), are_rows)
+            made, effects = copy.build_apart(program, inputs, [WHOLE] * len(part.outputs))
+        self.starts = copy.starts
+        instead = {tensor.name: one for tensor, one in zip(part.outputs, made)}
+        kept = [op for op in self.operations if op in part.reused]
+        return kept + effects, [instead.get(tensor.name, tensor) for tensor in self.tensors]
+
+    def _order_collectives(self) -> None:
+        """The script's own collectives run in the order in which it made them."""
+        own = [op for op in self.part.needed if op.type in ops.OP_TYPES]
+        if len(own) > 1:
+            passes, within_loops = cond_turns.pass_turns(self.graph, own)
+            self.operations += passes
+            # Of an op in a loop nobody knows how often it runs; the loop orders it.
+            self.turns = sorted(op.get_attr("turn") for op in own if op not in within_loops)
+
+    def run(
+        self, session: Any, held: SessionVariables, rows: Sequence[Any], run: Callable[..., list[Any]]
+    ) -> list[Any]:
+        """What the script's run gives. Collective, if ranks share it.
+
+        Args:
+            held: what is known of the variables of the session.
+            rows: the arrays with rows, if any are fed.
+            run: see `run_session`.
+        """
+        if self.why_whole:
+            held.forget(self.changed)
+            return self._run_in_turns(run)
+        if held not in self.is_compared:
+            self.is_compared.add(held)
+            held.start(session, self.starts)
+            if rows and not self.are_own:
+                _compare_rows(rows)
+        held.agree(session, self.variables)
+        if self.own_rows is None:
+            return run(self.operations, self.tensors)
+        announced = step_weight.get_announced()  # a reader gives a row that counts for nothing where there is none
+        count = 0 if announced is not None and not announced[1] else len(rows[0])
+        return run(self.operations, self.tensors, {self.own_rows: np.int64(count)})
+
+    def _run_in_turns(self, run: Callable[..., list[Any]]) -> list[Any]:
+        if len(self.turns) < 2:
+            return run(self.operations, self.tensors)
+        ops.announce_turns(self.turns)
+        try:
+            return run(self.operations, self.tensors)
+        finally:
+            ops.announce_turns([])
+
+
+def _compare_rows(arrays: Sequence[Any]) -> None:
+    """Whether all ranks feed the same; what differs is said. Collective."""
+    total = 0
+    for value in arrays:
+        total = fingerprint.digest_value(value, total)
+    fingerprint.compare_batch((len(arrays[0]), total), f"the arrays fed to {PLACE}")
+
+
+def _find_batch(needed: Sequence[Any]) -> list[Any]:
+    """The tensors with rows that the first iterator gives."""
+    for op in needed:
+        found = [one for one in op.outputs if sources.has_open_rows(one.shape)] if op.type in sources.SOURCES else []
+        if found:
+            return found
+    return []

@@ -1,0 +1,146 @@
+"""Variables of a session: the same on all ranks before a run that ranks share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from matex_tf import tags
+from matex_tf.gradients import variables
+from matex_tf.rewrite.rules.randoms import has_no_seed
+from matex_tf.runtime import objects
+from matex_tf.steps import session_graphs
+from matex_tf.thread_flag import ThreadFlag
+
+is_inside = ThreadFlag()
+"""Whether this thread is within a run of our own."""
+_KINDS = ("VarHandleOp", "VariableV2", "Variable")
+_READS = ("ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VariableShape", "VarIsInitializedOp")
+_READERS = "readers of variables"
+
+
+def list_variables(needed: Iterable[Any]) -> list[Any]:
+    """The ops of the variables among those that a run needs; no variables of strings, with which nobody calculates."""
+    return [op for op in needed if op.type in _KINDS and op.get_attr("dtype").as_numpy_dtype is not object]
+
+
+def list_changed(needed: Sequence[Any], has_feeds: bool) -> set[str]:
+    """The names of the variables that a run may leave different on ranks on which they were the same.
+
+    A run without feeds, of ops that have no state but variables and seeds, gives the same on all ranks.
+    """
+    if not has_feeds and not any(map(_is_apart, needed)):
+        return set()
+    return {
+        one.name
+        for op in needed
+        if op.type not in _READS
+        for tensor in op.inputs
+        if _may_write(op, tensor)
+        for one in _find_variables(tensor)
+    }
+
+
+def _may_write(op: Any, tensor: Any) -> bool:
+    if tensor.dtype._is_ref_dtype:
+        return op.op_def is None or any(one.is_ref for one in op.op_def.input_arg)
+    return tensor.dtype.name == "resource"
+
+
+def _is_apart(op: Any) -> bool:
+    """Whether an op may give or do something else on each rank."""
+    stateful = op.op_def is None or op.op_def.is_stateful
+    if not stateful or op.type in _KINDS or any(map(_is_reference, op.inputs)):
+        return False
+    return has_no_seed(op) or "seed2" not in op.node_def.attr
+
+
+def _is_reference(tensor: Any) -> bool:
+    return tensor.dtype.name == "resource" or tensor.dtype._is_ref_dtype
+
+
+def _find_variables(tensor: Any) -> list[Any]:
+    """The variables that a handle, or a reference that an assignment hands on, may be of."""
+    found, pending, seen = [], [tensor.op], set()
+    while pending:
+        op = pending.pop()
+        if op in seen:
+            continue
+        seen.add(op)
+        if op.type in _KINDS:
+            found.append(op)
+        pending += [one.op for one in op.inputs if _is_reference(one)]
+    return found
+
+
+class SessionVariables:
+    """What is known of a session's variables.
+
+    agreed: the names of those that are the same on all ranks. started: the names of random ops whose place in their
+        sequence of numbers is known.
+    """
+
+    def __init__(self) -> None:
+        self.agreed: set[str] = set()
+        self.started: set[str] = set()
+
+    def start(self, session: Any, starts: Mapping[str, Any]) -> None:
+        """Begin sequences of random numbers that have not begun in the session."""
+        with is_inside.set():
+            session.run([one for name, one in starts.items() if name not in self.started])
+        self.started.update(starts)
+
+    def forget(self, names: Iterable[str]) -> None:
+        """These variables may have changed by other amounts on each rank."""
+        self.agreed.difference_update(names)
+
+    def agree(self, session: Any, chosen: Iterable[Any]) -> None:
+        """Give every rank rank 0's values of variables where they differ. Collective, if it is not known of all."""
+        new = [op for op in chosen if op.name not in self.agreed]
+        if not new:
+            return
+        with is_inside.set():
+            readers = _find_readers(session.graph, new)
+            values = _read(session, [read for read, _, _ in readers])
+            names = [op.name for op in new]
+            differing = variables.find_differing(names, values, "comparing the variables before a run of a session")
+            for index in differing:
+                value = objects.broadcast(values[index], f"sending variable '{names[index]}' from rank 0")
+                _, given, assign = readers[index]
+                session.run(assign, {given: value})
+        self.agreed.update(names)
+
+
+def _find_readers(graph: Any, new: Sequence[Any]) -> list[tuple[Any, Any, Any]]:
+    """For each variable: its value, and what to feed and to run so that it has another."""
+    known: dict[str, tuple[Any, Any, Any]] = tags.get_or_make_tag(graph, _READERS, dict)
+    missing = [op for op in new if op.name not in known]
+    if missing:
+        with session_graphs.add_to(graph):
+            known.update((op.name, _make_reader(op)) for op in missing)
+    return [known[op.name] for op in new]
+
+
+def _read(session: Any, tensors: Sequence[Any]) -> list[np.ndarray]:
+    """Their values; an empty vector stands for one that has no value yet."""
+    import tensorflow as tf
+
+    try:
+        return [np.asarray(one) for one in session.run(tensors)]
+    except tf.errors.FailedPreconditionError:
+        if len(tensors) == 1:
+            return [np.zeros([0])]
+    return [_read(session, [tensor])[0] for tensor in tensors]
+
+
+def _make_reader(op: Any) -> tuple[Any, Any, Any]:
+    import tensorflow as tf
+
+    variable, dtype = op.outputs[0], op.get_attr("dtype")
+    given = tf.compat.v1.placeholder(dtype)
+    if op.type == "VarHandleOp":
+        read = tf.raw_ops.ReadVariableOp(resource=variable, dtype=dtype)
+        return read, given, tf.raw_ops.AssignVariableOp(resource=variable, value=given)
+    return tf.identity(variable), given, tf.raw_ops.Assign(ref=variable, value=given, validate_shape=False)
