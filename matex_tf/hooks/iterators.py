@@ -6,25 +6,14 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
-from matex_tf.runtime.hooks import Table, put_function
+from matex_tf.runtime.hooks import Table
+from matex_tf.runtime.loop_hooks import put_loop
 from matex_tf.sharding import iteration
 from matex_tf.steps import capture, own_data
 
 HOOKS = Table()
 
 _LOST = "each rank computes whole batches of iterators that a tf.function takes them from"
-
-
-def _put_and_register(owner: Any, name: str, make: Any) -> None:
-    """AutoGraph's loops stand in a table, too, by the type of what they go over."""
-    from tensorflow.python.autograph.operators import control_flow
-
-    original, table = getattr(owner, name), control_flow.for_loop_registry._registry
-    kinds = [kind for kind, loop in table.items() if loop is original]
-    if not kinds:
-        raise LookupError(f"{name} is not registered")
-    put_function(owner, name, make)
-    table.update(dict.fromkeys(kinds, getattr(owner, name)))
 
 
 @HOOKS.replace("tensorflow.python.data.ops.dataset_ops", "DatasetV2.__iter__", "ranks may train different batches")
@@ -68,7 +57,7 @@ def _open_rows(iterator: Any) -> Iterator[None]:
             setattr(iterator, name, value)
 
 
-@HOOKS.replace("tensorflow.python.data.ops.dataset_autograph", "_tf_ag_dataset_for_stmt", _LOST, put=_put_and_register)
+@HOOKS.replace("tensorflow.python.data.ops.dataset_autograph", "_tf_ag_dataset_for_stmt", _LOST, put=put_loop)
 def _wrap_dataset_loop(original: Any) -> Any:
     from tensorflow.python.autograph.operators import control_flow
 

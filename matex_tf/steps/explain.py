@@ -6,7 +6,7 @@ import inspect
 import os
 from typing import Any
 
-from matex_tf import settings
+from matex_tf import settings, tags
 from matex_tf.rewrite.programs import Program
 from matex_tf.runtime import notes
 from matex_tf.steps import report
@@ -15,7 +15,11 @@ _said: set[tuple[str, str]] = set()
 
 
 def name_step(function: Any) -> str:
-    """What a step that is a `tf.function` is called in messages."""
+    """What a step that is a `tf.function` is called in messages; each call asks for it."""
+    return tags.get_or_make_tag(function, "name of the step", lambda: _make_name(function))
+
+
+def _make_name(function: Any) -> str:
     code = getattr(inspect.unwrap(function.python_function), "__code__", None)
     if code is None:
         return "a step"

@@ -84,6 +84,7 @@ def _make_plan(function: Any, arguments: Arguments) -> StepPlan | None:
     """The plan of calls like this one; None where the function cannot be traced for any number of rows. Collective."""
     import tensorflow as tf
 
+    place = explain.name_step(function)
     args, kwargs = arguments.open_rows()
     sources = [leaf for leaf in arguments.leaves if is_source(leaf) and own_data.is_own(leaf)]
     for leaf in sources:
@@ -92,14 +93,13 @@ def _make_plan(function: Any, arguments: Arguments) -> StepPlan | None:
     own = capture.trace_open(function, args, kwargs)
     if own is None:
         if sources:
-            raise world.RankError(own_data.explain_obstacle(explain.name_step(function), NOT_TRACED))
-        explain.say_whole(explain.name_step(function), NOT_TRACED, is_usual=True)
+            raise world.RankError(own_data.explain_obstacle(place, NOT_TRACED))
+        explain.say_whole(place, NOT_TRACED, is_usual=True)
         return None
     bound = own.function_type.bind(*arguments.given[0], **arguments.given[1])
     rows = {id(leaf) for leaf, one in zip(arguments.leaves, arguments.are_rows) if one}
     inputs = own.function_type.unpack_inputs(bound)
     are_rows = [id(tensor) in rows for tensor in inputs]
-    place = explain.name_step(function)
     are_own = [own_data.is_own(tensor) for tensor in inputs]
     plan = StepPlan(own, are_rows, are_own, place, arguments.rows)
     is_usual = plan.why_whole in (NO_BATCH, NO_WORK) and not plan.trained

@@ -15,7 +15,8 @@ from matex_tf.gradients import variables
 from matex_tf.loops import dataset_loop, explain, traces
 from matex_tf.resilience import script_loops
 from matex_tf.runtime import notes
-from matex_tf.runtime.hooks import Table, put_function
+from matex_tf.runtime.hooks import Table
+from matex_tf.runtime.loop_hooks import put_loop
 from matex_tf.sharding import fingerprint, row_shares, share_arrays, sliced_dataset, step_weight
 from matex_tf.world import world
 
@@ -114,19 +115,7 @@ def _wrap_trace(original: Any) -> Any:
     return func_graph_from_py_func
 
 
-def _put_and_register(owner: Any, name: str, make: Any) -> None:
-    """AutoGraph's loops stand in a table, too, by the type of what they go over."""
-    from tensorflow.python.autograph.operators import control_flow
-
-    original, table = getattr(owner, name), control_flow.for_loop_registry._registry
-    kinds = [kind for kind, loop in table.items() if loop is original]
-    if not kinds:
-        raise LookupError(f"{name} is not registered")
-    put_function(owner, name, make)
-    table.update(dict.fromkeys(kinds, getattr(owner, name)))
-
-
-@HOOKS.replace("tensorflow.python.data.ops.dataset_autograph", "_tf_ag_dataset_for_stmt", _LOST, put=_put_and_register)
+@HOOKS.replace("tensorflow.python.data.ops.dataset_autograph", "_tf_ag_dataset_for_stmt", _LOST, put=put_loop)
 def _wrap_dataset_loop(original: Any) -> Any:
     def _tf_ag_dataset_for_stmt(ds, extra_test, body, get_state, set_state, symbol_names, opts):
         known = sliced_dataset.find_argument(ds)
@@ -149,9 +138,7 @@ def _wrap_dataset_loop(original: Any) -> Any:
     return _tf_ag_dataset_for_stmt
 
 
-@HOOKS.replace(
-    "tensorflow.python.autograph.operators.control_flow", "_tf_iterator_for_stmt", _LOST, put=_put_and_register
-)
+@HOOKS.replace("tensorflow.python.autograph.operators.control_flow", "_tf_iterator_for_stmt", _LOST, put=put_loop)
 def _wrap_iterator_loop(original: Any) -> Any:
     def _tf_iterator_for_stmt(iter_, extra_test, body, get_state, set_state, symbol_names, opts):
         known = sliced_dataset.find_argument(iter_)

@@ -1,0 +1,19 @@
+"""How a loop of AutoGraph is replaced."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from matex_tf.runtime.hooks import Make, put_function
+
+
+def put_loop(owner: Any, name: str, make: Make) -> None:
+    """AutoGraph's loops stand in a table, too, by the type of what they go over."""
+    from tensorflow.python.autograph.operators import control_flow
+
+    original, table = getattr(owner, name), control_flow.for_loop_registry._registry
+    kinds = [kind for kind, loop in table.items() if loop is original]
+    if not kinds:
+        raise LookupError(f"{name} is not registered")
+    put_function(owner, name, make)
+    table.update(dict.fromkeys(kinds, getattr(owner, name)))
