@@ -12,7 +12,7 @@ from typing import Any
 from matex_tf import settings
 from matex_tf.runtime import notes, objects
 from matex_tf.runtime.hooks import Table
-from matex_tf.steps import agreement
+from matex_tf.steps import agreement, events
 from matex_tf.world import world
 
 _WITHIN_AN_EPOCH = (
@@ -44,6 +44,7 @@ def _wrap_list(original: Any) -> Any:
             self._async_train = False  # Keras 3: batches of training end in this thread
             self._should_call_train_batch_hooks = True  # Keras 2
         ours = first(), (last_of_batches if stops_within else last)()
+        ours[0].callbacks = self
         for callback in ours:
             callback.set_params(getattr(self, "params", None))
             callback.set_model(getattr(self, "model", None))
@@ -59,10 +60,15 @@ def _make_callbacks(base: Any) -> tuple[Any, Any, Any]:
         def __init__(self) -> None:
             super().__init__()
             self.is_within_fit = False
+            self.callbacks: Any = None
 
         def on_train_begin(self, logs=None):
             agreement.agree_on_model(self.model)
             self.is_within_fit = True
+            events.training_begins(self.model, self.callbacks)
+
+        def on_epoch_begin(self, epoch, logs=None):
+            events.epoch_begins(self.model, epoch)
 
         def on_train_end(self, logs=None):
             self.is_within_fit = False
@@ -79,6 +85,10 @@ def _make_callbacks(base: Any) -> tuple[Any, Any, Any]:
     class StopTogether(base):
         def on_epoch_end(self, epoch, logs=None):
             _agree_to_stop(self.model)
+            events.epoch_ended(self.model, epoch)
+
+        def on_train_end(self, logs=None):
+            events.training_ended(self.model)
 
     class StopTogetherWithinEpochs(StopTogether):
         def on_train_batch_end(self, batch, logs=None):

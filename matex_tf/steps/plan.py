@@ -16,7 +16,7 @@ from matex_tf.rewrite.own_batches import OwnRowsError
 from matex_tf.rewrite.placement import BATCH, OWN, WHOLE
 from matex_tf.rewrite.programs import Program
 from matex_tf.rewrite.propagate import read_program
-from matex_tf.steps import agreement, batch_watch, own_data, shares, weak_scaling, whole_code, worth
+from matex_tf.steps import agreement, batch_watch, events, own_data, shares, weak_scaling, whole_code, worth
 from matex_tf.steps.exchanger import RankExchanger
 from matex_tf.world import world
 
@@ -114,9 +114,11 @@ class StepPlan:
         import tensorflow as tf
 
         self.calls += 1
+        events.step_begins(self)
         with self.batches.compare_batches(sources):
             outputs = self.step(tf.constant(float(self.calls), tf.float64), *inputs)
         agreement.note_step()
         if self.trained:
             weak_scaling.note_training_call()
+        events.step_ended(self)
         return self.own.function_type.pack_output(outputs)

@@ -1,0 +1,40 @@
+"""Events of training, to which the extras of the library listen. The core raises events and names no listener.
+
+Every rank raises the same events in the same order, so that a listener may communicate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+
+class Event:
+    """Listeners are called in the order in which they were added, each with the arguments of the event."""
+
+    def __init__(self) -> None:
+        self._listeners: list[Callable[..., object]] = []
+
+    def add_listener(self, listener: Callable[..., object]) -> None:
+        if listener not in self._listeners:
+            self._listeners.append(listener)
+
+    def __call__(self, *args: Any) -> None:
+        for listener in self._listeners:
+            listener(*args)
+
+
+step_begins = Event()
+"""(plan): a call of a step that ranks share is about to run; `plan.trained` has the weights that the call changes."""
+step_ended = Event()
+"""(plan): the call has run."""
+training_begins = Event()
+"""(model, callbacks): `fit` of Keras is about to train `model`; `callbacks` is Keras' list of its callbacks."""
+training_ended = Event()
+"""(model): `fit` has trained, and callbacks were told."""
+epoch_begins = Event()
+"""(model, epoch): `epoch` counts from 0."""
+epoch_ended = Event()
+"""(model, epoch): after the callbacks of the script were told."""
+world_changed = Event()
+"""(): there are fewer ranks than before; plans are made anew."""
