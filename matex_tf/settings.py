@@ -316,14 +316,6 @@ TABLE = (
         "Gradients smaller than this are fused and reduced as one. Larger ones are reduced in place.",
     ),
     Setting(
-        "steps",
-        _make_choice_parser("patches", "plans"),
-        "plans",
-        "patches, plans",
-        "How a training step becomes one that ranks share. plans: a copy of its graph with collectives, which is to "
-        "take the place of patches; without strategies, restarts and --adapt as yet.",
-    ),
-    Setting(
         "overlap",
         _make_choice_parser("auto", "on", "off"),
         "auto",

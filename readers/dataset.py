@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from matex_tf import arguments, settings
+from matex_tf import arguments
 from matex_tf.readers.base.agreement import Together
 from matex_tf.readers.base.formats import FIELDS, PARTS, Ranks
 from matex_tf.readers.rows import batches, loaded_rows, opening, scaling
@@ -233,17 +233,13 @@ class DataSet:
         arrays = [self._held.get_rows(part, field) for field in self._list_fields()]
         if part == "training" and self._reshuffle is not None:
             turns.exchange_rows(arrays, self._reshuffle)
-        mine, of_all = turns.take_next(n)
-        if not self._alone and world.is_active() and settings.get_settings().steps == "plans":
+        mine, _ = turns.take_next(n)
+        if not self._alone and world.is_active():
             from matex_tf.sharding import exchange
 
             whole = exchange.join_rows([array[mine] for array in arrays], f"the rows of {name} of {self._name}")
             return whole[0], whole[1] if len(whole) > 1 else None
         batch = [share_arrays.as_share(array[mine if mine.stop > mine.start else slice(0, 1)]) for array in arrays]
-        if not self._alone and world.is_active():
-            from matex_tf.sharding import step_weight
-
-            step_weight.announce_rows(mine.stop - mine.start, of_all)
         return batch[0], batch[1] if len(batch) > 1 else None
 
     def _refuse_windows_that_move(self, part: str) -> None:

@@ -12,14 +12,13 @@ from typing import Any
 import numpy as np
 
 from matex_tf import ops
-from matex_tf.gradients import local_gradients, reduction
-from matex_tf.runtime import notes, objects
+from matex_tf.gradients import reduction
+from matex_tf.runtime import objects
 from matex_tf.world import world
 
 _agreed: dict[int, tuple[int, Any]] = {}
 """By the ids of variables: their number in the order in which the ranks agreed on them, and they."""
 _numbers = itertools.count()
-_waiting: list[list[Any]] = []
 _left_out: dict[int, Any] = {}
 
 
@@ -149,44 +148,9 @@ def select_new(variables: Iterable[Any]) -> list[Any]:
     return _select_readable(one for one in variables if id(reduction.find_tf_variable(one)) not in _agreed)
 
 
-def expect_agreement(variables: Sequence[Any]) -> None:
-    """Note a reduction over `variables`; ranks agree on new ones once it has run (see `settle_agreements`)."""
-    if local_gradients.are_kept():
-        return
-    new = select_new(variables)
-    if new:
-        _waiting.append([weakref.ref(reduction.find_tf_variable(variable)) for variable in new])
-
-
-def settle_agreements() -> None:
-    """Agree on the variables of the reductions that have run for the first time. Collective where any wait.
-
-    The first step of a loop of one's own computes the whole batch and takes rank 0's gradient, so that rank 0's weights
-    after it are the sequential ones whatever the others began with.
-    """
-    while _waiting:
-        variables = [variable for variable in (reference() for reference in _waiting.pop(0)) if variable is not None]
-        variables = [variable for variable in variables if id(variable) not in _agreed]
-        if variables:
-            synchronize_variables(variables)
-
-
-def has_agreements_due() -> bool:
-    return bool(_waiting)
-
-
 def list_agreed() -> list[Any]:
     """The variables that all ranks once agreed on and that still live on all of them. Collective."""
     found = {number: reference() for number, reference in list(_agreed.values())}
     mine = [number for number, variable in found.items() if variable is not None]
     everyone = objects.allgather(mine, "which variables still live")
     return [found[number] for number in sorted(set(mine).intersection(*everyone))]
-
-
-def check_drift(variables: Iterable[Any], trainable: Iterable[Any], what: str) -> None:
-    """Compare `variables` on all ranks. Collective; eager.
-
-    A trainable one that differs is an error on every rank that names it. Another is named once and rank 0's value kept.
-    """
-    for name in synchronize_variables(variables, what, trainable):
-        notes.print_note(f"variable '{name}' differs between ranks ({what}); rank 0's value is kept")

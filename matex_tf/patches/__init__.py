@@ -10,26 +10,16 @@ import importlib
 from collections.abc import Iterator
 from typing import Any
 
-from matex_tf import settings
 from matex_tf.runtime import seeding
 from matex_tf.runtime.hooks import Hook
 
 _IN_ORDER = """
-    imports tf.tape tf.function tf.function_loop tf.xla tf.control_flow tf.printing tf.dataset v1.session v1.iterators
-    tf.strategy tf.errors keras.callbacks keras.calls keras.resume keras.data keras.losses keras.metrics
-    keras.optimizers keras.predict keras.training keras.batch_normalization tf.random files.saving
-    files.downloads files.python files.libraries files.tensorflow files.datasets files.commands
-""".split()
-_ON_REQUEST = ["files.journal", "tf.check_recorder", "keras.trial"]
-"""Patches that others install: where this rank is the first, under `matex run --check`, in a trial of `matex tune`."""
-
-
-_WITH_PLANS = """
     hooks.eager_code hooks.functions hooks.iterators hooks.datasets hooks.keras_data hooks.models hooks.callbacks
     hooks.sessions imports tf.xla tf.strategy tf.errors files.saving files.downloads files.python files.libraries
     files.tensorflow files.datasets files.commands
 """.split()
-"""Those of the steps that are plans."""
+_ON_REQUEST = ["files.journal", "tf.check_recorder", "keras.trial"]
+"""Patches that others install: where this rank is the first, under `matex run --check`, in a trial of `matex tune`."""
 
 
 def _load_part(name: str) -> Any:
@@ -39,14 +29,13 @@ def _load_part(name: str) -> Any:
 
 def install() -> None:
     """Install every patch of the runtime. Communicates only about what needs no TensorFlow."""
-    plans = settings.get_settings().steps == "plans"
-    for part in map(_load_part, _WITH_PLANS if plans else _IN_ORDER):
+    for part in map(_load_part, _IN_ORDER):
         part.install() if hasattr(part, "install") else part.HOOKS.install()
 
 
 def list_hooks() -> Iterator[tuple[str, Hook]]:
     """Everything that is replaced anywhere, with the file that does."""
-    names = dict.fromkeys([*_IN_ORDER, *_WITH_PLANS, *_ON_REQUEST])
+    names = dict.fromkeys([*_IN_ORDER, *_ON_REQUEST])
     parts = {"runtime.seeding": seeding, **{name: _load_part(name) for name in names}}
     for name, part in parts.items():
         for hook in getattr(part, "HOOKS", ()):

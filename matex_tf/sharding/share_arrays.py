@@ -10,12 +10,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from matex_tf import settings
 from matex_tf.sharding import row_shares
 
 _shares: weakref.WeakSet[Any] = weakref.WeakSet()
-_wholes: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
-_numbered: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 
 
 class Dealt(NamedTuple):
@@ -99,21 +96,6 @@ def mark_share(dataset: Any) -> Any:
     return dataset
 
 
-def find_whole(dataset: Any) -> Any:
-    """The dataset of whole batches of which `shard` made `dataset`; None of any other."""
-    return _wholes.get(dataset)
-
-
-def note_numbered(dataset: Any, numbered: Any) -> None:
-    """Have `fit` take its batches from `numbered`, of the same rows with their numbers, in place of `dataset`."""
-    _numbered[dataset] = numbered
-
-
-def find_numbered(dataset: Any) -> Any:
-    """What a reader gave by `note_numbered`; None of any other dataset."""
-    return _numbered.get(dataset)
-
-
 def shard(x: Any, *, rank: int | None = None, size: int | None = None) -> Any:
     """This rank's part of `x`, known to the library as a share, so that it is not sliced again.
 
@@ -145,7 +127,7 @@ def shard(x: Any, *, rank: int | None = None, size: int | None = None) -> Any:
         mine = [shard(value, **given) for value in x]
         return tuple(mine) if type(x) is tuple else type(x)(*mine)
     if hasattr(x, "element_spec") and hasattr(x, "map"):
-        return _shard_dataset(x, rank, size, is_usual or size > 1)
+        return _shard_dataset(x, rank, size)
     if isinstance(x, np.ma.MaskedArray):
         raise TypeError("shard: expected an array without a mask, which would be lost; fill it: shard(x.filled(...))")
     if isinstance(x, np.ndarray) or _is_eager(x):
@@ -171,27 +153,19 @@ def _check_rows(arrays: Mapping[Any, Any]) -> None:
         raise ValueError(f"shard: expected arrays of one number of rows; given {rows}")
 
 
-def _shard_dataset(dataset: Any, rank: int, size: int, is_cut: bool) -> Any:
+def _shard_dataset(dataset: Any, rank: int, size: int) -> Any:
     import tensorflow as tf
 
     if row_shares.is_batched(dataset) is False:
         raise ValueError("shard: the dataset yields single elements; put .batch(...) before shard(dataset)")
 
-    with_plans = settings.get_settings().steps == "plans"
-
     def mine(*batch: Any) -> Any:
         rows = row_shares.count_batch_rows(batch)
-        start, stop, _ = row_shares.find_slice_bounds(rows, rank, size)
-        if with_plans:  # a rank without rows has none
-            start, stop = row_shares.deal_block(rows, rank, size)
+        start, stop = row_shares.deal_block(rows, rank, size)
         sliced = tf.nest.map_structure(lambda component: row_shares.slice_rows(component, start, stop), batch)
         return sliced if len(sliced) > 1 else sliced[0]
 
-    sliced = mark_share(dataset.map(mine))
-    if is_cut and not with_plans:
-        # A training loop takes the slices from here, because it needs the weight of each beside it.
-        _wholes[sliced] = dataset
-    return sliced
+    return mark_share(dataset.map(mine))
 
 
 def _is_eager(x: Any) -> bool:

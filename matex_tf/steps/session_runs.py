@@ -16,7 +16,7 @@ from matex_tf.rewrite.placement import BATCH, WHOLE
 from matex_tf.rewrite.programs import Program
 from matex_tf.rewrite.propagate import read_program
 from matex_tf.rewrite.rules.randoms import has_no_seed
-from matex_tf.sharding import fingerprint, step_weight
+from matex_tf.sharding import fingerprint
 from matex_tf.steps import cond_turns, explain, session_graphs, shares, worth
 from matex_tf.steps.agreement import agree_on_plan
 from matex_tf.steps.exchanger import RankExchanger
@@ -205,9 +205,7 @@ class SessionPlan:
         held.agree(session, self.variables)
         if self.own_rows is None:
             return run(self.operations, self.tensors)
-        announced = step_weight.get_announced()  # a reader gives a row that counts for nothing where there is none
-        count = 0 if announced is not None and not announced[1] else len(rows[0])
-        return run(self.operations, self.tensors, {self.own_rows: np.int64(count)})
+        return run(self.operations, self.tensors, {self.own_rows: np.int64(len(rows[0]))})
 
     def _run_in_turns(self, run: Callable[..., list[Any]]) -> list[Any]:
         if len(self.turns) < 2:

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from matex_tf import settings
 from matex_tf.readers.rows.layout import Deal
 from matex_tf.readers.rows.samples import PIECE_BYTES, Source
 from matex_tf.sharding import row_shares, share_arrays
@@ -153,7 +152,7 @@ def iterate_batches(
 
 
 def make_stream(source: Source | Memory, part: str, order: Order, batch_size: int, row_bytes: int, alone: bool) -> Any:
-    """The dataset of (data, labels), and behind it, for `fit`, that of batches with their numbers."""
+    """The dataset of (data, labels), in batches of this rank's rows."""
     import tensorflow as tf
 
     epochs = itertools.count()
@@ -178,7 +177,7 @@ def make_stream(source: Source | Memory, part: str, order: Order, batch_size: in
     def element(rows: Any, own: Any, total: Any) -> Any:
         return rows if len(rows) > 1 else rows[0]
 
-    if not alone and world.is_active() and settings.get_settings().steps == "plans":
+    if not alone and world.is_active():
 
         def own_rows(rows: Any, own: Any, total: Any) -> Any:
             return element(tuple(field[:own] for field in rows), own, total)
@@ -189,19 +188,7 @@ def make_stream(source: Source | Memory, part: str, order: Order, batch_size: in
     mine = sum(1 for _ in _iterate_own_steps(order, batch_size))
     public = numbered.filter(has_rows).map(element)
     public = public.apply(tf.data.experimental.assert_cardinality(mine)).prefetch(2)
-    if alone:
-        return public
-
-    from matex_tf.sharding import iteration, sliced_dataset, step_weight
-
-    def with_numbers(rows: Any, own: Any, total: Any) -> Any:
-        return sliced_dataset.Batch(
-            element(rows, own, total), step_weight.make_slice_tensor(own > 0, tf.constant(0, tf.int64), own, total)
-        )
-
-    known = numbered.map(with_numbers).apply(tf.data.experimental.assert_cardinality(number)).prefetch(2)
-    share_arrays.note_numbered(public, iteration.exempt_dataset(known))
-    return share_arrays.mark_share(public)
+    return public if alone else share_arrays.mark_share(public)
 
 
 def _iterate_own_steps(order: Order, batch_size: int) -> Iterator[int]:

@@ -1,1 +1,0 @@
-"""Micro-batches: a rank's slice in parts, of which one at a time is in memory."""

@@ -1,1 +1,0 @@
-"""What is replaced in tf.compat.v1."""

@@ -1,1 +1,0 @@
-"""Sessions of tf.compat.v1."""
