@@ -85,11 +85,10 @@ def run(seed, chosen=None):
         return
     results[f"{seed}:{','.join(fit)}"] = np.concatenate([first.numpy().ravel(), second.numpy().ravel(), seen])
     if world.is_active():
-        from matex_tf.loops import function_step
+        sys.path.append(str(Path(__file__).parents[1]))
+        import plans
 
-        plans = list(function_step._plans[step].values())
-        shared = all(plan.kind == function_step.SHARED for plan in plans)
-        kinds[f"{seed}:{','.join(fit)}"] = shared + any(plan.meets for plan in plans)
+        kinds[f"{seed}:{','.join(fit)}"] = plans.is_shared(step)
 
 
 def main(folder, *seeds):

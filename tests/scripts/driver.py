@@ -17,6 +17,7 @@ import sys
 import time
 import traceback
 from _io import FileIO
+from pathlib import Path
 
 import numpy as np
 import tensorflow as tf
@@ -40,14 +41,10 @@ class Rows:
             entry = registry[name]
             entry["type"] = cls._counting(entry["type"])
         if "matex_tf" in sys.modules:
-            from matex_tf.analysis import verdict
+            sys.path.append(str(Path(__file__).parents[1]))
+            import plans
 
-            verdict._HARMLESS += ("PyFunc",)  # counting is none of the script's
-            from matex_tf.rewrite.nodes import Decision
-            from matex_tf.rewrite.placement import WHOLE
-            from matex_tf.rewrite.rules import RULES
-
-            RULES["PyFunc"] = lambda node: Decision([None] * len(node.inputs), [WHOLE] * len(node.op.outputs))
+            plans.leave_python_as_it_is()
 
     @classmethod
     def _note(cls, rows):
@@ -72,7 +69,7 @@ ENVIRONMENT, PRINTING = dict(os.environ), np.get_printoptions()
 
 def held():
     """What a script may change and the next one would see: its surroundings, and what we remember of a step."""
-    found = {
+    return {
         "environment": dict(os.environ),
         "sys.path": sys.path[1:],
         "how NumPy prints": repr(np.get_printoptions()),
@@ -81,10 +78,6 @@ def held():
         "epsilon": tf.keras.backend.epsilon(),
         "format of images": tf.keras.backend.image_data_format(),
     }
-    if "matex_tf.keras.fit_call" in sys.modules:
-        found["a call of fit"] = sys.modules["matex_tf.keras.fit_call"].get_current()
-        found["a step"] = list(sys.modules["matex_tf.sharding.step_weight"]._within)
-    return found
 
 
 def start(path):
@@ -105,11 +98,9 @@ def start(path):
     Rows.seen = 0
     if "matex_tf.runtime.notes" in sys.modules:
         sys.modules["matex_tf.runtime.notes"]._said.clear()
-        for name in ("matex_tf.loops.explain", "matex_tf.steps.explain", "matex_tf.steps.whole_code"):
+        for name in ("matex_tf.steps.explain", "matex_tf.steps.whole_code"):
             if name in sys.modules:
                 sys.modules[name]._said.clear()
-        if "matex_tf.loops.model_calls" in sys.modules:
-            sys.modules["matex_tf.loops.model_calls"]._state.__dict__.clear()
 
 
 def variables_in(value):

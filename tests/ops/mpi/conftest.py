@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
-from matex_tf.loops import function_step
 from matex_tf.ops import build, interface
 from matex_tf.ops.library import ALGORITHMS, COMPRESSIONS
+from matex_tf.steps import function_calls
 
 DTYPES = (np.float32, np.float64, np.float16, ml_dtypes.bfloat16)
 """By the engine's numbers of them."""
@@ -96,7 +96,7 @@ class Engine:
 def no_borders(monkeypatch: pytest.MonkeyPatch) -> None:
     """The functions of these tests are no steps of a script: each rank gives them tensors of its own, on purpose."""
     monkeypatch.setattr(
-        function_step, "call_step", lambda run, function, args, kwargs: (run(function, args, kwargs), "")
+        function_calls, "call_function", lambda original, function, args, kwargs, _: original(function, *args, **kwargs)
     )
 
 
