@@ -72,45 +72,34 @@ FAULTS = {
         "tests/sharding/test_row_shares.py",
     ),
     "a rank without rows counts the row that it computes": Fault(
-        "matex_tf/sharding/step_weight.py",
-        "rows = tf.cast(stop - start, tf.float64) * mine",
-        "rows = tf.cast(stop - start, tf.float64)",
+        "matex_tf/steps/exchanger.py",
+        "weight = tf.cast(contributes, tf.float64)",
+        "weight = tf.constant(1.0, tf.float64)",
         "tests/loops/test_borders.py",
     ),
-    "a mean over rows is taken for a sum": Fault(
-        "matex_tf/analysis/rules/reductions.py",
-        "return make_partial(one.power + 1)",
-        "return make_partial(one.power)",
-        "tests/analysis/test_rules.py",
-    ),
-    "a maximum over rows is taken for a sum": Fault(
-        "matex_tf/analysis/rules/reductions.py",
-        "    raise UnprovedError(MEET)\n\n\ndef _reduce_elements",
-        "    return partial(0)\n\n\ndef _reduce_elements",
-        "tests/analysis/test_rules.py",
-    ),
-    "a metric's mean has the weight of a sum": Fault(
-        "matex_tf/metrics/custom_metrics.py",
-        "read_numbers()[0 if kind == _MEAN else 1]",
-        "read_numbers()[1]",
-        "tests/metrics/test_metrics.py",
-    ),
-    "what every rank computes whole counts on each": Fault(
-        "matex_tf/sharding/step_weight.py",
-        "mine = 1.0 if world.get_world().rank == 0 else 0.0",
-        "mine = 1.0",
-        "tests/loops/test_borders.py",
-    ),
-    "rows that have met have no gradient": Fault(
-        "matex_tf/gradients/redistribute.py",
-        "made = row_gathering.gather_rows(rows[:count], PLACE, numbers)",
-        "made = tf.stop_gradient(row_gathering.gather_rows(rows[:count], PLACE, numbers))",
+    "a rank without rows gives the row that it computes": Fault(
+        "matex_tf/steps/exchanger.py",
+        "rows = tf.cond(contributes, lambda: tensor, lambda: tensor[:0])",
+        "rows = tf.identity(tensor)",
         "tests/gradients/test_row_mixing.py",
     ),
-    "a step in which rows meet is shared without a proof": Fault(
-        "matex_tf/loops/function_step.py",
-        "    return graph, why\n",
-        "    return graph, '' if meets else why\n",
+    "a mean over rows is that of a rank's rows": Fault(
+        "matex_tf/rewrite/rules/reductions.py",
+        "    reduced, axis, _ = find_reduced(node)\n    if not reduced:\n        return node.decide([None, WHOLE], shard",
+        "    reduced, axis, _ = find_reduced(node)\n    if reduced:\n        return node.decide([None, WHOLE], SUM)\n"
+        "    if not reduced:\n        return node.decide([None, WHOLE], shard",
+        "tests/rewrite/test_ops.py",
+    ),
+    "a maximum over rows is taken for a sum": Fault(
+        "matex_tf/rewrite/rules/reductions.py",
+        "[Placement(PARTIAL, by=_BY[node.type])]",
+        "[SUM]",
+        "tests/rewrite/test_ops.py",
+    ),
+    "what every rank computes whole counts on each": Fault(
+        "matex_tf/steps/shares.py",
+        "return Share(start, stop - start, total, has_rows, tf.constant(me.rank == 0))",
+        "return Share(start, stop - start, total, has_rows, tf.constant(True))",
         "tests/loops/test_borders.py",
     ),
     "a damaged state of a run is taken": Fault(
