@@ -45,31 +45,31 @@ def slices() -> Canvas:
 
 
 GRADIENT = (
-    ("matex_tf/patches/", "tf/tape.py, keras/optimizers.py", "the script asks for gradients, or applies them"),
-    ("matex_tf/gradients/", "recombine.py", "backpropagation begins at figures of the whole batch"),
-    ("matex_tf/gradients/", "reduction.py", "all gradients of one update, last layer first, weighted"),
-    ("ops/", "collectives/reduce_gradients.py", "one op for all of them, or one for each (overlapped)"),
-    ("ops/src/engine/", "sequence/rendezvous.cc", "are all ranks at this same update?"),
-    ("ops/src/engine/", "layout/layout.cc", "small gradients are fused, large ones stay in place"),
-    ("ops/src/engine/", "update/inline.cc, update/async_reduction.cc", "at once, or while others are computed"),
+    ("matex_tf/hooks/", "functions.py", "the script, or Keras, calls a tf.function"),
+    ("matex_tf/steps/", "capture.py", "its trace, for any number of rows"),
+    ("matex_tf/rewrite/", "propagate.py", "each tensor has a placement"),
+    ("matex_tf/rewrite/", "emit.py", "a copy, with collectives where placements change"),
+    ("matex_tf/steps/", "plan.py", "the ranks agree, and call the copy"),
+    ("ops/", "collectives/reduce_gradients.py", "one op for all sums of a wave"),
+    ("ops/src/engine/", "sequence/rendezvous.cc", "are all ranks at this same step?"),
     ("ops/src/engine/", "sums/allreduce.cc", "shared memory, MPI, ring or two levels"),
 )
 
 
 def gradient() -> Canvas:
-    """The files that a gradient goes through, from the script and back."""
+    """The files that a step goes through, from the script and back."""
     step, top = 58, 64
-    canvas = Canvas(760, top + step * len(GRADIENT) + 12, "The path of a gradient through the packages")
+    canvas = Canvas(760, top + step * len(GRADIENT) + 12, "The way of a step through the packages")
     canvas.text(250, 34, "the script's step", 14, at="middle", bold=True)
     canvas.arrow((250, 42), (250, top - 2))
-    layer = {"matex_tf/patches/": "blue", "matex_tf/gradients/": "green", "ops/": "orange", "ops/src/engine/": "violet"}
+    layer = {"matex_tf/hooks/": "blue", "matex_tf/steps/": "green", "matex_tf/rewrite/": "orange"}
     for number, (folder, files, words) in enumerate(GRADIENT):
         for file in files.split(", "):
             if not (ROOT / folder / file).exists():
                 raise FileNotFoundError(f"the picture of a gradient's path names {folder}{file}")
         y = top + number * step
-        canvas.rectangle(28, y, 444, 44, "panel", layer[folder])
-        canvas.text(40, y + 18, folder + files, 12, layer[folder], bold=True)
+        canvas.rectangle(28, y, 444, 44, "panel", layer.get(folder, "violet"))
+        canvas.text(40, y + 18, folder + files, 12, layer.get(folder, "violet"), bold=True)
         canvas.text(40, y + 36, words, 12, "ink")
         if number:
             canvas.arrow((250, y - 14), (250, y - 1))
@@ -77,10 +77,10 @@ def gradient() -> Canvas:
     canvas.line([(476, last + 22), (560, last + 22), (560, 29), (400, 29)], "violet", 1.6)
     canvas.arrow((400, 29), (330, 29), "violet")
     notes = (
-        (top + 20, "replace TensorFlow's"),
-        (top + step + 20, "TensorFlow graphs"),
-        (top + 3 * step + 20, "TensorFlow ops"),
-        (top + 5 * step + 20, "C++ on MPI alone"),
+        (top + 20, "replaces TensorFlow's"),
+        (top + 2 * step + 20, "TensorFlow graphs"),
+        (top + 5 * step + 20, "TensorFlow ops"),
+        (top + 6 * step + 20, "C++ on MPI alone"),
     )
     for y, words in notes:
         canvas.text(580, y, words, 12, "faint")
