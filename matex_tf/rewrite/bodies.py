@@ -40,7 +40,8 @@ class Body:
             for phase in found:
                 for node in phase.made:
                     self._build_node(node)
-                self._build_segment(phase.kept)
+                for run in phase.runs:
+                    self._build_segment(run)
             if level < len(exchanges):
                 self._exchange([one.value for one in exchanges[level]])
         made = [self._convert(value, need) for value, need in zip(self.program.outputs, self.gives)]
