@@ -77,12 +77,17 @@ class Simulation:
 
     fixed: the numbers of the arguments that are not rows of the batch.
     rows: how many the batch has where costs are compared.
+    is_open: whether the trace is for any number of rows, or for those of `arguments`.
     """
+
+    is_open = True
 
     def __init__(self, function: Any, arguments: Sequence[Any], fixed: Sequence[int] = (), rows: int = USUAL_SIZE):
         self.fixed, self.arguments = set(fixed), [np.asarray(one) for one in arguments]
         specs = [
-            tf.TensorSpec(one.shape if index in fixed else [None, *one.shape[1:]], tf.as_dtype(one.dtype))
+            tf.TensorSpec(
+                [None, *one.shape[1:]] if self.is_open and index not in fixed else one.shape, tf.as_dtype(one.dtype)
+            )
             for index, one in enumerate(self.arguments)
         ]
         function = function if hasattr(function, "get_concrete_function") else tf.function(function, autograph=False)

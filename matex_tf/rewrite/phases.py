@@ -18,6 +18,8 @@ share of the batch; the result of a collective; other ops make it of the tensor.
 
 def find_path(value: Value, need: Placement | None) -> str:
     placement = value.placement
+    if placement.kind == REPLICATED and need is not None and need.kind == SIZES:
+        return COUNTED
     if placement.kind == REPLICATED and (need is None or need.kind == REPLICATED):
         return SAME
     if (
