@@ -93,7 +93,10 @@ class Simulation:
         function = function if hasattr(function, "get_concrete_function") else tf.function(function, autograph=False)
         self.own = function.get_concrete_function(*specs)
         graph = self.own.graph
-        self.specs = [tf.TensorSpec(one.shape, one.dtype) for one in graph.inputs[: len(specs)]]
+        self.specs = [
+            tf.TensorSpec(one.shape if index in self.fixed else [None, *one.shape[1:]], one.dtype)
+            for index, one in enumerate(graph.inputs[: len(specs)])
+        ]
         placements = [WHOLE if index in self.fixed else BATCH for index in range(len(specs))]
         self.program = read_program(graph, placements + [WHOLE] * len(graph.captures), rows=rows)
         self.variables = list(graph.variables)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from matex_tf.rewrite.nodes import Decision, Node, NoRuleError
 from matex_tf.rewrite.placement import (
     EMPTY,
@@ -37,11 +39,13 @@ def read_list(node: Node) -> Placement:
 def make(node: Node) -> Decision:
     """The shape of the items is that of a rank's part; the number of items is the script's."""
 
+    sizes, rows = node.inputs[0].constant, node.batch_rows
+
     def emit(shape: Any, count: Any) -> list[Any]:
         import tensorflow as tf
 
-        if node.inputs[0].constant is not None:  # which of the sizes are of rows is known once an item is there
-            shape = tf.fill(shape.shape, tf.constant(-1, shape.dtype))
+        if sizes is not None and rows:  # which of these are of rows is known once an item is there
+            shape = tf.constant(np.where(sizes % rows, sizes, -1), shape.dtype)
         kind = tf.raw_ops.EmptyTensorList if node.type == "EmptyTensorList" else tf.raw_ops.TensorListReserve
         return [kind(**{"element_shape": shape, "element_dtype": node.read_attribute("element_dtype"),
                         "max_num_elements" if node.type == "EmptyTensorList" else "num_elements": count})]  # fmt: skip
