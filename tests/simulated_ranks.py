@@ -77,18 +77,26 @@ class Simulation:
 
     fixed: the numbers of the arguments that are not rows of the batch.
     rows: how many the batch has where costs are compared.
+    is_open: whether the trace is for any number of rows, or for those of `arguments`.
     """
+
+    is_open = True
 
     def __init__(self, function: Any, arguments: Sequence[Any], fixed: Sequence[int] = (), rows: int = USUAL_SIZE):
         self.fixed, self.arguments = set(fixed), [np.asarray(one) for one in arguments]
         specs = [
-            tf.TensorSpec(one.shape if index in fixed else [None, *one.shape[1:]], tf.as_dtype(one.dtype))
+            tf.TensorSpec(
+                [None, *one.shape[1:]] if self.is_open and index not in fixed else one.shape, tf.as_dtype(one.dtype)
+            )
             for index, one in enumerate(self.arguments)
         ]
         function = function if hasattr(function, "get_concrete_function") else tf.function(function, autograph=False)
         self.own = function.get_concrete_function(*specs)
         graph = self.own.graph
-        self.specs = [tf.TensorSpec(one.shape, one.dtype) for one in graph.inputs[: len(specs)]]
+        self.specs = [
+            tf.TensorSpec(one.shape if index in self.fixed else [None, *one.shape[1:]], one.dtype)
+            for index, one in enumerate(graph.inputs[: len(specs)])
+        ]
         placements = [WHOLE if index in self.fixed else BATCH for index in range(len(specs))]
         self.program = read_program(graph, placements + [WHOLE] * len(graph.captures), rows=rows)
         self.variables = list(graph.variables)

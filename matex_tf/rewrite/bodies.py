@@ -40,7 +40,8 @@ class Body:
             for phase in found:
                 for node in phase.made:
                     self._build_node(node)
-                self._build_segment(phase.kept)
+                for run in phase.runs:
+                    self._build_segment(run)
             if level < len(exchanges):
                 self._exchange([one.value for one in exchanges[level]])
         made = [self._convert(value, need) for value, need in zip(self.program.outputs, self.gives)]
@@ -156,7 +157,8 @@ class Body:
             return self._find_tensor(value)
         if path == phases.COUNTED:
             share = self.copy.share
-            return self._count(value, value.placement.sizes, share.total if need.kind == REPLICATED else share.count)
+            sizes = value.placement.sizes or need.sizes
+            return self._count(value, sizes, share.total if need.kind == REPLICATED else share.count)
         key = (id(value), need)
         if key not in self.brought:
             if need.kind == PARTIAL:
@@ -189,7 +191,8 @@ class Body:
 
 
 def _set_shape(tensor: Any, value: Value, placement: Placement) -> None:
-    shape = value.shape
+    """Tell the sizes of a tensor that stands for the value in this placement."""
+    shape = value.whole_shape
     if shape is not None:
         is_sharded = placement.is_sharded
         tensor.set_shape([None if is_sharded and at == placement.axis else n for at, n in enumerate(shape)])

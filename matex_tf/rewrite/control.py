@@ -118,10 +118,16 @@ def place_loop(reader: Any, node: Node) -> Decision:
     for _ in range(MOST_TURNS):
         body = reader.read_turn(body_graph, carried, (*node.key, "body"), constants)
         strip = strip_share if body.takes_batch else strip_placement
+        given = [strip(made.placement) for made in body.outputs]
         after = [
-            one if is_kept or index in settled else join(one, strip(made.placement))
-            for index, (one, made, is_kept) in enumerate(zip(carried, body.outputs, kept))
+            given[index] if not is_kept and index not in settled and _can_slice(value, one, made, given[index]) else one
+            for index, (value, one, made, is_kept) in enumerate(zip(inputs, carried, body.outputs, kept))
         ]
+        if after == carried:
+            after = [
+                one if is_kept or index in settled else join(one, given[index])
+                for index, (one, is_kept) in enumerate(zip(carried, kept))
+            ]
         if after == carried:
             break
         settled |= {
@@ -141,13 +147,24 @@ def place_loop(reader: Any, node: Node) -> Decision:
             lambda *held: copy.build(condition, held, [WHOLE])[0],
             lambda *held: copy.build(body, held, carried),
             list(arguments),
-            shape_invariants=[tensor.shape for tensor in body_graph.inputs],
+            shape_invariants=[tf.TensorShape(value.shape) for value in body.inputs],
             parallel_iterations=turns,
         )
         return list(made)
 
     needs = [None if one == value.placement else one for one, value in zip(carried, inputs)]
     return Decision(needs, carried, mark_taker(emit))
+
+
+def _can_slice(first: Any, one: Placement, made: Any, after: Placement) -> bool:
+    """Whether a loop carries slices of what is whole before it, `first`: its length is known to be that of the rows.
+
+    A turn takes it as `one` and gives it as `after`, in which `made` is.
+    """
+    if not one.is_replicated or not after.is_sharded or after.rows.chosen is not None:
+        return False
+    lengths = [None if one.whole_shape is None else one.whole_shape[after.axis] for one in (first, made)]
+    return lengths[0] is not None and lengths[0] == lengths[1]
 
 
 FLOW = {

@@ -40,6 +40,14 @@ class Value:
 
     @property
     def shape(self) -> list[int | None] | None:
+        """The sizes that are fixed and the same here as in the script's tensor; None where their number is not known."""
+        known = self.whole_shape
+        if known is not None and self.placement.is_sharded:
+            return [None if axis == self.placement.axis else size for axis, size in enumerate(known)]
+        return known
+
+    @property
+    def whole_shape(self) -> list[int | None] | None:
         """The sizes of the script's tensor, as far as they are fixed; None where even their number is not known."""
         if self._shape is _UNREAD:
             shape = self.tensor.shape
@@ -48,7 +56,7 @@ class Value:
 
     def set_shape(self, shape: list[int | None]) -> None:
         """Note sizes, as far as they are fixed, besides those that the script's graph tells."""
-        known = self.shape
+        known = self.whole_shape
         if known is None:
             self._shape, self.has_more_shape = shape, True
         elif len(known) == len(shape) and any(one is None is not other for one, other in zip(known, shape)):
@@ -106,13 +114,14 @@ class Expansion(NamedTuple):
 class Node:
     """An op of the script's graph, once for each call of the function that it is in.
 
-    rows: how many the batch has, where costs are compared.
+    rows: how many the batch has, where costs are compared. batch_rows: how many it has, where that number is fixed.
     repeats: whether it is within a loop.
     is_reused: whether the copy takes the outputs of the op itself.
     """
 
     __slots__ = (
         "_definition",
+        "batch_rows",
         "bodies",
         "controls",
         "decision",
@@ -130,6 +139,7 @@ class Node:
     def __init__(self, op: Any, key: tuple[Any, ...], inputs: list[Value], controls: list[Node]):
         self.op, self.key, self.inputs, self.controls = op, key, inputs, controls
         self.rows, self.repeats, self.is_reused = USUAL_SIZE, False, False
+        self.batch_rows: int | None = None
         self.type: str = op.type
         self._definition: Any = None
         self.outputs: list[Value] = []
@@ -193,6 +203,18 @@ class Node:
         if shape is None:
             raise NoRuleError
         return shape
+
+    def read_length(self, index: int) -> int | None:
+        """How many entries the script's tensor has along the axis in which an input is sharded."""
+        value = self.inputs[index]
+        return None if value.whole_shape is None else value.whole_shape[value.placement.axis]
+
+    def has_length(self, index: int, one: Placement) -> bool:
+        """Whether the script's tensor, an input, is known to have the entries of the rows of `one` along its axis."""
+        shape, unit = self.inputs[index].whole_shape, one.rows.unit
+        if not one.is_sharded or not shape or len(shape) <= one.axis or not (self.batch_rows and unit):
+            return False
+        return shape[one.axis] == self.batch_rows * unit
 
     def read_constant(self, index: int) -> np.ndarray:
         constant = self.inputs[index].constant

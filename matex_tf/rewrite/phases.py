@@ -9,6 +9,7 @@ from matex_tf.rewrite.functions import is_movable
 from matex_tf.rewrite.nodes import Node, Value
 from matex_tf.rewrite.placement import ANY, LIST, PARTIAL, REPLICATED, SHARDED, SIZES, Placement, Size
 from matex_tf.rewrite.programs import Program
+from matex_tf.rewrite.sources import may_take_batch
 
 SAME, COUNTED, EXCHANGED, CONVERTED = "same", "counted", "exchanged", "converted"
 """How an op of the copy gets a value in the placement that it needs: the tensor itself; numbers known from the rank's
@@ -17,6 +18,8 @@ share of the batch; the result of a collective; other ops make it of the tensor.
 
 def find_path(value: Value, need: Placement | None) -> str:
     placement = value.placement
+    if placement.kind == REPLICATED and need is not None and need.kind == SIZES:
+        return COUNTED
     if placement.kind == REPLICATED and (need is None or need.kind == REPLICATED):
         return SAME
     if (
@@ -84,18 +87,36 @@ def is_constant(node: Node) -> bool:
     return node.type == "Const" and not node.controls and node.decision.emit is None and not node.is_reused
 
 
-class Phase:
-    """Ops that are made one by one, and then ops that stay as they are."""
+MADE, BEFORE, AFTER = 0, 1, 2
+"""Where in a phase an op is: among those made one by one; in the run of ops that need no batch which the program takes;
+in the run of those that do."""
 
-    __slots__ = ("kept", "made")
+
+class Phase:
+    """Ops that are made one by one, and then ops that stay as they are, in two runs."""
+
+    __slots__ = ("made", "runs")
 
     def __init__(self) -> None:
         self.made: list[Node] = []
-        self.kept: list[Node] = []
+        self.runs: tuple[list[Node], list[Node]] = [], []
+
+
+def _find_after(program: Program) -> set[int]:
+    """The ids of the nodes that need a batch which a node of the program takes, or a function that it calls."""
+    found: set[int] = set()
+    for node in program.nodes:
+        before = (*(value.node for value in node.inputs), *node.controls)
+        if any(id(one) in found for one in before) or may_take_batch(node):
+            found.add(id(node))
+    return found
 
 
 class Phases:
     """The phases of each level of a program whose nodes have their levels; `has_runs`: whether ops are put together.
+
+    A run waits for whatever one of its ops needs. Where the batches of a program end, its step fails, but TensorFlow
+    runs all ops that need none: so these have runs of their own.
 
     exported, awaited: the ids of the values that are used, and of the nodes that are waited for, outside of their run.
     """
@@ -105,29 +126,31 @@ class Phases:
         self.levels: list[list[Phase]] = [[] for _ in range(count)]
         self.exported: set[int] = set()
         self.awaited: set[int] = set()
-        self._at: dict[int, tuple[int, int, bool]] = {}
+        self._at: dict[int, tuple[int, int, int]] = {}
+        self._after = _find_after(program)
         for node in program.nodes:
             if not is_constant(node):
                 self._place(node)
         self._find_exported(program, gives)
 
     def _place(self, node: Node) -> None:
-        level, kept, phase = node.level, self.has_runs and is_kept(node), 0
+        level, phase = node.level, 0
+        kept = (AFTER if id(node) in self._after else BEFORE) if self.has_runs and is_kept(node) else MADE
         for value, need in zip(node.inputs, node.decision.needs):
             at = None if value.node is None else self._at.get(id(value.node))
-            if at is None or at[0] != level or at[1] + at[2] <= phase:
+            if at is None or at[0] != level or at[1] + (at[2] > MADE) <= phase:
                 continue
             path = find_path(value, need)
             if path in (SAME, CONVERTED):
-                phase = max(phase, at[1] + (at[2] and not (kept and path == SAME)))
+                phase = max(phase, at[1] + (at[2] > (kept if path == SAME else MADE)))
         for one in node.controls:
             at = self._at.get(id(one))
             if at is not None and at[0] == level:
-                phase = max(phase, at[1] + (at[2] and not kept))
+                phase = max(phase, at[1] + (at[2] > kept))
         phases = self.levels[level]
         while len(phases) <= phase:
             phases.append(Phase())
-        (phases[phase].kept if kept else phases[phase].made).append(node)
+        (phases[phase].runs[kept - 1] if kept else phases[phase].made).append(node)
         self._at[id(node)] = level, phase, kept
 
     def _find_exported(self, program: Program, gives: Sequence[Placement]) -> None:

@@ -11,7 +11,7 @@ from matex_tf.rewrite.constants import find_constants, find_shapes, note_sizes
 from matex_tf.rewrite.functions import Callee, Step, find_callee, has_op, is_stateful, list_steps
 from matex_tf.rewrite.nodes import USUAL_SIZE, Decision, Expansion, Node, NoRuleError, Value, has_same_outputs
 from matex_tf.rewrite.pauses import pause_collection
-from matex_tf.rewrite.placement import ANY, HALF, LIST, OWN, PARTIAL, REPLICATED, WHOLE, Placement, list_of
+from matex_tf.rewrite.placement import ANY, BATCH, HALF, LIST, OWN, PARTIAL, REPLICATED, WHOLE, Placement, list_of
 from matex_tf.rewrite.programs import Program
 from matex_tf.rewrite.rules import RULES
 from matex_tf.rewrite.sources import SOURCES, is_batch, place_batch, put_first
@@ -51,6 +51,7 @@ class Reader:
 
     def __init__(self, takes_batches: bool = True, rows: int = USUAL_SIZE, reused: Container[Any] | None = None):
         self.takes_batches, self.rows, self.reused, self.loops = takes_batches, rows, reused, 0
+        self.batch_rows: int | None = None  # of the batch of the program that is being read, if that number is fixed
         self.whole: set[tuple[Any, ...]] = set()
         self._have_batch: list[bool] = []  # of the programs that are being read, the outermost first
         self._added: set[tuple[Any, ...]] = set()  # and all beginnings of their keys
@@ -68,12 +69,16 @@ class Reader:
         ]
         nodes: list[Node] = []
         has_batch = (self._have_batch[-1:] or [False])[0] or _is_split(inputs)
+        batch_rows = self.batch_rows
+        if has_batch and not self._have_batch:
+            self.batch_rows = _count_rows(inputs)
         self._have_batch.append(has_batch)
         try:
             outputs, effects = self._read_into(nodes, graph, inputs, key, [])
             takes_batch = not has_batch and self._have_batch[-1]
         finally:
             self._have_batch.pop()
+            self.batch_rows = batch_rows
         if takes_batch or not self._have_batch:
             _wrap_whole(nodes, outputs)
         needed = _drop_unneeded(nodes, outputs, effects)
@@ -117,7 +122,8 @@ class Reader:
             if (step.number in one.nodes and changed.isdisjoint(step.before) and at not in self._added
                     and not (is_moved and step.is_stateful)):  # fmt: skip
                 nodes += one.nodes[step.number]
-                self._have_batch[-1] |= any(map(is_batch, one.nodes[step.number]))
+                for node in filter(is_batch, one.nodes[step.number]):
+                    self._have_batch[-1], self.batch_rows = True, _count_rows(node.outputs)
                 continue
             before = [node for number in step.controls for node in one.made.get(number, ())] if step.controls else []
             taken = [one.values[number] for number in step.inputs]
@@ -157,7 +163,7 @@ class Reader:
         if step.type in ALIASES and self.reused is None:  # elsewhere it has a place in an order or a branch
             return inputs, controls + [value.node for value in inputs if value.node is not None]
         node = Node(op, key, inputs, controls)
-        node.rows, node.repeats = self.rows, bool(self.loops)
+        node.rows, node.batch_rows, node.repeats = self.rows, self.batch_rows, bool(self.loops)
         node.outputs = [Value(tensor, (*key, index), WHOLE, node) for index, tensor in enumerate(op.outputs)]
         find_constants(node)
         node.is_reused = self.reused is not None and op in self.reused
@@ -219,6 +225,9 @@ class Reader:
         ):
             decision = place_batch(node)
             self._have_batch[-1] = any(one.is_sharded for one in decision.gives)
+            for value, one in zip(node.outputs, decision.gives):
+                value.placement = one
+            self.batch_rows = _count_rows(node.outputs)
             return decision
         if node.type in ALIASES:
             return Decision([None] * len(node.inputs), node.placements)
@@ -243,6 +252,12 @@ def _pass_own(node: Node) -> Decision:
     if takes:
         raise own_batches.OwnRowsError(f"{node.type} '{node.op.name}' takes rows out of their dataset by itself")
     return Decision([WHOLE] * len(node.inputs), [OWN] * len(node.op.outputs))
+
+
+def _count_rows(batch: Iterable[Value]) -> int | None:
+    """How many rows the script's batch has, if all of its components tell the same number."""
+    found = {value.whole_shape[0] for value in batch if value.placement == BATCH and value.whole_shape}
+    return found.pop() if len(found) == 1 else None
 
 
 def _is_split(inputs: Iterable[Value]) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from matex_tf.rewrite.functions import has_op
+from matex_tf.rewrite.functions import has_op, is_movable
 from matex_tf.rewrite.nodes import Decision, Node
 from matex_tf.rewrite.placement import BATCH, SIZES, WHOLE
 from matex_tf.rewrite.rules.sizes import mark_taker
@@ -36,6 +36,11 @@ def place_batch(node: Node) -> Decision:
 def is_batch(node: Node) -> bool:
     """Whether a node that was read gives the batch of its program."""
     return node.type in SOURCES and any(one.is_sharded for one in node.decision.gives)
+
+
+def may_take_batch(node: Node) -> bool:
+    """Whether an op, or a function that it calls, takes a batch: where there is none any more, it fails."""
+    return node.type in SOURCES or (not is_movable(node.op) and has_op(node.op, SOURCES))
 
 
 def put_first(nodes: list[Node]) -> list[Node]:

@@ -14,11 +14,13 @@ class Whole:
     type = "Whole"
     name = "whole"
     device = ""
+    op_def = None
 
     def __init__(self, tensor: Any):
+        from tensorflow.core.framework import node_def_pb2
+
         self.outputs = [tensor]
-        self.op_def = tensor.op.op_def
-        self.node_def = tensor.op.node_def
+        self.node_def = node_def_pb2.NodeDef()
 
 
 def find_sums_needed_whole(program: Program) -> set[tuple[Any, ...]]:

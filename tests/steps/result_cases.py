@@ -289,7 +289,50 @@ def jacobians_of_batches():
     return [step(iterator).numpy(), step(iterator).numpy(), run_epoch(dataset).numpy(), weights.numpy()]
 
 
-CASES = [jacobians_of_batches, gradnorm, figure_of_a_batch, metrics_by_row_and_column, mean_of_rows,
+def ends_of_unknown_length():
+    """Where batches end within a step, its ops that need no batch run once more: a counter of Adam, a seed of Dropout."""
+
+    def give():
+        for start in range(0, 27, BATCH):
+            yield X[start : start + BATCH], Y[start : start + BATCH, :1] > 0
+
+    kinds = tf.TensorSpec([None, 6], "float64"), tf.TensorSpec([None, 1], "bool")
+    dataset = tf.data.Dataset.from_generator(give, output_signature=kinds)
+    model = keras.Sequential([L.Input((6,)), L.Dense(8, "tanh"), L.Dropout(0.4), L.Dense(1, "sigmoid")])
+    model.compile("adam", "binary_crossentropy", metrics=["accuracy"])
+    found = list_logs(model.fit(dataset, epochs=3, verbose=0))
+    turns, weights, state = tf.Variable(0.0), tf.Variable(X[:6]), tf.Variable(Y[:8])
+
+    def train(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(x @ weights))
+        change = tape.gradient(loss, weights)
+        for _ in range(5):  # so many that ops are put together
+            turns.assign_add(1.0)
+            state.assign(tf.tanh(state) + 0.1 * tf.cast(turns, "float64"))
+            weights.assign_sub(0.01 * change)
+        return loss
+
+    @tf.function
+    def step(batches):
+        return train(next(batches)[0])
+
+    @tf.function
+    def turn(batches):
+        for _ in tf.range(8):
+            train(next(batches)[0])
+
+    for function in (step, turn):
+        batches = iter(dataset)
+        try:
+            while True:
+                function(batches)
+        except tf.errors.OutOfRangeError:
+            found += [turns.numpy(), state.numpy(), weights.numpy()]
+    return [*found, *model.get_weights()]
+
+
+CASES = [jacobians_of_batches, ends_of_unknown_length, gradnorm, figure_of_a_batch, metrics_by_row_and_column, mean_of_rows,
          state_that_does_not_begin_with_zeros,
          counts_read_raw, predict_whose_rows_meet, two_updates, two_inputs_and_a_loss_by_hand, saved_module,
          masked_statistics]  # fmt: skip

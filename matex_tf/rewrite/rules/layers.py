@@ -8,9 +8,10 @@ from __future__ import annotations
 from typing import Any
 
 from matex_tf.rewrite.nodes import Decision, Expansion, Node, NoRuleError
-from matex_tf.rewrite.placement import SIZES, SUM, WHOLE, Placement, shard
+from matex_tf.rewrite.placement import SUM, WHOLE, Placement, Size, shard
 from matex_tf.rewrite.rules.registry import add_rules, register_rule
 from matex_tf.rewrite.rules.shapes import keep_figure
+from matex_tf.rewrite.rules.sizes import find_need
 
 TABLE = {
     "rows -> rows": """AvgPool AvgPool3D DepthToSpace SpaceToDepth MaxPool MaxPool3D LRN FakeQuantWithMinMaxArgs
@@ -40,14 +41,14 @@ def follow_table(takes: list[str], gives: list[str], node: Node) -> Decision:
     ):
         raise NoRuleError
     needs: list[Placement | None] = []
-    for kind, found in zip(takes, node.placements):
+    for index, (kind, found) in enumerate(zip(takes, node.placements)):
         if kind == "sizes":
-            if found.kind != SIZES or [size.rows for size in found.sizes][0] != rows:
+            first, *rest = node.read_sizes(index)
+            if first.rows not in (None, rows) or any(size.rows is not None for size in rest):
                 raise NoRuleError
-            if any(size.rows is not None for size in found.sizes[1:]):
-                raise NoRuleError
-        exact = kind == "sizes" or (kind == "rows" and found.has_layout(one))
-        needs.append(None if exact else one if kind == "rows" else WHOLE)
+            needs.append(find_need(node, index, (Size(rows), *rest)))
+        else:
+            needs.append(None if kind == "rows" and found.has_layout(one) else one if kind == "rows" else WHOLE)
     if "rows" not in takes:
         raise NoRuleError
     return Decision(needs, [{"rows": one, "sum": SUM, "same": WHOLE}[kind] for kind in gives])

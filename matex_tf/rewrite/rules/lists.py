@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
+
 from matex_tf.rewrite.nodes import Decision, Node, NoRuleError
 from matex_tf.rewrite.placement import (
     EMPTY,
@@ -17,6 +21,7 @@ from matex_tf.rewrite.placement import (
     shard,
 )
 from matex_tf.rewrite.rules.registry import register_rule
+from matex_tf.rewrite.rules.sizes import find_need
 
 
 def _make_list(node: Node, item: Placement | None) -> Placement:
@@ -33,7 +38,19 @@ def read_list(node: Node) -> Placement:
 @register_rule("EmptyTensorList TensorListReserve")
 def make(node: Node) -> Decision:
     """The shape of the items is that of a rank's part; the number of items is the script's."""
-    return node.decide([_keep_sizes(node, 0), WHOLE], _make_list(node, None))
+
+    sizes, rows = node.inputs[0].constant, node.batch_rows
+
+    def emit(shape: Any, count: Any) -> list[Any]:
+        import tensorflow as tf
+
+        if sizes is not None and rows:  # which of these are of rows is known once an item is there
+            shape = tf.constant(np.where(sizes % rows, sizes, -1), shape.dtype)
+        kind = tf.raw_ops.EmptyTensorList if node.type == "EmptyTensorList" else tf.raw_ops.TensorListReserve
+        return [kind(**{"element_shape": shape, "element_dtype": node.read_attribute("element_dtype"),
+                        "max_num_elements" if node.type == "EmptyTensorList" else "num_elements": count})]  # fmt: skip
+
+    return node.decide([_keep_sizes(node, 0), WHOLE], _make_list(node, None), emit=emit)
 
 
 @register_rule("TensorListPushBack TensorListSetItem")
@@ -47,7 +64,9 @@ def put(node: Node) -> Decision:
     if any(one.chosen is not None for one in rows):
         item = WHOLE  # items differ from turn to turn
     item = item._replace(numbers=None, zero=False)
-    if held is not None:
+    if held is not None and item.is_replicated and node.has_length(last, held):
+        item = held
+    elif held is not None:
         item = join(held, item)
         if item != held and not (item.is_replicated and held.is_replicated):
             raise NoRuleError
@@ -58,31 +77,39 @@ def put(node: Node) -> Decision:
 @register_rule("TensorListGetItem")
 def get(node: Node) -> Decision:
     item = read_list(node).item
-    return node.decide([None, WHOLE, _keep_sizes(node, 2)], item or WHOLE)
+    return node.decide([None, WHOLE, _keep_sizes(node, 2, item)], item or WHOLE)
 
 
-def _keep_sizes(node: Node, index: int) -> Placement | None:
-    return None if node.get_placement(index).kind == SIZES else WHOLE
+def _keep_sizes(node: Node, index: int, item: Placement | None = None) -> Placement | None:
+    """How the shape of the items is brought here."""
+    if node.get_placement(index).kind == SIZES:
+        return None
+    constant = node.inputs[index].constant
+    if item is None or not item.is_sharded or constant is None or constant.ndim == 0 or constant[item.axis] < 0:
+        return WHOLE
+    sizes = tuple(Size(None, int(size)) for size in constant)
+    return find_need(node, index, (*sizes[: item.axis], Size(item.rows), *sizes[item.axis + 1 :]))
 
 
 @register_rule("TensorListPopBack")
 def pop(node: Node) -> Decision:
     item = read_list(node).item
-    return node.decide([None, _keep_sizes(node, 1)], node.get_placement(0), item or WHOLE)
+    return node.decide([None, _keep_sizes(node, 1, item)], node.get_placement(0), item or WHOLE)
 
 
 @register_rule("TensorListStack")
 def stack(node: Node) -> Decision:
     item = read_list(node).item or WHOLE
     after = shard(item.axis + 1, item.rows) if item.is_sharded else item
-    return node.decide([None, _keep_sizes(node, 1)], after)
+    return node.decide([None, _keep_sizes(node, 1, item)], after)
 
 
 @register_rule("TensorListFromTensor")
 def unstack(node: Node) -> Decision:
     one = node.get_placement(0)
     if one.is_sharded and one.axis:
-        return node.decide([None, _keep_sizes(node, 1)], _make_list(node, shard(one.axis - 1, one.rows)))
+        item = shard(one.axis - 1, one.rows)
+        return node.decide([None, _keep_sizes(node, 1, item)], _make_list(node, item))
     if one.is_partial:
         return node.decide([None, _keep_sizes(node, 1)], _make_list(node, one))
     return node.decide([WHOLE, WHOLE], _make_list(node, WHOLE))

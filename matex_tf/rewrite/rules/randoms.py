@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from matex_tf.rewrite.nodes import Decision, Node, NoRuleError
-from matex_tf.rewrite.placement import SIZES, SUM, WHOLE, Rows, shard
+from matex_tf.rewrite.placement import SIZES, SUM, WHOLE, Placement, Rows, Size, make_sizes, shard
 from matex_tf.rewrite.rules.registry import register_rule
 from matex_tf.rewrite.rules.sizes import find_rows, mark_taker
 
@@ -16,7 +16,8 @@ _LANES = {"float32": 4, "float64": 2}
 @register_rule("StatelessRandomUniformV2 StatelessRandomNormalV2")
 def draw_by_counter(node: Node) -> Decision:
     """A counter that is moved on by what other ranks draw: the same bits, and nothing is drawn twice."""
-    found = _find_rows(node)
+    taken = _read_shape(node)
+    found = _find_rows(taken)
     lanes = _LANES.get(node.op.outputs[0].dtype.name)
     if found is None or lanes is None or found[0] or len(found[1].blocks) != 1:
         return draw_all(node)
@@ -38,7 +39,7 @@ def draw_by_counter(node: Node) -> Decision:
         flat = copy.create_op(node, [drawn, key, counter, algorithm], Tshape=tf.int64)[0]
         return [tf.reshape(flat[skipped:], wide)]
 
-    return node.decide([None, WHOLE, WHOLE, WHOLE], shard(axis, rows), emit=mark_taker(emit))
+    return node.decide([taken, WHOLE, WHOLE, WHOLE], shard(axis, rows), emit=mark_taker(emit))
 
 
 @register_rule("""RandomUniform RandomStandardNormal TruncatedNormal RandomUniformInt StatelessRandomUniform
@@ -46,19 +47,20 @@ def draw_by_counter(node: Node) -> Decision:
     StatelessRandomUniformIntV2 StatelessRandomUniformFullIntV2""")
 def draw_all(node: Node) -> Decision:
     """Every rank draws for all rows and takes its own."""
-    found = _find_rows(node)
+    taken = _read_shape(node)
+    found = _find_rows(taken)
     if has_no_seed(node.op):
-        return _draw_apart(node, found)
+        return _draw_apart(node, taken, found)
     if found is None:
         return node.decide_whole()
     rest = [WHOLE] * (len(node.inputs) - 1)
     one = shard(*found)
 
     def emit(copy: Any, sizes: Any, *others: Any) -> list[Any]:
-        whole = copy.draw(node, [copy.make_sizes_whole(sizes, node.get_placement(0)), *others])
+        whole = copy.draw(node, [copy.make_sizes_whole(sizes, taken), *others])
         return [copy.slice_rows(whole, one)]
 
-    return node.decide([None, *rest], one, emit=mark_taker(emit))
+    return node.decide([taken, *rest], one, emit=mark_taker(emit))
 
 
 def has_no_seed(op: Any) -> bool:
@@ -66,11 +68,11 @@ def has_no_seed(op: Any) -> bool:
     return "seed2" in op.node_def.attr and not (op.get_attr("seed") or op.get_attr("seed2"))
 
 
-def _draw_apart(node: Node, found: tuple[int, Rows] | None) -> Decision:
+def _draw_apart(node: Node, taken: Placement, found: tuple[int, Rows] | None) -> Decision:
     """Any numbers are as good for the rows of a rank as others; what has no rows is drawn by one rank for all."""
     rest = [WHOLE] * (len(node.inputs) - 1)
     if found is not None:
-        return node.decide([None, *rest], shard(*found))
+        return node.decide([taken, *rest], shard(*found))
 
     def emit(copy: Any, *inputs: Any) -> list[Any]:
         import tensorflow as tf
@@ -86,13 +88,21 @@ def draw_of_parameters(node: Node) -> Decision:
     """Of whole parameters; how many numbers are drawn for the rows of one rank is not known beforehand."""
     if not has_no_seed(node.op) or node.op.outputs[0].dtype.name == "string":
         return node.decide_whole()
-    return _draw_apart(node, None)
+    return _draw_apart(node, WHOLE, None)
 
 
-def _find_rows(node: Node) -> tuple[int, Rows] | None:
-    if node.get_placement(0).kind != SIZES:
+def _read_shape(node: Node) -> Placement:
+    """The shape that is drawn. One that is fixed and begins with the number of rows is taken to be of the rows."""
+    constant = node.inputs[0].constant
+    if constant is None or constant.ndim != 1 or not node.batch_rows or constant[:1] != [node.batch_rows]:
+        return node.get_placement(0)
+    return make_sizes([Size(Rows()), *(Size(None, int(size)) for size in constant[1:])])
+
+
+def _find_rows(taken: Placement) -> tuple[int, Rows] | None:
+    if taken.kind != SIZES:
         return None
-    found = find_rows(node.read_sizes(0))
+    found = find_rows(taken.sizes)
     if found is not None and (found[1].chosen is not None or None in found[1].blocks):
         raise NoRuleError
     return found

@@ -19,7 +19,7 @@ from matex_tf.rewrite.placement import (
 )
 from matex_tf.rewrite.rules.entrywise import compute_entries
 from matex_tf.rewrite.rules.registry import register_rule
-from matex_tf.rewrite.rules.sizes import find_rows, mark_taker
+from matex_tf.rewrite.rules.sizes import find_need, find_rows, mark_taker
 
 
 @register_rule("Const")
@@ -60,9 +60,15 @@ def reshape(node: Node) -> Decision:
         if one.axis or not wanted or wanted[0].rows != one.rows:
             raise NoRuleError
         return node.decide([None, None], shard(*one.layout))
+    whole = node.outputs[0].whole_shape
+    if whole is not None and len(whole) == len(wanted):
+        wanted = tuple(Size(None, size) if one == Size(None, -1) and size is not None else one
+                       for one, size in zip(wanted, whole))  # fmt: skip
     place, rows = _follow_rows(one, before, wanted)
     numbers = one.numbers if len(before) == 1 or all(size == 1 for size in before[1:]) else None
-    needs = None if node.get_placement(1).kind == SIZES else WHOLE
+    if wanted[place].value not in (None, -1):
+        wanted = (*wanted[:place], Size(rows), *wanted[place + 1 :])
+    needs = find_need(node, 1, wanted)
     fixed = [None if size.rows is not None or size.value == -1 else size.value for size in wanted]
     found = node.decide([None, needs], shard(place, rows)._replace(numbers=numbers))
     return found._replace(shapes=[fixed])
@@ -97,7 +103,7 @@ def _follow_rows(one: Placement, before: list[int | None], wanted: tuple[Size, .
         if factor is None and len(one.rows.blocks) == 1:
             return place, rows.rows
         return place, _scale(one.rows, factor)
-    if rows.value != -1 or -1 in outer:
+    if rows.value is None or -1 in outer:
         raise NoRuleError
     return place, _scale(one.rows, factor)
 

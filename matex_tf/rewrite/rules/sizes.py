@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from matex_tf.rewrite.nodes import Decision, Node, NoRuleError
-from matex_tf.rewrite.placement import LIST, SIZES, WHOLE, Rows, Size, make_sizes, multiply_sizes
+from matex_tf.rewrite.placement import LIST, SIZES, WHOLE, Placement, Rows, Size, make_sizes, multiply_sizes
 from matex_tf.rewrite.rules.registry import register_rule
 
 
@@ -49,6 +49,31 @@ def find_rows(sizes: tuple[Size, ...]) -> tuple[int, Rows] | None:
     if len(found) > 1:
         raise NoRuleError
     return found[0] if found else None
+
+
+def read_along(node: Node, index: int, at: int, one: Placement, length: int | None) -> tuple[Size, ...]:
+    """The numbers of an input, of which that `at` counts entries of an axis with the rows of `one` and `length` entries.
+
+    Where the number and the length are fixed, it counts rows if it is a multiple of how many the batch has.
+    """
+    sizes, unit = node.read_sizes(index), one.rows.unit
+    number = sizes[at].value
+    if sizes[at].rows is not None or not (number and length and unit) or number * unit % length:
+        return sizes
+    return (*sizes[:at], Size(Rows((number * unit // length,))), *sizes[at + 1 :])
+
+
+def find_need(node: Node, index: int, sizes: tuple[Size, ...]) -> Placement | None:
+    """How an input is brought here whose numbers are read as `sizes`."""
+    if node.get_placement(index).kind == SIZES:
+        if sizes != node.read_sizes(index):
+            raise NoRuleError
+        return None
+    if all(one.rows is None for one in sizes):
+        return WHOLE
+    if any(one.value is None if one.rows is None else one.rows.unit is None for one in sizes):
+        raise NoRuleError
+    return make_sizes(sizes)
 
 
 def mark_taker(emit: Any) -> Any:

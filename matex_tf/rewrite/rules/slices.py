@@ -8,7 +8,7 @@ from matex_tf.rewrite.nodes import Decision, Node, NoRuleError
 from matex_tf.rewrite.placement import SIZES, SUM, WHOLE, ZERO, Placement, Rows, Size, make_sizes, shard
 from matex_tf.rewrite.rules.arrays import count_rows, take_blocks
 from matex_tf.rewrite.rules.registry import register_rule
-from matex_tf.rewrite.rules.sizes import find_rows
+from matex_tf.rewrite.rules.sizes import find_need, find_rows, read_along
 
 
 @register_rule("StridedSlice")
@@ -35,13 +35,17 @@ def _slice_sizes(node: Node, one: Placement) -> Decision:
 
 
 def _slice_rows(node: Node, one: Placement) -> Decision:
-    found = follow_axis(node, one, node.count_axes(0))
-    needs = [None, *(None if node.get_placement(index).kind == SIZES else WHOLE for index in (1, 2, 3))]
-    return node.decide(needs, found)
+    found, needs = follow_axis(node, one, node.count_axes(0), node.read_length(0))
+    return node.decide([None, *needs], found)
 
 
-def follow_axis(node: Node, one: Placement, count: int) -> Placement:
-    """Where a slice of a tensor with `count` axes has its rows: whole rows, or whole blocks of them."""
+def follow_axis(
+    node: Node, one: Placement, count: int, length: int | None
+) -> tuple[Placement, list[Placement | None]]:
+    """Where a slice of a tensor with `count` axes has its rows: whole rows, or whole blocks of them.
+
+    length: of the axis with the rows, where it is fixed. Besides, how the bounds and the stride are brought here.
+    """
     ellipsis, new, shrink, begins, ends = (
         node.read_attribute(f"{name}_mask") for name in ("ellipsis", "new_axis", "shrink_axis", "begin", "end")
     )
@@ -51,6 +55,9 @@ def follow_axis(node: Node, one: Placement, count: int) -> Placement:
     named = sum(1 for index in range(entries) if not (new | ellipsis) >> index & 1)
     made = taken = 0  # axes of the result, and of what is sliced
     found: Placement | None = None
+    needs: list[Placement | None] = [
+        None if node.get_placement(index).kind == SIZES else WHOLE for index in (1, 2, 3)
+    ]
     for index in range(entries):
         bit = 1 << index
         if ellipsis & bit:
@@ -64,13 +71,16 @@ def follow_axis(node: Node, one: Placement, count: int) -> Placement:
             if taken == one.axis:
                 if shrink & bit or _read_entry(node, 3, index) != Size(None, 1):
                     raise NoRuleError
-                begin = None if begins & bit else _read_entry(node, 1, index)
-                end = None if ends & bit else _read_entry(node, 2, index)
-                found = shard(made, _cut(one.rows, begin, end))
+                bounds: list[Size | None] = [None, None]
+                for which, mask in ((0, begins), (1, ends)):
+                    if not mask & bit:
+                        sizes = read_along(node, which + 1, index, one, length)
+                        bounds[which], needs[which] = sizes[index], find_need(node, which + 1, sizes)
+                found = shard(made, _cut(one.rows, *bounds))
             elif _has_rows_in_bounds(node, index, begins & bit, ends & bit or shrink & bit):
                 raise NoRuleError
             made, taken = made + (0 if shrink & bit else 1), taken + 1
-    return shard(made + one.axis - taken, one.rows) if found is None else found
+    return shard(made + one.axis - taken, one.rows) if found is None else found, needs
 
 
 @register_rule("StridedSliceGrad")
@@ -84,13 +94,16 @@ def slice_backward(node: Node) -> Decision:
                            SUM if gradient.is_partial else WHOLE)  # fmt: skip
     sizes = node.read_sizes(0)
     found = find_rows(sizes)
-    if found is None:
-        raise NoRuleError
-    before = shard(*found)
-    if not follow_axis(node, before, len(sizes)).has_layout(gradient):
-        raise NoRuleError
-    needs = [None if node.get_placement(index).kind == SIZES else WHOLE for index in range(4)]
-    return node.decide([*needs, None], before)
+    length = node.read_length(4)
+    # Of a shape that is fixed, the axis that the slice keeps where the gradient has its rows.
+    axes = [found[0]] if found else [at for at, size in enumerate(sizes) if size.value == length is not None]
+    for axis in axes:
+        before = shard(axis, found[1] if found else gradient.rows)
+        after, needs = follow_axis(node, before, len(sizes), None if found else length)
+        if after.has_layout(gradient):
+            sizes = (*sizes[:axis], Size(before.rows), *sizes[axis + 1 :])
+            return node.decide([find_need(node, 0, sizes), *needs, None], before)
+    raise NoRuleError
 
 
 def _read_entry(node: Node, index: int, at: int) -> Size:
@@ -129,7 +142,7 @@ def slice_by_sizes(node: Node) -> Decision:
     if not one.is_sharded:
         return node.decide([None if one.is_partial else WHOLE, WHOLE, WHOLE],
                            SUM if one.is_partial else ZERO if one.zero else WHOLE)  # fmt: skip
-    begins, counts = node.read_sizes(1), node.read_sizes(2)
+    begins, counts = (read_along(node, index, one.axis, one, node.read_length(0)) for index in (1, 2))
     others = [size for part in (begins, counts) for at, size in enumerate(part) if at != one.axis]
     if any(size.rows is not None for size in others):
         raise NoRuleError
@@ -140,5 +153,5 @@ def slice_by_sizes(node: Node) -> Decision:
         if rows.chosen is not None or first is None or (length is None and size != Size(None, -1)):
             raise NoRuleError
         rows = take_blocks(rows, first, None if length is None else first + length)
-    needs = [None, *(None if node.get_placement(index).kind == SIZES else WHOLE for index in (1, 2))]
+    needs = [None, find_need(node, 1, begins), find_need(node, 2, counts)]
     return node.decide(needs, shard(one.axis, rows))
