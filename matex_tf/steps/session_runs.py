@@ -17,7 +17,7 @@ from matex_tf.rewrite.programs import Program
 from matex_tf.rewrite.propagate import read_program
 from matex_tf.rewrite.rules.randoms import has_no_seed
 from matex_tf.sharding import fingerprint
-from matex_tf.steps import cond_turns, explain, session_graphs, shares, worth
+from matex_tf.steps import cond_turns, explain, failures, session_graphs, shares, worth
 from matex_tf.steps.agreement import agree_on_plan
 from matex_tf.steps.exchanger import RankExchanger
 from matex_tf.steps.plan import NO_BATCH, NO_WORK
@@ -159,7 +159,7 @@ class SessionPlan:
         assert program is not None
         with session_graphs.add_to(self.graph):
             exchanger = RankExchanger(PLACE, is_ordered=SessionCopy.is_ordered)
-            copy = SessionCopy(self.graph, shares.make_no_share(), exchanger, shares.make_share)
+            copy = SessionCopy(self.graph, shares.make_no_share(), exchanger, shares.make_checked_share)
             if self.are_own:
                 self.own_rows = tf.compat.v1.placeholder(tf.int64, [])
                 rows = [one[: self.own_rows] for one in part.inputs[: self.count]]
@@ -203,6 +203,10 @@ class SessionPlan:
             if rows and not self.are_own:
                 _compare_rows(rows)
         held.agree(session, self.variables)
+        with failures.fail_together(PLACE):
+            return self._run_shared(rows, run)
+
+    def _run_shared(self, rows: Sequence[Any], run: Callable[..., list[Any]]) -> list[Any]:
         if self.own_rows is None:
             return run(self.operations, self.tensors)
         return run(self.operations, self.tensors, {self.own_rows: np.int64(len(rows[0]))})
