@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from matex_tf import ops
+from matex_tf.rewrite.sharing import Share
+from matex_tf.steps.gradients import name_sums
 
 _SUMMED = ("float16", "bfloat16", "float32", "float64")
 _REDUCED = (*_SUMMED, "int32", "int64")
@@ -19,59 +21,81 @@ class RankExchanger:
     place: names the step in messages.
     number: of the call, a float64 scalar; ranks at different calls raise an error rather than add to one another.
     is_ordered: whether collectives run in the order in which they are made, see `rewrite.emit.Copy`.
+    checked: whether a gradient that is no finite number is an error.
+
+    The last sums with gradients of a step are an update, which is counted and recorded as such.
     """
 
-    def __init__(self, place: str, number: Any = None, is_ordered: bool = True):
-        self.place, self.number, self.is_ordered = place, number, is_ordered
+    def __init__(self, place: str, number: Any = None, is_ordered: bool = True, checked: bool = False):
+        self.place, self.number, self.is_ordered, self.checked = place, number, is_ordered, checked
 
-    def exchange(self, requests: Sequence[tuple[str, Any]], contributes: Any) -> list[Any]:
+    def exchange(
+        self, requests: Sequence[tuple[str, Any]], share: Share, labels: Sequence[Any] = (), is_last: bool = False
+    ) -> list[Any]:
         import tensorflow as tf
 
         made: list[Any] = [None] * len(requests)
-        sums = [
-            index for index, (kind, tensor) in enumerate(requests) if kind == "sum" and tensor.dtype.name in _SUMMED
-        ]
-        if sums:
-            tensors = [requests[index][1] for index in sums]
-            names = [tensor.op.name for tensor in tensors]
-            weight = tf.cast(contributes, tf.float64)
-            if self.number is not None:
-                weight = tf.stack([weight, self.number])
-            for index, one in zip(sums, ops.reduce_gradients(tensors, names, weight, self.place)):
+        labels = labels or [None] * len(requests)
+        before: list[Any] = []
+        for indices, checked in self._list_sums(requests, labels, is_last):
+            tensors = [requests[index][1] for index in indices] or [tf.zeros([])]
+            names, numbers = name_sums(tensors, [labels[index] for index in indices] or [None])
+            is_update = is_last and not before
+            rows = tf.cast(share.total, tf.float64) if is_update else tf.constant(-1.0, tf.float64)
+            weight = [tf.cast(share.contributes, tf.float64), rows, *([] if self.number is None else [self.number])]
+            with tf.control_dependencies(before if not self.is_ordered else []):
+                summed = ops.reduce_gradients(tensors, names, tf.stack(weight), self.place, checked, numbers)
+            for index, one in zip(indices, summed):
                 made[index] = one
-        before = [made[index].op for index in sums[:1] if not self.is_ordered]
+            before = [summed[0].op]
+        before = [] if self.is_ordered else before
         for index, (kind, tensor) in enumerate(requests):
             if made[index] is None:
                 exchange = self._gather if kind == "gather" else self._reduce
                 with tf.control_dependencies(before):
-                    made[index] = exchange(kind, tensor, contributes)
+                    made[index] = exchange(kind, tensor, share)
                 before = [] if self.is_ordered else [made[index].op]
             shape = tensor.shape
             made[index].set_shape([None, *shape[1:]] if kind == "gather" and shape.rank else shape)
         return made
 
-    def _reduce(self, kind: str, tensor: Any, contributes: Any) -> Any:
+    def _list_sums(
+        self, requests: Sequence[tuple[str, Any]], labels: Sequence[Any], is_last: bool
+    ) -> list[tuple[list[int], bool]]:
+        """Which of these travel in one message, and whether it is checked: then only gradients are in it.
+
+        An update without a sum is one of gradients that are gathered.
+        """
+        sums = [
+            index for index, (kind, tensor) in enumerate(requests) if kind == "sum" and tensor.dtype.name in _SUMMED
+        ]
+        of_gradients = [index for index in sums if self.checked and labels[index] is not None]
+        others = [index for index in sums if index not in of_gradients]
+        found = [(of_gradients, True)] if of_gradients else []
+        return [*found, (others, False)] if others or (is_last and not of_gradients) else found
+
+    def _reduce(self, kind: str, tensor: Any, share: Share) -> Any:
         """A sum of whole numbers, or an extreme, of those ranks that contribute."""
         import tensorflow as tf
 
         dtype = tensor.dtype
         if dtype.is_complex:
             parts = tf.stack([tf.math.real(tensor), tf.math.imag(tensor)])
-            return tf.complex(*tf.unstack(self._reduce(kind, parts, contributes)))
+            return tf.complex(*tf.unstack(self._reduce(kind, parts, share)))
         if dtype.is_bool:
-            return tf.cast(self._reduce(kind, tf.cast(tensor, tf.int32), contributes), tf.bool)
+            return tf.cast(self._reduce(kind, tf.cast(tensor, tf.int32), share), tf.bool)
         if dtype.name not in _REDUCED:
-            return tf.cast(self._reduce(kind, tf.cast(tensor, tf.int64), contributes), dtype)
+            return tf.cast(self._reduce(kind, tf.cast(tensor, tf.int64), share), dtype)
         neutral = 0 if kind == "sum" else dtype.max if kind == "min" else dtype.min
         if kind != "sum" and dtype.is_floating:
             neutral = float("inf") if kind == "min" else -float("inf")
-        given = tf.where(contributes, tensor, tf.constant(neutral, dtype))
+        given = tf.where(share.contributes, tensor, tf.constant(neutral, dtype))
         return ops.allreduce(given, kind, name=f"{self.place}: {tensor.op.name}")
 
-    def _gather(self, kind: str, tensor: Any, contributes: Any) -> Any:
+    def _gather(self, kind: str, tensor: Any, share: Share) -> Any:
         import tensorflow as tf
 
-        rows = tf.cond(contributes, lambda: tensor, lambda: tensor[:0])
+        rows = tf.cond(share.contributes, lambda: tensor, lambda: tensor[:0])
         rows.set_shape([None, *tensor.shape[1:]])
         name = f"{self.place}: {tensor.op.name}"
         if tensor.dtype == tf.string:

@@ -16,7 +16,7 @@ from matex_tf.rewrite.own_batches import OwnRowsError
 from matex_tf.rewrite.placement import BATCH, OWN, WHOLE
 from matex_tf.rewrite.programs import Program
 from matex_tf.rewrite.propagate import read_program
-from matex_tf.steps import agreement, batch_watch, events, own_data, shares, weak_scaling, whole_code, worth
+from matex_tf.steps import agreement, batch_watch, events, gradients, own_data, shares, weak_scaling, whole_code, worth
 from matex_tf.steps.exchanger import RankExchanger
 from matex_tf.world import world
 
@@ -97,7 +97,7 @@ class StepPlan:
 
         def step(number: Any, *given: Any) -> Any:
             here = tf.compat.v1.get_default_graph()
-            exchanger = RankExchanger(self.place, number)
+            exchanger = RankExchanger(self.place, number, checked=gradients.are_checked(program))
             make_own_share = functools.partial(shares.make_own_share, exchanger)
             copy = Copy(shares.make_no_share(), exchanger, self.batches.make_share, make_own_share)
             inputs = sources.take_rows(copy, list(given), are_rows)

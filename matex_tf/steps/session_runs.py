@@ -17,7 +17,7 @@ from matex_tf.rewrite.programs import Program
 from matex_tf.rewrite.propagate import read_program
 from matex_tf.rewrite.rules.randoms import has_no_seed
 from matex_tf.sharding import fingerprint, step_weight
-from matex_tf.steps import cond_turns, explain, session_graphs, shares, worth
+from matex_tf.steps import cond_turns, explain, gradients, session_graphs, shares, worth
 from matex_tf.steps.agreement import agree_on_plan
 from matex_tf.steps.exchanger import RankExchanger
 from matex_tf.steps.plan import NO_BATCH, NO_WORK
@@ -158,7 +158,7 @@ class SessionPlan:
         program, part = self.program, self.part
         assert program is not None
         with session_graphs.add_to(self.graph):
-            exchanger = RankExchanger(PLACE, is_ordered=SessionCopy.is_ordered)
+            exchanger = RankExchanger(PLACE, None, SessionCopy.is_ordered, gradients.are_checked(program))
             copy = SessionCopy(self.graph, shares.make_no_share(), exchanger, shares.make_share)
             if self.are_own:
                 self.own_rows = tf.compat.v1.placeholder(tf.int64, [])

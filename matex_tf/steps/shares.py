@@ -51,7 +51,7 @@ def make_own_share(exchanger: Exchanger, components: Sequence[Any], has_batch: A
 
     me = world.get_world()
     shapes = tf.concat([[tf.cast(has_batch, tf.int64)], *(tf.shape(one, tf.int64) for one in components)], 0)
-    (everyone,) = exchanger.exchange([("gather", shapes[tf.newaxis])], tf.constant(True))
+    (everyone,) = exchanger.exchange([("gather", shapes[tf.newaxis])], make_no_share())
     ends = list(itertools.accumulate([1, *(one.shape.rank for one in components)]))
     rows = tf.stack([everyone[:, at] for at in ends[:-1]])
     agree = tf.debugging.Assert(
