@@ -73,6 +73,7 @@ def attach_runtime() -> None:
     from matex_tf.observe import link_costs, profile, timeline
     from matex_tf.resilience import elastic, run_state
     from matex_tf.runtime import hooks, watchdog
+    from matex_tf.steps import overlap_trial
 
     elastic.enable_attempts()
     if not me.is_phantom:
@@ -92,6 +93,7 @@ def attach_runtime() -> None:
     elastic.after_loss.append(sampler.note_loss)
     link_costs.start_links()
     patches.install()
+    overlap_trial.start_trials()
     _record_first_steps()
     _note_trial(me.rank)
     if settings.get_settings().plan is not None:

@@ -58,7 +58,7 @@ class StepPlan:
             return  # else, what a script's rank does by itself is its own affair
         if not self.why_whole:
             try:
-                self.step = self._build()
+                self.step = self.build()
             except Exception as error:  # of any op: the script's own function is always right
                 self.why_whole = f"its copy cannot be made ({type(error).__name__}: {error})"
         self.why_whole = agreement.agree_on_trace(own.graph, self.why_whole, place)
@@ -84,7 +84,7 @@ class StepPlan:
             return NO_WORK
         return ""
 
-    def _build(self) -> Any:
+    def build(self) -> Any:
         """The copy, as a ConcreteFunction of the tensors that the script's takes."""
         import tensorflow as tf
 
