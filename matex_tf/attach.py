@@ -11,6 +11,8 @@ import os
 import socket
 import sys
 import traceback
+from collections.abc import Mapping
+from typing import Any
 
 from matex_tf import settings
 from matex_tf.runtime import excepthook, notes, objects, script_frames, seeding, shared_memory, shutdown
@@ -73,7 +75,7 @@ def attach_runtime() -> None:
     from matex_tf.observe import link_costs, profile, timeline
     from matex_tf.resilience import elastic, run_state
     from matex_tf.runtime import hooks, watchdog
-    from matex_tf.steps import overlap_trial
+    from matex_tf.steps import events, overlap_trial
 
     elastic.enable_attempts()
     if not me.is_phantom:
@@ -90,6 +92,8 @@ def attach_runtime() -> None:
     timeline.start_timeline()
     profile.start_profile()
     sampler.start_sampler()
+    events.epoch_logged.add_listener(_record_epoch)
+    _mark_between_steps()
     elastic.after_loss.append(sampler.note_loss)
     link_costs.start_links()
     patches.install()
@@ -97,10 +101,40 @@ def attach_runtime() -> None:
     _record_first_steps()
     _note_trial(me.rank)
     if settings.get_settings().plan is not None:
-        from matex_tf.observe import measured_steps
+        from matex_tf.observe import epochs, measured_steps
         from matex_tf.servers.pieces import update_costs
 
         measured_steps.start_measuring(update_costs.describe_updates)
+        for event, listener in (
+            (events.training_begins, epochs.begin_fit),
+            (events.step_ended, epochs.end_step),
+            (events.epoch_ended, epochs.end_epoch),
+            (events.training_ended, epochs.end_fit),
+            (events.pass_begins, epochs.begin_pass),
+            (events.batch_wanted, epochs.want_batch),
+            (events.batch_given, epochs.give_batch),
+        ):
+            event.add_listener(listener)
+
+
+def _record_epoch(model: Any, epoch: int, params: Mapping[str, Any], logs: Mapping[str, Any]) -> None:
+    """Write an epoch of `fit` into the recording; `call`: an epoch that comes again, where a run goes on, is known."""
+    from matex_tf.monitor import sampler
+    from matex_tf.resilience import run_state
+
+    run = run_state.get_current()
+    kept = None if run is None else run.within
+    sampler.note_epoch(epoch, params, logs, None if kept is None or kept.model is not model else kept.number)
+
+
+def _mark_between_steps() -> None:
+    """Timelines, profiles and recordings leave out what lies between epochs and passes over data."""
+    from matex_tf.ops import records
+    from matex_tf.steps import events
+
+    for event in (events.training_begins, events.epoch_ended, events.pass_begins):
+        event.add_listener(lambda *_: records.mark_between_steps())
+    events.batch_given.add_listener(lambda _, is_over: records.mark_between_steps() if is_over else None)
 
 
 def _say_how_ranks_start() -> None:

@@ -18,7 +18,7 @@ class Share:
         self.first, self.count, self.total, self.contributes, self.keeps = first, count, total, contributes, keeps
 
     def of_all(self) -> Share:
-        """The share of ranks that all have something of their own."""
+        """The share in what all ranks have something of, rows or not."""
         import tensorflow as tf
 
         return Share(self.first, self.count, self.total, tf.constant(True), self.keeps)

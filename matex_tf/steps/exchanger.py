@@ -8,6 +8,7 @@ from typing import Any
 from matex_tf import ops
 from matex_tf.rewrite.sharing import Share
 from matex_tf.steps.gradients import name_sums
+from matex_tf.world import world
 
 _SUMMED = ("float16", "bfloat16", "float32", "float64")
 _REDUCED = (*_SUMMED, "int32", "int64")
@@ -55,6 +56,8 @@ class RankExchanger:
                 with tf.control_dependencies(before):
                     made[index] = exchange(kind, tensor, share)
                 before = [] if self.is_ordered else [made[index].op]
+                if kind == "gather" and world.get_world().is_phantom:
+                    made[index] = _keep_rows(made[index], tensor, share)
             shape = tensor.shape
             made[index].set_shape([None, *shape[1:]] if kind == "gather" and shape.rank else shape)
         return made
@@ -107,6 +110,13 @@ class RankExchanger:
         if tensor.dtype.name not in _GATHERED:
             return tf.cast(ops.allgather(tf.cast(rows, tf.int64), name), tensor.dtype)
         return ops.allgather(rows, name)
+
+
+def _keep_rows(copies: Any, mine: Any, share: Share) -> Any:
+    """As many rows as all ranks have: those that are not there give copies of rank 0's, which may have one more."""
+    import tensorflow as tf
+
+    return copies[: tf.shape(mine, tf.int64)[0] * share.total // share.count]
 
 
 def _gather_strings(rows: Any, name: str) -> Any:
