@@ -100,12 +100,13 @@ def attach_runtime() -> None:
     overlap_trial.start_trials()
     _record_first_steps()
     _note_trial(me.rank)
-    if settings.get_settings().plan is not None:
+    if (asked := settings.get_settings().plan) is not None:
         from matex_tf.observe import epochs, measured_steps
         from matex_tf.servers.pieces import update_costs
 
-        measured_steps.start_measuring(update_costs.describe_updates)
+        measured = measured_steps.start_measuring(asked, update_costs.describe_updates)
         for event, listener in (
+            (events.step_trained, measured.note_step),
             (events.training_begins, epochs.begin_fit),
             (events.step_ended, epochs.end_step),
             (events.epoch_ended, epochs.end_epoch),

@@ -53,7 +53,7 @@ epoch_logged = Event()
 epoch_ended = Event()
 """(model, epoch): after the callbacks of the script were told."""
 pass_begins = Event()
-"""(dataset, iterator): eager code begins to go through a tf.data.Dataset by this iterator, or hands it to a function."""
+"""(dataset, iterator): eager code begins to go through a tf.data.Dataset; a function may take the batches."""
 batch_wanted = Event()
 """(iterator): eager code takes the next batch of the iterator."""
 batch_given = Event()

@@ -1,8 +1,8 @@
 """Whether the updates of a step are overlapped, with MATEX_OVERLAP=auto: its first calls show which way is faster.
 
-Calls are timed as they are: on one host with each update reduced at once, on several with updates overlapped. Where sums
-take a good part of a call, a second copy of the step is made for the other way, and timed so; then the ranks agree on
-the faster one.
+Calls are timed as they are: on one host with each update reduced at once, on several with updates overlapped. Where
+sums take a good part of a call, a second copy of the step is made for the other way, and timed so; then the ranks agree
+on the faster one.
 """
 
 from __future__ import annotations
