@@ -153,7 +153,7 @@ def _say_how_ranks_start() -> None:
 def _record_first_steps() -> None:
     """Where `matex run --check` asks for it, write down the first steps; alone, nothing else reads the settings."""
     if settings.PREFIX + "CHECK" in os.environ:
-        from matex_tf.patches.tf import check_recorder
+        from matex_tf.observe import check_recorder
 
         check_recorder.start_recorder()
 
