@@ -42,10 +42,10 @@ class RankExchanger:
             tensors = [requests[index][1] for index in indices] or [tf.zeros([])]
             names, numbers = name_sums(tensors, [labels[index] for index in indices] or [None])
             is_update = is_last and not before
-            rows = tf.cast(share.total, tf.float64) if is_update else tf.constant(-1.0, tf.float64)
-            weight = [tf.cast(share.contributes, tf.float64), rows, *([] if self.number is None else [self.number])]
+            weight = [tf.cast(one, tf.float64) for one in (share.contributes, share.total)]
+            weight += [] if self.number is None else [self.number]
             with tf.control_dependencies(before if not self.is_ordered else []):
-                summed = ops.reduce_gradients(tensors, names, tf.stack(weight), self.place, checked, numbers)
+                summed = ops.reduce_gradients(tensors, names, tf.stack(weight), self.place, checked, numbers, is_update)
             for index, one in zip(indices, summed):
                 made[index] = one
             before = [summed[0].op]

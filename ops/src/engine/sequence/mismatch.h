@@ -26,7 +26,7 @@ constexpr int kKinds = 8;
 // of the tensors is a gradient: it is no update then. call: the number of the call of the step that it is in; 0: not said.
 struct Batch {
   Batch(int64_t rows = 0, int64_t call = 0) : rows(rows), call(call) {}
-  bool is_updated() const { return rows >= 0; }
+  bool is_update() const { return rows >= 0; }
 
   int64_t rows;
   int64_t call;
@@ -45,7 +45,7 @@ struct Report {
   bool checked = false;
   std::vector<Entry> entries;
   std::string way;  // what this rank does with these gradients, for people
-  Batch batch;
+  Batch batch{};
 };
 
 std::string Encode(const Report& report);

@@ -144,7 +144,7 @@ Error Finish(const Call& call, Error error) {
     const int kind = static_cast<int>(call.kind);
     if (call.announced == nullptr || !call.announced->more) {
       ++sequence.counts[kind];
-      if (call.batch.is_updated()) sequence.rows += call.batch.rows;
+      if (call.batch.is_update()) sequence.rows += call.batch.rows;
     }
     sequence.nanoseconds[kind] += std::chrono::nanoseconds(Clock::now() - sequence.met).count();
   }

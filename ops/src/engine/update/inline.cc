@@ -14,9 +14,9 @@ namespace matex {
 namespace {
 
 Call CallOf(const Layout& layout, const Batch& batch, const std::function<std::string()>& place) {
-  const Kind kind = batch.is_updated() ? Kind::kGradients : Kind::kAllreduce;
+  const Kind kind = batch.is_update() ? Kind::kGradients : Kind::kAllreduce;
   int64_t bytes = 0;
-  if (!batch.is_updated()) {
+  if (!batch.is_update()) {
     for (const Entry& entry : layout.entries()) bytes += entry.bytes();
   }
   return {kind, Hash(&batch, sizeof batch, layout.key()), place, &layout, batch, nullptr, bytes};
