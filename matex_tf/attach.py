@@ -94,6 +94,7 @@ def attach_runtime() -> None:
     sampler.start_sampler()
     events.epoch_logged.add_listener(_record_epoch)
     _mark_between_steps()
+    _watch_bottlenecks()
     elastic.after_loss.append(sampler.note_loss)
     link_costs.start_links()
     patches.install()
@@ -136,6 +137,21 @@ def _mark_between_steps() -> None:
     for event in (events.training_begins, events.epoch_ended, events.pass_begins):
         event.add_listener(lambda *_: records.mark_between_steps())
     events.batch_given.add_listener(lambda _, is_over: records.mark_between_steps() if is_over else None)
+
+
+def _watch_bottlenecks() -> None:
+    from matex_tf.observe import bottlenecks
+    from matex_tf.rewrite import sources
+    from matex_tf.steps import events
+
+    sources.around_pull = bottlenecks.time_pull
+    for event, listener in (
+        (events.batch_wanted, bottlenecks.want_batch),
+        (events.batch_given, bottlenecks.give_batch),
+        (events.step_ended, bottlenecks.end_step),
+        (events.epoch_ended, bottlenecks.end_epoch),
+    ):
+        event.add_listener(listener)
 
 
 def _say_how_ranks_start() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from matex_tf.rewrite.functions import has_op
@@ -10,6 +11,11 @@ from matex_tf.rewrite.placement import BATCH, SIZES, WHOLE
 from matex_tf.rewrite.rules.sizes import mark_taker
 
 SOURCES = ("IteratorGetNext", "IteratorGetNextSync", "OptionalGetValue")
+
+
+def around_pull(pull: Callable[[], list[Any]]) -> list[Any]:
+    """What `pull` makes: the tensors of a batch in a copied step. Another function may stand here, which times it."""
+    return pull()
 
 
 def has_open_rows(shape: Any) -> bool:
@@ -27,7 +33,7 @@ def place_batch(node: Node) -> Decision:
     rows = [has_open_rows(tensor.shape) for tensor in node.op.outputs]
 
     def emit(copy: Any, *inputs: Any) -> list[Any]:
-        return take_rows(copy, copy.create_op(node, inputs), rows)
+        return take_rows(copy, around_pull(lambda: copy.create_op(node, inputs)), rows)
 
     gives = [BATCH if one else WHOLE for one in rows]
     return Decision([WHOLE] * len(node.inputs), gives, mark_taker(emit))
