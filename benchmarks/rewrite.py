@@ -53,7 +53,7 @@ class StandIns:
     def __init__(self):
         self.waves = 0
 
-    def exchange(self, requests, contributes):
+    def exchange(self, requests, share, *_):
         self.waves += 1
         return tf.identity_n([tensor for _, tensor in requests])
 

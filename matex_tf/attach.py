@@ -11,6 +11,8 @@ import os
 import socket
 import sys
 import traceback
+from collections.abc import Mapping
+from typing import Any
 
 from matex_tf import settings
 from matex_tf.runtime import excepthook, notes, objects, script_frames, seeding, shared_memory, shutdown
@@ -73,6 +75,7 @@ def attach_runtime() -> None:
     from matex_tf.observe import link_costs, profile, timeline
     from matex_tf.resilience import elastic, run_state
     from matex_tf.runtime import hooks, watchdog
+    from matex_tf.steps import events, overlap_trial
 
     elastic.enable_attempts()
     if not me.is_phantom:
@@ -89,16 +92,66 @@ def attach_runtime() -> None:
     timeline.start_timeline()
     profile.start_profile()
     sampler.start_sampler()
+    events.epoch_logged.add_listener(_record_epoch)
+    _mark_between_steps()
+    _watch_bottlenecks()
     elastic.after_loss.append(sampler.note_loss)
     link_costs.start_links()
     patches.install()
+    overlap_trial.start_trials()
     _record_first_steps()
     _note_trial(me.rank)
-    if settings.get_settings().plan is not None:
-        from matex_tf.observe import measured_steps
+    if (asked := settings.get_settings().plan) is not None:
+        from matex_tf.observe import epochs, measured_steps
         from matex_tf.servers.pieces import update_costs
 
-        measured_steps.start_measuring(update_costs.describe_updates)
+        measured = measured_steps.start_measuring(asked, update_costs.describe_updates)
+        for event, listener in (
+            (events.step_trained, measured.note_step),
+            (events.training_begins, epochs.begin_fit),
+            (events.step_ended, epochs.end_step),
+            (events.epoch_ended, epochs.end_epoch),
+            (events.training_ended, epochs.end_fit),
+            (events.pass_begins, epochs.begin_pass),
+            (events.batch_wanted, epochs.want_batch),
+            (events.batch_given, epochs.give_batch),
+        ):
+            event.add_listener(listener)
+
+
+def _record_epoch(model: Any, epoch: int, params: Mapping[str, Any], logs: Mapping[str, Any]) -> None:
+    """Write an epoch of `fit` into the recording; `call`: an epoch that comes again, where a run goes on, is known."""
+    from matex_tf.monitor import sampler
+    from matex_tf.resilience import run_state
+
+    run = run_state.get_current()
+    kept = None if run is None else run.within
+    sampler.note_epoch(epoch, params, logs, None if kept is None or kept.model is not model else kept.number)
+
+
+def _mark_between_steps() -> None:
+    """Timelines, profiles and recordings leave out what lies between epochs and passes over data."""
+    from matex_tf.ops import records
+    from matex_tf.steps import events
+
+    for event in (events.training_begins, events.epoch_ended, events.pass_begins):
+        event.add_listener(lambda *_: records.mark_between_steps())
+    events.batch_given.add_listener(lambda _, is_over: records.mark_between_steps() if is_over else None)
+
+
+def _watch_bottlenecks() -> None:
+    from matex_tf.observe import bottlenecks
+    from matex_tf.rewrite import sources
+    from matex_tf.steps import events
+
+    sources.around_pull = bottlenecks.time_pull
+    for event, listener in (
+        (events.batch_wanted, bottlenecks.want_batch),
+        (events.batch_given, bottlenecks.give_batch),
+        (events.step_ended, bottlenecks.end_step),
+        (events.epoch_ended, bottlenecks.end_epoch),
+    ):
+        event.add_listener(listener)
 
 
 def _say_how_ranks_start() -> None:
@@ -116,7 +169,7 @@ def _say_how_ranks_start() -> None:
 def _record_first_steps() -> None:
     """Where `matex run --check` asks for it, write down the first steps; alone, nothing else reads the settings."""
     if settings.PREFIX + "CHECK" in os.environ:
-        from matex_tf.patches.tf import check_recorder
+        from matex_tf.observe import check_recorder
 
         check_recorder.start_recorder()
 

@@ -109,8 +109,8 @@ MAKERS = {"loop": make_loop, "step": make_step, "forward": make_forward, "masked
 class RankExchanger:
     """Over MPI, with ops that XLA has kernels for."""
 
-    def exchange(self, requests, contributes):
-        made = []
+    def exchange(self, requests, share, *_):
+        contributes, made = share.contributes, []
         for index, (kind, tensor) in enumerate(requests):
             if kind == "sum" and tensor.dtype.is_floating:
                 one = ops.reduce_gradients([tensor], [str(index)], tf.cast(contributes, tf.float64), "a test")[0]

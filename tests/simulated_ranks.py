@@ -44,7 +44,7 @@ class Exchanger:
     def __init__(self, meeting: Meeting, rank: int):
         self.meeting, self.rank = meeting, rank
 
-    def exchange(self, requests: Sequence[tuple[str, Any]], contributes: Any) -> list[Any]:
+    def exchange(self, requests: Sequence[tuple[str, Any]], share: Any, *_: Any) -> list[Any]:
         kinds = [kind for kind, _ in requests]
 
         def run(contributes: Any, *tensors: Any) -> list[Any]:
@@ -56,7 +56,7 @@ class Exchanger:
             return [combine(kind, [part[2][index] for part in found]) for index, kind in enumerate(kinds)]
 
         given = [tensor for _, tensor in requests]
-        made = tf.numpy_function(run, [contributes, *given], [tensor.dtype for tensor in given])
+        made = tf.numpy_function(run, [share.contributes, *given], [tensor.dtype for tensor in given])
         made = made if isinstance(made, list) else [made]
         for (kind, tensor), one in zip(requests, made):
             one.set_shape(tensor.shape if kind != "gather" or tensor.shape.rank is None else [None, *tensor.shape[1:]])

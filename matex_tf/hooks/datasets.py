@@ -9,7 +9,7 @@ import numpy as np
 from matex_tf import settings
 from matex_tf.runtime.hooks import Table
 from matex_tf.sharding import row_shares, share_arrays, share_batches
-from matex_tf.steps import own_data, weak_scaling
+from matex_tf.steps import agreement, events, own_data, weak_scaling
 from matex_tf.world import world
 
 HOOKS = Table()
@@ -27,6 +27,8 @@ def _wrap_iter(original: Any) -> Any:
             share_batches.prepare_epoch(self)
         iterator = original(self)
         own_data.note_iterator(iterator, self)
+        if tf.executing_eagerly() and _raises_events():
+            events.pass_begins(self, iterator)
         return iterator
 
     return __iter__
@@ -42,11 +44,28 @@ def _wrap_next(original: Any) -> Any:
             return original(self)
         if own_data.is_alone():
             return original(self)
+        if not _raises_events():
+            return take(self)
+        events.batch_wanted(self)
+        is_over = True
+        try:
+            batch = take(self)
+            is_over = False
+            return batch
+        finally:
+            events.batch_given(self, is_over)
+
+    def take(self):
         if own_data.is_own(self):
             return own_data.take_whole(self)
         return weak_scaling.take_next(self, lambda: original(self)) if weak_scaling.is_on() else original(self)
 
     return take_next
+
+
+def _raises_events() -> bool:
+    """What other threads do is at other places on each rank."""
+    return agreement.is_watched() and not own_data.is_alone()
 
 
 @HOOKS.replace(_ITERATORS, "OwnedIterator.get_next_as_optional", _LOST)

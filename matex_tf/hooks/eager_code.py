@@ -8,7 +8,7 @@ from typing import Any
 
 from matex_tf.gradients import reduction
 from matex_tf.runtime.hooks import Table
-from matex_tf.steps import agreement, whole_code
+from matex_tf.steps import agreement, gradients, whole_code
 
 HOOKS = Table()
 _LOST = "ranks that begin with other values of weights stay apart in eager code"
@@ -21,7 +21,9 @@ def _wrap_gradient(original: Any) -> Any:
         import tensorflow as tf
 
         result = original(self, target, sources, *args, **kwargs)
-        if tf.executing_eagerly() and agreement.is_watched():
+        if not tf.executing_eagerly():
+            gradients.note_gradients(result, sources)
+        elif agreement.is_watched():
             trained = [one for one in tf.nest.flatten(sources) if hasattr(reduction.find_tf_variable(one), "assign")]
             if trained:
                 return whole_code.take_gradients(self, result, trained)

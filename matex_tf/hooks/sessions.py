@@ -10,7 +10,7 @@ import numpy as np
 
 from matex_tf.runtime.hooks import Table
 from matex_tf.sharding import share_arrays
-from matex_tf.steps import session_graphs, session_runs
+from matex_tf.steps import gradients, session_graphs, session_runs
 
 HOOKS = Table()
 
@@ -43,6 +43,16 @@ def _wrap_do_run(original: Any) -> Any:
         return session_runs.run_session(self, target_list, fetch_list, feed_dict, run)
 
     return _do_run
+
+
+@HOOKS.replace("tensorflow.python.ops.gradients_util", "_GradientsHelper", "no run of a session counts as an update")
+def _wrap_gradients(original: Any) -> Any:
+    def _GradientsHelper(ys: Any, xs: Any, *args: Any, **kwargs: Any) -> Any:
+        found = original(ys, xs, *args, **kwargs)
+        gradients.note_gradients(found, xs)
+        return found
+
+    return _GradientsHelper
 
 
 @HOOKS.replace("tensorflow.python.framework.ops", "Graph._as_graph_def", "what is saved of a graph has ops of matex_tf")

@@ -1,69 +1,60 @@
-"""How many updates an epoch of the script alone has, for `matex plan`: of `fit`, or of a loop over a dataset."""
+"""How many updates an epoch of the script alone has, for `matex plan`: of `fit`, or of a loop over a dataset.
+
+Its functions listen to events of training.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import weakref
 from typing import Any
 
 from matex_tf import ops, settings
+from matex_tf.sharding import share_arrays
 from matex_tf.world import world
 
 _GRADIENTS = 1  # see `ops.count_completed`
 _trained: Source | None = None
 """The one whose batches trained last."""
+_fits: weakref.WeakKeyDictionary[Any, Source] = weakref.WeakKeyDictionary()
+"""By model."""
+_loops: weakref.WeakKeyDictionary[Any, Source] = weakref.WeakKeyDictionary()
+"""By iterator."""
 
 
 class Source:
     """What gives batches, pass after pass. A pass of one that trains is an epoch.
 
-    Args:
-        count_batches: those of a pass of the script alone; None where that is not known.
+    batches: those of a pass, as its length tells; 0 where it does not.
+    scale: how many batches of the script alone one of them is.
+    given: those of this pass so far.
     """
 
-    def __init__(self, name: str, count_batches: Callable[[], int | None]):
-        self.name, self.count_batches = name, count_batches
-        self._done = self._pass_began = 0
-        self._is_at_batch = False
-        self._ended: int | None = None
+    def __init__(self, name: str, batches: int = 0, scale: int = 1):
+        self.name, self.batches, self.scale = name, batches, scale
+        self._before = self.given = self._ended = 0
+        self._first = self._last = ops.count_completed(_GRADIENTS)
         self.trained = (0, 0)
         """After how many batches updates were last seen, and how many these had made."""
-        self._updates = self._last = ops.count_completed(_GRADIENTS)
 
-    def begin_batch(self) -> None:
-        """A batch is given; that before it is done."""
-        self._end_batch()
-        self._is_at_batch = True
+    def end_batches(self, count: int) -> None:
+        """So many batches of this pass are done."""
+        global _trained
+        self.given = count
+        done = ops.count_completed(_GRADIENTS)
+        if done > self._last:
+            _trained, self._last = self, done
+            self.trained = self._before + count, done - self._first
 
     def end_pass(self) -> None:
         """No more batches are given in this pass."""
-        self._end_batch()
-        self._ended, self._pass_began = self._done - self._pass_began, self._done
-
-    def _end_batch(self) -> None:
-        if self._is_at_batch:
-            self.end_batches(1)
-            self._is_at_batch = False
-
-    def end_batches(self, count: int) -> None:
-        """So many batches are done."""
-        global _trained
-        self._done += count
-        done = ops.count_completed(_GRADIENTS)
-        if done > self._last:
-            _trained = self
-            self.trained, self._last = (self._done, done - self._updates), done
+        self._ended, self._before, self.given = self.given, self._before + self.given, 0
 
     def describe_epoch(self) -> dict[str, Any]:
         """Batches of an epoch, or 0 and why that is not known; how many batches were given, and updates they made."""
-        batches = self.count_batches() or (self._ended or 0) * count_own_batches(True)
+        batches = (self.batches or self._ended) * self.scale
         given, updates = self.trained
         why = "" if batches else f"{self.name} does not tell how many batches it has, and no epoch was over"
         return {"batches": batches, "given": given, "updates": updates, "why_not": why}
-
-
-def make_source(name: str, count_batches: Callable[[], int | None]) -> Source | None:
-    """A source, if `matex plan` asks."""
-    return Source(name, count_batches) if settings.get_settings().plan is not None else None
 
 
 def describe_epoch() -> dict[str, Any]:
@@ -74,16 +65,46 @@ def describe_epoch() -> dict[str, Any]:
     return {"batches": 0, "given": 0, "updates": 0, "why_not": why}
 
 
-def make_counter(dataset: Any, is_share: bool) -> Callable[[], int | None]:
-    """What counts the batches of a tf.data.Dataset, of which each rank may have a share."""
-
-    def count_batches() -> int | None:
-        known = int(dataset.cardinality())
-        return known * count_own_batches(is_share) if known > 0 else None
-
-    return count_batches
+def begin_fit(model: Any, callbacks: Any) -> None:
+    """`fit` begins to train `model`."""
+    is_weak = settings.get_settings().scaling == "weak"
+    batches = (callbacks.params or {}).get("steps") or 0
+    _fits[model] = Source("what `fit` trains on", batches, world.get_world().trainers if is_weak else 1)
 
 
-def count_own_batches(are_dealt: bool) -> int:
-    """How many batches of the script alone each of a rank's own stands for: with weak scaling one of each rank."""
-    return world.get_world().trainers if are_dealt and settings.get_settings().scaling == "weak" else 1
+def end_step(plan: Any) -> None:
+    """A call of a step has run: within `fit` a step of Keras, of one batch or several."""
+    for model, source in _fits.items():
+        if plan.trained:
+            source.end_batches(source.given + int(getattr(model, "steps_per_execution", None) or 1))
+
+
+def end_epoch(model: Any, epoch: int) -> None:
+    if model in _fits:
+        _fits[model].end_pass()
+
+
+def end_fit(model: Any) -> None:
+    _fits.pop(model, None)
+
+
+def begin_pass(dataset: Any, iterator: Any) -> None:
+    """Eager code begins to go through a dataset, of which each rank may have a share."""
+    is_dealt = share_arrays.is_share(dataset) and settings.get_settings().scaling == "weak"
+    scale = world.get_world().trainers if is_dealt else 1
+    _loops[iterator] = Source("the dataset of the loop that trains", max(int(dataset.cardinality()), 0), scale)
+
+
+def want_batch(iterator: Any) -> None:
+    """The batches that were given before are done."""
+    source = _loops.get(iterator)
+    if source is not None:
+        source.end_batches(source.given)
+
+
+def give_batch(iterator: Any, is_over: bool) -> None:
+    source = _loops.get(iterator)
+    if source is not None and is_over:
+        source.end_pass()
+    elif source is not None:
+        source.given += 1

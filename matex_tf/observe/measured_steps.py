@@ -35,19 +35,17 @@ _TOLD = 0.2  # seconds
 _GRADIENTS = 1  # see `ops.count`
 
 
-def start_measuring(describe_updates: Callable[[], dict[str, Any]]) -> None:
-    """Begin, where `matex plan` started this process (setting `plan`).
+def start_measuring(asked: settings.Phantom, describe_updates: Callable[[], dict[str, Any]]) -> Measured:
+    """Begin, where `matex plan` started this process by the setting `plan`, which is `asked`.
 
     Args:
         describe_updates: gives what of the optimizers' updates ranks could have in pieces.
     """
-    asked = settings.get_settings().plan
-    if asked is None:
-        return
     records.set_recording(records.GRADIENTS, _EVENTS)
     measured = Measured(asked, describe_updates)
     atexit.register(measured.store_steps)
     threading.Thread(target=measured.watch_updates, name="matex plan", daemon=True).start()
+    return measured
 
 
 def read_resident_bytes(name: str) -> int:
@@ -67,8 +65,14 @@ class Measured:
         self._began: tuple[float, float] | None = None
         """When the first update was over, by the clock and by what this process had computed."""
         self._is_late = False
+        self.trained = 0
+        """How many steps have changed weights, those among them that every rank computes whole."""
         self._lock = threading.Lock()
         self._stored = False
+
+    def note_step(self, plan: Any) -> None:
+        """A step has changed weights."""
+        self.trained += 1
 
     def watch_updates(self) -> None:
         """Wait until there are enough updates, and end the process."""
@@ -83,7 +87,8 @@ class Measured:
                     self._began = time.monotonic(), time.process_time()
                 late = self._began is not None and time.monotonic() - self._began[0] > seconds
                 self._is_late = time.monotonic() - started > LIMIT
-                if self._is_late or updates >= self.asked.steps or (late and updates >= LEAST):
+                is_whole = not updates and self.trained >= self.asked.steps
+                if self._is_late or is_whole or updates >= self.asked.steps or (late and updates >= LEAST):
                     break
         self.store_steps()
         os._exit(0)
@@ -105,7 +110,7 @@ class Measured:
                     base=self.base, peak=read_resident_bytes("VmHWM"), updates=ops.count_completed(_GRADIENTS),
                     has_tensorflow="tensorflow" in sys.modules, overlaps=bool(np.any(events["activity"] == _READY)),
                     update=json.dumps(self._describe_updates()), cores=self._count_cores(),
-                    epoch=json.dumps(epochs.describe_epoch()), is_late=self._is_late,
+                    epoch=json.dumps(epochs.describe_epoch()), is_late=self._is_late, trained=self.trained,
                 )  # fmt: skip
                 os.replace(file.with_suffix(".part.npz"), file)
 

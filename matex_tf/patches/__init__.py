@@ -18,12 +18,12 @@ _IN_ORDER = """
     hooks.sessions imports tf.xla tf.strategy tf.errors files.saving files.downloads files.python files.libraries
     files.tensorflow files.datasets files.commands
 """.split()
-_ON_REQUEST = ["files.journal", "tf.check_recorder", "keras.trial"]
+_ON_REQUEST = ["files.journal", "observe.check_recorder", "keras.trial"]
 """Patches that others install: where this rank is the first, under `matex run --check`, in a trial of `matex tune`."""
 
 
 def _load_part(name: str) -> Any:
-    package = "matex_tf" if name.startswith("hooks.") else __name__
+    package = "matex_tf" if name.startswith(("hooks.", "observe.")) else __name__
     return importlib.import_module(f"{package}.{name}")
 
 

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from matex_tf.rewrite import phases, waves
+from matex_tf.rewrite import labels, phases, waves
 from matex_tf.rewrite.nodes import Node, Value
 from matex_tf.rewrite.own_batches import has_collective
 from matex_tf.rewrite.placement import PARTIAL, REPLICATED, SHARDED, SIZES, WHOLE, Placement, Size
@@ -36,6 +36,9 @@ class Body:
         self.plan = phases.Phases(self.program, self.gives, len(exchanges) + 1, self.copy.is_ordered)
         for wave in exchanges:
             self.plan.exported.update(id(one.value) for one in wave)
+        values = [[one.value for one in wave] for wave in exchanges]
+        found_labels = labels.label_waves(self.program, values)
+        last = max((level for level, wave in enumerate(found_labels) if any(wave)), default=None)
         for level, found in enumerate(self.plan.levels):
             for phase in found:
                 for node in phase.made:
@@ -43,7 +46,7 @@ class Body:
                 for run in phase.runs:
                     self._build_segment(run)
             if level < len(exchanges):
-                self._exchange([one.value for one in exchanges[level]])
+                self._exchange(values[level], found_labels[level], level == last)
         made = [self._convert(value, need) for value, need in zip(self.program.outputs, self.gives)]
         for tensor, value, need in zip(made, self.program.outputs, self.gives):
             _set_shape(tensor, value, need)
@@ -173,16 +176,17 @@ class Body:
                 self.brought[key] = self.whole[id(value)]
         return self.brought[key]
 
-    def _exchange(self, values: Sequence[Value]) -> None:
-        """One wave: all of its collectives, after the wave before."""
+    def _exchange(self, values: Sequence[Value], found_labels: Sequence[Any], is_last: bool) -> None:
+        """One wave: all of its collectives, after the wave before. is_last: no later one has labelled values."""
         import tensorflow as tf
 
         from matex_tf.rewrite.gathering import prepare
 
         prepared = [prepare(self.copy, value, self._find_tensor(value)) for value in values]
         requests = [request for one in prepared for request in one.requests]
+        given = [label for label, one in zip(found_labels, prepared) for _ in one.requests]
         with tf.control_dependencies(self.last):
-            found = self.copy.exchanger.exchange(requests, self.copy.share.contributes)
+            found = self.copy.exchanger.exchange(requests, self.copy.share, given, is_last)
         if found:
             self.last = [found[-1].op] if self.copy.is_ordered else [tf.group(*found)]
         for value, one in zip(values, prepared):

@@ -11,6 +11,7 @@ from matex_tf.rewrite.functions import find_callee
 from matex_tf.rewrite.nodes import Decision, Node, NoRuleError
 from matex_tf.rewrite.placement import PARTIAL, Placement
 from matex_tf.rewrite.rules.sizes import mark_taker
+from matex_tf.rewrite.sharing import Share
 
 MUST_COMPILE = "_XlaMustCompile"
 CALLS = ("PartitionedCall", "StatefulPartitionedCall")
@@ -81,12 +82,14 @@ class _Padding:
     def __init__(self, copy: Any):
         self.exchanger, self.share = copy.exchanger, copy.share
 
-    def exchange(self, requests: Sequence[tuple[str, Any]], contributes: Any) -> list[Any]:
+    def exchange(
+        self, requests: Sequence[tuple[str, Any]], share: Share, labels: Sequence[Any] = (), is_last: bool = False
+    ) -> list[Any]:
         from matex_tf.ops import overlap
 
         given = [("sum", self._pad(tensor)) if kind == "gather" else (kind, tensor) for kind, tensor in requests]
         with overlap.trace_for_xla():
-            found: list[Any] = self.exchanger.exchange(given, contributes)
+            found: list[Any] = self.exchanger.exchange(given, share, labels, is_last)
         return found
 
     def _pad(self, rows: Any) -> Any:

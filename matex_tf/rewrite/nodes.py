@@ -23,16 +23,18 @@ class Value:
 
     key: the same in each reading of the graph: the path of calls, the op, the output.
     constant: the value, where it is fixed.
+    label: see `labels`.
     has_more_shape: whether more sizes are known than the script's graph tells.
     """
 
-    __slots__ = ("_shape", "constant", "has_more_shape", "key", "node", "placement", "tensor")
+    __slots__ = ("_shape", "constant", "has_more_shape", "key", "label", "node", "placement", "tensor")
 
     def __init__(self, tensor: Any, key: tuple[Any, ...], placement: Placement, node: Node | None = None):
         self.tensor, self.key, self.placement, self.node = tensor, key, placement, node
         self.constant: np.ndarray | None = None
         self._shape: Any = _UNREAD
         self.has_more_shape = False
+        self.label: Any = None
 
     @property
     def dtype(self) -> Any:

@@ -65,7 +65,7 @@ def place_own_end(node: Node) -> Decision:
         import tensorflow as tf
 
         has = tf.raw_ops.OptionalHasValue(optional=optional)
-        (found,) = copy.exchanger.exchange([("max", tf.cast(has, tf.int32))], tf.constant(True))
+        (found,) = copy.exchanger.exchange([("max", tf.cast(has, tf.int32))], copy.share.of_all())
         return [tf.cast(found, tf.bool)]
 
     return Decision([WHOLE], [WHOLE], mark_communicating(emit))
@@ -141,5 +141,5 @@ def _choose(condition: Any, first: Any, second: Any, outputs: Sequence[Any]) -> 
 
 def gather_rows(exchanger: Any, tensors: Sequence[Any], share: Any) -> list[Any]:
     """The rows of all ranks, one after the other."""
-    found: list[Any] = exchanger.exchange([("gather", tensor) for tensor in tensors], share.contributes)
+    found: list[Any] = exchanger.exchange([("gather", tensor) for tensor in tensors], share)
     return found

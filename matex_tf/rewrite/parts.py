@@ -20,6 +20,7 @@ _CALLS = ("StatefulPartitionedCall",)
 class Part:
     """What is computed of a graph when the tensors `given` are there and `tensors` and `operations` are asked for.
 
+    of: the graph.
     inputs: the tensors that ranks divide, then the other given ones.
     needed: the ops that run, as they were made.
     reused: those of them that do not depend on what ranks divide.
@@ -43,6 +44,7 @@ class Part:
         fed = {tensor.name for tensor in given}
         tensors, operations = list(tensors), list(operations)
         self.needed = list(needed)
+        self.of = self.needed[0].graph if self.needed else None
         copied = _list_dependents(needed, fed, names, roots)
         self.reused = set(self.needed) - copied
         self.outputs = [tensor for tensor in tensors if tensor.op in copied and tensor.name not in fed | names]

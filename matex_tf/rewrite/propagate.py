@@ -9,6 +9,7 @@ from typing import Any
 from matex_tf.rewrite import compiled, control, own_batches
 from matex_tf.rewrite.constants import find_constants, find_shapes, note_sizes
 from matex_tf.rewrite.functions import Callee, Step, find_callee, has_op, is_stateful, list_steps
+from matex_tf.rewrite.labels import get_labels
 from matex_tf.rewrite.nodes import USUAL_SIZE, Decision, Expansion, Node, NoRuleError, Value, has_same_outputs
 from matex_tf.rewrite.pauses import pause_collection
 from matex_tf.rewrite.placement import ANY, BATCH, HALF, LIST, OWN, PARTIAL, REPLICATED, WHOLE, Placement, list_of
@@ -113,7 +114,7 @@ class Reader:
             if one.values.get(id(tensor)) is not value:
                 one.values[id(tensor)] = value
                 changed.add(id(tensor))
-        given = {id(tensor) for tensor in graph.inputs}
+        given, labels = {id(tensor) for tensor in graph.inputs}, get_labels(graph)
         is_moved, one.controls = one.controls != controls, controls
         for step in steps:
             if self.reused is None and step.outputs and step.outputs[0] in given:
@@ -138,6 +139,8 @@ class Reader:
                 if number not in given and one.values.get(number) is not value:
                     one.values[number] = value
                     changed.add(number)
+                if number in labels:
+                    value.label = labels[number][1]
             one.nodes[step.number] = own
             nodes += own
         self._readings[key] = one

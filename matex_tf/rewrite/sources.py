@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from matex_tf.rewrite.functions import has_op, is_movable
@@ -47,6 +48,11 @@ def find_source(graph: Any) -> Any:
     return None
 
 
+def around_pull(pull: Callable[[], list[Any]]) -> list[Any]:
+    """What `pull` makes: the tensors of a batch in a copied step. Another function may stand here, which times it."""
+    return pull()
+
+
 def has_open_rows(shape: Any) -> bool:
     """Whether a tensor of this static shape may have any number of rows."""
     return bool(shape.rank) and shape.as_list()[0] is None
@@ -62,7 +68,7 @@ def place_batch(node: Node) -> Decision:
     rows = [has_open_rows(tensor.shape) for tensor in node.op.outputs]
 
     def emit(copy: Any, *inputs: Any) -> list[Any]:
-        return take_rows(copy, copy.create_op(node, inputs), rows)
+        return take_rows(copy, around_pull(lambda: copy.create_op(node, inputs)), rows)
 
     gives = [BATCH if one else WHOLE for one in rows]
     return Decision([WHOLE] * len(node.inputs), gives, mark_taker(emit))

@@ -16,7 +16,18 @@ from matex_tf.rewrite.own_batches import OwnRowsError
 from matex_tf.rewrite.placement import BATCH, OWN, WHOLE
 from matex_tf.rewrite.programs import Program
 from matex_tf.rewrite.propagate import read_program
-from matex_tf.steps import agreement, batch_watch, events, failures, own_data, shares, weak_scaling, whole_code, worth
+from matex_tf.steps import (
+    agreement,
+    batch_watch,
+    events,
+    failures,
+    gradients,
+    own_data,
+    shares,
+    weak_scaling,
+    whole_code,
+    worth,
+)
 from matex_tf.steps.exchanger import RankExchanger
 from matex_tf.world import world
 
@@ -66,8 +77,7 @@ class StepPlan:
             return  # else, what a script's rank does by itself is its own affair
         if not self.why_whole:
             try:
-                assert self.program is not None
-                self.step = self._make_copy(self.program, self.divided)
+                self.step = self.build()
             except Exception as error:  # of any op: the script's own function is always right
                 self.why_whole = f"its copy cannot be made ({type(error).__name__}: {error})"
         self.why_whole = agreement.agree_on_trace(graph, self.why_whole, place)
@@ -108,19 +118,23 @@ class StepPlan:
         placements[: len(self.are_own)] = [OWN if is_own else one for one, is_own in zip(placements, self.are_own)]
         return read_program(self.graph, placements, takes_batches=self.source is None, rows=self.rows or USUAL_SIZE)
 
+    def build(self) -> Any:
+        """The copy, as a ConcreteFunction of what the script's takes, and of the batch."""
+        assert self.program is not None
+        return self._make_copy(self.program, self.divided)
+
     def _make_copy(self, program: Program, divided: list[bool]) -> Any:
-        """The copy, as a ConcreteFunction of the number of rows, of what the script's takes, and of the batch."""
         import tensorflow as tf
 
         outer = [one for one, _ in self.own.graph.captures]
         end = self.given + len(outer)
         taken = [*self.graph.inputs[: self.given], *self.graph.inputs[end:]]
-        specs = [tf.TensorSpec([], tf.float64), *(tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in taken)]
+        specs = [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in taken]
         make_share = shares.make_share if any(divided) else self.batches.make_share
 
-        def step(rows: Any, *given: Any) -> Any:
+        def step(*given: Any) -> Any:
             here = tf.compat.v1.get_default_graph()
-            exchanger = RankExchanger(self.place, rows if any(divided) else None)
+            exchanger = RankExchanger(self.place, checked=gradients.are_checked(program))
             make_own_share = functools.partial(shares.make_own_share, exchanger)
             copy = Copy(shares.make_no_share(), exchanger, make_share, make_own_share)
             inputs = [*given[: self.given], *map(here.capture, outer), *given[self.given :]]
@@ -155,8 +169,6 @@ class StepPlan:
             batch: see `take_batch`. A call with the same batch can be made again.
             sources: the iterators and datasets among the arguments.
         """
-        import tensorflow as tf
-
         if batch is None:
             return self.own._call_flat(list(inputs), self.own.captured_inputs)
         given = [*inputs, *batch]
@@ -167,9 +179,10 @@ class StepPlan:
         events.step_begins(self)
         step = self.step if len(counts) < 2 else self._whole_step
         with self.batches.compare_batches(sources, rows), failures.fail_together(self.place, self.own.graph.variables):
-            outputs = step(tf.constant(float(self.rows), tf.float64), *given)
+            outputs = step(*given)
         agreement.note_step()
         if self.trained:
             weak_scaling.note_training_call()
+            events.step_trained(self)
         events.step_ended(self)
         return self.own.function_type.pack_output(outputs)

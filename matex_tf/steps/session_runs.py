@@ -17,7 +17,7 @@ from matex_tf.rewrite.programs import Program
 from matex_tf.rewrite.propagate import read_program
 from matex_tf.rewrite.rules.randoms import has_no_seed
 from matex_tf.sharding import fingerprint
-from matex_tf.steps import cond_turns, explain, failures, session_graphs, shares, worth
+from matex_tf.steps import cond_turns, events, explain, failures, gradients, session_graphs, shares, worth
 from matex_tf.steps.agreement import agree_on_plan
 from matex_tf.steps.exchanger import RankExchanger
 from matex_tf.steps.plan import NO_BATCH, NO_WORK
@@ -61,7 +61,10 @@ def run_session(
             plans[key] = SessionPlan(session.graph, operations, tensors, list(given), rows, bool(feeds_shares))
         plan = plans[key]
         held = _variables.setdefault(session, SessionVariables())
-    return plan.run(session, held, [given[one] for one in rows], run)
+    found = plan.run(session, held, [given[one] for one in rows], run)
+    if plan.count and plan.changed:
+        events.step_trained(None)
+    return found
 
 
 def _find_rows(feeds: Mapping[Any, Any]) -> list[Any]:
@@ -158,7 +161,7 @@ class SessionPlan:
         program, part = self.program, self.part
         assert program is not None
         with session_graphs.add_to(self.graph):
-            exchanger = RankExchanger(PLACE, is_ordered=SessionCopy.is_ordered)
+            exchanger = RankExchanger(PLACE, SessionCopy.is_ordered, gradients.are_checked(program))
             copy = SessionCopy(self.graph, shares.make_no_share(), exchanger, shares.make_checked_share)
             if self.are_own:
                 self.own_rows = tf.compat.v1.placeholder(tf.int64, [])

@@ -59,7 +59,7 @@ def make_own_share(exchanger: Exchanger, components: Sequence[Any], has_batch: A
 
     me = world.get_world()
     shapes = tf.concat([[tf.cast(has_batch, tf.int64)], *(tf.shape(one, tf.int64) for one in components)], 0)
-    (everyone,) = exchanger.exchange([("gather", shapes[tf.newaxis])], tf.constant(True))
+    (everyone,) = exchanger.exchange([("gather", shapes[tf.newaxis])], _make_share_of_ranks())
     ends = list(itertools.accumulate([1, *(one.shape.rank for one in components)]))
     rows = tf.stack([everyone[:, at] for at in ends[:-1]])
     agree = tf.debugging.Assert(
@@ -77,6 +77,15 @@ def make_own_share(exchanger: Exchanger, components: Sequence[Any], has_batch: A
     largest = tf.reduce_max(everyone, 0)
     sizes = [largest[start + 1 : end] for start, end in itertools.pairwise(ends)]
     return OwnRows(share, largest[0] > 0, sizes)
+
+
+def _make_share_of_ranks() -> Share:
+    """That of rows of which each rank has one."""
+    import tensorflow as tf
+
+    me = world.get_world()
+    rank, one, size = (tf.constant(number, tf.int64) for number in (me.rank, 1, me.size))
+    return Share(rank, one, size, tf.constant(True), tf.constant(me.rank == 0))
 
 
 def make_no_share() -> Share:

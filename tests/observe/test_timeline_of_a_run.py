@@ -65,10 +65,10 @@ def of_steps(rows, place):
 
 
 def test_the_timeline_and_the_table_tell_the_same(tmp_path):
-    """With overlapped updates, and new weights that come later: the engine's tests have those that are not."""
+    """With overlapped updates: the engine's tests have those that are not, and new weights that come later."""
     path = tmp_path / "trace.json"
     env = {"MATEX_TIMELINE": str(path), "MATEX_PROFILE": "1", "MATEX_OVERLAP": "on"}
-    env |= {"MATEX_STRATEGY": "sharded", "MATEX_ALGORITHM": "mpi"}
+    env |= {"MATEX_ALGORITHM": "mpi"}
     result = launch.run(2, SCRIPT, env=env).check()
     assert result.stdout.strip() == "trained" and "is in " + str(path) in result.stderr
     assert [file.name for file in tmp_path.iterdir()] == ["trace.json"]
@@ -78,9 +78,9 @@ def test_the_timeline_and_the_table_tell_the_same(tmp_path):
         assert names["process_name"]["name"].startswith(f"rank {rank} (")
         threads = [row["args"]["name"] for row in rows if row["name"] == "thread_name" and row["pid"] == rank]
         assert threads == ["script", "communication", "new weights"]
-        for thread in range(3):
+        for thread in range(2):  # nothing comes in that of new weights
             assert_in_order_and_nested([row for row in events if (row["pid"], row["tid"]) == (rank, thread)])
-    (head, line) = [text for text in result.stderr.splitlines() if text.startswith(("update ", "optimizer.apply"))]
+    (head, line) = [text for text in result.stderr.splitlines() if text.startswith(("update ", "the step "))]
     assert head.split()[1:8] == COLUMNS
     place, figures = line.split(" more", 1)
     place += " more"
@@ -89,10 +89,6 @@ def test_the_timeline_and_the_table_tell_the_same(tmp_path):
     assert {steps for steps, _ in both} == {table["steps"]} and table["steps"] > 50
     for name in ("compute", "other"):
         assert abs(statistics.mean(sums[name] for _, sums in both) - table[name]) < 0.02, (name, both, table)
-    weights = 4 * (16 * 64 + 64 + 2 * 64 + 64 + 1)
-    pulls = [row for row in events if row["cat"] == "pull"]
-    assert {row["tid"] for row in pulls} == {2} and sum(row["args"]["bytes"] for row in pulls) == 2 * 72 * weights
-    assert f"new weights: {weights / 2**20:.2f} MiB in " in result.stderr
     parts = ("compute", "waiting", "exposed", "other")
     assert abs(sum(table[name] for name in parts) - table["step"]) < 0.03
 

@@ -72,7 +72,7 @@ def test_batches_that_ranks_do_not_share_evenly_are_whole(kind, tmp_path):
 
 
 EPOCHS = {
-    "accumulated": (3, "strong", 2),  # 10 batches, of which 4 make an update
+    "accumulated": (10, "strong", 2),  # the gradients of each batch are summed, and 4 of them make an update
     "steps": (7, "strong", 4),  # of steps_per_epoch; the data do not tell
     "generator": (13, "strong", 4),  # which ended within the steps
     "endless": (0, "strong", 4),
@@ -108,6 +108,22 @@ def test_a_script_that_cannot_be_measured_says_how_far_it_came(script, why, tmp_
     with pytest.raises(phantoms.NotMeasured, match=why):
         phantoms.read_copy(tmp_path, 0, ended.returncode, 4)
     assert ("nothing_of_this_name" in ended.output) == ("nothing" in script)
+
+
+WHOLE = """
+import tensorflow as tf
+w = tf.Variable([1.0])
+while True:
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(w * w)
+    w.assign_sub(0.1 * tape.gradient(loss, w))
+"""
+
+
+def test_steps_that_every_rank_computes_whole_are_told_and_not_waited_for(tmp_path):
+    ended = launch.run_alone(WHOLE, env={"MATEX_PLAN": f"4:14:0:1:{tmp_path}"}, module=True).check()
+    with pytest.raises(phantoms.NotMeasured, match="every rank computes the whole of each step"):
+        phantoms.read_copy(tmp_path, 0, ended.returncode, 4)
 
 
 def test_ranks_may_take_what_the_plan_says_when_it_is_made_and_when_it_is_checked(tmp_path, monkeypatch, capsys):
@@ -166,11 +182,16 @@ def test_fewer_steps_than_asked_are_told_and_a_script_that_is_too_slow_for_them(
 SLOW = """
 import time, tensorflow as tf
 from matex_tf.observe import measured_steps
-w = tf.Variable([1.0])
-for _ in range({updates}):
+w = tf.Variable([[1.0]])
+
+@tf.function
+def step(x):
     with tf.GradientTape() as tape:
-        loss = tf.reduce_sum(w * w)
+        loss = tf.reduce_sum(x @ w)
     w.assign_sub(0.1 * tape.gradient(loss, w))
+
+for _ in range({updates}):
+    step(tf.ones([4, 1]))
 measured_steps.LIMIT = 0
 time.sleep(100)
 """

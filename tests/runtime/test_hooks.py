@@ -102,7 +102,7 @@ def test_each_hook_fits_the_libraries_that_are_installed():
     script = """
 import importlib, sys
 from matex_tf import patches
-from matex_tf.patches.tf import check_recorder
+from matex_tf.observe import check_recorder
 from matex_tf.runtime import hooks, notes
 
 lines = []

@@ -230,6 +230,11 @@ def read_copy(
         reached = "how far it had come is not known"
     elif not notes["has_tensorflow"]:
         reached = "it had not imported TensorFlow"
+    elif not updates and notes.get("trained"):
+        reached = (
+            "it had trained, but every rank computes the whole of each step, so that ranks make it no faster: `matex "
+            "run --explain` says why"
+        )
     elif not updates:
         reached = "it had imported TensorFlow, and no gradients had been reduced: nothing was trained"
     else:

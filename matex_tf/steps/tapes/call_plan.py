@@ -13,7 +13,7 @@ from matex_tf.rewrite.emit import Copy
 from matex_tf.rewrite.placement import BATCH, WHOLE
 from matex_tf.rewrite.programs import Program
 from matex_tf.rewrite.propagate import read_program
-from matex_tf.steps import agreement, batch_watch, failures, plan, shares, worth
+from matex_tf.steps import agreement, batch_watch, failures, gradients, plan, shares, worth
 from matex_tf.steps.exchanger import RankExchanger
 from matex_tf.world import world
 
@@ -127,7 +127,8 @@ class CallPlan:
             return copy.build(program, inputs, [WHOLE] * count + kept)
 
         def backward_step(total: Any, *given: Any) -> Any:
-            copy = Copy(shares.make_share_of_rows(total), RankExchanger(f"the gradients of {self.place}"))
+            place, checked = f"the gradients of {self.place}", gradients.are_checked(back)
+            copy = Copy(shares.make_share_of_rows(total), RankExchanger(place, checked=checked))
             upstream = [tensor if one == WHOLE else copy.slice_rows(tensor, one) for tensor, one in zip(given, sliced)]
             return copy.build(back, [*upstream, *given[len(sliced) :]], [WHOLE] * len(back.outputs))
 
@@ -183,6 +184,14 @@ class CallPlan:
         return outputs
 
 
+def _list_variables(graph: Any, tensors: Sequence[Any]) -> list[Any]:
+    """The variables that inputs of a graph stand for, or what else they stand for."""
+    outer = {id(inner): one for one, inner in graph.captures}
+    variables = {id(one.handle): one for one in graph.variables}
+    found = [outer.get(id(tensor), tensor) for tensor in tensors]
+    return [variables.get(id(one), one) for one in found]
+
+
 def _trace_backward(graph: Any, followed: Sequence[Any]) -> _Backward:
     """The gradients of a graph's outputs with respect to `followed`, inputs of it."""
     import tensorflow as tf
@@ -199,6 +208,7 @@ def _trace_backward(graph: Any, followed: Sequence[Any]) -> _Backward:
         found = gradients_util._GradientsHelper(
             outputs, list(followed), grad_ys=upstream, src_graph=graph, unconnected_gradients="none"
         )
+        gradients.note_gradients(found, _list_variables(graph, followed))
         flat = tf.nest.flatten(found, expand_composites=True)
         made = [backward.capture(one) for one in flat if one is not None]
     for outer, _ in backward.captures:

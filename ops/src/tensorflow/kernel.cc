@@ -112,15 +112,15 @@ bool KeptLayout::IsOf(OpKernelContext* context) const {
   return true;
 }
 
-TfStatus WeightOf(OpKernelContext* context, Weight* weight) {
-  const Tensor& given = context->input(context->num_outputs());
-  if (given.dims() != 0 && (given.dims() != 1 || given.NumElements() != 2)) {
-    return errors::InvalidArgument(context->op_kernel().type_string(),
-                                   ": expected a scalar weight, or weight and rows, not shape ",
+TfStatus WeightOf(const char* op, const Tensor& given, Weight* weight) {
+  const int64_t count = given.NumElements();
+  if (given.dims() > 1 || count < 1 || count > 3) {
+    return errors::InvalidArgument(op, ": expected a scalar weight, or weight, rows and call, not shape ",
                                    given.shape().DebugString());
   }
   const double* const numbers = static_cast<const double*>(DataOf(given));
-  *weight = {numbers[0], given.dims() == 0 ? 0 : static_cast<int64_t>(numbers[1])};
+  weight->weight = numbers[0];
+  weight->batch = {count > 1 ? static_cast<int64_t>(numbers[1]) : 0, count > 2 ? static_cast<int64_t>(numbers[2]) : 0};
   return TfStatus();
 }
 

@@ -12,6 +12,7 @@
 #include "engine/base/error.h"
 #include "engine/base/types.h"
 #include "engine/layout/layout.h"
+#include "engine/sequence/mismatch.h"
 #include "engine/update/transfer.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/op_kernel.h"
@@ -60,12 +61,13 @@ class KeptLayout {
   std::shared_ptr<const Made> made_;
 };
 
-// The input `weight` of an op that reduces gradients: this rank's weight and, if it says, the rows of the global batch.
+// The input `weight` of an op that reduces gradients: this rank's weight and, as far as it says, the rows and the call of
+// the `Batch`.
 struct Weight {
   double weight = 1;
-  int64_t rows = 0;
+  Batch batch;
 };
-TfStatus WeightOf(tensorflow::OpKernelContext* context, Weight* weight);
+TfStatus WeightOf(const char* op, const tensorflow::Tensor& given, Weight* weight);
 
 // The shapes of what such an op gives: those of the gradients, which come before `weight`.
 TfStatus InferReduced(tensorflow::shape_inference::InferenceContext* context);

@@ -49,16 +49,12 @@ class AnnounceUpdateKernel : public OpKernel {
   }
 
   void Compute(OpKernelContext* context) override {
-    const Tensor& weight = context->input(0);
-    OP_REQUIRES(context, weight.dims() == 0 || (weight.dims() == 1 && weight.NumElements() == 2),
-                errors::InvalidArgument("MatexAnnounceUpdate: expected a scalar weight, or weight and rows, not shape ",
-                                        weight.shape().DebugString()));
+    Weight weight;
+    OP_REQUIRES_OK(context, WeightOf("MatexAnnounceUpdate", context->input(0), &weight));
     Tensor* ticket = nullptr;
     OP_REQUIRES_OK(context, context->allocate_output(0, TensorShape({}), &ticket));
-    const double* const numbers = static_cast<const double*>(DataOf(weight));
-    const int64_t rows = weight.dims() == 0 ? 0 : static_cast<int64_t>(numbers[1]);
     int64_t number = 0;
-    MATEX_RETURN_IF_ERROR(context, Announce(part_, numbers[0], rows, &number));
+    MATEX_RETURN_IF_ERROR(context, Announce(part_, weight.weight, weight.batch, &number));
     ticket->scalar<tensorflow::int64>()() = number;
     // A step that fails, here or elsewhere, cancels what is under way: the gradients that have not come will not. Such a
     // callback lives as long as the step does, and is of no consequence once the update is over.

@@ -24,7 +24,7 @@ class ReduceGradientsKernel : public Collective {
   void Run(OpKernelContext* context) override {
     const int count = context->num_outputs();
     Weight weight;
-    OP_REQUIRES_OK(context, WeightOf(context, &weight));
+    OP_REQUIRES_OK(context, WeightOf("MatexReduceGradients", context->input(context->num_outputs()), &weight));
     std::vector<const void*> inputs(count);
     std::vector<void*> outputs(count);
     for (int i = 0; i < count; ++i) {
@@ -35,7 +35,7 @@ class ReduceGradientsKernel : public Collective {
       outputs[i] = DataOf(*y);
     }
     const auto made = kept_.Of(context, [this](std::vector<Entry> entries) { return Make(std::move(entries)); });
-    MATEX_RETURN_IF_ERROR(context, ReduceInline(made->layout, inputs.data(), outputs.data(), weight.weight, weight.rows,
+    MATEX_RETURN_IF_ERROR(context, ReduceInline(made->layout, inputs.data(), outputs.data(), weight.weight, weight.batch,
                                                 [this] { return place_; }, made->scatter.get()));
   }
 

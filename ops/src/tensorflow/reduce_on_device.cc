@@ -66,7 +66,7 @@ class ReduceOnDeviceKernel : public Collective {
  protected:
   void Run(OpKernelContext* context) override {
     Weight weight;
-    OP_REQUIRES_OK(context, WeightOf(context, &weight));
+    OP_REQUIRES_OK(context, WeightOf("MatexReduceOnDevice", context->input(context->num_outputs()), &weight));
     std::vector<Tensor> inputs, outputs;
     for (int i = 0; i < context->num_outputs(); ++i) {
       const Tensor& x = context->input(i);
@@ -87,7 +87,7 @@ class ReduceOnDeviceKernel : public Collective {
       addresses.push_back(DataOf(parts.back()));
     }
     OP_REQUIRES_OK(context, copies.Wait());
-    MATEX_RETURN_IF_ERROR(context, SumInPlace(made->layout, addresses, weight.rows, [this] { return place_; }));
+    MATEX_RETURN_IF_ERROR(context, SumInPlace(made->layout, addresses, weight.batch, [this] { return place_; }));
     for (size_t i = 0; i < parts.size(); ++i) {
       int64_t at = 0;
       for (const Piece& piece : made->layout.steps()[i].pieces) {

@@ -23,7 +23,7 @@ std::string Encode(const Request& request) {
   Put(text, static_cast<int64_t>(request.kind));
   Put(text, static_cast<int64_t>(request.reduction));
   Put(text, static_cast<int64_t>(request.root));
-  Put(text, static_cast<int64_t>(request.has_rows));
+  Put(text, static_cast<int64_t>(request.numbers));
   Put(text, static_cast<int64_t>(request.checked));
   Put(text, request.entries);
   Put(text, request.place);
@@ -46,7 +46,7 @@ std::shared_ptr<const Prepared> Prepare(const std::string& text) {
   request.kind = static_cast<Kind>(fields.Number());
   request.reduction = static_cast<Reduction>(fields.Number());
   request.root = static_cast<int>(fields.Number());
-  request.has_rows = fields.Number() != 0;
+  request.numbers = static_cast<int>(fields.Number());
   request.checked = fields.Number() != 0;
   request.entries = fields.Entries();
   request.place = fields.Text();
@@ -86,8 +86,9 @@ Error Run(const Prepared& prepared, const void* const* in, void* const* out) {
   switch (request.kind) {
     case Kind::kGradients: {
       const double* const weight = static_cast<const double*>(in[count]);
-      const int64_t rows = request.has_rows ? static_cast<int64_t>(weight[1]) : 0;
-      return ReduceInline(*prepared.layout, in, out, weight[0], rows, [&request] { return request.place; });
+      const Batch batch(request.numbers > 1 ? static_cast<int64_t>(weight[1]) : 0,
+                        request.numbers > 2 ? static_cast<int64_t>(weight[2]) : 0);
+      return ReduceInline(*prepared.layout, in, out, weight[0], batch, [&request] { return request.place; });
     }
     case Kind::kAllreduce:
       return Allreduce(prepared.subject, request.reduction, in[0], out[0]);

@@ -47,7 +47,7 @@ class XlaCollective : public XlaOpKernel {
       results.push_back(xla::ShapeUtil::MakeShape(type, {shape.num_elements()}));
     }
     if (request.kind == Kind::kGradients) {
-      request.has_rows = context->InputShape(tensors).dims() == 1;
+      request.numbers = static_cast<int>(context->InputShape(tensors).num_elements());
       operands.push_back(context->Input(tensors));
     }
     xla::XlaOp token = xla::ConstantR0<int32_t>(context->builder(), 0);

@@ -15,7 +15,8 @@ std::string Named(size_t rank, const std::vector<Report>& reports) {
 bool SamePlace(const Report& a, const Report& b) {
   return a.kind == b.kind && a.what == b.what && a.number == b.number && a.entries == b.entries &&
          a.chunk_bytes == b.chunk_bytes && a.fuse_bytes == b.fuse_bytes && a.compression == b.compression &&
-         a.compiled == b.compiled && a.checked == b.checked && a.way == b.way && a.rows == b.rows;
+         a.compiled == b.compiled && a.checked == b.checked && a.way == b.way &&
+         a.batch.rows == b.batch.rows && a.batch.call == b.batch.call;
 }
 
 std::string Settings(const Report& report) {
@@ -65,12 +66,21 @@ std::string Difference(size_t a, size_t b, const std::vector<Report>& reports) {
   return "";
 }
 
-std::string ExplainRows(const std::vector<Report>& reports) {
+std::string ExplainBatches(const std::vector<Report>& reports) {
   for (size_t rank = 1; rank < reports.size(); ++rank) {
-    if (reports[rank].rows == reports[0].rows) continue;
-    return "the ranks' batches have different numbers of rows at " + reports[0].what + ": " +
-           std::to_string(reports[0].rows) + " on " + Named(0, reports) + ", " + std::to_string(reports[rank].rows) +
-           " on " + Named(rank, reports) + ". Every rank must read the same data in the same order.";
+    const Batch &first = reports[0].batch, &other = reports[rank].batch;
+    const auto told = [&](int64_t of_first, int64_t of_other) {
+      return reports[0].what + ": " + std::to_string(of_first) + " on " + Named(0, reports) + ", " +
+             std::to_string(of_other) + " on " + Named(rank, reports);
+    };
+    if (first.call != other.call) {
+      return "ranks are at different calls of " + told(first.call, other.call) +
+             ". All ranks must go through the same steps: an error in one rank's rows may have ended a call there.";
+    }
+    if (first.rows != other.rows) {
+      return "the ranks' batches have different numbers of rows at " + told(first.rows, other.rows) +
+             ". Every rank must read the same data in the same order.";
+    }
   }
   return "";
 }
@@ -83,7 +93,7 @@ std::string ExplainLayouts(const std::vector<Report>& reports) {
            ". All ranks must build the same model and run with the same settings: look for what depends on the rank, "
            "the host, the time or an unseeded choice.";
   }
-  return ExplainRows(reports);
+  return ExplainBatches(reports);
 }
 
 // "rank 0 (a), rank 2 (a) are at X; rank 1 (b) is at Y": ranks at the same place are named together.
@@ -122,7 +132,8 @@ std::string Encode(const Report& report) {
   Put(text, static_cast<int64_t>(report.checked));
   Put(text, report.entries);
   Put(text, report.way);
-  Put(text, report.rows);
+  Put(text, report.batch.rows);
+  Put(text, report.batch.call);
   return text;
 }
 
@@ -140,7 +151,8 @@ Report Decode(const std::string& text) {
   report.checked = fields.Number() != 0;
   report.entries = fields.Entries();
   report.way = fields.Text();
-  report.rows = fields.Number();
+  report.batch.rows = fields.Number();
+  report.batch.call = fields.Number();
   return report;
 }
 
@@ -155,9 +167,9 @@ bool IsFailedStep(const std::vector<Report>& reports) {
 }
 
 std::string Explain(const std::vector<Report>& reports) {
-  bool all_gradients = true;
-  for (const Report& report : reports) all_gradients = all_gradients && report.kind == Kind::kGradients;
-  if (all_gradients) {
+  bool all_reduce = true;
+  for (const Report& report : reports) all_reduce = all_reduce && !report.way.empty();
+  if (all_reduce) {
     const std::string text = ExplainLayouts(reports);
     if (!text.empty()) return text;
   }

@@ -23,7 +23,17 @@ enum class Kind : int {
 
 constexpr int kKinds = 9;
 
-// Where one rank is. For gradients only: what is of a layout, and the rows of its batch.
+// What ranks must agree on of a reduction besides its tensors. rows: of the global batch, 0 if not said, and -1 where none
+// of the tensors is a gradient: it is no update then. call: the number of the call of the step that it is in; 0: not said.
+struct Batch {
+  Batch(int64_t rows = 0, int64_t call = 0) : rows(rows), call(call) {}
+  bool is_update() const { return rows >= 0; }
+
+  int64_t rows;
+  int64_t call;
+};
+
+// Where one rank is. For reductions only: what is of a layout, and of its batch.
 struct Report {
   Kind kind = Kind::kControl;
   int64_t number = 0;
@@ -36,7 +46,7 @@ struct Report {
   bool checked = false;
   std::vector<Entry> entries;
   std::string way;  // what this rank does with these gradients, for people
-  int64_t rows = 0;
+  Batch batch{};
 };
 
 std::string Encode(const Report& report);

@@ -19,9 +19,11 @@ struct Call {
   // For people; asked for only when there is something to say.
   const std::function<std::string()>& what;
   const Layout* layout = nullptr;
-  int64_t rows = 0;
+  Batch batch{};
   const Part* announced = nullptr;  // of an overlapped update, whose gradients come later
-  int64_t bytes = 0;                // of this rank's tensor, in a collective that is no update
+  int64_t bytes = 0;                // of this rank's tensors, in a collective that is no update
+
+  bool reduces_gradients() const { return layout != nullptr && batch.is_update(); }
 };
 
 // Meets the other ranks. The caller holds the world's mutex, and goes on holding it until the collective is over.

@@ -107,11 +107,11 @@ class Recorder {
     }
     if (call.announced != nullptr) {
       IsUpdate(Lane::kScript, *call.announced);
-    } else if (call.layout != nullptr) {
+    } else if (call.reduces_gradients()) {
       IsUpdate(Lane::kScript, {std::shared_ptr<const Layout>(std::shared_ptr<void>(), call.layout), call.what()});
     }
-    if (call.layout == nullptr || !RecordsGradients()) return;
-    Add({Now(), 0, call.rows, -1, Activity::kRows, Lane::kScript});
+    if (!call.reduces_gradients() || !RecordsGradients()) return;
+    Add({Now(), 0, call.batch.rows, -1, Activity::kRows, Lane::kScript});
     for (const Entry& entry : call.layout->entries()) AddEntry(entry, Activity::kEntry);
   }
 

@@ -272,10 +272,10 @@ Overlapped& TheOverlapped() {
 
 }  // namespace
 
-Error Announce(const Part& part, double weight, int64_t rows, int64_t* ticket) {
+Error Announce(const Part& part, double weight, Batch batch, int64_t* ticket) {
   const std::function<std::string()> what = [&part] { return part.place; };
-  const int64_t agreed[] = {rows, part.more};
-  const Call call{Kind::kGradients, Hash(agreed, sizeof agreed, ~part.layout->key()), what, part.layout.get(), rows,
+  const int64_t agreed[] = {batch.rows, batch.call, part.more};
+  const Call call{Kind::kGradients, Hash(agreed, sizeof agreed, ~part.layout->key()), what, part.layout.get(), batch,
                   &part};
   auto update = std::make_shared<Update>(part, weight);
   // Added under the mutex under which the ranks meet: so the updates are in the order of the meetings.

@@ -18,6 +18,7 @@
 
 #include "engine/base/error.h"
 #include "engine/layout/layout.h"
+#include "engine/sequence/mismatch.h"
 
 namespace matex {
 
@@ -29,9 +30,9 @@ struct HandedOver {
   std::function<void(const Error&)> done;
 };
 
-// Says that an update, or a part of one, will come, with the weight and rows of `ReduceInline`, and meets the other
+// Says that an update, or a part of one, will come, with the weight and batch of `ReduceInline`, and meets the other
 // ranks, who must say the same; `ticket` is by what its gradients name it.
-Error Announce(const Part& part, double weight, int64_t rows, int64_t* ticket);
+Error Announce(const Part& part, double weight, Batch batch, int64_t* ticket);
 
 // Hands over gradient `entry` of the update `ticket`. Each of its gradients must come, and once, or it be given up.
 void HandOver(int64_t ticket, int entry, HandedOver gradient);

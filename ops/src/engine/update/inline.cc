@@ -11,11 +11,23 @@
 #include "engine/sums/world.h"
 
 namespace matex {
+namespace {
 
-Error ReduceInline(const Layout& layout, const void* const* inputs, void* const* outputs, double weight, int64_t rows,
+Call CallOf(const Layout& layout, const Batch& batch, const std::function<std::string()>& place) {
+  const Kind kind = batch.is_update() ? Kind::kGradients : Kind::kAllreduce;
+  int64_t bytes = 0;
+  if (!batch.is_update()) {
+    for (const Entry& entry : layout.entries()) bytes += entry.bytes();
+  }
+  return {kind, Hash(&batch, sizeof batch, layout.key()), place, &layout, batch, nullptr, bytes};
+}
+
+}  // namespace
+
+Error ReduceInline(const Layout& layout, const void* const* inputs, void* const* outputs, double weight, Batch batch,
                    const std::function<std::string()>& place, const Scatter* scatter) {
   World& world = TheWorld();
-  const Call call{Kind::kGradients, Hash(&rows, sizeof rows, layout.key()), place, &layout, rows};
+  const Call call = CallOf(layout, batch, place);
   const AddUp add_up = [&world, &place](const Step& step, void* data, float* left) {
     return !world.has_peers() ? Error() : InlineAdder().Sum(step, data, left, place);
   };
@@ -49,10 +61,10 @@ Error ReduceInline(const Layout& layout, const void* const* inputs, void* const*
   return Finish(call, error);
 }
 
-Error SumInPlace(const Layout& layout, const std::vector<void*>& addresses, int64_t rows,
+Error SumInPlace(const Layout& layout, const std::vector<void*>& addresses, Batch batch,
                  const std::function<std::string()>& place) {
   World& world = TheWorld();
-  const Call call{Kind::kGradients, Hash(&rows, sizeof rows, layout.key()), place, &layout, rows};
+  const Call call = CallOf(layout, batch, place);
   std::lock_guard<std::mutex> lock(world.mutex);
   Error error = Meet(call);
   if (error) return error;

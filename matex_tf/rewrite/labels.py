@@ -1,0 +1,93 @@
+"""Labels that code gives to tensors of the script's graph, and which sums of the copy they belong to.
+
+A gradient is labelled where it is taken; its sum over the ranks may be made before or after that place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from matex_tf import tags
+from matex_tf.rewrite.nodes import Node, Value
+from matex_tf.rewrite.placement import PARTIAL
+from matex_tf.rewrite.programs import Program
+
+_LABELS = "labels of tensors"
+
+
+def set_label(tensor: Any, label: Any) -> None:
+    tags.get_or_make_tag(tensor.graph, _LABELS, dict)[id(tensor)] = tensor, label
+
+
+def get_labels(graph: Any) -> dict[int, tuple[Any, Any]]:
+    """The labelled tensors of a graph, or of that `of` which it is a part, and their labels, by the ids of tensors."""
+    labels: dict[int, tuple[Any, Any]] = tags.get_tag(getattr(graph, "of", graph), _LABELS, {})
+    return labels
+
+
+def label_waves(program: Program, waves: Sequence[Sequence[Value]]) -> list[list[Any]]:
+    """The label of each value of each wave; None of one that belongs to no labelled tensor, or to several.
+
+    A sum belongs to a tensor that it is made of by sums alone, or which is made of the whole sum and of whole tensors.
+    Of the sums that a tensor is made of, the last ones count.
+    """
+    found: list[list[Any]] = [[None] * len(wave) for wave in waves]
+    if not any(value.label is not None for node in program.nodes for value in (*node.inputs, *node.outputs)):
+        return found
+    users: dict[int, list[Node]] = {}
+    for node in program.nodes:
+        for value in node.inputs:
+            users.setdefault(id(value), []).append(node)
+    known: set[int] = set()
+    for labels, wave in zip(reversed(found), reversed(waves)):
+        labels[:] = [_take_only(_list_before(value) or _list_after(value, users), known) for value in wave]
+        known.update(map(id, labels))
+    return found
+
+
+def _take_only(labels: Iterable[Any], known: set[int]) -> Any:
+    found = list({id(one): one for one in labels}.values())
+    return found[0] if len(found) == 1 and id(found[0]) not in known else None
+
+
+def _list_before(value: Value) -> list[Any]:
+    """The labels of what a value is made of by sums alone, the nearest."""
+    found, pending, seen = [], [value], {id(value)}
+    while pending:
+        one = pending.pop()
+        if one.label is not None:
+            found.append(one.label)
+        elif one.node is not None and one.placement.kind == PARTIAL:
+            given = [each for each in one.node.inputs if id(each) not in seen]
+            seen.update(map(id, given))
+            pending += [each for each in given if each.label is not None or each.placement.kind == PARTIAL]
+    return found
+
+
+def _list_after(value: Value, users: dict[int, list[Node]]) -> list[Any]:
+    """The labels of what is made of a value made whole, the nearest."""
+    found, pending, seen = [], [value], {id(value)}
+    while pending:
+        for node in users.get(id(pending.pop()), ()):
+            for one in node.outputs:
+                if id(one) in seen or not one.placement.is_replicated:
+                    continue
+                seen.add(id(one))
+                if one.label is not None:
+                    found.append(one.label)
+                else:
+                    pending.append(one)
+    return found
+
+
+def are_looked_at(program: Program, types: Sequence[str]) -> bool:
+    """Whether an op of these types takes whole tensors that are made of labelled ones."""
+    made: set[int] = set()
+    for node in program.nodes:
+        is_made = any(value.label is not None or id(value) in made for value in node.inputs)
+        if is_made and node.type in types:
+            return True
+        if is_made:
+            made.update(id(one) for one in node.outputs if one.placement.kind == PARTIAL or one.placement.is_replicated)
+    return any(are_looked_at(body, types) for node in program.nodes for body in node.bodies)
