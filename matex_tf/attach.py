@@ -71,7 +71,7 @@ def attach_runtime() -> None:
     from matex_tf import ops, patches
     from matex_tf.monitor import sampler
     from matex_tf.observe import link_costs, profile, timeline
-    from matex_tf.resilience import elastic, run_state
+    from matex_tf.resilience import elastic, fit_hooks, run_state
     from matex_tf.runtime import hooks, watchdog
 
     elastic.enable_attempts()
@@ -84,7 +84,8 @@ def attach_runtime() -> None:
     _say_who_updates()
     exit_marks.announce_ranks()
     shared_memory.note_files()
-    run_state.open_run()
+    if run_state.open_run():
+        fit_hooks.install()
     run_state.keep_entropy(seeding.agree_on_seeds(run_state.read_entropy()))
     timeline.start_timeline()
     profile.start_profile()
@@ -124,12 +125,11 @@ def _record_first_steps() -> None:
 def _note_trial(rank: int) -> None:
     """In a trial of `matex tune`, note what `fit` logs."""
     if settings.PREFIX + "TRIAL" in os.environ:
-        from matex_tf.monitor import trial_log
-        from matex_tf.patches.keras import trial
+        from matex_tf.monitor import trial_hooks, trial_log
 
         trial_log.start_log(rank)
         if trial_log.is_on():
-            trial.HOOKS.install()
+            trial_hooks.HOOKS.install()
 
 
 def _share_hash_seed() -> None:

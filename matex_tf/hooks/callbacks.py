@@ -40,10 +40,12 @@ def _wrap_list(original: Any) -> Any:
         if not world.is_active():
             return
         stops_within = any(map(_is_used_within_epoch, self.callbacks))
-        if stops_within:
+        hears_batches = stops_within or events.batch_ended.is_heard
+        if hears_batches:
             self._async_train = False  # Keras 3: batches of training end in this thread
             self._should_call_train_batch_hooks = True  # Keras 2
-        ours = first(), (last_of_batches if stops_within else last)()
+        ours = first(), (last_of_batches if hears_batches else last)()
+        ours[1].stops_within = stops_within
         ours[0].callbacks = self
         for callback in ours:
             callback.set_params(getattr(self, "params", None))
@@ -54,9 +56,9 @@ def _wrap_list(original: Any) -> Any:
 
 
 def _make_callbacks(base: Any) -> tuple[Any, Any, Any]:
-    """The classes of our callbacks: the first, the last, and the last where callbacks may stop within an epoch."""
+    """The classes of our callbacks: the first, the last, and the last where the ends of batches matter."""
 
-    class CompareWeights(base):
+    class CompareWeights(events.Watcher, base):
         def __init__(self) -> None:
             super().__init__()
             self.is_within_fit = False
@@ -82,7 +84,12 @@ def _make_callbacks(base: Any) -> tuple[Any, Any, Any]:
         def on_epoch_end(self, epoch, logs=None):
             agreement.compare_weights(f"at the end of epoch {epoch + 1}", agreement.list_weights(self.model))
 
-    class StopTogether(base):
+    class StopTogether(events.Watcher, base):
+        stops_within = False
+
+        def on_train_begin(self, logs=None):
+            events.training_began(self.model)
+
         def on_epoch_end(self, epoch, logs=None):
             _agree_to_stop(self.model)
             events.epoch_ended(self.model, epoch)
@@ -92,7 +99,9 @@ def _make_callbacks(base: Any) -> tuple[Any, Any, Any]:
 
     class StopTogetherWithinEpochs(StopTogether):
         def on_train_batch_end(self, batch, logs=None):
-            _agree_to_stop(self.model)
+            if self.stops_within:
+                _agree_to_stop(self.model)
+            events.batch_ended(self.model, batch)
 
     return CompareWeights, StopTogether, StopTogetherWithinEpochs
 

@@ -20,8 +20,9 @@ _IN_ORDER = """
     keras.optimizers keras.predict keras.training keras.batch_normalization tf.random files.saving
     files.downloads files.python files.libraries files.tensorflow files.datasets files.commands
 """.split()
-_ON_REQUEST = ["files.journal", "tf.check_recorder", "keras.trial"]
-"""Patches that others install: where this rank is the first, under `matex run --check`, in a trial of `matex tune`."""
+_ON_REQUEST = ["files.journal", "tf.check_recorder", "monitor.trial_hooks", "resilience.fit_hooks"]
+"""Patches that others install: where this rank is the first, under `matex run --check`, in a trial of `matex tune`,
+where the state of the run is kept."""
 
 
 _WITH_PLANS = """
@@ -33,7 +34,7 @@ _WITH_PLANS = """
 
 
 def _load_part(name: str) -> Any:
-    package = "matex_tf" if name.startswith("hooks.") else __name__
+    package = "matex_tf" if name.startswith(("hooks.", "monitor.", "resilience.")) else __name__
     return importlib.import_module(f"{package}.{name}")
 
 
@@ -46,7 +47,7 @@ def install() -> None:
 
 def list_hooks() -> Iterator[tuple[str, Hook]]:
     """Everything that is replaced anywhere, with the file that does."""
-    names = dict.fromkeys([*_IN_ORDER, *_WITH_PLANS, *_ON_REQUEST])
+    names = [*_WITH_PLANS, *_ON_REQUEST]
     parts = {"runtime.seeding": seeding, **{name: _load_part(name) for name in names}}
     for name, part in parts.items():
         for hook in getattr(part, "HOOKS", ()):

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-_STEPS = ("one_step_on_data", "train_function", "train_step")
 _STATEFUL = {
     "Multinomial", "ParameterizedTruncatedNormal", "RandomGamma", "RandomPoisson", "RandomPoissonV2", "RandomShuffle",
     "RandomStandardNormal", "RandomUniform", "RandomUniformInt", "TruncatedNormal",
@@ -27,14 +26,11 @@ def copy_states() -> dict[str, Any]:
     }
 
 
-def can_step_draw() -> bool:
-    """Whether a training step of Keras draws by random ops whose state nobody can get at."""
-    from tensorflow.python.eager import context
-    from tensorflow.python.util import compat
-
-    inner = context.context()
-    names = [name for name in map(compat.as_str, inner.list_function_names()) if any(step in name for step in _STEPS)]
-    return any(node.op in _STATEFUL for name in names for node in inner.get_function_def(name).node_def)
+def can_draw(graph: Any) -> bool:
+    """Whether a graph draws by random ops whose state nobody can get at."""
+    definition = graph.as_graph_def()
+    functions = (node for function in definition.library.function for node in function.node_def)
+    return any(node.op in _STATEFUL for node in [*definition.node, *functions])
 
 
 def restore_states(kept: dict[str, Any]) -> None:

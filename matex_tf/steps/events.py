@@ -19,21 +19,35 @@ class Event:
         if listener not in self._listeners:
             self._listeners.append(listener)
 
+    @property
+    def is_heard(self) -> bool:
+        return bool(self._listeners)
+
     def __call__(self, *args: Any) -> None:
         for listener in self._listeners:
             listener(*args)
+
+
+class Watcher:
+    """A callback of ours in Keras' list of callbacks, which raises events."""
 
 
 step_begins = Event()
 """(plan): a call of a step that ranks share is about to run; `plan.trained` has the weights that the call changes."""
 step_ended = Event()
 """(plan): the call has run."""
+step_trained = Event()
+"""(plan): a step has changed weights, shared or not; the plan of its function, None for eager code and sessions."""
 training_begins = Event()
 """(model, callbacks): `fit` of Keras is about to train `model`; `callbacks` is Keras' list of its callbacks."""
+training_began = Event()
+"""(model): callbacks were told that training begins."""
 training_ended = Event()
 """(model): `fit` has trained, and callbacks were told."""
 epoch_begins = Event()
 """(model, epoch): `epoch` counts from 0."""
+batch_ended = Event()
+"""(model, batch): after the callbacks of the script were told; `batch` is the last one of the step, from 0."""
 epoch_ended = Event()
 """(model, epoch): after the callbacks of the script were told."""
 world_changed = Event()

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from matex_tf import tags
-from matex_tf.steps import agreement, capture, explain, own_data
+from matex_tf.steps import agreement, capture, events, explain, own_data
 from matex_tf.steps.arguments import Arguments, is_source
 from matex_tf.steps.plan import NO_BATCH, NO_WORK, StepPlan
 from matex_tf.steps.tapes import calls
@@ -59,9 +59,13 @@ def call_function(
         planned = plans[key] = _Planned(_make_plan(function, arguments), arguments.kept)
     plan = planned.plan
     if plan is None or plan.why_whole:
-        if plan is not None and plan.trained and agreement.is_watched():
+        trains = plan is not None and bool(plan.trained) and agreement.is_watched()
+        if trains:
             agreement.note_step()
-        return original(function, *args, **kwargs)
+        result = original(function, *args, **kwargs)
+        if trains:
+            events.step_trained(plan)
+        return result
     given, named = arguments.given
     inputs = plan.own.function_type.unpack_inputs(plan.own.function_type.bind(*given, **named))
     return plan.call(inputs, arguments.list_sources())

@@ -120,5 +120,6 @@ class StepPlan:
         agreement.note_step()
         if self.trained:
             weak_scaling.note_training_call()
+            events.step_trained(self)
         events.step_ended(self)
         return self.own.function_type.pack_output(outputs)

@@ -17,7 +17,7 @@ from matex_tf.rewrite.programs import Program
 from matex_tf.rewrite.propagate import read_program
 from matex_tf.rewrite.rules.randoms import has_no_seed
 from matex_tf.sharding import fingerprint, step_weight
-from matex_tf.steps import cond_turns, explain, session_graphs, shares, worth
+from matex_tf.steps import cond_turns, events, explain, session_graphs, shares, worth
 from matex_tf.steps.agreement import agree_on_plan
 from matex_tf.steps.exchanger import RankExchanger
 from matex_tf.steps.plan import NO_BATCH, NO_WORK
@@ -61,7 +61,10 @@ def run_session(
             plans[key] = SessionPlan(session.graph, operations, tensors, list(given), rows, bool(feeds_shares))
         plan = plans[key]
         held = _variables.setdefault(session, SessionVariables())
-    return plan.run(session, held, [given[one] for one in rows], run)
+    found = plan.run(session, held, [given[one] for one in rows], run)
+    if plan.count and plan.changed:
+        events.step_trained(None)
+    return found
 
 
 def _find_rows(feeds: Mapping[Any, Any]) -> list[Any]:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from matex_tf.runtime import notes, objects
-from matex_tf.steps import agreement
+from matex_tf.steps import agreement, events
 
 EAGER = (
     "its ops run one by one, as Python comes to them. Decorate the step with @tf.function, or leave out "
@@ -46,6 +46,7 @@ def take_gradients(tape: Any, found: Any, sources: list[Any]) -> Any:
     if agreement.agree_on_new(sources):
         found = _take_first_rank(found)
     agreement.note_step()
+    events.step_trained(None)
     return found
 
 
