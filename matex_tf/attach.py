@@ -84,8 +84,7 @@ def attach_runtime() -> None:
     _say_who_updates()
     exit_marks.announce_ranks()
     shared_memory.note_files()
-    if run_state.open_run():
-        fit_hooks.install()
+    run_state.open_run()
     run_state.keep_entropy(seeding.agree_on_seeds(run_state.read_entropy()))
     timeline.start_timeline()
     profile.start_profile()
@@ -93,6 +92,8 @@ def attach_runtime() -> None:
     elastic.after_loss.append(sampler.note_loss)
     link_costs.start_links()
     patches.install()
+    if run_state.is_kept():
+        fit_hooks.install()  # around what prepares the data of fit: it is told what the script gives
     _record_first_steps()
     _note_trial(me.rank)
     if settings.get_settings().plan is not None:

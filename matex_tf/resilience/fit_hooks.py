@@ -77,6 +77,7 @@ def _wrap_fit(original: Any) -> Any:
         try:
             given = _bind_by_name(signature, signature.bind(self, *args, **kwargs))
             kept.first_epoch = given.get("initial_epoch", 0)
+            kept.calls_python = source_data.is_made_by_python(given.get("x"))
             if kept.is_over:
                 return _pass_over(original, kept, given)
             if kept.saved is not None and _is_keras3(self):
@@ -126,7 +127,7 @@ def _begin_training(model: Any, callbacks: Any) -> None:
     if kept is None or kept.model is not model:
         return
     kept.begin_training(_flatten_callbacks(callbacks), callbacks.params)
-    for callback in kept.callbacks if kept.is_away else ():
+    for callback in kept.callbacks if kept.goes_on else ():
         if type(callback).__name__ == "CSVLogger":
             _go_on_with_log(callback, kept.epoch)
 
@@ -153,7 +154,7 @@ def _resume_training(model: Any) -> None:
     if _is_keras3(model):
         model._initial_epoch = None  # `BackupAndRestore` may have put it elsewhere
         _pass_epochs(kept)
-    for what in callback_state.begin_anew(kept.callbacks) if kept.is_away else ():
+    for what in callback_state.begin_anew(kept.callbacks) if kept.goes_on else ():
         notes.print_note(f"of the callbacks of fit, {what} cannot be kept and begins anew")
 
 
@@ -169,7 +170,6 @@ def _wrap_source(original: Any) -> Any:
         if kept is not None and kept.source is None:
             # The first that a call of fit makes is of what it trains on.
             kept.source, x = args[0], signature.bind(*args, **kwargs).arguments.get("x")
-            kept.calls_python = source_data.is_made_by_python(x)
             kept.are_rows_dealt = weak_scaling.is_on() or (hasattr(x, "element_spec") and share_arrays.is_share(x))
         original(*args, **kwargs)
 
@@ -209,7 +209,7 @@ def _pass_epochs(kept: Fit) -> None:
     for _ in range(kept.epoch - kept.first_epoch):
         _pass_epoch(kept, ((iterator, source.steps_per_execution) for _, _, iterator in source))
     kept.put_back()
-    kept.seeks_step = kept.is_away
+    kept.seeks_step = kept.goes_on
 
 
 @HOOKS.replace_in(_LOST, "trainers.epoch_iterator:EpochIterator._enumerate_iterator")

@@ -29,7 +29,8 @@ class Fit:
         run.fits += 1
         self.saved = run.load_state(self.number)
         self.is_over = self.saved is not None and self.saved["ended"]
-        self.is_away = self.saved is not None and not self.is_over  # its training has not come to where it was yet
+        self.goes_on = self.saved is not None and not self.is_over  # from a state that was kept within it
+        self.is_away = self.goes_on  # its training has not come to where it was yet
         self.epoch: int = 0 if self.saved is None else self.saved["epoch"]
         self.step: int = 0 if self.saved is None else self.saved["step"]
         if self.saved is not None:
@@ -130,7 +131,7 @@ class Fit:
         if not self.run.has_trained:
             self.run.has_trained = True
             exit_marks.mark_training()
-        tells, self._told = not self._told and self.saved is not None and not self.is_over, True
+        tells, self._told = self.goes_on and not self._told, True
         if tells and plan is not None and random_state.can_draw(plan.own.graph):
             notes.print_note(
                 "the training step draws by TensorFlow's random ops, whose state cannot be kept: from here on it "

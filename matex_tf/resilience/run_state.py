@@ -26,11 +26,15 @@ from matex_tf.world import membership, terminal, world
 _run: Run | None = None
 
 
-def open_run() -> bool:
-    """Where MATEX_STATE names a folder, see what is kept there; whether it does. Collective."""
+def open_run() -> None:
+    """Where MATEX_STATE names a folder, see what is kept there. Collective."""
     global _run
     if settings.get_settings().state:
         _run = Run(os.path.abspath(os.path.expanduser(settings.get_settings().state)))
+
+
+def is_kept() -> bool:
+    """Whether the state of this run is kept."""
     return _run is not None
 
 

@@ -29,7 +29,7 @@ def say_loop() -> None:
     """
     if not _with_fewer:
         elastic.refuse_after_loss("a loop of the script's own")
-    if run_state.get_current() is not None:
+    if run_state.is_kept():
         notes.print_note(
             "of this run only calls of fit are put back when it is started again; a loop of the script's own begins "
             "anew then (or where the script itself has saved and restores)"
