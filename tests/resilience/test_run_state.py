@@ -143,7 +143,8 @@ class Ask(keras.callbacks.Callback):
     def on_epoch_end(self, epoch, logs=None):
         logs["drawn"] = float(np.random.random())
 
-model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(4, "tanh"), keras.layers.Dropout(0.2), keras.layers.Dense(1)])
+layers = keras.layers.Dense(4, "tanh"), keras.layers.Dropout(0.2), keras.layers.Dense(1)
+model = keras.Sequential([keras.Input((3,)), *layers])
 model.compile(keras.optimizers.Adam(0.02), "mse")
 mine = matex_tf.shard(x)
 history = model.fit(mine, mine.sum(1, keepdims=True), batch_size=8, epochs=3, verbose=0, callbacks=[Ask()])
