@@ -188,19 +188,19 @@ def _pass_epoch(kept: Fit, steps: Iterator[tuple[Any, int]]) -> None:
     Its batches are taken only where something depends on how far the iterator went, or where variables are missing.
     """
     takes = source_data.has_position(kept.source, kept.calls_python)
-    with kept.source.catch_stop_iteration():
-        _pass_steps(kept, steps, takes)
+    with kept.source.catch_stop_iteration(), kept.pass_data():
+        for iterator, count in steps:
+            _pass_step(kept, iterator, count, takes)
 
 
-def _pass_steps(kept: Fit, steps: Iterator[tuple[Any, int]], takes: bool = True) -> None:
-    for iterator, count in steps:
-        if kept.missing and not kept.has_made:  # the step of Keras makes variables
-            kept.has_made = True
-            batches = source_data.take_batches(iterator, count)
-            kept.model.train_function(source_data.make_iterator(batches, iterator.element_spec))
-            kept.put_back()
-        elif takes:
-            source_data.take_batches(iterator, count)
+def _pass_step(kept: Fit, iterator: Any, count: int, takes: bool = True) -> None:
+    if kept.missing and not kept.has_made:  # the step of Keras makes variables
+        kept.has_made = True
+        batches = source_data.take_batches(iterator, count)
+        kept.model.train_function(source_data.make_iterator(batches, iterator.element_spec))
+        kept.put_back()
+    elif takes:
+        source_data.take_batches(iterator, count)
 
 
 def _pass_epochs(kept: Fit) -> None:
@@ -209,6 +209,7 @@ def _pass_epochs(kept: Fit) -> None:
     for _ in range(kept.epoch - kept.first_epoch):
         _pass_epoch(kept, ((iterator, source.steps_per_execution) for _, _, iterator in source))
     kept.put_back()
+    kept.put_back_random()
     kept.seeks_step = kept.goes_on
 
 
@@ -224,9 +225,10 @@ def _wrap_epoch_steps(original: Any) -> Any:
         kept.seeks_step = False
         for begin, end, iterator in original(self):
             if begin < kept.step:
-                _pass_steps(kept, iter([(iterator, self.steps_per_execution)]))
+                with kept.pass_data():
+                    _pass_step(kept, iterator, self.steps_per_execution)
             else:
-                kept.arrive()
+                kept.reach_step()
                 yield begin, end, iterator
 
     return _enumerate_iterator
@@ -252,6 +254,7 @@ def _wrap_epochs(original: Any) -> Any:
                 return
             if kept.is_away:
                 kept.put_back()
+                kept.put_back_random()
                 kept.seeks_step, kept.iterator = True, iterator
             yield epoch, iterator
 
@@ -270,9 +273,10 @@ def _wrap_steps(original: Any) -> Any:
         kept.seeks_step = False
         for step in original(self):
             if step < kept.step:
-                _pass_steps(kept, iter([(kept.iterator, self.step_increment + 1)]))
+                with kept.pass_data():
+                    _pass_step(kept, kept.iterator, self.step_increment + 1)
             else:
-                kept.arrive()
+                kept.reach_step()
                 yield step
 
     return steps

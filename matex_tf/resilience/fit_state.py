@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from matex_tf import settings
@@ -40,6 +41,7 @@ class Fit:
         self.first_epoch = 0  # with which the script has the call begin
         self.source: Any = None  # Keras' source of the data that it trains on
         self.calls_python = False  # to make a batch: code of the script's own
+        self.data_draw = False  # that code, from Python's or NumPy's generators, as it did on the way to the state
         self.are_rows_dealt = False  # to ranks, by their number
         self.seeks_step = False  # the next step of the source is the first of the epoch in which the state was kept
         self.iterator: Any = None  # Keras 2: of that epoch
@@ -74,22 +76,34 @@ class Fit:
         self._large = callback_state.find_large(callbacks)
 
     def put_back(self) -> None:
-        """Put back what is there of the model's variables, what callbacks know, and the states of random numbers."""
+        """Put back what is there of the model's variables, and what callbacks know."""
         present = state.load_values(self.model, self.saved["variables"])
         kept = self.saved["variables"]
         if self.step == 0 and not self.is_over:  # an epoch begins with empty metrics
             kept = {group: values for group, values in kept.items() if group != state.METRICS}
         self.missing = not state.is_complete(present, kept)
         callback_state.restore_states(self.callbacks, self.saved["callbacks"])
-        if self.is_over or not self.calls_python:  # else that code has drawn on the way here what it had drawn before
+
+    def put_back_random(self) -> None:
+        """Go on drawing random numbers where the state was kept; data that draw them have come there by themselves."""
+        if self.is_over or not self.data_draw:
             random_state.restore_states(self.saved["random"])
+
+    @contextlib.contextmanager
+    def pass_data(self) -> Iterator[None]:
+        """Within it batches are passed over: see whether their code draws random numbers."""
+        before = random_state.read_positions()
+        try:
+            yield
+        finally:  # the data may come to their end
+            self.data_draw |= self.calls_python and random_state.read_positions() != before
 
     def begin_epoch(self, epoch: int) -> None:
         self._at = epoch
         self._done = self.step if self.is_away else 0
         self._until, self._looked = 1, (time.monotonic(), self._done)
 
-    def arrive(self) -> None:
+    def reach_step(self) -> None:
         """The next step is the one after the last that was kept.
 
         Raises:
@@ -100,6 +114,7 @@ class Fit:
         self.is_away = False
         if self.step > 0:  # what callbacks do as an epoch begins they had done before
             self.put_back()
+            self.put_back_random()
         if self.missing:
             raise state.describe_difference("fewer variables", "more")
         if self.step > 0 and self.are_rows_dealt and self.saved["ranks"] != world.get_world().trainers:
@@ -115,6 +130,7 @@ class Fit:
             callback.set_model(model)
         self.callbacks = callbacks
         self.put_back()
+        self.put_back_random()
         if self.missing:
             notes.print_note(
                 "of a call of fit that is passed over, variables that only a step of training makes cannot be put back"

@@ -26,6 +26,12 @@ def copy_states() -> dict[str, Any]:
     }
 
 
+def read_positions() -> tuple[Any, ...]:
+    """What is another once Python's or NumPy's generator was drawn from."""
+    name, keys, *rest = np.random.get_state()
+    return random.getstate(), name, np.asarray(keys).tobytes(), *rest
+
+
 def can_draw(graph: Any) -> bool:
     """Whether a graph draws by random ops whose state nobody can get at."""
     definition = graph.as_graph_def()

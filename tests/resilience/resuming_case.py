@@ -69,7 +69,7 @@ def show(name, history, model, *callbacks):
         "batches": [callback.batches for callback in callbacks],
         "seen": [callback.seen for callback in callbacks],
         "drawn": float(np.random.random())
-        if name in ("first", "second")
+        if name in ("first", "second", "fourth")
         else 0.0,  # of a generator that is drawn from ahead
         "rate": float(keras.backend.get_value(model.optimizer.learning_rate))
         if not is_keras3
@@ -116,7 +116,8 @@ history = second.fit(batches(), steps_per_epoch=6, epochs=3, verbose=0, callback
 show("third", history, second, lose)
 
 
-# The fourth makes variables of an optimizer in its first step, of several batches, and a callback trains meanwhile.
+# The fourth makes variables of an optimizer in its first step, of several batches; its generator draws nothing, and a
+# callback draws and trains meanwhile.
 class Pair(keras.Model):
     def __init__(self):
         super().__init__()
@@ -148,15 +149,25 @@ class Pair(keras.Model):
 
 
 class Train(keras.callbacks.Callback):
+    def on_epoch_begin(self, epoch, logs=None):
+        np.random.random()
+
     def on_epoch_end(self, epoch, logs=None):
         inner.fit(x[:16], y[:16], batch_size=8, epochs=2, verbose=0)
 
 
+def slices():
+    while True:
+        for start in range(0, 48, 8):
+            yield x[start : start + 8], y[start : start + 8]
+
+
+np.random.seed(9)
 pair, inner = Pair(), keras.Sequential([keras.layers.Dense(1)])
 pair.compile(keras.optimizers.Adam(0.02), steps_per_execution=2)
 inner.compile("sgd", "mse")
 lose = Lose(3)
-paired = pair.fit(x, y, batch_size=8, epochs=3, verbose=0, callbacks=[Train(), lose])
+paired = pair.fit(slices(), steps_per_epoch=7, epochs=3, verbose=0, callbacks=[Train(), lose])
 show("fourth", paired, pair, lose)
 # Not by fit: it is done again.
 second.train_on_batch(x[:12], y[:12])
