@@ -12,7 +12,7 @@ from matex_tf import settings
 from matex_tf.resilience import callback_state, random_state, run_state, state
 from matex_tf.runtime import notes, objects
 from matex_tf.runtime.exits import exit_marks
-from matex_tf.servers import local_sgd
+from matex_tf.steps import events
 from matex_tf.world import membership, world
 
 _LOOK_SECONDS = 0.5  # how often ranks ask one another whether to save
@@ -250,7 +250,7 @@ class Fit:
 
     def _keep_state(self, kind: str, epoch: int, step: int, ended: bool, history: Any) -> None:
         run = self.run
-        local_sgd.average_current()
+        events.ranks_meet("keeping the state of the run")
         variables = state.read_values(self.model)
         if world.get_world().rank == 0:
             content = {

@@ -50,5 +50,7 @@ batch_ended = Event()
 """(model, batch): after the callbacks of the script were told; `batch` is the last one of the step, from 0."""
 epoch_ended = Event()
 """(model, epoch): after the callbacks of the script were told."""
+ranks_meet = Event()
+"""(doing): for what follows all ranks have to hold the same; a listener brings ranks that train apart together."""
 world_changed = Event()
 """(): there are fewer ranks than before; plans are made anew."""
