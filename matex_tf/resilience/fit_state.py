@@ -41,7 +41,7 @@ class Fit:
         self.first_epoch = 0  # with which the script has the call begin
         self.source: Any = None  # Keras' source of the data that it trains on
         self.calls_python = False  # to make a batch: code of the script's own
-        self.data_draw = False  # that code, from Python's or NumPy's generators, as it did on the way to the state
+        self.drawn: set[str] = set()  # from these generators that code draws
         self.are_rows_dealt = False  # to ranks, by their number
         self.seeks_step = False  # the next step of the source is the first of the epoch in which the state was kept
         self.iterator: Any = None  # Keras 2: of that epoch
@@ -85,18 +85,17 @@ class Fit:
         callback_state.restore_states(self.callbacks, self.saved["callbacks"])
 
     def put_back_random(self) -> None:
-        """Go on drawing random numbers where the state was kept; data that draw them have come there by themselves."""
-        if self.is_over or not self.data_draw:
-            random_state.restore_states(self.saved["random"])
+        """Go on drawing random numbers where the state was kept; generators that data draw from have come there."""
+        random_state.restore_states(self.saved["random"], () if self.is_over else self.drawn)
 
     @contextlib.contextmanager
     def pass_data(self) -> Iterator[None]:
-        """Within it batches are passed over: see whether their code draws random numbers."""
-        before = random_state.read_positions()
+        """Within it batches are passed over: see from which generators their code draws random numbers."""
+        before = random_state.copy_states() if self.calls_python else {}
         try:
             yield
         finally:  # the data may come to their end
-            self.data_draw |= self.calls_python and random_state.read_positions() != before
+            self.drawn |= random_state.find_drawn(before) if before else set()
 
     def begin_epoch(self, epoch: int) -> None:
         self._at = epoch

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import sys
+from collections.abc import Collection
 from typing import Any
 
 import numpy as np
@@ -26,10 +27,16 @@ def copy_states() -> dict[str, Any]:
     }
 
 
-def read_positions() -> tuple[Any, ...]:
-    """What is another once Python's or NumPy's generator was drawn from."""
-    name, keys, *rest = np.random.get_state()
-    return random.getstate(), name, np.asarray(keys).tobytes(), *rest
+def find_drawn(before: dict[str, Any]) -> set[str]:
+    """Which generators were drawn from since `copy_states` gave `before`."""
+    now = copy_states()
+    return {name for name in now if _make_comparable(now[name]) != _make_comparable(before[name])}
+
+
+def _make_comparable(state: Any) -> Any:
+    if not isinstance(state, tuple):
+        return state
+    return [part.tobytes() if isinstance(part, np.ndarray) else part for part in state]
 
 
 def can_draw(graph: Any) -> bool:
@@ -39,11 +46,13 @@ def can_draw(graph: Any) -> bool:
     return any(node.op in _STATEFUL for node in [*definition.node, *functions])
 
 
-def restore_states(kept: dict[str, Any]) -> None:
-    """Go on drawing where `copy_states` was called."""
-    random.setstate(kept["python"])
-    np.random.set_state(kept["numpy"])
-    if kept["seed"] is not None and kept["tensorflow"] is not None:
+def restore_states(kept: dict[str, Any], without: Collection[str] = ()) -> None:
+    """Go on drawing where `copy_states` was called, but for the generators `without`."""
+    if "python" not in without:
+        random.setstate(kept["python"])
+    if "numpy" not in without:
+        np.random.set_state(kept["numpy"])
+    if kept["seed"] is not None and kept["tensorflow"] is not None and "tensorflow" not in without:
         from tensorflow.python.eager import context
 
         inner = context.context()
