@@ -73,7 +73,7 @@ def attach_runtime() -> None:
     from matex_tf import ops, patches
     from matex_tf.monitor import sampler
     from matex_tf.observe import link_costs, profile, timeline
-    from matex_tf.resilience import elastic, run_state
+    from matex_tf.resilience import elastic, fit_hooks, run_state
     from matex_tf.runtime import hooks, watchdog
     from matex_tf.steps import events, overlap_trial
 
@@ -99,6 +99,8 @@ def attach_runtime() -> None:
     link_costs.start_links()
     patches.install()
     overlap_trial.start_trials()
+    if run_state.is_kept():
+        fit_hooks.install()  # around what prepares the data of fit: it is told what the script gives
     _record_first_steps()
     _note_trial(me.rank)
     if (asked := settings.get_settings().plan) is not None:
@@ -177,12 +179,11 @@ def _record_first_steps() -> None:
 def _note_trial(rank: int) -> None:
     """In a trial of `matex tune`, note what `fit` logs."""
     if settings.PREFIX + "TRIAL" in os.environ:
-        from matex_tf.monitor import trial_log
-        from matex_tf.patches.keras import trial
+        from matex_tf.monitor import trial_hooks, trial_log
 
         trial_log.start_log(rank)
         if trial_log.is_on():
-            trial.HOOKS.install()
+            trial_hooks.HOOKS.install()
 
 
 def _share_hash_seed() -> None:

@@ -22,7 +22,7 @@ UPPER = "gradients metrics loops keras v1 sharding patches analysis rewrite step
 WEAK = ("WeakKeyDictionary", "WeakValueDictionary")
 OF_FRAMES = ("_getframe", "currentframe", "stack", "walk_stack", "extract_stack")
 EXCHANGED = ("__class__", "__dict__")
-BESIDE = ("observe.check_recorder", "keras.trial")
+BESIDE = ("observe.check_recorder", "monitor.trial_hooks", "resilience.fit_hooks")
 """Patches of a run that is checked and of a trial, which other runs do not install."""
 
 

@@ -15,16 +15,17 @@ from matex_tf.runtime.hooks import Hook
 
 _IN_ORDER = """
     hooks.eager_code hooks.functions hooks.iterators hooks.datasets hooks.keras_data hooks.models hooks.callbacks
-    hooks.sessions imports tf.xla tf.strategy tf.errors files.saving files.downloads files.python files.libraries
-    files.tensorflow files.datasets files.commands
+    hooks.sessions patches.imports patches.tf.xla patches.tf.strategy patches.tf.errors patches.files.saving
+    patches.files.downloads patches.files.python patches.files.libraries patches.files.tensorflow
+    patches.files.datasets patches.files.commands
 """.split()
-_ON_REQUEST = ["files.journal", "observe.check_recorder", "keras.trial"]
-"""Patches that others install: where this rank is the first, under `matex run --check`, in a trial of `matex tune`."""
+_ON_REQUEST = ["patches.files.journal", "observe.check_recorder", "monitor.trial_hooks", "resilience.fit_hooks"]
+"""Installed by others: where this rank is the first, under `matex run --check`, in a trial of `matex tune`, where the
+state of the run is kept."""
 
 
 def _load_part(name: str) -> Any:
-    package = "matex_tf" if name.startswith(("hooks.", "observe.")) else __name__
-    return importlib.import_module(f"{package}.{name}")
+    return importlib.import_module(f"matex_tf.{name}")
 
 
 def install() -> None:
@@ -35,7 +36,7 @@ def install() -> None:
 
 def list_hooks() -> Iterator[tuple[str, Hook]]:
     """Everything that is replaced anywhere, with the file that does."""
-    names = dict.fromkeys([*_IN_ORDER, *_ON_REQUEST])
+    names = [*_IN_ORDER, *_ON_REQUEST]
     parts = {"runtime.seeding": seeding, **{name: _load_part(name) for name in names}}
     for name, part in parts.items():
         for hook in getattr(part, "HOOKS", ()):

@@ -2,58 +2,57 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from matex_tf import settings
 from matex_tf.resilience import callback_state, random_state, run_state, state
 from matex_tf.runtime import notes, objects
 from matex_tf.runtime.exits import exit_marks
+from matex_tf.steps import events
 from matex_tf.world import membership, world
 
 _LOOK_SECONDS = 0.5  # how often ranks ask one another whether to save
 _MOST_STEPS = 1000
 
 
-def begin_fit(model: Any) -> Fit | None:
-    """What is to be done about the state in the call of `fit` that begins; None where none is kept. Collective."""
-    run = run_state.get_current()
-    return None if run is None else Fit(run, model)
-
-
 class Fit:
     """The call that has the number of calls before it."""
 
     def __init__(self, run: run_state.Run, model: Any):
+        """Find what is kept of the call that begins. Collective."""
         self.run = run
         self.model = model
-        self.state = state.State(model)
         self.number = run.fits
         run.fits += 1
         self.saved = run.load_state(self.number)
         self.is_over = self.saved is not None and self.saved["ended"]
         self.goes_on = self.saved is not None and not self.is_over  # from a state that was kept within it
+        self.is_away = self.goes_on  # its training has not come to where it was yet
         self.epoch: int = 0 if self.saved is None else self.saved["epoch"]
         self.step: int = 0 if self.saved is None else self.saved["step"]
         if self.saved is not None:
             run.epochs = self.saved["epochs"]
-        self.missing = self.saved is not None
+        self.missing = False  # a variable that was kept is not made yet
+        self.has_made = False  # a step has trained in vain to make such variables
         self.first_epoch = 0  # with which the script has the call begin
         self.source: Any = None  # Keras' source of the data that it trains on
-        self.calls_python = False  # for the source to make a batch: code of the script's own
-        self.resumed: tuple[Any, int] | None = None  # of Keras 2's epoch: its iterator, and the steps that are done
-        self.data_taken = self.data_are_back = False
+        self.calls_python = False  # to make a batch: code of the script's own
+        self.drawn: set[str] = set()  # from these generators that code draws
+        self.are_rows_dealt = False  # to ranks, by their number
+        self.seeks_step = False  # the next step of the source is the first of the epoch in which the state was kept
+        self.iterator: Any = None  # Keras 2: of that epoch
         self.callbacks: Sequence[Any] = ()
         self.params: dict[str, Any] = {}
+        self.takes_turns = False  # at batches, between which ranks do not meet
         self._change: Callable[[str, float], None] | None = None
         self._change_text = ""
         self._at: int | None = None
         self._done = self._made = self._longest = 0  # steps of this epoch, since the start, and of a whole epoch
         self._told = False
-        self.takes_turns = False  # at batches, between which ranks do not meet
-        self._present: dict[str, int] = {}
         self._large: dict[Any, Any] = {}
         self._until = 1
         self._looked: tuple[float, int] = (time.monotonic(), 0)
@@ -72,120 +71,92 @@ class Fit:
     # Putting back
 
     def begin_training(self, callbacks: Sequence[Any], params: dict[str, Any]) -> None:
-        """After callbacks were told that training begins."""
+        """Before the `callbacks` of the call are told that training begins."""
         self.callbacks, self.params = callbacks, params or {}
         self._large = callback_state.find_large(callbacks)
-        if self.saved is None:
-            return
-        self.put_back()
-        if self.is_over:
-            if hasattr(self.model, "_initial_epoch") and not self.missing:
-                self.model._initial_epoch = self.epoch  # there is no step to be made
-            return
-        if getattr(self.model, "_initial_epoch", None) is not None:
-            self.model._initial_epoch = self.epoch  # `BackupAndRestore` may have put it elsewhere
-        for what in callback_state.begin_anew(callbacks):
-            notes.print_note(f"of the callbacks of fit, {what} cannot be kept and begins anew")
-
-    def begin_epoch(self, epoch: int) -> None:
-        """After callbacks were told that an epoch begins, which within an epoch they had been told before."""
-        resumes = self.goes_on and epoch == self.epoch
-        if resumes and self.step > 0:
-            self.put_back()
-        self._at = epoch
-        self._done = self.step if resumes else 0
-        self._until, self._looked = 1, (time.monotonic(), self.step if resumes else 0)
 
     def put_back(self) -> None:
-        """Put back what is there of the model's variables, and what the callbacks know."""
-        self._present = self.state.load_values(self.saved["variables"])
-        self.missing = not self._is_complete(self._present)
-        if not self.is_over:
-            callback_state.restore_states(self.callbacks, self.saved["callbacks"])
-
-    def _is_complete(self, present: dict[str, int]) -> bool:
+        """Put back what is there of the model's variables, and what callbacks know."""
+        present = state.load_values(self.model, self.saved["variables"])
         kept = self.saved["variables"]
-        if self.step == 0:  # an epoch begins with empty metrics
+        if self.step == 0 and not self.is_over:  # an epoch begins with empty metrics
             kept = {group: values for group, values in kept.items() if group != state.METRICS}
-        return state.is_complete(present, kept)
+        self.missing = not state.is_complete(present, kept)
+        callback_state.restore_states(self.callbacks, self.saved["callbacks"])
 
-    def needs_step(self) -> bool:
-        """Whether the first step of training makes variables that are to be put back."""
-        return self.goes_on and self.missing
+    def put_back_random(self) -> None:
+        """Go on drawing random numbers where the state was kept; generators that data draw from have come there."""
+        random_state.restore_states(self.saved["random"], () if self.is_over else self.drawn)
 
-    def put_back_rest(self, make: Callable[[], Any]) -> None:
-        """`make` makes the variables that are not there yet, and changes others: put all of them back."""
-        self._put_back_variables(make)
-        if not self.calls_python:
-            self.put_back_random()  # variables that were made have drawn their first values
+    @contextlib.contextmanager
+    def pass_data(self) -> Iterator[None]:
+        """Within it batches are passed over: see from which generators their code draws random numbers."""
+        before = random_state.copy_states() if self.calls_python else {}
+        try:
+            yield
+        finally:  # the data may come to their end
+            self.drawn |= random_state.find_drawn(before) if before else set()
 
-    def _put_back_variables(self, make: Callable[[], Any]) -> None:
-        self.state.find_variables()
-        self.state.save()
-        make()
-        self.state.restore()
-        if not self._is_complete(self.state.load_values(self.saved["variables"], self._present)):
+    def begin_epoch(self, epoch: int) -> None:
+        self._at = epoch
+        self._done = self.step if self.is_away else 0
+        self._until, self._looked = 1, (time.monotonic(), self._done)
+
+    def reach_step(self) -> None:
+        """The next step is the one after the last that was kept.
+
+        Raises:
+            RankError: what was kept is of another model.
+        """
+        if not self.is_away:
+            return
+        self.is_away = False
+        if self.step > 0:  # what callbacks do as an epoch begins they had done before
+            self.put_back()
+            self.put_back_random()
+        if self.missing:
             raise state.describe_difference("fewer variables", "more")
-        if self.step == 0:
-            self.model.reset_metrics()  # what was kept is of the epoch before
-        self.missing = False
-
-    def needs_data(self) -> bool:
-        """Whether training is about to begin with data that are to be brought to where they were."""
-        return self.saved is not None and bool(self.callbacks) and self.source is not None and not self.data_taken
-
-    def put_back_traced(self) -> None:
-        """All variables are there, once a step was traced whose ranks take turns: put back what is missing."""
-        if self.needs_step():
-            self._put_back_variables(lambda: None)
-
-    def say_rows(self) -> None:
-        """The data are dealt for as many ranks as train: say so where that number was another."""
-        if self.step > 0 and self.saved["ranks"] != world.get_world().trainers:
+        if self.step > 0 and self.are_rows_dealt and self.saved["ranks"] != world.get_world().trainers:
             notes.print_note(
                 f"the state was kept where {self.saved['ranks']} ranks trained, to which other rows were dealt: of "
                 "this epoch some rows come twice and some not at all"
             )
 
-    def put_back_random(self) -> None:
-        """Go on drawing random numbers where the state was taken."""
-        random_state.restore_states(self.saved["random"])
-
     def leave_ended(self, callbacks: Sequence[Any], history: Any) -> Any:
-        """Put all back as it was at the end of the call, whose `callbacks` were; gives the history."""
+        """Put all back as it was at the end of the call, which had these `callbacks`; gives the history."""
         saved, model = self.saved, self.model
-        if not state.is_complete(self.state.load_values(saved["variables"]), saved["variables"]):
+        for callback in callbacks:
+            callback.set_model(model)
+        self.callbacks = callbacks
+        self.put_back()
+        self.put_back_random()
+        if self.missing:
             notes.print_note(
                 "of a call of fit that is passed over, variables that only a step of training makes cannot be put back"
             )
-        for callback in callbacks:
-            callback.set_model(model)
-        callback_state.restore_states(callbacks, saved["callbacks"])
-        history = next((one for one in callbacks if type(one).__name__ == "History"), history)
+        history = next((one for one in callbacks if isinstance(one, type(history))), history)
         callback_state.restore_states([history], [saved["history"]])
         model.history, model.stop_training = history, saved["stop"]
-        self.put_back_random()
         return history
 
     # Keeping
+
+    def note_trained(self, plan: Any) -> None:
+        """A step has trained, by the `plan` of its function."""
+        if not self.run.has_trained:
+            self.run.has_trained = True
+            exit_marks.mark_training()
+        tells, self._told = self.goes_on and not self._told, True
+        if tells and plan is not None and random_state.can_draw(plan.own.graph):
+            notes.print_note(
+                "the training step draws by TensorFlow's random ops, whose state cannot be kept: from here on it "
+                "draws other numbers than it would have drawn"
+            )
 
     def end_batch(self, done: int) -> None:
         """After `done` steps of an epoch."""
         self._made += done - self._done
         self._done = done
-        if self.is_over:
-            self.model.stop_training = True  # it was for what the step makes
-            return
-        if not self.run.has_trained:
-            self.run.has_trained = True
-            exit_marks.mark_training()
-        if self.saved is not None and not self._told:
-            self._told = True
-            if random_state.can_step_draw():
-                notes.print_note(
-                    "the training step draws by TensorFlow's random ops, whose state cannot be kept: from here on it "
-                    "draws other numbers than it would have drawn"
-                )
         if self.takes_turns:
             return
         self._until -= 1
@@ -231,8 +202,6 @@ class Fit:
 
     def end_epoch(self, epoch: int) -> None:
         """After callbacks were told that an epoch has ended."""
-        if self.is_over:
-            return
         self._longest = max(self._longest, self._done)
         run, pause = self.run, settings.get_settings().pause
         run.epochs += 1
@@ -280,21 +249,22 @@ class Fit:
 
     def _keep_state(self, kind: str, epoch: int, step: int, ended: bool, history: Any) -> None:
         run = self.run
-        with self.state.gather_whole() as variables:
-            if world.get_world().rank == 0:
-                content = {
-                    "fit": self.number,
-                    "epoch": epoch,
-                    "step": step,
-                    "epochs": run.epochs,
-                    "ended": ended,
-                    "ranks": world.get_world().trainers,
-                    "variables": variables,
-                    "callbacks": callback_state.copy_states(self.callbacks, self._large),
-                    "stop": bool(self.model.stop_training),
-                    "history": None if history is None else callback_state.copy_states([history], {})[0],
-                    "random": random_state.copy_states(),
-                }
-                run.number += kind == "state"
-                run.write_state(kind, run.number if kind == "state" else self.number, content)
+        events.ranks_meet("keeping the state of the run")
+        variables = state.read_values(self.model)
+        if world.get_world().rank == 0:
+            content = {
+                "fit": self.number,
+                "epoch": epoch,
+                "step": step,
+                "epochs": run.epochs,
+                "ended": ended,
+                "ranks": world.get_world().trainers,
+                "variables": variables,
+                "callbacks": callback_state.copy_states(self.callbacks, self._large),
+                "stop": bool(self.model.stop_training),
+                "history": None if history is None else callback_state.copy_states([history], {})[0],
+                "random": random_state.copy_states(),
+            }
+            run.number += kind == "state"
+            run.write_state(kind, run.number if kind == "state" else self.number, content)
         run.saved_at = time.monotonic()

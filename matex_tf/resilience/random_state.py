@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import random
 import sys
+from collections.abc import Collection
 from typing import Any
 
 import numpy as np
 
-_STEPS = ("one_step_on_data", "train_function", "train_step")
 _STATEFUL = {
     "Multinomial", "ParameterizedTruncatedNormal", "RandomGamma", "RandomPoisson", "RandomPoissonV2", "RandomShuffle",
     "RandomStandardNormal", "RandomUniform", "RandomUniformInt", "TruncatedNormal",
@@ -27,21 +27,32 @@ def copy_states() -> dict[str, Any]:
     }
 
 
-def can_step_draw() -> bool:
-    """Whether a training step of Keras draws by random ops whose state nobody can get at."""
-    from tensorflow.python.eager import context
-    from tensorflow.python.util import compat
-
-    inner = context.context()
-    names = [name for name in map(compat.as_str, inner.list_function_names()) if any(step in name for step in _STEPS)]
-    return any(node.op in _STATEFUL for name in names for node in inner.get_function_def(name).node_def)
+def find_drawn(before: dict[str, Any]) -> set[str]:
+    """Which generators were drawn from since `copy_states` gave `before`."""
+    now = copy_states()
+    return {name for name in now if _make_comparable(now[name]) != _make_comparable(before[name])}
 
 
-def restore_states(kept: dict[str, Any]) -> None:
-    """Go on drawing where `copy_states` was called."""
-    random.setstate(kept["python"])
-    np.random.set_state(kept["numpy"])
-    if kept["seed"] is not None and kept["tensorflow"] is not None:
+def _make_comparable(state: Any) -> Any:
+    if not isinstance(state, tuple):
+        return state
+    return [part.tobytes() if isinstance(part, np.ndarray) else part for part in state]
+
+
+def can_draw(graph: Any) -> bool:
+    """Whether a graph draws by random ops whose state nobody can get at."""
+    definition = graph.as_graph_def()
+    functions = (node for function in definition.library.function for node in function.node_def)
+    return any(node.op in _STATEFUL for node in [*definition.node, *functions])
+
+
+def restore_states(kept: dict[str, Any], without: Collection[str] = ()) -> None:
+    """Go on drawing where `copy_states` was called, but for the generators `without`."""
+    if "python" not in without:
+        random.setstate(kept["python"])
+    if "numpy" not in without:
+        np.random.set_state(kept["numpy"])
+    if kept["seed"] is not None and kept["tensorflow"] is not None and "tensorflow" not in without:
         from tensorflow.python.eager import context
 
         inner = context.context()

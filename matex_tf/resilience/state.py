@@ -1,50 +1,56 @@
-"""The state of a model in training: its variables, in groups of fixed order; kept, put back, and shared after a loss.
+"""The variables of a model in training, in groups of fixed order: read to be kept, and put back.
 
 A group grows at its end only, as a rule, so that what is there already can be put back before the rest is.
 """
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 
 from matex_tf.gradients import reduction
-from matex_tf.metrics import metrics
-from matex_tf.servers import local_sgd
-from matex_tf.servers.pieces import sharded_slots
-from matex_tf.sharding import step_weight
 from matex_tf.world import world
 
-METRICS, ACCUMULATED = "metrics", "accumulated"
-_SUMS = (METRICS, ACCUMULATED)  # of which each rank has a part
+METRICS = "metrics"
 Kept = dict[str, list[tuple[str, np.ndarray]]]
 
 
 def group_variables(model: Any) -> dict[str, list[Any]]:
     """The variables of a Keras model: weights, those of its optimizers, metrics, and sources of random numbers."""
-    layers = [layer for layer in metrics.list_layers(model) if layer is not model]
+    layers = [layer for layer in _list_layers(model) if layer is not model]
     seen: set[int] = set()
-    counted = _select_new(metrics.list_variables(model), seen)
-    optimizers = _list_optimizers([model, *layers])
-    accumulated = _select_new([one for optimizer in optimizers for one in reduction.list_accumulators(optimizer)], seen)
+    counted = _select_new(_list_counted(model, layers), seen)
     found = {
         "weights": _select_new(_list_weights(model), seen),
         "random": _select_new(_list_random_variables([model, *layers]), seen),
         "random of TensorFlow": _select_new(_list_global_generator(), seen),
         "random of Keras": _select_new(_list_keras_seed(), seen),
     }
-    for index, optimizer in enumerate(optimizers):
+    for index, optimizer in enumerate(_list_optimizers([model, *layers])):
         owned = optimizer.variables() if callable(optimizer.variables) else optimizer.variables
         found[f"optimizer {index}"] = _select_new(owned, seen)
         # Of Keras 2 the learning rate is not among them.
         found[f"optimizer {index}, own"] = _select_new(_list_attributes(optimizer), seen)
     found["own"] = _select_new(_list_attributes(model), seen)
-    found[ACCUMULATED] = accumulated
     found[METRICS] = counted
     return found
+
+
+def _list_layers(model: Any) -> list[Any]:
+    """The layers of a Keras model, those within others too, where Keras tells of them."""
+    return list(model._flatten_layers()) if hasattr(model, "_flatten_layers") else list(getattr(model, "layers", []))
+
+
+def _list_counted(model: Any, layers: list[Any]) -> list[Any]:
+    """The variables of all metrics. Keras 2 counts some of them among the weights."""
+    found = list(getattr(model, "metrics", []))
+    # A layer that adapts has `update_state`, too, but no result.
+    found += [layer for layer in layers if hasattr(layer, "update_state") and hasattr(layer, "result")]
+    for layer in [model, *layers]:
+        found += getattr(layer, "_metrics", None) or []
+    return [variable for metric in found for variable in metric.variables]
 
 
 def _list_weights(model: Any) -> list[Any]:
@@ -115,121 +121,33 @@ def _list_keras_seed() -> list[Any]:
     return [] if generator is None else [generator.state]
 
 
-class State:
-    """The state of `model` in training, on this rank.
+def read_values(model: Any) -> Kept:
+    """The value of every variable, for all ranks alike: of one that ranks hold in pieces a read is collective."""
+    return {
+        group: [(reduction.find_name(one), np.asarray(reduction.find_tf_variable(one).numpy())) for one in variables]
+        for group, variables in group_variables(model).items()
+    }
 
-    In memory, for a step that is made again by fewer ranks: `save` keeps it, `restore` puts it back as it was saved,
-    `sync` has the ranks that are left go on with what all had counted. On a disk, for a run that is started again:
-    `gather_whole` gives what is to be kept of all ranks, `load_values` puts it back.
+
+def load_values(model: Any, kept: Kept) -> dict[str, int]:
+    """Give the variables that are there the values `kept`; how many of each group they are.
+
+    Raises:
+        RankError: what was kept is of another model.
     """
-
-    def __init__(self, model: Any):
-        self.counted: list[tuple[Any, np.ndarray, np.ndarray]] = []
-        self.holdings: list[sharded_slots.Holding] = []  # of which each rank has a piece
-        self._model = model
-        self._changed: list[Any] = []
-        self._variables: list[Any] = []
-        self._saved: tuple[list[Any], list[Any]] = [], []
-        self._reader: Any = None
-
-    def find_variables(self, changed: Iterable[Any] = ()) -> None:
-        """Look which variables there are: of the model, and others that its step has `changed`, of the script's own."""
-        import tensorflow as tf
-
-        self._changed = list(changed)
-        found = self._list_all()
-        if self._reader is None or list(map(id, found)) != list(map(id, self._variables)):
-            self._variables, self.holdings = found, sharded_slots.find_holdings(found)
-            read = tf.function(lambda: [variable.read_value() for variable in found], autograph=False)
-            with sharded_slots.leave_as_is():
-                self._reader = read.get_concrete_function()
-
-    def save(self) -> None:
-        """Keep the values of the variables. That copies nothing: TensorFlow writes what changes to new memory."""
-        self._saved = self._reader(), list(self.counted)
-
-    def restore(self) -> None:
-        """Give the variables the values that were saved."""
-        values, counted = self._saved
-        self.counted = list(counted)
-        for variable, value in zip(self._variables, values):
-            sharded_slots.put_as_is(variable, value, self.holdings)
-
-    def has_grown(self) -> bool:
-        """Whether variables were made since."""
-        return len(self._list_all()) > len(self._variables)
-
-    def count_sums(self) -> list[tuple[Any, np.ndarray, np.ndarray]]:
-        """What is not the same on all ranks but a sum over them: variables, with this rank's part and the sum.
-
-        Collective. What all have completed is for `counted`.
-        """
-        counted = [
-            *metrics.list_variables(self._model),
-            *reduction.list_accumulators(getattr(self._model, "optimizer", None)),
-        ]
-        counted = list(map(reduction.find_tf_variable, counted))
-        own = [variable.read_value() for variable in counted]
-        return [(one, mine.numpy(), all.numpy()) for one, mine, all in zip(counted, own, metrics.sum_over_ranks(own))]
-
-    def sync(self) -> None:
-        """Have the first rank that is left go on with the sums that all had `counted`, where nothing changed since."""
-        for at, (variable, own, total) in enumerate(self.counted):
-            if np.array_equal(variable.numpy(), own):
-                mine = total if world.get_world().rank == 0 else np.zeros_like(total)
-                variable.assign(mine)
-                self.counted[at] = (variable, mine, total)
-
-    def _list_all(self) -> list[Any]:
-        known = [
-            reduction.find_tf_variable(variable)
-            for group in group_variables(self._model).values()
-            for variable in group
-        ]
-        seen = {*map(id, known), *map(id, step_weight.list_own_variables())}
-        others = [variable for variable in map(reduction.find_tf_variable, self._changed) if id(variable) not in seen]
-        known += [one for one in others if hasattr(one, "assign") and one.dtype.name != "string"]
-        in_pieces = [one for holding in sharded_slots.find_holdings(known) for one in holding.list_state()]
-        return list({id(one): one for one in [*known, *in_pieces]}.values())
-
-    @contextlib.contextmanager
-    def gather_whole(self) -> Iterator[Kept]:
-        """Within it, rank 0 gets the value of every variable, of metrics the sum over the ranks. Collective.
-
-        The values may change with the variables once it is left; copy them before.
-        """
-        chosen = group_variables(self._model)
-        sharded_slots.make_whole()
-        local_sgd.average_current()
-        with metrics.hold_whole_state([*chosen[METRICS], *chosen[ACCUMULATED]]):
-            first = world.get_world().rank == 0
-            yield _read_values(chosen) if first else {}
-
-    def load_values(self, kept: Kept, skip: dict[str, int] | None = None) -> dict[str, int]:
-        """Give the variables the values `kept`, those after the first `skip` of each group.
-
-        Returns how many of each group have been put back. What the ranks counted together rank 0 goes on with alone.
-
-        Raises:
-            RankError: what was kept is of another model.
-        """
-        present = {}
-        chosen = group_variables(self._model)
-        for group, variables in chosen.items():
-            values = kept.get(group, [])
-            if len(variables) > len(values):
-                raise describe_difference(f"{len(variables)} variables of the group '{group}'", f"{len(values)}")
-            if len(variables) < len(values) and not all(map(_is_assignable, variables, (value for _, value in values))):
-                # As of Keras 3 the seeds of a model's Dropouts, which come last once its weights are made.
-                present[group] = 0
-                continue
-            present[group] = len(variables)
-            begin = (skip or {}).get(group, 0)
-            for variable, (name, value) in list(zip(variables, values))[begin:]:
-                _assign_value(
-                    variable, name, np.zeros_like(value) if group in _SUMS and world.get_world().rank > 0 else value
-                )
-        return present
+    present = {}
+    for group, variables in group_variables(model).items():
+        values = kept.get(group, [])
+        if len(variables) > len(values):
+            raise describe_difference(f"{len(variables)} variables of the group '{group}'", f"{len(values)}")
+        if len(variables) < len(values) and not all(map(_is_assignable, variables, (value for _, value in values))):
+            # As of Keras 3 the seeds of a model's Dropouts, which come last once its weights are made.
+            present[group] = 0
+            continue
+        present[group] = len(variables)
+        for variable, (name, value) in zip(variables, values):
+            _assign_value(variable, name, value)
+    return present
 
 
 def _is_assignable(variable: Any, value: np.ndarray) -> bool:
@@ -243,16 +161,6 @@ def _assign_value(variable: Any, name: str, value: np.ndarray) -> None:
         here = f"'{reduction.find_name(variable)}' {inner.dtype.name}{list(inner.shape)}"
         raise describe_difference(here, f"'{name}' {value.dtype.name}{list(value.shape)}")
     inner.assign(value)
-
-
-def _read_values(chosen: dict[str, list[Any]]) -> Kept:
-    return {
-        group: [
-            (reduction.find_name(variable), np.asarray(reduction.find_tf_variable(variable).numpy()))
-            for variable in variables
-        ]
-        for group, variables in chosen.items()
-    }
 
 
 def describe_difference(here: str, there: str) -> world.RankError:

@@ -58,5 +58,7 @@ batch_wanted = Event()
 """(iterator): eager code takes the next batch of the iterator."""
 batch_given = Event()
 """(iterator, is_over): eager code has that batch, or there is none any more."""
+ranks_meet = Event()
+"""(doing): for what follows all ranks have to hold the same; a listener brings ranks that train apart together."""
 world_changed = Event()
 """(): there are fewer ranks than before; plans are made anew."""

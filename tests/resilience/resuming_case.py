@@ -1,4 +1,4 @@
-"""Two models in three calls of `fit`, one of them killed or asked to end, as the environment says; the rest is plain.
+"""Three models in four calls of `fit`, one of them killed or asked to end, as the environment says; the rest is plain.
 
 LOSE is a list of "call:epoch:batch:rank:signal"; the folder named on the command line notes what has happened.
 What it prints is all that a script can see of its training.
@@ -69,7 +69,7 @@ def show(name, history, model, *callbacks):
         "batches": [callback.batches for callback in callbacks],
         "seen": [callback.seen for callback in callbacks],
         "drawn": float(np.random.random())
-        if name not in ("third", "last")
+        if name in ("first", "second", "fourth")
         else 0.0,  # of a generator that is drawn from ahead
         "rate": float(keras.backend.get_value(model.optimizer.learning_rate))
         if not is_keras3
@@ -98,6 +98,8 @@ callbacks = [
     keras.callbacks.CSVLogger(os.path.join(folder, "log.csv")),
     lose,
 ]
+if is_keras3:  # the script's own backup may have Keras begin at another epoch
+    callbacks.append(keras.callbacks.BackupAndRestore(folder + "-backup"))
 history = second.fit(data, epochs=5, validation_data=(x, y), verbose=0, callbacks=callbacks)
 show("second", history, second, lose)
 
@@ -112,6 +114,61 @@ def batches():
 lose = Lose(2)
 history = second.fit(batches(), steps_per_epoch=6, epochs=3, verbose=0, callbacks=[lose])
 show("third", history, second, lose)
+
+
+# The fourth makes variables of an optimizer in its first step, of several batches; its generator draws nothing, and a
+# callback draws and trains meanwhile.
+class Pair(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.below, self.above = keras.layers.Dense(4, "tanh"), keras.layers.Dense(1)
+        self.other, self.mean = keras.optimizers.Adam(0.02), keras.metrics.Mean("loss")
+
+    @property
+    def metrics(self):
+        return [self.mean]
+
+    def call(self, x):
+        return self.above(self.below(x))
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((self(x) - y) ** 2)
+        both = [*self.below.trainable_variables, *self.above.trainable_variables]
+        gradients = tape.gradient(loss, both)
+        self.optimizer.apply_gradients(zip(gradients[:2], both[:2]))
+        self.other.apply_gradients(zip(gradients[2:], both[2:]))
+        self.mean.update_state(loss)
+        return {"loss": self.mean.result()}
+
+    def test_step(self, data):
+        x, y = data
+        self.mean.update_state(tf.reduce_mean((self(x) - y) ** 2))
+        return {"loss": self.mean.result()}
+
+
+class Train(keras.callbacks.Callback):
+    def on_epoch_begin(self, epoch, logs=None):
+        np.random.random()
+
+    def on_epoch_end(self, epoch, logs=None):
+        inner.fit(x[:16], y[:16], batch_size=8, epochs=2, verbose=0)
+
+
+def slices():
+    while True:
+        for start in range(0, 48, 8):
+            yield x[start : start + 8], y[start : start + 8]
+
+
+np.random.seed(9)
+pair, inner = Pair(), keras.Sequential([keras.layers.Dense(1)])
+pair.compile(keras.optimizers.Adam(0.02), steps_per_execution=2)
+inner.compile("sgd", "mse")
+lose = Lose(3)
+paired = pair.fit(slices(), steps_per_epoch=7, epochs=3, verbose=0, callbacks=[Train(), lose])
+show("fourth", paired, pair, lose)
 # Not by fit: it is done again.
 second.train_on_batch(x[:12], y[:12])
 show("last", history, second)

@@ -5,31 +5,38 @@ from __future__ import annotations
 import inspect
 import itertools
 import math
-import weakref
+from dataclasses import dataclass
 from typing import Any
 
 from matex_tf.monitor import trial_log
 from matex_tf.runtime.keras_table import KerasTable
-from matex_tf.world import world
 
 HOOKS = KerasTable()
 
 _LOST = "a trial of `matex tune` notes nothing of fit"
 
 _numbers = itertools.count()
-_calls: list[int] = []
-"""The calls of `fit` that are under way, by their numbers: one within another comes last."""
-_data: weakref.WeakKeyDictionary[Any, dict[str, Any]] = weakref.WeakKeyDictionary()
-"""What is known of the data that a model was given last."""
+
+
+@dataclass
+class _Call:
+    """A call of `fit`: its number, and what is known of its data until that was noted."""
+
+    number: int
+    data: dict[str, Any] | None
+
+
+_calls: list[_Call] = []
+"""Those that are under way: one within another comes last."""
 
 
 @HOOKS.replace_in(_LOST, "backend.tensorflow.trainer:TensorFlowTrainer.fit", "engine.training:Model.fit", takes="x")
 def _wrap_fit(original: Any) -> Any:
     signature = inspect.signature(original)
 
-    def fit(self, *args, **kwargs):
-        _data[self] = _describe_data(signature.bind(self, *args, **kwargs).arguments.get("x"))
-        _calls.append(next(_numbers))
+    def fit(self: Any, *args: Any, **kwargs: Any) -> Any:
+        x = signature.bind(self, *args, **kwargs).arguments.get("x")
+        _calls.append(_Call(next(_numbers), _describe_data(x)))
         try:
             return original(self, *args, **kwargs)
         finally:
@@ -40,25 +47,16 @@ def _wrap_fit(original: Any) -> Any:
 
 @HOOKS.replace_in(_LOST, "callbacks.callback_list:CallbackList.on_epoch_end", "callbacks:CallbackList.on_epoch_end")
 def _wrap_epoch_end(original: Any) -> Any:
-    def on_epoch_end(self, epoch, logs=None):
-        model = getattr(self, "model", None)
-        if _calls and not _is_passed_over():
-            if model in _data:
-                trial_log.note_task(**_data.pop(model), **_describe_model(model))
-            trial_log.note_epoch(epoch, (self.params or {}).get("epochs"), logs, _calls[-1])
+    def on_epoch_end(self: Any, epoch: int, logs: Any = None) -> Any:
+        if _calls:
+            call = _calls[-1]
+            if call.data is not None:
+                trial_log.note_task(**call.data, **_describe_model(self.model))
+                call.data = None
+            trial_log.note_epoch(epoch, (self.params or {}).get("epochs"), logs, call.number)
         return original(self, epoch, logs)
 
     return on_epoch_end
-
-
-def _is_passed_over() -> bool:
-    """Whether the call had ended before the run was started again: an epoch of it only makes what is to be put back."""
-    if not world.is_active():
-        return False
-    from matex_tf.patches.keras import fast_forward
-
-    kept = fast_forward.get_current_state()
-    return kept is not None and kept.is_over
 
 
 def _describe_data(x: Any) -> dict[str, Any]:

@@ -1,0 +1,71 @@
+"""The data of `fit`, brought to where they were: batches are taken as training took them."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable
+from typing import Any
+
+from matex_tf.sharding import row_shares
+from matex_tf.steps import own_data
+
+_CALLS_PYTHON = ("PyFunc", "EagerPyFunc", "PyFuncStateless")
+
+
+def is_made_by_python(x: Any) -> bool:
+    """Whether Python code of the script's own makes the batches, which may go on from where it was at the last."""
+    if not hasattr(x, "element_spec"):
+        return hasattr(x, "__next__") or hasattr(x, "on_epoch_end")
+    for step in row_shares.list_pipeline(x):
+        for part in vars(step).values():
+            graph = getattr(getattr(part, "function", None), "graph", None)
+            if graph is not None and _has_python(graph.as_graph_def()):
+                return True
+    return False
+
+
+def _has_python(graph: Any) -> bool:
+    nodes = [*graph.node, *(node for function in graph.library.function for node in function.node_def)]
+    return any(node.op in _CALLS_PYTHON for node in nodes)
+
+
+def has_position(source: Any, calls_python: bool) -> bool:
+    """Whether where the data are depends on how many batches were taken, not only on how many epochs were begun."""
+    known = getattr(source, "_num_batches", None) or getattr(source, "_inferred_steps", None)
+    if calls_python or not (known or getattr(source, "steps_per_epoch", None)):
+        return True
+    if hasattr(source, "enumerate_epochs"):
+        return not source._adapter.should_recreate_iterator()
+    return source.steps_per_epoch is not None
+
+
+def take_batches(iterator: Any, count: int) -> list[Any]:
+    """The next `count` batches, fewer at the end of the data. Raises OutOfRangeError where there is none."""
+    import tensorflow as tf
+
+    # Of rows of its own a rank cannot tell when all have come to their ends; other batches are those of the script.
+    with contextlib.nullcontext() if own_data.is_own(iterator) else own_data.compute_alone():
+        batches = [iterator.get_next()]
+        try:
+            while len(batches) < count:
+                batches.append(iterator.get_next())
+        except tf.errors.OutOfRangeError:
+            return batches
+    return batches
+
+
+def make_iterator(batches: Iterable[Any], spec: Any) -> Any:
+    """An iterator of `batches` alone, of the element spec `spec`: what is traced for it is not for their rows alone."""
+    import tensorflow as tf
+
+    def as_open_as_before(*parts: Any) -> Any:
+        open_parts = [
+            tf.compat.v1.placeholder_with_default(part, kind.shape) if isinstance(part, tf.Tensor) else part
+            for part, kind in zip(tf.nest.flatten(parts), tf.nest.flatten(spec))
+        ]
+        return tf.nest.pack_sequence_as(spec, open_parts)
+
+    first, *more = (tf.data.Dataset.from_tensors(batch).map(as_open_as_before) for batch in batches)
+    for one in more:
+        first = first.concatenate(one)
+    return iter(first)

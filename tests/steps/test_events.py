@@ -1,0 +1,95 @@
+"""Every step that trains is told to the extras, in whatever style it is written; nothing else is."""
+
+from __future__ import annotations
+
+import json
+
+import launch
+
+CASE = """
+import json
+import numpy as np, tensorflow as tf, matex_tf
+from matex_tf.steps import events
+
+keras = tf.keras
+told = []
+
+
+def describe(plan):
+    return "eager" if plan is None else "whole" if plan.why_whole else "shared"
+
+
+events.step_trained.add_listener(lambda plan: told.append(describe(plan)))
+x, y = np.random.default_rng(0).random((12, 3), np.float32), np.ones((12, 1), np.float32)
+weights = tf.Variable(tf.ones([3, 1]))
+model = keras.Sequential([keras.layers.Dense(1)])
+model.compile("sgd", "mse")
+found = {}
+
+
+def note(name, act):
+    told.clear()
+    act()
+    found[name] = list(told)
+
+
+@tf.function
+def shared(a, b):
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_mean((a @ weights - b) ** 2)
+    weights.assign_sub(0.1 * tape.gradient(loss, weights))
+
+
+@tf.function
+def decay():
+    weights.assign(0.9 * weights)
+
+
+@tf.function
+def look(a):
+    return tf.reduce_sum(a @ weights)
+
+
+def eager():
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_mean((tf.constant(x) @ weights - y) ** 2)
+    weights.assign_sub(0.1 * tape.gradient(loss, weights))
+
+
+def session():
+    with tf.Graph().as_default(), tf.compat.v1.Session() as run:
+        given = tf.compat.v1.placeholder(tf.float32, [None, 3])
+        value = tf.compat.v1.get_variable("value", [3, 1], use_resource=True)
+        loss = tf.reduce_mean((given @ value) ** 2)
+        train = tf.compat.v1.train.GradientDescentOptimizer(0.1).minimize(loss)
+        run.run(tf.compat.v1.global_variables_initializer())
+        run.run(train, {given: x})
+        run.run(loss, {given: x})
+
+
+note("shared", lambda: shared(tf.constant(x), tf.constant(y)))
+note("decay", decay)
+note("look", lambda: look(tf.constant(x)))
+note("eager", eager)
+note("session", session)
+note("fit", lambda: model.fit(x, y, batch_size=6, epochs=2, verbose=0))
+note("batch", lambda: model.train_on_batch(x, y))
+note("evaluate", lambda: model.evaluate(x, y, verbose=0))
+note("predict", lambda: model.predict(x, verbose=0))
+print("FOUND" + json.dumps(found))
+"""
+
+
+def test_steps_that_train_are_told():
+    found = json.loads(launch.run(2, CASE).check().stdout.partition("FOUND")[2])
+    assert found == {
+        "shared": ["shared"],
+        "decay": ["whole"],
+        "look": [],
+        "eager": ["eager"],
+        "session": ["eager"],
+        "fit": ["shared"] * 4,
+        "batch": ["shared"],
+        "evaluate": [],
+        "predict": [],
+    }
