@@ -69,6 +69,7 @@ def attach_runtime() -> None:
         # Its C++ notes would repeat those of the first rank.
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")
     from matex_tf import ops, patches
+    from matex_tf.adapt import executor
     from matex_tf.monitor import sampler
     from matex_tf.observe import link_costs, profile, timeline
     from matex_tf.resilience import elastic, run_state
@@ -83,6 +84,7 @@ def attach_runtime() -> None:
     _say_what_changes_results()
     _say_who_updates()
     exit_marks.announce_ranks()
+    executor.start_adapting()  # first, so that what others do at the end of a step is not measured
     shared_memory.note_files()
     run_state.open_run()
     run_state.keep_entropy(seeding.agree_on_seeds(run_state.read_entropy()))

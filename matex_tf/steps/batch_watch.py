@@ -27,7 +27,7 @@ class BatchWatch:
         self._sources: list[Any] = []
         self._digest: tuple[int, int] | None = None
 
-    def make_share(self, components: Sequence[Any]) -> Share:
+    def make_share(self, components: Sequence[Any], parts: shares.Parts | None = None) -> Share:
         """`shares.make_share` in a graph in which the digest of the batch is kept where the flag asks for it."""
         import tensorflow as tf
 
@@ -41,7 +41,7 @@ class BatchWatch:
             return self._flag.assign(tf.ensure_shape(kept, []), read_value=False)
 
         tf.cond(self._flag, keep, tf.no_op)
-        return shares.make_share(components)
+        return shares.make_share(components, parts)
 
     def _keep_digest(self, *components: np.ndarray) -> np.ndarray:
         total = 0

@@ -28,6 +28,8 @@ step_begins = Event()
 """(plan): a call of a step that ranks share is about to run; `plan.trained` has the weights that the call changes."""
 step_ended = Event()
 """(plan): the call has run."""
+unmeasured = Event()
+"""(place): ranks share calls of which no events of steps tell, as of sessions; `place` names them."""
 training_begins = Event()
 """(model, callbacks): `fit` of Keras is about to train `model`; `callbacks` is Keras' list of its callbacks."""
 training_ended = Event()

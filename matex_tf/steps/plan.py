@@ -31,6 +31,7 @@ class StepPlan:
     why_whole: why every rank computes the calls whole; empty where ranks share them.
     program: the placements; None where they could not be found.
     trained: the weights that a call changes.
+    parts: which part of a batch each rank has; None where these are equal for good.
     """
 
     def __init__(self, own: Any, are_rows: Sequence[bool], are_own: Sequence[bool], place: str, rows: int = 0):
@@ -49,6 +50,7 @@ class StepPlan:
         self.program: Program | None = None
         self.step: Any = None
         self.calls = 0
+        self.parts = shares.make_parts()
         self.trained = whole_code.list_trained(own)
         self.batches = batch_watch.BatchWatch(f"a batch of {place}")
         self.why_whole = self._find_obstacle()
@@ -99,7 +101,8 @@ class StepPlan:
             here = tf.compat.v1.get_default_graph()
             exchanger = RankExchanger(self.place, number)
             make_own_share = functools.partial(shares.make_own_share, exchanger)
-            copy = Copy(shares.make_no_share(), exchanger, self.batches.make_share, make_own_share)
+            make_share = functools.partial(self.batches.make_share, parts=self.parts)
+            copy = Copy(shares.make_no_share(), exchanger, make_share, make_own_share)
             inputs = sources.take_rows(copy, list(given), are_rows)
             inputs += [here.capture(one) for one in outer]
             return copy.build(program, inputs, [WHOLE] * len(program.outputs))

@@ -17,7 +17,7 @@ from matex_tf.rewrite.programs import Program
 from matex_tf.rewrite.propagate import read_program
 from matex_tf.rewrite.rules.randoms import has_no_seed
 from matex_tf.sharding import fingerprint, step_weight
-from matex_tf.steps import cond_turns, explain, session_graphs, shares, worth
+from matex_tf.steps import cond_turns, events, explain, session_graphs, shares, worth
 from matex_tf.steps.agreement import agree_on_plan
 from matex_tf.steps.exchanger import RankExchanger
 from matex_tf.steps.plan import NO_BATCH, NO_WORK
@@ -143,6 +143,7 @@ class SessionPlan:
             self.operations, self.tensors = copied
             assert self.program is not None
             explain.say_shared(PLACE, self.program)
+            events.unmeasured(PLACE)
         elif self.are_own:
             raise world.RankError(
                 f"{PLACE} was fed rows of one rank alone (of a reader, or of matex_tf.shard), but every rank would "

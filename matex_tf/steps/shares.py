@@ -17,7 +17,36 @@ UNEVEN = (
 )
 
 
-def make_share(components: Sequence[Any]) -> Share:
+class Parts:
+    """Which part of each batch of one step the ranks have. They are equal until others are put in, between calls.
+
+    shares: of each rank that trains the part of their sum, a variable of int64.
+    rows: how many the last batch had, a scalar variable of int64.
+    """
+
+    def __init__(self) -> None:
+        import tensorflow as tf
+
+        with tf.init_scope():
+            self.shares = tf.Variable(tf.ones([world.get_world().trainers], tf.int64), trainable=False)
+            self.rows = tf.Variable(tf.zeros([], tf.int64), trainable=False)
+
+
+_may_change = False
+
+
+def let_parts_change() -> None:
+    """From here on a step that is planned has `Parts`."""
+    global _may_change
+    _may_change = True
+
+
+def make_parts() -> Parts | None:
+    """Those of a step; None where all steps have equal ones for good."""
+    return Parts() if _may_change else None
+
+
+def make_share(components: Sequence[Any], parts: Parts | None = None) -> Share:
     """This rank's share of a whole batch, of its components: tensors of at least one dimension.
 
     Where the components have different numbers of rows, all ranks raise an error.
@@ -30,15 +59,19 @@ def make_share(components: Sequence[Any]) -> Share:
         check = tf.debugging.Assert(is_even, [UNEVEN, tf.stack(counts)], summarize=-1)
         with tf.control_dependencies([] if check is None else [check]):
             counts[0] = tf.identity(counts[0])
-    return make_share_of_rows(counts[0])
+    return make_share_of_rows(counts[0], parts)
 
 
-def make_share_of_rows(total: Any) -> Share:
+def make_share_of_rows(total: Any, parts: Parts | None = None) -> Share:
     """This rank's share of a batch of `total` rows, a scalar int64."""
     import tensorflow as tf
 
     me = world.get_world()
-    start, stop, has_rows = row_shares.find_slice_bounds(total, me.rank, me.trainers)
+    shares: Any = me.trainers
+    if parts is not None:
+        with tf.control_dependencies([parts.rows.assign(total, read_value=False)]):
+            shares = tf.pad(parts.shares, [[0, me.servers]])
+    start, stop, has_rows = row_shares.find_slice_bounds(total, me.rank, shares)
     return Share(start, stop - start, total, has_rows, tf.constant(me.rank == 0))
 
 

@@ -156,13 +156,13 @@ def test_a_change_is_judged_once_and_before_another(folder, monkeypatch, goes_on
     )
     monkeypatch.setattr(leaving, "find_fit", lambda: fit)
     monkeypatch.setattr(leaving, "read_offer", lambda: Offer(2, 6.0, took=0.040, undone="as it was"))
-    adapting = executor.Adapting("fit", ahead=SimpleNamespace(last=(1,)))
+    adapting = executor.Adapting(SimpleNamespace())
     for window in range(windows + 1):  # the first is not counted
         assert not asked, window
         took = seconds if window > 8 or not goes_on else 1.0  # until shares have settled
-        adapting._steps, adapting._first = [(took, took)] * 10, (16, 16)
+        adapting._steps, adapting._rows = [(took, took)] * 10, 16
         adapting._waited = -waited * 10 * took
-        adapting._decide_shares((1, 0), (16, 16))
+        adapting._decide_shares()
     assert asked == [text]
     found = offers.read_change(folder)
     assert found.undoes == text.startswith("as it was") and found.took == seconds

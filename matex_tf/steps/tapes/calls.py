@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from matex_tf import settings
 from matex_tf.runtime import notes, script_frames
-from matex_tf.steps import capture, whole_code
+from matex_tf.steps import capture, events, whole_code
 from matex_tf.steps.arguments import Arguments, list_hung, set_hung
 from matex_tf.steps.tapes import first_calls, still_models
 from matex_tf.steps.tapes.call_plan import CallPlan
@@ -221,6 +221,7 @@ def _find_plan(
             kind.refuse(made.why_whole)
         else:
             whole_code.note_shared(name)
+            events.unmeasured(f"the call of '{name}'")
             if settings.get_settings().explain:
                 notes.print_note(
                     f"in eager code the call of '{name}' is sharded: each rank computes its slice of every batch"
