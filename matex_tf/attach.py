@@ -72,10 +72,11 @@ def attach_runtime() -> None:
     from matex_tf.adapt import executor
     from matex_tf.monitor import sampler
     from matex_tf.observe import link_costs, profile, timeline
-    from matex_tf.resilience import elastic, run_state
+    from matex_tf.resilience import elastic, elastic_step, run_state
     from matex_tf.runtime import hooks, watchdog
 
     elastic.enable_attempts()
+    elastic_step.attempt_steps()
     if not me.is_phantom:
         watchdog.start_watching()
     ops.get_library()

@@ -17,7 +17,6 @@ from matex_tf.adapt import changes, leaving
 from matex_tf.adapt.control import Control
 from matex_tf.adapt.offers import Offer
 from matex_tf.monitor import sampler
-from matex_tf.observe import bottlenecks
 from matex_tf.runtime import notes, objects
 from matex_tf.sharding import row_shares
 from matex_tf.steps import events, shares
@@ -30,8 +29,6 @@ MOST = 1000
 """A window has so many steps, or more where they take no `SECONDS`, but no more than `MOST`."""
 PARTS = 16
 """In which batches are shared out where each number of rows is compiled anew; more if ranks are many."""
-WAITING = 0.5
-"""Who waits for its input for more of the time is no faster with fewer rows."""
 NAMED = 4
 _ADAPTING = "how shares of a step follow the speed of ranks"
 
@@ -42,10 +39,8 @@ class Window:
 
     seconds: float
     whole: float
-    waited: float
-    """Which part of the time went into waiting for the input."""
     rows: int
-    """Of the larger one of the batches of the first step and the last."""
+    """Of the largest batch; an epoch's last one may have fewer."""
     offer: Offer | None = None
     """What `matex run` could start instead, on ranks that look for it."""
     left: int = 0
@@ -73,11 +68,15 @@ def override_choice(choose: Choose | None, steps: int = STEPS) -> None:
 
 def start_adapting() -> None:
     """Have shares follow the speed of ranks, where that is asked for. Before any step is planned."""
-    if settings.get_settings().adapt != "off" and world.is_active():
-        shares.let_parts_change()
-        events.step_begins.add_listener(_begin_step)
-        events.step_ended.add_listener(_end_step)
-        events.unmeasured.add_listener(lambda place: _say_even(place, MEASURED))
+    if settings.get_settings().adapt == "off" or not world.is_active():
+        return
+    if why := _find_obstacle():
+        _say_even("every step", why)
+        return
+    shares.let_parts_change()
+    events.step_begins.add_listener(_begin_step)
+    events.step_ended.add_listener(_end_step)
+    events.unmeasured.add_listener(lambda place: _say_even(place, MEASURED))
 
 
 MEASURED = "only steps that are a tf.function are measured, such as those of fit"
@@ -87,14 +86,19 @@ def _say_even(place: str, why: str) -> None:
     notes.print_note(f"--adapt: {place} keeps equal slices: {why}")
 
 
-def _find_obstacle(plan: StepPlan) -> str:
-    """Why the batches of a step that trains are not to be shared out otherwise; empty where they are."""
-    from tensorflow.python.framework import config
-
+def _find_obstacle() -> str:
+    """Why batches are not to be shared out otherwise in this run; empty where they are."""
     if settings.get_settings().scaling == "weak":
         return "with weak scaling each rank's batch is its own"
     if settings.get_settings().elastic:
-        return "with MATEX_ELASTIC a lost rank's part of a step is dealt anew, which is done for equal parts only"
+        return "with MATEX_ELASTIC the shares of fewer ranks begin anew, which is done for equal ones only"
+    return ""
+
+
+def _find_obstacle_of(plan: StepPlan) -> str:
+    """Why the batches of a step that trains are not."""
+    from tensorflow.python.framework import config
+
     if any(plan.are_own):
         return "its rows are each rank's own"
     if config.is_op_determinism_enabled():
@@ -110,7 +114,7 @@ def _is_compiled(plan: StepPlan) -> bool:
 
 
 def _make_adapting(plan: StepPlan) -> Adapting | None:
-    if plan.trained and (why := _find_obstacle(plan)):
+    if plan.trained and (why := _find_obstacle_of(plan)):
         _say_even(plan.place, why)
         return None
     assert plan.parts is not None  # as it was planned after `start_adapting`
@@ -146,9 +150,8 @@ class Adapting:
         self._put: Shares = ()
         self._steps: list[tuple[float, float]] = []
         self._window = _steps or STEPS
-        self._rows = 0
         self._is_warm = _choose is not None
-        self._begun = self._outside = self._waited = 0.0
+        self._begun = self._outside = 0.0
         self._slow = changes.Streak()
         self._fit: Any = None
         self._took: list[float] = []  # by the steps of the last windows
@@ -162,8 +165,6 @@ class Adapting:
         if self._put != self._control.shares:
             self._put = self._control.shares
             self._parts.shares.assign(self._put or (1,) * self._trainers)
-        if not self._steps:
-            self._waited = bottlenecks.get_waited_seconds()
         self._outside = ops.get_blocked_seconds()
         self._begun = time.perf_counter()
 
@@ -172,12 +173,10 @@ class Adapting:
         took = time.perf_counter() - self._begun
         mine = took - (ops.get_blocked_seconds() - self._outside)
         self._steps.append((mine, took))
-        is_over = len(self._steps) >= self._window
-        if len(self._steps) == 1 or is_over:
-            self._rows = max(self._rows, int(self._parts.rows.numpy()))
-        if is_over:
-            self._decide_shares()
-            self._steps, self._rows = [], 0
+        if len(self._steps) >= self._window:
+            self._decide_shares(int(self._parts.rows.numpy()))
+            self._parts.rows.assign(0)
+            self._steps = []
 
     def _look_for_fit(self) -> None:
         """Of each call of fit that ranks may leave, steps are judged anew."""
@@ -186,14 +185,12 @@ class Adapting:
             self._fit, self._took, self._slow = fit, [], changes.Streak()
             self._is_judged = fit is None or not fit.goes_on
 
-    def _decide_shares(self) -> None:
+    def _decide_shares(self, rows: int) -> None:
         self._look_for_fit()
-        took = sum(took for _, took in self._steps)
         mine = Window(
             median(seconds for seconds, _ in self._steps),
             median(took for _, took in self._steps),
-            (bottlenecks.get_waited_seconds() - self._waited) / took,
-            self._rows,
+            rows,
             None if self._fit is None else leaving.read_offer(),
             0 if self._fit is None else self._fit.count_left(),
             (0, 0) if self._fit is None else leaving.count_bytes(self._fit),
@@ -216,16 +213,6 @@ class Adapting:
             undoing = changes.propose_undoing(offer, len(everyone), step)
             if leaving.leave_if_worth(self._fit, offer, undoing, everyone[0].left, step):
                 return
-        waiting = max(range(self._trainers), key=lambda rank: everyone[rank].waited)
-        if everyone[waiting].waited > WAITING and _choose is None:
-            self._control.forget_windows()
-            self._slow = changes.Streak()
-            notes.print_note(
-                f"--adapt: rank {waiting} mostly waits for its input, whatever part of a batch it has; meanwhile "
-                "slices stay as they are"
-            )
-            return
-        rows = everyone[0].rows
         if not rows:
             return  # it had no batch
         seconds = [one.seconds for one in everyone[: self._trainers]]

@@ -39,4 +39,4 @@ epoch_begins = Event()
 epoch_ended = Event()
 """(model, epoch): after the callbacks of the script were told."""
 world_changed = Event()
-"""(): there are fewer ranks than before; plans are made anew."""
+"""(): there are fewer ranks than before. Copies of steps are made anew for them as they are called."""

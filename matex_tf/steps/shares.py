@@ -8,6 +8,7 @@ from typing import Any
 
 from matex_tf.rewrite.own_batches import OwnRows
 from matex_tf.rewrite.sharing import Exchanger, Share
+from matex_tf.runtime import excepthook
 from matex_tf.sharding import row_shares
 from matex_tf.world import world
 
@@ -21,7 +22,7 @@ class Parts:
     """Which part of each batch of one step the ranks have. They are equal until others are put in, between calls.
 
     shares: of each rank that trains the part of their sum, a variable of int64.
-    rows: how many the last batch had, a scalar variable of int64.
+    rows: the most that a batch had since 0 was put in, a scalar variable of int64.
     """
 
     def __init__(self) -> None:
@@ -69,7 +70,7 @@ def make_share_of_rows(total: Any, parts: Parts | None = None) -> Share:
     me = world.get_world()
     shares: Any = me.trainers
     if parts is not None:
-        with tf.control_dependencies([parts.rows.assign(total, read_value=False)]):
+        with tf.control_dependencies([parts.rows.assign(tf.maximum(parts.rows, total), read_value=False)]):
             shares = tf.pad(parts.shares, [[0, me.servers]])
     start, stop, has_rows = row_shares.find_slice_bounds(total, me.rank, shares)
     return Share(start, stop - start, total, has_rows, tf.constant(me.rank == 0))
@@ -82,6 +83,7 @@ def make_own_share(exchanger: Exchanger, components: Sequence[Any], has_batch: A
     """
     import tensorflow as tf
 
+    excepthook.refuse_after_loss("a step on each rank's own rows")
     me = world.get_world()
     shapes = tf.concat([[tf.cast(has_batch, tf.int64)], *(tf.shape(one, tf.int64) for one in components)], 0)
     (everyone,) = exchanger.exchange([("gather", shapes[tf.newaxis])], tf.constant(True))

@@ -172,6 +172,25 @@ def loop(epochs=3, loss_of=None):
     return [seen], model.get_weights()
 
 
+def inner_loop():
+    """A loop over the batches within a tf.function."""
+    model, optimizer = made(), keras.optimizers.SGD(0.05)
+    loss_of = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+
+    @tf.function
+    def train(batches):
+        total = tf.constant(0.0, tf.float64)
+        for x, y, _ in batches:
+            with tf.GradientTape() as tape:
+                loss = loss_of(y, model(x, training=True))
+            gradients = tape.gradient(loss, model.trainable_variables)
+            optimizer.apply_gradients(zip(gradients, model.trainable_variables))
+            total += loss
+        return total
+
+    return [[float(train(source().batch(BATCH))) for _ in range(8)]], model.get_weights()
+
+
 def accumulated():
     """The gradients of two batches make an update, of slices that were cut otherwise."""
     return trained(made(accumulates=2), *data()[:2], batch_size=BATCH, epochs=4)
@@ -210,7 +229,7 @@ def slow_loop():
     return loop(epochs=8)
 
 
-FORCED = [arrays, repeated, mapped, loop, met, loop_met, accumulated, single_batches, compiled]
+FORCED = [arrays, repeated, mapped, loop, inner_loop, met, loop_met, accumulated, single_batches, compiled]
 CLOCK = [gone, slow_loop]
 
 
