@@ -1,16 +1,16 @@
-"""A call of a step is an attempt (see `elastic`): those that are left put back its variables and make the call again.
+"""A call of a step is an attempt (see `elastic`): the ranks that are left put back its variables and make it again.
 
-Between steps every rank holds all variables, and each has the whole batch, which is taken before the call. So nothing of
-a call is lost with a rank.
+Between steps every rank holds all variables, and each has the whole batch, which is taken before the call. So nothing
+of a call is lost with a rank.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from typing import Any
 
 from matex_tf import tags
-from matex_tf.resilience import elastic
+from matex_tf.resilience import elastic, replay
 from matex_tf.rewrite import functions, sources
 from matex_tf.steps import plan, whole_code
 from matex_tf.world import membership
@@ -24,38 +24,39 @@ def attempt_steps() -> None:
         plan.execute_by(_attempt_step)
 
 
-def _attempt_step(step: plan.StepPlan, compute: Callable[[], Any]) -> Any:
+def _attempt_step(step: plan.StepPlan, compute: plan.Compute, given: Sequence[Any]) -> Any:
     undo: Undo = tags.get_or_make_tag(step, _UNDO, lambda: Undo(step))
+    replays = [replay.replay_iterator(one) for one in filter(_is_iterator, given)] if undo.takes else []
+    for one in replays:
+        one.keep()
     undo.save()
-    return elastic.attempt_work(step.place, compute, undo.restore)
+
+    def go_back() -> None:
+        undo.restore()
+        for one in replays:
+            one.rewind()
+
+    return elastic.attempt_work(step.place, lambda: compute({id(one.source): one.handle for one in replays}), go_back)
 
 
-def _find_obstacle(step: plan.StepPlan) -> str:
-    """What keeps a call from being undone; empty where it can be."""
-    graph, source = step.own.graph, step.source
-    taking = (*sources.SOURCES, "IteratorGetNextAsOptional")
-    others = (op for op in graph.get_operations() if op is not source)
-    if any(op.type in taking or functions.has_op(op, taking) for op in others):
-        return "takes batches within its function, as a loop does, which do not come again"
-    inside = {id(outer): id(inner) for outer, inner in graph.captures}
-    known = {inside.get(id(one.handle)) for one in graph.variables}
-    if source is not None:
-        known.add(id(source.inputs[0]))
-    if any(id(one) not in known for one in whole_code.list_written(graph)):
-        return "changes more than variables, as a table, a queue or a file of summaries"
-    return ""
+def _is_iterator(source: Any) -> bool:
+    return hasattr(source, "_iterator_resource")
 
 
 class Undo:
     """The values that the variables of a step have before a call.
 
     To keep them costs no copy by itself: what the step then changes TensorFlow writes to new memory.
+    takes: whether the step takes batches within its function, as a loop does.
     """
 
     def __init__(self, step: plan.StepPlan):
         import tensorflow as tf
 
-        self._place, self._why_not = step.place, _find_obstacle(step)
+        graph = step.own.graph
+        others = [op for op in graph.get_operations() if op is not step.source]
+        self.takes = _have_op(others, (*sources.SOURCES, "IteratorGetNextAsOptional"))
+        self._place, self._why_not = step.place, _find_obstacle(step, others)
         self._variables = changed = whole_code.list_changed(step.own)
         self._values: list[Any] = []
         self._read = tf.function(lambda: [one.read_value() for one in changed], autograph=False).get_concrete_function()
@@ -73,3 +74,32 @@ class Undo:
             raise membership.make_loss_error(f"{self._place} {self._why_not}")
         for variable, value in zip(self._variables, self._values):
             variable.assign(value)
+
+
+def _have_op(operations: Sequence[Any], types: Sequence[str]) -> bool:
+    return any(op.type in types or functions.has_op(op, types) for op in operations)
+
+
+def _find_obstacle(step: plan.StepPlan, others: Sequence[Any]) -> str:
+    """What keeps a call from being undone; empty where it can be.
+
+    others: the ops of its graph but the one whose batch is taken before the call.
+    """
+    from tensorflow.python.ops import handle_data_util
+
+    graph = step.own.graph
+    if _have_op(others, ("MakeIterator",)):
+        return "goes through a dataset within its function, whose batches do not come again"
+    inside = {id(outer): id(inner) for outer, inner in graph.captures}
+    known = {inside.get(id(one.handle)) for one in graph.variables}
+    written = whole_code.list_written(graph)
+    handles = graph.inputs[: step.given]  # of iterators, which are replayed; a variable's tells of its shape
+    known.update(id(one) for one in handles if not handle_data_util.get_resource_handle_data(one).is_set)
+    if step.source is not None and not any(step.source.inputs[0] is one for op in others for one in op.inputs):
+        known.add(id(step.source.inputs[0]))
+    if any(id(one) not in known for one in written):
+        return (
+            "changes what cannot be put back: a variable that is an argument, an iterator that is none, a table or a file "
+            "of summaries"
+        )
+    return ""
