@@ -88,7 +88,7 @@ def _find_obstacle(step: plan.StepPlan, others: Sequence[Any]) -> str:
     from tensorflow.python.ops import handle_data_util
 
     graph = step.own.graph
-    if _have_op(others, ("MakeIterator",)):
+    if _have_op(others, ("MakeIterator", "ReduceDataset", "DatasetToSingleElement")):
         return "goes through a dataset within its function, whose batches do not come again"
     inside = {id(outer): id(inner) for outer, inner in graph.captures}
     known = {inside.get(id(one.handle)) for one in graph.variables}
@@ -99,7 +99,7 @@ def _find_obstacle(step: plan.StepPlan, others: Sequence[Any]) -> str:
         known.add(id(step.source.inputs[0]))
     if any(id(one) not in known for one in written):
         return (
-            "changes what cannot be put back: a variable that is an argument, an iterator that is none, a table or a file "
-            "of summaries"
+            "changes what cannot be put back: a variable that is an argument of it, an iterator that is none, a table, "
+            "or a file of summaries"
         )
     return ""

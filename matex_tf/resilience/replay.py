@@ -79,5 +79,5 @@ def _make_any(dtype: Any) -> Any:
     import tensorflow as tf
 
     if dtype == tf.variant:
-        return tf.raw_ops.EmptyTensorList(element_shape=[], max_num_elements=0, element_dtype=tf.bool)
+        return tf.raw_ops.EmptyTensorList(element_shape=-1, max_num_elements=0, element_dtype=tf.bool)
     return tf.zeros([], dtype)

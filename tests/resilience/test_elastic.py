@@ -5,12 +5,16 @@ import os
 import sys
 from importlib.metadata import version
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from resilience.test_run_state import CASE, differences, shown
 
 import launch
+from matex_tf.resilience import elastic, elastic_step, replay
+from matex_tf.steps import capture
+from matex_tf.world import world
 
 KINDS = Path(__file__).with_name("elastic_case.py")
 PIECES = Path(__file__).with_name("pieces_case.py")
@@ -84,7 +88,8 @@ def test_a_piece_that_is_lost_with_its_copy_is_restored_from_the_kept_state(tmp_
         ),
         # A function that the step calls keeps its trace.
         pytest.param(3, "own:10:0 accumulated:9:1", "sharded", marks=pytest.mark.more),
-        (3, "several:2:1 sparse:8:0", "allreduce"),
+        pytest.param(3, "several:2:1 sparse:8:0", "allreduce", marks=pytest.mark.more),
+        (3, "loop:2:1 loop:12:0", "allreduce"),
     ],
 )
 def test_what_a_step_has_besides_weights_is_not_lost(ranks, kills, strategy, tmp_path):
@@ -133,50 +138,112 @@ def test_a_loop_of_its_own_is_started_again(tmp_path):
     np.testing.assert_allclose(got, want, rtol=1e-5)
 
 
-def test_two_losses_within_a_step_leave_what_was_counted(monkeypatch):
-    import keras
+def make_step(function, *given, source=None):
+    """What is known of the plan of a step, whose function is a `tf.function`."""
+    own = capture.trace_open(function, given, {})
+    return SimpleNamespace(own=own, given=len(own.graph.inputs) - len(own.captured_inputs), source=source, place="s")
+
+
+def test_two_losses_within_a_step_leave_its_variables_as_they_were():
     import tensorflow as tf
 
-    from matex_tf.resilience import state
-    from matex_tf.world import world
+    whole, rows, read = tf.Variable(1.0), tf.Variable(tf.ones([3, 2])), tf.Variable(2.0)
 
-    counted = tf.Variable(1.0)
-    kept = state.State(keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)]))
-    kept.find_variables([counted])
-    kept.counted = [(counted, np.float32(1), np.float32(3))]
-    kept.save()
-    for rank, has in ((1, 0), (0, 3)):  # the first of those that were left is lost, too
-        monkeypatch.setattr(world.get_world(), "rank", rank)
-        kept.restore()
-        kept.sync()
-        assert counted.numpy() == has
+    @tf.function
+    def step(x):
+        whole.assign_add(read)
+        rows.scatter_nd_update([[1]], x)
+
+    undo = elastic_step.Undo(make_step(step, tf.zeros([1, 2])))
+    undo.save()
+    for _ in range(2):
+        step(tf.zeros([1, 2]))
+        assert whole.numpy() == 3 and rows.numpy().sum() == 4
+        undo.restore()
+        assert whole.numpy() == 1 and rows.numpy().sum() == 6
+    step(tf.zeros([1, 2]))
+    undo.save()
+    undo.restore()
+    assert whole.numpy() == 3 and rows.numpy().sum() == 4
 
 
-def test_a_feed_gives_what_is_put_in_and_ends_where_there_is_less():
+def make_steps_that_cannot_be_undone():
     import tensorflow as tf
 
-    from matex_tf.resilience import elastic_step
-    from matex_tf.sharding import sliced_dataset
+    data, captured, variable = tf.data.Dataset.range(4), iter(tf.data.Dataset.range(4)), tf.Variable(0)
+    table = tf.lookup.experimental.MutableHashTable(tf.int64, tf.int64, 0)
+
+    def count(batches):
+        total = tf.constant(0, tf.int64)
+        for one in batches:
+            total += one
+        return total
+
+    def fill_table():
+        table.insert(tf.constant(1, tf.int64), tf.constant(2, tf.int64))
+
+    def count_data():
+        return count(data)
+
+    return {
+        "a dataset": (tf.function(count), data),
+        "a dataset that it refers to": (tf.function(count_data),),
+        "an iterator that it refers to": (tf.function(captured.get_next),),
+        "a variable that is an argument": (tf.function(lambda one: one.assign_add(1)), variable),
+        "a table": (tf.function(fill_table),),
+    }
+
+
+def test_a_step_that_changes_more_than_its_variables_is_not_undone():
+    import tensorflow as tf
+
+    for name, (function, *given) in make_steps_that_cannot_be_undone().items():
+        undo = elastic_step.Undo(make_step(function, *given))
+        undo.save()
+        with pytest.raises(world.CannotGoOn):
+            undo.restore()
+            pytest.fail(f"{name} was put back")
+    taking = tf.function(lambda batches: batches.get_next())
+    undo = elastic_step.Undo(make_step(taking, iter(tf.data.Dataset.range(4))))
+    undo.restore()
+    assert undo.takes, "it is replayed"
+
+
+def test_batches_that_a_step_took_from_an_iterator_are_given_again():
+    import tensorflow as tf
+    from tensorflow.python.data.util import structure
 
     ragged = tf.ragged.constant([[1], [2, 3], []], dtype=tf.int64)
-    whole = (tf.ones([3, 2]), {"r": ragged, "t": tf.constant(["a", "b", "c"]), "s": tf.sparse.eye(3)})
-    spec = tf.data.Dataset.from_tensors(whole).element_spec
-    feed = elastic_step.Feed(tf.nest.map_structure(elastic_step.open_rows, spec), 2)
-    numbers = tf.constant([0.5, 1, 1, 3], tf.float64)
-    part = tf.nest.map_structure(lambda one: one, sliced_dataset.take_rows(whole, 1, 3))
-    iterator = feed.put_batches([sliced_dataset.Batch(part, numbers), sliced_dataset.Batch(part, 2 * numbers)])
-    assert iterator is feed.put_batches(
-        [sliced_dataset.Batch(part, numbers), sliced_dataset.Batch(part, 3 * numbers)]
-    )  # instead of them
-    first, second = next(iterator), next(iterator)
-    np.testing.assert_array_equal(first.numbers, numbers)
-    np.testing.assert_array_equal(second.numbers, 3 * numbers)
-    assert first.data[0].shape == (2, 2) and first.data[1]["r"].to_list() == [[2, 3], []]
-    assert first.data[1]["t"].numpy().tolist() == [b"b", b"c"]
-    np.testing.assert_array_equal(tf.sparse.to_dense(second.data[1]["s"]), np.eye(3)[1:])
-    short = feed.put_batches([sliced_dataset.Batch(part, numbers)])
-    assert len(list(short)) == 1
-    assert next(feed.put_batches([sliced_dataset.Batch(part, numbers)] * 2)).data[0].shape == (2, 2)
+    whole = (tf.reshape(tf.range(6), [3, 2]), {"r": ragged, "t": tf.constant(["a", "b", "c"]), "s": tf.sparse.eye(3)})
+    data = tf.data.Dataset.from_tensor_slices(whole).batch(1)
+    iterator = iter(data)
+    given = replay.replay_iterator(iterator)
+    assert given is replay.replay_iterator(iterator)
+
+    def take():
+        """The next batch, in plain numbers."""
+        numbers, more = structure.from_compatible_tensor_list(
+            data.element_spec,
+            tf.raw_ops.IteratorGetNext(
+                iterator=given.handle,
+                output_types=structure.get_flat_tensor_types(data.element_spec),
+                output_shapes=structure.get_flat_tensor_shapes(data.element_spec),
+            ),
+        )
+        return numbers.numpy().tolist(), more["r"].to_list(), more["t"].numpy(), tf.sparse.to_dense(more["s"]).numpy()
+
+    first, second = take(), take()
+    given.rewind()
+    assert str(take()) == str(first)
+    given.keep()
+    given.rewind()
+    assert str(take()) == str(second) and take()[1] == [[]]
+    for _ in range(2):
+        with pytest.raises(tf.errors.OutOfRangeError):
+            take()
+    given.rewind()
+    assert str(take()) == str(second)
+    assert next(iterator, None) is None, "nothing is lost for who goes on with it"
 
 
 def test_files_of_a_rank_that_becomes_the_first(tmp_path, monkeypatch):
@@ -209,8 +276,6 @@ def test_files_of_a_rank_that_becomes_the_first(tmp_path, monkeypatch):
 
 
 def test_files_that_the_script_has_not_closed_are_written_before_the_ranks_part(tmp_path):
-    from matex_tf.resilience import elastic
-
     text = open(tmp_path / "text", "w")  # noqa: SIM115 - as a script does
     data = open(tmp_path / "data", "wb")  # noqa: SIM115
     text.write("text")
