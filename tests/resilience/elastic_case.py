@@ -123,7 +123,7 @@ def own(kill):
 
 
 def loop(kill):
-    """A step of one's own, alone and within a loop, that counts and draws before ranks exchange anything."""
+    """A step of one's own that counts and draws, alone and within a loop; ranks end as they take a batch."""
     model, optimizer = network(), keras.optimizers.SGD(0.05)
     count, draws = tf.Variable(0.0), tf.random.Generator.from_seed(3)
     model(x[:1]), optimizer.build(model.trainable_variables)
@@ -142,19 +142,26 @@ def loop(kill):
     def train_thrice(batches):
         total = tf.constant(0.0, tf.float64)
         for _ in tf.range(3):
-            inputs, targets = next(batches)
+            with tf.control_dependencies([total]):  # the turn before has changed variables by then
+                inputs, targets = next(batches)
             total += step(inputs, targets)
         return total
 
-    data, losses = tf.data.Dataset.from_tensor_slices((x, y)).batch(16), []
+    def take(inputs, targets):
+        kill.on_train_batch_begin(0)
+        return inputs, targets
+
+    def watch(*batch):
+        return [
+            tf.ensure_shape(one, [16, width])
+            for one, width in zip(tf.py_function(take, batch, ["float64"] * 2), (6, 1))
+        ]
+
+    data, losses = tf.data.Dataset.from_tensor_slices((x, y)).batch(16, drop_remainder=True), []
     for epoch in range(2):
-        batches = iter(data.shuffle(6, seed=epoch))
-        for _ in range(2):
-            kill.on_train_batch_begin(0)
-            losses.append(float(train_thrice(batches)))
-        for inputs, targets in data:
-            kill.on_train_batch_begin(0)
-            losses.append(float(step(inputs, targets)))
+        batches = iter(data.shuffle(6, seed=epoch).map(watch))
+        losses += [float(train_thrice(batches)) for _ in range(2)]
+        losses += [float(step(*batch)) for batch in data.map(watch)]
     return model, SimpleNamespace(history=losses), float(count), draws.state.numpy().tolist()
 
 
