@@ -16,7 +16,7 @@ from matex_tf.rewrite.own_batches import OwnRowsError
 from matex_tf.rewrite.placement import BATCH, OWN, WHOLE
 from matex_tf.rewrite.programs import Program
 from matex_tf.rewrite.propagate import read_program
-from matex_tf.steps import agreement, batch_watch, events, own_data, shares, weak_scaling, whole_code, worth
+from matex_tf.steps import agreement, batch_watch, events, failures, own_data, shares, weak_scaling, whole_code, worth
 from matex_tf.steps.exchanger import RankExchanger
 from matex_tf.world import world
 
@@ -72,7 +72,6 @@ class StepPlan:
             self.divided += [sources.has_open_rows(tensor.shape) for tensor in self.source.outputs]
         self.program: Program | None = None
         self._copies: dict[tuple[int, ...], Any] = {}
-        self.calls = 0
         self.parts = shares.make_parts()
         self.trained = whole_code.list_trained(own)
         self.batches = batch_watch.BatchWatch(f"a batch of {place}")
@@ -133,7 +132,7 @@ class StepPlan:
         return self._copies[key]
 
     def _make_copy(self, program: Program, divided: list[bool]) -> Any:
-        """The copy, as a ConcreteFunction of the number of the call, of what the script's takes, and of the batch."""
+        """The copy, as a ConcreteFunction of the number of rows, of what the script's takes, and of the batch."""
         import tensorflow as tf
 
         outer = [one for one, _ in self.own.graph.captures]
@@ -142,9 +141,9 @@ class StepPlan:
         specs = [tf.TensorSpec([], tf.float64), *(tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in taken)]
         make_share = functools.partial(shares.make_share if any(divided) else self.batches.make_share, parts=self.parts)
 
-        def step(number: Any, *given: Any) -> Any:
+        def step(rows: Any, *given: Any) -> Any:
             here = tf.compat.v1.get_default_graph()
-            exchanger = RankExchanger(self.place, number)
+            exchanger = RankExchanger(self.place, rows if any(divided) else None)
             make_own_share = functools.partial(shares.make_own_share, exchanger)
             copy = Copy(shares.make_no_share(), exchanger, make_share, make_own_share)
             inputs = [*given[: self.given], *map(here.capture, outer), *given[self.given :]]
@@ -182,13 +181,13 @@ class StepPlan:
         rows = [tensor for tensor, one in zip(given, flags) if one]
         counts = {tensor.shape[0] for tensor in rows}
         self.rows = max(counts, default=0)
-        self.calls += 1
         events.step_begins(self)
         divided = self.divided if len(counts) < 2 else [False] * len(self.divided)
-        number = tf.constant(float(self.calls), tf.float64)
+        count = tf.constant(float(self.rows), tf.float64)
 
         def compute(instead: Mapping[int, Any]) -> Any:
-            return self._find_copy(divided)(number, *(instead.get(id(one), one) for one in given))
+            with failures.fail_together(self.place, self.own.graph.variables):
+                return self._find_copy(divided)(count, *(instead.get(id(one), one) for one in given))
 
         with self.batches.compare_batches(sources, rows):
             outputs = _execute(self, compute, sources)
