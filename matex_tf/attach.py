@@ -71,13 +71,15 @@ def attach_runtime() -> None:
         # Its C++ notes would repeat those of the first rank.
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")
     from matex_tf import ops, patches
+    from matex_tf.adapt import executor
     from matex_tf.monitor import sampler
     from matex_tf.observe import link_costs, profile, timeline
-    from matex_tf.resilience import elastic, fit_hooks, run_state
+    from matex_tf.resilience import elastic, elastic_step, fit_hooks, run_state
     from matex_tf.runtime import hooks, watchdog
     from matex_tf.steps import events, overlap_trial
 
     elastic.enable_attempts()
+    elastic_step.attempt_steps()
     if not me.is_phantom:
         watchdog.start_watching()
     ops.get_library()
@@ -86,6 +88,7 @@ def attach_runtime() -> None:
     _say_what_changes_results()
     _say_who_updates()
     exit_marks.announce_ranks()
+    executor.start_adapting()  # first, so that what others do at the end of a step is not measured
     shared_memory.note_files()
     run_state.open_run()
     run_state.keep_entropy(seeding.agree_on_seeds(run_state.read_entropy()))

@@ -410,8 +410,8 @@ TABLE = (
         _parse_boolean,
         False,
         "0, 1",
-        "1: if a rank is lost within `fit`, the others continue from the last step that all had completed. `matex "
-        "run --elastic` sets it and starts an MPI that reports losses. Updates are then not overlapped.",
+        "1: if a rank is lost, the others continue from the last step that all had completed. `matex run --elastic` "
+        "sets it and starts an MPI that reports losses. Updates are then not overlapped.",
     ),
     Setting(
         "save_seconds",

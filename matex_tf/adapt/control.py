@@ -48,10 +48,6 @@ class Control:
     _last: list[float] = field(default_factory=list)
     """By how much each rank's share grew in the last change."""
 
-    def forget_windows(self) -> None:
-        """What was measured so far is not to count."""
-        self._windows = []
-
     def choose_shares(self, rows: int, seconds: Sequence[float]) -> tuple[int, ...] | None:
         """The shares that batches of `rows` rows are to have now; None where they are to stay.
 

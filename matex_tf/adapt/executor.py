@@ -1,25 +1,26 @@
 """The ranks measure what their parts of training steps take, and agree on other shares where that makes steps shorter.
 
-A window of steps is measured without collectives, in which ranks wait, and without what comes between steps.
+A window of steps is measured without collectives, in which ranks wait, and without what comes between steps. Each step
+has shares of its own, which change between its calls; a step that does not train has those that were agreed on last.
 """
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
+from typing import Any
 
-from matex_tf import ops, settings
+from matex_tf import ops, settings, tags
 from matex_tf.adapt import changes, leaving
 from matex_tf.adapt.control import Control
 from matex_tf.adapt.offers import Offer
 from matex_tf.monitor import sampler
-from matex_tf.observe import bottlenecks
 from matex_tf.runtime import notes, objects
 from matex_tf.sharding import row_shares
-from matex_tf.sharding.uneven import leases
+from matex_tf.steps import events, shares
+from matex_tf.steps.plan import StepPlan
 from matex_tf.world import world
 
 STEPS = 10
@@ -28,24 +29,18 @@ MOST = 1000
 """A window has so many steps, or more where they take no `SECONDS`, but no more than `MOST`."""
 PARTS = 16
 """In which batches are shared out where each number of rows is compiled anew; more if ranks are many."""
-WAITING = 0.5
-"""Who waits for its input for more of the time is no faster with fewer rows."""
 NAMED = 4
+_ADAPTING = "how shares of a step follow the speed of ranks"
 
 
 @dataclass(frozen=True)
 class Window:
-    """What a rank saw in a window of steps: what is typical of one, and which rows it had in the first and the last."""
+    """What a rank saw in a window of steps: what is typical of one, and how many rows batches had."""
 
     seconds: float
     whole: float
-    waited: float
-    """Which part of the time went into waiting for the input."""
-    first: tuple[int, int]
-    """Rows here, and of the batch; 0 of a batch that is not shared out."""
-    last: tuple[int, int]
-    ahead: leases.Place
-    """The first that its pipeline has not asked for."""
+    rows: int
+    """Of the largest batch; an epoch's last one may have fewer."""
     offer: Offer | None = None
     """What `matex run` could start instead, on ranks that look for it."""
     left: int = 0
@@ -54,121 +49,148 @@ class Window:
     """What `leaving.count_bytes` gives."""
 
 
-Choose = Callable[[int, Sequence[float]], "tuple[int, ...] | None"]
+Shares = tuple[int, ...]
+"""Of each rank that trains: which part of their sum it has (`row_shares.deal_block`)."""
+Choose = Callable[[int, Sequence[float]], "Shares | None"]
 _choose: Choose | None = None
 _steps = 0
+_agreed: Shares = ()
+"""Those that the ranks have agreed on last; empty: equal ones."""
 
 
 def override_choice(choose: Choose | None, steps: int = STEPS) -> None:
-    """For tests: after each `steps` steps `choose`, given what `Control.choose_shares` is given, says which shares come
-    next.
+    """For tests: shares are equal again, and after each `steps` steps `choose`, given what `Control.choose_shares` is
+    given, says which come next.
     """
-    global _choose, _steps
-    _choose, _steps = choose, steps
+    global _choose, _steps, _agreed
+    _choose, _steps, _agreed = choose, steps, ()
 
 
-def is_on() -> bool:
-    """Whether shares are to follow the speed of ranks."""
-    return settings.get_settings().adapt != "off" and world.is_active()
+def start_adapting() -> None:
+    """Have shares follow the speed of ranks, where that is asked for. Before any step is planned."""
+    if settings.get_settings().adapt == "off" or not world.is_active():
+        return
+    if why := _find_obstacle():
+        _say_even("every step", why)
+        return
+    shares.let_parts_change()
+    events.step_begins.add_listener(_begin_step)
+    events.step_ended.add_listener(_end_step)
+    events.unmeasured.add_listener(lambda place: _say_even(place, MEASURED))
 
 
-def find_obstacle() -> str:
-    """Why training on data that could be shared out otherwise is not; empty where it is."""
-    from tensorflow.python.framework import config
+MEASURED = "only steps that are a tf.function are measured, such as those of fit"
 
+
+def _say_even(place: str, why: str) -> None:
+    notes.print_note(f"--adapt: {place} keeps equal slices: {why}")
+
+
+def _find_obstacle() -> str:
+    """Why batches are not to be shared out otherwise in this run; empty where they are."""
     if settings.get_settings().scaling == "weak":
         return "with weak scaling each rank's batch is its own"
     if settings.get_settings().elastic:
-        return "with MATEX_ELASTIC a lost rank's part of a step is dealt anew, which is done for equal parts only"
+        return "with MATEX_ELASTIC the shares of fewer ranks begin anew, which is done for equal ones only"
+    return ""
+
+
+def _find_obstacle_of(plan: StepPlan) -> str:
+    """Why the batches of a step that trains are not."""
+    from tensorflow.python.framework import config
+
+    if any(plan.are_own):
+        return "its rows are each rank's own"
     if config.is_op_determinism_enabled():
         return "the script wants deterministic ops, and the last digits would depend on how fast ranks are"
     return ""
 
 
-MEASURED = "only fit and steps that are a tf.function are measured"
+def _is_compiled(plan: StepPlan) -> bool:
+    """Whether XLA compiles what the step does with its batch, for each number of rows anew."""
+    definition = plan.own.graph.as_graph_def()
+    nodes = [*definition.node, *(node for one in definition.library.function for node in one.node_def)]
+    return any("_XlaMustCompile" in node.attr and node.attr["_XlaMustCompile"].b for node in nodes)
 
 
-def say_even(where: str, why: str) -> None:
-    """Where it was asked for, say of steps that their slices stay equal."""
-    if is_on():
-        notes.print_note(f"--adapt: {where} keeps equal slices: {why}")
-
-
-def make_adapting(where: str, is_compiled: bool) -> Adapting | None:
-    """For steps that each cut their own batch; None where slices are to stay equal, which is said if not asked for."""
-    if not is_on():
+def _make_adapting(plan: StepPlan) -> Adapting | None:
+    if plan.trained and (why := _find_obstacle_of(plan)):
+        _say_even(plan.place, why)
         return None
-    if why := find_obstacle():
-        say_even(where, why)
-        return None
-    return Adapting(where, is_compiled)
+    assert plan.parts is not None  # as it was planned after `start_adapting`
+    return Adapting(plan.parts, _is_compiled(plan), bool(plan.trained))
+
+
+def _begin_step(plan: StepPlan) -> None:
+    adapting = tags.get_or_make_tag(plan, _ADAPTING, lambda: _make_adapting(plan))
+    if adapting is not None:
+        adapting.begin_step()
+
+
+def _end_step(plan: StepPlan) -> None:
+    adapting: Adapting | None = tags.get_tag(plan, _ADAPTING)
+    if adapting is not None and adapting.trains:
+        adapting.end_step()
 
 
 class Adapting:
-    """The steps of one function that trains.
+    """The calls of one step.
 
     Args:
-        where: what is trained by, for messages.
+        parts: which part of its batches each rank has.
         is_compiled: each number of rows is compiled anew, so that there are to be few.
-        ahead: by what the pipeline cuts batches before steps begin; None where each step cuts its own, by `shares`.
+        trains: whether the step is measured; one that is not has the shares that were agreed on last.
     """
 
-    def __init__(self, where: str, is_compiled: bool = False, ahead: leases.Leases | None = None):
-        here = world.get_world()
-        self._where, self._ahead = where, ahead
-        shares = leases.get_agreed() if ahead is None else ahead.last
-        self._trainers, self._none = here.trainers, (0,) * here.servers
-        parts = max(PARTS, 2 * self._trainers) if is_compiled else 0
-        self._control = Control(self._trainers, parts, shares[: self._trainers])
+    def __init__(self, parts: Any, is_compiled: bool = False, trains: bool = True):
+        self.trains, self._parts = trains, parts
+        self._trainers = world.get_world().trainers
+        units = max(PARTS, 2 * self._trainers) if is_compiled else 0
+        self._control = Control(self._trainers, units, _agreed)
+        self._put: Shares = ()
         self._steps: list[tuple[float, float]] = []
         self._window = _steps or STEPS
-        self._first = (0, 0)
         self._is_warm = _choose is not None
-        self._begun = self._outside = self._waited = 0.0
+        self._begun = self._outside = 0.0
         self._slow = changes.Streak()
+        self._fit: Any = None
         self._took: list[float] = []  # by the steps of the last windows
-        self._fit = None if ahead is None else leaving.find_fit()
-        # Whether the change that led to this start needs no comparison with what was before it.
-        self._is_judged = self._fit is None or not self._fit.goes_on
-
-    @property
-    def shares(self) -> leases.Shares:
-        """Those of the ranks in the next step, or in those that come once what was cut ahead is used up."""
-        return self._control.shares + self._none
+        self._is_judged = True
+        """Whether the change that led to this start needs no comparison with what was before it."""
 
     def begin_step(self) -> None:
         """A step begins."""
-        if not self._steps:
-            self._waited = bottlenecks.get_waited_seconds()
+        if not self.trains:
+            self._control.shares = _agreed
+        if self._put != self._control.shares:
+            self._put = self._control.shares
+            self._parts.shares.assign(self._put or (1,) * self._trainers)
         self._outside = ops.get_blocked_seconds()
         self._begun = time.perf_counter()
 
-    def end_step(self, numbers: Callable[[], Sequence[float]]) -> None:
-        """It is over. Collective at the end of a window.
-
-        Args:
-            numbers: gives those of the step (`step_weight`).
-        """
+    def end_step(self) -> None:
+        """It is over. Collective at the end of a window."""
         took = time.perf_counter() - self._begun
         mine = took - (ops.get_blocked_seconds() - self._outside)
         self._steps.append((mine, took))
-        if len(self._steps) == 1:
-            self._first = _compute_rows(numbers())
-        if len(self._steps) < self._window:
-            return
-        with contextlib.nullcontext((0, 0)) if self._ahead is None else self._ahead.hold_pipelines() as ahead:
-            self._decide_shares(ahead, _compute_rows(numbers()))
-        self._steps = []
+        if len(self._steps) >= self._window:
+            self._decide_shares(int(self._parts.rows.numpy()))
+            self._parts.rows.assign(0)
+            self._steps = []
 
-    def _decide_shares(self, ahead: leases.Place, last: tuple[int, int]) -> None:
-        took = sum(took for _, took in self._steps)
+    def _look_for_fit(self) -> None:
+        """Of each call of fit that ranks may leave, steps are judged anew."""
+        fit = leaving.find_fit()
+        if fit is not self._fit:
+            self._fit, self._took, self._slow = fit, [], changes.Streak()
+            self._is_judged = fit is None or not fit.goes_on
+
+    def _decide_shares(self, rows: int) -> None:
+        self._look_for_fit()
         mine = Window(
             median(seconds for seconds, _ in self._steps),
             median(took for _, took in self._steps),
-            0.0 if self._ahead is None else (bottlenecks.get_waited_seconds() - self._waited) / took,
-            self._first,
-            last,
-            ahead,
+            rows,
             None if self._fit is None else leaving.read_offer(),
             0 if self._fit is None else self._fit.count_left(),
             (0, 0) if self._fit is None else leaving.count_bytes(self._fit),
@@ -184,8 +206,6 @@ class Adapting:
         offer = next((one.offer for one in everyone if one.offer is not None), None)
         if offer is not None and self._fit is not None and leaving.leave_hosts(self._fit, offer):
             return
-        if not self._has_agreed_shares(everyone):
-            return  # the shares that are in force came in the middle of it
         self._took = [*self._took, max(one.whole for one in everyone)][-changes.JUDGED_WINDOWS :]
         step = median(self._took[-changes.SLOW_WINDOWS :])
         if offer is not None and self._fit is not None and self._is_to_judge(offer):
@@ -193,18 +213,10 @@ class Adapting:
             undoing = changes.propose_undoing(offer, len(everyone), step)
             if leaving.leave_if_worth(self._fit, offer, undoing, everyone[0].left, step):
                 return
-        waiting = max(range(self._trainers), key=lambda rank: everyone[rank].waited)
-        if everyone[waiting].waited > WAITING and _choose is None:
-            self._control.forget_windows()
-            self._slow = changes.Streak()
-            notes.print_note(
-                f"--adapt: rank {waiting} mostly waits for its input, whatever part of a batch it has; meanwhile "
-                "slices stay as they are"
-            )
-            return
-        rows = max(everyone[0].first[1], everyone[0].last[1])  # an epoch's last batch may have fewer
+        if not rows:
+            return  # it had no batch
         seconds = [one.seconds for one in everyone[: self._trainers]]
-        before = row_shares.count_dealt_rows(rows, self._control.shares)
+        before = row_shares.count_dealt_rows(rows, self._control.shares or (1,) * self._trainers)
         if offer is not None and self._fit is not None:
             least = max(rows // (self._control.parts or rows), 1)
             slow = self._slow.confirm(changes.find_slow(before, seconds, least))
@@ -213,32 +225,17 @@ class Adapting:
                 found = leaving.find_change(offer, everyone[0].sizes, before, seconds, slow)
                 if leaving.leave_if_worth(self._fit, offer, found, everyone[0].left, step):
                     return
-        shares = self._control.choose_shares(rows, seconds) if _choose is None else _choose(rows, seconds)
-        if shares is None:
+        global _agreed
+        chosen = self._control.choose_shares(rows, seconds) if _choose is None else _choose(rows, seconds)
+        if chosen is None:
             return
-        self._control.shares = shares
+        self._control.shares = _agreed = chosen
         self._slow = changes.Streak()
-        if self._ahead is not None:
-            self._ahead.change_shares(max(one.ahead for one in everyone), self.shares)
-        leases.agree_on(self.shares)
-        _say_change(row_shares.count_dealt_rows(rows, shares), before, seconds)
+        _say_change(row_shares.count_dealt_rows(rows, chosen), before, seconds)
 
     def _is_to_judge(self, offer: Offer) -> bool:
         """Whether it is time to compare what steps take with what they took before the last change."""
         return not self._is_judged and offer.took > 0 and len(self._took) == changes.JUDGED_WINDOWS
-
-    def _has_agreed_shares(self, everyone: Sequence[Window]) -> bool:
-        """Whether all steps of a window had the shares that were agreed on last."""
-        return all(
-            [one[0] for one in of_ranks] == row_shares.count_dealt_rows(of_ranks[0][1], self.shares)
-            and of_ranks[0][1] > 0
-            for of_ranks in ([one.first for one in everyone], [one.last for one in everyone])
-        )
-
-
-def _compute_rows(numbers: Sequence[float]) -> tuple[int, int]:
-    mean, _, _, of_rows = numbers
-    return round(mean * of_rows), round(of_rows)
 
 
 def _say_change(rows: Sequence[int], before: Sequence[int], seconds: Sequence[float]) -> None:

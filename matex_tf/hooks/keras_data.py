@@ -7,7 +7,6 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from matex_tf.resilience import elastic
 from matex_tf.runtime.keras_table import KerasTable
 from matex_tf.sharding import share_arrays
 from matex_tf.steps import own_arrays, own_data, weak_scaling
@@ -76,7 +75,6 @@ def _prepare_fit(given: dict[str, Any]) -> None:
     if not is_own:
         given["batch_size"] = (batch_size or 32) * factor if weak else batch_size
         return
-    elastic.refuse_after_loss(f"{_TRAINING}, each rank's own share,")
     inputs = _cut_validation(given, inputs)
     counts = own_arrays.count_rows(inputs, _TRAINING)
     batch_size = (batch_size or (-(-sum(counts) // steps) if steps else 32)) * factor
@@ -117,7 +115,6 @@ def _is_own(x: Any) -> bool:
 
 
 def _make_tested(inputs: Any, batch_size: int | None) -> Any:
-    elastic.refuse_after_loss(f"{_TESTED}, each rank's own share,")
     counts = own_arrays.count_rows(inputs, _TESTED)
     return own_arrays.make_dataset(inputs, counts, batch_size or 32, False, share_arrays.Dealt())
 

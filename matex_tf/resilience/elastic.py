@@ -10,7 +10,6 @@ import contextlib
 import gc
 import io
 import threading
-import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -19,7 +18,7 @@ from matex_tf.io import overlay
 from matex_tf.runtime import excepthook, script_frames, shutdown, watchdog
 from matex_tf.runtime.exits import exit_marks
 from matex_tf.servers.pieces import piece_copies
-from matex_tf.sharding import step_weight
+from matex_tf.steps import events
 from matex_tf.world import membership, terminal, world
 
 after_loss: list[Callable[[bool], None]] = []
@@ -28,18 +27,11 @@ after_loss: list[Callable[[bool], None]] = []
 said: set[int] = set()
 """The ranks of whose loss a line was printed before the others have come to agree on it."""
 
-_forgotten: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 _inside = False
-_generation = 0
 
 
 def is_on() -> bool:
     return settings.get_settings().elastic and world.is_active()
-
-
-def count_losses() -> int:
-    """How often ranks were lost. What knows this rank's number or how many there are is to be made anew after that."""
-    return _generation
 
 
 def enable_attempts() -> None:
@@ -48,12 +40,7 @@ def enable_attempts() -> None:
         membership.set_retry(attempt_work)
         membership.watch_mpi()
         shutdown.script_ended.append(_flush_files)
-        after_loss.extend([overlay.take_over_files, step_weight.handle_loss])
-
-
-def forget_after_loss(holder: Any, attribute: str) -> None:
-    """Let `holder`'s `attribute`, which knows the ranks that there are, be None after a loss: it is then made anew."""
-    _forgotten.setdefault(holder, set()).add(attribute)
+        after_loss.append(overlay.take_over_files)
 
 
 def attempt_work(what: str, work: Callable[[], Any], undo: Callable[[], None] | None = None) -> Any:
@@ -155,16 +142,8 @@ def _give_up(seconds: int) -> None:
     shutdown.abort_all_ranks(exit_marks.EXIT_STALLED)
 
 
-def refuse_after_loss(what: str) -> None:
-    """Where ranks were lost, end the run before `what`, which cannot go on with fewer: it is then started again."""
-    if _generation:
-        why = f"{what} cannot begin with fewer ranks than the run began with"
-        excepthook.end_for_loss(membership.make_loss_error(why))
-
-
 def _shrink_world(what: str, failed: Exception | None) -> None:
     """Make the world that of the ranks which are left, and all that depends on it. Collective among them."""
-    global _generation
     me = world.get_world()
     before, hosts = me.rank, me.hosts
     watchdog.stop_watching()
@@ -173,11 +152,8 @@ def _shrink_world(what: str, failed: Exception | None) -> None:
         raise world.RankError(f"MPI failed in {what}, though no rank was lost: {failed}") from failed
     ops.restart_engine(lambda numbers: _find_largest(me, numbers))
     watchdog.start_watching()
-    _generation += 1
     membership.note_survivors(left)
-    for holder, attributes in _forgotten.items():
-        for attribute in attributes:
-            setattr(holder, attribute, None)
+    events.world_changed()
     became_first = before > 0 and me.rank == 0
     if became_first and (why := _find_obstacle()):
         raise membership.make_loss_error(f"the first rank was lost, and {why}")

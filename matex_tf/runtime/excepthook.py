@@ -204,6 +204,12 @@ def end_for_loss(error: world.CannotGoOn) -> None:
     _report_error(type(error), error, error.__traceback__)
 
 
+def refuse_after_loss(what: str) -> None:
+    """Where ranks were lost, end the run before `what`, which cannot go on without them: it is then started again."""
+    if world.get_world().has_lost:
+        end_for_loss(membership.make_loss_error(f"{what} cannot go on with fewer ranks than the run began with"))
+
+
 def report_unreported() -> None:
     """An error that ended the script, and was shown by a hook of its own, ends all ranks, too."""
     error = getattr(sys, "last_value", None)

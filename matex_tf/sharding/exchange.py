@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from matex_tf import ops
-from matex_tf.runtime import objects
+from matex_tf.runtime import excepthook, objects
 from matex_tf.world import world
 
 _ROUND_BYTES = 16 << 20
@@ -22,6 +22,7 @@ def exchange_rows(arrays: Sequence[np.ndarray], seed: int, epoch: int) -> None:
     `arrays` belong together (data, labels): row i of one goes where row i of the others goes. Beside them at most
     some 16 MiB are held. Every rank puts its rows in a random order and deals them out to those ranks in turn.
     """
+    excepthook.refuse_after_loss("the exchange of each rank's own rows")
     me = world.get_world()
     rows = len(arrays[0])
     mine = (rows, seed, epoch, [(array.dtype.str, array.shape[1:], len(array)) for array in arrays])
@@ -81,6 +82,7 @@ class BeforeEpoch:
 def join_rows(arrays: Sequence[np.ndarray], what: str) -> list[np.ndarray]:
     """Of each of a rank's arrays the rows of all ranks, those of rank 0 first; in `what` they are named. Collective."""
     everyone = objects.allgather([np.asarray(array) for array in arrays], what)
+    excepthook.refuse_after_loss(what)  # those of a lost rank are gone
     if len({len(theirs) for theirs in everyone}) > 1:
         raise world.RankError(f"{what}: the ranks have different numbers of arrays of their own rows")
     return [np.concatenate(parts) for parts in zip(*everyone)]

@@ -28,7 +28,7 @@ class BatchWatch:
         self._sources: list[Any] = []
         self._digest: tuple[int, int] | None = None
 
-    def make_share(self, components: Sequence[Any]) -> Share:
+    def make_share(self, components: Sequence[Any], parts: shares.Parts | None = None) -> Share:
         """The share of a batch that is taken within the graph, where its digest is kept if the flag asks for it."""
         import tensorflow as tf
 
@@ -42,7 +42,7 @@ class BatchWatch:
             return self._flag.assign(tf.ensure_shape(kept, []), read_value=False)
 
         tf.cond(self._flag, keep, tf.no_op)
-        return shares.make_checked_share(components)
+        return shares.make_checked_share(components, parts)
 
     def _keep_digest(self, *components: Any) -> np.ndarray:
         total = 0

@@ -38,6 +38,8 @@ step_ended = Event()
 """(plan): the call has run."""
 step_trained = Event()
 """(plan): a step has changed weights, shared or not; the plan of its function, None for eager code and sessions."""
+unmeasured = Event()
+"""(place): ranks share calls of which no events of steps tell, as of sessions; `place` names them."""
 training_begins = Event()
 """(model, callbacks): `fit` of Keras is about to train `model`; `callbacks` is Keras' list of its callbacks."""
 training_began = Event()
@@ -61,4 +63,4 @@ batch_given = Event()
 ranks_meet = Event()
 """(doing): for what follows all ranks have to hold the same; a listener brings ranks that train apart together."""
 world_changed = Event()
-"""(): there are fewer ranks than before; plans are made anew."""
+"""(): there are fewer ranks than before. Copies of steps are made anew for them as they are called."""

@@ -7,6 +7,7 @@ on the faster one.
 
 from __future__ import annotations
 
+import functools
 import os
 import time
 import weakref
@@ -69,11 +70,13 @@ def _end_call(plan: Any) -> None:
 
 
 class Trial:
-    """How far the trial of one step is. is_overlapped: the way in which the next call goes; steps: copies by way."""
+    """The trial of one step. is_overlapped: the way in which the next call goes; kinds: of copies, by way."""
 
     def __init__(self, plan: Any) -> None:
         self.is_overlapped = overlap.is_usual()
-        self.steps = {self.is_overlapped: plan.step}
+        usual = plan.copy_kind
+        other = usual._replace(make_within=functools.partial(overlap.trace_as, not self.is_overlapped))
+        self.kinds = {self.is_overlapped: usual, not self.is_overlapped: other}
         size = None if plan.program is None else report.describe(plan.program).bytes
         self.is_over = (size or 0) < LEAST_BYTES
         self._first: float | None = None  # seconds of a call the first way
@@ -117,15 +120,16 @@ class Trial:
         if min(sums for _, sums in everyone) < LEAST_SHARE * slowest:
             self.is_over = True
             return
-        other = not self.is_overlapped
-        with overlap.trace_as(other):
-            self.steps[other] = plan.build()
-        # XLA has one way for both.
-        self.is_over = not any(map(_has_overlapped, self.steps.values()))
-        self._go_on_with(plan, self.is_overlapped if self.is_over else other)
+        copies = [plan.find_copy()]
+        self._go_on_with(plan, not self.is_overlapped)
+        copies.append(plan.find_copy())
+        self.is_over = not any(map(_has_overlapped, copies))  # XLA has one way for both
+        if self.is_over:
+            self._go_on_with(plan, not self.is_overlapped)
 
     def _go_on_with(self, plan: Any, way: bool) -> None:
-        self.is_overlapped, plan.step = way, self.steps[way]
+        self.is_overlapped = way
+        plan.use_copy(self.kinds[way])
         self._begin_timing()
 
 

@@ -118,12 +118,13 @@ def take_whole(iterator: Any) -> Any:
     import tensorflow as tf
 
     spec = iterator.element_spec
-    taker = tags.get_or_make_tag(iterator, _TAKER, lambda: _make_taker(repr(spec), tuple(tf.nest.flatten(spec))))
+    name = f"{_TAKER} of {world.get_world().size} ranks"
+    taker = tags.get_or_make_tag(iterator, name, lambda: _make_taker(name, repr(spec), tuple(tf.nest.flatten(spec))))
     return tf.nest.pack_sequence_as(spec, taker(iterator._iterator_resource))
 
 
 @functools.lru_cache(maxsize=64)
-def _make_taker(_: str, specs: Any) -> Any:
+def _make_taker(name: str, _: str, specs: Any) -> Any:
     import tensorflow as tf
 
     exchanger = RankExchanger("the next batch of each rank's own rows")

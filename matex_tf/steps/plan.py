@@ -5,9 +5,10 @@ One way for every style of step: capture, plan, agree, call.
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from matex_tf.rewrite import sources
 from matex_tf.rewrite.emit import Copy
@@ -16,6 +17,7 @@ from matex_tf.rewrite.own_batches import OwnRowsError
 from matex_tf.rewrite.placement import BATCH, OWN, WHOLE
 from matex_tf.rewrite.programs import Program
 from matex_tf.rewrite.propagate import read_program
+from matex_tf.rewrite.sharing import Exchanger
 from matex_tf.steps import (
     agreement,
     batch_watch,
@@ -33,6 +35,28 @@ from matex_tf.world import world
 
 NO_BATCH = "it takes no batch"
 NO_WORK = "it has no work that grows with the rows of its batch"
+Compute = Callable[[Mapping[int, Any]], Any]
+Execute = Callable[["StepPlan", Compute, Sequence[Any]], Any]
+_execute: Execute = lambda plan, compute, given: compute({})  # noqa: E731
+
+
+def execute_by(execute: Execute) -> None:
+    """Have `execute(plan, compute, given)` give the outputs of each call of a step, of which `given` are the iterators
+    and datasets among the arguments.
+
+    Each time that it calls `compute` the step computes the outputs, of the batch that was taken before the call, with
+    the ranks that there are. It takes other tensors in place of those whose ids `compute` is given.
+    """
+    global _execute
+    _execute = execute
+
+
+class CopyKind(NamedTuple):
+    """Of copies of steps: its class, what stands for the ranks in it, and within what it is made."""
+
+    make: type[Copy] = Copy
+    make_exchanger: Callable[..., Exchanger] = RankExchanger
+    make_within: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
 
 
 class StepPlan:
@@ -43,6 +67,8 @@ class StepPlan:
     program: the placements; None where they could not be found.
     trained: the weights that a call changes.
     rows: how many the batch of the last call had; 0 where that is not known.
+    parts: which part of a batch each rank has; None where these are equal for good.
+    copy_kind: of the copies that calls run.
     """
 
     def __init__(self, own: Any, are_rows: Sequence[bool], are_own: Sequence[bool], place: str, rows: int = 0):
@@ -67,7 +93,9 @@ class StepPlan:
             self.graph = sources.GivenBatch(graph, self.source)
             self.divided += [sources.has_open_rows(tensor.shape) for tensor in self.source.outputs]
         self.program: Program | None = None
-        self.step: Any = None
+        self.copy_kind = CopyKind()
+        self._copies: dict[tuple[Any, ...], Any] = {}
+        self.parts = shares.make_parts()
         self.trained = whole_code.list_trained(own)
         self.batches = batch_watch.BatchWatch(f"a batch of {place}")
         self.why_whole = self._find_obstacle()
@@ -77,7 +105,7 @@ class StepPlan:
             return  # else, what a script's rank does by itself is its own affair
         if not self.why_whole:
             try:
-                self.step = self.build()
+                self.find_copy()
             except Exception as error:  # of any op: the script's own function is always right
                 self.why_whole = f"its copy cannot be made ({type(error).__name__}: {error})"
         self.why_whole = agreement.agree_on_trace(graph, self.why_whole, place)
@@ -118,36 +146,42 @@ class StepPlan:
         placements[: len(self.are_own)] = [OWN if is_own else one for one, is_own in zip(placements, self.are_own)]
         return read_program(self.graph, placements, takes_batches=self.source is None, rows=self.rows or USUAL_SIZE)
 
-    def build(self) -> Any:
-        """The copy, as a ConcreteFunction of what the script's takes, and of the batch."""
-        assert self.program is not None
-        return self._make_copy(self.program, self.divided)
+    def use_copy(self, kind: CopyKind) -> None:
+        """From now on calls run copies of this kind."""
+        self.copy_kind = kind
 
-    def _make_copy(self, program: Program, divided: list[bool]) -> Any:
+    def find_copy(self, divided: Sequence[bool] | None = None) -> Any:
+        """The copy that divides these inputs, by default all that have rows, for as many ranks as there are.
+
+        It is a ConcreteFunction of what the script's takes, and of the batch.
+        """
+        divided = self.divided if divided is None else divided
+        key = world.get_world().size, self.copy_kind, *divided
+        if key not in self._copies:
+            program = self._read(divided) if self._copies or self.program is None else self.program
+            with self.copy_kind.make_within():
+                self._copies[key] = self._make_copy(program, divided)
+        return self._copies[key]
+
+    def _make_copy(self, program: Program, divided: Sequence[bool]) -> Any:
         import tensorflow as tf
 
         outer = [one for one, _ in self.own.graph.captures]
         end = self.given + len(outer)
         taken = [*self.graph.inputs[: self.given], *self.graph.inputs[end:]]
         specs = [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in taken]
-        make_share = shares.make_share if any(divided) else self.batches.make_share
+        make_share = functools.partial(shares.make_share if any(divided) else self.batches.make_share, parts=self.parts)
 
         def step(*given: Any) -> Any:
             here = tf.compat.v1.get_default_graph()
-            exchanger = RankExchanger(self.place, checked=gradients.are_checked(program))
-            make_own_share = functools.partial(shares.make_own_share, exchanger)
-            copy = Copy(shares.make_no_share(), exchanger, make_share, make_own_share)
+            exchanger = self.copy_kind.make_exchanger(self.place, checked=gradients.are_checked(program))
+            make_own_share = functools.partial(shares.make_own_share, RankExchanger(self.place))
+            copy = self.copy_kind.make(shares.make_no_share(), exchanger, make_share, make_own_share)
             inputs = [*given[: self.given], *map(here.capture, outer), *given[self.given :]]
             inputs = sources.take_rows(copy, inputs, divided)
             return copy.build(program, inputs, [WHOLE] * len(program.outputs))
 
         return tf.function(step, autograph=False, input_signature=specs).get_concrete_function()
-
-    @functools.cached_property
-    def _whole_step(self) -> Any:
-        """The copy whose batch is whole."""
-        whole = [False] * len(self.divided)
-        return self._make_copy(self._read(whole), whole)
 
     def take_batch(self, inputs: Sequence[Any]) -> list[Any] | None:
         """The batch of a call with these tensors, as far as it is taken before the call; None at the end of data."""
@@ -177,9 +211,14 @@ class StepPlan:
         counts = {tensor.shape[0] for tensor in rows}
         self.rows = max(counts, default=0)
         events.step_begins(self)
-        step = self.step if len(counts) < 2 else self._whole_step
-        with self.batches.compare_batches(sources, rows), failures.fail_together(self.place, self.own.graph.variables):
-            outputs = step(*given)
+        divided = self.divided if len(counts) < 2 else [False] * len(self.divided)
+
+        def compute(instead: Mapping[int, Any]) -> Any:
+            with failures.fail_together(self.place, self.own.graph.variables):
+                return self.find_copy(divided)(*(instead.get(id(one), one) for one in given))
+
+        with self.batches.compare_batches(sources, rows):
+            outputs = _execute(self, compute, sources)
         agreement.note_step()
         if self.trained:
             weak_scaling.note_training_call()

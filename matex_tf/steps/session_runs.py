@@ -16,6 +16,7 @@ from matex_tf.rewrite.placement import BATCH, WHOLE
 from matex_tf.rewrite.programs import Program
 from matex_tf.rewrite.propagate import read_program
 from matex_tf.rewrite.rules.randoms import has_no_seed
+from matex_tf.runtime import excepthook
 from matex_tf.sharding import fingerprint
 from matex_tf.steps import cond_turns, events, explain, failures, gradients, session_graphs, shares, worth
 from matex_tf.steps.agreement import agree_on_plan
@@ -103,6 +104,7 @@ class SessionPlan:
         from tensorflow.python.eager import context
 
         self.graph, self.operations, self.tensors = graph, list(operations), list(tensors)
+        self.ranks = world.get_world().size
         self.is_compared = weakref.WeakSet[Any]()
         self.turns: list[int] = []
         self.starts: dict[str, Any] = {}
@@ -146,6 +148,7 @@ class SessionPlan:
             self.operations, self.tensors = copied
             assert self.program is not None
             explain.say_shared(PLACE, self.program)
+            events.unmeasured(PLACE)
         elif self.are_own:
             raise world.RankError(
                 f"{PLACE} was fed rows of one rank alone (of a reader, or of matex_tf.shard), but every rank would "
@@ -200,6 +203,8 @@ class SessionPlan:
         if self.why_whole:
             held.forget(self.changed)
             return self._run_in_turns(run)
+        if self.ranks != world.get_world().size:
+            excepthook.refuse_after_loss(PLACE)
         if held not in self.is_compared:
             self.is_compared.add(held)
             held.start(session, self.starts)

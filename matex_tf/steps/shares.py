@@ -8,6 +8,7 @@ from typing import Any
 
 from matex_tf.rewrite.own_batches import OwnRows
 from matex_tf.rewrite.sharing import Exchanger, Share
+from matex_tf.runtime import excepthook
 from matex_tf.sharding import row_shares
 from matex_tf.world import world
 
@@ -18,14 +19,43 @@ UNEVEN = (
 )
 
 
-def make_share(components: Sequence[Any]) -> Share:
+class Parts:
+    """Which part of each batch of one step the ranks have. They are equal until others are put in, between calls.
+
+    shares: of each rank that trains the part of their sum, a variable of int64.
+    rows: the most that a batch had since 0 was put in, a scalar variable of int64.
+    """
+
+    def __init__(self) -> None:
+        import tensorflow as tf
+
+        with tf.init_scope():
+            self.shares = tf.Variable(tf.ones([world.get_world().trainers], tf.int64), trainable=False)
+            self.rows = tf.Variable(tf.zeros([], tf.int64), trainable=False)
+
+
+_may_change = False
+
+
+def let_parts_change() -> None:
+    """From here on a step that is planned has `Parts`."""
+    global _may_change
+    _may_change = True
+
+
+def make_parts() -> Parts | None:
+    """Those of a step; None where all steps have equal ones for good."""
+    return Parts() if _may_change else None
+
+
+def make_share(components: Sequence[Any], parts: Parts | None = None) -> Share:
     """This rank's share of a whole batch, of its components: tensors with as many rows as one another."""
     import tensorflow as tf
 
-    return make_share_of_rows(tf.shape(components[0], tf.int64)[0])
+    return make_share_of_rows(tf.shape(components[0], tf.int64)[0], parts)
 
 
-def make_checked_share(components: Sequence[Any]) -> Share:
+def make_checked_share(components: Sequence[Any], parts: Parts | None = None) -> Share:
     """This rank's share of a whole batch that is taken within a graph, of its components: tensors with rows.
 
     Where the components have different numbers of rows, all ranks raise an error.
@@ -38,15 +68,19 @@ def make_checked_share(components: Sequence[Any]) -> Share:
         check = tf.debugging.Assert(is_even, [UNEVEN, tf.stack(counts)], summarize=-1)
         with tf.control_dependencies([] if check is None else [check]):
             counts[0] = tf.identity(counts[0])
-    return make_share_of_rows(counts[0])
+    return make_share_of_rows(counts[0], parts)
 
 
-def make_share_of_rows(total: Any) -> Share:
+def make_share_of_rows(total: Any, parts: Parts | None = None) -> Share:
     """This rank's share of a batch of `total` rows, a scalar int64."""
     import tensorflow as tf
 
     me = world.get_world()
-    start, stop, has_rows = row_shares.find_slice_bounds(total, me.rank, me.trainers)
+    shares: Any = me.trainers
+    if parts is not None:
+        with tf.control_dependencies([parts.rows.assign(tf.maximum(parts.rows, total), read_value=False)]):
+            shares = tf.pad(parts.shares, [[0, me.servers]])
+    start, stop, has_rows = row_shares.find_slice_bounds(total, me.rank, shares)
     return Share(start, stop - start, total, has_rows, tf.constant(me.rank == 0))
 
 
@@ -57,6 +91,7 @@ def make_own_share(exchanger: Exchanger, components: Sequence[Any], has_batch: A
     """
     import tensorflow as tf
 
+    excepthook.refuse_after_loss("a step on each rank's own rows")
     me = world.get_world()
     shapes = tf.concat([[tf.cast(has_batch, tf.int64)], *(tf.shape(one, tf.int64) for one in components)], 0)
     (everyone,) = exchanger.exchange([("gather", shapes[tf.newaxis])], _make_share_of_ranks())

@@ -86,12 +86,22 @@ def _take_first_rank(found: Any) -> Any:
     return tf.nest.pack_sequence_as(found, values, expand_composites=True)
 
 
-def list_trained(function: Any) -> list[Any]:
-    """The weights that a ConcreteFunction changes."""
+def list_written(graph: Any) -> list[Any]:
+    """The inputs of a FuncGraph that stand for what it may change: variables, iterators, tables."""
     from tensorflow.python.framework import auto_control_deps_utils
 
-    graph = function.graph
     only_read = set(auto_control_deps_utils.get_read_only_resource_input_indices_graph(graph))
-    written = {id(tensor) for index, tensor in enumerate(graph.inputs) if index not in only_read}
+    return [one for index, one in enumerate(graph.inputs) if one.dtype.name == "resource" and index not in only_read]
+
+
+def list_changed(function: Any) -> list[Any]:
+    """The variables that a ConcreteFunction changes."""
+    graph = function.graph
+    written = set(map(id, list_written(graph)))
     inside = {id(outer): id(inner) for outer, inner in graph.captures}
-    return [one for one in graph.variables if one.trainable and inside.get(id(one.handle)) in written]
+    return [one for one in graph.variables if inside.get(id(one.handle)) in written]
+
+
+def list_trained(function: Any) -> list[Any]:
+    """The weights that a ConcreteFunction changes."""
+    return [one for one in list_changed(function) if one.trainable]

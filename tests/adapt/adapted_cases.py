@@ -18,8 +18,7 @@ import tensorflow as tf
 import matex_tf
 from matex_tf import ops as matex_ops
 from matex_tf.adapt import executor
-from matex_tf.analysis import verdict
-from matex_tf.sharding import step_weight
+from matex_tf.steps import events, shares
 from matex_tf.world import world
 
 FOLDER, NAMES = sys.argv[1], sys.argv[2:]
@@ -32,24 +31,28 @@ slowness = [1.0] * size
 now = 0.0
 
 
-class Work(keras.layers.Layer):
-    """Passes its input on, notes how many rows come in training, and takes its time for them."""
+rows = []
+"""Those that each step that trains computed here."""
 
-    rows = []
 
-    def call(self, inputs, training=None):
-        if not training:
-            return inputs
+def note_rows():
+    """Note how many rows this rank has of each batch that trains, which takes its time."""
+    make, trains = shares.make_share_of_rows, []
+    events.step_begins.add_listener(lambda plan: trains.append(bool(plan.trained)))
 
-        def work(count):
-            global now
-            Work.rows.append(int(count))
+    def work(count):
+        global now
+        if trains[-1]:
+            rows.append(int(count))
             now += int(count) * slowness[rank]
-            return np.int64(0)
+        return count
 
-        noted = tf.numpy_function(work, [tf.shape(inputs)[0]], tf.int64)
-        with tf.control_dependencies([noted]):
-            return tf.identity(inputs)
+    def make_noted(*given):
+        share = make(*given)
+        share.count = tf.ensure_shape(tf.numpy_function(work, [share.count], tf.int64), [])
+        return share
+
+    shares.make_share_of_rows = make_noted
 
 
 def data(rows=ROWS):
@@ -69,13 +72,13 @@ def crossed(y, outputs):
     return keras.losses.binary_crossentropy(same, outputs @ tf.transpose(outputs), from_logits=True)
 
 
-def made(normalises=False, loss=None, notes=True, accumulates=None, **how):
+def made(normalises=False, loss=None, accumulates=None, **how):
     keras.backend.set_floatx("float64")
     keras.utils.set_random_seed(11)
     layers = [keras.layers.Dense(8, activation="tanh")]
     if normalises:
         layers += [keras.layers.BatchNormalization(momentum=0.9), keras.layers.Activation("tanh")]
-    model = keras.Sequential([keras.Input((6,)), *([Work()] if notes else []), *layers, keras.layers.Dense(3)])
+    model = keras.Sequential([keras.Input((6,)), *layers, keras.layers.Dense(3)])
     loss = loss or keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     steps = {"gradient_accumulation_steps": accumulates} if accumulates else {}
     optimizer = keras.optimizers.Adam(0.01, global_clipnorm=0.5, **steps)
@@ -169,6 +172,25 @@ def loop(epochs=3, loss_of=None):
     return [seen], model.get_weights()
 
 
+def inner_loop():
+    """A loop over the batches within a tf.function."""
+    model, optimizer = made(), keras.optimizers.SGD(0.05)
+    loss_of = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+
+    @tf.function
+    def train(batches):
+        total = tf.constant(0.0, tf.float64)
+        for x, y, _ in batches:
+            with tf.GradientTape() as tape:
+                loss = loss_of(y, model(x, training=True))
+            gradients = tape.gradient(loss, model.trainable_variables)
+            optimizer.apply_gradients(zip(gradients, model.trainable_variables))
+            total += loss
+        return total
+
+    return [[float(train(source().batch(BATCH))) for _ in range(8)]], model.get_weights()
+
+
 def accumulated():
     """The gradients of two batches make an update, of slices that were cut otherwise."""
     return trained(made(accumulates=2), *data()[:2], batch_size=BATCH, epochs=4)
@@ -184,18 +206,9 @@ def single_batches():
     return [seen], model.get_weights()
 
 
-class Counts(keras.callbacks.Callback):
-    """Notes how many rows each step had, which XLA cannot."""
-
-    def on_train_batch_end(self, batch, logs=None):
-        mean, _, _, of_rows = step_weight.read_values()
-        Work.rows.append(round(mean * of_rows))
-
-
 def compiled():
     """XLA compiles each number of rows anew."""
-    model = made(notes=False, jit_compile=True)
-    return trained(model, *data(5 * BATCH)[:2], batch_size=BATCH, epochs=4, callbacks=[Counts()] if size > 1 else [])
+    return trained(made(jit_compile=True), *data(5 * BATCH)[:2], batch_size=BATCH, epochs=4)
 
 
 class Slows(keras.callbacks.Callback):
@@ -216,12 +229,12 @@ def slow_loop():
     return loop(epochs=8)
 
 
-FORCED = [arrays, repeated, mapped, loop, met, loop_met, accumulated, single_batches, compiled]
+FORCED = [arrays, repeated, mapped, loop, inner_loop, met, loop_met, accumulated, single_batches, compiled]
 CLOCK = [gone, slow_loop]
 
 
 def main():
-    verdict._HARMLESS += ("PyFunc",)  # counting is none of the script's
+    note_rows()
     found = {}
     for name in NAMES:
         case = globals()[name]
@@ -231,15 +244,14 @@ def main():
         )
         executor.time = SimpleNamespace(perf_counter=lambda: now) if case in CLOCK else time
         executor.ops = SimpleNamespace(get_blocked_seconds=lambda: 0.0) if case in CLOCK else matex_ops
-        executor.leases.agree_on(())
         slowness[:] = [1.0] * size
-        Work.rows.clear()
+        rows.clear()
         seen, weights = case()
         for number, figures in enumerate(seen):
             found[f"{name}|seen {number}"] = np.array(figures, float)
         for number, weight in enumerate(weights):
             found[f"{name}|weight {number}"] = weight
-        found[f"{name}|rows"] = np.array(Work.rows)
+        found[f"{name}|rows"] = np.array(rows)
     np.savez(os.path.join(FOLDER, f"rank-{rank}.npz"), **found)
 
 

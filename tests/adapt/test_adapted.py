@@ -14,7 +14,7 @@ from matex_tf.monitor.report import page
 from matex_tf.ops import build
 
 CASES = Path(__file__).with_name("adapted_cases.py")
-FORCED = ["arrays", "repeated", "mapped", "loop", "met", "loop_met"]
+FORCED = ["arrays", "repeated", "mapped", "loop", "inner_loop", "met", "loop_met"]
 OF_KERAS3 = ["accumulated", "single_batches"] if version("keras") >= "3" else []
 MEASURED = ["gone", "slow_loop"]
 ON = {**launch.ALL_FILES, "MATEX_ADAPT": "on"}
@@ -64,7 +64,7 @@ def assert_cut_otherwise(parts, names):
 @pytest.mark.parametrize(
     "forced, measured",
     [
-        (["arrays", "loop_met", *OF_KERAS3], ["gone"]),
+        (["arrays", "inner_loop", "loop_met", *OF_KERAS3], ["gone"]),
         pytest.param([*FORCED, *OF_KERAS3], MEASURED, marks=pytest.mark.more),
     ],
 )

@@ -8,6 +8,7 @@ import os
 import posix  # the ranks' own view of files leaves it alone
 import signal
 import sys
+from types import SimpleNamespace
 
 import keras
 import numpy as np
@@ -121,6 +122,49 @@ def own(kill):
     return model, history, float(np.abs(model.average.numpy()).sum()), float(np.abs(answers).sum())
 
 
-CASES = {case.__name__: case for case in (accumulated, several, unknown, sparse, own)}
+def loop(kill):
+    """A step of one's own that counts and draws, alone and within a loop; ranks end as they take a batch."""
+    model, optimizer = network(), keras.optimizers.SGD(0.05)
+    count, draws = tf.Variable(0.0), tf.random.Generator.from_seed(3)
+    model(x[:1]), optimizer.build(model.trainable_variables)
+
+    @tf.function
+    def step(inputs, targets):
+        count.assign_add(1.0)
+        noise = draws.normal(tf.shape(inputs), dtype=inputs.dtype)
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((model(inputs + 0.1 * noise, training=True) - targets) ** 2)
+        gradients = tape.gradient(loss, model.trainable_variables)
+        optimizer.apply_gradients(zip(gradients, model.trainable_variables))
+        return loss
+
+    @tf.function
+    def train_thrice(batches):
+        total = tf.constant(0.0, tf.float64)
+        for _ in tf.range(3):
+            with tf.control_dependencies([total]):  # the turn before has changed variables by then
+                inputs, targets = next(batches)
+            total += step(inputs, targets)
+        return total
+
+    def take(inputs, targets):
+        kill.on_train_batch_begin(0)
+        return inputs, targets
+
+    def watch(*batch):
+        return [
+            tf.ensure_shape(one, [16, width])
+            for one, width in zip(tf.py_function(take, batch, ["float64"] * 2), (6, 1))
+        ]
+
+    data, losses = tf.data.Dataset.from_tensor_slices((x, y)).batch(16, drop_remainder=True), []
+    for epoch in range(2):
+        batches = iter(data.shuffle(6, seed=epoch).map(watch))
+        losses += [float(train_thrice(batches)) for _ in range(2)]
+        losses += [float(step(*batch)) for batch in data.map(watch)]
+    return model, SimpleNamespace(history=losses), float(count), draws.state.numpy().tolist()
+
+
+CASES = {case.__name__: case for case in (accumulated, several, unknown, sparse, own, loop)}
 for name in sys.argv[2:]:
     show(name, *CASES[name](Kill(name)))

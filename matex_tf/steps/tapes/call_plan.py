@@ -13,6 +13,7 @@ from matex_tf.rewrite.emit import Copy
 from matex_tf.rewrite.placement import BATCH, WHOLE
 from matex_tf.rewrite.programs import Program
 from matex_tf.rewrite.propagate import read_program
+from matex_tf.runtime import excepthook
 from matex_tf.steps import agreement, batch_watch, failures, gradients, plan, shares, worth
 from matex_tf.steps.exchanger import RankExchanger
 from matex_tf.world import world
@@ -66,7 +67,7 @@ class CallPlan:
             are_rows: of each input whether it has the rows that ranks divide.
             place: names the call in messages.
         """
-        self.graph, self.place = graph, place
+        self.graph, self.place, self.ranks = graph, place, world.get_world().size
         self.are_rows = [one and sources.has_open_rows(tensor.shape) for one, tensor in zip(are_rows, graph.inputs)]
         self.followed = [tensor for tensor, one in zip(graph.inputs, are_followed) if one]
         self.batches = batch_watch.BatchWatch(f"a batch of {place}")
@@ -169,6 +170,8 @@ class CallPlan:
                     "MATEX_EAGER=whole, with which every rank computes whole batches in eager code, or put the step "
                     "into a tf.function"
                 )
+            if self.ranks != world.get_world().size:  # what a lost rank kept for this is gone
+                excepthook.refuse_after_loss(self.place)
             whole = [
                 tf.zeros_like(outputs[index]) if one is None else tf.convert_to_tensor(one)
                 for index, one in zip(self.upstream, upstream)

@@ -12,11 +12,12 @@ from typing import Any, NamedTuple
 
 from matex_tf import settings
 from matex_tf.runtime import notes, script_frames
-from matex_tf.steps import capture, whole_code
+from matex_tf.steps import capture, events, whole_code
 from matex_tf.steps.arguments import Arguments, list_hung, set_hung
 from matex_tf.steps.tapes import first_calls, still_models
 from matex_tf.steps.tapes.call_plan import CallPlan
 from matex_tf.steps.tapes.kinds import Kind, Trace, find_kinds
+from matex_tf.world import world
 
 LEAVES = "its Python keeps tensors of the call, such as losses that layers add"
 OTHER_OPS = "its ops are others from call to call"
@@ -210,7 +211,7 @@ def _find_plan(
     kind: Kind, trace: Trace, arguments: Arguments, tensors: Sequence[Any], followed: list[bool], name: str
 ) -> CallPlan:
     """The plan of a call with these ops. Collective where it is made."""
-    key = trace.key, tuple(followed)
+    key = trace.key, tuple(followed), world.get_world().size
     if key not in kind.plans:
         if len(kind.plans) + 1 == _MOST_PLANS:
             kind.next_why = OTHER_OPS  # of the calls after this one
@@ -221,6 +222,7 @@ def _find_plan(
             kind.refuse(made.why_whole)
         else:
             whole_code.note_shared(name)
+            events.unmeasured(f"the call of '{name}'")
             if settings.get_settings().explain:
                 notes.print_note(
                     f"in eager code the call of '{name}' is sharded: each rank computes its slice of every batch"

@@ -1,0 +1,83 @@
+"""An iterator whose batches a step takes within its function, as a loop does, gives them again."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from matex_tf import tags
+
+_REPLAY = "its batches are given again"
+
+
+def replay_iterator(iterator: Any) -> Replay:
+    return tags.get_or_make_tag(iterator, _REPLAY, lambda: Replay(iterator))
+
+
+class Replay:
+    """Gives what `iterator`, of a `tf.data.Dataset` in eager code, gives from here on, and no batch before it is taken.
+
+    What was given since `keep` is given again after `rewind`.
+    """
+
+    def __init__(self, iterator: Any):
+        import tensorflow as tf
+        from tensorflow.python.data.util import structure
+
+        spec = iterator.element_spec
+        self.source = iterator._iterator_resource
+        self._dtypes = structure.get_flat_tensor_types(spec)
+        self._shapes = structure.get_flat_tensor_shapes(spec)
+        self._taken: list[list[Any]] = []
+        self._at = 0
+
+        def take(_: Any) -> Any:
+            is_there, *parts = tf.py_function(self._take_next, [], [tf.bool, *self._dtypes])
+            return tf.ensure_shape(is_there, []), tuple(parts)
+
+        def shape(_: Any, parts: Any) -> Any:
+            return tuple(map(tf.ensure_shape, parts, self._shapes))
+
+        options = tf.data.Options()  # nothing is to be taken ahead
+        options.autotune.enabled = False
+        options.experimental_optimization.apply_default_optimizations = False
+        options.experimental_optimization.inject_prefetch = False
+        elements = tf.data.Dataset.range(np.iinfo(np.int64).max).map(take).take_while(lambda is_there, _: is_there)
+        self._dataset = elements.map(shape).with_options(options)
+        self._iterator = iter(self._dataset)
+
+    @property
+    def handle(self) -> Any:
+        """The resource of an iterator that a step takes in place of that of the other."""
+        return self._iterator._iterator_resource
+
+    def keep(self) -> None:
+        """What was given so far is not asked for again."""
+        self._taken, self._at = self._taken[self._at :], 0
+
+    def rewind(self) -> None:
+        self._at, self._iterator = 0, iter(self._dataset)
+
+    def _take_next(self) -> list[Any]:
+        import tensorflow as tf
+
+        if self._at == len(self._taken):
+            try:
+                parts = tf.raw_ops.IteratorGetNext(
+                    iterator=self.source, output_types=self._dtypes, output_shapes=self._shapes
+                )
+            except tf.errors.OutOfRangeError:
+                return [tf.constant(False), *(_make_any(dtype) for dtype in self._dtypes)]
+            self._taken.append(list(parts))
+        self._at += 1
+        return [tf.constant(True), *self._taken[self._at - 1]]
+
+
+def _make_any(dtype: Any) -> Any:
+    """A tensor of this type, which nobody looks at."""
+    import tensorflow as tf
+
+    if dtype == tf.variant:
+        return tf.raw_ops.EmptyTensorList(element_shape=-1, max_num_elements=0, element_dtype=tf.bool)
+    return tf.zeros([], dtype)
