@@ -92,6 +92,7 @@ def attach_runtime() -> None:
     elastic.after_loss.append(sampler.note_loss)
     link_costs.start_links()
     patches.install()
+    _let_ranks_train_apart()
     _record_first_steps()
     _note_trial(me.rank)
     if settings.get_settings().plan is not None:
@@ -119,6 +120,16 @@ def _record_first_steps() -> None:
         from matex_tf.patches.tf import check_recorder
 
         check_recorder.start_recorder()
+
+
+def _let_ranks_train_apart() -> None:
+    """Where a strategy says so; `matex plan` notes whether it could be another one."""
+    chosen = settings.get_settings()
+    names = [settings.get_strategy_name(chosen.strategy)] if chosen.plan is None else ["local", "async"]
+    if "local" in names:
+        from matex_tf.apart import local
+
+        local.start_listening()
 
 
 def _note_trial(rank: int) -> None:

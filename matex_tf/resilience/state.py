@@ -13,9 +13,9 @@ import numpy as np
 
 from matex_tf.gradients import reduction
 from matex_tf.metrics import metrics
-from matex_tf.servers import local_sgd
 from matex_tf.servers.pieces import sharded_slots
 from matex_tf.sharding import step_weight
+from matex_tf.steps import events
 from matex_tf.world import world
 
 METRICS, ACCUMULATED = "metrics", "accumulated"
@@ -200,7 +200,7 @@ class State:
         """
         chosen = group_variables(self._model)
         sharded_slots.make_whole()
-        local_sgd.average_current()
+        events.ranks_meet("keeping the state of the run")
         with metrics.hold_whole_state([*chosen[METRICS], *chosen[ACCUMULATED]]):
             first = world.get_world().rank == 0
             yield _read_values(chosen) if first else {}

@@ -36,5 +36,9 @@ epoch_begins = Event()
 """(model, epoch): `epoch` counts from 0."""
 epoch_ended = Event()
 """(model, epoch): after the callbacks of the script were told."""
+figures_told = Event()
+"""(model, logs): callbacks are about to be told of the end of an epoch; a listener may change the figures in `logs`."""
+ranks_meet = Event()
+"""(doing): for what follows all ranks have to hold the same; a listener brings ranks that train apart together."""
 world_changed = Event()
 """(): there are fewer ranks than before; plans are made anew."""

@@ -6,7 +6,7 @@ One way for every style of step: capture, plan, agree, call.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from matex_tf.rewrite import sources
@@ -16,6 +16,7 @@ from matex_tf.rewrite.own_batches import OwnRowsError
 from matex_tf.rewrite.placement import BATCH, OWN, WHOLE
 from matex_tf.rewrite.programs import Program
 from matex_tf.rewrite.propagate import read_program
+from matex_tf.rewrite.sharing import Exchanger
 from matex_tf.steps import agreement, batch_watch, events, own_data, shares, weak_scaling, whole_code, worth
 from matex_tf.steps.exchanger import RankExchanger
 from matex_tf.world import world
@@ -30,6 +31,7 @@ class StepPlan:
     own: the script's trace, a ConcreteFunction.
     why_whole: why every rank computes the calls whole; empty where ranks share them.
     program: the placements; None where they could not be found.
+    step: the function that calls run; a listener to `events.step_begins` may put another in its place.
     trained: the weights that a call changes.
     """
 
@@ -58,7 +60,7 @@ class StepPlan:
             return  # else, what a script's rank does by itself is its own affair
         if not self.why_whole:
             try:
-                self.step = self._build()
+                self.step = self.make_copy()
             except Exception as error:  # of any op: the script's own function is always right
                 self.why_whole = f"its copy cannot be made ({type(error).__name__}: {error})"
         self.why_whole = agreement.agree_on_trace(own.graph, self.why_whole, place)
@@ -84,8 +86,11 @@ class StepPlan:
             return NO_WORK
         return ""
 
-    def _build(self) -> Any:
-        """The copy, as a ConcreteFunction of the tensors that the script's takes."""
+    def make_copy(self, kind: type[Copy] = Copy, make_exchanger: Callable[..., Exchanger] = RankExchanger) -> Any:
+        """The copy, as a ConcreteFunction of the number of the call, and of the tensors that the script's takes.
+
+        make_exchanger: makes of `place` and of the number of a call what stands for the ranks in the copy.
+        """
         import tensorflow as tf
 
         program = self.program
@@ -97,9 +102,9 @@ class StepPlan:
 
         def step(number: Any, *given: Any) -> Any:
             here = tf.compat.v1.get_default_graph()
-            exchanger = RankExchanger(self.place, number)
+            exchanger = make_exchanger(self.place, number)
             make_own_share = functools.partial(shares.make_own_share, exchanger)
-            copy = Copy(shares.make_no_share(), exchanger, self.batches.make_share, make_own_share)
+            copy = kind(shares.make_no_share(), exchanger, self.batches.make_share, make_own_share)
             inputs = sources.take_rows(copy, list(given), are_rows)
             inputs += [here.capture(one) for one in outer]
             return copy.build(program, inputs, [WHOLE] * len(program.outputs))
