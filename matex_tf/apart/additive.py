@@ -19,7 +19,6 @@ from matex_tf.rewrite.propagate import Reader
 from matex_tf.servers import affine, variable_uses
 from matex_tf.steps import shares
 
-_BATCHES = ("IteratorGetNext", "IteratorGetNextSync")
 _READS = ("ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VariableShape")
 _CHANGES = ("Assign", "ResourceApply", "ResourceSparseApply", "ResourceScatter", "ResourceStrided", *variable_uses.ADDS)
 _SIGNS = {"AssignAddVariableOp": 1, "AssignSubVariableOp": -1, "ResourceScatterAdd": 1, "ResourceScatterSub": -1}
@@ -38,11 +37,6 @@ class _Flat(Reader):
 def read_step(graph: Any) -> Program:
     """The ops of a step's graph, those of the functions that it calls among them."""
     return _Flat(takes_batches=False).read(graph, [WHOLE] * len(graph.inputs))
-
-
-def find_sources(program: Program) -> list[Node]:
-    """The ops that give a step its batches."""
-    return [node for node in program.nodes if node.type in _BATCHES]
 
 
 class Additions:
@@ -64,24 +58,19 @@ class Additions:
         self._states = set(map(id, states))
         self._places: dict[str, int] = {}  # of variables, by the names of their handles in the copy
 
-    def copy_step(self, program: Program, graph: Any, batch: Sequence[Any], given: Sequence[Any] = ()) -> list[Any]:
-        """The outputs of the copy of `program`, that of `graph`, for a batch; `given`: what else it is given."""
+    def copy_step(self, program: Program, inputs: Sequence[Any]) -> list[Any]:
+        """The outputs of the copy of `program` for such inputs."""
         import tensorflow as tf
 
         here = tf.compat.v1.get_default_graph()
         self._places = {here.capture(one.handle).name: place for place, one in enumerate(self.variables)}
-        outer = [one for one, _ in graph.captures]
-        taken = [*given, *map(here.capture, outer)]
-        tensors = dict(zip(map(id, program.inputs[-len(taken) :]), taken))
+        tensors = dict(zip(map(id, program.inputs), inputs, strict=True))
         copy, made = Copy(shares.make_no_share(), _NoRanks()), dict[int, list[Any]]()
         for node in program.nodes:
-            if node.type in _BATCHES:
-                tensors.update((id(value), tensor) for value, tensor in zip(node.outputs, batch, strict=True))
-                continue
-            inputs = [tensors[id(value)] for value in node.inputs]
+            taken = [tensors[id(value)] for value in node.inputs]
             with tf.control_dependencies([op for one in node.controls for op in made.get(id(one), ())]):
-                if not self._add(node.type, inputs):
-                    tensors.update(zip(map(id, node.outputs), copy.create_op(node, inputs)))
+                if not self._add(node.type, taken):
+                    tensors.update(zip(map(id, node.outputs), copy.create_op(node, taken)))
             made[id(node)] = [here.get_operations()[-1]]
         return [tensors[id(value)] for value in program.outputs]
 

@@ -11,8 +11,10 @@ from typing import Any
 
 from matex_tf.rewrite.control import needs_exchange
 from matex_tf.rewrite.emit import Copy
+from matex_tf.rewrite.own_batches import has_collective
 from matex_tf.rewrite.placement import REPLICATED, SHARDED
 from matex_tf.rewrite.programs import Program
+from matex_tf.rewrite.sources import is_batch
 from matex_tf.world import world
 
 MIXES = "rows of other ranks have a part in its step"
@@ -56,6 +58,8 @@ def find_obstacle(program: Program) -> str:
     """
     gathered: set[int] = set()
     for node in program.nodes:
+        if has_collective(node) and not is_batch(node):
+            return MIXES
         for value, need in zip(node.inputs, node.decision.needs):
             if need is None:
                 continue

@@ -9,7 +9,42 @@ from matex_tf.rewrite.nodes import Decision, Node
 from matex_tf.rewrite.placement import BATCH, SIZES, WHOLE
 from matex_tf.rewrite.rules.sizes import mark_taker
 
-SOURCES = ("IteratorGetNext", "IteratorGetNextSync", "OptionalGetValue")
+_ITERATIONS = ("IteratorGetNext", "IteratorGetNextSync")
+SOURCES = (*_ITERATIONS, "OptionalGetValue")
+
+
+class GivenBatch:
+    """The graph of a function as a program is read from it, but for the op `source`: its batch is given.
+
+    inputs: those of the graph, then the components of the batch.
+    """
+
+    def __init__(self, graph: Any, source: Any):
+        self.graph, self.source = graph, source
+        self.inputs, self.outputs = [*graph.inputs, *source.outputs], graph.outputs
+        self.control_outputs = [op for op in graph.control_outputs if op is not source]
+
+    def get_operations(self) -> list[Any]:
+        operations: list[Any] = self.graph.get_operations()
+        return operations
+
+
+def find_source(graph: Any) -> Any:
+    """The op by which a function takes its batch, the first of an iterator that it is given; None if there is none.
+
+    The op waits for nothing, so that it gives the same where the batch is taken before the function is called.
+    """
+    handles = {id(tensor) for tensor in graph.inputs if tensor.dtype.name == "resource"}
+    used: set[int] = set()
+    for op in graph.get_operations():
+        handle = id(op.inputs[0]) if op.type in _ITERATIONS else None
+        is_first = handle in handles - used and not op.control_inputs
+        if is_first and any(has_open_rows(tensor.shape) for tensor in op.outputs):
+            return op
+        if op.type in SOURCES or has_op(op, SOURCES):
+            return None
+        used.update(map(id, op.inputs))
+    return None
 
 
 def has_open_rows(shape: Any) -> bool:

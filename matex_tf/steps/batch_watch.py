@@ -1,6 +1,7 @@
 """Do the ranks take the same batches? The first of each iterator, and of the 1st, 2nd, 4th, ... call, are compared.
 
-The batch is taken in the graph, so a flag there says whether its digest is to be kept.
+A batch that is given is compared before the call. Of batches that are taken within the graph, as in a loop, a flag
+there says whether the digest of one is to be kept.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ class BatchWatch:
         self._digest: tuple[int, int] | None = None
 
     def make_share(self, components: Sequence[Any]) -> Share:
-        """`shares.make_share` in a graph in which the digest of the batch is kept where the flag asks for it."""
+        """The share of a batch that is taken within the graph, where its digest is kept if the flag asks for it."""
         import tensorflow as tf
 
         if self._flag is None:
@@ -41,9 +42,9 @@ class BatchWatch:
             return self._flag.assign(tf.ensure_shape(kept, []), read_value=False)
 
         tf.cond(self._flag, keep, tf.no_op)
-        return shares.make_share(components)
+        return shares.make_checked_share(components)
 
-    def _keep_digest(self, *components: np.ndarray) -> np.ndarray:
+    def _keep_digest(self, *components: Any) -> np.ndarray:
         total = 0
         for one in components:
             total = fingerprint.digest_value(one, total)
@@ -51,8 +52,12 @@ class BatchWatch:
         return np.array(False)
 
     @contextlib.contextmanager
-    def compare_batches(self, sources: Sequence[Any]) -> Iterator[None]:
-        """Around a call of the step, which takes batches from `sources` or has one. Collective where one is compared.
+    def compare_batches(self, sources: Sequence[Any], rows: Sequence[Any]) -> Iterator[None]:
+        """Around a call of the step. Collective where a batch is compared.
+
+        Args:
+            sources: the iterators and datasets from which the step may take batches.
+            rows: the components with rows of the batch; none where the graph takes it.
 
         Raises:
             RankError: on every rank, if the numbers of rows differ.
@@ -61,11 +66,15 @@ class BatchWatch:
         is_new = len(sources) != len(self._sources) or any(
             one() is not source for one, source in zip(self._sources, sources)
         )
-        compares = self._flag is not None and (is_new or self._calls & (self._calls - 1) == 0)
+        compares = is_new or self._calls & (self._calls - 1) == 0
         if compares:
             self._sources = [weakref.ref(one) for one in sources]
             self._digest = None
-            self._flag.assign(True)
+            if rows:
+                self._keep_digest(*rows)
+                fingerprint.compare_batch(self._digest, self.what)
+            elif self._flag is not None:
+                self._flag.assign(True)
         yield
-        if compares:
+        if compares and not rows and self._flag is not None:
             fingerprint.compare_batch(self._digest, self.what)

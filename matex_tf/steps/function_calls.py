@@ -64,7 +64,7 @@ def call_function(
         return original(function, *args, **kwargs)
     given, named = arguments.given
     inputs = plan.own.function_type.unpack_inputs(plan.own.function_type.bind(*given, **named))
-    return plan.call(inputs, arguments.list_sources())
+    return plan.call(inputs, plan.take_batch(inputs), arguments.list_sources())
 
 
 def call_whole(original: Callable[..., Any], function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

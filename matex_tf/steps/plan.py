@@ -33,6 +33,7 @@ class StepPlan:
     program: the placements; None where they could not be found.
     step: the function that calls run; a listener to `events.step_begins` may put another in its place.
     trained: the weights that a call changes.
+    rows: how many the batch of the last call had; 0 where that is not known.
     """
 
     def __init__(self, own: Any, are_rows: Sequence[bool], are_own: Sequence[bool], place: str, rows: int = 0):
@@ -45,9 +46,17 @@ class StepPlan:
             rows: how many there are in this call; 0 where that is not known.
         """
         self.own, self.place, self.rows = own, place, rows
-        self.are_rows = [one and sources.has_open_rows(tensor.shape) for one, tensor in zip(are_rows, own.graph.inputs)]
-        captured = [one for one, _ in own.graph.captures]
+        graph = own.graph
+        self.given = len(are_rows)  # tensors; the rest of what the graph takes it has captured
+        captured = [one for one, _ in graph.captures]
         self.are_own = [*are_own, *(own_data.is_own(one) for one in captured)]
+        self.divided = [one and sources.has_open_rows(tensor.shape) for one, tensor in zip(are_rows, graph.inputs)]
+        self.divided += [False] * len(captured)
+        self.graph = graph
+        self.source = self._find_source()
+        if self.source is not None:
+            self.graph = sources.GivenBatch(graph, self.source)
+            self.divided += [sources.has_open_rows(tensor.shape) for tensor in self.source.outputs]
         self.program: Program | None = None
         self.step: Any = None
         self.calls = 0
@@ -56,28 +65,38 @@ class StepPlan:
         self.why_whole = self._find_obstacle()
         if self.why_whole in (NO_BATCH, NO_WORK):
             if self.trained and agreement.is_watched():
-                agreement.agree_on_new(own.graph.variables)
+                agreement.agree_on_new(graph.variables)
             return  # else, what a script's rank does by itself is its own affair
         if not self.why_whole:
             try:
                 self.step = self.make_copy()
             except Exception as error:  # of any op: the script's own function is always right
                 self.why_whole = f"its copy cannot be made ({type(error).__name__}: {error})"
-        self.why_whole = agreement.agree_on_trace(own.graph, self.why_whole, place)
+        self.why_whole = agreement.agree_on_trace(graph, self.why_whole, place)
         if self.why_whole and any(self.are_own):
             raise world.RankError(own_data.explain_obstacle(place, self.why_whole))
 
+    def _find_source(self) -> Any:
+        """The op whose batch is taken before the function is called; None where there is none, or no need of it.
+
+        Ranks with rows of their own take them in the graph, where they tell one another how many.
+        """
+        if any(self.divided):
+            return None
+        source = sources.find_source(self.graph)
+        return None if source is None or self.are_own[self._find_handle(source)] else source
+
+    def _find_handle(self, source: Any) -> int:
+        """The place among the inputs of the iterator from which `source` takes."""
+        return [id(one) for one in self.graph.inputs].index(id(source.inputs[0]))
+
     def _find_obstacle(self) -> str:
-        graph = self.own.graph
-        if getattr(graph, "deferred_external_captures", None):
+        if getattr(self.own.graph, "deferred_external_captures", None):
             return "it takes values that are known only when it is called"
-        if not any(self.are_rows) and not sources.are_in(graph):
+        if not any(self.divided) and not sources.are_in(self.own.graph):
             return NO_BATCH
-        captures = len(graph.inputs) - len(self.are_rows)
-        placements = [BATCH if one else WHOLE for one in self.are_rows] + [WHOLE] * captures
-        placements = [OWN if is_own else one for one, is_own in zip(placements, self.are_own, strict=True)]
         try:
-            self.program = read_program(graph, placements, rows=self.rows or USUAL_SIZE)
+            self.program = self._read(self.divided)
         except OwnRowsError as error:
             return str(error)
         except Exception as error:  # of any rule: the script's own function is always right
@@ -87,41 +106,84 @@ class StepPlan:
         return ""
 
     def make_copy(self, kind: type[Copy] = Copy, make_exchanger: Callable[..., Exchanger] = RankExchanger) -> Any:
-        """The copy, as a ConcreteFunction of the number of the call, and of the tensors that the script's takes.
+        """The copy, as a ConcreteFunction of the number of the call, of what the script's takes, and of the batch.
 
         make_exchanger: makes of `place` and of the number of a call what stands for the ranks in the copy.
         """
+        assert self.program is not None
+        return self._make_copy(self.program, self.divided, kind, make_exchanger)
+
+    def _read(self, divided: Sequence[bool]) -> Program:
+        placements = [BATCH if one else WHOLE for one in divided]
+        placements[: len(self.are_own)] = [OWN if is_own else one for one, is_own in zip(placements, self.are_own)]
+        return read_program(self.graph, placements, takes_batches=self.source is None, rows=self.rows or USUAL_SIZE)
+
+    def _make_copy(
+        self,
+        program: Program,
+        divided: list[bool],
+        kind: type[Copy] = Copy,
+        make_exchanger: Callable[..., Exchanger] = RankExchanger,
+    ) -> Any:
         import tensorflow as tf
 
-        program = self.program
-        assert program is not None
-        graph, are_rows = self.own.graph, self.are_rows
-        specs = [tf.TensorSpec([], tf.float64)]
-        specs += [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in graph.inputs[: len(are_rows)]]
-        outer = [one for one, _ in graph.captures]
+        outer = [one for one, _ in self.own.graph.captures]
+        end = self.given + len(outer)
+        taken = [*self.graph.inputs[: self.given], *self.graph.inputs[end:]]
+        specs = [tf.TensorSpec([], tf.float64), *(tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in taken)]
+        make_share = shares.make_share if any(divided) else self.batches.make_share
 
         def step(number: Any, *given: Any) -> Any:
             here = tf.compat.v1.get_default_graph()
             exchanger = make_exchanger(self.place, number)
-            make_own_share = functools.partial(shares.make_own_share, exchanger)
-            copy = kind(shares.make_no_share(), exchanger, self.batches.make_share, make_own_share)
-            inputs = sources.take_rows(copy, list(given), are_rows)
-            inputs += [here.capture(one) for one in outer]
+            make_own_share = functools.partial(shares.make_own_share, RankExchanger(self.place, number))
+            copy = kind(shares.make_no_share(), exchanger, make_share, make_own_share)
+            inputs = [*given[: self.given], *map(here.capture, outer), *given[self.given :]]
+            inputs = sources.take_rows(copy, inputs, divided)
             return copy.build(program, inputs, [WHOLE] * len(program.outputs))
 
         return tf.function(step, autograph=False, input_signature=specs).get_concrete_function()
 
-    def call(self, inputs: Sequence[Any], sources: Sequence[Any] = ()) -> Any:
-        """What the script's function gives for these tensors, computed by all ranks. Collective.
+    @functools.cached_property
+    def _whole_step(self) -> Any:
+        """The copy whose batch is whole."""
+        whole = [False] * len(self.divided)
+        return self._make_copy(self._read(whole), whole)
 
-        sources: the iterators and datasets among the arguments.
+    def take_batch(self, inputs: Sequence[Any]) -> list[Any] | None:
+        """The batch of a call with these tensors, as far as it is taken before the call; None at the end of data."""
+        import tensorflow as tf
+
+        if self.source is None:
+            return []
+        handle = [*inputs, *self.own.captured_inputs][self._find_handle(self.source)]
+        dtypes, shapes = zip(*((tensor.dtype, tensor.shape) for tensor in self.source.outputs))
+        try:
+            return list(tf.raw_ops.IteratorGetNext(iterator=handle, output_types=dtypes, output_shapes=shapes))
+        except tf.errors.OutOfRangeError:
+            return None
+
+    def call(self, inputs: Sequence[Any], batch: Sequence[Any] | None, sources: Sequence[Any] = ()) -> Any:
+        """What the script's function gives for these tensors, by all ranks. Collective, but at the end of data.
+
+        Args:
+            batch: see `take_batch`. A call with the same batch can be made again.
+            sources: the iterators and datasets among the arguments.
         """
         import tensorflow as tf
 
+        if batch is None:
+            return self.own._call_flat(list(inputs), self.own.captured_inputs)
+        given = [*inputs, *batch]
+        flags = [*self.divided[: self.given], *self.divided[len(self.are_own) :]]
+        rows = [tensor for tensor, one in zip(given, flags) if one]
+        counts = {tensor.shape[0] for tensor in rows}
+        self.rows = max(counts, default=0)
         self.calls += 1
         events.step_begins(self)
-        with self.batches.compare_batches(sources):
-            outputs = self.step(tf.constant(float(self.calls), tf.float64), *inputs)
+        step = self.step if len(counts) < 2 else self._whole_step
+        with self.batches.compare_batches(sources, rows):
+            outputs = step(tf.constant(float(self.calls), tf.float64), *given)
         agreement.note_step()
         if self.trained:
             weak_scaling.note_training_call()

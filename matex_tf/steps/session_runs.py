@@ -159,7 +159,7 @@ class SessionPlan:
         assert program is not None
         with session_graphs.add_to(self.graph):
             exchanger = RankExchanger(PLACE, is_ordered=SessionCopy.is_ordered)
-            copy = SessionCopy(self.graph, shares.make_no_share(), exchanger, shares.make_share)
+            copy = SessionCopy(self.graph, shares.make_no_share(), exchanger, shares.make_checked_share)
             if self.are_own:
                 self.own_rows = tf.compat.v1.placeholder(tf.int64, [])
                 rows = [one[: self.own_rows] for one in part.inputs[: self.count]]

@@ -12,13 +12,21 @@ from matex_tf.sharding import row_shares
 from matex_tf.world import world
 
 UNEVEN = (
-    "the components of a batch have different numbers of rows, as of datasets with other batch sizes, zipped together. "
-    "MATEX_STEPS=patches computes such batches whole. The numbers:"
+    "the components of a batch have different numbers of rows, as of datasets with other batch sizes, zipped together, "
+    "and ranks cannot share a loop over such batches in a tf.function. Loop over the dataset in eager code and call a "
+    "tf.function for each batch. The numbers:"
 )
 
 
 def make_share(components: Sequence[Any]) -> Share:
-    """This rank's share of a whole batch, of its components: tensors of at least one dimension.
+    """This rank's share of a whole batch, of its components: tensors with as many rows as one another."""
+    import tensorflow as tf
+
+    return make_share_of_rows(tf.shape(components[0], tf.int64)[0])
+
+
+def make_checked_share(components: Sequence[Any]) -> Share:
+    """This rank's share of a whole batch that is taken within a graph, of its components: tensors with rows.
 
     Where the components have different numbers of rows, all ranks raise an error.
     """

@@ -9,8 +9,9 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 import pytest
 import tensorflow as tf
 
-from matex_tf.rewrite.placement import PARTIAL, REPLICATED, WHOLE
+from matex_tf.rewrite.placement import BATCH, PARTIAL, REPLICATED, WHOLE
 from matex_tf.rewrite.propagate import read_program
+from matex_tf.rewrite.sources import GivenBatch, find_source
 
 
 def _take(iterator):
@@ -24,3 +25,37 @@ def test_what_an_iterator_gives_has_the_placement_of_its_source(step):
     placements = [WHOLE] * len(graph.inputs)
     assert read_program(graph, placements).outputs[0].placement.kind == PARTIAL
     assert read_program(graph, placements, takes_batches=False).outputs[0].placement.kind == REPLICATED
+
+
+def _wait(iterator):
+    with tf.control_dependencies([tf.print("first")]):
+        return next(iterator)
+
+
+@pytest.mark.parametrize(
+    "step, is_found",
+    [
+        (_take, True),
+        (lambda iterator: (next(iterator), next(iterator)), True),
+        (lambda iterator: tf.function(_take)(iterator), False),
+        (lambda iterator: tf.cond(tf.random.uniform([]) < 1, lambda: next(iterator), lambda: tf.ones([4, 3])), False),
+        (lambda iterator: (iterator.get_next_as_optional().has_value(), next(iterator)), False),
+        (lambda iterator: next(iter(tf.data.Dataset.range(8).batch(2))), False),
+        (_wait, False),
+    ],
+    ids=["itself", "the first of two", "in a call", "in a branch", "after another op", "its own iterator", "waits"],
+)
+def test_a_batch_that_is_taken_before_all_else_is_found(step, is_found):
+    iterator = iter(tf.data.Dataset.from_tensor_slices(tf.ones([9, 3])).batch(4))
+    graph = tf.function(step, autograph=False).get_concrete_function(iterator).graph
+    takers = [op for op in graph.get_operations() if op.type == "IteratorGetNext"]
+    assert find_source(graph) is (takers[0] if is_found else None)
+
+
+def test_a_graph_whose_batch_is_given_does_not_take_it():
+    iterator = iter(tf.data.Dataset.from_tensor_slices(tf.ones([9, 3])).batch(4))
+    graph = tf.function(_take, autograph=False).get_concrete_function(iterator).graph
+    given = GivenBatch(graph, find_source(graph))
+    program = read_program(given, [WHOLE, BATCH], takes_batches=False)
+    assert program.outputs[0].placement.kind == PARTIAL
+    assert not [node for node in program.nodes if node.type == "IteratorGetNext"]

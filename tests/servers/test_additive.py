@@ -48,9 +48,8 @@ def test_assignments(step_text):
     @tf.function(autograph=False)
     def copied(*given):
         additions = additive.Additions([v], [v])
-        program = additive.read_step(graph)
-        additions.copy_step(program, graph, (), given)
         here = tf.compat.v1.get_default_graph()
+        additions.copy_step(additive.read_step(graph), [*given, *(here.capture(one) for one, _ in graph.captures)])
         found.append(additions.why_not or additive.find_obstacle(here, [v], [total], [own]))
         found.extend(op.type for op in here.get_operations() if op.type in variable_uses.ADDS)
 

@@ -122,7 +122,7 @@ class CallPlan:
             tensors = [
                 here.capture(held[id(tensor)]) if one else next(rest) for tensor, one in zip(graph.inputs, is_variable)
             ]
-            copy = Copy(shares.make_no_share(), RankExchanger(self.place), self.batches.make_share)
+            copy = Copy(shares.make_no_share(), RankExchanger(self.place), shares.make_share)
             inputs = sources.take_rows(copy, tensors, self.are_rows)
             return copy.build(program, inputs, [WHOLE] * count + kept)
 
@@ -151,7 +151,8 @@ class CallPlan:
         from tensorflow.python.eager import record
 
         count = len(self.graph.outputs)
-        with record.stop_recording(), self.batches.compare_batches(()):
+        batch = [tensor for tensor, one in zip(given, self.are_rows) if one]
+        with record.stop_recording(), self.batches.compare_batches((), batch):
             made = list(self.forward(*(given[index] for index in self.taken)))
         outputs, residuals = made[:count], made[count:]
 

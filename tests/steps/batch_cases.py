@@ -1,0 +1,192 @@
+"""Steps that take batches of iterators, each as a function that gives arrays; run alone and under ranks.
+
+    batch_cases.py FILE
+
+Each rank stores what its cases give in FILE.RANK. A case knows nothing of ranks.
+"""
+
+from __future__ import annotations
+
+import pickle
+import sys
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+L = keras.layers
+keras.backend.set_floatx("float64")
+random = np.random.default_rng(4)
+X, Y = random.normal(size=[27, 6]), random.normal(size=[27, 2])
+W = random.normal(size=[6, 2])
+
+
+def batch(array, rows, size=6):
+    return tf.data.Dataset.from_tensor_slices(array[:rows]).batch(size)
+
+
+def run_to_end(step, *iterators):
+    """What a step gives until the data have ended."""
+    found = []
+    while True:
+        try:
+            found.append(step(*iterators))
+        except tf.errors.OutOfRangeError:
+            return [np.array(one) for one in found]
+
+
+def end_of_data():
+    """The error at the end is that of the iterator, as often as it is asked for; another iterator begins anew."""
+    w, calls = tf.Variable(W), []
+
+    @tf.function
+    def step(iterator):
+        x, y = next(iterator)
+        loss = tf.reduce_mean(tf.square(x @ w - y))
+        w.assign_sub(0.1 * tf.gradients(loss, w)[0])
+        return loss
+
+    for _ in range(2):
+        iterator = iter(tf.data.Dataset.zip((batch(X, 27), batch(Y, 27))))
+        calls += run_to_end(step, iterator)
+        assert not run_to_end(step, iterator)
+    return [*calls, w.numpy()]
+
+
+def components_of_other_sizes():
+    """Two datasets of other batch sizes, or of which one ends with fewer rows, zipped; and both in one epoch."""
+    model_losses = []
+    w = tf.Variable(W)
+
+    @tf.function
+    def step(iterator):
+        x, (z, y) = next(iterator)
+        hidden = tf.tanh(tf.concat([x, z], 0) @ w)
+        loss = tf.reduce_mean(tf.square(hidden)) + tf.reduce_mean(tf.square(z @ w - y))
+        w.assign_sub(0.1 * tf.gradients(loss, w)[0])
+        return loss, tf.shape(hidden)[0], hidden[: tf.shape(z)[0]]
+
+    for rows, size in ((15, 3), (14, 6), (14, 6)):
+        data = tf.data.Dataset.zip((batch(X, 15), tf.data.Dataset.zip((batch(X, rows, size), batch(Y, rows, size)))))
+        for loss, count, hidden in [step(iterator) for iterator in [iter(data)] for _ in range(3)]:
+            model_losses += [loss.numpy(), count.numpy(), hidden.numpy()]
+    return [*model_losses, w.numpy()]
+
+
+class Both(keras.Model):
+    def train_step(self, data):
+        x, (z, y) = data
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(self(tf.concat([x, z], 0)) ** 2) + tf.reduce_mean((self(z) - y) ** 2)
+        self.optimizer.apply_gradients(zip(tape.gradient(loss, self.trainable_variables), self.trainable_variables))
+        return {"total": loss}
+
+
+def fit_of_other_sizes():
+    inputs = L.Input((6,))
+    model = Both(inputs, L.Dense(2)(L.BatchNormalization()(inputs)))
+    model.compile("adam")
+    labeled = tf.data.Dataset.zip((batch(X, 14), batch(Y, 14)))
+    history = model.fit(tf.data.Dataset.zip((batch(X, 15), labeled)), epochs=2, verbose=0)
+    return [np.array(history.history["total"]), *model.get_weights()]
+
+
+def captured_iterator():
+    w = tf.Variable(W)
+    iterator = iter(batch(X, 27))
+
+    @tf.function
+    def step():
+        loss = tf.reduce_sum(tf.tanh(next(iterator) @ w))
+        w.assign_sub(0.1 * tf.gradients(loss, w)[0])
+        return loss
+
+    return [*run_to_end(step), w.numpy()]
+
+
+def two_batches_a_step():
+    """Of one iterator, and of two, of which one ends before the other."""
+    w = tf.Variable(W)
+
+    def compute(x, z):
+        loss = tf.reduce_sum(tf.tanh(x @ w)) + tf.reduce_mean(z @ w)
+        w.assign_sub(0.1 * tf.gradients(loss, w)[0])
+        return loss
+
+    step_of_one = tf.function(lambda iterator: compute(next(iterator), next(iterator)))
+    step_of_two = tf.function(lambda first, second: compute(next(first), next(second)))
+    found = run_to_end(step_of_one, iter(batch(X, 24)))
+    first, second = iter(batch(X, 27)), iter(batch(X, 10, 4))
+    found += run_to_end(step_of_two, first, second)
+    return [*found, w.numpy()]
+
+
+def broken_element():
+    """An element that raises an error is left out: the script goes on with the next."""
+    w = tf.Variable(W)
+
+    @tf.function
+    def step(iterator):
+        loss = tf.reduce_sum(tf.tanh(next(iterator) @ w))
+        w.assign_sub(0.1 * tf.gradients(loss, w)[0])
+        return loss
+
+    def check(x):
+        with tf.control_dependencies([tf.debugging.assert_none_equal(x[0, 0], X[6, 0])]):
+            return tf.identity(x)
+
+    iterator, found = iter(batch(X, 24).map(check)), []
+    for _ in range(4):
+        try:
+            found.append(step(iterator).numpy())
+        except tf.errors.InvalidArgumentError:
+            found.append(np.array(-1.0))
+    return [*found, w.numpy()]
+
+
+def order_that_is_written():
+    """A batch that is taken after a variable was set, of a dataset which reads that."""
+    w, factor = tf.Variable(W), tf.Variable(np.float64(1))
+    iterator = iter(batch(X, 12).map(lambda x: x * factor))
+
+    @tf.function
+    def step():
+        with tf.control_dependencies([factor.assign_add(1)]):
+            x = next(iterator)
+        return x @ w
+
+    return [step().numpy(), step().numpy()]
+
+
+def loops():
+    w = tf.Variable(W)
+
+    @tf.function
+    def train(dataset, iterator):
+        for x in dataset:
+            w.assign_sub(0.1 * tf.gradients(tf.reduce_mean(tf.tanh(x @ w)), w)[0])
+        for _ in tf.range(2):
+            w.assign_sub(0.1 * tf.gradients(tf.reduce_mean(tf.tanh(next(iterator) @ w)), w)[0])
+
+    for _ in range(2):
+        train(batch(X, 27), iter(batch(X, 20)))
+    return [w.numpy()]
+
+
+CASES = [
+    end_of_data,
+    components_of_other_sizes,
+    fit_of_other_sizes,
+    captured_iterator,
+    two_batches_a_step,
+    broken_element,
+    order_that_is_written,
+    loops,
+]
+found = {}
+for case in CASES:
+    tf.keras.utils.set_random_seed(7)
+    found[case.__name__] = case()
+rank = sys.modules["matex_tf"].rank() if "matex_tf" in sys.modules else 0
+with open(f"{sys.argv[1]}.{rank}", "wb") as file:
+    pickle.dump(found, file)
