@@ -126,10 +126,15 @@ def _let_ranks_train_apart() -> None:
     """Where a strategy says so; `matex plan` notes whether it could be another one."""
     chosen = settings.get_settings()
     names = [settings.get_strategy_name(chosen.strategy)] if chosen.plan is None else ["local", "async"]
-    if "local" in names:
-        from matex_tf.apart import local
+    if {"local", "async"}.isdisjoint(names):
+        return
+    from matex_tf.apart import keras_fit, local
 
+    keras_fit.HOOKS.install()
+    if "local" in names:
         local.start_listening()
+    if "async" in names:
+        keras_fit.listen_for_turns()
 
 
 def _note_trial(rank: int) -> None:

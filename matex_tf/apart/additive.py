@@ -132,10 +132,10 @@ class _NoRanks:
         raise AssertionError("a step that a rank runs by itself has no collectives")
 
 
-def list_changed(graph: Any, variables: Sequence[Any]) -> list[Any]:
-    """Those of `variables` that a copy adds to."""
+def list_written(graph: Any, variables: Sequence[Any]) -> list[Any]:
+    """Those of `variables` that the ops of a graph change in any way."""
     uses = variable_uses.list_uses(graph)
-    return [one for one in variables if any(use.kind in variable_uses.ADDS for use in uses.get(id(one.handle), ()))]
+    return [one for one in variables if any(use.kind.startswith(_CHANGES) for use in uses.get(id(one.handle), ()))]
 
 
 def find_obstacle(graph: Any, variables: Sequence[Any], sums: Sequence[Any], own: Sequence[Any]) -> str:

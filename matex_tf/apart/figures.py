@@ -27,15 +27,20 @@ class Figures:
             value = tf.convert_to_tensor(value).numpy()
             self._known[name] = float(value) if not value.shape else value
 
-    def tell(self, logs: dict[str, Any], choose: Callable[[list[Any]], Any]) -> None:
-        """Put the figures of all ranks into `logs`; `choose`: one of what each rank has of those of no metric.
+    def tell(self, logs: dict[str, Any], choose: Callable[[list[Any]], Any], order: int = 0) -> None:
+        """Put the figures of all ranks into `logs`.
 
-        Collective, where there are such. Figures of validation are those of all ranks already.
+        Args:
+            choose: makes one of what each rank has of a figure of no metric.
+            order: by which those come to `choose`.
+
+        Collective, where there are figures of no metric. Figures of validation are those of all ranks already.
         """
         names = [name for name in logs if not name.startswith("val_")]
         if set(names) == set(self._known):  # as Keras itself prefers the metrics
             logs.update(self._known)
             return
         mine = {name: logs[name].numpy() if hasattr(logs[name], "numpy") else logs[name] for name in names}
-        everyone = objects.allgather(mine, "the figures of an epoch in which ranks trained apart")
-        logs.update({name: choose([one[name] for one in everyone]) for name in names})
+        everyone = objects.allgather((order, mine), "the figures of an epoch in which ranks trained apart")
+        ordered = [one for _, one in sorted(everyone, key=lambda one: one[0])]
+        logs.update({name: choose([one[name] for one in ordered]) for name in names})

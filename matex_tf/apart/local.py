@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from matex_tf import ops, settings
-from matex_tf.apart import figures, own_rows
+from matex_tf.apart import figures, keras_fit, own_rows
 from matex_tf.gradients import reduction, variables
 from matex_tf.resilience import elastic
 from matex_tf.runtime import notes
@@ -47,8 +47,7 @@ class LocalSteps:
     """Listens to training steps, and has ranks run those of `fit` by themselves."""
 
     def __init__(self) -> None:
-        self._model: Any = None  # that `fit` trains so
-        self._is_within = False  # a call of `fit`
+        self._model: Any = None  # that the last call of `fit` trains so
         self._plans: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()  # whether ranks run it so
         self._trained: dict[int, Any] = {}
         self._others: dict[int, Any] = {}
@@ -58,7 +57,6 @@ class LocalSteps:
 
     def start_listening(self) -> None:
         events.training_begins.add_listener(self._begin_training)
-        events.training_ended.add_listener(self._end_training)
         events.step_begins.add_listener(self._begin_step)
         events.step_ended.add_listener(self._end_step)
         events.ranks_meet.add_listener(self._meet)
@@ -68,10 +66,7 @@ class LocalSteps:
         why = _find_obstacle(model)
         if why:
             say_not(f"fit on '{model.name}'", why)
-        self._is_within, self._model = True, None if why or not is_chosen() else model
-
-    def _end_training(self, model: Any) -> None:
-        self._is_within, self._model = False, None
+        self._model = None if why or not is_chosen() else model
 
     def _begin_step(self, plan: Any) -> None:
         if not plan.trained:
@@ -84,9 +79,9 @@ class LocalSteps:
 
     def _decide(self, plan: Any) -> bool:
         """Whether each rank runs the calls of a plan by itself from now on."""
-        if self._model is None:
-            if not self._is_within:
-                say_not(plan.place, ONLY_FIT)
+        if not keras_fit.is_within:
+            say_not(plan.place, ONLY_FIT)
+        if self._model is None or not keras_fit.is_within:
             return False
         why = own_rows.find_obstacle(plan.program)
         if why:

@@ -20,8 +20,10 @@ _IN_ORDER = """
     keras.optimizers keras.predict keras.training keras.batch_normalization tf.random files.saving
     files.downloads files.python files.libraries files.tensorflow files.datasets files.commands
 """.split()
-_ON_REQUEST = ["files.journal", "tf.check_recorder", "keras.trial"]
-"""Patches that others install: where this rank is the first, under `matex run --check`, in a trial of `matex tune`."""
+_ON_REQUEST = ["files.journal", "tf.check_recorder", "keras.trial", "apart.keras_fit"]
+"""Patches that others install: where this rank is the first, under `matex run --check`, in a trial of `matex tune`,
+where ranks train apart.
+"""
 
 
 _WITH_PLANS = """
@@ -33,7 +35,7 @@ _WITH_PLANS = """
 
 
 def _load_part(name: str) -> Any:
-    package = "matex_tf" if name.startswith("hooks.") else __name__
+    package = "matex_tf" if name.startswith(("hooks.", "apart.")) else __name__
     return importlib.import_module(f"{package}.{name}")
 
 
