@@ -11,6 +11,7 @@ from matex_tf import settings
 from matex_tf.apart.figures import Figures
 from matex_tf.apart.shared_step import SharedStep
 from matex_tf.apart.turns import Turns, read_bound
+from matex_tf.resilience import run_state
 from matex_tf.runtime import notes, objects
 from matex_tf.servers.pieces import update_costs
 from matex_tf.steps import function_calls, own_data
@@ -48,6 +49,7 @@ class Fit:
         self._has_begun = self._is_decided = False
         self._step: SharedStep | None = None
         self._function: Any = None
+        self._kept: Any = None  # what keeps the state of the run within this call
         self._figures = Figures()
         self._alone = contextlib.ExitStack()
 
@@ -55,7 +57,11 @@ class Fit:
         """Callbacks are told that training begins."""
         if self.source is None:  # Keras 2
             say_not(f"fit on '{self.model.name}'", self._why_not)
-        self._has_begun, self._callbacks = True, getattr(callbacks, "callbacks", ())
+        self._callbacks = getattr(callbacks, "callbacks", ())
+
+    def begin_epoch(self) -> None:
+        """The next steps of the source are those of an epoch."""
+        self._has_begun = True
 
     def iterate_epoch(self, steps: Iterator[Any]) -> Iterator[Any]:
         """The steps of an epoch that this rank makes, of all of them."""
@@ -100,10 +106,14 @@ class Fit:
             why = "its step changes variables in another order on each rank"
         if why or step is None:
             return why
-        turns = Turns(step, most)
+        kept = run_state.get_current()
+        self._kept = kept.within if kept is not None else None
+        turns = Turns(step, most, self if self._kept is not None else None)
         if not turns.open_turns():
             return "the ranks have no memory in common, or too little of it is left"
         self.turns = turns
+        if self._kept is not None:
+            self._kept.takes_turns = True
         _say_turns()
         return ""
 
@@ -150,6 +160,15 @@ class Fit:
         self.turns.stop_epoch()
         self.turns.end_epoch()
         self._note_meeting()
+
+    def is_due(self) -> bool:
+        """Whether this rank is to keep the state of the run, or to have it kept."""
+        return bool(self._kept.is_due())
+
+    def keep_within(self, step: int) -> None:
+        """Keep the state of the run before this step of the epoch, where ranks have met. Collective."""
+        self._note_meeting()
+        self._kept.keep_within(step)
 
     def tell_figures(self, logs: dict[str, Any]) -> None:
         """Put the figures of all ranks into those of an epoch; of no metric those of its last batch. Collective."""

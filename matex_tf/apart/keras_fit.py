@@ -74,6 +74,7 @@ def _wrap_enumerate(original: Any) -> Any:
 def listen_for_turns() -> None:
     """From now on ranks take turns at the batches of `fit`, where they can."""
     events.training_begins.add_listener(_begin_training)
+    events.epoch_begins.add_listener(_begin_epoch)
     events.step_begins.add_listener(_note_step)
     events.ranks_meet.add_listener(_meet)
     events.figures_told.add_listener(_tell_figures)
@@ -82,6 +83,11 @@ def listen_for_turns() -> None:
 def _begin_training(model: Any, callbacks: Any) -> None:
     if _fits and _fits[-1].model is model:
         _fits[-1].begin(callbacks)
+
+
+def _begin_epoch(model: Any, epoch: int) -> None:
+    if _fits and _fits[-1].model is model:
+        _fits[-1].begin_epoch()
 
 
 def _note_step(plan: Any) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -28,7 +28,7 @@ OTHER_ORDER = (
     "shuffle without a seed. They take turns at batches by their number, so that rows were trained by several ranks or "
     "by none"
 )
-_OUT_OF_DATA, _STOPPED = "out of data", "stopped"
+_OUT_OF_DATA, _STOPPED, _PAUSED = "out of data", "stopped", "the state of the run is kept"
 _PATIENCE = 0.05  # seconds of a wait in C, after which Python has a look at its signals
 
 
@@ -47,16 +47,27 @@ class _End(NamedTuple):
     counted: list[np.ndarray]
 
 
+class State(Protocol):
+    """The state of the run, which is kept between two batches."""
+
+    def is_due(self) -> bool:
+        """Whether this rank is to keep it, or to have it kept."""
+
+    def keep_within(self, step: int) -> None:
+        """Keep it, before this step of the epoch. Collective."""
+
+
 class Turns:
     """A training in which ranks take turns at batches.
 
     Args:
         step: the step of the model.
         most: how many batches an epoch has, at most.
+        state: where it is kept.
     """
 
-    def __init__(self, step: SharedStep, most: int):
-        self._step, self._most = step, most
+    def __init__(self, step: SharedStep, most: int, state: State | None):
+        self._step, self._most, self._state = step, most, state
         self._shared = values.SharedValues(step.shared)
         self._own = values.OwnValues(step.told)
         self._sums = values.Sums(step.sums)
@@ -72,6 +83,7 @@ class Turns:
         self._is_open = False
         self._early: str | None = None  # why the epoch ends before its last batch: this rank knows first
         self._batch = self._taken = -1  # that of this rank, and the newest that it had in the epoch
+        self._done = self._count = 0  # batches of the epoch that are trained, and all
         self._waited, self._made = 0.0, 0  # seconds, and updates of all ranks
         self._others: Counter[int] = Counter()
 
@@ -96,7 +108,7 @@ class Turns:
         """
         self._taken = self.newest = -1
         self._own.forget_batches()
-        self._enter_epoch(count)
+        self._enter_epoch(0, count)
         batch, began = self._begin_batch(), False
         for number, (first, _, iterator) in enumerate(steps):
             if not began:
@@ -110,6 +122,10 @@ class Turns:
                         return
                     if early == _OUT_OF_DATA:
                         raise _make_end()
+                    if early == _PAUSED and self._state is not None:
+                        self._state.keep_within(first - number + self._done)
+                        self._enter_epoch(self._done, count)
+                        batch = self._begin_batch()
                     continue
                 self._take_batch(batch)
                 yield first - number + batch, first - number + batch, iterator
@@ -128,6 +144,9 @@ class Turns:
         result = self._step.call(iterator, batch)
         self._others[store.end_batch(self._rescue.keep_counts() if self._rescue is not None else 0)] += 1
         self.newest = max(self._batch, self.newest)
+        if self._state is not None and self._state.is_due():
+            self._early = self._early or _PAUSED
+            store.stop_batches()
         return result
 
     def stop_epoch(self) -> None:
@@ -142,8 +161,8 @@ class Turns:
             return None
         self._leave_epoch()
         everyone = self._meet_ranks()
-        done = store.count_trained()
-        self._made += done
+        before, self._done = self._done, store.count_trained()
+        self._made += self._done - before
         self._shared.take_out()
         self._sums.assign_sum([end.counted for end in everyone])
         if len({end.first for end in everyone if end.first}) > 1:
@@ -155,13 +174,14 @@ class Turns:
             last = min(without, key=lambda end: end.taken)
         else:
             # What the pipeline draws at random next is the same on all then; that of the last batch may be lost.
-            self._pipeline.fetch_batch(max(done - 1, *(end.taken for end in everyone)))
+            self._pipeline.fetch_batch(max(self._done - 1, *(end.taken for end in everyone)))
         self._own.assign_values(last.told)
         reasons = [end.early for end in everyone if end.early]
-        if done != self._count and not reasons:
-            raise world.RankError(f"{done} of the {self._count} batches of an epoch were trained")
+        if self._done != self._count and not reasons:
+            raise world.RankError(f"{self._done} of the {self._count} batches of an epoch were trained")
         self.is_stopped = _STOPPED in reasons
-        return min(reasons, key=[_OUT_OF_DATA, _STOPPED].index, default=None)
+        early = min(reasons, key=[_OUT_OF_DATA, _STOPPED, _PAUSED].index, default=None)
+        return None if early == _PAUSED and self._done == self._count else early
 
     def _meet_ranks(self) -> list[_End]:
         """What each rank knows; what ranks that were lost had counted is among it. Collective."""
@@ -200,26 +220,26 @@ class Turns:
             waited = sum(seconds for _, seconds in everyone)
             notes.print_note(staleness.describe_turns(others, waited, self._made - sum(others.values())))
 
-    def _enter_epoch(self, count: int) -> None:
-        """Have ranks take the batches of an epoch. Collective."""
+    def _enter_epoch(self, first: int, count: int) -> None:
+        """Have ranks take the batches of an epoch from `first` on. Collective."""
         what = "the start of an epoch of asynchronous training"
-        membership.attempt_collectives(what, lambda: self._begin_turns(count))
+        membership.attempt_collectives(what, lambda: self._begin_turns(first, count))
         self.is_within = True
 
-    def _begin_turns(self, count: int) -> None:
-        counts = objects.allgather(count, "the batches of an epoch of asynchronous training")
+    def _begin_turns(self, first: int, count: int) -> None:
+        counts = objects.allgather((first, count), "the batches of an epoch of asynchronous training")
         if len(set(counts)) > 1:
-            raise world.RankError(f"the ranks have other numbers of batches in the same epoch: {counts}")
+            raise world.RankError(f"the ranks have other batches in the same epoch, by first and number: {counts}")
         if count > self._most:
             raise world.RankError(f"an epoch of asynchronous training has {count} batches, after {self._most} at most")
         if self.is_outdated and not self._make_store():
             raise membership.make_loss_error("they have no memory in common in which to train")
-        self._count, self._early, self.is_stopped = count, None, False
+        self._done, self._count, self._early, self.is_stopped = first, count, None, False
         self._sums.begin()
         is_first = world.get_world().rank == 0
         if is_first:
             self._shared.view_store(writes=True)
-            store.deal_batches(0, count)
+            store.deal_batches(first, count)
         if self._rescue is not None:
             self._rescue.begin_turns(self._shared.size)
         objects.barrier("the weights are where all ranks train them")
