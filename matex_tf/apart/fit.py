@@ -51,6 +51,7 @@ class Fit:
         self._function: Any = None
         self._kept: Any = None  # what keeps the state of the run within this call
         self._figures = Figures()
+        self._meetings = 0  # that were noted
         self._alone = contextlib.ExitStack()
 
     def begin(self, callbacks: Any) -> None:
@@ -138,9 +139,12 @@ class Fit:
             self._note_meeting()
 
     def _note_meeting(self) -> None:
-        """See whether ranks have met: then what this thread does is that of all ranks again."""
-        if self.turns is not None and not self.turns.is_within and own_data.is_alone():
-            self._alone.close()
+        """Once ranks have met, what this thread does is that of all ranks again."""
+        if self.turns is None or self.turns.is_within:
+            return
+        self._alone.close()
+        if self._meetings != self.turns.meetings:
+            self._meetings = self.turns.meetings
             self._figures.read_metrics(self.model)
             self.model.stop_training = self.model.stop_training or self.turns.is_stopped
 

@@ -78,6 +78,7 @@ class Turns:
         )
         self.is_within = False  # an epoch, in which ranks are at batches of their own
         self.is_outdated = True  # the store is, in which there is a place for each rank
+        self.meetings = 0  # of the ranks, so far
         self.is_stopped = False  # by a callback of some rank
         self.newest = -1  # the last batch of the epoch that this rank has trained
         self._is_open = False
@@ -179,6 +180,7 @@ class Turns:
         reasons = [end.early for end in everyone if end.early]
         if self._done != self._count and not reasons:
             raise world.RankError(f"{self._done} of the {self._count} batches of an epoch were trained")
+        self.meetings += 1
         self.is_stopped = _STOPPED in reasons
         early = min(reasons, key=[_OUT_OF_DATA, _STOPPED, _PAUSED].index, default=None)
         return None if early == _PAUSED and self._done == self._count else early
