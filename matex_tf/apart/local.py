@@ -87,7 +87,7 @@ class LocalSteps:
         if why:
             say_not(f"fit on '{self._model.name}'", why)
             return False
-        plan.step = plan.make_copy(own_rows.OwnCopy, own_rows.OwnExchanger)
+        plan.use_copy(own_rows.OwnCopy, own_rows.OwnExchanger)
         _say_averaging()
         return True
 

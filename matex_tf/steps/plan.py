@@ -31,7 +31,6 @@ class StepPlan:
     own: the script's trace, a ConcreteFunction.
     why_whole: why every rank computes the calls whole; empty where ranks share them.
     program: the placements; None where they could not be found.
-    step: the function that calls run; a listener to `events.step_begins` may put another in its place.
     trained: the weights that a call changes.
     rows: how many the batch of the last call had; 0 where that is not known.
     """
@@ -59,6 +58,8 @@ class StepPlan:
             self.divided += [sources.has_open_rows(tensor.shape) for tensor in self.source.outputs]
         self.program: Program | None = None
         self.step: Any = None
+        self._kind: type[Copy] = Copy
+        self._make_exchanger: Callable[..., Exchanger] = RankExchanger
         self.calls = 0
         self.trained = whole_code.list_trained(own)
         self.batches = batch_watch.BatchWatch(f"a batch of {place}")
@@ -69,7 +70,8 @@ class StepPlan:
             return  # else, what a script's rank does by itself is its own affair
         if not self.why_whole:
             try:
-                self.step = self.make_copy()
+                assert self.program is not None
+                self.step = self._make_copy(self.program, self.divided)
             except Exception as error:  # of any op: the script's own function is always right
                 self.why_whole = f"its copy cannot be made ({type(error).__name__}: {error})"
         self.why_whole = agreement.agree_on_trace(graph, self.why_whole, place)
@@ -105,26 +107,22 @@ class StepPlan:
             return NO_WORK
         return ""
 
-    def make_copy(self, kind: type[Copy] = Copy, make_exchanger: Callable[..., Exchanger] = RankExchanger) -> Any:
-        """The copy, as a ConcreteFunction of the number of the call, of what the script's takes, and of the batch.
+    def use_copy(self, kind: type[Copy], make_exchanger: Callable[..., Exchanger]) -> None:
+        """From now on calls run a copy of this kind, as a listener to `events.step_begins` may want.
 
         make_exchanger: makes of `place` and of the number of a call what stands for the ranks in the copy.
         """
         assert self.program is not None
-        return self._make_copy(self.program, self.divided, kind, make_exchanger)
+        self._kind, self._make_exchanger = kind, make_exchanger
+        self.step = self._make_copy(self.program, self.divided)
 
     def _read(self, divided: Sequence[bool]) -> Program:
         placements = [BATCH if one else WHOLE for one in divided]
         placements[: len(self.are_own)] = [OWN if is_own else one for one, is_own in zip(placements, self.are_own)]
         return read_program(self.graph, placements, takes_batches=self.source is None, rows=self.rows or USUAL_SIZE)
 
-    def _make_copy(
-        self,
-        program: Program,
-        divided: list[bool],
-        kind: type[Copy] = Copy,
-        make_exchanger: Callable[..., Exchanger] = RankExchanger,
-    ) -> Any:
+    def _make_copy(self, program: Program, divided: list[bool]) -> Any:
+        """The copy, as a ConcreteFunction of the number of the call, of what the script's takes, and of the batch."""
         import tensorflow as tf
 
         outer = [one for one, _ in self.own.graph.captures]
@@ -135,9 +133,9 @@ class StepPlan:
 
         def step(number: Any, *given: Any) -> Any:
             here = tf.compat.v1.get_default_graph()
-            exchanger = make_exchanger(self.place, number)
+            exchanger = self._make_exchanger(self.place, number)
             make_own_share = functools.partial(shares.make_own_share, RankExchanger(self.place, number))
-            copy = kind(shares.make_no_share(), exchanger, make_share, make_own_share)
+            copy = self._kind(shares.make_no_share(), exchanger, make_share, make_own_share)
             inputs = [*given[: self.given], *map(here.capture, outer), *given[self.given :]]
             inputs = sources.take_rows(copy, inputs, divided)
             return copy.build(program, inputs, [WHOLE] * len(program.outputs))
