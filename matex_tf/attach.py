@@ -104,6 +104,7 @@ def attach_runtime() -> None:
     overlap_trial.start_trials()
     if run_state.is_kept():
         fit_hooks.install()  # around what prepares the data of fit: it is told what the script gives
+    _let_ranks_train_apart()
     _record_first_steps()
     _note_trial(me.rank)
     if (asked := settings.get_settings().plan) is not None:
@@ -177,6 +178,21 @@ def _record_first_steps() -> None:
         from matex_tf.observe import check_recorder
 
         check_recorder.start_recorder()
+
+
+def _let_ranks_train_apart() -> None:
+    """Where a strategy says so; `matex plan` notes whether it could be another one."""
+    chosen = settings.get_settings()
+    names = [settings.get_strategy_name(chosen.strategy)] if chosen.plan is None else ["local", "async"]
+    if {"local", "async"}.isdisjoint(names):
+        return
+    from matex_tf.apart import keras_fit, local
+
+    keras_fit.HOOKS.install()
+    if "local" in names:
+        local.start_listening()
+    if "async" in names:
+        keras_fit.listen_for_turns()
 
 
 def _note_trial(rank: int) -> None:

@@ -83,6 +83,8 @@ def _make_callbacks(base: Any) -> tuple[Any, Any, Any]:
 
         def on_epoch_end(self, epoch, logs=None):
             agreement.compare_weights(f"at the end of epoch {epoch + 1}", agreement.list_weights(self.model))
+            if logs is not None:
+                events.figures_told(self.model, logs)
 
     class StopTogether(events.Watcher, base):
         stops_within = False
@@ -117,7 +119,9 @@ def _is_used_within_epoch(callback: Any) -> bool:
 
 
 def _agree_to_stop(model: Any) -> None:
-    """If a callback on any rank has stopped training, stop it on all. Collective."""
+    """If a callback on any rank has stopped training, stop it on all. Collective, unless this rank is by itself."""
+    if not agreement.is_watched():
+        return
     stops = objects.allgather(bool(getattr(model, "stop_training", False)), "whether a callback stops training")
     if any(stops):
         if not all(stops):

@@ -19,9 +19,15 @@ _IN_ORDER = """
     patches.files.downloads patches.files.python patches.files.libraries patches.files.tensorflow
     patches.files.datasets patches.files.commands
 """.split()
-_ON_REQUEST = ["patches.files.journal", "observe.check_recorder", "monitor.trial_hooks", "resilience.fit_hooks"]
+_ON_REQUEST = [
+    "patches.files.journal",
+    "observe.check_recorder",
+    "monitor.trial_hooks",
+    "resilience.fit_hooks",
+    "apart.keras_fit",
+]
 """Installed by others: where this rank is the first, under `matex run --check`, in a trial of `matex tune`, where the
-state of the run is kept."""
+state of the run is kept, where ranks train apart."""
 
 
 def _load_part(name: str) -> Any:

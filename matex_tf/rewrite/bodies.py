@@ -153,7 +153,6 @@ class Body:
 
     def _convert(self, value: Value, need: Placement | None) -> Any:
         """The tensor of a value in another placement than it has."""
-        import tensorflow as tf
 
         path = phases.find_path(value, need)
         if path == phases.SAME or need is None:
@@ -165,8 +164,7 @@ class Body:
         key = (id(value), need)
         if key not in self.brought:
             if need.kind == PARTIAL:
-                kept = self._convert(value, WHOLE)
-                self.brought[key] = tf.where(self.copy.share.keeps, kept, tf.zeros_like(kept))
+                self.brought[key] = self.copy.keep_once(self._convert(value, WHOLE))
             elif need.kind == SHARDED:
                 self.brought[key] = self.copy.slice_rows(self._convert(value, WHOLE), need)
             elif value.placement.kind == SIZES:

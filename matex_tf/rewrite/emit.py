@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy as copies
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -43,7 +44,7 @@ class Copy:
         import tensorflow as tf
 
         # The share of a batch that a branch or a turn of a loop takes holds within it.
-        copy = Copy(self.share, self.exchanger, self.make_share, self.make_own_share) if program.takes_batch else self
+        copy = copies.copy(self) if program.takes_batch else self
         made, after = copy.build_apart(program, inputs, gives)
         with tf.control_dependencies(after):
             return [tf.identity(tensor) for tensor in made] if after else made
@@ -57,6 +58,12 @@ class Copy:
             made = body.build(inputs)
         after = [op for node in program.effects for op in body.operations.get(id(node), ())]
         return made, after if self.is_ordered else after + body.last
+
+    def keep_once(self, tensor: Any) -> Any:
+        """This rank's part of a sum over the ranks that is what all of them have: one rank's is that, others' are 0."""
+        import tensorflow as tf
+
+        return tf.where(self.share.keeps, tensor, tf.zeros_like(tensor))
 
     def make_once(self, of: Sequence[Any], make: Callable[[], list[Any]]) -> list[Any]:
         """The tensors that `make` makes in the graph that is being built, once for equal `of`, a tensor and more."""

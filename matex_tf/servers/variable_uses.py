@@ -89,9 +89,12 @@ def _iterate_uses(graph: Any, node: Any, place: int, within: frozenset[str]) -> 
     if node.op not in _CALLS:
         yield Use(node.op, within, node.name)
         return
+    from tensorflow.python.eager import context
+
     argument = place - 1 if node.op in BRANCHES else place
     for name in graph_ops.list_functions(node):
-        definition = graph._get_function(name).cached_definition
+        function = graph._get_function(name)  # a copy of a graph calls the functions of that
+        definition = getattr(function, "cached_definition", None) or context.context().get_function_def(name)
         given = definition.signature.input_arg[argument].name
         for inner_node in definition.node_def:
             for at, text in enumerate(inner_node.input):

@@ -16,6 +16,7 @@ from typing import Any
 from matex_tf import settings
 from matex_tf.gradients import reduction, variables
 from matex_tf.runtime import notes, objects, shutdown
+from matex_tf.steps import events, own_data
 from matex_tf.world import world
 
 AS_TRAINING_STARTS = "comparing the variables as training starts"
@@ -24,11 +25,19 @@ _shared: dict[int, Any] = {}
 """By the ids of TensorFlow's variables: those that steps use which ranks share."""
 _steps = 0
 _unchecked = False
+_are_apart = False
 
 
 def is_watched() -> bool:
     """Whether what this thread does is compared: other threads of a script are at other places on each rank."""
-    return world.is_active() and threading.current_thread() is threading.main_thread()
+    is_main = threading.current_thread() is threading.main_thread()
+    return world.is_active() and is_main and not own_data.is_alone()
+
+
+def set_apart(are_apart: bool) -> None:
+    """Whether weights differ between ranks on purpose, until they meet (`events.ranks_meet`)."""
+    global _are_apart
+    _are_apart = are_apart
 
 
 def is_sharing_eager_calls() -> bool:
@@ -42,6 +51,8 @@ def agree_on_new(used: Iterable[Any]) -> bool:
     Collective where there is a new one.
     """
     new = variables.select_new(used)
+    if new:
+        events.ranks_meet("comparing variables")
     return bool(new and variables.synchronize_variables(new, AS_TRAINING_STARTS))
 
 
@@ -53,6 +64,7 @@ def agree_on_trace(graph: Any, why_whole: str, place: str) -> str:
     Raises:
         RankError: on every rank, if the traces differ.
     """
+    events.ranks_meet(place)
     why_whole = agree_on_plan(graph.get_operations(), why_whole, place)
     variables.synchronize_variables(graph.variables, f"comparing the variables before {place}")
     if not why_whole:
@@ -104,7 +116,7 @@ def note_step() -> None:
     _steps += 1
     _unchecked = True
     every = settings.get_settings().drift_steps
-    if every and (_steps & (_steps - 1) == 0 or _steps % every == 0):
+    if every and not _are_apart and (_steps & (_steps - 1) == 0 or _steps % every == 0):
         compare_weights(f"after {_steps} steps")
 
 
@@ -115,6 +127,7 @@ def compare_weights(when: str, more: Iterable[Any] = ()) -> None:
         RankError: on every rank, if a weight differs that a shared step uses.
     """
     global _unchecked
+    events.ranks_meet(f"comparing weights {when}")
     _unchecked = False
     found = [*(one for one in variables.list_agreed() if _is_trainable(one)), *more]
     shared = [one for one in found if _is_trainable(one) and id(reduction.find_tf_variable(one)) in _shared]
@@ -128,6 +141,7 @@ def compare_weights(when: str, more: Iterable[Any] = ()) -> None:
 
 def agree_on_model(model: Any) -> None:
     """Give all ranks the same values of a model's weights and of its optimizer's variables. Collective."""
+    events.ranks_meet("comparing the variables as training starts")
     owned = getattr(getattr(model, "optimizer", None), "variables", [])
     variables.synchronize_variables([*list_weights(model), *(owned() if callable(owned) else owned)])
 
@@ -137,6 +151,7 @@ def compare_model(model: Any, kind: str, is_within_fit: bool) -> None:
 
     Within `fit` weights that a shared step has changed otherwise on each rank are an error.
     """
+    events.ranks_meet(kind)
     if is_within_fit:
         compare_weights(f"before {kind}", list_weights(model))
         return

@@ -60,6 +60,8 @@ batch_wanted = Event()
 """(iterator): eager code takes the next batch of the iterator."""
 batch_given = Event()
 """(iterator, is_over): eager code has that batch, or there is none any more."""
+figures_told = Event()
+"""(model, logs): callbacks are about to be told of the end of an epoch; a listener may change the figures in `logs`."""
 ranks_meet = Event()
 """(doing): for what follows all ranks have to hold the same; a listener brings ranks that train apart together."""
 world_changed = Event()

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from matex_tf import tags
@@ -16,6 +17,19 @@ from matex_tf.world import world
 _PLANS = "step plans"
 NOT_SHARED = "it is compiled by XLA, or a tape records the call"
 NOT_TRACED = "its code raised an error when it was traced for any number of rows"
+
+
+_takers: list[Callable[..., Any]] = []
+
+
+@contextlib.contextmanager
+def take_calls(taker: Callable[..., Any]) -> Iterator[None]:
+    """Within it `taker(original, function, args, kwargs)` gives what calls of the main thread give, shared or not."""
+    _takers.append(taker)
+    try:
+        yield
+    finally:
+        _takers.remove(taker)
 
 
 class _Planned:
@@ -36,28 +50,21 @@ def call_function(
 
     is_recorded: whether tapes record.
     """
-    from tensorflow.python.eager.polymorphic_function import function_type_utils
-
+    is_main = threading.current_thread() is threading.main_thread()
+    if _takers and is_main:
+        return _takers[-1](original, function, args, kwargs)
     if own_data.is_alone():
         return original(function, *args, **kwargs)
-    if threading.current_thread() is not threading.main_thread():  # other threads are at other places on each rank
+    if not is_main:  # other threads are at other places on each rank
         return call_whole(original, function, args, kwargs)
     args, kwargs = own_data.make_arrays_whole((args, kwargs), explain.name_step(function))
     try:
-        bound = function_type_utils.canonicalize_function_inputs(
-            args, kwargs, function._function_type, function._default_values, function._is_pure
-        )
+        arguments = _bind_arguments(function, args, kwargs)
     except (TypeError, ValueError):  # as the call itself says
         return original(function, *args, **kwargs)
-    arguments = Arguments(bound.args, bound.kwargs)
     if is_recorded:
         return calls.call_function(lambda: original(function, *args, **kwargs), function, arguments)
-    plans: dict[Any, _Planned] = tags.get_or_make_tag(function, _PLANS, dict)
-    key = arguments.make_key()
-    planned = plans.get(key)
-    if planned is None or not planned.holds:
-        planned = plans[key] = _Planned(_make_plan(function, arguments), arguments.kept)
-    plan = planned.plan
+    plan = _find_plan(function, arguments)
     if plan is None or plan.why_whole:
         trains = plan is not None and bool(plan.trained) and agreement.is_watched()
         if trains:
@@ -69,6 +76,29 @@ def call_function(
     given, named = arguments.given
     inputs = plan.own.function_type.unpack_inputs(plan.own.function_type.bind(*given, **named))
     return plan.call(inputs, plan.take_batch(inputs), arguments.list_sources())
+
+
+def find_plan(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> StepPlan | None:
+    """The plan of calls like this one; None where the function cannot be traced for any number of rows. Collective."""
+    return _find_plan(function, _bind_arguments(function, args, kwargs))
+
+
+def _bind_arguments(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
+    from tensorflow.python.eager.polymorphic_function import function_type_utils
+
+    bound = function_type_utils.canonicalize_function_inputs(
+        args, kwargs, function._function_type, function._default_values, function._is_pure
+    )
+    return Arguments(bound.args, bound.kwargs)
+
+
+def _find_plan(function: Any, arguments: Arguments) -> StepPlan | None:
+    plans: dict[Any, _Planned] = tags.get_or_make_tag(function, _PLANS, dict)
+    key = arguments.make_key()
+    planned = plans.get(key)
+    if planned is None or not planned.holds:
+        planned = plans[key] = _Planned(_make_plan(function, arguments), arguments.kept)
+    return planned.plan
 
 
 def call_whole(original: Callable[..., Any], function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -101,6 +101,33 @@ def by_numpy():
         keep(f"{name} expected", [step[matex_tf.rank() % len(step)] for step in steps])
 
 
+def figures():
+    """Of weights that stay as they are, an epoch's figures are those of all rows, however these are dealt."""
+    locally(3)
+    seen = []
+
+    class Told(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            seen.append([logs[name] for name in ("loss", "mae", "auc", "val_loss")])
+
+    def batches():
+        for first in range(0, len(X), 5):
+            yield X[first : first + 5], labels[first : first + 5]
+
+    labels = (Y > 0).astype("float64")
+    model = linear("figures", keras.optimizers.SGD(0.0), metrics=["mae", keras.metrics.AUC(name="auc")])
+    spec = (tf.TensorSpec([None, 4], tf.float64), tf.TensorSpec([None, 1], tf.float64))
+    data = tf.data.Dataset.from_generator(batches, output_signature=spec)
+    for given in ((X, labels, 5), (data,)):
+        history = model.fit(*given, verbose=0, validation_data=(X[:9], labels[:9]), callbacks=[Told()]).history
+        seen.append([history[name][0] for name in ("loss", "mae", "auc", "val_loss")])
+    keep("figures", seen)
+    auc = keras.metrics.AUC()
+    error = X @ model.get_weights()[0] - labels
+    auc.update_state(labels, error + labels)
+    keep("figures expected", [[np.mean(error**2), np.mean(abs(error)), auc.result(), np.mean(error[:9] ** 2)]] * 4)
+
+
 def of_many_kinds():
     locally(4)
     linear("looks").fit(X, Y, 4, verbose=0, callbacks=[Looks()])
@@ -167,6 +194,7 @@ def as_allreduce():
 
 
 by_numpy()
+figures()
 of_many_kinds()
 with_a_step_of_its_own()
 as_allreduce()

@@ -75,10 +75,7 @@ def _draw_apart(node: Node, taken: Placement, found: tuple[int, Rows] | None) ->
         return node.decide([taken, *rest], shard(*found))
 
     def emit(copy: Any, *inputs: Any) -> list[Any]:
-        import tensorflow as tf
-
-        drawn = copy.create_op(node, inputs)[0]
-        return [tf.where(copy.share.keeps, drawn, tf.zeros_like(drawn))]
+        return [copy.keep_once(copy.create_op(node, inputs)[0])]
 
     return node.decide([WHOLE, *rest], SUM, emit=mark_taker(emit))
 

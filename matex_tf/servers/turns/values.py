@@ -7,15 +7,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from matex_tf.gradients.reduction import find_tf_variable
 from matex_tf.servers import store
-from matex_tf.servers.variable_swap import find_inner
 
 
 class SharedValues:
     """Those of `shared`, in the same order on all ranks. They take the first `size` bytes of the store."""
 
     def __init__(self, shared: Sequence[Any]):
-        self._variables = [find_inner(one) for one in shared]
+        self._variables = [find_tf_variable(one) for one in shared]
         self._places: list[int] = []
         self.size = 0
         for one in self._variables:
@@ -62,3 +62,29 @@ class OwnValues:
     def assign_values(self, told: Told) -> None:
         for one, value in zip(self._variables, told.values):
             one.assign(value)
+
+
+class Sums:
+    """Variables of TensorFlow to which each rank adds for its own batches; `size`: their bytes in the store."""
+
+    def __init__(self, variables: Sequence[Any]):
+        self._variables = list(variables)
+        self.size = store.pad_bytes(sum(one.shape.num_elements() * one.dtype.size for one in self._variables))
+        self.begin()
+
+    def begin(self) -> None:
+        """Ranks begin to add; all have the same."""
+        self._start = [np.array(one.numpy()) for one in self._variables]
+
+    def read(self) -> list[np.ndarray]:
+        """What this rank has added."""
+        return [np.asarray(one.numpy()) - start for one, start in zip(self._variables, self._start)]
+
+    def add(self, parts: Sequence[np.ndarray]) -> None:
+        for one, part in zip(self._variables, parts):
+            one.assign_add(part)
+
+    def assign_sum(self, everyone: Sequence[Sequence[np.ndarray]]) -> None:
+        """From now on all have what all have added."""
+        for one, start, *parts in zip(self._variables, self._start, *everyone):
+            one.assign(sum(parts, start))

@@ -1,0 +1,191 @@
+"""What a step changes by adding to it: in a copy of its graph that becomes additions in the memory that ranks share.
+
+`Additions` makes the copy; `find_obstacle` says which steps cannot be shared so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from matex_tf import ops
+from matex_tf.gradients import reduction
+from matex_tf.rewrite.compiled import CALLS
+from matex_tf.rewrite.emit import Copy
+from matex_tf.rewrite.nodes import Decision, Node, Value
+from matex_tf.rewrite.placement import WHOLE
+from matex_tf.rewrite.programs import Program
+from matex_tf.rewrite.propagate import Reader
+from matex_tf.servers import affine, variable_uses
+from matex_tf.steps import shares
+
+_READS = ("ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VariableShape")
+_CHANGES = ("Assign", "ResourceApply", "ResourceSparseApply", "ResourceScatter", "ResourceStrided", *variable_uses.ADDS)
+_SIGNS = {"AssignAddVariableOp": 1, "AssignSubVariableOp": -1, "ResourceScatterAdd": 1, "ResourceScatterSub": -1}
+
+
+class _Flat(Reader):
+    """Reads a graph as it is, with the ops of a function that it calls in the place of the call."""
+
+    def is_shared(self, op: Any, inputs: Iterable[Value]) -> bool:
+        return op.type in CALLS
+
+    def _decide(self, node: Node) -> Decision:
+        return node.decide_whole()
+
+
+def read_step(graph: Any) -> Program:
+    """The ops of a step's graph, those of the functions that it calls among them."""
+    return _Flat(takes_batches=False).read(graph, [WHOLE] * len(graph.inputs))
+
+
+class Additions:
+    """The copy of a step in the graph being built, in which assignments to some variables are additions.
+
+    All ranks read and write as they come, so that a step sees some of what the others do meanwhile; its own changes
+    come after all that it reads of a variable. What the optimizer adds to a weight is added. An average that moves,
+    `keep * v + more`, moves from where it is by then.
+
+    Args:
+        variables: those of TensorFlow that ranks share.
+        states: those of them that no optimizer changes.
+    """
+
+    def __init__(self, variables: Sequence[Any], states: Iterable[Any]):
+        self.variables = list(variables)
+        self.parts: list[int] = []  # of each addition which of the variables it changes
+        self.why_not = ""
+        self._states = set(map(id, states))
+        self._places: dict[str, int] = {}  # of variables, by the names of their handles in the copy
+
+    def copy_step(self, program: Program, inputs: Sequence[Any]) -> list[Any]:
+        """The outputs of the copy of `program` for such inputs."""
+        import tensorflow as tf
+
+        here = tf.compat.v1.get_default_graph()
+        self._places = {here.capture(one.handle).name: place for place, one in enumerate(self.variables)}
+        tensors = dict(zip(map(id, program.inputs), inputs, strict=True))
+        copy, made = Copy(shares.make_no_share(), _NoRanks()), dict[int, list[Any]]()
+        for node in program.nodes:
+            taken = [tensors[id(value)] for value in node.inputs]
+            with tf.control_dependencies([op for one in node.controls for op in made.get(id(one), ())]):
+                if not self._add(node.type, taken):
+                    tensors.update(zip(map(id, node.outputs), copy.create_op(node, taken)))
+            made[id(node)] = [here.get_operations()[-1]]
+        return [tensors[id(value)] for value in program.outputs]
+
+    def _add(self, kind: str, given: Sequence[Any]) -> bool:
+        """Make the addition in the place of an op of this kind; whether it is one to a variable that ranks share."""
+        if not given or given[0].name not in self._places:
+            return False
+        handle, *values = given
+        variable = self.variables[self._places[handle.name]]
+        if kind == "AssignVariableOp":
+            self._become_sum(variable, handle, affine.find_sum(values[0], handle), values[0])
+        elif kind in ("AssignAddVariableOp", "AssignSubVariableOp"):
+            found = affine.find_sum(values[0], handle)
+            if found.more is values[0]:
+                self._become_sum(variable, handle, affine.Sum(1, values[0]), None, _SIGNS[kind])
+            else:
+                self._become_sum(variable, handle, affine.Sum(1, None).add_sum(found, _SIGNS[kind]), None)
+        elif kind in _SIGNS:
+            self._make("matex_add_rows", handle, indices=values[0], values=values[1], sign=_SIGNS[kind])
+        else:
+            return False
+        return True
+
+    def _become_sum(self, variable: Any, handle: Any, new: affine.Sum, value: Any, sign: int = 1) -> None:
+        """From now on it is `new`; `value`: that in a tensor, if there is one. `sign` is that of what is added."""
+        import tensorflow as tf
+
+        dtype, shape = variable.dtype, variable.shape
+        more = tf.zeros(shape, dtype) if new.more is None else new.more
+        if more.shape != shape:
+            more = tf.broadcast_to(more, shape)
+        is_added = isinstance(new.keep, int) and new.keep == 1
+        is_set = isinstance(new.keep, int) and new.keep == 0
+        of_itself = any(affine.is_dependent(one, handle) for one in (new.keep, more))
+        if (of_itself or is_set) and id(variable) in self._states:
+            name = reduction.find_name(variable).partition(":")[0]
+            self.why_not = self.why_not or f"it sets '{name}' anew in each batch"
+        if not is_added and (dtype.is_integer or (is_set and bool(variable.trainable))):
+            before = tf.raw_ops.ReadVariableOp(resource=handle, dtype=dtype)
+            is_added, more = True, (new.evaluate_at(before) if value is None else value) - before
+        if is_added:
+            self._make("matex_add", handle, values=more, sign=sign)
+        else:
+            self._make("matex_move", handle, keep=tf.cast(new.keep, dtype), more=more)
+
+    def _make(self, kind: str, handle: Any, **given: Any) -> None:
+        import tensorflow as tf
+
+        part = len(self.parts)
+        self.parts.append(self._places[handle.name])
+        with tf.control_dependencies(variable_uses.list_users(handle)):
+            getattr(ops.get_library().ops, kind)(variable=handle, part=part, **given)
+
+
+class _NoRanks:
+    """See `rewrite.sharing.Exchanger`: a step that a rank runs by itself exchanges nothing."""
+
+    def exchange(self, requests: Sequence[tuple[str, Any]], contributes: Any) -> list[Any]:
+        raise AssertionError("a step that a rank runs by itself has no collectives")
+
+
+def list_written(graph: Any, variables: Sequence[Any]) -> list[Any]:
+    """Those of `variables` that the ops of a graph change in any way."""
+    uses = variable_uses.list_uses(graph)
+    return [one for one in variables if any(use.kind.startswith(_CHANGES) for use in uses.get(id(one.handle), ()))]
+
+
+def find_obstacle(graph: Any, variables: Sequence[Any], sums: Sequence[Any], own: Sequence[Any]) -> str:
+    """Why ranks cannot share a step by additions; empty if they can.
+
+    Args:
+        graph: that of a copy (`Additions`).
+        variables: those of TensorFlow that may be shared.
+        sums: those that each rank has for itself, and of which the sum over ranks is that of all batches.
+        own: others that each rank has for itself, whatever the step does with them.
+    """
+    shared = {id(one.handle): reduction.find_name(one) for one in variables}
+    added_up = {id(one.handle): reduction.find_name(one) for one in sums}
+    private = {id(one.handle) for one in own} - set(added_up)
+    within_graph = {id(outer): within for outer, within in variable_uses.list_handles(graph)}
+    for handle, uses in variable_uses.list_uses(graph).items():
+        if handle in private:
+            continue
+        if handle in added_up:
+            if not _is_additive(within_graph[handle], uses):
+                return f"a metric's '{added_up[handle]}' is no sum over batches"
+            continue
+        name = shared.get(handle)
+        for kind, within, op in uses:
+            if name is None and kind.startswith(_CHANGES):
+                return f"it changes a variable that is none of the model's weights ({op})"
+            if name is not None and kind.startswith(_CHANGES) and within & variable_uses.BRANCHES:
+                return f"it changes '{name}' in some steps only"
+            if name is not None and kind not in (*_READS, *variable_uses.ADDS):
+                return f"it changes '{name}' otherwise than by adding to it ({kind})"
+        late = variable_uses.find_stale_use(within_graph[handle]) if name is not None else ""
+        if late:
+            return f"it uses the value that '{name}' had before it changed it ({late})"
+    return ""
+
+
+def _is_additive(handle: Any, uses: Sequence[variable_uses.Use]) -> bool:
+    """Whether a step changes a variable only by what does not depend on it."""
+    if any(use.kind.startswith(_CHANGES) for use in uses if use.within):
+        return False
+    for op in handle.consumers():
+        if op.type in ("AssignAddVariableOp", "AssignSubVariableOp"):
+            new = affine.find_sum(op.inputs[1], handle)
+            new = new._replace(keep=new.keep + 1)
+        elif op.type == "AssignVariableOp":
+            new = affine.find_sum(op.inputs[1], handle)
+        elif op.type.startswith(_CHANGES):
+            return False
+        else:
+            continue
+        if not (isinstance(new.keep, int) and new.keep == 1) or affine.is_dependent(new.more, handle):
+            return False
+    return True

@@ -1,0 +1,223 @@
+"""`fit` of Keras where ranks take turns at its batches (`turns`): whether they can, its epochs, its figures."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+from matex_tf import settings
+from matex_tf.apart.figures import Figures
+from matex_tf.apart.shared_step import SharedStep
+from matex_tf.apart.turns import Turns, read_bound
+from matex_tf.resilience import run_state
+from matex_tf.runtime import notes, objects
+from matex_tf.servers.pieces import update_costs
+from matex_tf.steps import function_calls, own_data
+from matex_tf.world import world
+
+
+def is_chosen() -> bool:
+    """Whether ranks are to train batches in turn where they can."""
+    here = world.get_world()
+    return settings.is_asynchronous(settings.get_settings().strategy) and world.is_active() and not here.is_phantom
+
+
+def say_not(what: str, why: str) -> None:
+    """Say once that `what` is no asynchronous training though that is chosen; note it for a plan."""
+    update_costs.note_obstacle("async", why)
+    if is_chosen():
+        notes.print_note(f"MATEX_STRATEGY=async: {what} runs as allreduce: {why}")
+
+
+class _StepFoundError(Exception):
+    """The plan of the step that a model's training function calls was found."""
+
+
+class Fit:
+    """A call of `fit`, whose steps come from `source`, the first that it makes.
+
+    why_not: why ranks cannot take turns, as far as that is known; empty if they can.
+    """
+
+    def __init__(self, model: Any, why_not: str):
+        self.model, self.source = model, None
+        self._why_not = why_not
+        self.turns: Turns | None = None
+        self._callbacks: Any = ()
+        self._has_begun = self._is_decided = False
+        self._step: SharedStep | None = None
+        self._function: Any = None
+        self._kept: Any = None  # what keeps the state of the run within this call
+        self._figures = Figures()
+        self._meetings = 0  # that were noted
+        self._alone = contextlib.ExitStack()
+
+    def begin(self, callbacks: Any) -> None:
+        """Callbacks are told that training begins."""
+        if self.source is None:  # Keras 2
+            say_not(f"fit on '{self.model.name}'", self._why_not)
+        self._callbacks = getattr(callbacks, "callbacks", ())
+
+    def begin_epoch(self) -> None:
+        """The next steps of the source are those of an epoch."""
+        self._has_begun = True
+
+    def iterate_epoch(self, steps: Iterator[Any]) -> Iterator[Any]:
+        """The steps of an epoch that this rank makes, of all of them."""
+        first = list(itertools.islice(steps, 1)) if self._has_begun else []
+        steps = itertools.chain(first, steps)
+        if first and not self._is_decided:
+            self._is_decided = True
+            self._decide(first[0][-1])
+        if self.turns is None or not first:
+            yield from steps
+            return
+        source: Any = self.source
+        begins = first[0][0]  # later than 0 in a run that was started again
+        left = [source.steps_per_epoch and source.steps_per_epoch - begins]
+        left.append(source._num_batches and source._num_batches - source._steps_seen + 1)
+        try:
+            for step in self.turns.iterate_epoch(steps, min(filter(None, left))):
+                self._be_alone()
+                yield step
+        finally:
+            self._note_meeting()
+
+    def _decide(self, iterator: Any) -> None:
+        """Whether ranks take turns. Collective."""
+        source: Any = self.source
+        why = self._why_not or _find_obstacle(self.model, source.num_batches, iterator, self._callbacks)
+        if is_chosen() and not why:
+            why = self._open_turns(source.num_batches, iterator)
+        if why:
+            say_not(f"fit on '{self.model.name}'", why)
+
+    def _open_turns(self, most: int, iterator: Any) -> str:
+        """Begin to take turns; else why ranks cannot. Collective."""
+        with function_calls.take_calls(self._find_step), contextlib.suppress(_StepFoundError):
+            self.model.train_function(iterator)
+        step = self._step
+        mine = "its step cannot be traced by itself" if step is None else step.why_not
+        parts = [] if step is None else step.parts
+        everyone = objects.allgather((mine, parts), "whether ranks can take turns at batches")
+        why = next((why for why, _ in everyone if why), "")
+        if not why and any(parts != everyone[0][1] for _, parts in everyone):
+            why = "its step changes variables in another order on each rank"
+        if why or step is None:
+            return why
+        kept = run_state.get_current()
+        self._kept = kept.within if kept is not None else None
+        turns = Turns(step, most, self if self._kept is not None else None)
+        if not turns.open_turns():
+            return "the ranks have no memory in common, or too little of it is left"
+        self.turns = turns
+        if self._kept is not None:
+            self._kept.takes_turns = True
+        _say_turns()
+        return ""
+
+    def _find_step(self, original: Any, function: Any, args: Any, kwargs: Any) -> Any:
+        plan = function_calls.find_plan(function, args, kwargs)
+        if plan is not None:
+            self._function, self._step = function, SharedStep(plan, self.model)
+        raise _StepFoundError
+
+    def _be_alone(self) -> None:
+        """From now on what this thread does is this rank's own affair, until the ranks meet."""
+        if not own_data.is_alone():
+            self._alone.enter_context(own_data.compute_alone())
+            self._alone.enter_context(function_calls.take_calls(self._run))
+
+    def _run(self, original: Any, function: Any, args: Any, kwargs: Any) -> Any:
+        if function is not self._function or self.turns is None:
+            return original(function, *args, **kwargs)
+        try:
+            return self.turns.run_step(args[0])
+        finally:
+            self._note_meeting()
+
+    def _note_meeting(self) -> None:
+        """Once ranks have met, what this thread does is that of all ranks again."""
+        if self.turns is None or self.turns.is_within:
+            return
+        self._alone.close()
+        if self._meetings != self.turns.meetings:
+            self._meetings = self.turns.meetings
+            self._figures.read_metrics(self.model)
+            self.model.stop_training = self.model.stop_training or self.turns.is_stopped
+
+    def meet(self, doing: str) -> None:
+        """Ranks come together, at the end of an epoch that a callback stops. Collective there.
+
+        Raises:
+            RankError: within an epoch.
+        """
+        if self.turns is None or not self.turns.is_within:
+            return
+        if not self.model.stop_training:
+            raise world.RankError(
+                f"{doing} was called within an epoch of asynchronous training, where each rank is at a batch of its "
+                "own. Call it between epochs (on_epoch_end), or set MATEX_STRATEGY=allreduce"
+            )
+        self.turns.stop_epoch()
+        self.turns.end_epoch()
+        self._note_meeting()
+
+    def is_due(self) -> bool:
+        """Whether this rank is to keep the state of the run, or to have it kept."""
+        return bool(self._kept.is_due())
+
+    def keep_within(self, step: int) -> None:
+        """Keep the state of the run before this step of the epoch, where ranks have met. Collective."""
+        self._note_meeting()
+        self._kept.keep_within(step)
+
+    def tell_figures(self, logs: dict[str, Any]) -> None:
+        """Put the figures of all ranks into those of an epoch; of no metric those of its last batch. Collective."""
+        if self.turns is not None:
+            self._figures.tell(logs, lambda given: given[-1], order=self.turns.newest)
+
+    def end(self) -> None:
+        """Training has ended as it should. Collective."""
+        if self.turns is not None:
+            self.turns.report_turns()
+
+    def close(self) -> None:
+        """Training has ended, whether or not an epoch is under way."""
+        self._alone.close()
+        if self.turns is not None:
+            self.turns.close_turns()
+
+
+def _find_obstacle(model: Any, batches: int | None, iterator: Any, callbacks: Any) -> str:
+    """Why ranks cannot take turns at the batches of a call of `fit`, as far as that shows before its step is traced."""
+    import tensorflow as tf
+
+    chosen, here = settings.get_settings(), world.get_world()
+    optimizer = getattr(model, "optimizer", None)
+    saving = next((one for one in callbacks if isinstance(getattr(one, "save_freq", "epoch"), int)), None)
+    reasons = {
+        "with MATEX_SCALING=weak a batch is each rank's own already": chosen.scaling == "weak",
+        "with MATEX_MICROBATCH a model is called in parts": chosen.microbatch,
+        "its weights are in the memory of a GPU": tf.config.list_logical_devices("GPU"),
+        "its data are each rank's own": own_data.is_own(iterator),
+        "its number of batches is not known before they are read": batches is None,
+        f"an epoch has {batches} batches, fewer than there are ranks": (batches or 0) < here.size,
+        "its step is not traced (run_eagerly=True)": getattr(model, "run_eagerly", False),
+        "XLA compiles its step (jit_compile=True)": getattr(model, "jit_compile", False),
+        "it makes several steps at once (steps_per_execution)": getattr(model, "steps_per_execution", 1) != 1,
+        "its optimizer accumulates gradients": getattr(optimizer, "gradient_accumulation_steps", None),
+        f"a callback, {type(saving).__name__}, saves within an epoch": saving,
+    }
+    return next((why for why, holds in reasons.items() if holds), "")
+
+
+def _say_turns() -> None:
+    how = (
+        f"at most {read_bound()} ahead of the oldest under way; results are statistical, not those of the script alone"
+        if read_bound()
+        else "one at a time; the result is that of the script alone, but for what a step draws at random"
+    )
+    notes.print_note(f"asynchronous: {world.get_world().size} ranks, whole batches in turn, {how} (docs/strategies.md)")

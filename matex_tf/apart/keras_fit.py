@@ -1,0 +1,105 @@
+"""What is replaced in Keras where ranks train apart: `fit`, and the source of its steps."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from matex_tf.apart import fit
+from matex_tf.runtime.keras_table import KerasTable
+from matex_tf.servers.pieces import update_costs
+from matex_tf.steps import events, own_data
+from matex_tf.thread_flag import ThreadFlag
+from matex_tf.world import world
+
+HOOKS = KerasTable()
+_LOST = "ranks train together in fit, whatever MATEX_STRATEGY says"
+
+is_within = ThreadFlag()
+"""A call of `fit`."""
+_fits: list[fit.Fit] = []  # in which ranks take turns, or may
+
+
+@HOOKS.replace_in(_LOST, "backend.tensorflow.trainer:TensorFlowTrainer.fit", "engine.training:Model.fit")
+def _wrap_fit(original: Any) -> Any:
+    def call_fit(self: Any, *args: Any, **kwargs: Any) -> Any:
+        with is_within.set():
+            why = _find_obstacle(self)
+            if why is None:
+                return original(self, *args, **kwargs)
+            this = fit.Fit(self, why)
+            _fits.append(this)
+            try:
+                result = original(self, *args, **kwargs)
+                this.end()
+                return result
+            finally:
+                _fits.remove(this)
+                this.close()
+
+    return call_fit
+
+
+def _find_obstacle(model: Any) -> str | None:
+    """Why ranks cannot take turns in a call of `fit`, whatever its data; None where they are not to, or are alone."""
+    if not (fit.is_chosen() or update_costs.are_measured()) or own_data.is_alone():
+        return None
+    if not hasattr(model, "metrics_variables"):
+        return "it is that of Keras 2"
+    if world.get_world().has_several_nodes:
+        return "the ranks are on several hosts, which have no memory in common"
+    if any(one.turns is not None for one in _fits):
+        return "it is called within another one that trains so"
+    return ""
+
+
+@HOOKS.replace_in(_LOST, "trainers.epoch_iterator:EpochIterator.__init__")
+def _wrap_source(original: Any) -> Any:
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        if _fits and _fits[-1].source is None:
+            _fits[-1].source = self
+
+    return __init__
+
+
+@HOOKS.replace_in(_LOST, "trainers.epoch_iterator:EpochIterator._enumerate_iterator", optional=True)
+def _wrap_enumerate(original: Any) -> Any:
+    def _enumerate_iterator(self: Any) -> Any:
+        found = next((one for one in _fits if one.source is self), None)
+        return original(self) if found is None else found.iterate_epoch(original(self))
+
+    return _enumerate_iterator
+
+
+def listen_for_turns() -> None:
+    """From now on ranks take turns at the batches of `fit`, where they can."""
+    events.training_begins.add_listener(_begin_training)
+    events.epoch_begins.add_listener(_begin_epoch)
+    events.step_begins.add_listener(_note_step)
+    events.ranks_meet.add_listener(_meet)
+    events.figures_told.add_listener(_tell_figures)
+
+
+def _begin_training(model: Any, callbacks: Any) -> None:
+    if _fits and _fits[-1].model is model:
+        _fits[-1].begin(callbacks)
+
+
+def _begin_epoch(model: Any, epoch: int) -> None:
+    if _fits and _fits[-1].model is model:
+        _fits[-1].begin_epoch()
+
+
+def _note_step(plan: Any) -> None:
+    if plan.trained and not is_within:
+        fit.say_not(plan.place, "only fit trains so")
+
+
+def _meet(doing: str) -> None:
+    for one in _fits[:]:
+        one.meet(doing)
+
+
+def _tell_figures(model: Any, logs: dict[str, Any]) -> None:
+    if _fits and _fits[-1].model is model:
+        _fits[-1].tell_figures(logs)

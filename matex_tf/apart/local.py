@@ -1,0 +1,190 @@
+"""`MATEX_STRATEGY=local:H`: in `fit` each rank trains H steps by itself, then all take the average of their weights.
+
+A step is that of this rank's rows (`own_rows`). Whoever looks at the model where the ranks are together, at the end of
+an epoch, to validate or to save it, finds the average.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from matex_tf import ops, settings
+from matex_tf.apart import figures, keras_fit, own_rows
+from matex_tf.gradients import reduction, variables
+from matex_tf.resilience import elastic
+from matex_tf.runtime import notes
+from matex_tf.servers.pieces import update_costs
+from matex_tf.steps import agreement, events
+from matex_tf.world import world
+
+_AT_ONCE = 1 << 22  # bytes of variables that are averaged in one piece, where more than one fit in
+ONLY_FIT = "only fit trains so"
+
+
+def is_chosen() -> bool:
+    """Whether ranks are to train by themselves where they can."""
+    name = settings.get_strategy_name(settings.get_settings().strategy)
+    return name == "local" and world.is_active() and not world.get_world().is_phantom
+
+
+def read_period() -> int:
+    """How many steps a rank trains by itself."""
+    return settings.get_strategy_number(settings.get_settings().strategy, 1)
+
+
+def say_not(what: str, why: str) -> None:
+    """Say once that ranks do not train `what` by themselves though that is chosen; note it for a plan."""
+    update_costs.note_obstacle("local", why)
+    if is_chosen():
+        notes.print_note(f"MATEX_STRATEGY=local: {what} runs as allreduce: {why}")
+
+
+class LocalSteps:
+    """Listens to training steps, and has ranks run those of `fit` by themselves."""
+
+    def __init__(self) -> None:
+        self._model: Any = None  # that the last call of `fit` trains so
+        self._plans: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()  # whether ranks run it so
+        self._trained: dict[int, Any] = {}
+        self._others: dict[int, Any] = {}
+        self._steps = 0  # since the weights were averaged
+        self._are_apart = False
+        self._figures = figures.Figures()
+
+    def start_listening(self) -> None:
+        events.training_begins.add_listener(self._begin_training)
+        events.step_begins.add_listener(self._begin_step)
+        events.step_ended.add_listener(self._end_step)
+        events.ranks_meet.add_listener(self._meet)
+        events.figures_told.add_listener(self._tell_figures)
+
+    def _begin_training(self, model: Any, callbacks: Any) -> None:
+        why = _find_obstacle(model)
+        if why:
+            say_not(f"fit on '{model.name}'", why)
+        self._model = None if why or not is_chosen() else model
+
+    def _begin_step(self, plan: Any) -> None:
+        if not plan.trained:
+            return
+        if plan not in self._plans:
+            self._plans[plan] = self._decide(plan)
+        if self._plans[plan]:
+            self._are_apart = True
+            agreement.set_apart(True)
+
+    def _decide(self, plan: Any) -> bool:
+        """Whether each rank runs the calls of a plan by itself from now on."""
+        if not keras_fit.is_within:
+            say_not(plan.place, ONLY_FIT)
+        if self._model is None or not keras_fit.is_within:
+            return False
+        why = own_rows.find_obstacle(plan.program)
+        if why:
+            say_not(f"fit on '{self._model.name}'", why)
+            return False
+        plan.use_copy(plan.copy_kind._replace(make=own_rows.OwnCopy, make_exchanger=own_rows.OwnExchanger))
+        _say_averaging()
+        return True
+
+    def _end_step(self, plan: Any) -> None:
+        """Collective after every so many steps."""
+        if self._plans.get(plan, False):
+            self._others.update((id(one), one) for one in map(reduction.find_tf_variable, plan.own.graph.variables))
+            self._trained.update((id(one), one) for one in map(reduction.find_tf_variable, plan.trained))
+            self._steps += 1
+            if self._steps == read_period():
+                self._average_trained()
+
+    def _meet(self, doing: str) -> None:
+        """Give all ranks the average of what they have. Collective, unless nothing was trained since the last time."""
+        if not self._are_apart:
+            return
+        self._are_apart = False
+        if self._steps:
+            self._average_trained()
+        others = [one for key, one in self._others.items() if key not in self._trained and one.dtype.name != "string"]
+        chosen = sorted(others, key=reduction.find_birth)
+        values = [np.asarray(one.numpy()) for one in chosen]
+        names = list(map(reduction.find_name, chosen))
+        differing = variables.find_differing(names, values, "what ranks that trained by themselves have")
+        _take_average([chosen[index] for index in differing])
+        self._trained, self._others = {}, {}
+        agreement.set_apart(False)
+        if self._model is not None:
+            self._figures.read_metrics(self._model)
+
+    def _tell_figures(self, model: Any, logs: dict[str, Any]) -> None:
+        if model is self._model:
+            self._figures.tell(logs, lambda given: sum(given) / len(given))
+
+    def _average_trained(self) -> None:
+        self._steps = 0
+        _take_average(sorted(self._trained.values(), key=reduction.find_birth))
+
+
+def start_listening() -> None:
+    """From now on ranks train by themselves in `fit`, where they can."""
+    LocalSteps().start_listening()
+
+
+def _find_obstacle(model: Any) -> str:
+    """Why ranks cannot train by themselves in a call of `fit`; empty if they can."""
+    optimizer = getattr(model, "optimizer", None)
+    if elastic.is_on():
+        return "with MATEX_ELASTIC all ranks have the weights that those who are left go on with"
+    if getattr(model, "run_eagerly", False):
+        return "its step is not traced (run_eagerly=True)"
+    steps = getattr(model, "steps_per_execution", None)
+    steps = getattr(model, "_steps_per_execution", 1) if steps is None else steps  # a variable in Keras 2
+    if steps is not None and int(steps) != 1:
+        return "it makes several steps at once (steps_per_execution)"
+    if getattr(optimizer, "gradient_accumulation_steps", None):
+        return "its optimizer accumulates gradients"
+    if hasattr(optimizer, "inner_optimizer"):
+        return "its optimizer skips steps in which gradients overflow, which all ranks are to skip (LossScaleOptimizer)"
+    return ""
+
+
+def _say_averaging() -> None:
+    steps = "each step" if read_period() == 1 else f"{read_period()} steps"
+    notes.print_note(
+        f"local: {world.get_world().size} ranks, each on its slices of batches by itself; after {steps} the "
+        "average of their weights; results are statistical, not those of the script alone (docs/strategies.md)"
+    )
+
+
+def _take_average(chosen: Sequence[Any]) -> None:
+    """Give variables of TensorFlow the average of what they are on all ranks. Collective."""
+    import tensorflow as tf
+
+    for group in _group_variables(chosen):
+        flat = [tf.reshape(one.read_value(), [-1]) for one in group]
+        name = f"the average of '{reduction.find_name(group[0])}' and {len(group) - 1} more"
+        whole = flat[0] if len(flat) == 1 else tf.concat(flat, 0)
+        if group[0].dtype.is_floating:
+            average = ops.allreduce(whole, "mean", name)
+        else:
+            total = ops.allreduce(tf.cast(whole, tf.int64), "sum", name)
+            average = tf.cast(total // world.get_world().size, group[0].dtype)
+        for one, value in zip(group, tf.split(average, [part.shape[0] for part in flat])):
+            one.assign(tf.reshape(value, one.shape))
+
+
+def _group_variables(chosen: Sequence[Any]) -> Iterator[list[Any]]:
+    """Variables of one type that follow each other and fit into one piece."""
+    group: list[Any] = []
+    size = 0
+    for one in chosen:
+        more = one.shape.num_elements() * one.dtype.size
+        if group and (one.dtype != group[0].dtype or size + more > _AT_ONCE):
+            yield group
+            group, size = [], 0
+        group.append(one)
+        size += more
+    if group:
+        yield group

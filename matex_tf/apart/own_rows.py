@@ -1,0 +1,89 @@
+"""The copy of a step for this rank alone: as if each of the other ranks had this rank's rows.
+
+So a sum over the ranks is as many times this rank's part as there are ranks, and the mean of what all ranks make of a
+sum is the sum. A rank without rows adds nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from matex_tf.rewrite.control import needs_exchange
+from matex_tf.rewrite.emit import Copy
+from matex_tf.rewrite.own_batches import has_collective
+from matex_tf.rewrite.placement import REPLICATED, SHARDED
+from matex_tf.rewrite.programs import Program
+from matex_tf.rewrite.sharing import Share
+from matex_tf.rewrite.sources import is_batch
+from matex_tf.world import world
+
+MIXES = "rows of other ranks have a part in its step"
+
+
+class OwnCopy(Copy):
+    """Of what all ranks have each keeps its share, so that the sum of as many as there are ranks is that again."""
+
+    def keep_once(self, tensor: Any) -> Any:
+        if not (tensor.dtype.is_floating or tensor.dtype.is_complex):
+            return super().keep_once(tensor)
+        return tensor / world.get_world().trainers
+
+
+class OwnExchanger:
+    """Takes this rank's part for that of each rank; see `rewrite.sharing.Exchanger` and `steps.exchanger`."""
+
+    def __init__(self, place: str, is_ordered: bool = True, checked: bool = False):
+        self.is_ordered = is_ordered
+
+    def exchange(
+        self, requests: Sequence[tuple[str, Any]], share: Share, labels: Sequence[Any] = (), is_last: bool = False
+    ) -> list[Any]:
+        import tensorflow as tf
+
+        contributes = share.contributes
+        times = world.get_world().trainers
+
+        def estimate(kind: str, tensor: Any) -> Any:
+            if kind == "gather":
+                rows = tf.cond(contributes, lambda: tensor, lambda: tensor[:0])
+                rows.set_shape([None, *tensor.shape[1:]])
+                return tf.concat([rows] * times, 0)
+            many = tf.logical_and(tensor, contributes) if tensor.dtype.is_bool else tensor * times
+            return many if tensor.dtype.is_bool else tf.where(contributes, many, tf.zeros_like(many))
+
+        return [estimate(kind, tensor) for kind, tensor in requests]
+
+
+def find_obstacle(program: Program) -> str:
+    """Why a rank cannot run a step by itself; empty if it can.
+
+    It must not go on with its slice of rows that were gathered, nor take an extreme for that of all rows.
+    """
+    gathered: set[int] = set()
+    for node in program.nodes:
+        if has_collective(node) and not is_batch(node):
+            return MIXES
+        for value, need in zip(node.inputs, node.decision.needs):
+            if need is None:
+                continue
+            exchanges = needs_exchange(value.placement, need)
+            slices = need.kind == SHARDED and (exchanges or id(value) in gathered)
+            if slices or (exchanges and value.placement.by != "sum"):
+                return MIXES
+            if exchanges and value.placement.is_sharded:
+                gathered.add(id(value))
+        if any(id(value) in gathered for value in node.inputs):
+            gathered.update(map(id, node.outputs))
+        if any(map(_gathers, node.bodies)):
+            return MIXES
+    return MIXES if any(value.placement.is_sharded for value in program.outputs) else ""
+
+
+def _gathers(program: Program) -> bool:
+    """Whether rows are gathered within a branch or a loop."""
+    return any(
+        need is not None and need.kind == REPLICATED and value.placement.is_sharded
+        for node in program.nodes
+        for value, need in zip(node.inputs, node.decision.needs)
+    ) or any(_gathers(body) for node in program.nodes for body in node.bodies)

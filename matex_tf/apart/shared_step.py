@@ -1,0 +1,86 @@
+"""The training step of a model as a copy that adds to variables which ranks share, and what was proved of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from matex_tf.apart import additive
+from matex_tf.gradients import reduction
+from matex_tf.steps.plan import StepPlan
+
+_TYPES = ("float32", "float64", "int32", "int64")
+
+
+class SharedStep:
+    """Made of the plan of a step, whose variables are made.
+
+    shared: the variables of TensorFlow that it adds to.
+    sums: those of metrics: each rank's part counts from where all have begun.
+    told: others that each rank has for itself: what the step changes, and single numbers, as the learning rate.
+    parts: of each addition that it makes which variable it changes; lost ranks are known by that.
+    why_not: why ranks cannot share it; empty if they can.
+    """
+
+    def __init__(self, plan: StepPlan, model: Any):
+        self.plan = plan
+        self.shared: list[Any] = []
+        self.told: list[Any] = []
+        self.parts: list[int] = []
+        self._run: Any = None
+        self.sums = _find_inner(model.metrics_variables)
+        counted = set(map(id, self.sums))
+        weights = [one for one in _find_inner(model.weights) if id(one) not in counted]
+        trained = set(map(id, _find_inner(model.trainable_variables)))
+        optimizer = _find_inner(model.optimizer.variables)
+        known = list({id(one): one for one in [*weights, *optimizer]}.values())
+        private = [one for one in _find_inner(model.variables) if all(one is not other for other in known)]
+        states = [one for one in weights if id(one) not in trained]
+        try:
+            self.why_not = self._copy(additive.Additions(known, states), known, private)
+        except Exception as error:  # of any op: then ranks share each step instead
+            self.why_not = f"its copy cannot be made ({type(error).__name__}: {error})"
+        apart = {id(one) for one in (*weights, *self.shared, *self.sums)}
+        scalars = [one for one in optimizer if one.shape.rank == 0]
+        self.told = [one for one in [*scalars, *self._changed_of(private)] if id(one) not in apart]
+
+    def _copy(self, additions: additive.Additions, known: Sequence[Any], private: Sequence[Any]) -> str:
+        import tensorflow as tf
+
+        plan, why = self.plan, [""]
+        if plan.source is None or plan.given != 1:
+            return "it does not take its batch as the steps of Keras do"
+        program = additive.read_step(plan.graph)
+        outer = [one for one, _ in plan.own.graph.captures]
+        taken = [*plan.graph.inputs[: plan.given], *plan.graph.inputs[plan.given + len(outer) :]]
+
+        def step(*given: Any) -> list[Any]:
+            here = tf.compat.v1.get_default_graph()
+            inputs = [*given[: plan.given], *map(here.capture, outer), *given[plan.given :]]
+            outputs = additions.copy_step(program, inputs)
+            why[0] = additions.why_not or additive.find_obstacle(here, known, self.sums, private)
+            self.shared = additive.list_written(here, known)
+            return outputs
+
+        specs = [tf.TensorSpec(one.shape, one.dtype) for one in taken]
+        self._run = tf.function(step, autograph=False, input_signature=specs).get_concrete_function()
+        self.parts = additions.parts
+        other = next((one for one in self.shared if one.dtype.name not in _TYPES), None)
+        if other is not None:
+            return f"'{reduction.find_name(other)}' is of {other.dtype.name}"
+        return why[0]
+
+    def _changed_of(self, variables: Sequence[Any]) -> list[Any]:
+        return additive.list_written(self._run.graph, variables) if self._run is not None else []
+
+    def take_batch(self, iterator: Any) -> list[Any] | None:
+        """The next batch of an iterator; None at its end."""
+        return self.plan.take_batch([iterator._iterator_resource])
+
+    def call(self, iterator: Any, batch: Sequence[Any]) -> Any:
+        """What the step gives for a batch; its changes are additions."""
+        return self.plan.own.function_type.pack_output(self._run(iterator._iterator_resource, *batch))
+
+
+def _find_inner(variables: Sequence[Any]) -> list[Any]:
+    return list(map(reduction.find_tf_variable, variables))
