@@ -5,8 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from matex_tf import ops
-from matex_tf.analysis import declarations
-from matex_tf.analysis.placement import SAME
 from matex_tf.servers.variable_swap import find_inner
 
 

@@ -1,1 +1,0 @@
-"""Calls of fit, evaluate, predict and train_on_batch."""

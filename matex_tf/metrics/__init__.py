@@ -1,1 +1,0 @@
-"""Metrics over the rows of all ranks."""

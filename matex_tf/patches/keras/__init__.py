@@ -1,1 +1,0 @@
-"""What is replaced in Keras."""
