@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from matex_tf.analysis.graph_ops import evaluate_op, list_functions
+from matex_tf.rewrite.graph_ops import evaluate_op, list_functions
 from matex_tf.rewrite.nodes import MOST, Node, Value
 from matex_tf.rewrite.parts import FLOW
 

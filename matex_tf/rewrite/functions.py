@@ -6,7 +6,7 @@ import functools
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from matex_tf.analysis import graph_ops
+from matex_tf.rewrite import graph_ops
 from matex_tf.rewrite.nodes import Expansion, NoRuleError, Value
 from matex_tf.rewrite.parts import list_inputs
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from matex_tf.analysis import graph_ops
+from matex_tf.rewrite import graph_ops
 
 ADDS = ("MatexAdd", "MatexAddRows", "MatexMove")
 """Those that change a variable where it lies in shared memory."""

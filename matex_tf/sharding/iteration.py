@@ -11,8 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from matex_tf import tags
-from matex_tf.analysis import pipeline_shapes
-from matex_tf.sharding import row_shares
+from matex_tf.sharding import pipelines, row_shares
 
 _instead: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 _exempt: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -64,11 +63,11 @@ def read_alike(dataset: Any, make: Callable[[Any], Any]) -> Any:
     """
     import tensorflow as tf
 
-    if not any(map(pipeline_shapes.has_outside_state, row_shares.list_pipeline(dataset))):
+    if not any(map(pipelines.has_outside_state, row_shares.list_pipeline(dataset))):
         made = make(dataset)
         return made if made is dataset else made.prefetch(tf.data.AUTOTUNE)
-    last, _ = pipeline_shapes.skip_kinds(dataset, ("OptionsDataset",))
-    if pipeline_shapes.name_kind(last) == "PrefetchDataset":
+    last, _ = pipelines.skip_kinds(dataset, ("OptionsDataset",))
+    if pipelines.name_kind(last) == "PrefetchDataset":
         ahead = int(last._buffer_size)
         result = make(last._input_dataset.with_options(dataset.options()))
     else:
@@ -81,4 +80,4 @@ def read_alike(dataset: Any, make: Callable[[Any], Any]) -> Any:
 def _is_prefetch_added(last: Any, options: Any) -> bool:
     """Whether TensorFlow adds a `prefetch` to a pipeline of which `last` is the last step."""
     is_off = options.autotune.enabled is False or options.experimental_optimization.inject_prefetch is False
-    return not is_off and not pipeline_shapes.name_kind(last).startswith("Parallel")
+    return not is_off and not pipelines.name_kind(last).startswith("Parallel")

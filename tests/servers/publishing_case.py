@@ -13,7 +13,7 @@ import tensorflow as tf
 
 import matex_tf
 from matex_tf import settings
-from matex_tf.analysis import graph_ops
+from matex_tf.rewrite import graph_ops
 from matex_tf.servers.pieces import sharded_slots
 
 x = tf.constant(np.random.default_rng(0).normal(size=(36, 6)).astype("float32"))

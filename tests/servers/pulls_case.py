@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 import matex_tf
-from matex_tf.analysis import graph_ops
+from matex_tf.rewrite import graph_ops
 
 tf.config.threading.set_inter_op_parallelism_threads(1)
 x = tf.constant(np.random.default_rng(0).normal(size=(24, 40)).astype("float32"))

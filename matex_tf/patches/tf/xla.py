@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from matex_tf.analysis import graph_ops
 from matex_tf.ops import xla
+from matex_tf.rewrite import graph_ops
 from matex_tf.runtime import notes
 from matex_tf.runtime.hooks import Table
 

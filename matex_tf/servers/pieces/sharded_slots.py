@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 
 from matex_tf import ops, settings, tags
-from matex_tf.analysis import graph_ops
 from matex_tf.gradients import reduction, variables
 from matex_tf.ops import overlap
+from matex_tf.rewrite import graph_ops
 from matex_tf.runtime import objects
 from matex_tf.servers.pieces import owners, partition, piece_variables
 from matex_tf.servers.variable_swap import find_handle, find_inner, put_value

@@ -1,0 +1,78 @@
+"""Functions that ops call, and single ops that are run at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+_CALLS = ("Call", "If", "While", "Case", "Dataset")
+"""What is in the names of ops that call functions."""
+
+
+def list_op_types(graph: Any) -> set[str]:
+    """The types of all ops in `graph` and in the functions that they call."""
+    found, seen = set[str](), set[str]()
+    pending = [op.node_def for op in graph.get_operations()]
+    while pending:
+        node = pending.pop()
+        found.add(node.op)
+        for name in list_functions(node):
+            function = None if name in seen else graph._get_function(name)
+            seen.add(name)
+            if function is not None:
+                pending.extend(function.cached_definition.node_def)
+    return found
+
+
+def list_functions(node: Any) -> list[str]:
+    """The names of the functions that an op, by its definition, calls, in the order of its attributes' names."""
+    names = []
+    for _, attribute in sorted(node.attr.items()):  # a map of protobuf has another order each time
+        if attribute.HasField("func"):
+            names.append(attribute.func.name)
+        names.extend(function.name for function in attribute.list.func)
+    return names
+
+
+def iterate_graphs(graph: Any) -> Iterator[Any]:
+    """`graph`, and those of the functions that its ops call, and these in turn, each once; the nearest first."""
+    pending, seen = [graph], {id(graph)}
+    for one in pending:
+        yield one
+        for name in (name for op in one.get_operations() if _is_call(op) for name in list_functions(op.node_def)):
+            called = getattr(one._get_function(name), "graph", None)
+            if called is not None and id(called) not in seen:
+                seen.add(id(called))
+                pending.append(called)
+
+
+def _is_call(op: Any) -> bool:
+    return any(kind in op.type for kind in _CALLS)
+
+
+def evaluate_op(op: Any, inputs: list[Any]) -> list[Any]:
+    """The arrays that an op makes of such as are known, run at once; none where it cannot be run so."""
+    import tensorflow as tf
+    from tensorflow.python.eager import context, execute
+
+    if any(part.dtype.name in ("variant", "resource", "string") for part in (*op.inputs, *op.outputs)):
+        return []
+    attributes: list[Any] = []
+    for one in op.op_def.attr:
+        value = op.get_attr(one.name)
+        if one.type not in ("type", "list(type)", "int", "list(int)", "bool", "float", "string"):
+            return []
+        if one.type == "type":
+            value = value.as_datatype_enum
+        elif one.type == "list(type)":
+            value = [part.as_datatype_enum for part in value]
+        attributes += [one.name, value]
+    with tf.init_scope(), tf.device("CPU:0"):
+        given = [tf.constant(one, part.dtype) for one, part in zip(inputs, op.inputs)]
+        try:
+            made = execute.quick_execute(op.type, len(op.outputs), given, tuple(attributes), context.context())
+        except (tf.errors.OpError, ValueError, TypeError):
+            return []  # which its own run says, too
+        return [np.asarray(one._numpy_internal()) for one in made]

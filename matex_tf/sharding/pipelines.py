@@ -1,0 +1,52 @@
+"""The steps of a tf.data pipeline, and whether one changes what other iterations of it meet."""
+
+from __future__ import annotations
+
+from typing import Any
+
+_HARMLESS = {"Assert", "ReadVariableOp", "VarHandleOp", "ReadFile", "LookupTableFind", "LookupTableFindV2"}
+"""Ops that TensorFlow calls stateful, but that give the same for the same row wherever it comes in the order."""
+_CALLS = {"StatefulPartitionedCall", "PartitionedCall", "StatefulIf", "If", "StatelessIf", "While"}
+"""Stateful if what they call is, which is looked at by itself."""
+PLACES_OF_FILES = "matex_places_of_files"
+"""The name of the calls of Python by which the ranks after the first find their files; the first has none."""
+
+
+def name_kind(dataset: Any) -> str:
+    return type(dataset).__name__.lstrip("_")
+
+
+def has_outside_state(step: Any) -> bool:
+    """Whether one step of a pipeline changes what other iterations of it meet: it calls Python or assigns variables.
+
+    Each iteration makes its own datasets, and its own random numbers by a seed that an op itself holds.
+    """
+    function = getattr(step, "_map_func", None) or getattr(step, "_predicate", None)
+    return function is not None and not all(map(_is_each_iterations, _list_stateful(function)))
+
+
+def _is_each_iterations(op: Any) -> bool:
+    from tensorflow.core.framework import types_pb2
+
+    is_dataset = any(output.type == types_pb2.DT_VARIANT for output in op.output_arg)
+    return is_dataset or any(part.name == "seed2" for part in op.attr)
+
+
+def skip_kinds(dataset: Any, kinds: tuple[str, ...]) -> tuple[Any, list[Any]]:
+    """The first dataset under `dataset` that is none of `kinds`, and those above it, the uppermost first."""
+    above = []
+    while name_kind(dataset) in kinds:
+        above.append(dataset)
+        dataset = dataset._input_dataset
+    return dataset, above
+
+
+def _list_stateful(function: Any) -> list[Any]:
+    """The definitions of the ops with a state of their own in a function of a pipeline."""
+    from tensorflow.python.framework import op_def_registry
+
+    graph = function.function.graph.as_graph_def()
+    nodes = [*graph.node, *(node for function in graph.library.function for node in function.node_def)]
+    nodes = [node for node in nodes if not node.name.split("/")[-1].startswith(PLACES_OF_FILES)]
+    known = [op_def_registry.get(node.op) for node in nodes if node.op not in _HARMLESS | _CALLS]
+    return [op for op in known if op is not None and op.is_stateful]
