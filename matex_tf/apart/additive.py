@@ -16,6 +16,7 @@ from matex_tf.rewrite.nodes import Decision, Node, Value
 from matex_tf.rewrite.placement import WHOLE
 from matex_tf.rewrite.programs import Program
 from matex_tf.rewrite.propagate import Reader
+from matex_tf.rewrite.sharing import Share
 from matex_tf.servers import affine, variable_uses
 from matex_tf.steps import shares
 
@@ -128,7 +129,9 @@ class Additions:
 class _NoRanks:
     """See `rewrite.sharing.Exchanger`: a step that a rank runs by itself exchanges nothing."""
 
-    def exchange(self, requests: Sequence[tuple[str, Any]], contributes: Any) -> list[Any]:
+    def exchange(
+        self, requests: Sequence[tuple[str, Any]], share: Share, labels: Sequence[Any] = (), is_last: bool = False
+    ) -> list[Any]:
         raise AssertionError("a step that a rank runs by itself has no collectives")
 
 

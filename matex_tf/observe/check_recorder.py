@@ -49,7 +49,7 @@ class Recorder:
         self.wanted = steps
         self.folder = folder
         self.steps: list[list[float]] = []
-        self.variables: list[weakref.ref] = []
+        self.variables: list[weakref.ref[Any]] = []
         self.weights: list[np.ndarray] = []
         self.target: Any = None
         self.inside = False

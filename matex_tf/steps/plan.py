@@ -178,7 +178,7 @@ class StepPlan:
             make_own_share = functools.partial(shares.make_own_share, RankExchanger(self.place))
             copy = self.copy_kind.make(shares.make_no_share(), exchanger, make_share, make_own_share)
             inputs = [*given[: self.given], *map(here.capture, outer), *given[self.given :]]
-            inputs = sources.take_rows(copy, inputs, divided)
+            inputs = sources.take_rows(copy, inputs, list(divided))
             return copy.build(program, inputs, [WHOLE] * len(program.outputs))
 
         return tf.function(step, autograph=False, input_signature=specs).get_concrete_function()

@@ -27,9 +27,6 @@ def make_room(variable: Any) -> Any:
 
 def gather_pieces(piece: Any, name: str) -> Any:
     """All ranks' pieces, one after the other. Collective."""
-    import tensorflow as tf
 
     whole = ops.allgather(piece, name)
-    if not tf.executing_eagerly():
-        declarations.declare_placement(whole, SAME)
     return whole
