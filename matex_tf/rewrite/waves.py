@@ -60,9 +60,15 @@ def schedule(program: Program, needs: list[Placement]) -> list[list[Exchange]]:
             if id(one) in latest:
                 latest[id(one)] = min(latest[id(one)], node.level)
     found: list[list[Exchange]] = [[] for _ in range(last)]
-    for exchange in waves.values():
+    # By the ops that make them: ranks may use the tensors in another order, of variables that a script keeps in a set.
+    order = {id(one): place for place, one in enumerate([*program.inputs, *_list_outputs(program)])}
+    for exchange in sorted(waves.values(), key=lambda one: order[id(one.value)]):
         found[exchange.wave].append(exchange)
     return found
+
+
+def _list_outputs(program: Program) -> list[Value]:
+    return [value for node in program.nodes for value in node.outputs]
 
 
 def is_exchanged(value: Value, need: Placement | None) -> bool:
