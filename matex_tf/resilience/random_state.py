@@ -19,10 +19,11 @@ def copy_states() -> dict[str, Any]:
     """The states of Python's and NumPy's generators, and of TensorFlow's, if imported, for the seeds of eager ops."""
     context = sys.modules.get("tensorflow.python.eager.context")
     seeds = getattr(context.context(), "_rng", None) if context is not None else None
+    seed = context.global_seed() if context is not None else None
     return {
         "python": random.getstate(),
         "numpy": np.random.get_state(),
-        "seed": context.global_seed() if context is not None else None,
+        "seed": None if seed is None else int(seed),  # one that ranks have agreed on is of a class of its own
         "tensorflow": seeds.getstate() if seeds is not None else None,
     }
 

@@ -160,6 +160,7 @@ class CallPlan:
             self.batches.compare_batches((), batch),
             failures.fail_together(self.place, used),
         ):
+            self._require_ranks()
             made = list(self.forward(*(given[index] for index in self.taken)))
         outputs, residuals = made[:count], made[count:]
 
@@ -170,8 +171,7 @@ class CallPlan:
                     "MATEX_EAGER=whole, with which every rank computes whole batches in eager code, or put the step "
                     "into a tf.function"
                 )
-            if self.ranks != world.get_world().size:  # what a lost rank kept for this is gone
-                excepthook.refuse_after_loss(self.place)
+            self._require_ranks()
             whole = [
                 tf.zeros_like(outputs[index]) if one is None else tf.convert_to_tensor(one)
                 for index, one in zip(self.upstream, upstream)
@@ -185,6 +185,11 @@ class CallPlan:
         )
         agreement.note_step()
         return outputs
+
+    def _require_ranks(self) -> None:
+        """The steps are for the ranks that there were, and what a lost one has kept for the gradients is gone."""
+        if self.ranks != world.get_world().size:
+            excepthook.refuse_after_loss(self.place)
 
 
 def _list_variables(graph: Any, tensors: Sequence[Any]) -> list[Any]:
