@@ -20,7 +20,9 @@ _IN_ORDER = """
     keras.optimizers keras.predict keras.training keras.batch_normalization tf.random files.saving
     files.downloads files.python files.libraries files.tensorflow files.datasets files.commands
 """.split()
-_ON_REQUEST = ["files.journal", "tf.check_recorder", "monitor.trial_hooks", "resilience.fit_hooks"]
+_ON_REQUEST = """
+    files.journal tf.check_recorder monitor.trial_hooks resilience.fit_hooks resilience.data_hooks
+""".split()
 """Patches that others install: where this rank is the first, under `matex run --check`, in a trial of `matex tune`,
 where the state of the run is kept."""
 

@@ -47,7 +47,7 @@ training_ended = Event()
 epoch_begins = Event()
 """(model, epoch): `epoch` counts from 0."""
 batch_ended = Event()
-"""(model, batch): after the callbacks of the script were told; `batch` is the last one of the step, from 0."""
+"""(model, batch, logs): after the script's callbacks were told; `batch` is the last one of the step, from 0."""
 epoch_ended = Event()
 """(model, epoch): after the callbacks of the script were told."""
 ranks_meet = Event()
