@@ -76,33 +76,44 @@ def _seek_step(kept: Fit, steps: Iterator[Any], describe: Callable[[Any], tuple[
         steps: all of its steps.
         describe: the place of a step, its iterator, and how many batches it takes.
     """
+    kept.seeks_step, last = False, None
+    for step in steps:
+        begin, iterator, count = describe(step)
+        if begin < kept.step:
+            with kept.pass_data():
+                _pass_step(kept, iterator, count)
+            last = step
+            continue
+        if kept.is_away and last is not None and not source_data.has_length(kept.source):
+            again = _take_again(iterator, count)
+            if again is None:
+                yield _repeat_step(kept, last)
+            else:
+                _answer_next_step(kept.model, functools.partial(_call_with, again))
+        kept.reach_step()
+        yield step
+    if kept.is_away and last is not None:
+        yield _repeat_step(kept, last)
+
+
+def _take_again(iterator: Any, count: int) -> Any:
+    """An iterator of the batches that a step takes; None where there is none."""
     import tensorflow as tf
 
-    kept.seeks_step, last = False, None
-    ended: Exception | None = None
     try:
-        for step in steps:
-            begin, iterator, count = describe(step)
-            if begin < kept.step:
-                with kept.pass_data():
-                    _pass_step(kept, iterator, count)
-                last = step
-                continue
-            if kept.is_away:
-                if kept.step > 0 and not source_data.has_length(kept.source):  # there may be none
-                    batches = source_data.take_batches(iterator, count)
-                    again = source_data.make_iterator(batches, iterator.element_spec)
-                    _answer_next_step(kept.model, functools.partial(_call_with, again))
-                kept.reach_step()
-            yield step
-    except tf.errors.OutOfRangeError as error:
-        ended = error
-    if kept.is_away and last is not None:
-        # Nobody knew that the step which was kept last was the epoch's last: of its figures come those of the epoch.
-        _answer_next_step(kept.model, lambda _: kept.saved["logs"])
-        yield last
-    if ended is not None:
-        raise ended
+        batches = source_data.take_batches(iterator, count)
+    except tf.errors.OutOfRangeError:
+        return None
+    return source_data.make_iterator(batches, iterator.element_spec)
+
+
+def _repeat_step(kept: Fit, last: Any) -> Any:
+    """The `last` step that was kept, which nobody knew to be the epoch's last: of its figures come those of the epoch.
+
+    All that is put back comes after it.
+    """
+    _answer_next_step(kept.model, lambda _: kept.saved["logs"])
+    return last
 
 
 def _call_with(iterator: Any, function: Any) -> Any:

@@ -91,7 +91,7 @@ print("SHOW" + json.dumps(["stopped", stop.stopped_epoch]))
 # callbacks with a memory.
 data = tf.data.Dataset.from_tensor_slices((x, y)).shuffle(50).filter(lambda *row: True).batch(8)
 second = network()
-second.compile(keras.optimizers.Adam(0.03), "mse", metrics=["mae"])
+second.compile(keras.optimizers.SGD(0.03, momentum=0.9), "mse", metrics=["mae"])
 lose = Lose(1)
 callbacks = [
     keras.callbacks.ReduceLROnPlateau("loss", min_delta=0.005, patience=1),
