@@ -69,7 +69,7 @@ def pass_epochs(kept: Fit) -> None:
     kept.seeks_step = kept.goes_on
 
 
-def _seek_step(kept: Fit, steps: Iterator[Any], describe: Callable[[Any], tuple[int, Any, int]]) -> Iterator[Any]:
+def _find_step(kept: Fit, steps: Iterator[Any], describe: Callable[[Any], tuple[int, Any, int]]) -> Iterator[Any]:
     """The steps of the epoch in which the state was kept that were not made yet.
 
     Args:
@@ -87,13 +87,13 @@ def _seek_step(kept: Fit, steps: Iterator[Any], describe: Callable[[Any], tuple[
         if kept.is_away and last is not None and not source_data.has_length(kept.source):
             again = _take_again(iterator, count)
             if again is None:
-                yield _repeat_step(kept, last)
+                yield _replay_step(kept, last)
             else:
                 _answer_next_step(kept.model, functools.partial(_call_with, again))
         kept.reach_step()
         yield step
     if kept.is_away and last is not None:
-        yield _repeat_step(kept, last)
+        yield _replay_step(kept, last)
 
 
 def _take_again(iterator: Any, count: int) -> Any:
@@ -107,7 +107,7 @@ def _take_again(iterator: Any, count: int) -> Any:
     return source_data.make_iterator(batches, iterator.element_spec)
 
 
-def _repeat_step(kept: Fit, last: Any) -> Any:
+def _replay_step(kept: Fit, last: Any) -> Any:
     """The `last` step that was kept, which nobody knew to be the epoch's last: of its figures come those of the epoch.
 
     All that is put back comes after it.
@@ -140,7 +140,7 @@ def _wrap_epoch_steps(original: Any) -> Any:
         if kept is None or not kept.seeks_step:
             yield from original(self)
             return
-        yield from _seek_step(kept, original(self), lambda step: (step[0], step[2], self.steps_per_execution))
+        yield from _find_step(kept, original(self), lambda step: (step[0], step[2], self.steps_per_execution))
 
     return _enumerate_iterator
 
@@ -181,6 +181,6 @@ def _wrap_steps(original: Any) -> Any:
         if kept is None or not kept.seeks_step:
             yield from original(self)
             return
-        yield from _seek_step(kept, original(self), lambda step: (step, kept.iterator, self.step_increment + 1))
+        yield from _find_step(kept, original(self), lambda step: (step, kept.iterator, self.step_increment + 1))
 
     return steps
