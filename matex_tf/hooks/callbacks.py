@@ -104,7 +104,7 @@ def _make_callbacks(base: Any) -> tuple[Any, Any, Any]:
         def on_train_batch_end(self, batch, logs=None):
             if self.stops_within:
                 _agree_to_stop(self.model)
-            events.batch_ended(self.model, batch)
+            events.batch_ended(self.model, batch, logs)
 
     return CompareWeights, StopTogether, StopTogetherWithinEpochs
 

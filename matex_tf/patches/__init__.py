@@ -24,6 +24,7 @@ _ON_REQUEST = [
     "observe.check_recorder",
     "monitor.trial_hooks",
     "resilience.fit_hooks",
+    "resilience.data_hooks",
     "apart.keras_fit",
 ]
 """Installed by others: where this rank is the first, under `matex run --check`, in a trial of `matex tune`, where the

@@ -9,14 +9,25 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from matex_tf import settings
-from matex_tf.resilience import callback_state, random_state, run_state, state
+from matex_tf.resilience import callback_state, random_state, run_state, serialization, state
 from matex_tf.runtime import notes, objects
 from matex_tf.runtime.exits import exit_marks
 from matex_tf.steps import events
+from matex_tf.thread_flag import ThreadFlag
 from matex_tf.world import membership, world
 
 _LOOK_SECONDS = 0.5  # how often ranks ask one another whether to save
 _MOST_STEPS = 1000
+
+
+is_nested = ThreadFlag()
+"""Whether the innermost call of `fit` is one within another, of which nothing is kept."""
+
+
+def find_current() -> Fit | None:
+    """The call of `fit` that is under way in this thread, if its state is kept."""
+    run = run_state.get_current()
+    return None if run is None or is_nested else run.within
 
 
 class Fit:
@@ -52,6 +63,7 @@ class Fit:
         self._change_text = ""
         self._at: int | None = None
         self._done = self._made = self._longest = 0  # steps of this epoch, since the start, and of a whole epoch
+        self._logs: Any = None  # what the last step gave
         self._told = False
         self._large: dict[Any, Any] = {}
         self._until = 1
@@ -153,14 +165,16 @@ class Fit:
                 "draws other numbers than it would have drawn"
             )
 
-    def end_batch(self, done: int) -> None:
-        """After `done` steps of an epoch."""
+    def end_batch(self, done: int, logs: Any) -> None:
+        """After `done` steps of an epoch, the last of which gave `logs`."""
+        self.reach_step()  # a step of which only the figures were wanted
+        self._logs = logs
         self._made += done - self._done
         self._done = done
         if self.takes_turns:
             return
         self._until -= 1
-        if self._until > 0 or not self._may_save or done >= (self.params.get("steps") or float("inf")):
+        if self._until > 0 or not self._may_save or done >= (self.params.get("steps") or self._longest or float("inf")):
             return  # of an epoch's last step the epoch's end is the better place
         assert self._at is not None  # an epoch is under way
         now = time.monotonic()
@@ -260,6 +274,7 @@ class Fit:
                 "ended": ended,
                 "ranks": world.get_world().trainers,
                 "variables": variables,
+                "logs": self._logs if serialization.is_plain(self._logs) else {},
                 "callbacks": callback_state.copy_states(self.callbacks, self._large),
                 "stop": bool(self.model.stop_training),
                 "history": None if history is None else callback_state.copy_states([history], {})[0],

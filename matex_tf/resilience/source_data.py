@@ -29,10 +29,15 @@ def _has_python(graph: Any) -> bool:
     return any(node.op in _CALLS_PYTHON for node in nodes)
 
 
+def has_length(source: Any) -> bool:
+    """Whether it is known how many steps an epoch of the source has."""
+    known = getattr(source, "_num_batches", None) or getattr(source, "_inferred_steps", None)
+    return bool(known or getattr(source, "steps_per_epoch", None))
+
+
 def has_position(source: Any, calls_python: bool) -> bool:
     """Whether where the data are depends on how many batches were taken, not only on how many epochs were begun."""
-    known = getattr(source, "_num_batches", None) or getattr(source, "_inferred_steps", None)
-    if calls_python or not (known or getattr(source, "steps_per_epoch", None)):
+    if calls_python or not has_length(source):
         return True
     if hasattr(source, "enumerate_epochs"):
         return not source._adapter.should_recreate_iterator()

@@ -49,7 +49,7 @@ training_ended = Event()
 epoch_begins = Event()
 """(model, epoch): `epoch` counts from 0."""
 batch_ended = Event()
-"""(model, batch): after the callbacks of the script were told; `batch` is the last one of the step, from 0."""
+"""(model, batch, logs): after the script's callbacks were told; `batch` is the last one of the step, from 0."""
 epoch_logged = Event()
 """(model, epoch, params, logs): Keras' parameters of the call and the figures of an epoch that has ended."""
 epoch_ended = Event()

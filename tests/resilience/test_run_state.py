@@ -74,19 +74,25 @@ def test_nothing_is_lost(tmp_path, keras, ranks, lose, strategy):
     assert not state.exists()
 
 
-@pytest.mark.more
 @pytest.mark.timeout(600)
-def test_an_epoch_that_comes_again_counts_itself_alone(tmp_path):
-    """The state is that of an epoch's begin, and the model and its metrics are made by the step that comes next."""
+@pytest.mark.parametrize(
+    "keras, lose, saved, goes_on",
+    [
+        # The model and its metrics are made by the step that comes next.
+        pytest.param("1", "0:0:6:0:SIGUSR1", "the end of epoch 1 of call 1", "epoch 2, step 0", marks=pytest.mark.more),
+        # Nobody knows that no step comes next.
+        ("0", "1:0:6:0:SIGUSR1", "epoch 1, step 7 of call 2", "epoch 1, step 7"),
+        pytest.param("1", "1:0:6:0:SIGUSR1", "epoch 1, step 7 of call 2", "epoch 1, step 7", marks=pytest.mark.more),
+    ],
+)
+def test_what_was_kept_as_an_epoch_ends_is_of_that_epoch(tmp_path, keras, lose, saved, goes_on):
     for name in ("alone", "lost"):
         (tmp_path / name).mkdir()
-    env = {"TF_USE_LEGACY_KERAS": "1"}
-    want = shown(launch.run_alone(CASE, tmp_path / "alone", env=env).check())
-    state, lose = tmp_path / "state", "0:0:6:0:SIGUSR1"
-    asked = run(2, tmp_path / "lost", state, "1", lose)
-    assert asked.returncode == 75 and "SIGUSR1: saved at the end of epoch 1 of call 1" in asked.stderr, asked.output
-    found = run(2, tmp_path / "lost", state, "1", lose).check()
-    assert "going on from the state kept at epoch 2, step 0" in found.stderr
+    want = shown(launch.run_alone(CASE, tmp_path / "alone", env={"TF_USE_LEGACY_KERAS": keras}).check())
+    asked = run(2, tmp_path / "lost", tmp_path / "state", keras, lose)
+    assert asked.returncode == 75 and f"SIGUSR1: saved at {saved}" in asked.stderr, asked.output
+    found = run(2, tmp_path / "lost", tmp_path / "state", keras, lose).check()
+    assert f"going on from the state kept at {goes_on}" in found.stderr
     assert not differences(want, shown(found))
 
 
