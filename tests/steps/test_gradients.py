@@ -10,6 +10,7 @@ from matex_tf.rewrite.propagate import read_program
 from matex_tf.steps import gradients
 
 WIDTH = 3
+STATE = tf.Variable(1.0, trainable=False)
 
 
 def trace(make_update, make_loss=None):
@@ -64,6 +65,20 @@ def test_statistics_of_the_batch_are_no_gradients_though_gradients_are_made_of_t
     *first, last = name_sums(program)
     assert sorted(name for names, _ in [*first, last] for name in names) == ["kernel", "scale"]
     assert "kernel" in last[0] and first[0] == ([], 1)
+
+
+def test_a_gradient_is_known_within_a_branch():
+    def accumulate(found):
+        taken = tf.cond(
+            tf.reduce_sum(STATE) > 1, lambda: [one / 2 for one in found], lambda: [0 * one for one in found]
+        )
+        return list(taken)
+
+    program, _ = trace(accumulate)
+    names = [name for names, _ in name_sums(program) for name in names]
+    for node in program.nodes:
+        names += [value.label.name for body in node.bodies for value in body.inputs if value.label is not None]
+    assert set(names) == {"kernel", "scale"}
 
 
 def test_a_sum_of_indexed_slices_is_of_their_variable():
