@@ -11,7 +11,6 @@ import os
 import socket
 import sys
 import traceback
-from collections.abc import Mapping
 from typing import Any
 
 from matex_tf import settings
@@ -72,11 +71,11 @@ def attach_runtime() -> None:
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")
     from matex_tf import ops, patches
     from matex_tf.adapt import executor
-    from matex_tf.monitor import sampler
+    from matex_tf.monitor import listeners, sampler
     from matex_tf.observe import link_costs, profile, timeline
     from matex_tf.resilience import elastic, elastic_step, fit_hooks, run_state
     from matex_tf.runtime import hooks, watchdog
-    from matex_tf.steps import events, overlap_trial
+    from matex_tf.steps import overlap_trial
 
     elastic.enable_attempts()
     elastic_step.attempt_steps()
@@ -95,9 +94,7 @@ def attach_runtime() -> None:
     timeline.start_timeline()
     profile.start_profile()
     sampler.start_sampler()
-    events.epoch_logged.add_listener(_record_epoch)
-    _mark_between_steps()
-    _watch_bottlenecks()
+    listeners.start_listening(_find_call)
     elastic.after_loss.append(sampler.note_loss)
     link_costs.start_links()
     patches.install()
@@ -108,56 +105,19 @@ def attach_runtime() -> None:
     _record_first_steps()
     _note_trial(me.rank)
     if (asked := settings.get_settings().plan) is not None:
-        from matex_tf.observe import epochs, measured_steps
+        from matex_tf.observe import measured_steps
         from matex_tf.servers.pieces import update_costs
 
-        measured = measured_steps.start_measuring(asked, update_costs.describe_updates)
-        for event, listener in (
-            (events.step_trained, measured.note_step),
-            (events.training_begins, epochs.begin_fit),
-            (events.step_ended, epochs.end_step),
-            (events.epoch_ended, epochs.end_epoch),
-            (events.training_ended, epochs.end_fit),
-            (events.pass_begins, epochs.begin_pass),
-            (events.batch_wanted, epochs.want_batch),
-            (events.batch_given, epochs.give_batch),
-        ):
-            event.add_listener(listener)
+        listeners.listen_for(measured_steps.start_measuring(asked, update_costs.describe_updates))
 
 
-def _record_epoch(model: Any, epoch: int, params: Mapping[str, Any], logs: Mapping[str, Any]) -> None:
-    """Write an epoch of `fit` into the recording; `call`: an epoch that comes again, where a run goes on, is known."""
-    from matex_tf.monitor import sampler
+def _find_call(model: Any) -> int | None:
+    """The number of the call of `fit` that trains `model`, where the state of the run is kept."""
     from matex_tf.resilience import run_state
 
     run = run_state.get_current()
     kept = None if run is None else run.within
-    sampler.note_epoch(epoch, params, logs, None if kept is None or kept.model is not model else kept.number)
-
-
-def _mark_between_steps() -> None:
-    """Timelines, profiles and recordings leave out what lies between epochs and passes over data."""
-    from matex_tf.ops import records
-    from matex_tf.steps import events
-
-    for event in (events.training_begins, events.epoch_ended, events.pass_begins):
-        event.add_listener(lambda *_: records.mark_between_steps())
-    events.batch_given.add_listener(lambda _, is_over: records.mark_between_steps() if is_over else None)
-
-
-def _watch_bottlenecks() -> None:
-    from matex_tf.observe import bottlenecks
-    from matex_tf.rewrite import sources
-    from matex_tf.steps import events
-
-    sources.around_pull = bottlenecks.time_pull
-    for event, listener in (
-        (events.batch_wanted, bottlenecks.want_batch),
-        (events.batch_given, bottlenecks.give_batch),
-        (events.step_ended, bottlenecks.end_step),
-        (events.epoch_ended, bottlenecks.end_epoch),
-    ):
-        event.add_listener(listener)
+    return None if kept is None or kept.model is not model else kept.number
 
 
 def _say_how_ranks_start() -> None:

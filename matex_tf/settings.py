@@ -321,7 +321,7 @@ TABLE = (
         "auto",
         "auto, on, off",
         "on: a communication thread reduces gradients as they are computed. off: they are reduced all at once. auto: "
-        "whichever is faster in a function's first steps, which begin with off on one host and with on on several. "
+        "whichever is faster in a step's first calls, which begin with off on one host and with on on several. "
         "Only inside functions of TensorFlow that XLA does not compile.",
     ),
     Setting(
@@ -377,9 +377,9 @@ TABLE = (
         _parse_boolean,
         False,
         "0, 1",
-        "1: under several ranks, NaN or infinity in a gradient of any rank is an error on all. It names variable, "
-        "rank and update. 0: they are passed on as arithmetic gives them. While the script has a LossScaleOptimizer, "
-        "which expects infinities and skips such steps, they are no error.",
+        "1: in steps that ranks share, NaN or infinity in a gradient of any rank is an error on all. It names "
+        "variable, rank and update. 0: they are passed on as arithmetic gives them. They are no error in a step that "
+        "looks whether its gradients are finite, as with a LossScaleOptimizer, which skips such steps.",
     ),
     Setting(
         "stall_seconds",

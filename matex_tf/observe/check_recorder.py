@@ -56,7 +56,7 @@ class Recorder:
         self.stored = False
 
     def wrap_init(self, original: Any) -> Any:
-        def init(variable, *args, **kwargs):
+        def init(variable: Any, *args: Any, **kwargs: Any) -> None:
             original(variable, *args, **kwargs)
             if variable.trainable and all(known() is not variable for known in self.variables):
                 self.variables.append(weakref.ref(variable))
@@ -64,7 +64,7 @@ class Recorder:
         return init
 
     def wrap_step(self, original: Any) -> Any:
-        def method(*args, **kwargs):
+        def method(*args: Any, **kwargs: Any) -> Any:
             import tensorflow as tf
 
             if self.inside or not tf.executing_eagerly():
@@ -74,14 +74,14 @@ class Recorder:
         return method
 
     def wrap_gradient(self, original: Any) -> Any:
-        def gradient(tape, target, *args, **kwargs):
+        def gradient(tape: Any, target: Any, *args: Any, **kwargs: Any) -> Any:
             self.target = target
             return original(tape, target, *args, **kwargs)
 
         return gradient
 
     def wrap_run(self, original: Any) -> Any:
-        def run(session, *args, **kwargs):
+        def run(session: Any, *args: Any, **kwargs: Any) -> Any:
             if self.inside:
                 return original(session, *args, **kwargs)
             return self._watch_step(

@@ -34,6 +34,7 @@ def label_waves(program: Program, waves: Sequence[Sequence[Value]]) -> list[list
     Of the sums that a tensor is made of, the last ones count.
     """
     found: list[list[Any]] = [[None] * len(wave) for wave in waves]
+    _spread_labels(program)
     if not any(value.label is not None for node in program.nodes for value in (*node.inputs, *node.outputs)):
         return found
     users: dict[int, list[Node]] = {}
@@ -45,6 +46,14 @@ def label_waves(program: Program, waves: Sequence[Sequence[Value]]) -> list[list
         labels[:] = [_take_only(_list_before(value) or _list_after(value, users), known) for value in wave]
         known.update(map(id, labels))
     return found
+
+
+def _spread_labels(program: Program) -> None:
+    """What a branch or a loop takes has the label that it has outside."""
+    for node in program.nodes:
+        for body in node.bodies:
+            for outer, inner in zip(reversed(node.inputs), reversed(body.inputs)):
+                inner.label = inner.label or _take_only(_list_before(outer), set())
 
 
 def _take_only(labels: Iterable[Any], known: set[int]) -> Any:

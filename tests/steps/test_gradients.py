@@ -1,0 +1,108 @@
+"""Gradients are known by their variables where they are summed, whatever a step makes of them before and after."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from matex_tf.rewrite import labels, waves
+from matex_tf.rewrite.placement import BATCH, WHOLE
+from matex_tf.rewrite.propagate import read_program
+from matex_tf.steps import gradients
+
+WIDTH = 3
+STATE = tf.Variable(1.0, trainable=False)
+
+
+def trace(make_update, make_loss=None):
+    """The program of a step that trains a kernel and a scale, and the variables."""
+    kernel, scale = tf.Variable(tf.ones([WIDTH, 2]), name="kernel"), tf.Variable(tf.ones([2]), name="scale")
+
+    @tf.function
+    def step(x):
+        with tf.GradientTape() as tape:
+            loss = (make_loss or (lambda x, kernel, scale: tf.reduce_mean((x @ kernel * scale) ** 2)))(x, kernel, scale)
+        found = tape.gradient(loss, [kernel, scale])
+        gradients.note_gradients(found, [kernel, scale])
+        for variable, gradient in zip((kernel, scale), make_update(found)):
+            variable.assign_sub(gradient)
+        return loss
+
+    graph = step.get_concrete_function(tf.TensorSpec([None, WIDTH])).graph
+    placements = [BATCH] + [WHOLE] * (len(graph.inputs) - 1)
+    return read_program(graph, placements), (kernel, scale)
+
+
+def name_sums(program):
+    """For each wave of the copy the names of the variables whose gradients it sums, and how many other sums it has."""
+    values = [[one.value for one in wave] for wave in waves.schedule(program, [WHOLE] * len(program.outputs))]
+    found = labels.label_waves(program, values)
+    return [(sorted(one.name for one in wave if one), sum(one is None for one in wave)) for wave in found]
+
+
+UPDATES = {
+    "plain": lambda found: [0.1 * one for one in found],
+    "clipped": lambda found: tf.clip_by_global_norm(found, 1.0)[0],
+    "with a penalty": lambda found: [one + 0.1 for one in found],
+    "scaled": lambda found: [tf.where(tf.reduce_all(tf.math.is_finite(one)), one, 0.0) for one in found],
+}
+
+
+@pytest.mark.parametrize("update", UPDATES)
+def test_sums_have_the_names_of_variables(update):
+    program, _ = trace(UPDATES[update])
+    assert sorted(name for names, _ in name_sums(program) for name in names) == ["kernel", "scale"]
+    assert name_sums(program)[-1] == (["kernel", "scale"], 1), "the loss travels with the gradients"
+    assert labels.are_looked_at(program, ("IsFinite",)) == (update == "scaled")
+
+
+def test_statistics_of_the_batch_are_no_gradients_though_gradients_are_made_of_them():
+    def normalize(x, kernel, scale):
+        out = x @ kernel
+        mean, variance = tf.nn.moments(out, [0])
+        return tf.reduce_mean(tf.abs((out - mean) * tf.math.rsqrt(variance + 1e-3) * scale) ** 3)
+
+    program, _ = trace(UPDATES["plain"], normalize)
+    *first, last = name_sums(program)
+    assert sorted(name for names, _ in [*first, last] for name in names) == ["kernel", "scale"]
+    assert "kernel" in last[0] and first[0] == ([], 1)
+
+
+def test_a_gradient_is_known_within_a_branch():
+    def accumulate(found):
+        taken = tf.cond(
+            tf.reduce_sum(STATE) > 1, lambda: [one / 2 for one in found], lambda: [0 * one for one in found]
+        )
+        return list(taken)
+
+    program, _ = trace(accumulate)
+    names = [name for names, _ in name_sums(program) for name in names]
+    for node in program.nodes:
+        names += [value.label.name for body in node.bodies for value in body.inputs if value.label is not None]
+    assert set(names) == {"kernel", "scale"}
+
+
+def test_a_sum_of_indexed_slices_is_of_their_variable():
+    table = tf.Variable(tf.ones([10, 2]), name="table")
+
+    @tf.function
+    def step(rows):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.gather(table, rows) ** 2)
+        found = tape.gradient(loss, table)
+        gradients.note_gradients(found, table)
+        table.assign_sub(tf.convert_to_tensor(found))
+
+    graph = step.get_concrete_function(tf.TensorSpec([None], tf.int32)).graph
+    program = read_program(graph, [BATCH] + [WHOLE] * (len(graph.inputs) - 1))
+    assert [name for names, _ in name_sums(program) for name in names] == ["table"]
+
+
+def test_a_variable_has_one_number_as_long_as_it_lives():
+    first, second = tf.Variable(1.0), tf.Variable(1.0)
+    numbers = [gradients.make_label(one).number for one in (first, second, first)]
+    assert numbers[0] == numbers[2] != numbers[1] and min(numbers) > 0
+    tensors = [tf.constant(np.ones(1)), tf.constant(np.ones(1)), tf.constant(np.ones(1))]
+    with tf.Graph().as_default():
+        tensors = [tf.zeros([]) for _ in tensors]
+    label = gradients.make_label(first)
+    assert gradients.name_sums(tensors, [label, None, label])[1] == [label.number, 0, 0]
