@@ -16,7 +16,7 @@ from matex_tf.rewrite.own_batches import OwnRowsError
 from matex_tf.rewrite.placement import BATCH, OWN, WHOLE
 from matex_tf.rewrite.programs import Program
 from matex_tf.rewrite.propagate import read_program
-from matex_tf.steps import agreement, batch_watch, events, own_data, shares, weak_scaling, whole_code, worth
+from matex_tf.steps import agreement, batch_watch, events, explain, own_data, shares, weak_scaling, whole_code, worth
 from matex_tf.steps.exchanger import RankExchanger
 from matex_tf.world import world
 
@@ -28,68 +28,73 @@ class StepPlan:
     """How calls of a traced function are computed.
 
     own: the script's trace, a ConcreteFunction.
-    why_whole: why every rank computes the calls whole; empty where ranks share them.
-    program: the placements; None where they could not be found.
+    step: the copy, a ConcreteFunction of the number of the call and of the tensors that the script's takes. None: every
+        rank computes the calls by the script's function.
     trained: the weights that a call changes.
     """
 
     def __init__(self, own: Any, are_rows: Sequence[bool], are_own: Sequence[bool], place: str, rows: int = 0):
-        """Plan the calls of `own`. Collective: all ranks come to the same plan.
+        """Plan the calls of `own`, and say how they are computed. Collective: all ranks come to the same plan.
 
         Args:
             are_rows: of each tensor that the function takes, whether it has the rows that ranks divide.
             are_own: of each, whether it stands for an iterator or a dataset of each rank's own rows.
             place: names the step in messages.
             rows: how many there are in this call; 0 where that is not known.
+
+        Raises:
+            RankError: on every rank, where each has its own rows and they cannot be put together, or traces differ.
         """
-        self.own, self.place, self.rows = own, place, rows
-        self.are_rows = [one and sources.has_open_rows(tensor.shape) for one, tensor in zip(are_rows, own.graph.inputs)]
-        captured = [one for one, _ in own.graph.captures]
-        self.are_own = [*are_own, *(own_data.is_own(one) for one in captured)]
-        self.program: Program | None = None
+        self.own, self.place = own, place
+        self.are_rows = [one and bool(tensor.shape.rank) for one, tensor in zip(are_rows, own.graph.inputs)]
         self.step: Any = None
         self.calls = 0
         self.trained = whole_code.list_trained(own)
         self.batches = batch_watch.BatchWatch(f"a batch of {place}")
-        self.why_whole = self._find_obstacle()
-        if self.why_whole in (NO_BATCH, NO_WORK):
+        owned = [*are_own, *(own_data.is_own(one) for one, _ in own.graph.captures)]
+        program, why_whole = self._read(owned, rows)
+        if why_whole in (NO_BATCH, NO_WORK):
             if self.trained and agreement.is_watched():
-                agreement.agree_on_new(own.graph.variables)
-            return  # else, what a script's rank does by itself is its own affair
-        if not self.why_whole:
+                agreement.agree_on_new(own.graph.variables)  # else, what a rank does by itself is its own affair
+            explain.say_whole(place, why_whole, is_usual=not self.trained)
+            return
+        step = None
+        if program is not None:
             try:
-                self.step = self._build()
+                step = self._build(program)
             except Exception as error:  # of any op: the script's own function is always right
-                self.why_whole = f"its copy cannot be made ({type(error).__name__}: {error})"
-        self.why_whole = agreement.agree_on_trace(own.graph, self.why_whole, place)
-        if self.why_whole and any(self.are_own):
-            raise world.RankError(own_data.explain_obstacle(place, self.why_whole))
+                why_whole = f"its copy cannot be made ({type(error).__name__}: {error})"
+        why_whole = agreement.agree_on_trace(own.graph, why_whole, place)
+        if program is not None and not why_whole:
+            self.step = step
+            explain.say_shared(place, program)
+        elif any(owned):
+            raise world.RankError(own_data.explain_obstacle(place, why_whole))
+        else:
+            explain.say_whole(place, why_whole, is_usual=False)
 
-    def _find_obstacle(self) -> str:
+    def _read(self, are_own: Sequence[bool], rows: int) -> tuple[Program | None, str]:
+        """The placements, or why ranks cannot share the calls. `are_own`: of each input of the graph."""
         graph = self.own.graph
         if getattr(graph, "deferred_external_captures", None):
-            return "it takes values that are known only when it is called"
+            return None, "it takes values that are known only when it is called"
         if not any(self.are_rows) and not sources.are_in(graph):
-            return NO_BATCH
+            return None, NO_BATCH
         captures = len(graph.inputs) - len(self.are_rows)
         placements = [BATCH if one else WHOLE for one in self.are_rows] + [WHOLE] * captures
-        placements = [OWN if is_own else one for one, is_own in zip(placements, self.are_own, strict=True)]
+        placements = [OWN if is_own else one for one, is_own in zip(placements, are_own, strict=True)]
         try:
-            self.program = read_program(graph, placements, rows=self.rows or USUAL_SIZE)
+            program = read_program(graph, placements, rows=rows or USUAL_SIZE)
         except OwnRowsError as error:
-            return str(error)
+            return None, str(error)
         except Exception as error:  # of any rule: the script's own function is always right
-            return f"its graph cannot be read ({type(error).__name__}: {error})"
-        if not any(self.are_own) and not worth.has_shared_work(self.program):
-            return NO_WORK
-        return ""
+            return None, f"its graph cannot be read ({type(error).__name__}: {error})"
+        return (program, "") if any(are_own) or worth.has_shared_work(program) else (None, NO_WORK)
 
-    def _build(self) -> Any:
+    def _build(self, program: Program) -> Any:
         """The copy, as a ConcreteFunction of the tensors that the script's takes."""
         import tensorflow as tf
 
-        program = self.program
-        assert program is not None
         graph, are_rows = self.own.graph, self.are_rows
         specs = [tf.TensorSpec([], tf.float64)]
         specs += [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in graph.inputs[: len(are_rows)]]
