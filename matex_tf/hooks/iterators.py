@@ -46,6 +46,7 @@ def _wrap_next(original: Any) -> Any:
 def _open_rows(iterator: Any) -> Iterator[None]:
     from tensorflow.python.data.util import structure
 
+    capture.note_opened()
     names = ("_element_spec", "_flat_output_shapes")
     before = {name: getattr(iterator, name) for name in names}
     iterator._element_spec = capture.open_spec(iterator._element_spec)

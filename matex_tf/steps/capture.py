@@ -19,6 +19,16 @@ def is_tracing() -> bool:
     return getattr(_state, "traces", False)
 
 
+def note_opened() -> None:
+    """In the trace that is made, a batch of a rank's own rows has any number of rows: the script's has no such trace."""
+    _state.has_opened = True
+
+
+def has_opened() -> bool:
+    """Whether that was so in the last trace of a step."""
+    return getattr(_state, "has_opened", False)
+
+
 def trace_step(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The ConcreteFunction that a call of a `tf.function` has alone, too.
 
@@ -26,7 +36,7 @@ def trace_step(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     """
     import tensorflow as tf
 
-    _state.traces = True
+    _state.traces, _state.has_opened = True, False
     try:
         own = function.get_concrete_function(*args, **kwargs)
         if not function._jit_compile:

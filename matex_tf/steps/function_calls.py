@@ -15,6 +15,7 @@ from matex_tf.world import world
 
 _PLANS = "step plans"
 _MOST_KEYS = 1024
+NOT_TRACED = "its code raised an error when it was traced for any number of rows"
 NOT_SHARED = "it is compiled by XLA, or a tape records the call"
 
 
@@ -47,13 +48,19 @@ class _Plans:
         for leaf in arguments.leaves:
             if isinstance(leaf, tf.data.Dataset) and own_data.is_own(leaf):
                 own_data.note_dataset(leaf)
-        own = capture.trace_step(function, given, named)
+        place = explain.name_step(function)
+        try:
+            own = capture.trace_step(function, given, named)
+        except Exception as error:
+            if capture.has_opened():
+                raise world.RankError(own_data.explain_obstacle(place, NOT_TRACED)) from error
+            raise
         rows = {id(leaf) for leaf, one in zip(arguments.leaves, arguments.are_rows) if one}
         inputs = own.function_type.unpack_inputs(own.function_type.bind(*given, **named))
         are_rows, are_own = [id(one) in rows for one in inputs], [own_data.is_own(one) for one in inputs]
         key = id(own.graph), *are_rows, *are_own
         if key not in self.by_trace:
-            self.by_trace[key] = StepPlan(own, are_rows, are_own, explain.name_step(function), arguments.rows)
+            self.by_trace[key] = StepPlan(own, are_rows, are_own, place, arguments.rows)
         return self.by_trace[key]
 
 
