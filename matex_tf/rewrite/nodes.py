@@ -40,7 +40,7 @@ class Value:
 
     @property
     def shape(self) -> list[int | None] | None:
-        """The sizes that are fixed and the same here as in the script's tensor; None where their number is not known."""
+        """The sizes that are fixed, and here those of the script's tensor; None where their number is not known."""
         known = self.whole_shape
         if known is not None and self.placement.is_sharded:
             return [None if axis == self.placement.axis else size for axis, size in enumerate(known)]

@@ -9,7 +9,18 @@ from typing import Any
 
 _state = threading.local()
 _UNLIKE = frozenset(
-    ("config", "config_proto", "container", "debug_name", "message", "metadata", "seed", "seed2", "shared_name", "token")
+    (
+        "config",
+        "config_proto",
+        "container",
+        "debug_name",
+        "message",
+        "metadata",
+        "seed",
+        "seed2",
+        "shared_name",
+        "token",
+    )
 )
 """Attributes that differ between traces of the same."""
 
@@ -96,7 +107,12 @@ def digest_nodes(
                 arguments = [each.name for each in function.signature.input_arg]
                 results = [function.ret[each.name] for each in function.signature.output_arg]
                 found.update(digest_nodes(function.node_def, library, has_values, arguments, results))
-            if called or name[0] == "_" or name in _UNLIKE or (not has_values and (node.op, name) == ("Const", "value")):
+            if (
+                called
+                or name[0] == "_"
+                or name in _UNLIKE
+                or (not has_values and (node.op, name) == ("Const", "value"))
+            ):
                 continue
             found.update(name.encode() + value.SerializeToString(deterministic=True))
     found.update(repr(list(map(find, gives))).encode())

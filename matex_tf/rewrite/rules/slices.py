@@ -39,9 +39,7 @@ def _slice_rows(node: Node, one: Placement) -> Decision:
     return node.decide([None, *needs], found)
 
 
-def follow_axis(
-    node: Node, one: Placement, count: int, length: int | None
-) -> tuple[Placement, list[Placement | None]]:
+def follow_axis(node: Node, one: Placement, count: int, length: int | None) -> tuple[Placement, list[Placement | None]]:
     """Where a slice of a tensor with `count` axes has its rows: whole rows, or whole blocks of them.
 
     length: of the axis with the rows, where it is fixed. Besides, how the bounds and the stride are brought here.
@@ -55,9 +53,7 @@ def follow_axis(
     named = sum(1 for index in range(entries) if not (new | ellipsis) >> index & 1)
     made = taken = 0  # axes of the result, and of what is sliced
     found: Placement | None = None
-    needs: list[Placement | None] = [
-        None if node.get_placement(index).kind == SIZES else WHOLE for index in (1, 2, 3)
-    ]
+    needs: list[Placement | None] = [None if node.get_placement(index).kind == SIZES else WHOLE for index in (1, 2, 3)]
     for index in range(entries):
         bit = 1 << index
         if ellipsis & bit:
