@@ -1,4 +1,4 @@
-"""Iterators: ranks read equally far ahead, and the trace of a step is for batches of any number of rows."""
+"""Iterators: ranks read equally far ahead, and a step is traced for batches of any number of a rank's own rows."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _wrap_iter(original: Any) -> Any:
 @HOOKS.replace("tensorflow.python.data.ops.iterator_ops", "OwnedIterator.get_next_as_optional", _LOST)
 def _wrap_next(original: Any) -> Any:
     def take_next(self):
-        if not capture.is_opening():
+        if not capture.is_tracing() or not own_data.is_own(self):
             return original(self)
         with _open_rows(self):
             return original(self)
@@ -46,6 +46,7 @@ def _wrap_next(original: Any) -> Any:
 def _open_rows(iterator: Any) -> Iterator[None]:
     from tensorflow.python.data.util import structure
 
+    capture.note_opened()
     names = ("_element_spec", "_flat_output_shapes")
     before = {name: getattr(iterator, name) for name in names}
     iterator._element_spec = capture.open_spec(iterator._element_spec)
@@ -62,7 +63,7 @@ def _wrap_dataset_loop(original: Any) -> Any:
     from tensorflow.python.autograph.operators import control_flow
 
     def _tf_ag_dataset_for_stmt(ds, *args, **kwargs):
-        if not capture.is_opening():
+        if not capture.is_tracing():
             own_data.require_shared(ds)
             return original(ds, *args, **kwargs)
         return control_flow._tf_iterator_for_stmt(iter(ds), *args, **kwargs)

@@ -80,12 +80,14 @@ def place_branches(reader: Any, node: Node) -> Decision:
         if any(needs_exchange(placement, gives[-1]) and placement.kind == LIST and placement.dtype is None
                for placement in map(strip_placement, found)):  # fmt: skip
             raise NoRuleError  # what the backward pass takes of either branch cannot be put together
+    for body in node.bodies:
+        body.gives = gives
 
     def emit(copy: Any, index: Any, *arguments: Any) -> list[Any]:
         import tensorflow as tf
 
         def run(body: Any) -> Any:
-            made = copy.build(body, arguments, gives)
+            made = copy.build(body, arguments, body.gives)
             return made or [tf.constant(0)]
 
         if len(names) == 2 and node.type not in ("Case", "StatelessCase"):
@@ -137,6 +139,7 @@ def place_loop(reader: Any, node: Node) -> Decision:
     else:
         raise NoRuleError
     condition = reader.read(find_callee(node.op, cond_name).graph, carried, (*node.key, "cond"), constants)
+    condition.gives, body.gives = [WHOLE], carried
     node.bodies = [condition, body]
     turns = node.read_attribute("parallel_iterations", 10)
 
@@ -144,8 +147,8 @@ def place_loop(reader: Any, node: Node) -> Decision:
         import tensorflow as tf
 
         made = tf.while_loop(
-            lambda *held: copy.build(condition, held, [WHOLE])[0],
-            lambda *held: copy.build(body, held, carried),
+            lambda *held: copy.build(condition, held, condition.gives)[0],
+            lambda *held: copy.build(body, held, body.gives),
             list(arguments),
             shape_invariants=[tf.TensorShape(value.shape) for value in body.inputs],
             parallel_iterations=turns,

@@ -12,6 +12,7 @@ class Program:
     inputs, outputs: the values of the graph's.
     effects: the nodes that run although no output needs them.
     takes_batch: whether it takes the batch by itself, of which ranks have shares.
+    gives: the placements that the outputs of a branch, or of a turn of a loop, are brought to.
     """
 
     def __init__(
@@ -24,13 +25,12 @@ class Program:
     ):
         self.nodes, self.inputs, self.outputs, self.effects = nodes, inputs, outputs, effects
         self.takes_batch = takes_batch
+        self.gives = [value.placement for value in outputs]
 
     @property
     def has_collectives(self) -> bool:
-        exchanges = any(
-            need is not None and control.needs_exchange(value.placement, need)
-            for node in self.nodes
-            for value, need in zip(node.inputs, node.decision.needs)
-        )
+        needed = [pair for node in self.nodes for pair in zip(node.inputs, node.decision.needs)]
+        needed += zip(self.outputs, self.gives)
+        exchanges = any(need is not None and control.needs_exchange(value.placement, need) for value, need in needed)
         exchanges = exchanges or any(map(own_batches.has_collective, self.nodes))
         return exchanges or any(body.has_collectives for node in self.nodes for body in node.bodies)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from matex_tf.rewrite.functions import has_op, is_movable
@@ -58,14 +58,27 @@ def has_open_rows(shape: Any) -> bool:
     return bool(shape.rank) and shape.as_list()[0] is None
 
 
+def find_components(shapes: Sequence[Any]) -> list[bool]:
+    """Which components of a batch have rows: of an open number, else of that which most have in common.
+
+    Which of them are divided changes no result.
+    """
+    opened = [has_open_rows(shape) for shape in shapes]
+    if any(opened):
+        return opened
+    counts = [shape[0] if shape.rank else None for shape in shapes]
+    known = [count for count in counts if count and count > 1]
+    return [count == max(known, key=known.count) if known else False for count in counts]
+
+
 def are_in(graph: Any) -> bool:
     """Whether such an op is in a graph, or in a function that it calls."""
     return any(op.type in SOURCES or has_op(op, SOURCES) for op in graph.get_operations())
 
 
 def place_batch(node: Node) -> Decision:
-    """Every component with an open number of rows is sliced."""
-    rows = [has_open_rows(tensor.shape) for tensor in node.op.outputs]
+    """The components with rows are sliced."""
+    rows = find_components([tensor.shape for tensor in node.op.outputs])
 
     def emit(copy: Any, *inputs: Any) -> list[Any]:
         return take_rows(copy, around_pull(lambda: copy.create_op(node, inputs)), rows)

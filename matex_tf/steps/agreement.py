@@ -7,7 +7,6 @@ rank 0's. A weight of a step that ranks share must not differ: what the step gav
 from __future__ import annotations
 
 import functools
-import hashlib
 import threading
 import weakref
 from collections.abc import Iterable
@@ -16,7 +15,7 @@ from typing import Any
 from matex_tf import settings
 from matex_tf.gradients import reduction, variables
 from matex_tf.runtime import notes, objects, shutdown
-from matex_tf.steps import events, own_data
+from matex_tf.steps import capture, events, own_data
 from matex_tf.world import world
 
 AS_TRAINING_STARTS = "comparing the variables as training starts"
@@ -65,32 +64,31 @@ def agree_on_trace(graph: Any, why_whole: str, place: str) -> str:
         RankError: on every rank, if the traces differ.
     """
     events.ranks_meet(place)
-    why_whole = agree_on_plan(graph.get_operations(), why_whole, place)
+    why_whole = agree_on_plan(capture.digest_graph(graph, for_ranks=True), why_whole, place)
     variables.synchronize_variables(graph.variables, f"comparing the variables before {place}")
     if not why_whole:
         note_shared(graph.variables)
     return why_whole
 
 
-def agree_on_plan(operations: Iterable[Any], why_whole: str, place: str) -> str:
+def agree_on_plan(digest: bytes, why_whole: str, place: str) -> str:
     """Why all ranks compute a step whole, empty where they share it. Collective.
 
     Args:
-        operations: the ops of the step, in their order.
+        digest: of the ops of the step; constants, names of files for example, may differ.
         why_whole: why this rank would compute it whole.
         place: names the step in messages.
 
     Raises:
         RankError: on every rank, where all would share the step, and have other ops.
     """
-    text = " ".join(op.type for op in operations)
-    mine = hashlib.blake2b(text.encode()).hexdigest(), why_whole
+    mine = digest, why_whole
     everyone = objects.allgather(mine, f"whether ranks can share {place}")
     reasons = [why for _, why in everyone if why]
     if reasons:
         return reasons[0]
-    for rank, (digest, _) in enumerate(everyone):
-        if digest != everyone[0][0]:
+    for rank, (other, _) in enumerate(everyone):
+        if other != everyone[0][0]:
             hosts = world.get_world().hosts
             raise world.RankError(
                 f"the ranks' traces of {place} differ: that of rank {rank} ({hosts[rank]}) has other ops "

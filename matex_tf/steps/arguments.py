@@ -46,12 +46,11 @@ class Arguments:
 
         kinds: list[Any] = []
         self.kept = []
-        for leaf, is_rows in zip(self.leaves, self.are_rows):
+        for leaf in self.leaves:
             if isinstance(leaf, tf.Variable):  # its type does not say which arguments are one variable
                 kinds.append(self._keep(leaf))
             elif isinstance(leaf, (np.generic, tf.Tensor)):
-                shape = tuple(leaf.shape)
-                kinds.append((is_rows, leaf.dtype, shape[1:] if is_rows else shape))
+                kinds.append((leaf.dtype, tuple(leaf.shape)))
             elif is_source(leaf):
                 kinds.append((type(leaf), _describe_batches(leaf), own_data.is_own(leaf)))
             elif isinstance(leaf, tf.__internal__.CompositeTensor):
@@ -81,7 +80,7 @@ class Arguments:
         return [one for one in self.list_tensors() if one.shape.rank and one.shape[0] == self.rows]
 
     def trace_call(self, function: Callable[..., Any]) -> Any:
-        """The FuncGraph of a call of `function`, of any number of rows; its inputs are those of `list_tensors`.
+        """The FuncGraph of a call of `function`; its inputs are those of `list_tensors`.
 
         Its structured outputs are what the function gives, and for each tensor of that what Python has hung on it. None
         where the Python of the function raises an error.
@@ -100,22 +99,7 @@ class Arguments:
             result = function(*args, **kwargs)
             return result, [list_hung(one) for one in tf.nest.flatten(result, expand_composites=True)]
 
-        rows = {id(one) for one in self.list_row_tensors()}
-        specs = [
-            tf.TensorSpec([None, *one.shape[1:]] if id(one) in rows else one.shape, one.dtype)
-            for one in self.list_tensors()
-        ]
-        return capture.trace_graph(call, specs)
-
-    def open_rows(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The arguments with specifications of any number of rows in the place of those that have rows."""
-        import tensorflow as tf
-
-        leaves = [
-            tf.TensorSpec([None, *leaf.shape[1:]], tf.as_dtype(leaf.dtype)) if one else leaf
-            for leaf, one in zip(self.leaves, self.are_rows)
-        ]
-        return tf.nest.pack_sequence_as(self.given, leaves)
+        return capture.trace_graph(call, [tf.TensorSpec(one.shape, one.dtype) for one in self.list_tensors()])
 
 
 def list_hung(tensor: Any) -> dict[str, Any]:

@@ -1,47 +1,61 @@
-"""The trace of a step for any number of rows, as the script wrote it."""
+"""The trace of a step, as the script wrote it: that of the call itself, with the sizes of its arguments."""
 
 from __future__ import annotations
 
 import hashlib
 import threading
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 _state = threading.local()
+_UNLIKE = frozenset(
+    (
+        "config",
+        "config_proto",
+        "container",
+        "debug_name",
+        "message",
+        "metadata",
+        "seed",
+        "seed2",
+        "shared_name",
+        "token",
+    )
+)
+"""Attributes that differ between traces of the same."""
 
 
-def is_opening() -> bool:
-    """Whether batches that are taken in the trace that is being made have any number of rows."""
-    return getattr(_state, "opens", False)
+def is_tracing() -> bool:
+    """Whether the trace of a step is made, in which batches of each rank's own rows have any number of rows."""
+    return getattr(_state, "traces", False)
 
 
-def trace_open(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The ConcreteFunction of a `tf.function`, in whose trace batches have any number of rows.
+def note_opened() -> None:
+    """In the trace that is made, a batch of a rank's own rows has any number of rows, as it has not alone."""
+    _state.has_opened = True
 
-    None where the script's Python raises an error in that, as it may where it asks for the number of rows. Of a
-    function that XLA compiles it is that of one that calls it.
+
+def has_opened() -> bool:
+    """Whether that was so in the last trace of a step."""
+    return getattr(_state, "has_opened", False)
+
+
+def trace_step(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The ConcreteFunction that a call of a `tf.function` has alone, too.
+
+    Of a function that XLA compiles it is that of one that calls it. Raises what the script's Python raises in the call.
     """
     import tensorflow as tf
 
-    _state.opens = True
+    _state.traces, _state.has_opened = True, False
     try:
-        own = _trace(function, args, kwargs)
-        if own is None or not function._jit_compile:
+        own = function.get_concrete_function(*args, **kwargs)
+        if not function._jit_compile:
             return own
-        return _trace(tf.function(lambda *given, **named: function(*given, **named), autograph=False), args, kwargs)
+        caller = tf.function(lambda *given, **named: function(*given, **named), autograph=False)
+        return caller.get_concrete_function(*args, **kwargs)
     finally:
-        _state.opens = False
-
-
-def _trace(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """A trace that fails would leave a function in a state in which it can make no variables."""
-    names = ("_variable_creation_config", "_no_variable_creation_config", "_created_variables")
-    before = {name: getattr(function, name) for name in names}
-    try:
-        return function.get_concrete_function(*args, **kwargs)
-    except Exception:  # of the script's code, any; the call itself raises it again, or none for its own batch
-        for name, value in before.items():
-            setattr(function, name, value)
-        return None
+        _state.traces = False
 
 
 def trace_graph(function: Any, specs: Any) -> Any:
@@ -54,29 +68,52 @@ def trace_graph(function: Any, specs: Any) -> Any:
         return None
 
 
-def digest_graph(graph: Any) -> bytes:
-    """A digest of the ops of a FuncGraph: equal for two traces of a function that make the same ops.
+def digest_graph(graph: Any, for_ranks: bool = False) -> bytes:
+    """A digest of the ops of a FuncGraph: equal for two traces of a function that make the same ops, whatever names.
 
-    Names of functions that ops call, and of gradient functions, are others in each trace.
+    for_ranks: equal, too, where constants are others, or ops come in another order, as the updates of variables do that
+        a script keeps in a set.
     """
     definition = graph.as_graph_def()
     library = {one.signature.name: one for one in definition.library.function}
+    return digest_nodes(definition.node, library, for_ranks, gives=[one.name for one in graph.outputs])
 
-    def digest(nodes: Any) -> bytes:
-        found = hashlib.blake2b()
-        for node in nodes:
-            found.update(repr((node.name, node.op, list(node.input), node.device)).encode())
-            for name in sorted(node.attr):
-                value = node.attr[name]
-                called = [value.func.name] if value.HasField("func") else [one.name for one in value.list.func]
-                if called:
-                    for one in called:
-                        found.update(digest(library[one].node_def) if one in library else one.encode())
-                elif not name.startswith("_"):
-                    found.update(name.encode() + value.SerializeToString(deterministic=True))
-        return found.digest()
 
-    return digest(definition.node)
+def digest_nodes(
+    nodes: Iterable[Any],
+    library: Mapping[str, Any],
+    for_ranks: bool,
+    takes: Iterable[str] = (),
+    gives: Iterable[str] = (),
+) -> bytes:
+    """`digest_graph` of messages of nodes, in their order, which call functions of `library`.
+
+    takes, gives: the names of arguments and of results.
+    """
+    numbers = {name: -1 - number for number, name in enumerate(takes)}
+
+    def find(name: str) -> tuple[Any, ...]:
+        of, *at = name.lstrip("^").split(":")
+        return name[:1] == "^", numbers.get(of), *at
+
+    found = []
+    for number, node in enumerate(nodes):
+        numbers[node.name] = number
+        one = hashlib.blake2b(repr((node.op, [] if for_ranks else list(map(find, node.input)))).encode())
+        for name in sorted(node.attr):
+            value = node.attr[name]
+            called = [value.func.name] if value.HasField("func") else [each.name for each in value.list.func]
+            for each in filter(library.__contains__, called):
+                function = library[each]
+                arguments = [argument.name for argument in function.signature.input_arg]
+                results = [function.ret[result.name] for result in function.signature.output_arg]
+                one.update(digest_nodes(function.node_def, library, for_ranks, arguments, results))
+            is_value = for_ranks and (node.op, name) == ("Const", "value")
+            if not (called or name[0] == "_" or name in _UNLIKE or is_value):
+                one.update(name.encode() + value.SerializeToString(deterministic=True))
+        found.append(one.digest())
+    ends = b"" if for_ranks else repr(list(map(find, gives))).encode()
+    return hashlib.blake2b(b"".join([*(sorted(found) if for_ranks else found), ends])).digest()
 
 
 def open_spec(spec: Any) -> Any:

@@ -10,13 +10,14 @@ from typing import Any
 from matex_tf import tags
 from matex_tf.steps import agreement, capture, events, explain, own_data
 from matex_tf.steps.arguments import Arguments, is_source
-from matex_tf.steps.plan import NO_BATCH, NO_WORK, StepPlan
+from matex_tf.steps.plan import StepPlan
 from matex_tf.steps.tapes import calls
 from matex_tf.world import world
 
 _PLANS = "step plans"
-NOT_SHARED = "it is compiled by XLA, or a tape records the call"
+_MOST_KEYS = 1024
 NOT_TRACED = "its code raised an error when it was traced for any number of rows"
+NOT_SHARED = "it is compiled by XLA, or a tape records the call"
 
 
 _takers: list[Callable[..., Any]] = []
@@ -32,15 +33,49 @@ def take_calls(taker: Callable[..., Any]) -> Iterator[None]:
         _takers.remove(taker)
 
 
-class _Planned:
-    """A plan, None where the call is the script's own, and references to what its key knows by address."""
+class _Plans:
+    """The plans of a function.
 
-    def __init__(self, plan: StepPlan | None, kept: list[Any]):
-        self.plan, self.kept = plan, kept
+    by_trace: a plan for each trace that TensorFlow keeps of it.
+    by_key: the plans of calls that have been made; with references to what their keys know by address.
+    """
 
-    @property
-    def holds(self) -> bool:
-        return all(refer() is not None for refer in self.kept)
+    def __init__(self) -> None:
+        self.by_trace: dict[Any, StepPlan] = {}
+        self.by_key: dict[Any, tuple[StepPlan, list[Any]]] = {}
+
+    def find(self, function: Any, arguments: Arguments) -> StepPlan:
+        """The plan of calls like this one. Collective where it is made."""
+        key = arguments.make_key()
+        plan, kept = self.by_key.get(key, (None, []))
+        if plan is None or any(refer() is None for refer in kept):
+            if len(self.by_key) >= _MOST_KEYS:
+                self.by_key.clear()
+            plan = self._find_by_trace(function, arguments)
+            self.by_key[key] = plan, arguments.kept
+        return plan
+
+    def _find_by_trace(self, function: Any, arguments: Arguments) -> StepPlan:
+        import tensorflow as tf
+
+        given, named = arguments.given
+        for leaf in arguments.leaves:
+            if isinstance(leaf, tf.data.Dataset) and own_data.is_own(leaf):
+                own_data.note_dataset(leaf)
+        place = explain.name_step(function)
+        try:
+            own = capture.trace_step(function, given, named)
+        except Exception as error:
+            if capture.has_opened():
+                raise world.RankError(own_data.explain_obstacle(place, NOT_TRACED)) from error
+            raise
+        rows = {id(leaf) for leaf, one in zip(arguments.leaves, arguments.are_rows) if one}
+        inputs = own.function_type.unpack_inputs(own.function_type.bind(*given, **named))
+        are_rows, are_own = [id(one) in rows for one in inputs], [own_data.is_own(one) for one in inputs]
+        key = id(own.graph), *are_rows, *are_own
+        if key not in self.by_trace:
+            self.by_trace[key] = StepPlan(own, are_rows, are_own, place, arguments.rows)
+        return self.by_trace[key]
 
 
 def call_function(
@@ -65,8 +100,8 @@ def call_function(
     if is_recorded:
         return calls.call_function(lambda: original(function, *args, **kwargs), function, arguments)
     plan = _find_plan(function, arguments)
-    if plan is None or plan.why_whole:
-        trains = plan is not None and bool(plan.trained) and agreement.is_watched()
+    if plan.why_whole:
+        trains = bool(plan.trained) and agreement.is_watched()
         if trains:
             agreement.note_step()
         result = original(function, *args, **kwargs)
@@ -78,8 +113,8 @@ def call_function(
     return plan.call(inputs, plan.take_batch(inputs), arguments.list_sources())
 
 
-def find_plan(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> StepPlan | None:
-    """The plan of calls like this one; None where the function cannot be traced for any number of rows. Collective."""
+def find_plan(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> StepPlan:
+    """The plan of calls like this one. Collective where it is made."""
     return _find_plan(function, _bind_arguments(function, args, kwargs))
 
 
@@ -92,13 +127,9 @@ def _bind_arguments(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     return Arguments(bound.args, bound.kwargs)
 
 
-def _find_plan(function: Any, arguments: Arguments) -> StepPlan | None:
-    plans: dict[Any, _Planned] = tags.get_or_make_tag(function, _PLANS, dict)
-    key = arguments.make_key()
-    planned = plans.get(key)
-    if planned is None or not planned.holds:
-        planned = plans[key] = _Planned(_make_plan(function, arguments), arguments.kept)
-    return planned.plan
+def _find_plan(function: Any, arguments: Arguments) -> StepPlan:
+    plans: _Plans = tags.get_or_make_tag(function, _PLANS, _Plans)
+    return plans.find(function, arguments)
 
 
 def call_whole(original: Callable[..., Any], function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -112,33 +143,3 @@ def call_whole(original: Callable[..., Any], function: Any, args: tuple[Any, ...
     if not runs_here and any(is_source(leaf) and own_data.is_own(leaf) for leaf in leaves):
         raise world.RankError(own_data.explain_obstacle(place, NOT_SHARED))
     return original(function, *args, **kwargs)
-
-
-def _make_plan(function: Any, arguments: Arguments) -> StepPlan | None:
-    """The plan of calls like this one; None where the function cannot be traced for any number of rows. Collective."""
-    import tensorflow as tf
-
-    place = explain.name_step(function)
-    args, kwargs = arguments.open_rows()
-    sources = [leaf for leaf in arguments.leaves if is_source(leaf) and own_data.is_own(leaf)]
-    for leaf in sources:
-        if isinstance(leaf, tf.data.Dataset):
-            own_data.note_dataset(leaf)
-    own = capture.trace_open(function, args, kwargs)
-    if own is None:
-        if sources:
-            raise world.RankError(own_data.explain_obstacle(place, NOT_TRACED))
-        explain.say_whole(place, NOT_TRACED, is_usual=True)
-        return None
-    bound = own.function_type.bind(*arguments.given[0], **arguments.given[1])
-    rows = {id(leaf) for leaf, one in zip(arguments.leaves, arguments.are_rows) if one}
-    inputs = own.function_type.unpack_inputs(bound)
-    are_rows = [id(tensor) in rows for tensor in inputs]
-    are_own = [own_data.is_own(tensor) for tensor in inputs]
-    plan = StepPlan(own, are_rows, are_own, place, arguments.rows)
-    is_usual = plan.why_whole in (NO_BATCH, NO_WORK) and not plan.trained
-    if plan.program is None or plan.why_whole:
-        explain.say_whole(place, plan.why_whole, is_usual)
-    else:
-        explain.say_shared(place, plan.program)
-    return plan

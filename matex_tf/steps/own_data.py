@@ -66,7 +66,7 @@ def require_shared(source: Any) -> None:
     Raises:
         RankError: if it is not.
     """
-    if world.is_active() and not is_alone() and not capture.is_opening() and is_own(source):
+    if world.is_active() and not is_alone() and not capture.is_tracing() and is_own(source):
         raise world.RankError(explain_obstacle("a function", "it is not traced as a step that ranks share"))
 
 

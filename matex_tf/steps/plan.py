@@ -17,6 +17,7 @@ from matex_tf.rewrite.own_batches import OwnRowsError
 from matex_tf.rewrite.placement import BATCH, OWN, WHOLE
 from matex_tf.rewrite.programs import Program
 from matex_tf.rewrite.propagate import read_program
+<<<<<<< HEAD
 from matex_tf.rewrite.sharing import Exchanger
 from matex_tf.steps import (
     agreement,
@@ -30,6 +31,9 @@ from matex_tf.steps import (
     whole_code,
     worth,
 )
+=======
+from matex_tf.steps import agreement, batch_watch, events, explain, own_data, shares, weak_scaling, whole_code, worth
+>>>>>>> p1
 from matex_tf.steps.exchanger import RankExchanger
 from matex_tf.world import world
 
@@ -63,7 +67,7 @@ class StepPlan:
     """How calls of a traced function are computed.
 
     own: the script's trace, a ConcreteFunction.
-    why_whole: why every rank computes the calls whole; empty where ranks share them.
+    why_whole: why every rank computes the calls by the script's function; empty where ranks share them.
     program: the placements; None where they could not be found.
     trained: the weights that a call changes.
     rows: how many the batch of the last call had; 0 where that is not known.
@@ -72,26 +76,29 @@ class StepPlan:
     """
 
     def __init__(self, own: Any, are_rows: Sequence[bool], are_own: Sequence[bool], place: str, rows: int = 0):
-        """Plan the calls of `own`. Collective: all ranks come to the same plan.
+        """Plan the calls of `own`, and say how they are computed. Collective: all ranks come to the same plan.
 
         Args:
             are_rows: of each tensor that the function takes, whether it has the rows that ranks divide.
             are_own: of each, whether it stands for an iterator or a dataset of each rank's own rows.
             place: names the step in messages.
             rows: how many there are in this call; 0 where that is not known.
+
+        Raises:
+            RankError: on every rank, where each has its own rows and they cannot be put together, or traces differ.
         """
         self.own, self.place, self.rows = own, place, rows
         graph = own.graph
         self.given = len(are_rows)  # tensors; the rest of what the graph takes it has captured
         captured = [one for one, _ in graph.captures]
         self.are_own = [*are_own, *(own_data.is_own(one) for one in captured)]
-        self.divided = [one and sources.has_open_rows(tensor.shape) for one, tensor in zip(are_rows, graph.inputs)]
+        self.divided = [one and bool(tensor.shape.rank) for one, tensor in zip(are_rows, graph.inputs)]
         self.divided += [False] * len(captured)
         self.graph = graph
         self.source = self._find_source()
         if self.source is not None:
             self.graph = sources.GivenBatch(graph, self.source)
-            self.divided += [sources.has_open_rows(tensor.shape) for tensor in self.source.outputs]
+            self.divided += sources.find_components([tensor.shape for tensor in self.source.outputs])
         self.program: Program | None = None
         self.copy_kind = CopyKind()
         self._copies: dict[tuple[Any, ...], Any] = {}
@@ -101,8 +108,9 @@ class StepPlan:
         self.why_whole = self._find_obstacle()
         if self.why_whole in (NO_BATCH, NO_WORK):
             if self.trained and agreement.is_watched():
-                agreement.agree_on_new(graph.variables)
-            return  # else, what a script's rank does by itself is its own affair
+                agreement.agree_on_new(graph.variables)  # else, what a rank does by itself is its own affair
+            explain.say_whole(place, self.why_whole, is_usual=not self.trained)
+            return
         if not self.why_whole:
             try:
                 self.find_copy()
@@ -111,6 +119,10 @@ class StepPlan:
         self.why_whole = agreement.agree_on_trace(graph, self.why_whole, place)
         if self.why_whole and any(self.are_own):
             raise world.RankError(own_data.explain_obstacle(place, self.why_whole))
+        if self.why_whole or self.program is None:
+            explain.say_whole(place, self.why_whole, is_usual=False)
+        else:
+            explain.say_shared(place, self.program)
 
     def _find_source(self) -> Any:
         """The op whose batch is taken before the function is called; None where there is none, or no need of it.

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from matex_tf.rewrite import waves
 from matex_tf.rewrite.nodes import Node, Value
-from matex_tf.rewrite.placement import PARTIAL, SHARDED, WHOLE
+from matex_tf.rewrite.placement import PARTIAL, SHARDED, WHOLE, Placement
 from matex_tf.rewrite.programs import Program
 from matex_tf.runtime import script_frames
 
@@ -37,7 +37,7 @@ def describe(program: Program) -> Report:
     collectives = len(waves.schedule(program, [WHOLE] * len(program.outputs)))
     sums: dict[int, Value] = {}
     rows: dict[int, Gathering] = {}
-    for value, node in _list_needs(program):
+    for value, node in _list_needs(program, [WHOLE] * len(program.outputs)):
         if value.placement.kind == PARTIAL:
             sums[id(value)] = value
         elif value.placement.kind == SHARDED:
@@ -49,16 +49,16 @@ def describe(program: Program) -> Report:
     return Report(collectives, total, list(dict.fromkeys(rows.values())))
 
 
-def _list_needs(program: Program) -> Iterator[tuple[Value, Node | None]]:
-    """The values that are made whole, and the ops that need them; None: the program's result."""
+def _list_needs(program: Program, gives: Sequence[Placement]) -> Iterator[tuple[Value, Node | None]]:
+    """The values that are made whole, and the ops that need them; None: the program's result, brought to `gives`."""
     for node in program.nodes:
         for value, need in zip(node.inputs, node.decision.needs):
             if waves.is_exchanged(value, need):
                 yield value, node
         for body in node.bodies:
-            yield from _list_needs(body)
-    for value in program.outputs:
-        if waves.is_exchanged(value, WHOLE):
+            yield from _list_needs(body, body.gives)
+    for value, need in zip(program.outputs, gives):
+        if waves.is_exchanged(value, need):
             yield value, None
 
 

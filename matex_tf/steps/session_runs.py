@@ -18,7 +18,7 @@ from matex_tf.rewrite.propagate import read_program
 from matex_tf.rewrite.rules.randoms import has_no_seed
 from matex_tf.runtime import excepthook
 from matex_tf.sharding import fingerprint
-from matex_tf.steps import cond_turns, events, explain, failures, gradients, session_graphs, shares, worth
+from matex_tf.steps import capture, cond_turns, events, explain, failures, gradients, session_graphs, shares, worth
 from matex_tf.steps.agreement import agree_on_plan
 from matex_tf.steps.exchanger import RankExchanger
 from matex_tf.steps.plan import NO_BATCH, NO_WORK
@@ -143,7 +143,8 @@ class SessionPlan:
                 copied = self._build()
             except Exception as error:  # of any op: what the script asks for is always right
                 self.why_whole = f"its copy cannot be made ({type(error).__name__}: {error})"
-        self.why_whole = agree_on_plan(self.part.needed, self.why_whole, PLACE)
+        digest = capture.digest_nodes([op.node_def for op in self.part.needed], {}, for_ranks=True)
+        self.why_whole = agree_on_plan(digest, self.why_whole, PLACE)
         if not self.why_whole:
             self.operations, self.tensors = copied
             assert self.program is not None

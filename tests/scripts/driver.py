@@ -56,7 +56,8 @@ class Rows:
         def gradient(op, *gradients):
             first = gradients[0]
             if isinstance(first, tf.Tensor) and first.shape.rank:
-                noted = tf.numpy_function(cls._note, [tf.shape(first)[0]], tf.int64)
+                # The op itself: of a fixed shape `tf.shape` would be a constant, that of the script.
+                noted = tf.numpy_function(cls._note, [tf.raw_ops.Shape(input=first)[0]], tf.int64)
                 with tf.control_dependencies([noted]):
                     first = tf.identity(first)
             return plain(op, first, *gradients[1:])

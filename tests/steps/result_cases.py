@@ -290,7 +290,7 @@ def jacobians_of_batches():
 
 
 def ends_of_unknown_length():
-    """Where batches end within a step, its ops that need no batch run once more: a counter of Adam, a seed of Dropout."""
+    """Where batches end within a step, its ops that need no batch run once more, as Adam's counter and Dropout's seed."""
 
     def give():
         for start in range(0, 27, BATCH):
@@ -332,8 +332,36 @@ def ends_of_unknown_length():
     return [*found, *model.get_weights()]
 
 
-CASES = [jacobians_of_batches, ends_of_unknown_length, gradnorm, figure_of_a_batch, metrics_by_row_and_column, mean_of_rows,
-         state_that_does_not_begin_with_zeros,
+def sizes_that_python_reads():
+    """The Python of a step sees the sizes that it sees alone, and runs as often; it makes a variable."""
+    weights, seen, made = tf.Variable(X[:6, :2]), [], []
+
+    @tf.function
+    def step(x):
+        seen.append(x.shape[0])
+        if not made:
+            made.append(tf.Variable(np.ones(2)))
+        scale = 2.0 if x.shape[0] == BATCH else 3.0
+        with tf.GradientTape() as tape:
+            flat = tf.reshape(x[:, None], [x.shape.as_list()[0], 6])
+            loss = scale * tf.reduce_sum(tf.tanh(flat @ weights + made[0])) / len(x)
+        weights.assign_sub(0.1 * tape.gradient(loss, weights))
+        return loss
+
+    dataset = tf.data.Dataset.from_tensor_slices(X).batch(BATCH)
+    found = [float(step(x)) for _ in range(2) for x in dataset]
+
+    @tf.function
+    def next_step(batches):
+        return step(next(batches))
+
+    batches = iter(dataset.unbatch().batch(9, drop_remainder=True))
+    found += [float(next_step(batches)) for _ in range(3)]
+    return [found, seen, weights.numpy()]
+
+
+CASES = [jacobians_of_batches, ends_of_unknown_length, sizes_that_python_reads, gradnorm, figure_of_a_batch,
+         metrics_by_row_and_column, mean_of_rows, state_that_does_not_begin_with_zeros,
          counts_read_raw, predict_whose_rows_meet, two_updates, two_inputs_and_a_loss_by_hand, saved_module,
          masked_statistics]  # fmt: skip
 

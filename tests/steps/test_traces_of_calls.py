@@ -40,7 +40,7 @@ def test_traces_of_other_ops_have_other_digests(change):
     assert first != second
 
 
-def test_a_trace_takes_any_number_of_rows_and_what_hangs_on_tensors():
+def test_a_trace_takes_the_tensors_of_the_call_and_what_hangs_on_them():
     tensor = tf.identity(X)
     tensor._keras_mask = tf.constant([True, False, True, True])
     arguments = Arguments((tensor,), {"factor": 2.0})
@@ -51,15 +51,18 @@ def test_a_trace_takes_any_number_of_rows_and_what_hangs_on_tensors():
         return {"result": result, "none": None}
 
     graph = arguments.trace_call(function)
-    assert [one.shape.as_list() for one in graph.inputs] == [[None, 3], [None]]
+    assert [one.shape.as_list() for one in graph.inputs] == [[4, 3], [4]]
     made, hung = graph.structured_outputs
-    assert made["none"] is None and made["result"].shape.as_list() == [None, 3]
+    assert made["none"] is None and made["result"].shape.as_list() == [4, 3]
     assert [list(one) for one in hung if one] == [["_keras_mask"]]
 
 
 def test_python_that_a_trace_cannot_run_gives_no_trace():
     assert trace(lambda x: x * float(tf.reduce_sum(x))) is None
-    assert trace(lambda x: tf.reshape(x, [x.shape[0] * 3])) is None
+
+
+def test_python_reads_the_number_of_rows_of_the_call():
+    assert trace(lambda x: tf.reshape(x, [x.shape[0] * 3]) if x.shape[0] == 4 else None).outputs[0].shape == [12]
 
 
 @pytest.mark.parametrize("package", [keras, tf_keras])

@@ -68,7 +68,7 @@ class CallPlan:
             place: names the call in messages.
         """
         self.graph, self.place, self.ranks = graph, place, world.get_world().size
-        self.are_rows = [one and sources.has_open_rows(tensor.shape) for one, tensor in zip(are_rows, graph.inputs)]
+        self.are_rows = [one and bool(tensor.shape.rank) for one, tensor in zip(are_rows, graph.inputs)]
         self.followed = [tensor for tensor, one in zip(graph.inputs, are_followed) if one]
         self.batches = batch_watch.BatchWatch(f"a batch of {place}")
         self.why_whole = self._find_obstacle() or self._make_steps()

@@ -21,7 +21,7 @@ from matex_tf.world import world
 
 LEAVES = "its Python keeps tensors of the call, such as losses that layers add"
 OTHER_OPS = "its ops are others from call to call"
-NO_TRACE = "its Python cannot be traced for any number of rows"
+NO_TRACE = "its Python cannot be traced"
 DRAWS = "it draws random numbers from a state that no variable holds"
 OWN_GRADIENT = "a function in it has a gradient of its own (tf.custom_gradient)"
 _DRAWING = (
@@ -93,10 +93,7 @@ def call_function(plain: Callable[[], Any], function: Any, arguments: Arguments)
 
     def trace(arguments: Arguments, kind: Kind) -> list[Any]:
         if kind.trace is None:
-            own = capture.trace_open(function, *arguments.open_rows())
-            if own is None:
-                kind.refuse(NO_TRACE)
-                return []
+            own = capture.trace_step(function, *arguments.given)
             kind.trace = Trace(own.graph, own.captured_inputs)
             kind.function_type = own.function_type
         given, named = arguments.given
