@@ -17,12 +17,12 @@ from matex_tf.rewrite.own_batches import OwnRowsError
 from matex_tf.rewrite.placement import BATCH, OWN, WHOLE
 from matex_tf.rewrite.programs import Program
 from matex_tf.rewrite.propagate import read_program
-<<<<<<< HEAD
 from matex_tf.rewrite.sharing import Exchanger
 from matex_tf.steps import (
     agreement,
     batch_watch,
     events,
+    explain,
     failures,
     gradients,
     own_data,
@@ -31,9 +31,6 @@ from matex_tf.steps import (
     whole_code,
     worth,
 )
-=======
-from matex_tf.steps import agreement, batch_watch, events, explain, own_data, shares, weak_scaling, whole_code, worth
->>>>>>> p1
 from matex_tf.steps.exchanger import RankExchanger
 from matex_tf.world import world
 
