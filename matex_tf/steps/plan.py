@@ -16,7 +16,19 @@ from matex_tf.rewrite.own_batches import OwnRowsError
 from matex_tf.rewrite.placement import BATCH, OWN, WHOLE
 from matex_tf.rewrite.programs import Program
 from matex_tf.rewrite.propagate import read_program
-from matex_tf.steps import agreement, batch_watch, events, failures, own_data, shares, weak_scaling, whole_code, worth
+from matex_tf.runtime import notes
+from matex_tf.steps import (
+    agreement,
+    batch_watch,
+    draws,
+    events,
+    failures,
+    own_data,
+    shares,
+    weak_scaling,
+    whole_code,
+    worth,
+)
 from matex_tf.steps.exchanger import RankExchanger
 from matex_tf.world import world
 
@@ -132,6 +144,11 @@ class StepPlan:
     @functools.cached_property
     def _whole_step(self) -> Any:
         """The copy whose batch is whole."""
+        if draws.has_sequence(self.own.graph):
+            notes.print_note(
+                f"{self.place}: the components of some batches have different numbers of rows, and the random numbers "
+                "of those batches are not those of the script alone, as those of tf.random.stateless_uniform would be"
+            )
         whole = [False] * len(self.divided)
         return self._make_copy(self._read(whole), whole)
 
