@@ -16,7 +16,19 @@ from matex_tf.rewrite.own_batches import OwnRowsError
 from matex_tf.rewrite.placement import BATCH, OWN, WHOLE
 from matex_tf.rewrite.programs import Program
 from matex_tf.rewrite.propagate import read_program
-from matex_tf.steps import agreement, batch_watch, events, failures, own_data, shares, weak_scaling, whole_code, worth
+from matex_tf.runtime import notes
+from matex_tf.steps import (
+    agreement,
+    batch_watch,
+    draws,
+    events,
+    failures,
+    own_data,
+    shares,
+    weak_scaling,
+    whole_code,
+    worth,
+)
 from matex_tf.steps.exchanger import RankExchanger
 from matex_tf.world import world
 
@@ -127,6 +139,12 @@ class StepPlan:
         """The copy that divides these inputs, for as many ranks as there are."""
         key = world.get_world().size, *divided
         if key not in self._copies:
+            if divided != self.divided and draws.has_sequence(self.own.graph):
+                notes.print_note(
+                    f"{self.place}: the components of some batches have different numbers of rows, and the random "
+                    "numbers of those batches are not those of the script alone, as those of "
+                    "tf.random.stateless_uniform would be"
+                )
             program = self._read(divided) if self._copies or self.program is None else self.program
             self._copies[key] = self._make_copy(program, divided)
         return self._copies[key]
