@@ -26,7 +26,7 @@ def attempt_steps() -> None:
 
 def _attempt_step(step: plan.StepPlan, compute: plan.Compute, given: Sequence[Any]) -> Any:
     undo: Undo = tags.get_or_make_tag(step, _UNDO, lambda: Undo(step))
-    replays = [replay.replay_iterator(one) for one in filter(_is_iterator, given)] if undo.takes else []
+    replays = [replay.find_replay(one) for one in filter(_is_iterator, given)] if undo.takes else []
     for one in replays:
         one.keep()
     undo.save()
@@ -34,7 +34,7 @@ def _attempt_step(step: plan.StepPlan, compute: plan.Compute, given: Sequence[An
     def go_back() -> None:
         undo.restore()
         for one in replays:
-            one.rewind()
+            one.go_back()
 
     return elastic.attempt_work(step.place, lambda: compute({id(one.source): one.handle for one in replays}), go_back)
 

@@ -11,14 +11,14 @@ from matex_tf import tags
 _REPLAY = "its batches are given again"
 
 
-def replay_iterator(iterator: Any) -> Replay:
+def find_replay(iterator: Any) -> Replay:
     return tags.get_or_make_tag(iterator, _REPLAY, lambda: Replay(iterator))
 
 
 class Replay:
     """Gives what `iterator`, of a `tf.data.Dataset` in eager code, gives from here on, and no batch before it is taken.
 
-    What was given since `keep` is given again after `rewind`.
+    What was given since `keep` is given again after `go_back`.
     """
 
     def __init__(self, iterator: Any):
@@ -56,7 +56,7 @@ class Replay:
         """What was given so far is not asked for again."""
         self._taken, self._at = self._taken[self._at :], 0
 
-    def rewind(self) -> None:
+    def go_back(self) -> None:
         self._at, self._iterator = 0, iter(self._dataset)
 
     def _take_next(self) -> list[Any]:

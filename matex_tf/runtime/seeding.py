@@ -63,7 +63,7 @@ def _seed_tensorflow(seed: int) -> None:
 def _wrap_get_seed(original: Any) -> Any:
     """An op with a seed draws the same in every run of a script that sets no global seed."""
 
-    def get_seed(op_seed):
+    def get_seed(op_seed: int | None) -> Any:
         import tensorflow as tf
         from tensorflow.python.eager import context
         from tensorflow.python.framework import random_seed

@@ -11,8 +11,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from matex_tf.sharding import row_shares
+from matex_tf.thread_flag import ThreadFlag
 
 _shares: weakref.WeakSet[Any] = weakref.WeakSet()
+keeps_rows = ThreadFlag()
+"""Whether tensors that this thread makes of shares are for a dataset, which says whose rows they are."""
 
 
 class Dealt(NamedTuple):

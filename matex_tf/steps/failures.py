@@ -47,7 +47,9 @@ def fail_together(place: str, used: Iterable[Any] = ()) -> Iterator[None]:
         variables.synchronize_variables(used, f"comparing variables after an error in {place}")
         if None not in everyone and len({code for code, _ in everyone}) == 1:
             raise
-        rank, (code, message) = next((rank, one) for rank, one in enumerate(everyone) if one is not None)
+        failed = [(rank, *one) for rank, one in enumerate(everyone) if one is not None]
+        # A collective that is left by another rank fails by a code of its own.
+        rank, code, message = min(failed, key=lambda one: one[1] == tf.errors.FAILED_PRECONDITION)
         kind = tf.compat.v1.errors.exception_type_from_error_code(code)
         host = world.get_world().hosts[rank]
         raise kind(None, None, f"rank {rank} ({host}) failed in {place}: {message}") from error

@@ -18,9 +18,11 @@ from matex_tf.rewrite.placement import BATCH, OWN, WHOLE
 from matex_tf.rewrite.programs import Program
 from matex_tf.rewrite.propagate import read_program
 from matex_tf.rewrite.sharing import Exchanger
+from matex_tf.runtime import notes
 from matex_tf.steps import (
     agreement,
     batch_watch,
+    draws,
     events,
     explain,
     failures,
@@ -167,6 +169,12 @@ class StepPlan:
         divided = self.divided if divided is None else divided
         key = world.get_world().size, self.copy_kind, *divided
         if key not in self._copies:
+            if divided != self.divided and draws.has_sequence(self.own.graph):
+                notes.print_note(
+                    f"{self.place}: the components of some batches have different numbers of rows, and the random "
+                    "numbers of those batches are not those of the script alone, as those of "
+                    "tf.random.stateless_uniform would be"
+                )
             program = self._read(divided) if self._copies or self.program is None else self.program
             with self.copy_kind.make_within():
                 self._copies[key] = self._make_copy(program, divided)

@@ -158,8 +158,8 @@ def test_batches_that_a_step_took_from_an_iterator_are_given_again():
     whole = (tf.reshape(tf.range(6), [3, 2]), {"r": ragged, "t": tf.constant(["a", "b", "c"]), "s": tf.sparse.eye(3)})
     data = tf.data.Dataset.from_tensor_slices(whole).batch(1)
     iterator = iter(data)
-    given = replay.replay_iterator(iterator)
-    assert given is replay.replay_iterator(iterator)
+    given = replay.find_replay(iterator)
+    assert given is replay.find_replay(iterator)
 
     def take():
         """The next batch, in plain numbers."""
@@ -174,14 +174,14 @@ def test_batches_that_a_step_took_from_an_iterator_are_given_again():
         return numbers.numpy().tolist(), more["r"].to_list(), more["t"].numpy(), tf.sparse.to_dense(more["s"]).numpy()
 
     first, second = take(), take()
-    given.rewind()
+    given.go_back()
     assert str(take()) == str(first)
     given.keep()
-    given.rewind()
+    given.go_back()
     assert str(take()) == str(second) and take()[1] == [[]]
     for _ in range(2):
         with pytest.raises(tf.errors.OutOfRangeError):
             take()
-    given.rewind()
+    given.go_back()
     assert str(take()) == str(second)
     assert next(iterator, None) is None, "nothing is lost for who goes on with it"

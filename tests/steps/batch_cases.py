@@ -256,6 +256,25 @@ def seeds_of_ops():
     return [*drawn, np.array(list(shuffled.as_numpy_iterator())), w.numpy()]
 
 
+def sequences():
+    """Draws over batches of several sizes: TensorFlow has a sequence for each trace."""
+    w = tf.Variable(W)
+
+    def step(x):
+        x = x + tf.random.normal(tf.shape(x), dtype=x.dtype)
+        w.assign_sub(0.1 * tf.gradients(tf.reduce_mean(tf.tanh(x @ w)), w)[0])
+        return tf.random.uniform([2])
+
+    of_any_size = [tf.TensorSpec([None, 6], tf.float64)]
+    found = []
+    for options in ({}, {"reduce_retracing": True}, {"input_signature": of_any_size}):
+        function = tf.function(step, **options)
+        found += [function(tf.constant(X[:rows])).numpy() for rows in (8, 5, 8, 5, 3, 8, 3)]
+        found.append(w.numpy())
+    of_batches = tf.function(lambda iterator: step(next(iterator)))
+    return [*found, *run_to_end(of_batches, iter(batch(X, 27))), w.numpy()]
+
+
 CASES = [
     end_of_data,
     components_of_other_sizes,
@@ -264,6 +283,7 @@ CASES = [
     two_batches_a_step,
     broken_element,
     loops,
+    sequences,
     rows_that_fail,
     fit_of_rows_that_fail,
     session_that_fails,

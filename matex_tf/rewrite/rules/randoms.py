@@ -49,10 +49,10 @@ def draw_all(node: Node) -> Decision:
     """Every rank draws for all rows and takes its own."""
     taken = _read_shape(node)
     found = _find_rows(taken)
-    if has_no_seed(node.op):
-        return _draw_apart(node, taken, found)
     if found is None:
-        return node.decide_whole()
+        raise NoRuleError
+    if has_no_seed(node.op):  # any numbers are as good for the rows of a rank as others
+        return node.decide([taken] + [WHOLE] * (len(node.inputs) - 1), shard(*found))
     rest = [WHOLE] * (len(node.inputs) - 1)
     one = shard(*found)
 
@@ -68,24 +68,16 @@ def has_no_seed(op: Any) -> bool:
     return "seed2" in op.node_def.attr and not (op.get_attr("seed") or op.get_attr("seed2"))
 
 
-def _draw_apart(node: Node, taken: Placement, found: tuple[int, Rows] | None) -> Decision:
-    """Any numbers are as good for the rows of a rank as others; what has no rows is drawn by one rank for all."""
-    rest = [WHOLE] * (len(node.inputs) - 1)
-    if found is not None:
-        return node.decide([taken, *rest], shard(*found))
+def draw_once(node: Node) -> Decision:
+    """What an op without a seed draws of whole inputs, of candidates for instance, is drawn by one rank for all."""
 
     def emit(copy: Any, *inputs: Any) -> list[Any]:
-        return [copy.keep_once(copy.create_op(node, inputs)[0])]
+        import tensorflow as tf
 
-    return node.decide([WHOLE, *rest], SUM, emit=mark_taker(emit))
+        return [tf.where(copy.share.keeps, one, tf.zeros_like(one)) for one in copy.create_op(node, inputs)]
 
-
-@register_rule("""RandomGamma RandomPoissonV2 Multinomial StatefulRandomBinomial RandomShuffle""")
-def draw_of_parameters(node: Node) -> Decision:
-    """Of whole parameters; how many numbers are drawn for the rows of one rank is not known beforehand."""
-    if not has_no_seed(node.op) or node.op.outputs[0].dtype.name == "string":
-        return node.decide_whole()
-    return _draw_apart(node, WHOLE, None)
+    outputs = node.op.outputs
+    return Decision([WHOLE] * len(node.inputs), [SUM] * len(outputs), mark_taker(emit))
 
 
 def _read_shape(node: Node) -> Placement:
