@@ -6,7 +6,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from matex_tf.sharding import row_shares
+from matex_tf.sharding import row_shares, share_arrays
 from matex_tf.world import world
 
 _before_epoch: weakref.WeakKeyDictionary[Any, Callable[[], None]] = weakref.WeakKeyDictionary()
