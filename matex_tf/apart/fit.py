@@ -218,6 +218,6 @@ def _say_turns() -> None:
     how = (
         f"at most {read_bound()} ahead of the oldest under way; results are statistical, not those of the script alone"
         if read_bound()
-        else "one at a time; the result is that of the script alone, but for what a step draws at random"
+        else "one at a time; the result is that of the script alone, but for draws of tf.random"
     )
     notes.print_note(f"asynchronous: {world.get_world().size} ranks, whole batches in turn, {how} (docs/strategies.md)")

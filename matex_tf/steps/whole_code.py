@@ -86,11 +86,12 @@ def _take_first_rank(found: Any) -> Any:
 
 
 def list_trained(function: Any) -> list[Any]:
-    """The weights that a ConcreteFunction changes."""
+    """The weights that a ConcreteFunction changes. Whole numbers count something, whatever their variable says."""
     from tensorflow.python.framework import auto_control_deps_utils
 
     graph = function.graph
     only_read = set(auto_control_deps_utils.get_read_only_resource_input_indices_graph(graph))
     written = {id(tensor) for index, tensor in enumerate(graph.inputs) if index not in only_read}
     inside = {id(outer): id(inner) for outer, inner in graph.captures}
-    return [one for one in graph.variables if one.trainable and inside.get(id(one.handle)) in written]
+    weights = [one for one in graph.variables if one.trainable and not one.dtype.is_integer]
+    return [one for one in weights if inside.get(id(one.handle)) in written]
