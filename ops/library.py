@@ -23,7 +23,7 @@ from .interface import list_mapped_mpi_libraries
 _BLOCK_BYTES = 64 << 20
 _CHUNK_BYTES = {False: 1 << 20, True: 8 << 20}  # on one node; between nodes
 _COMMUNICATORS = ("sequence", "gradients", "overlapped")
-_KINDS = 8  # of collectives, from 0
+_KINDS = 9  # of collectives, from 0
 ALGORITHMS = ("auto", "mpi", "ring", "two_level")
 COMPRESSIONS = ("none", "bf16", "fp16", "topk")
 """By the engine's numbers of them."""
@@ -184,13 +184,15 @@ def rendezvous(kind: int, key: int, what: str, size: int = 0) -> None:
     """Meet the other ranks as number n of the one sequence of collectives; nothing in a world of one.
 
     Args:
-        kind: what comes now: 6 a control message, 7 the end of the script (the ops' own kinds are 1 to 5).
+        kind: what comes now: 6 a control message, 7 the end of the script, 8 an error that a step has raised on this
+            rank (the ops' own kinds are 1 to 5).
         key: what all ranks must agree on, as 64 bits.
         what: for people, where in the program this is.
         size: the bytes that this rank is about to give, for the record of events.
 
     Raises:
-        MismatchError: on every rank, if ranks meet at different kinds or keys, and from then on always.
+        MismatchError: on every rank, if ranks meet at different kinds or keys, and from then on always; once, where all
+            others are within a step that has failed here.
     """
     if not world.is_active():
         return
@@ -201,7 +203,7 @@ def rendezvous(kind: int, key: int, what: str, size: int = 0) -> None:
 
 def count_completed(kind: int) -> int:
     """How many collectives of `kind` this process has completed: 1 gradients, 2 allreduce, 3 broadcast, 4 allgather,
-    5 barrier, 6 control, 7 exit. Always 0 in a world of one.
+    5 barrier, 6 control, 7 exit; and 8 meetings after a step had failed on some. Always 0 in a world of one.
     """
     return get_library().c.matex_count(kind) if world.is_active() and _library is not None else 0
 

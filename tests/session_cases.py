@@ -308,6 +308,20 @@ def refused_shares(run):
         run(answer, {fixed: sys.modules["matex_tf"].shard(X[:8], own=True)})
     except sys.modules["matex_tf"].world.world.RankError as error:
         yield len(str(error)) > 0
+    mine = sys.modules["matex_tf"].shard(X[:8], own=True)
+    rows = tf.data.Dataset.from_tensor_slices(mine).batch(2)
+    initialized = v1.data.Iterator.from_structure(v1.data.get_output_types(rows), v1.data.get_output_shapes(rows))
+    for make in (
+        lambda: tf.constant(mine),
+        lambda: v1.data.make_one_shot_iterator(rows),
+        lambda: v1.data.make_initializable_iterator(rows.map(lambda one: one + 1)),
+        lambda: initialized.make_initializer(rows),
+    ):
+        try:
+            make()
+            yield False
+        except sys.modules["matex_tf"].world.world.RankError as error:
+            yield "each rank's own rows" in str(error)
 
 
 def unseeded(run):
@@ -315,6 +329,12 @@ def unseeded(run):
     x, y, hidden, _, _ = make_model(True)
     kernel = v1.get_variable("kernel", [4, 2], tf.float64, v1.random_normal_initializer())
     answer = v1.nn.dropout(hidden, rate=0.3) @ kernel + v1.random_normal([2], dtype=tf.float64)
+    classes = tf.cast(y[:, :1] > 0, tf.int64)
+    chosen = [
+        tf.random.log_uniform_candidate_sampler(classes, 1, 2, True, 4).sampled_candidates,
+        tf.random.uniform_candidate_sampler(classes, 1, 2, False, 4).sampled_candidates,
+    ]
+    answer += tf.reduce_sum(tf.gather(kernel, tf.concat(chosen, 0)), 0)
     train = v1.train.AdamOptimizer(0.01).minimize(tf.reduce_mean(tf.square(answer - y)))
     for number in range(2):
         run(v1.global_variables_initializer())

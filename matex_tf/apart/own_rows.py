@@ -32,7 +32,7 @@ class OwnCopy(Copy):
 class OwnExchanger:
     """Takes this rank's part for that of each rank; see `rewrite.sharing.Exchanger` and `steps.exchanger`."""
 
-    def __init__(self, place: str, number: Any = None, is_ordered: bool = True):
+    def __init__(self, place: str, rows: Any = None, is_ordered: bool = True):
         self.is_ordered = is_ordered
 
     def exchange(self, requests: Sequence[tuple[str, Any]], contributes: Any) -> list[Any]:

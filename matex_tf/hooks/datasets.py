@@ -66,14 +66,49 @@ def _wrap_optional(original: Any) -> Any:
     return take_optional
 
 
+@HOOKS.replace(_DATASETS, "DatasetV1._make_one_shot_iterator DatasetV1._make_initializable_iterator", _LOST)
+def _wrap_make_iterator(original: Any) -> Any:
+    def make(self, *args, **kwargs):
+        import tensorflow as tf
+
+        if not tf.executing_eagerly():
+            own_data.refuse_in_session(self)
+        iterator = original(self, *args, **kwargs)
+        own_data.note_iterator(iterator, self)
+        return iterator
+
+    return make
+
+
+@HOOKS.replace(_ITERATORS, "Iterator.make_initializer", _LOST)
+def _wrap_make_initializer(original: Any) -> Any:
+    def make_initializer(self, dataset, *args, **kwargs):
+        own_data.refuse_in_session(dataset)
+        return original(self, dataset, *args, **kwargs)
+
+    return make_initializer
+
+
+@HOOKS.replace("tensorflow.python.framework.constant_op", "_constant_impl", _LOST)
+def _wrap_constant(original: Any) -> Any:
+    def _constant_impl(value, *args, **kwargs):
+        if isinstance(value, np.ndarray):
+            own_data.note_constant(value)
+        return original(value, *args, **kwargs)
+
+    return _constant_impl
+
+
 @HOOKS.replace(_DATASETS, "DatasetV2.from_tensor_slices DatasetV2.from_tensors", _LOST)
 def _wrap_from_tensors(original: Any) -> Any:
     def make(tensors, *args, **kwargs):
         import tensorflow as tf
 
-        dataset = original(tensors, *args, **kwargs)
         arrays = [part for part in tf.nest.flatten(tensors) if isinstance(part, np.ndarray)]
-        return share_arrays.mark_share(dataset) if any(map(share_arrays.is_share, arrays)) else dataset
+        if not any(map(share_arrays.is_share, arrays)):
+            return original(tensors, *args, **kwargs)
+        with share_arrays.keeps_rows.set(True):
+            return share_arrays.mark_share(original(tensors, *args, **kwargs))
 
     return make
 

@@ -14,6 +14,7 @@ from matex_tf.rewrite.pauses import pause_collection
 from matex_tf.rewrite.placement import ANY, HALF, LIST, OWN, PARTIAL, REPLICATED, WHOLE, Placement, list_of
 from matex_tf.rewrite.programs import Program
 from matex_tf.rewrite.rules import RULES
+from matex_tf.rewrite.rules.randoms import draw_once, has_no_seed
 from matex_tf.rewrite.sources import SOURCES, is_batch, place_batch, put_first
 from matex_tf.rewrite.whole_sums import Whole, find_sums_needed_whole
 
@@ -232,7 +233,10 @@ class Reader:
                 return RULES[node.type](node)
         except NoRuleError:
             node.bodies = []
-        return _pass_own(node) if is_own else node.decide_whole()
+        if is_own:
+            return _pass_own(node)
+        is_text = any(tensor.dtype.name == "string" for tensor in node.op.outputs)
+        return draw_once(node) if has_no_seed(node.op) and not is_text else node.decide_whole()
 
 
 def _pass_own(node: Node) -> Decision:

@@ -23,6 +23,10 @@ _roots: list[np.random.SeedSequence] = []
 """What NumPy's generators without a seed are made of."""
 
 
+class _AgreedSeed(int):
+    """The global seed of TensorFlow that ranks have agreed on, while the script has set none."""
+
+
 def agree_on_seeds(entropy: int | None = None) -> int:
     """Give every rank the generator states of rank 0, where they differ; what all else is drawn from is returned.
 
@@ -39,7 +43,7 @@ def agree_on_seeds(entropy: int | None = None) -> int:
         random.setstate(states[0])
         np.random.set_state(states[1])
     entropy = objects.broadcast(entropy, "sending what random numbers are drawn from")
-    call_when_imported("tensorflow", lambda _: _seed_tensorflow(entropy % (1 << 31)))
+    call_when_imported("tensorflow", lambda _: _seed_tensorflow(_AgreedSeed(entropy % (1 << 31))))
     _roots[:] = [np.random.SeedSequence(entropy)]
     HOOKS.install()
     return entropy
@@ -51,6 +55,25 @@ def _seed_tensorflow(seed: int) -> None:
 
     if context.global_seed() is None:
         context.set_global_seed(seed)
+
+
+@HOOKS.replace(
+    "tensorflow.python.framework.random_seed", "get_seed", "random ops with a seed of their own draw other numbers"
+)
+def _wrap_get_seed(original: Any) -> Any:
+    """An op with a seed draws the same in every run of a script that sets no global seed."""
+
+    def get_seed(op_seed: int | None) -> Any:
+        import tensorflow as tf
+        from tensorflow.python.eager import context
+        from tensorflow.python.framework import random_seed
+
+        seed = context.global_seed() if tf.executing_eagerly() else tf.compat.v1.get_default_graph().seed
+        if op_seed is not None and isinstance(seed, _AgreedSeed):
+            return random_seed.DEFAULT_GRAPH_SEED, random_seed._truncate_seed(op_seed)
+        return original(op_seed)
+
+    return get_seed
 
 
 @HOOKS.replace("numpy.random", "default_rng", "ranks draw different numbers without a seed", later=True)

@@ -12,10 +12,13 @@ import numpy as np
 
 from matex_tf import settings
 from matex_tf.sharding import row_shares
+from matex_tf.thread_flag import ThreadFlag
 
 _shares: weakref.WeakSet[Any] = weakref.WeakSet()
 _wholes: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 _numbered: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+keeps_rows = ThreadFlag()
+"""Whether tensors that this thread makes of shares are for a dataset, which says whose rows they are."""
 
 
 class Dealt(NamedTuple):

@@ -73,7 +73,8 @@ def make_row_reader(inputs: Any, counts: Sequence[int], reshuffle: int | None) -
         lambda array: np.asarray(array) if rows else np.zeros((1, *array.shape[1:]), array.dtype), inputs
     )
     if reshuffle is None:
-        tensors = tf.nest.map_structure(tf.convert_to_tensor, arrays)
+        with share_arrays.keeps_rows.set(True):
+            tensors = tf.nest.map_structure(tf.convert_to_tensor, arrays)
         return lambda chosen: tf.nest.map_structure(lambda tensor: tf.gather(tensor, chosen), tensors), None
 
     from matex_tf.sharding.exchange import BeforeEpoch

@@ -17,12 +17,13 @@ class RankExchanger:
     """See `rewrite.sharing.Exchanger`.
 
     place: names the step in messages.
-    number: of the call, a float64 scalar; ranks at different calls raise an error rather than add to one another.
+    rows: how many the batch of the call has, a float64 scalar, where that is known; it goes with the first sum, so that
+        ranks whose batches have different numbers raise an error.
     is_ordered: whether collectives run in the order in which they are made, see `rewrite.emit.Copy`.
     """
 
-    def __init__(self, place: str, number: Any = None, is_ordered: bool = True):
-        self.place, self.number, self.is_ordered = place, number, is_ordered
+    def __init__(self, place: str, rows: Any = None, is_ordered: bool = True):
+        self.place, self.rows, self.is_ordered = place, rows, is_ordered
 
     def exchange(self, requests: Sequence[tuple[str, Any]], contributes: Any) -> list[Any]:
         import tensorflow as tf
@@ -35,8 +36,8 @@ class RankExchanger:
             tensors = [requests[index][1] for index in sums]
             names = [tensor.op.name for tensor in tensors]
             weight = tf.cast(contributes, tf.float64)
-            if self.number is not None:
-                weight = tf.stack([weight, self.number])
+            if self.rows is not None:
+                weight, self.rows = tf.stack([weight, self.rows]), None
             for index, one in zip(sums, ops.reduce_gradients(tensors, names, weight, self.place)):
                 made[index] = one
         before = [made[index].op for index in sums[:1] if not self.is_ordered]

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from matex_tf import tags
-from matex_tf.steps import agreement, capture, explain, own_data
+from matex_tf.steps import agreement, capture, draws, explain, own_data
 from matex_tf.steps.arguments import Arguments, is_source
 from matex_tf.steps.plan import NO_BATCH, NO_WORK, StepPlan
 from matex_tf.steps.tapes import calls
@@ -33,10 +34,18 @@ def take_calls(taker: Callable[..., Any]) -> Iterator[None]:
 
 
 class _Planned:
-    """A plan, None where the call is the script's own, and references to what its key knows by address."""
+    """A plan, None where the call is the script's own, and references to what its key knows by address.
 
-    def __init__(self, plan: StepPlan | None, kept: list[Any]):
-        self.plan, self.kept = plan, kept
+    rows: how many the first call had.
+    """
+
+    def __init__(self, plan: StepPlan | None, arguments: Arguments):
+        self.plan, self.kept, self.rows = plan, arguments.kept, arguments.rows
+
+    @functools.cached_property
+    def draws(self) -> bool:
+        """Whether the plan has random ops that hold a sequence."""
+        return self.plan is not None and not self.plan.why_whole and draws.has_sequence(self.plan.own.graph)
 
     @property
     def holds(self) -> bool:
@@ -92,8 +101,12 @@ def _find_plan(function: Any, arguments: Arguments) -> StepPlan | None:
     plans: dict[Any, _Planned] = tags.get_or_make_tag(function, _PLANS, dict)
     key = arguments.make_key()
     planned = plans.get(key)
+    if planned is not None and planned.rows != arguments.rows and planned.draws and function.input_signature is None:
+        # For each number of rows TensorFlow traces anew, and random ops of a new trace begin anew.
+        key = key, None if function._reduce_retracing else arguments.rows
+        planned = plans.get(key)
     if planned is None or not planned.holds:
-        planned = plans[key] = _Planned(_make_plan(function, arguments), arguments.kept)
+        planned = plans[key] = _Planned(_make_plan(function, arguments), arguments)
     return planned.plan
 
 

@@ -15,6 +15,7 @@ import numpy as np
 
 from matex_tf import tags
 from matex_tf.rewrite import own_batches
+from matex_tf.runtime import notes
 from matex_tf.sharding import exchange, row_shares, share_arrays
 from matex_tf.steps import capture, shares
 from matex_tf.steps.exchanger import RankExchanger
@@ -36,6 +37,43 @@ def compute_alone() -> Iterator[None]:
 
 def is_alone() -> bool:
     return getattr(_state, "alone", False)
+
+
+def note_constant(array: np.ndarray) -> None:
+    """A tensor is made of an array, and does not say that the rows are this rank's own.
+
+    Raises:
+        RankError: in a graph, where all ranks would be taken to have the same.
+    """
+    import tensorflow as tf
+
+    if share_arrays.keeps_rows or not world.is_active() or is_alone() or not share_arrays.is_share(array):
+        return
+    advice = (
+        "Give the array itself to fit, a tf.function, a call of a model, feed_dict or tf.data.Dataset."
+        "from_tensor_slices, or give every rank all of the data"
+    )
+    what = "a tensor of each rank's own rows (matex_tf.shard, DataSet)"
+    if not tf.executing_eagerly():
+        raise world.RankError(
+            f"{what} is made within a function or a graph, for which all ranks must have the same. {advice}"
+        )
+    notes.print_note(
+        f"{what} is made in eager code: each rank computes with its own, and no result is that of all. {advice}"
+    )
+
+
+def refuse_in_session(dataset: Any) -> None:
+    """An iterator of a session is made for a dataset.
+
+    Raises:
+        RankError: if its rows are this rank's own.
+    """
+    if world.is_active() and not is_alone() and share_arrays.is_share(dataset):
+        raise world.RankError(
+            "an iterator of a tf.compat.v1 graph is made for a dataset of each rank's own rows (matex_tf.shard, "
+            "DataSet), of which no run is told. Feed arrays of these rows, or give every rank all of the data"
+        )
 
 
 def note_iterator(iterator: Any, dataset: Any) -> None:

@@ -17,7 +17,19 @@ from matex_tf.rewrite.placement import BATCH, OWN, WHOLE
 from matex_tf.rewrite.programs import Program
 from matex_tf.rewrite.propagate import read_program
 from matex_tf.rewrite.sharing import Exchanger
-from matex_tf.steps import agreement, batch_watch, events, own_data, shares, weak_scaling, whole_code, worth
+from matex_tf.runtime import notes
+from matex_tf.steps import (
+    agreement,
+    batch_watch,
+    draws,
+    events,
+    failures,
+    own_data,
+    shares,
+    weak_scaling,
+    whole_code,
+    worth,
+)
 from matex_tf.steps.exchanger import RankExchanger
 from matex_tf.world import world
 
@@ -60,7 +72,6 @@ class StepPlan:
         self.step: Any = None
         self._kind: type[Copy] = Copy
         self._make_exchanger: Callable[..., Exchanger] = RankExchanger
-        self.calls = 0
         self.trained = whole_code.list_trained(own)
         self.batches = batch_watch.BatchWatch(f"a batch of {place}")
         self.why_whole = self._find_obstacle()
@@ -110,7 +121,7 @@ class StepPlan:
     def use_copy(self, kind: type[Copy], make_exchanger: Callable[..., Exchanger]) -> None:
         """From now on calls run a copy of this kind, as a listener to `events.step_begins` may want.
 
-        make_exchanger: makes of `place` and of the number of a call what stands for the ranks in the copy.
+        make_exchanger: makes of `place` and of the number of rows of a call what stands for the ranks in the copy.
         """
         assert self.program is not None
         self._kind, self._make_exchanger = kind, make_exchanger
@@ -122,7 +133,7 @@ class StepPlan:
         return read_program(self.graph, placements, takes_batches=self.source is None, rows=self.rows or USUAL_SIZE)
 
     def _make_copy(self, program: Program, divided: list[bool]) -> Any:
-        """The copy, as a ConcreteFunction of the number of the call, of what the script's takes, and of the batch."""
+        """The copy, as a ConcreteFunction of the number of rows, of what the script's takes, and of the batch."""
         import tensorflow as tf
 
         outer = [one for one, _ in self.own.graph.captures]
@@ -131,10 +142,11 @@ class StepPlan:
         specs = [tf.TensorSpec([], tf.float64), *(tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in taken)]
         make_share = shares.make_share if any(divided) else self.batches.make_share
 
-        def step(number: Any, *given: Any) -> Any:
+        def step(rows: Any, *given: Any) -> Any:
             here = tf.compat.v1.get_default_graph()
-            exchanger = self._make_exchanger(self.place, number)
-            make_own_share = functools.partial(shares.make_own_share, RankExchanger(self.place, number))
+            told = rows if any(divided) else None
+            exchanger = self._make_exchanger(self.place, told)
+            make_own_share = functools.partial(shares.make_own_share, RankExchanger(self.place, told))
             copy = self._kind(shares.make_no_share(), exchanger, make_share, make_own_share)
             inputs = [*given[: self.given], *map(here.capture, outer), *given[self.given :]]
             inputs = sources.take_rows(copy, inputs, divided)
@@ -145,6 +157,11 @@ class StepPlan:
     @functools.cached_property
     def _whole_step(self) -> Any:
         """The copy whose batch is whole."""
+        if draws.has_sequence(self.own.graph):
+            notes.print_note(
+                f"{self.place}: the components of some batches have different numbers of rows, and the random numbers "
+                "of those batches are not those of the script alone, as those of tf.random.stateless_uniform would be"
+            )
         whole = [False] * len(self.divided)
         return self._make_copy(self._read(whole), whole)
 
@@ -177,11 +194,10 @@ class StepPlan:
         rows = [tensor for tensor, one in zip(given, flags) if one]
         counts = {tensor.shape[0] for tensor in rows}
         self.rows = max(counts, default=0)
-        self.calls += 1
         events.step_begins(self)
         step = self.step if len(counts) < 2 else self._whole_step
-        with self.batches.compare_batches(sources, rows):
-            outputs = step(tf.constant(float(self.calls), tf.float64), *given)
+        with self.batches.compare_batches(sources, rows), failures.fail_together(self.place, self.own.graph.variables):
+            outputs = step(tf.constant(float(self.rows), tf.float64), *given)
         agreement.note_step()
         if self.trained:
             weak_scaling.note_training_call()

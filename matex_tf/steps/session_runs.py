@@ -17,7 +17,7 @@ from matex_tf.rewrite.programs import Program
 from matex_tf.rewrite.propagate import read_program
 from matex_tf.rewrite.rules.randoms import has_no_seed
 from matex_tf.sharding import fingerprint, step_weight
-from matex_tf.steps import cond_turns, explain, session_graphs, shares, worth
+from matex_tf.steps import cond_turns, explain, failures, session_graphs, shares, worth
 from matex_tf.steps.agreement import agree_on_plan
 from matex_tf.steps.exchanger import RankExchanger
 from matex_tf.steps.plan import NO_BATCH, NO_WORK
@@ -203,6 +203,10 @@ class SessionPlan:
             if rows and not self.are_own:
                 _compare_rows(rows)
         held.agree(session, self.variables)
+        with failures.fail_together(PLACE):
+            return self._run_shared(rows, run)
+
+    def _run_shared(self, rows: Sequence[Any], run: Callable[..., list[Any]]) -> list[Any]:
         if self.own_rows is None:
             return run(self.operations, self.tensors)
         announced = step_weight.get_announced()  # a reader gives a row that counts for nothing where there is none

@@ -144,20 +144,6 @@ def broken_element():
     return [*found, w.numpy()]
 
 
-def order_that_is_written():
-    """A batch that is taken after a variable was set, of a dataset which reads that."""
-    w, factor = tf.Variable(W), tf.Variable(np.float64(1))
-    iterator = iter(batch(X, 12).map(lambda x: x * factor))
-
-    @tf.function
-    def step():
-        with tf.control_dependencies([factor.assign_add(1)]):
-            x = next(iterator)
-        return x @ w
-
-    return [step().numpy(), step().numpy()]
-
-
 def loops():
     w = tf.Variable(W)
 
@@ -173,6 +159,122 @@ def loops():
     return [w.numpy()]
 
 
+def fail(step, *given):
+    """What an error of a step says."""
+    try:
+        step(*given)
+    except tf.errors.InvalidArgumentError as error:
+        messages.append(str(error))
+    else:
+        raise AssertionError("the step raises no error")
+
+
+def rows_that_fail():
+    """The last row of a batch has a label that there is not: in a step, in a loop, in a tape."""
+    w, labels = tf.Variable(W), np.arange(27) % 2
+
+    def train(x, y):
+        loss = tf.nn.sparse_softmax_cross_entropy_with_logits(y, x @ w)
+        w.assign_sub(0.1 * tf.gradients(loss, w)[0])
+        return tf.reduce_sum(loss)
+
+    step = tf.function(train)
+    step_of_iterator = tf.function(lambda iterator: train(*next(iterator)))
+
+    @tf.function
+    def loop(dataset):
+        for x, y in dataset:
+            train(x, y)
+
+    @tf.function
+    def compute_loss(x, y):
+        return tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(y, x @ w))
+
+    def record(x, y):
+        with tf.GradientTape() as tape:
+            loss = compute_loss(x, y)
+        w.assign_sub(0.1 * tape.gradient(loss, w))
+        return loss
+
+    found = []
+    for bad in (False, True, False, True):
+        y = labels.copy()
+        y[11] += 7 * bad
+        data = tf.data.Dataset.from_tensor_slices((X[:18], y[:18])).batch(6)
+        iterator = iter(data)
+        found.append(step_of_iterator(iterator).numpy())
+        second = tf.constant(X[6:12]), tf.constant(y[6:12])
+        for one, *given in ((step_of_iterator, iterator), (loop, data.skip(1)), (step, *second), (record, *second)):
+            before = w.numpy()
+            fail(one, *given) if bad else one(*given)
+            if bad and one is loop:  # alone, the turn that fails may have updated
+                w.assign(before)
+        found.append(step_of_iterator(iterator).numpy())
+    return [*found, w.numpy()]
+
+
+def fit_of_rows_that_fail():
+    model = keras.Sequential([L.Input((6,)), L.Dense(2)])
+    model.compile(keras.optimizers.SGD(0.1), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    labels = np.arange(27) % 2
+    labels[-1] = 5
+    fail(lambda: model.fit(X, labels, batch_size=9, shuffle=False, verbose=0))
+    history = model.fit(X[:24], labels[:24], batch_size=9, shuffle=False, verbose=0)
+    return [history.history["loss"][0], *model.get_weights()]
+
+
+def session_that_fails():
+    v1 = tf.compat.v1
+    with tf.Graph().as_default(), v1.Session() as session:
+        x, y = v1.placeholder("float64", [None, 6]), v1.placeholder("int64", [None])
+        w = v1.get_variable("w", initializer=tf.constant(W), use_resource=True)
+        loss = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=y, logits=x @ w)
+        train = v1.assign_sub(w, 0.1 * tf.gradients(loss, w)[0])
+        session.run(v1.global_variables_initializer())
+        labels = np.arange(8) % 2
+        for add in (0, 6, 0):
+            feed = {x: X[:8], y: labels + add * (np.arange(8) == 7)}
+            if add:
+                fail(session.run, train, feed)
+            else:
+                session.run(train, feed)
+        return [session.run(w)]
+
+
+def seeds_of_ops():
+    """Seeds of ops, where the script has set no other."""
+    w = tf.Variable(W)
+
+    @tf.function
+    def step(x):
+        noise = tf.random.normal(tf.shape(x), seed=3, dtype=x.dtype)
+        w.assign_sub(0.1 * tf.gradients(tf.reduce_mean(tf.tanh((x + noise) @ w)), w)[0])
+        return tf.random.uniform([2], seed=4)
+
+    shuffled = tf.data.Dataset.range(9).shuffle(9, seed=5)
+    drawn = [step(X[:6]).numpy(), step(X[6:12]).numpy(), tf.random.uniform([3], seed=6).numpy()]
+    return [*drawn, np.array(list(shuffled.as_numpy_iterator())), w.numpy()]
+
+
+def sequences():
+    """Draws over batches of several sizes: TensorFlow has a sequence for each trace."""
+    w = tf.Variable(W)
+
+    def step(x):
+        x = x + tf.random.normal(tf.shape(x), dtype=x.dtype)
+        w.assign_sub(0.1 * tf.gradients(tf.reduce_mean(tf.tanh(x @ w)), w)[0])
+        return tf.random.uniform([2])
+
+    of_any_size = [tf.TensorSpec([None, 6], tf.float64)]
+    found = []
+    for options in ({}, {"reduce_retracing": True}, {"input_signature": of_any_size}):
+        function = tf.function(step, **options)
+        found += [function(tf.constant(X[:rows])).numpy() for rows in (8, 5, 8, 5, 3, 8, 3)]
+        found.append(w.numpy())
+    of_batches = tf.function(lambda iterator: step(next(iterator)))
+    return [*found, *run_to_end(of_batches, iter(batch(X, 27))), w.numpy()]
+
+
 CASES = [
     end_of_data,
     components_of_other_sizes,
@@ -180,13 +282,16 @@ CASES = [
     captured_iterator,
     two_batches_a_step,
     broken_element,
-    order_that_is_written,
     loops,
+    sequences,
+    rows_that_fail,
+    fit_of_rows_that_fail,
+    session_that_fails,
 ]
-found = {}
+found, messages = {"seeds_of_ops": seeds_of_ops()}, []
 for case in CASES:
     tf.keras.utils.set_random_seed(7)
     found[case.__name__] = case()
 rank = sys.modules["matex_tf"].rank() if "matex_tf" in sys.modules else 0
 with open(f"{sys.argv[1]}.{rank}", "wb") as file:
-    pickle.dump(found, file)
+    pickle.dump((found, messages), file)

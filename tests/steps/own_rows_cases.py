@@ -164,6 +164,17 @@ def by_hand():
     store("train_on_batch", other, of_batches)
 
 
+def call_with_rows():
+    """Marked rows given to a model while a tape records."""
+    model, optimizer = make(), keras.optimizers.SGD(0.1)
+    for at in range(len(BATCHES)):
+        x = BATCHES[at][0] if alone else own([MINE[0][at * EACH : (at + 1) * EACH]])[0]
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(model(x) ** 2)
+        optimizer.apply_gradients(zip(tape.gradient(loss, model.trainable_variables), model.trainable_variables))
+    store("call of a model", model)
+
+
 def fit_dataset(name, **options):
     model = make()
     model.compile(keras.optimizers.SGD(0.02), "mse", metrics=["mae"], **options)
@@ -234,6 +245,7 @@ if not IS_KERAS_2:
     fit_dataset("steps_per_execution", steps_per_execution=2)
     sharded_dataset()
 by_hand()
+call_with_rows()
 fit_dataset("dataset")
 fit_dataset("class_weight")
 fit_split()
@@ -264,5 +276,6 @@ if not alone:
     fixed = tf.function(lambda: tf.ones([next(iterator)[0].shape[0] + 1]))
     wrong("wrong: number of rows", fixed)
     wrong("wrong: compiled", lambda: tf.function(lambda: next(iterator)[0], jit_compile=True)())
+    wrong("wrong: constant", tf.function(lambda: tf.constant(own(MINE)[0])))
     wrong("wrong: reduce", lambda: reduce(rows.batch(6).map(lambda x, y: (tf.cast(y[:, 0], tf.int64), y))))
 np.savez(f"{folder}/{'alone' if alone else rank}", **found)

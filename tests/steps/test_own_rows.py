@@ -55,6 +55,7 @@ def test_a_rank_predicts_its_own_rows(found, name):
         ("other rows", "different numbers of rows"),
         ("number of rows", "the ranks cannot compute it together"),
         ("compiled", "the ranks cannot compute it together"),
+        ("constant", "within a function or a graph"),
         ("reduce", "the ranks cannot compute it together"),
     ],
 )

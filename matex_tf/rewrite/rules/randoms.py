@@ -47,10 +47,10 @@ def draw_by_counter(node: Node) -> Decision:
 def draw_all(node: Node) -> Decision:
     """Every rank draws for all rows and takes its own."""
     found = _find_rows(node)
-    if has_no_seed(node.op):
-        return _draw_apart(node, found)
     if found is None:
-        return node.decide_whole()
+        raise NoRuleError
+    if has_no_seed(node.op):  # any numbers are as good for the rows of a rank as others
+        return node.decide([None] + [WHOLE] * (len(node.inputs) - 1), shard(*found))
     rest = [WHOLE] * (len(node.inputs) - 1)
     one = shard(*found)
 
@@ -66,24 +66,14 @@ def has_no_seed(op: Any) -> bool:
     return "seed2" in op.node_def.attr and not (op.get_attr("seed") or op.get_attr("seed2"))
 
 
-def _draw_apart(node: Node, found: tuple[int, Rows] | None) -> Decision:
-    """Any numbers are as good for the rows of a rank as others; what has no rows is drawn by one rank for all."""
-    rest = [WHOLE] * (len(node.inputs) - 1)
-    if found is not None:
-        return node.decide([None, *rest], shard(*found))
+def draw_once(node: Node) -> Decision:
+    """What an op without a seed draws of whole inputs, of candidates for instance, is drawn by one rank for all."""
 
     def emit(copy: Any, *inputs: Any) -> list[Any]:
-        return [copy.keep_once(copy.create_op(node, inputs)[0])]
+        return [copy.keep_once(one) for one in copy.create_op(node, inputs)]
 
-    return node.decide([WHOLE, *rest], SUM, emit=mark_taker(emit))
-
-
-@register_rule("""RandomGamma RandomPoissonV2 Multinomial StatefulRandomBinomial RandomShuffle""")
-def draw_of_parameters(node: Node) -> Decision:
-    """Of whole parameters; how many numbers are drawn for the rows of one rank is not known beforehand."""
-    if not has_no_seed(node.op) or node.op.outputs[0].dtype.name == "string":
-        return node.decide_whole()
-    return _draw_apart(node, None)
+    outputs = node.op.outputs
+    return Decision([WHOLE] * len(node.inputs), [SUM] * len(outputs), mark_taker(emit))
 
 
 def _find_rows(node: Node) -> tuple[int, Rows] | None:

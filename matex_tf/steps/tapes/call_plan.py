@@ -13,7 +13,7 @@ from matex_tf.rewrite.emit import Copy
 from matex_tf.rewrite.placement import BATCH, WHOLE
 from matex_tf.rewrite.programs import Program
 from matex_tf.rewrite.propagate import read_program
-from matex_tf.steps import agreement, batch_watch, plan, shares, worth
+from matex_tf.steps import agreement, batch_watch, failures, plan, shares, worth
 from matex_tf.steps.exchanger import RankExchanger
 from matex_tf.world import world
 
@@ -152,7 +152,12 @@ class CallPlan:
 
         count = len(self.graph.outputs)
         batch = [tensor for tensor, one in zip(given, self.are_rows) if one]
-        with record.stop_recording(), self.batches.compare_batches((), batch):
+        used = self.graph.variables
+        with (
+            record.stop_recording(),
+            self.batches.compare_batches((), batch),
+            failures.fail_together(self.place, used),
+        ):
             made = list(self.forward(*(given[index] for index in self.taken)))
         outputs, residuals = made[:count], made[count:]
 
@@ -167,7 +172,9 @@ class CallPlan:
                 tf.zeros_like(outputs[index]) if one is None else tf.convert_to_tensor(one)
                 for index, one in zip(self.upstream, upstream)
             ]
-            return self.pack(list(self.backward(tf.constant(rows, tf.int64), *whole, *residuals)))
+            with failures.fail_together(self.place, used):
+                found = list(self.backward(tf.constant(rows, tf.int64), *whole, *residuals))
+            return self.pack(found)
 
         record.record_operation(
             "SharedCall", [outputs[index] for index in self.upstream], list(followed), compute_gradients

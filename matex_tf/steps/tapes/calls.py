@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from matex_tf import settings
 from matex_tf.runtime import notes, script_frames
-from matex_tf.steps import capture, whole_code
+from matex_tf.steps import capture, own_data, whole_code
 from matex_tf.steps.arguments import Arguments, list_hung, set_hung
 from matex_tf.steps.tapes import first_calls, still_models
 from matex_tf.steps.tapes.call_plan import CallPlan
@@ -65,6 +65,8 @@ def call_model(original: Callable[..., Any], model: Any, args: tuple[Any, ...], 
 
     if not getattr(model, "built", False):
         return original(model, *args, **kwargs)
+
+    args, kwargs = own_data.make_arrays_whole((args, kwargs), f"the call of '{model.name}'")
 
     def plain() -> Any:
         return original(model, *args, **kwargs)

@@ -85,6 +85,7 @@ MATEX_EXPORT int matex_rendezvous(int kind, uint64_t key, const char* what, int6
   const bool is_end = call.kind == matex::Kind::kExit;
   // What the script has announced and not handed over will not come; other ranks may wait for it before they end.
   if (is_end) matex::GiveUpAll("its script has ended.");
+  if (call.kind == matex::Kind::kFailure) matex::GiveUpAll("it failed in " + text());
   std::lock_guard<std::mutex> lock(matex::TheWorld().mutex);
   if (matex::Error error = matex::Meet(call)) return matex::Result(error);
   if (is_end) matex::FinishUpdates(), matex::FinishPulls();  // then MPI may end

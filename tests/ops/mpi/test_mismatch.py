@@ -135,7 +135,21 @@ def test_keys_use_all_bits(engine):
 
 
 def test_unknown_kind(engine):
-    for kind in (-1, 0, 8):
+    for kind in (-1, 0, 9):
         assert f"no kind {kind}" in engine.meet(kind, 0, "message")
         assert engine.c.matex_count(kind) == 0
     assert engine.meet(6, 0, "message") == ""
+
+
+def test_a_step_that_fails_on_one_rank_is_told_once(engine):
+    failed = "the step 'train': a label that there is not"
+    for _ in range(2):
+        error = engine.meet(8, 0, failed) if RANK == ODD else engine.reduce([BIAS], ["bias"], 1.0)[1]
+        if SIZE > 1:
+            assert len(set(MPI.COMM_WORLD.allgather(error))) == 1
+            assert f"rank {ODD} (" in error and failed in error
+        sums, error = engine.reduce([BIAS + 1], ["bias"], 1.0)
+        assert error == "" and (sums[0] == SIZE).all()
+    assert engine.meet(8, 0, f"{failed} on rank {RANK}") == ""  # all have failed
+    error = engine.meet(*((8, 0, failed) if RANK == ODD else (6, 0, "a message")))
+    check(engine, error, f"rank {ODD} (", failed)

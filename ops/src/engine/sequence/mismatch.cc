@@ -144,12 +144,25 @@ Report Decode(const std::string& text) {
   return report;
 }
 
+bool IsFailedStep(const std::vector<Report>& reports) {
+  bool failed = false, others_compute = true;
+  for (const Report& report : reports) {
+    const bool mine = report.kind == Kind::kFailure;
+    failed = failed || mine;
+    others_compute = others_compute && (mine || report.kind <= Kind::kAllgather);
+  }
+  return failed && others_compute;
+}
+
 std::string Explain(const std::vector<Report>& reports) {
   bool all_gradients = true;
   for (const Report& report : reports) all_gradients = all_gradients && report.kind == Kind::kGradients;
   if (all_gradients) {
     const std::string text = ExplainLayouts(reports);
     if (!text.empty()) return text;
+  }
+  for (size_t rank = 0; rank < reports.size(); ++rank) {
+    if (reports[rank].kind == Kind::kFailure) return Named(rank, reports) + " failed in " + reports[rank].what;
   }
   const std::string advice =
       "All ranks must go through the same steps: look for a loop, a break or an exit that depends on the rank, on "

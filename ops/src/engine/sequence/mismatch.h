@@ -18,9 +18,10 @@ enum class Kind : int {
   kBarrier = 5,
   kControl = 6,
   kExit = 7,
+  kFailure = 8,  // a step has raised an error on this rank, which others may be within
 };
 
-constexpr int kKinds = 8;
+constexpr int kKinds = 9;
 
 // Where one rank is. For gradients only: what is of a layout, and the rows of its batch.
 struct Report {
@@ -41,7 +42,11 @@ struct Report {
 std::string Encode(const Report& report);
 Report Decode(const std::string& text);
 
-// The message for all ranks: the first variable that differs, who has ended, or who is where. Reports are by rank.
+// Whether a step has failed on some ranks, and all others are within a step.
+bool IsFailedStep(const std::vector<Report>& reports);
+
+// The message for all ranks: the first variable that differs, who has failed or ended, or who is where. Reports are by
+// rank.
 std::string Explain(const std::vector<Report>& reports);
 
 }  // namespace matex

@@ -36,7 +36,7 @@ Sequence& TheSequence() {
   return *sequence;
 }
 
-Error Exchange(const World& world, const Call& call, int64_t number) {
+Error Exchange(const World& world, const Call& call, int64_t number, bool* is_failed_step) {
   Report mine;
   mine.kind = call.kind;
   mine.number = number;
@@ -69,6 +69,7 @@ Error Exchange(const World& world, const Call& call, int64_t number) {
   if (Error error = MpiError(code, "MPI_Allgatherv", mine.what)) return error;
   std::vector<Report> reports;
   for (int rank = 0; rank < world.size; ++rank) reports.push_back(Decode(all.substr(starts[rank], lengths[rank])));
+  *is_failed_step = IsFailedStep(reports);
   return Error(Explain(reports));
 }
 
@@ -83,7 +84,7 @@ int Prepare(const World& world, Sequence* sequence) {
   return Arrivals::Make(world.sequence, 0, &sequence->here);
 }
 
-Error Check(const World& world, const Call& call, Sequence* sequence) {
+Error Check(const World& world, const Call& call, Sequence* sequence, bool* is_failed_step) {
   int over = 0;
   MPI_Finalized(&over);
   if (over) {
@@ -94,7 +95,7 @@ Error Check(const World& world, const Call& call, Sequence* sequence) {
   if (sequence->here != nullptr) {
     bool same = false;
     if (Error error = MpiError(sequence->here->Meet(mine, &same), "the meeting", call.what())) return error;
-    return same ? Error() : Exchange(world, call, mine.back());
+    return same ? Error() : Exchange(world, call, mine.back(), is_failed_step);
   }
   // The largest of x and of ~x over all ranks: they are each other's complement only if x is the same everywhere.
   constexpr int kWords = mine.size();
@@ -106,7 +107,7 @@ Error Check(const World& world, const Call& call, Sequence* sequence) {
   const int code = MPI_Allreduce(MPI_IN_PLACE, words, 2 * kWords, MPI_INT64_T, MPI_MAX, world.sequence);
   if (code != MPI_SUCCESS) return MpiError(code, "MPI_Allreduce", call.what());
   for (int i = 0; i < kWords; ++i) {
-    if (words[i] != ~words[kWords + i]) return Exchange(world, call, mine.back());
+    if (words[i] != ~words[kWords + i]) return Exchange(world, call, mine.back(), is_failed_step);
   }
   return Error();
 }
@@ -122,16 +123,23 @@ Error Meet(const Call& call) {
   RecordBegin(call);
   if (!world.has_peers()) return Error();
   Wait(Waiter::kSequence, &call.what, call.layout);
+  bool is_failed_step = false;
+  Error error;
   {
     const Span span(Activity::kMeet);
-    sequence.poison = Check(world, call, &sequence);
+    error = Check(world, call, &sequence, &is_failed_step);
   }
-  if (sequence.poison) {
+  if (error) {
     GoOn(Waiter::kSequence);
     RecordEnd(call);
   }
   ++sequence.number;
-  return sequence.poison;
+  if (is_failed_step) {
+    ++sequence.counts[static_cast<int>(Kind::kFailure)];  // of all ranks: they may go on together
+  } else {
+    sequence.poison = error;
+  }
+  return error;
 }
 
 Error Finish(const Call& call, Error error) {

@@ -25,7 +25,8 @@ struct Call {
 };
 
 // Meets the other ranks. The caller holds the world's mutex, and goes on holding it until the collective is over.
-// After a failure every later meeting fails at once with the same message: nobody waits for ranks that have gone.
+// After a failure every later meeting fails at once with the same message: nobody waits for ranks that have gone. Where
+// ranks within a step meet those on which it has raised an error, this meeting alone fails.
 Error Meet(const Call& call);
 
 // To be called, under the same mutex, when the collective that was met for is over: counts it, unless more of its update

@@ -48,6 +48,7 @@ inline Activity ActivityOf(Kind kind) {
   switch (kind) {
     case Kind::kControl:
     case Kind::kExit:
+    case Kind::kFailure:
       return Activity::kMessage;
     case Kind::kAllgather:
       return Activity::kAllgather;

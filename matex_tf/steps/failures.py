@@ -1,0 +1,55 @@
+"""An error that the rows of one rank raise in a step is raised on every rank, and all may go on with the next step."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from matex_tf import ops
+from matex_tf.gradients import variables
+from matex_tf.runtime import objects
+from matex_tf.world import world
+
+_FAILURE = 8  # see `ops.rendezvous`
+
+
+@contextlib.contextmanager
+def fail_together(place: str, used: Iterable[Any] = ()) -> Iterator[None]:
+    """Around a call of a step that ranks share: where it raises an error on one rank it raises that on all.
+
+    Those ranks meet it in the collective that they have come to. Then all take rank 0's values of the variables `used`,
+    of which some may have been set on some ranks.
+
+    Args:
+        place: names the step in messages.
+
+    Raises:
+        tf.errors.OpError: on every rank, of the kind of the first that failed, which the text names. Where all have
+            failed alike each raises its own.
+    """
+    import tensorflow as tf
+
+    before = ops.count_completed(_FAILURE)
+    try:
+        yield
+    except tf.errors.OpError as error:
+        if not world.is_active() or ops.read_failure():
+            raise  # no collective goes on
+        is_told = ops.count_completed(_FAILURE) != before
+        if not is_told:
+            with contextlib.suppress(ops.MismatchError):  # it names this rank
+                ops.rendezvous(_FAILURE, 0, f"{place}: {error.message}")
+            if ops.read_failure():
+                raise
+        mine = None if is_told else (error.error_code, error.message)
+        everyone = objects.allgather(mine, f"which ranks failed in {place}")
+        variables.synchronize_variables(used, f"comparing variables after an error in {place}")
+        if None not in everyone and len({code for code, _ in everyone}) == 1:
+            raise
+        failed = [(rank, *one) for rank, one in enumerate(everyone) if one is not None]
+        # A collective that is left by another rank fails by a code of its own.
+        rank, code, message = min(failed, key=lambda one: one[1] == tf.errors.FAILED_PRECONDITION)
+        kind = tf.compat.v1.errors.exception_type_from_error_code(code)
+        host = world.get_world().hosts[rank]
+        raise kind(None, None, f"rank {rank} ({host}) failed in {place}: {message}") from error
