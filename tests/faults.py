@@ -39,7 +39,7 @@ FAULTS = {
         "ops/src/engine/store/store.cc",
         "inherited_[part] = is_begun ? TableOf(from)[part].load() : 0;",
         "inherited_[part] = 0;",
-        "tests/servers/test_asynchronous.py",
+        "tests/apart/test_turns.py",
     ),
     "a rank gets the sum of another's part": Fault(
         "ops/src/engine/sums/ring.cc",

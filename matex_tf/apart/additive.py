@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import numpy as np
+
 from matex_tf import ops
 from matex_tf.gradients import reduction
 from matex_tf.rewrite.compiled import CALLS
@@ -139,6 +141,30 @@ def list_written(graph: Any, variables: Sequence[Any]) -> list[Any]:
     """Those of `variables` that the ops of a graph change in any way."""
     uses = variable_uses.list_uses(graph)
     return [one for one in variables if any(use.kind.startswith(_CHANGES) for use in uses.get(id(one.handle), ()))]
+
+
+def find_amounts(graph: Any, variables: Sequence[Any]) -> list[tuple[Any, Any]]:
+    """Those of `variables` that each step moves by a fixed amount, with that: such as states of random numbers."""
+    import tensorflow as tf
+
+    within_graph = {id(outer): within for outer, within in variable_uses.list_handles(graph)}
+    found = []
+    for one in variables:
+        handle = within_graph.get(id(one.handle))
+        uses = [] if handle is None else variable_uses.list_uses(graph)[id(one.handle)]
+        total: Any = np.zeros(one.shape, one.dtype.as_numpy_dtype)
+        for op in handle.consumers() if handle is not None and _is_additive(handle, uses) else ():
+            if op.type == "AssignVariableOp":
+                more = affine.find_sum(op.inputs[1], handle).more
+            elif op.type in ("AssignAddVariableOp", "AssignSubVariableOp"):
+                more = op.inputs[1] * _SIGNS[op.type]
+            else:
+                continue
+            amount = None if more is None else tf.get_static_value(more)
+            total = None if total is None or amount is None else total + amount
+        if total is not None and np.any(total):
+            found.append((one, total))
+    return found
 
 
 def find_obstacle(graph: Any, variables: Sequence[Any], sums: Sequence[Any], own: Sequence[Any]) -> str:

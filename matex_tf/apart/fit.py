@@ -96,8 +96,13 @@ class Fit:
 
     def _open_turns(self, most: int, iterator: Any) -> str:
         """Begin to take turns; else why ranks cannot. Collective."""
-        with function_calls.take_calls(self._find_step), contextlib.suppress(_StepFoundError):
-            self.model.train_function(iterator)
+        import tensorflow as tf
+
+        # What trains in eager code finds no batch, so that it trains nothing here.
+        nothing = tf.data.Dataset.from_generator(lambda: iter(()), output_signature=iterator.element_spec)
+        ends = (_StepFoundError, StopIteration, tf.errors.OutOfRangeError)
+        with function_calls.take_calls(self._find_step), contextlib.suppress(*ends):
+            self.model.train_function(iter(nothing))
         step = self._step
         mine = "its step cannot be traced by itself" if step is None else step.why_not
         parts = [] if step is None else step.parts
@@ -218,6 +223,6 @@ def _say_turns() -> None:
     how = (
         f"at most {read_bound()} ahead of the oldest under way; results are statistical, not those of the script alone"
         if read_bound()
-        else "one at a time; the result is that of the script alone, but for what a step draws at random"
+        else "one at a time; the result is that of the script alone, but for draws of tf.random"
     )
     notes.print_note(f"asynchronous: {world.get_world().size} ranks, whole batches in turn, {how} (docs/strategies.md)")

@@ -17,6 +17,7 @@ class SharedStep:
 
     shared: the variables of TensorFlow that it adds to.
     sums: those of metrics: each rank's part counts from where all have begun.
+    counters: those that each step moves by a fixed amount, with that: such as states of random numbers.
     told: others that each rank has for itself: what the step changes, and single numbers, as the learning rate.
     parts: of each addition that it makes which variable it changes; lost ranks are known by that.
     why_not: why ranks cannot share it; empty if they can.
@@ -25,6 +26,7 @@ class SharedStep:
     def __init__(self, plan: StepPlan, model: Any):
         self.plan = plan
         self.shared: list[Any] = []
+        self.counters: list[tuple[Any, Any]] = []
         self.told: list[Any] = []
         self.parts: list[int] = []
         self._run: Any = None
@@ -40,9 +42,12 @@ class SharedStep:
             self.why_not = self._copy(additive.Additions(known, states), known, private)
         except Exception as error:  # of any op: then ranks share each step instead
             self.why_not = f"its copy cannot be made ({type(error).__name__}: {error})"
-        apart = {id(one) for one in (*weights, *self.shared, *self.sums)}
+        self.sums, changed = self._changed_of(self.sums), self._changed_of(private)
+        if self._run is not None:
+            self.counters = additive.find_amounts(self._run.graph, changed)
+        apart = {id(one) for one in (*weights, *self.shared, *self.sums, *(one for one, _ in self.counters))}
         scalars = [one for one in optimizer if one.shape.rank == 0]
-        self.told = [one for one in [*scalars, *self._changed_of(private)] if id(one) not in apart]
+        self.told = [one for one in [*scalars, *changed] if id(one) not in apart]
 
     def _copy(self, additions: additive.Additions, known: Sequence[Any], private: Sequence[Any]) -> str:
         import tensorflow as tf

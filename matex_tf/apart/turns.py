@@ -71,6 +71,7 @@ class Turns:
         self._shared = values.SharedValues(step.shared)
         self._own = values.OwnValues(step.told)
         self._sums = values.Sums(step.sums)
+        self._counters = values.Counters(step.counters)
         self._behind = read_bound()
         self._rescue = Rescue(self._sums) if elastic.is_on() else None
         self._pipeline = Pipeline(
@@ -142,6 +143,7 @@ class Turns:
             store.stop_batches()
             self.end_epoch()
             raise _make_end()
+        self._counters.move_to(self._batch)
         result = self._step.call(iterator, batch)
         self._others[store.end_batch(self._rescue.keep_counts() if self._rescue is not None else 0)] += 1
         self.newest = max(self._batch, self.newest)
@@ -177,6 +179,7 @@ class Turns:
             # What the pipeline draws at random next is the same on all then; that of the last batch may be lost.
             self._pipeline.fetch_batch(max(self._done - 1, *(end.taken for end in everyone)))
         self._own.assign_values(last.told)
+        self._counters.move_to(self._done)
         reasons = [end.early for end in everyone if end.early]
         if self._done != self._count and not reasons:
             raise world.RankError(f"{self._done} of the {self._count} batches of an epoch were trained")
@@ -238,6 +241,7 @@ class Turns:
             raise membership.make_loss_error("they have no memory in common in which to train")
         self._done, self._count, self._early, self.is_stopped = first, count, None, False
         self._sums.begin()
+        self._counters.begin(first)
         is_first = world.get_world().rank == 0
         if is_first:
             self._shared.view_store(writes=True)

@@ -103,5 +103,5 @@ def list_changed(function: Any) -> list[Any]:
 
 
 def list_trained(function: Any) -> list[Any]:
-    """The weights that a ConcreteFunction changes."""
-    return [one for one in list_changed(function) if one.trainable]
+    """The weights that a ConcreteFunction changes. Whole numbers count something, whatever their variable says."""
+    return [one for one in list_changed(function) if one.trainable and not one.dtype.is_integer]

@@ -72,9 +72,7 @@ def draw_once(node: Node) -> Decision:
     """What an op without a seed draws of whole inputs, of candidates for instance, is drawn by one rank for all."""
 
     def emit(copy: Any, *inputs: Any) -> list[Any]:
-        import tensorflow as tf
-
-        return [tf.where(copy.share.keeps, one, tf.zeros_like(one)) for one in copy.create_op(node, inputs)]
+        return [copy.keep_once(one) for one in copy.create_op(node, inputs)]
 
     outputs = node.op.outputs
     return Decision([WHOLE] * len(node.inputs), [SUM] * len(outputs), mark_taker(emit))

@@ -88,3 +88,21 @@ class Sums:
         """From now on all have what all have added."""
         for one, start, *parts in zip(self._variables, self._start, *everyone):
             one.assign(sum(parts, start))
+
+
+class Counters:
+    """Variables of TensorFlow that each step moves by a fixed amount: with a batch they are what they are alone."""
+
+    def __init__(self, amounts: Sequence[tuple[Any, np.ndarray]]):
+        self._amounts = list(amounts)
+        self.begin(0)
+
+    def begin(self, batch: int) -> None:
+        """They are now as they are before this batch."""
+        self._first = batch
+        self._start = [np.array(one.numpy()) for one, _ in self._amounts]
+
+    def move_to(self, batch: int) -> None:
+        """What they are before this batch."""
+        for (one, amount), start in zip(self._amounts, self._start):
+            one.assign((start + amount * (batch - self._first)).astype(start.dtype))

@@ -69,6 +69,8 @@ def one_at_a_time():
             keras.layers.GlobalAveragePooling1D(),
             keras.layers.Dense(3, "tanh", kernel_constraint="max_norm", kernel_regularizer="l2"),
             keras.layers.BatchNormalization(),
+            keras.layers.Dropout(0.3),
+            keras.layers.GaussianNoise(0.1),
             keras.layers.Dense(1),
         ]
         model = keras.Sequential([keras.Input((5,), dtype="int32"), *layers], name=name)
@@ -175,6 +177,10 @@ def free():
         model.fit(rows, epochs=1, verbose=0, callbacks=[Fails()])
     except ValueError:
         keep("caught", model, model.fit(rows, epochs=1, verbose=0))
+    try:
+        model.fit(rows, epochs=1, verbose=0, callbacks=[Evaluates(x, y)])
+    except RuntimeError as error:
+        found["refused"] = np.asarray("evaluate was called within an epoch" in str(error))
     model.train_on_batch(x, y)
     of_its_own(x, y)
     of_any_width(x, y)
@@ -187,6 +193,15 @@ class Fails(keras.callbacks.Callback):
     def on_train_batch_begin(self, batch, logs=None):
         if batch >= 6:
             raise ValueError("of the script")
+
+
+class Evaluates(keras.callbacks.Callback):
+    def __init__(self, *data):
+        super().__init__()
+        self.data = data
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.model.evaluate(*self.data, verbose=0)
 
 
 def store():

@@ -38,7 +38,7 @@ def of(found, name):
 @pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.more)])
 def test_ranks_train_by_themselves_and_meet(ranks, tmp_path):
     env = {"MATEX_STRATEGY": "local:4"}
-    said = launch.run(ranks, HERE / "local_sgd_case.py", tmp_path, env=env, timeout=300).check().stderr
+    said = launch.run(ranks, HERE / "local_case.py", tmp_path, env=env, timeout=300).check().stderr
     found = [dict(np.load(path)) for path in sorted(tmp_path.glob("rank-*.npz"))]
     assert len(found) == ranks
     for one in found:
