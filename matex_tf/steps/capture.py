@@ -31,7 +31,7 @@ def is_tracing() -> bool:
 
 
 def note_opened() -> None:
-    """In the trace that is made, a batch of a rank's own rows has any number of rows: the script's has no such trace."""
+    """In the trace that is made, a batch of a rank's own rows has any number of rows, as it has not alone."""
     _state.has_opened = True
 
 

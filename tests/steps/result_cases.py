@@ -290,7 +290,7 @@ def jacobians_of_batches():
 
 
 def ends_of_unknown_length():
-    """Where batches end within a step, its ops that need no batch run once more, as Adam's counter and Dropout's seed."""
+    """Where batches end within a step, ops that need no batch run once more: of Adam's counter, of Dropout's seed."""
 
     def give():
         for start in range(0, 27, BATCH):

@@ -52,7 +52,7 @@ def find_rows(sizes: tuple[Size, ...]) -> tuple[int, Rows] | None:
 
 
 def read_along(node: Node, index: int, at: int, one: Placement, length: int | None) -> tuple[Size, ...]:
-    """The numbers of an input, of which that `at` counts entries of an axis with the rows of `one` and `length` entries.
+    """The numbers of an input; that `at` counts entries of an axis with `length` entries, the rows of `one`.
 
     Where the number and the length are fixed, it counts rows if it is a multiple of how many the batch has.
     """
