@@ -99,7 +99,7 @@ class CallPlan:
         import tensorflow as tf
 
         graph = self.graph
-        count = len(graph.outputs)
+        self.count = count = len(graph.outputs)  # TensorFlow may add to them what gradients need
         results, residuals = program.outputs[:count], program.outputs[count:]
         kept = [value.placement for value in residuals]
         self.upstream = [index for index, tensor in enumerate(graph.outputs) if id(tensor) in backward.of]
@@ -150,7 +150,7 @@ class CallPlan:
         import tensorflow as tf
         from tensorflow.python.eager import record
 
-        count = len(self.graph.outputs)
+        count = self.count
         with record.stop_recording(), self.batches.compare_batches(()):
             made = list(self.forward(*(given[index] for index in self.taken)))
         outputs, residuals = made[:count], made[count:]
