@@ -80,13 +80,18 @@ class Simulation:
     is_open: whether the trace is for any number of rows, or for those of `arguments`.
     """
 
-    is_open = True
-
-    def __init__(self, function: Any, arguments: Sequence[Any], fixed: Sequence[int] = (), rows: int = USUAL_SIZE):
+    def __init__(
+        self,
+        function: Any,
+        arguments: Sequence[Any],
+        fixed: Sequence[int] = (),
+        rows: int = USUAL_SIZE,
+        is_open: bool = True,
+    ):
         self.fixed, self.arguments = set(fixed), [np.asarray(one) for one in arguments]
         specs = [
             tf.TensorSpec(
-                [None, *one.shape[1:]] if self.is_open and index not in fixed else one.shape, tf.as_dtype(one.dtype)
+                [None, *one.shape[1:]] if is_open and index not in fixed else one.shape, tf.as_dtype(one.dtype)
             )
             for index, one in enumerate(self.arguments)
         ]

@@ -12,11 +12,11 @@ from matex_tf.rewrite.functions import Callee, Step, find_callee, has_op, is_sta
 from matex_tf.rewrite.labels import get_labels
 from matex_tf.rewrite.nodes import USUAL_SIZE, Decision, Expansion, Node, NoRuleError, Value, has_same_outputs
 from matex_tf.rewrite.pauses import pause_collection
-from matex_tf.rewrite.placement import ANY, BATCH, HALF, LIST, OWN, PARTIAL, REPLICATED, WHOLE, Placement, list_of
-from matex_tf.rewrite.programs import Program
+from matex_tf.rewrite.placement import ANY, HALF, LIST, OWN, PARTIAL, REPLICATED, WHOLE, Placement, list_of
+from matex_tf.rewrite.programs import Program, drop_unneeded
 from matex_tf.rewrite.rules import RULES
 from matex_tf.rewrite.rules.randoms import draw_once, has_no_seed
-from matex_tf.rewrite.sources import SOURCES, is_batch, place_batch, put_first
+from matex_tf.rewrite.sources import SOURCES, count_rows, is_batch, place_batch, put_first
 from matex_tf.rewrite.whole_sums import Whole, find_sums_needed_whole
 
 ALIASES = ("Identity", "IdentityN", "StopGradient", "PreventGradient", "Snapshot")
@@ -73,7 +73,7 @@ class Reader:
         has_batch = (self._have_batch[-1:] or [False])[0] or _is_split(inputs)
         batch_rows = self.batch_rows
         if has_batch and not self._have_batch:
-            self.batch_rows = _count_rows(inputs)
+            self.batch_rows = count_rows(inputs)
         self._have_batch.append(has_batch)
         try:
             outputs, effects = self._read_into(nodes, graph, inputs, key, [])
@@ -83,7 +83,7 @@ class Reader:
             self.batch_rows = batch_rows
         if takes_batch or not self._have_batch:
             _wrap_whole(nodes, outputs)
-        needed = _drop_unneeded(nodes, outputs, effects)
+        needed = drop_unneeded(nodes, outputs, effects)
         takes_batch = takes_batch and any(map(is_batch, needed))
         return Program(put_first(needed) if takes_batch else needed, inputs, outputs, effects, takes_batch)
 
@@ -125,7 +125,7 @@ class Reader:
                     and not (is_moved and step.is_stateful)):  # fmt: skip
                 nodes += one.nodes[step.number]
                 for node in filter(is_batch, one.nodes[step.number]):
-                    self._have_batch[-1], self.batch_rows = True, _count_rows(node.outputs)
+                    self._have_batch[-1], self.batch_rows = True, count_rows(node.outputs)
                 continue
             before = [node for number in step.controls for node in one.made.get(number, ())] if step.controls else []
             taken = [one.values[number] for number in step.inputs]
@@ -231,7 +231,7 @@ class Reader:
             self._have_batch[-1] = any(one.is_sharded for one in decision.gives)
             for value, one in zip(node.outputs, decision.gives):
                 value.placement = one
-            self.batch_rows = _count_rows(node.outputs)
+            self.batch_rows = count_rows(node.outputs)
             return decision
         if node.type in ALIASES:
             return Decision([None] * len(node.inputs), node.placements)
@@ -259,12 +259,6 @@ def _pass_own(node: Node) -> Decision:
     if takes:
         raise own_batches.OwnRowsError(f"{node.type} '{node.op.name}' takes rows out of their dataset by itself")
     return Decision([WHOLE] * len(node.inputs), [OWN] * len(node.op.outputs))
-
-
-def _count_rows(batch: Iterable[Value]) -> int | None:
-    """How many rows the script's batch has, if all of its components tell the same number."""
-    found = {value.whole_shape[0] for value in batch if value.placement == BATCH and value.whole_shape}
-    return found.pop() if len(found) == 1 else None
 
 
 def _is_split(inputs: Iterable[Value]) -> bool:
@@ -303,18 +297,3 @@ def read_program(
             if not more:
                 return program
             reader.make_whole(more)
-
-
-def _drop_unneeded(nodes: list[Node], outputs: Iterable[Value], effects: Iterable[Node]) -> list[Node]:
-    needed = {id(value.node) for value in outputs}
-    needed.update(map(id, effects))
-    found = []
-    for node in reversed(nodes):
-        if id(node) in needed:
-            found.append(node)
-            for value in node.inputs:
-                needed.add(id(value.node))
-            for one in node.controls:
-                needed.add(id(one))
-    found.reverse()
-    return found

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from matex_tf.rewrite.functions import has_op, is_movable
-from matex_tf.rewrite.nodes import Decision, Node
+from matex_tf.rewrite.nodes import Decision, Node, Value
 from matex_tf.rewrite.placement import BATCH, SIZES, WHOLE
 from matex_tf.rewrite.rules.sizes import mark_taker
 
@@ -69,6 +69,12 @@ def find_components(shapes: Sequence[Any]) -> list[bool]:
     counts = [shape[0] if shape.rank else None for shape in shapes]
     known = [count for count in counts if count and count > 1]
     return [count == max(known, key=known.count) if known else False for count in counts]
+
+
+def count_rows(batch: Iterable[Value]) -> int | None:
+    """How many rows the script's batch has, if all of its components tell the same number."""
+    found = {value.whole_shape[0] for value in batch if value.placement == BATCH and value.whole_shape}
+    return found.pop() if len(found) == 1 else None
 
 
 def are_in(graph: Any) -> bool:

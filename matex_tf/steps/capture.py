@@ -43,14 +43,15 @@ def has_opened() -> bool:
 def trace_step(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The ConcreteFunction that a call of a `tf.function` has alone, too.
 
-    Of a function that XLA compiles it is that of one that calls it. Raises what the script's Python raises in the call.
+    It is that of a function which calls it, where XLA compiles it, or where TensorFlow has added to its graph what
+    gradients through it need. Raises what the script's Python raises in the call.
     """
     import tensorflow as tf
 
     _state.traces, _state.has_opened = True, False
     try:
         own = function.get_concrete_function(*args, **kwargs)
-        if not function._jit_compile:
+        if not function._jit_compile and len(own.graph.outputs) == len(own.function_type.flat_outputs):
             return own
         caller = tf.function(lambda *given, **named: function(*given, **named), autograph=False)
         return caller.get_concrete_function(*args, **kwargs)

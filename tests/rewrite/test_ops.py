@@ -17,18 +17,19 @@ _INEXACT = {"Cast": 1e-6}
 """Sums of float32, by the ops of the case."""
 
 
-def _simulate(function):
+def _simulate(function, is_open=True):
     values = [ARRAYS[name] for name in inspect.signature(function).parameters]
-    return Simulation(function, [one.astype("S") if one.dtype == object else one for one in values])
+    arrays = [one.astype("S") if one.dtype == object else one for one in values]
+    return Simulation(function, arrays, is_open=is_open)
 
 
 @pytest.mark.parametrize("index", range(len(CASES)), ids=[f"{i}-{one[0].split()[0]}" for i, one in enumerate(CASES)])
 def test_ranks_compute_what_the_op_computes_alone(index, monkeypatch):
-    """Copied by itself and in the function of a run of ops."""
+    """Copied by itself and in the function of a run of ops, traced for a fixed and for any number of rows."""
     kinds, function = CASES[index]
-    simulation = _simulate(function)
-    expected = simulation.run_alone()
-    for counts, few in zip(SPLITS, (1, 99)):
+    for counts, few, is_open in zip(SPLITS, (1, 99), (False, True)):
+        simulation = _simulate(function, is_open)
+        expected = simulation.run_alone()
         monkeypatch.setattr(bodies, "FEW", few)
         for given in simulation.run(counts):
             if function not in DRAWN:
@@ -37,9 +38,9 @@ def test_ranks_compute_what_the_op_computes_alone(index, monkeypatch):
 
 @pytest.mark.parametrize("name", [name for name in OPEN if name not in FAIL_ALONE])
 def test_where_rows_meet_they_are_gathered(name):
-    simulation = _simulate(OPEN[name])
-    expected = simulation.run_alone()
-    for counts in (*SPLITS, (3, 2)):
+    for counts, is_open in zip((*SPLITS, (3, 2)), (True, True, False)):
+        simulation = _simulate(OPEN[name], is_open)
+        expected = simulation.run_alone()
         for given in simulation.run(counts):
             assert not find_difference(expected, given), counts
 

@@ -215,9 +215,9 @@ MAKERS = [make_gradnorm, make_gan, make_distillation, make_cnn, make_recurrent, 
 @pytest.mark.parametrize("make", MAKERS, ids=lambda make: make.__name__.removeprefix("make_"))
 def test_ranks_train_as_the_step_alone(make):
     step, arguments = make()
-    simulation = Simulation(step, arguments)
-    expected = simulation.run_alone(STEPS)
-    for counts in SPLITS:
+    for counts, is_open in zip(SPLITS, (True, False)):  # traced for any number of rows, and for a fixed one
+        simulation = Simulation(step, arguments, is_open=is_open)
+        expected = simulation.run_alone(STEPS)
         for rank, given in enumerate(simulation.run(counts, STEPS)):
             assert not find_difference(expected, given, 1e-9), f"rank {rank}, {counts} rows"
 

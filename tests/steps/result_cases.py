@@ -290,7 +290,7 @@ def jacobians_of_batches():
 
 
 def ends_of_unknown_length():
-    """Where batches end within a step, its ops that need no batch run once more, as Adam's counter and Dropout's seed."""
+    """Where batches end within a step, ops that need no batch run once more: of Adam's counter, of Dropout's seed."""
 
     def give():
         for start in range(0, 27, BATCH):
@@ -344,6 +344,7 @@ def sizes_that_python_reads():
         scale = 2.0 if x.shape[0] == BATCH else 3.0
         with tf.GradientTape() as tape:
             flat = tf.reshape(x[:, None], [x.shape.as_list()[0], 6])
+            flat += tf.random.uniform(x.shape, dtype=x.dtype)  # alone, a sequence of numbers for each number of rows
             loss = scale * tf.reduce_sum(tf.tanh(flat @ weights + made[0])) / len(x)
         weights.assign_sub(0.1 * tape.gradient(loss, weights))
         return loss

@@ -100,7 +100,7 @@ class CallPlan:
         import tensorflow as tf
 
         graph = self.graph
-        count = len(graph.outputs)
+        self.count = count = len(graph.outputs)  # TensorFlow may add to them what gradients need
         results, residuals = program.outputs[:count], program.outputs[count:]
         kept = [value.placement for value in residuals]
         self.upstream = [index for index, tensor in enumerate(graph.outputs) if id(tensor) in backward.of]
@@ -152,7 +152,7 @@ class CallPlan:
         import tensorflow as tf
         from tensorflow.python.eager import record
 
-        count = len(self.graph.outputs)
+        count = self.count
         batch = [tensor for tensor, one in zip(given, self.are_rows) if one]
         used = self.graph.variables
         with (
