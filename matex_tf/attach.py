@@ -71,6 +71,7 @@ def attach_runtime() -> None:
     from matex_tf import ops, patches
     from matex_tf.monitor import sampler
     from matex_tf.observe import link_costs, profile, timeline
+    from matex_tf.parts import attach as parts
     from matex_tf.resilience import elastic, run_state
     from matex_tf.runtime import hooks, watchdog
 
@@ -91,6 +92,7 @@ def attach_runtime() -> None:
     sampler.start_sampler()
     elastic.after_loss.append(sampler.note_loss)
     link_costs.start_links()
+    parts.start_parts()
     patches.install()
     _record_first_steps()
     _note_trial(me.rank)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy as copies
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -23,6 +24,7 @@ class Copy:
     make_share: the share of a batch that the program takes by itself, of its components.
     make_own_share: the `OwnRows` of a batch of which each rank has rows of its own, of the components here and whether
         the rank has a batch.
+    transform: makes of each program, and of the placements that its outputs are brought to, the program that is built.
     """
 
     is_ordered = True
@@ -36,6 +38,7 @@ class Copy:
         make_own_share: Callable[[Sequence[Any], Any], OwnRows] | None = None,
     ):
         self.share, self.exchanger, self.make_share, self.make_own_share = share, exchanger, make_share, make_own_share
+        self.transform: Callable[[Program, Sequence[Placement]], Program] | None = None
         self._made: dict[tuple[Any, ...], tuple[Any, list[Any]]] = {}
 
     def build(self, program: Program, inputs: Sequence[Any], gives: Sequence[Placement]) -> list[Any]:
@@ -43,7 +46,7 @@ class Copy:
         import tensorflow as tf
 
         # The share of a batch that a branch or a turn of a loop takes holds within it.
-        copy = Copy(self.share, self.exchanger, self.make_share, self.make_own_share) if program.takes_batch else self
+        copy = copies.copy(self) if program.takes_batch else self
         made, after = copy.build_apart(program, inputs, gives)
         with tf.control_dependencies(after):
             return [tf.identity(tensor) for tensor in made] if after else made
@@ -53,6 +56,8 @@ class Copy:
     ) -> tuple[list[Any], list[Any]]:
         """The outputs, and the operations that are over when all effects are."""
         with pause_collection():
+            if self.transform is not None:
+                program = self.transform(program, gives)
             body = Body(self, program, gives)
             made = body.build(inputs)
         after = [op for node in program.effects for op in body.operations.get(id(node), ())]

@@ -62,6 +62,7 @@ class StepPlan:
             except Exception as error:  # of any op: the script's own function is always right
                 self.why_whole = f"its copy cannot be made ({type(error).__name__}: {error})"
         self.why_whole = agreement.agree_on_trace(own.graph, self.why_whole, place)
+        events.step_planned(self)
         if self.why_whole and any(self.are_own):
             raise world.RankError(own_data.explain_obstacle(place, self.why_whole))
 
@@ -100,6 +101,7 @@ class StepPlan:
             exchanger = RankExchanger(self.place, number)
             make_own_share = functools.partial(shares.make_own_share, exchanger)
             copy = Copy(shares.make_no_share(), exchanger, self.batches.make_share, make_own_share)
+            events.copy_begins(self, copy)
             inputs = sources.take_rows(copy, list(given), are_rows)
             inputs += [here.capture(one) for one in outer]
             return copy.build(program, inputs, [WHOLE] * len(program.outputs))

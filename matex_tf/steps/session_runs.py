@@ -17,7 +17,7 @@ from matex_tf.rewrite.programs import Program
 from matex_tf.rewrite.propagate import read_program
 from matex_tf.rewrite.rules.randoms import has_no_seed
 from matex_tf.sharding import fingerprint, step_weight
-from matex_tf.steps import cond_turns, explain, session_graphs, shares, worth
+from matex_tf.steps import cond_turns, events, explain, session_graphs, shares, worth
 from matex_tf.steps.agreement import agree_on_plan
 from matex_tf.steps.exchanger import RankExchanger
 from matex_tf.steps.plan import NO_BATCH, NO_WORK
@@ -160,6 +160,7 @@ class SessionPlan:
         with session_graphs.add_to(self.graph):
             exchanger = RankExchanger(PLACE, is_ordered=SessionCopy.is_ordered)
             copy = SessionCopy(self.graph, shares.make_no_share(), exchanger, shares.make_share)
+            events.copy_begins(self, copy)
             if self.are_own:
                 self.own_rows = tf.compat.v1.placeholder(tf.int64, [])
                 rows = [one[: self.own_rows] for one in part.inputs[: self.count]]
