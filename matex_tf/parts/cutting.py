@@ -143,20 +143,20 @@ def _find_places(nodes: Sequence[Node], outside: Any) -> dict[int, _Place]:
             follows.add(number)
         is_in = number in core or (number in follows and number in feeds and number not in outside)
         is_in = is_in and not phases.is_constant(node)
-        for one in (*before[number], *(one for one in node.controls if one.level == node.level)):
-            if id(one) in places:
-                _, other, is_other_in = places[id(one)]
-                stage = max(stage, other + (is_other_in and not is_in))
+        for one in before[number]:
+            _, other, is_other_in = places[id(one)]
+            stage = max(stage, other + (is_other_in and not is_in))
         places[number] = node.level, stage, is_in
     return places
 
 
 def _list_before(node: Node) -> Iterator[Node]:
-    """The nodes of the same level whose results an op takes."""
+    """The nodes of the same level that an op needs."""
     for value, need in _list_used(node):
         one = value.node
         if one is not None and one.level == node.level and not waves.is_exchanged(value, need):
             yield one
+    yield from (one for one in node.controls if one.level == node.level)
 
 
 def _find_refused(program: Program, gives: Sequence[Placement], places: dict[int, _Place]) -> dict[int, str]:
