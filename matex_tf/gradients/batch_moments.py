@@ -29,16 +29,13 @@ def choose_moments() -> Moments | None:
     """What gives the statistics of layers made or run now: `compute_global_moments`, `compute_slice_moments`, or None:
     as they are.
     """
-    wanted, scaling = settings.get_settings().sync_batchnorm, settings.get_settings().scaling
-    if not world.is_active() or step_weight.is_alone() or (wanted == "auto" and scaling == "weak"):
+    if not world.is_active() or step_weight.is_alone() or settings.get_settings().scaling == "weak":
         return None
-    if wanted == "off":
-        return compute_slice_moments
     if step_weight.is_in_session_graph():
         import tensorflow as tf
 
         # Its collectives would have to be put in order with all others of a run, which is not known yet.
-        why = "it normalises by the statistics of its batch (MATEX_SYNC_BATCHNORM=off takes those of each rank's slice)"
+        why = "it normalises by the statistics of its batch"
         verdict.note_failure(tf.compat.v1.get_default_graph(), verdict.Reason(why))
         return None
     return compute_global_moments

@@ -30,7 +30,7 @@ def check_updates(when: str) -> None:
         return
     _checked = done
     agreed = variables.list_agreed()
-    # Moving statistics are each rank's own where MATEX_SYNC_BATCHNORM has it so; the optimizer leaves them alone.
+    # Moving statistics are each rank's own with weak scaling; the optimizer leaves them alone.
     trained = [variable for variable in agreed if getattr(variable, "trainable", True)]
     variables.check_drift(trained, trained, when)
 

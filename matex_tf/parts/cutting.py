@@ -21,6 +21,7 @@ from matex_tf.rewrite.placement import LIST, PARTIAL, REPLICATED, SHARDED, SIZES
 from matex_tf.rewrite.programs import Program
 from matex_tf.rewrite.rules.sizes import mark_taker
 from matex_tf.rewrite.segments import read_only_types
+from matex_tf.rewrite.sources import is_batch
 
 EFFECT = "it has effects or a state, so that it runs once for all rows"
 COLLECTIVE = "collectives are within it"
@@ -105,7 +106,7 @@ def _depends_on_rows(node: Node) -> bool:
 
 def _find_obstacle(node: Node) -> str:
     """Why an op cannot run part by part; empty where it can."""
-    if node.is_reused:
+    if node.is_reused or (is_batch(node) and not _takes_rows(node)):
         return EFFECT
     if has_collective(node) or any(body.has_collectives or body.takes_batch for body in node.bodies):
         return COMPILED if node.bodies and is_compiled(node.op) else COLLECTIVE
