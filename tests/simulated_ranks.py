@@ -82,7 +82,7 @@ class Simulation:
     part_rows: how many rows of a rank are computed at a time; 0: all. `left` are then the ops that are not.
     """
 
-    part_rows = int(os.environ.get("TRY_PARTS", "0"))
+    part_rows = 0
 
     def __init__(self, function: Any, arguments: Sequence[Any], fixed: Sequence[int] = (), rows: int = USUAL_SIZE):
         self.fixed, self.arguments = set(fixed), [np.asarray(one) for one in arguments]
@@ -124,7 +124,7 @@ class Simulation:
             copy = Copy(share, Exchanger(meeting, rank))
             if self.part_rows:
                 sized = functools.partial(sizes.Fixed, self.part_rows)
-                copy.transform = functools.partial(attach.cut_program, sized, self.left)
+                copy.transform = functools.partial(attach.cut_program, sized, self.left, [])
             return copy.build(self.program, inputs, [WHOLE] * len(self.program.outputs))
 
         return step.get_concrete_function()

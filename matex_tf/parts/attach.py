@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from matex_tf import settings
 from matex_tf.parts import sizes
-from matex_tf.parts.cutting import Left, Region, cut
+from matex_tf.parts.cutting import Left, Region, cut, list_kept
 from matex_tf.parts.region import make_emit
 from matex_tf.rewrite.placement import Placement
 from matex_tf.rewrite.programs import Program
@@ -17,8 +17,17 @@ from matex_tf.steps import events, report
 
 SESSION = "a session of tf.compat.v1 runs it"
 EAGER = "eager code is computed at once: decorate the training step with @tf.function"
-_left: dict[int, list[Left]] = {}
-"""By the id of a plan that is being made, ops on rows that its copy computes for all rows at once."""
+
+
+class _Cut(NamedTuple):
+    """left: ops on rows that a copy computes for all rows at once. regions: what it computes in parts."""
+
+    left: list[Left]
+    regions: list[Region]
+
+
+_cut: dict[int, _Cut] = {}
+"""By the id of a plan that is being made."""
 
 
 def start_parts() -> None:
@@ -37,7 +46,7 @@ def _cut_copy(plan: Any, copy: Any) -> None:
             _say("a training step", SESSION)
         return
     rows = settings.get_settings().microbatch
-    left = _left[id(plan)] = []
+    _cut[id(plan)] = found = _Cut([], [])
     together: list[sizes.Fitting] = []
     obstacle = sizes.find_obstacle(plan.own.variables) if rows == settings.AUTO else ""
     if obstacle:
@@ -48,23 +57,37 @@ def _cut_copy(plan: Any, copy: Any) -> None:
     def make_sizes() -> Any:
         return sizes.Fitting(plan.place, together) if rows == settings.AUTO else sizes.Fixed(rows)
 
-    copy.transform = functools.partial(cut_program, make_sizes, left)
+    copy.transform = functools.partial(cut_program, make_sizes, *found)
 
 
-def cut_program(make_sizes: Any, left: list[Left], program: Program, gives: Sequence[Placement]) -> Program:
-    """The program whose regions are run in parts; ops on rows that are not are added to `left`."""
+def cut_program(
+    make_sizes: Any, left: list[Left], regions: list[Region], program: Program, gives: Sequence[Placement]
+) -> Program:
+    """The program whose regions run in parts. They are added to `regions`, and ops on rows that do not to `left`."""
 
     def make(region: Region) -> Any:
+        regions.append(region)
         return make_emit(region, make_sizes())
 
     return cut(program, gives, make, left)
 
 
 def _say_left(plan: Any) -> None:
-    left = _left.pop(id(plan), [])
-    if plan.trained and left and not plan.why_whole:
-        op = left[0].node.op
-        _say(plan.place, f"{op.type} ({report.find_line(op)}): {left[0].why}")
+    found = _cut.pop(id(plan), None)
+    if found is None or plan.why_whole or not plan.trained:
+        return
+    if found.left:
+        op = found.left[0].node.op
+        _say(plan.place, f"{op.type} ({report.find_line(op)}): {found.left[0].why}")
+    kept = list_kept(found.regions)
+    sizes_of_rows = [report.count_bytes(value, value.placement.axis) for value in kept]
+    if kept:
+        size = "rows" if None in sizes_of_rows else f"{sum(filter(None, sizes_of_rows))} bytes of each row"
+        notes.print_note(
+            f"MATEX_MICROBATCH: {plan.place} keeps {size} in memory until figures of all rows are known, as "
+            f"BatchNormalization needs them; first the result of {kept[0].tensor.op.type} "
+            f"({report.find_line(kept[0].tensor.op)})"
+        )
 
 
 def _say(step: str, why: str) -> None:

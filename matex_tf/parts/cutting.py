@@ -44,6 +44,12 @@ class Region(NamedTuple):
     awaited: list[Node]
 
 
+def list_kept(regions: Sequence[Region]) -> list[Value]:
+    """Rows that one region makes and another takes, so that those of all parts are in memory between them."""
+    taken = {id(value) for region in regions for value, need in region.takes if need is None}
+    return [value for region in regions for value in region.gives if id(value) in taken and _has_rows(value.placement)]
+
+
 class Left(NamedTuple):
     """An op on rows that is in no region, and why."""
 

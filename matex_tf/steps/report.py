@@ -43,8 +43,8 @@ def describe(program: Program) -> Report:
         elif value.placement.kind == SHARDED:
             op = "the result" if node is None else node.type
             made = value.tensor.op if node is None else node.op
-            rows.setdefault(id(value), Gathering(op, find_line(made), _count_bytes(value, value.placement.axis)))
-    sizes = [_count_bytes(value) for value in sums.values()]
+            rows.setdefault(id(value), Gathering(op, find_line(made), count_bytes(value, value.placement.axis)))
+    sizes = [count_bytes(value) for value in sums.values()]
     total = None if None in sizes else sum(one for one in sizes if one is not None)
     return Report(collectives, total, list(dict.fromkeys(rows.values())))
 
@@ -62,7 +62,7 @@ def _list_needs(program: Program) -> Iterator[tuple[Value, Node | None]]:
             yield value, None
 
 
-def _count_bytes(value: Value, axis: int | None = None) -> int | None:
+def count_bytes(value: Value, axis: int | None = None) -> int | None:
     """Of a tensor, or of a row of it along `axis`."""
     shape = value.shape
     if shape is None or not value.dtype.size:
