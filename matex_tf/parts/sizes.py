@@ -59,9 +59,7 @@ class Size:
     most: float = 0.0
     """The most that the process may take."""
     begun: int = 0
-    """Resident bytes before the first part."""
-    base: int = 0
-    """And before the last."""
+    """Resident bytes before the first part: what a part has freed may stay in the process, and tells less."""
 
 
 class Fitting:
@@ -99,10 +97,10 @@ class Fitting:
         if not size.is_most and count > size.sure:
             self._measured = size
             return_freed()
-            size.base = size.begun = read_resident_bytes("VmRSS")
+            size.begun = read_resident_bytes("VmRSS")
             limit = settings.get_settings().memory
-            free = limit - size.base if limit else memory.measure_free(world.get_world().local_size)
-            size.most = (size.base + free) / memory.MARGIN
+            free = limit - size.begun if limit else memory.measure_free(world.get_world().local_size)
+            size.most = (size.begun + free) / memory.MARGIN
             _forget_peak()
         return np.int64(size.fit if size.is_most else size.sure)
 
@@ -114,14 +112,12 @@ class Fitting:
         size = self._measured
         if size is None or part < size.tried:
             return np.int64(asked)
-        took = max(1, read_resident_bytes("VmHWM") - size.base)
+        took = max(1, read_resident_bytes("VmHWM") - size.begun)
         beside = SUMS * sums + OUTPUTS * count * rows / part
         size.tried, size.fit = int(part), max(0, int(part * (size.most - size.begun - beside) / took))
         # Of few rows much may lie in memory that was free within the process: they do not tell of many more.
         size.sure = max(1, min(size.fit, GROWTH * size.tried))
         if count <= size.sure or size.sure >= 2 * size.tried:
-            size.base = read_resident_bytes("VmRSS")
-            _forget_peak()
             if count <= size.sure:
                 self._measured = None
                 if not any(one.is_most for one in self._together):
