@@ -57,9 +57,7 @@ class Left(NamedTuple):
     why: str
 
 
-def cut(
-    program: Program, gives: Sequence[Placement], make_emit: Callable[[Region], Any], left: list[Left]
-) -> Program:
+def cut(program: Program, gives: Sequence[Placement], make_emit: Callable[[Region], Any], left: list[Left]) -> Program:
     """The program with one node in the place of each region.
 
     Args:

@@ -19,7 +19,7 @@ class Sizes(Protocol):
     """How many rows the parts of one region have; scalars int64 in the graph."""
 
     def begin(self, count: Any, rows: Sequence[Any]) -> Any:
-        """Of the first part. `count`: the rows of the rank; `rows`: the shapes of tensors of these, but for the rows."""
+        """Of the first part. `count`: the rows of the rank; `rows`: the other sizes of the tensors that have them."""
 
     def go_on(self, size: Any, count: Any, part: Any, sums: Sequence[Any], rows: Sequence[Any]) -> Any:
         """Of the part after one of `part` rows, with its results; `size`: what was given for it."""
@@ -86,7 +86,9 @@ def _drop_axis(shape: Any, axis: int) -> Any:
 def _set_shape(tensor: Any, value: Value) -> None:
     if value.shape is not None:
         placement = value.placement
-        tensor.set_shape([None if placement.is_sharded and at == placement.axis else n for at, n in enumerate(value.shape)])
+        tensor.set_shape(
+            [None if placement.is_sharded and at == placement.axis else n for at, n in enumerate(value.shape)]
+        )
 
 
 def _sort_results(

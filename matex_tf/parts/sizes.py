@@ -1,8 +1,8 @@
 """How many rows a part has: a fixed number, or as many as fit memory (MATEX_MICROBATCH=auto).
 
 Where it is measured, the first part of a region has one row, and each further one up to four times as many, until none
-are left or they would not fit: nothing is computed for the measurement alone. A part takes a constant and so much a row:
-in proportion to one that was measured, a larger one takes less. None is tried, or taken, on the word of one far smaller.
+are left or they would not fit: nothing is computed for the measurement alone. A part takes a constant and so much a
+row: in proportion to one that was measured, a larger one takes less. None is tried on the word of one far smaller.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Fixed:
 
 @dataclass
 class Size:
-    """What was measured for rows of one shape: `fit` rows fit by that, and no more if `is_most`; `sure` certainly do."""
+    """What was measured for rows of one shape: `fit` rows fit by that, no more if `is_most`; `sure` certainly do."""
 
     tried: int = 0
     fit: int = 0
