@@ -106,7 +106,7 @@ class _Rows(_Last):
         import tensorflow as tf
 
         placement, shape = self.value.placement, self.value.shape
-        sizes = -1
+        sizes: Any = -1
         if shape is not None:
             turned = [None if at == placement.axis else size for at, size in enumerate(shape)]
             turned[0], turned[placement.axis] = turned[placement.axis], turned[0]
