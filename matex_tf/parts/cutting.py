@@ -1,8 +1,7 @@
 """Which ops of a program run part by part: regions, each between two waves of collectives.
 
-A region has the ops on rows of the ranks, and what lies between them. What it takes of rows is cut, what it gives is
-put together: sums are added up, rows are put one after the other. An op that may run only once, for its effects or its
-collectives, is outside of regions.
+What a region takes of rows is cut; the sums that it gives are added up, the rows put one after the other. An op that
+may run only once, for its effects or its collectives, is outside of regions.
 """
 
 from __future__ import annotations
@@ -66,7 +65,7 @@ def cut(program: Program, gives: Sequence[Placement], make_emit: Callable[[Regio
         left: ops on rows that are in no region are added to it.
     """
     program = phases.drop_unused(program, gives)
-    waves.schedule(program, list(gives), _ends_rows)
+    waves.schedule(program, list(gives), _is_end_of_rows)
     nodes = sorted(program.nodes, key=lambda node: node.level)
     program = Program(nodes, program.inputs, program.outputs, program.effects, program.takes_batch)
     outside = {id(node): why for node in nodes if (why := _find_obstacle(node))}
@@ -76,13 +75,13 @@ def cut(program: Program, gives: Sequence[Placement], make_emit: Callable[[Regio
         if not refused:
             break
         outside.update(refused)
-    left += [Left(node, outside[id(node)]) for node in nodes if id(node) in outside and _takes_rows(node)]
+    left += [Left(node, outside[id(node)]) for node in nodes if id(node) in outside and _has_rows_of_rank(node)]
     return _Rebuilt(program, gives, places, make_emit).program
 
 
-def _ends_rows(node: Node) -> bool:
+def _is_end_of_rows(node: Node) -> bool:
     """Whether it takes rows and gives none: it runs early, so that the rows need not be kept for it."""
-    return _takes_rows(node) and all(one.kind in (PARTIAL, REPLICATED, SIZES) for one in node.decision.gives)
+    return _has_rows_of_rank(node) and all(one.kind in (PARTIAL, REPLICATED, SIZES) for one in node.decision.gives)
 
 
 def _has_rows(placement: Placement) -> bool:
@@ -90,7 +89,7 @@ def _has_rows(placement: Placement) -> bool:
     return placement.is_sharded or (placement.kind == LIST and item is not None and not item.is_replicated)
 
 
-def _takes_rows(node: Node) -> bool:
+def _has_rows_of_rank(node: Node) -> bool:
     """Whether an input has rows of this rank alone."""
     return any(
         _has_rows(value.placement) and not waves.is_exchanged(value, need)
@@ -98,9 +97,9 @@ def _takes_rows(node: Node) -> bool:
     )
 
 
-def _depends_on_rows(node: Node) -> bool:
+def _is_on_rows(node: Node) -> bool:
     """Whether what an op makes differs with the rows that are here."""
-    if _takes_rows(node) or any(map(_has_rows, node.decision.gives)):
+    if _has_rows_of_rank(node) or any(map(_has_rows, node.decision.gives)):
         return True
     return any(
         value.placement.kind == SIZES and (need is None or need.kind != REPLICATED)
@@ -110,7 +109,7 @@ def _depends_on_rows(node: Node) -> bool:
 
 def _find_obstacle(node: Node) -> str:
     """Why an op cannot run part by part; empty where it can."""
-    if node.is_reused or (is_batch(node) and not _takes_rows(node)):
+    if node.is_reused or (is_batch(node) and not _has_rows_of_rank(node)):
         return EFFECT
     if has_collective(node) or any(body.has_collectives or body.takes_batch for body in node.bodies):
         return COMPILED if node.bodies and is_compiled(node.op) else COLLECTIVE
@@ -135,7 +134,7 @@ _Place = tuple[int, int, bool]
 
 def _find_places(nodes: Sequence[Node], outside: Any) -> dict[int, _Place]:
     before = {id(node): list(_list_before(node)) for node in nodes}
-    core = {id(node) for node in nodes if id(node) not in outside and _depends_on_rows(node)}
+    core = {id(node) for node in nodes if id(node) not in outside and _is_on_rows(node)}
     feeds = set(core)  # those that rows need, in their own level
     for node in reversed(nodes):
         if id(node) in feeds:

@@ -1,8 +1,7 @@
 """How many rows a part has: a fixed number, or as many as fit memory (MATEX_MICROBATCH=auto).
 
-Where it is measured, the first part of a region has one row, and each further one up to four times as many, until none
-are left or they would not fit: nothing is computed for the measurement alone. A part takes a constant and so much a
-row: in proportion to one that was measured, a larger one takes less. None is tried on the word of one far smaller.
+The first part of a region then has one row, and each further one up to four times as many, until none are left or they
+would not fit: nothing is computed for the measurement alone. None is tried on the word of one far smaller.
 """
 
 from __future__ import annotations
