@@ -1,7 +1,7 @@
 """What a network costs: sums of 16 MiB and whole steps on hosts of this machine with links of limited bandwidth.
 
     sudo python benchmarks/hosts.py [--rate 1gbit] [--sums 4] [--ranks-per-host 1 2] [--servers 4] [--rounds 2]
-                                    [--models alexnet alexnet-device resnet20] [--normalise-globally]
+                                    [--models alexnet alexnet-device resnet20]
 
 Beside each figure stands its physical reference: for a sum over N hosts the time of 2 (N - 1) / N of its bytes on the
 link, for a step the larger of the computation, in a process on each host without the library, and the time of the
@@ -9,8 +9,8 @@ gradients' bytes on the link. Steps are timed with gradients reduced as they are
 at once (off), and overlapped with `MATEX_STRATEGY=sharded`, whose new weights come while the next step computes, in
 turns. Each of the two hosts has one core, of which the network takes time, too: "of the core" is what
 overlapped steps take of it beyond the computation. "alexnet-device" has a device compute the same gradients, which here
-is sleep, so that the core is free for the network; "normalised-device" has BatchNormalization before each layer. With
-`--normalise-globally` that is over the batch of all ranks, for which it has a collective forwards and one backwards.
+is sleep, so that the core is free for the network; "normalised-device" has BatchNormalization before each layer, over
+the batch of all ranks, for which it has a collective forwards and one backwards.
 
 `--servers` times steps that compute next to nothing, so that a step is the exchange of 16 MiB of gradients and weights,
 with all of it in order (`MATEX_OVERLAP=off`): reduced by all ranks, and by one owner or by as many as there are hosts.
@@ -78,10 +78,9 @@ def sums(count: int, rate: str, per_host: int) -> None:
                   f"   over the ideal {ours / ideal:.2f}", flush=True)  # fmt: skip
 
 
-def steps(name: str, batch: int, rate: str, rounds: int, normalisation: str) -> None:
-    """The line of model `name` with batches of so many rows, on two hosts; `normalisation`: MATEX_SYNC_BATCHNORM."""
+def steps(name: str, batch: int, rate: str, rounds: int) -> None:
+    """The line of model `name` with batches of so many rows, on two hosts."""
     environment = {"MATEX_QUIET": "1", "MATEX_SCALING": "weak", "TF_CPP_MIN_LOG_LEVEL": "2"}
-    environment["MATEX_SYNC_BATCHNORM"] = normalisation
     words = [str(HERE / "hosts_worker.py"), "step", name, str(batch)]
     found: dict[str, list[list[float]]] = {key: [] for key in ("copies", *WAYS)}
     with tempfile.TemporaryDirectory() as folder, Hosts(2, rate, folder, own_cores=True) as hosts:
@@ -138,7 +137,6 @@ def main() -> int:
     parser.add_argument(
         "--models", nargs="*", choices=BATCHES, default=["alexnet", "alexnet-device", "resnet20"], metavar="MODEL"
     )
-    parser.add_argument("--normalise-globally", action="store_const", const="on", default="off", dest="normalisation")
     parser.add_argument("--batches", type=int, nargs="*", metavar="ROWS", help="in place of those of each model")
     parser.add_argument("--rounds", type=int, default=2)
     arguments = parser.parse_args()
@@ -151,7 +149,7 @@ def main() -> int:
         print(HEADER)
     for name in arguments.models:
         for batch in arguments.batches or BATCHES[name]:
-            steps(name, batch, arguments.rate, arguments.rounds, arguments.normalisation)
+            steps(name, batch, arguments.rate, arguments.rounds)
     return 0
 
 

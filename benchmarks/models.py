@@ -18,7 +18,6 @@ class Case:
     batch: int
     steps: int
     build: Callable[[Any, tuple[int, ...]], Any]
-    normalises: bool = False  # has BatchNormalization
 
 
 def mlp(keras: Any, shape: tuple[int, ...]) -> Any:
@@ -175,13 +174,13 @@ def on_device(case: Case, normalises: bool = False) -> Case:
             steps.append(OnDevice(shapes, 2.0 * math.prod(kernel) * places))
         return keras.Sequential([keras.Input(shape), *steps])
 
-    return replace(case, title=f"{case.title}, on a device", shape=(10,), build=built, normalises=normalises)
+    return replace(case, title=f"{case.title}, on a device", shape=(10,), build=built)
 
 
 CASES = {
     "mlp": Case("MLP of 84 small gradients", (256,), 256, 40, mlp),
     "cnn": Case("small CNN", (28, 28, 1), 64, 20, cnn),
-    "resnet20": Case("ResNet-20", (32, 32, 3), 32, 12, resnet20, normalises=True),
+    "resnet20": Case("ResNet-20", (32, 32, 3), 32, 12, resnet20),
     "alexnet": Case("AlexNet-like", (227, 227, 3), 32, 3, alexnet),
 }
 ON_DEVICE = {
@@ -191,5 +190,5 @@ ON_DEVICE = {
 EXCHANGED = {"dense": Case("16 layers of 1 MiB", (512,), 1, 7, dense)}
 LARGE = {
     "unet": Case("U-Net", (128, 128, 3), 32, 3, unet),
-    "resnet50": Case("ResNet-50", (112, 112, 3), 32, 3, resnet50, normalises=True),
+    "resnet50": Case("ResNet-50", (112, 112, 3), 32, 3, resnet50),
 }

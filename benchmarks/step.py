@@ -34,8 +34,7 @@ from matex_tf.launch import cli
 from matex_tf.world import placement
 
 SETTINGS = ("alone", "copies", "ranks")
-GLOBAL = "global"  # as "ranks", with BatchNormalization over the global batch
-ELASTIC = "elastic"  # as "global", by `matex run --elastic`
+ELASTIC = "elastic"  # as "ranks", by `matex run --elastic`
 SLOWER = "slower"  # of the copies
 IMPORTED = "imported"  # as "alone", by `python -m matex_tf`
 WORKER = str(Path(__file__).resolve().with_name("step_worker.py"))
@@ -70,14 +69,11 @@ class Workers:
             if IMPORTED in settings:
                 self._start([sys.executable, "-m", "matex_tf", *worker(IMPORTED)], cpus[:1])
                 expected += 1
-            for setting in {"ranks", GLOBAL, ELASTIC} & set(settings):
+            for setting in {"ranks", ELASTIC} & set(settings):
                 # Each rank takes batches of its own, or a part of those that are larger by the number of ranks.
                 is_weak = setting == "ranks" and "--fit" not in words
                 words_of_ranks = [*worker(setting), "--ranks", "1" if is_weak else str(len(cpus))]
-                told = {
-                    "MATEX_SCALING": "weak" if is_weak else "strong",
-                    "MATEX_SYNC_BATCHNORM": "off" if setting == "ranks" else "on",
-                }
+                told = {"MATEX_SCALING": "weak" if is_weak else "strong"}
                 run = cli.Run(len(cpus), words_of_ranks, elastic=setting == ELASTIC)
                 self._start(cli.make_command_line(run), cpus, told)
                 expected += len(cpus)
@@ -157,8 +153,7 @@ def row(
         f" {late:14.2f} {ratios(rounds['copies'], rounds['ranks']):36} {peaks['ranks'] / peaks['copies']:7.2f}"
     )
     extras = {
-        GLOBAL: ("global normalisation", "ranks"),
-        ELASTIC: ("elastic", GLOBAL if GLOBAL in rounds else "ranks"),
+        ELASTIC: ("elastic", "ranks"),
         IMPORTED: ("library imported", "alone"),
         **{peer: (title, "copies") for peer, title in TITLES.items()},
     }
@@ -175,7 +170,7 @@ def row(
 def measure(name: str, rounds: int, cpus: Sequence[int], folder: str, words: Sequence[str], more: Sequence[str]) -> str:
     """Times one model; gives its lines of the table."""
     case = CASES[name]
-    settings = [*SETTINGS, *[GLOBAL] * case.normalises, *more]
+    settings = [*SETTINGS, *more]
     workers = Workers(name, settings, cpus, folder, words)
     try:
         milliseconds: dict[str, list[float]] = {setting: [] for setting in [*settings, SLOWER]}

@@ -73,6 +73,7 @@ def attach_runtime() -> None:
     from matex_tf.adapt import executor
     from matex_tf.monitor import listeners, sampler
     from matex_tf.observe import link_costs, profile, timeline
+    from matex_tf.parts import attach as parts
     from matex_tf.resilience import elastic, elastic_step, fit_hooks, run_state
     from matex_tf.runtime import hooks, watchdog
     from matex_tf.steps import overlap_trial
@@ -97,6 +98,7 @@ def attach_runtime() -> None:
     listeners.start_listening(_find_call)
     elastic.after_loss.append(sampler.note_loss)
     link_costs.start_links()
+    parts.start_parts()
     patches.install()
     overlap_trial.start_trials()
     if run_state.is_kept():

@@ -278,10 +278,11 @@ TABLE = (
         _parse_rows,
         0,
         "rows, auto",
-        "A Keras model in a tf.function computes a rank's slice in parts of so many rows, so that only one part's "
-        "activations are in memory. Results are the same. Each part but the first is computed forwards twice. It also "
-        "works without ranks. Steps of which that is not proved are said. auto: in parts only where a slice does not "
-        "fit memory, which is measured at the first slice; one line says so. 0: all rows at once.",
+        "A step that is a tf.function, `fit`'s among them, computes a rank's slice in parts of so many rows, one after "
+        "the other, so that only one part's activations are in memory. Results are the same; nothing is computed "
+        "twice. What goes from before a collective to after it, as with BatchNormalization, is kept for all rows. It "
+        "also works without ranks. Steps that are computed at once are said. auto: in parts only where a slice does "
+        "not fit memory, which is measured at the first slices; one line says so. 0: all rows at once.",
     ),
     Setting(
         "memory",
@@ -290,15 +291,6 @@ TABLE = (
         "size, as 16GiB",
         "The most memory that a rank's process may take with MATEX_MICROBATCH=auto. 0: the rank's share of what its "
         "host, its container or job, and its limits (ulimit -v) leave. `matex run --memory` sets it.",
-    ),
-    Setting(
-        "sync_batchnorm",
-        _make_choice_parser("auto", "on", "off"),
-        "auto",
-        "auto, on, off",
-        "on: BatchNormalization uses the statistics of the global batch, as the script alone does. This costs one "
-        "small collective forwards and one backwards in each such layer. off: it uses those of the rank's slice. "
-        "auto: on, but off with weak scaling.",
     ),
     Setting(
         "chunk_bytes",
@@ -597,7 +589,6 @@ class Settings:
     adapt: str
     microbatch: int
     memory: float
-    sync_batchnorm: str
     chunk_bytes: int
     fuse_bytes: int
     steps: str

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import threading
 from collections.abc import Callable, Sequence
@@ -12,6 +13,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 import numpy as np
 import tensorflow as tf
 
+from matex_tf.parts import attach, sizes
 from matex_tf.rewrite.emit import Copy
 from matex_tf.rewrite.nodes import USUAL_SIZE
 from matex_tf.rewrite.placement import BATCH, WHOLE
@@ -78,7 +80,10 @@ class Simulation:
     fixed: the numbers of the arguments that are not rows of the batch.
     rows: how many the batch has where costs are compared.
     is_open: whether the trace is for any number of rows, or for those of `arguments`.
+    part_rows: how many rows of a rank are computed at a time; 0: all. `left` are then the ops that are not.
     """
+
+    part_rows = 0
 
     def __init__(
         self,
@@ -107,6 +112,7 @@ class Simulation:
         self.variables = list(graph.variables)
         self.initial = [one.numpy() for one in self.variables]
         self.waves = self.bytes = 0
+        self.left: list[Any] = []
 
     def run_alone(self, steps: int = 1) -> list[np.ndarray]:
         """What each step gives, and then the variables."""
@@ -129,6 +135,9 @@ class Simulation:
             graph = tf.compat.v1.get_default_graph()
             inputs = [*arguments, *(graph.capture(outer) for outer in captures)]
             copy = Copy(share, Exchanger(meeting, rank))
+            if self.part_rows:
+                sized = functools.partial(sizes.Fixed, self.part_rows)
+                copy.transform = functools.partial(attach.cut_program, sized, self.left, [])
             return copy.build(self.program, inputs, [WHOLE] * len(self.program.outputs))
 
         return step.get_concrete_function()

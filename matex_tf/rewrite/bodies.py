@@ -33,6 +33,10 @@ class Body:
         self.tensors = {id(value): tensor for value, tensor in zip(self.program.inputs, inputs)}
         exchanges = waves.schedule(self.program, self.gives)
         self.program.nodes.sort(key=lambda node: node.level)
+        return self.build_levels(exchanges)
+
+    def build_levels(self, exchanges: Sequence[Sequence[waves.Exchange]]) -> list[Any]:
+        """The outputs, after the ops of each level and the exchanges of each wave; nodes are in the order of levels."""
         self.plan = phases.Phases(self.program, self.gives, len(exchanges) + 1, self.copy.is_ordered)
         for wave in exchanges:
             self.plan.exported.update(id(one.value) for one in wave)

@@ -33,7 +33,7 @@ def place_call(reader: Any, node: Node) -> Decision:
 
     def emit(copy: Any, *inputs: Any) -> list[Any]:
         inner = copies.copy(copy)
-        inner.exchanger = _Padding(copy)
+        inner.exchanger, inner.transform = _Padding(copy), None
 
         def run() -> list[Any]:
             import tensorflow as tf

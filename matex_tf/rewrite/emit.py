@@ -24,6 +24,7 @@ class Copy:
     make_share: the share of a batch that the program takes by itself, of its components.
     make_own_share: the `OwnRows` of a batch of which each rank has rows of its own, of the components here and whether
         the rank has a batch.
+    transform: makes of each program, and of the placements that its outputs are brought to, the program that is built.
     """
 
     is_ordered = True
@@ -37,6 +38,7 @@ class Copy:
         make_own_share: Callable[[Sequence[Any], Any], OwnRows] | None = None,
     ):
         self.share, self.exchanger, self.make_share, self.make_own_share = share, exchanger, make_share, make_own_share
+        self.transform: Callable[[Program, Sequence[Placement]], Program] | None = None
         self._made: dict[tuple[Any, ...], tuple[Any, list[Any]]] = {}
 
     def build(self, program: Program, inputs: Sequence[Any], gives: Sequence[Placement]) -> list[Any]:
@@ -54,6 +56,8 @@ class Copy:
     ) -> tuple[list[Any], list[Any]]:
         """The outputs, and the operations that are over when all effects are."""
         with pause_collection():
+            if self.transform is not None:
+                program = self.transform(program, gives)
             body = Body(self, program, gives)
             made = body.build(inputs)
         after = [op for node in program.effects for op in body.operations.get(id(node), ())]

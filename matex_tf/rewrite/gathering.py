@@ -31,13 +31,13 @@ def _prepare_rows(copy: Any, tensor: Any, axis: int, rows: Rows) -> Prepared:
     """The rows as the first axis; of blocks each by itself."""
     import tensorflow as tf
 
-    turned = _swap(tensor, axis)
+    turned = swap_axes(tensor, axis)
     parts = [turned]
     if len(rows.blocks) > 1:
         parts = tf.split(turned, [block * copy.share.count for block in rows.blocks], num=len(rows.blocks))
 
     def finish(found: Sequence[Any]) -> Any:
-        whole = _swap(found[0] if len(found) == 1 else tf.concat(list(found), 0), axis)
+        whole = swap_axes(found[0] if len(found) == 1 else tf.concat(list(found), 0), axis)
         shape = tensor.shape.as_list() if tensor.shape.rank is not None else None
         if shape is not None:
             shape[axis] = None
@@ -47,7 +47,7 @@ def _prepare_rows(copy: Any, tensor: Any, axis: int, rows: Rows) -> Prepared:
     return Prepared([("gather", part) for part in parts], finish)
 
 
-def _swap(tensor: Any, axis: int) -> Any:
+def swap_axes(tensor: Any, axis: int) -> Any:
     """The tensor with this axis and the first one exchanged."""
     import tensorflow as tf
 

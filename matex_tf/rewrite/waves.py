@@ -6,8 +6,10 @@ the gradients of a step without statistics of the batch are one wave.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from matex_tf.rewrite.control import needs_exchange
-from matex_tf.rewrite.nodes import Value
+from matex_tf.rewrite.nodes import Node, Value
 from matex_tf.rewrite.placement import REPLICATED, Placement
 from matex_tf.rewrite.programs import Program
 
@@ -21,10 +23,13 @@ class Exchange:
         self.value, self.wave = value, wave
 
 
-def schedule(program: Program, needs: list[Placement]) -> list[list[Exchange]]:
+def schedule(
+    program: Program, needs: list[Placement], is_early: Callable[[Node], bool] | None = None
+) -> list[list[Exchange]]:
     """Set the level of each node, the number of waves that come before it, and list the exchanges of each wave.
 
     needs: the placements that the outputs are brought to.
+    is_early: of a node, whether it runs as early as it can, and not as late.
     """
     earliest: dict[int, int] = {}
     for node in program.nodes:
@@ -53,7 +58,7 @@ def schedule(program: Program, needs: list[Placement]) -> list[list[Exchange]]:
     for value, need in zip(program.outputs, needs):
         take(value, need, last)
     for node in reversed(program.nodes):
-        node.level = latest[id(node)]
+        node.level = (earliest if is_early is not None and is_early(node) else latest)[id(node)]
         for value, need in zip(node.inputs, node.decision.needs):
             take(value, need, node.level)
         for one in node.controls:

@@ -32,6 +32,14 @@ class Watcher:
     """A callback of ours in Keras' list of callbacks, which raises events."""
 
 
+copy_begins = Event()
+"""(plan, copy): `copy`, a `rewrite.emit.Copy`, is about to build the copy of a step."""
+step_planned = Event()
+"""(plan): ranks have agreed on how the step is computed; `plan.why_whole` says why they do not share it."""
+computed_whole = Event()
+"""(step, why): every rank computes a step, so named, by itself, of which the user is told."""
+trained_eagerly = Event()
+"""(): a training step in eager code takes its gradients."""
 step_begins = Event()
 """(plan): a call of a step that ranks share is about to run; `plan.trained` has the weights that the call changes."""
 step_ended = Event()

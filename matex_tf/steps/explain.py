@@ -9,7 +9,8 @@ from typing import Any
 from matex_tf import settings, tags
 from matex_tf.rewrite.programs import Program
 from matex_tf.runtime import notes
-from matex_tf.steps import report
+from matex_tf.steps import events, report
+from matex_tf.world import world
 
 _said: set[tuple[str, str]] = set()
 
@@ -37,6 +38,10 @@ def say_whole(step: str, why: str, is_usual: bool) -> None:
     if (is_usual and not settings.get_settings().explain) or (step, why) in _said:
         return
     _said.add((step, why))
+    if not is_usual:
+        events.computed_whole(step, why)
+    if world.get_world().size == 1:
+        return
     notes.print_note(
         f"{step} cannot be sharded: {why}. So every rank computes the whole batch: the result is right, training is no "
         "faster"

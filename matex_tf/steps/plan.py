@@ -116,6 +116,7 @@ class StepPlan:
             except Exception as error:  # of any op: the script's own function is always right
                 self.why_whole = f"its copy cannot be made ({type(error).__name__}: {error})"
         self.why_whole = agreement.agree_on_trace(graph, self.why_whole, place)
+        events.step_planned(self)
         if self.why_whole and any(self.are_own):
             raise world.RankError(own_data.explain_obstacle(place, self.why_whole))
         if self.why_whole or self.program is None:
@@ -194,6 +195,7 @@ class StepPlan:
             exchanger = self.copy_kind.make_exchanger(self.place, checked=gradients.are_checked(program))
             make_own_share = functools.partial(shares.make_own_share, RankExchanger(self.place))
             copy = self.copy_kind.make(shares.make_no_share(), exchanger, make_share, make_own_share)
+            events.copy_begins(self, copy)
             inputs = [*given[: self.given], *map(here.capture, outer), *given[self.given :]]
             inputs = sources.take_rows(copy, inputs, list(divided))
             return copy.build(program, inputs, [WHOLE] * len(program.outputs))

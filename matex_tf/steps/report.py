@@ -43,8 +43,8 @@ def describe(program: Program) -> Report:
         elif value.placement.kind == SHARDED:
             op = "the result" if node is None else node.type
             made = value.tensor.op if node is None else node.op
-            rows.setdefault(id(value), Gathering(op, _find_line(made), _count_bytes(value, value.placement.axis)))
-    sizes = [_count_bytes(value) for value in sums.values()]
+            rows.setdefault(id(value), Gathering(op, find_line(made), count_bytes(value, value.placement.axis)))
+    sizes = [count_bytes(value) for value in sums.values()]
     total = None if None in sizes else sum(one for one in sizes if one is not None)
     return Report(collectives, total, list(dict.fromkeys(rows.values())))
 
@@ -62,7 +62,7 @@ def _list_needs(program: Program, gives: Sequence[Placement]) -> Iterator[tuple[
             yield value, None
 
 
-def _count_bytes(value: Value, axis: int | None = None) -> int | None:
+def count_bytes(value: Value, axis: int | None = None) -> int | None:
     """Of a tensor, or of a row of it along `axis`."""
     shape = value.shape
     if shape is None or not value.dtype.size:
@@ -71,7 +71,7 @@ def _count_bytes(value: Value, axis: int | None = None) -> int | None:
     return None if None in sizes else math.prod(size for size in sizes if size is not None) * value.dtype.size
 
 
-def _find_line(op: Any) -> str:
+def find_line(op: Any) -> str:
     """The innermost line of the script that made an op; of libraries, where a script made none."""
     frames = list(getattr(op, "traceback", None) or [])
     own = [one for one in frames if not script_frames.is_library(one.filename) and not one.filename.startswith("<")]

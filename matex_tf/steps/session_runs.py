@@ -167,6 +167,7 @@ class SessionPlan:
         with session_graphs.add_to(self.graph):
             exchanger = RankExchanger(PLACE, SessionCopy.is_ordered, gradients.are_checked(program))
             copy = SessionCopy(self.graph, shares.make_no_share(), exchanger, shares.make_checked_share)
+            events.copy_begins(self, copy)
             if self.are_own:
                 self.own_rows = tf.compat.v1.placeholder(tf.int64, [])
                 rows = [one[: self.own_rows] for one in part.inputs[: self.count]]

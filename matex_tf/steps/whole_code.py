@@ -8,6 +8,7 @@ from typing import Any
 
 from matex_tf.runtime import notes, objects
 from matex_tf.steps import agreement, events
+from matex_tf.world import world
 
 EAGER = (
     "its ops run one by one, as Python comes to them. Decorate the step with @tf.function, or leave out "
@@ -41,8 +42,10 @@ def take_gradients(tape: Any, found: Any, sources: list[Any]) -> Any:
     """
     global _times
     _times += 1
-    if _times >= _ENOUGH and tape not in _unsaid:
-        _say_whole(_reasons.get(tape, EAGER))
+    if _times >= _ENOUGH:
+        events.trained_eagerly()
+        if tape not in _unsaid and world.get_world().size > 1:
+            _say_whole(_reasons.get(tape, EAGER))
     if agreement.agree_on_new(sources):
         found = _take_first_rank(found)
     agreement.note_step()

@@ -1,4 +1,4 @@
-"""Steps that are computed in parts, in float64: `python parts_case.py FOLDER usual|all`, alone and in parts."""
+"""Steps that are computed in parts, in float64: `python parts_cases.py FOLDER usual|all`, alone and in parts."""
 
 import os
 import sys
@@ -101,7 +101,27 @@ def dropped():
         loss, product, made = step(x)
         assert abs(float(loss - product)) < 1e-9 * abs(float(loss)), (loss, product)
         assert len({tuple(row) for row in np.asarray(made).tolist()}) == 16, "two rows have the same mask"
-    kept("dropped", tf.shape(made))
+    kept("dropped", loss, made)
+
+
+def loop_in_a_function():
+    model, optimizer = network(layers.Dropout(0.3)), keras.optimizers.SGD(0.1, momentum=0.9)
+    optimizer.build(model.trainable_variables)
+    seen = tf.Variable(0, dtype=tf.int64)
+
+    @tf.function
+    def train(batches):
+        total = tf.zeros([], tf.float64)
+        for x, y in batches:
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean((model(x, training=True) - y) ** 2)
+            optimizer.apply_gradients(zip(tape.gradient(loss, model.trainable_variables), model.trainable_variables))
+            total += loss
+            seen.assign_add(tf.shape(x, tf.int64)[0])
+        return total
+
+    for _ in range(2):
+        kept("loop", train(tf.data.Dataset.from_tensor_slices((X, Y)).batch(16)), seen, *model.get_weights())
 
 
 fit("normalised", network(layers.BatchNormalization(), activation="softmax"))
@@ -112,7 +132,9 @@ if sys.argv[2] == "all":
     one_of_two_heads()
     one_after_another()
     dropped()
-with tf.GradientTape() as tape:
-    loss = tf.reduce_mean(model(tf.constant(X)) ** 2)
-kept("eager", loss, *tape.gradient(loss, model.trainable_variables))
+    loop_in_a_function()
+for _ in range(2):  # gradients that are taken once are no training
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_mean(model(tf.constant(X)) ** 2)
+    kept("eager", loss, *tape.gradient(loss, model.trainable_variables))
 np.savez(os.path.join(sys.argv[1], "found.npz"), **results)

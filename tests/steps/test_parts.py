@@ -9,9 +9,9 @@ from comparing import close
 
 import launch
 from matex_tf import settings
-from matex_tf.loops.parts import fitting
+from matex_tf.parts import sizes
 
-CASE = Path(__file__).with_name("parts_case.py")
+CASE = Path(__file__).with_name("parts_cases.py")
 PARTS = {"MATEX_MICROBATCH": "3"}
 
 
@@ -40,10 +40,9 @@ def test_parts_give_what_all_rows_at_once_give(alone, which, ranks, env, tmp_pat
     assert found.keys() == alone.keys()
     assert [name for name, want in alone.items() if not close(found[name], want)] == []
     said = [line for line in ended.output.splitlines() if "MATEX_MICROBATCH:" in line]
-    assert len(said) == 2, said
     assert ("are computed in parts of 1:" in ended.output) == (env != PARTS)
-    assert "it does more than to compute its outputs from its rows (AssignVariableOp" in said[0]
-    assert "eager code" in said[1]
+    assert [line for line in said if "the step 'step'" in line and "keeps" in line]  # the root of a mean of all rows
+    assert [line for line in said if "not computed in parts" in line] == [line for line in said if "eager code" in line]
 
 
 MEMORY = """
@@ -66,7 +65,8 @@ print(kilobytes("VmHWM") - before, *np.concatenate([one.ravel() for one in model
 """
 ACTIVATIONS = 256 * 8 * 512 * 64 * 8 >> 10
 AUTO = {"MATEX_MICROBATCH": "auto"}
-CUT = "256 rows of the model 'sequential' are computed in parts of "
+CUT = "256 rows of the step "
+PARTS_OF = " are computed in parts of "
 
 
 def trained(env):
@@ -92,7 +92,7 @@ def test_only_the_activations_of_a_part_are_in_memory(whole):
 def test_a_slice_that_does_not_fit_is_computed_in_parts_that_do(whole):
     ended, took, weights = trained({**AUTO, "MATEX_MEMORY": "850MiB"})
     said = [line for line in ended.stderr.splitlines() if CUT in line]
-    assert len(said) == 1 and 1 <= int(said[0].split(CUT)[1].split(":")[0]) < 256, ended.stderr
+    assert len(said) == 1 and 1 <= int(said[0].split(PARTS_OF)[1].split(":")[0]) < 256, ended.stderr
     assert whole[1] - took > 0.25 * ACTIVATIONS, (whole[1], took)
     assert close(weights, whole[2])
 
@@ -119,15 +119,31 @@ def test_a_slice_that_fits_is_computed_at_once(whole):
 
 def test_of_few_rows_nothing_is_taken_for_many(monkeypatch):
     memory = {"VmRSS": 1000, "VmHWM": 1001}  # a row takes nothing that was not there: what it needs was free
-    monkeypatch.setattr(fitting, "read_resident_bytes", memory.get)
+    monkeypatch.setattr(sizes, "read_resident_bytes", memory.get)
     monkeypatch.setattr(settings.get_settings(), "memory", 1e6)
     row = np.array([3])
-    one = fitting.Fitting("model", 0, [])
-    asked = [one.begin_trials(256, row)[0]]
-    while asked[-1]:
-        asked.append(one.note_trial(256, asked[-1], row, 0)[0])
-    assert asked == [1, 4, 16, 64, 0]
-    assert one.begin_trials(256, row)[0] == 0 and one.begin_trials(256, row)[1] >= 256
+    one = sizes.Fitting("a step", [])
+    asked = [one.start(256, row)]
+    while sum(asked) < 256:
+        asked.append(one.note_part(asked[-1], 256, min(asked[-1], 256 - sum(asked)), 0, 0))
+    assert asked[:4] == [1, 4, 16, 64] and asked[4] >= 171
+    assert one.start(256, row) >= 256  # from the second step on, all at once
+    assert one.start(4096, row) < 4096  # which is more than was tried
+
+
+def test_parts_are_no_larger_than_fits(monkeypatch):
+    taken = {"VmRSS": 1000, "VmHWM": 0}
+    monkeypatch.setattr(sizes, "read_resident_bytes", taken.get)
+    monkeypatch.setattr(settings.get_settings(), "memory", 1.15 * 2000)
+    one = sizes.Fitting("a step", [])
+    asked, done = [one.start(256, np.array([3]))], 0
+    while done < 256:
+        part = min(asked[-1], 256 - done)
+        done += part
+        taken["VmHWM"] = 1000 + 100 * part  # ten rows take all that there is
+        asked.append(one.note_part(asked[-1], 256, part, 0, 0))
+    assert asked[:3] == [1, 4, 10] and max(asked) == 10
+    assert one.start(256, np.array([3])) == 10
 
 
 SESSION = """

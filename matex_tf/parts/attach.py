@@ -1,0 +1,94 @@
+"""Turns steps in parts on, as MATEX_MICROBATCH asks for it, and says which steps, or ops of them, are not."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from matex_tf import settings
+from matex_tf.parts import sizes
+from matex_tf.parts.cutting import Left, Region, cut, list_kept
+from matex_tf.parts.region import make_emit
+from matex_tf.rewrite.placement import Placement
+from matex_tf.rewrite.programs import Program
+from matex_tf.runtime import notes
+from matex_tf.steps import events, report
+
+SESSION = "a session of tf.compat.v1 runs it"
+EAGER = "eager code is computed at once: decorate the training step with @tf.function"
+
+
+class _Cut(NamedTuple):
+    """left: ops on rows that a copy computes for all rows at once. regions: what it computes in parts."""
+
+    left: list[Left]
+    regions: list[Region]
+
+
+_cut: dict[int, _Cut] = {}
+"""By the id of a plan that is being made."""
+
+
+def start_parts() -> None:
+    """Begin, where the setting `microbatch` asks for it."""
+    if not settings.get_settings().microbatch:
+        return
+    events.copy_begins.add_listener(_cut_copy)
+    events.step_planned.add_listener(_say_left)
+    events.computed_whole.add_listener(_say)
+    events.trained_eagerly.add_listener(functools.partial(_say, "a training step in eager code", EAGER))
+
+
+def _cut_copy(plan: Any, copy: Any) -> None:
+    if not copy.is_ordered:
+        if plan.changed:
+            _say("a training step", SESSION)
+        return
+    rows = settings.get_settings().microbatch
+    _cut[id(plan)] = found = _Cut([], [])
+    together: list[sizes.Fitting] = []
+    obstacle = sizes.find_obstacle(plan.own.variables) if rows == settings.AUTO else ""
+    if obstacle:
+        _say(plan.place, obstacle)
+        return
+    sizes.return_freed()
+
+    def make_sizes() -> Any:
+        return sizes.Fitting(plan.place, together) if rows == settings.AUTO else sizes.Fixed(rows)
+
+    copy.transform = functools.partial(cut_program, make_sizes, *found)
+
+
+def cut_program(
+    make_sizes: Any, left: list[Left], regions: list[Region], program: Program, gives: Sequence[Placement]
+) -> Program:
+    """The program whose regions run in parts. They are added to `regions`, and ops on rows that do not to `left`."""
+
+    def make(region: Region) -> Any:
+        regions.append(region)
+        return make_emit(region, make_sizes())
+
+    return cut(program, gives, make, left)
+
+
+def _say_left(plan: Any) -> None:
+    found = _cut.pop(id(plan), None)
+    if found is None or plan.why_whole or not plan.trained:
+        return
+    if found.left:
+        op = found.left[0].node.op
+        _say(plan.place, f"{op.type} ({report.find_line(op)}): {found.left[0].why}")
+    kept = list_kept(found.regions)
+    sizes_of_rows = [report.count_bytes(value, value.placement.axis) for value in kept]
+    if kept:
+        size = "rows" if None in sizes_of_rows else f"{sum(filter(None, sizes_of_rows))} bytes of each row"
+        notes.print_note(
+            f"MATEX_MICROBATCH: {plan.place} keeps {size} in memory until figures of all rows are known, as "
+            f"BatchNormalization needs them; first the result of {kept[0].tensor.op.type} "
+            f"({report.find_line(kept[0].tensor.op)})"
+        )
+
+
+def _say(step: str, why: str) -> None:
+    notes.print_note(f"MATEX_MICROBATCH: {step} is not computed in parts, or not all of it: {why}")
