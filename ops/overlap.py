@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from matex_tf import settings
@@ -57,23 +56,6 @@ def is_usual() -> bool:
     return world.get_world().has_several_nodes
 
 
-@dataclass
-class Noticed:
-    """The bytes of the largest update that could be overlapped, of those that were traced."""
-
-    bytes: int = 0
-
-
-@contextlib.contextmanager
-def notice_updates() -> Iterator[Noticed]:
-    """What is traced within it."""
-    before, _state.noticed = getattr(_state, "noticed", None), Noticed()
-    try:
-        yield _state.noticed
-    finally:
-        _state.noticed = before
-
-
 def is_chosen(tensors: Sequence[Any]) -> bool:
     """Whether an update of these gradients, where ops are being made now, is to be overlapped."""
     import tensorflow as tf
@@ -83,9 +65,6 @@ def is_chosen(tensors: Sequence[Any]) -> bool:
         return False
     if is_for_xla() or not world.has_threads() or not all(tensor.shape.is_fully_defined() for tensor in tensors):
         return False
-    if getattr(_state, "noticed", None) is not None:
-        size = sum(tensor.shape.num_elements() * tensor.dtype.size for tensor in tensors)
-        _state.noticed.bytes = max(_state.noticed.bytes, size)
     chosen, way = settings.get_settings().overlap, is_told()
     return chosen == "on" or (chosen == "auto" and (is_usual() if way is None else way))
 

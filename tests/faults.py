@@ -85,9 +85,8 @@ FAULTS = {
     ),
     "a mean over rows is that of a rank's rows": Fault(
         "matex_tf/rewrite/rules/reductions.py",
-        "    reduced, axis, _ = find_reduced(node)\n    if not reduced:\n        return node.decide([None, WHOLE], shard",
-        "    reduced, axis, _ = find_reduced(node)\n    if reduced:\n        return node.decide([None, WHOLE], SUM)\n"
-        "    if not reduced:\n        return node.decide([None, WHOLE], shard",
+        "    named = node.read_named_axes(1, node.count_axes(0))\n    axes = tuple(axis for",
+        "    return node.decide([None, WHOLE], SUM)\n    axes = tuple(axis for",
         "tests/rewrite/test_ops.py",
     ),
     "a maximum over rows is taken for a sum": Fault(

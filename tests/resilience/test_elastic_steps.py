@@ -81,7 +81,7 @@ def test_what_was_made_for_ranks_that_are_lost_is_not_used_without_them(what, tm
 
 def make_step(function, *given, source=None):
     """What is known of the plan of a step, whose function is a `tf.function`."""
-    own = capture.trace_open(function, given, {})
+    own = capture.trace_step(function, given, {})
     return SimpleNamespace(own=own, given=len(own.graph.inputs) - len(own.captured_inputs), source=source, place="s")
 
 
