@@ -318,7 +318,7 @@ TABLE = (
     Setting(
         "steps",
         _make_choice_parser("patches", "plans"),
-        "patches",
+        "plans",
         "patches, plans",
         "How a training step becomes one that ranks share. plans: a copy of its graph with collectives, which is to "
         "take the place of patches; without strategies, restarts and --adapt as yet.",
