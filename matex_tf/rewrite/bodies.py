@@ -9,7 +9,7 @@ from typing import Any
 from matex_tf.rewrite import phases, waves
 from matex_tf.rewrite.nodes import Node, Value
 from matex_tf.rewrite.own_batches import has_collective
-from matex_tf.rewrite.placement import PARTIAL, REPLICATED, SHARDED, SIZES, WHOLE, Placement, Size
+from matex_tf.rewrite.placement import PARTIAL, PIECE, REPLICATED, SHARDED, SIZES, WHOLE, Placement, Size
 from matex_tf.rewrite.programs import Program
 from matex_tf.rewrite.segments import Segment
 
@@ -42,10 +42,10 @@ class Body:
                     self._build_node(node)
                 self._build_segment(phase.kept)
             if level < len(exchanges):
-                self._exchange([one.value for one in exchanges[level]])
+                self._exchange(exchanges[level])
         made = [self._convert(value, need) for value, need in zip(self.program.outputs, self.gives)]
         for tensor, value, need in zip(made, self.program.outputs, self.gives):
-            _set_shape(tensor, value, need)
+            self._set_shape(tensor, value, need)
         return made
 
     def _build_node(self, node: Node) -> None:
@@ -107,7 +107,7 @@ class Body:
         with tf.control_dependencies(list(before)) if before else contextlib.nullcontext():
             op = segment.call(tf.compat.v1.get_default_graph(), made, awaited)
         for value, tensor in zip(made, op.outputs):
-            _set_shape(tensor, value, value.placement)
+            self._set_shape(tensor, value, value.placement)
             self.tensors[id(value)] = tensor
         self.operations.update((id(node), [op]) for node in awaited)
 
@@ -164,6 +164,8 @@ class Body:
                 self.brought[key] = tf.where(self.copy.share.keeps, kept, tf.zeros_like(kept))
             elif need.kind == SHARDED:
                 self.brought[key] = self.copy.slice_rows(self._convert(value, WHOLE), need)
+            elif need.kind == PIECE:
+                self.brought[key] = self.copy.cut_piece(self._convert(value, WHOLE), need)
             elif value.placement.kind == SIZES:
                 tensor = self.whole[id(value)] if id(value) in self.whole else self._find_tensor(value)
                 self.brought[key] = self.copy.make_sizes_whole(tensor, value.placement)
@@ -171,25 +173,31 @@ class Body:
                 self.brought[key] = self.whole[id(value)]
         return self.brought[key]
 
-    def _exchange(self, values: Sequence[Value]) -> None:
+    def _exchange(self, exchanges: Sequence[waves.Exchange]) -> None:
         """One wave: all of its collectives, after the wave before."""
         import tensorflow as tf
 
         from matex_tf.rewrite.gathering import prepare
 
-        prepared = [prepare(self.copy, value, self._find_tensor(value)) for value in values]
+        pieces = [one.find_piece() for one in exchanges]
+        values = [one.value for one in exchanges]
+        prepared = [prepare(self.copy, value, self._find_tensor(value), one) for value, one in zip(values, pieces)]
         requests = [request for one in prepared for request in one.requests]
         with tf.control_dependencies(self.last):
             found = self.copy.exchanger.exchange(requests, self.copy.share.contributes)
         if found:
             self.last = [found[-1].op] if self.copy.is_ordered else [tf.group(*found)]
-        for value, one in zip(values, prepared):
+        for value, one, piece in zip(values, prepared, pieces):
             taken, found = found[: len(one.requests)], found[len(one.requests) :]
-            self.whole[id(value)] = one.finish(taken)
+            if piece is None:
+                self.whole[id(value)] = one.finish(taken)
+            else:
+                self.brought[id(value), piece] = one.finish(taken)
 
-
-def _set_shape(tensor: Any, value: Value, placement: Placement) -> None:
-    shape = value.shape
-    if shape is not None:
-        is_sharded = placement.is_sharded
-        tensor.set_shape([None if is_sharded and at == placement.axis else n for at, n in enumerate(shape)])
+    def _set_shape(self, tensor: Any, value: Value, placement: Placement) -> None:
+        if placement.is_piece:
+            first, last = self.copy.find_bounds(placement)
+            tensor.set_shape([last - first])
+        elif value.shape is not None:
+            at = placement.axis if placement.is_sharded else -1
+            tensor.set_shape([None if at == axis else size for axis, size in enumerate(value.shape)])

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from matex_tf.rewrite.nodes import Decision, Node
 from matex_tf.rewrite.placement import BATCH, WHOLE
 from matex_tf.rewrite.rules.sizes import mark_taker
+from matex_tf.rewrite.sharing import Request
 
 HANDLES = ("resource", "variant")
 
@@ -141,5 +142,5 @@ def _choose(condition: Any, first: Any, second: Any, outputs: Sequence[Any]) -> 
 
 def gather_rows(exchanger: Any, tensors: Sequence[Any], share: Any) -> list[Any]:
     """The rows of all ranks, one after the other."""
-    found: list[Any] = exchanger.exchange([("gather", tensor) for tensor in tensors], share.contributes)
+    found: list[Any] = exchanger.exchange([Request("gather", tensor) for tensor in tensors], share.contributes)
     return found

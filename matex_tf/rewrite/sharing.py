@@ -3,20 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
+
+
+class Request(NamedTuple):
+    """What ranks are to do with a tensor.
+
+    kind: "sum", "max", "min": over the ranks, whose tensors have one shape; "gather": the ranks' rows one after the
+        other. Sums of half precision are made of float32 numbers and rounded once.
+    cuts: of a sum: the rank gets the entries of its piece only, in a vector. Of what is gathered: the ranks have pieces.
+    owned: a rank without rows adds its part, too.
+    """
+
+    kind: str
+    tensor: Any
+    cuts: tuple[int, ...] = ()
+    owned: bool = False
 
 
 class Exchanger(Protocol):
-    """What ranks do together."""
+    """What ranks do together. rank: the number of this one, by which it owns pieces."""
 
-    def exchange(self, requests: Sequence[tuple[str, Any]], contributes: Any) -> list[Any]:
+    rank: int
+
+    def exchange(self, requests: Sequence[Request], contributes: Any) -> list[Any]:
         """The results of one wave, in order.
 
-        Args:
-            requests: what is done ("sum", "max", "min": over the ranks; "gather": the ranks' rows one after the other)
-                and with which tensor; the ranks' tensors have one shape, but for the rows that are gathered.
-                Sums of half precision are made of float32 numbers and rounded once.
-            contributes: a scalar bool; where it is False this rank adds nothing, whatever its tensors hold.
+        contributes: a scalar bool; where it is False this rank adds nothing, whatever its tensors hold.
         """
 
 

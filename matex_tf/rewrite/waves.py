@@ -13,12 +13,18 @@ from matex_tf.rewrite.programs import Program
 
 
 class Exchange:
-    """A collective on a value, which is whole after it. `wave`: the level after which it travels."""
+    """A collective on a value, for ops with these `needs`. `wave`: the level after which it travels."""
 
-    __slots__ = ("value", "wave")
+    __slots__ = ("needs", "value", "wave")
 
     def __init__(self, value: Value, wave: int):
         self.value, self.wave = value, wave
+        self.needs: set[Placement] = set()
+
+    def find_piece(self) -> Placement | None:
+        """The piece of a sum which is all that any op needs of it; None: the value is whole after the collective."""
+        need = next(iter(self.needs))
+        return need if self.value.placement.is_partial and len(self.needs) == 1 and need.is_piece else None
 
 
 def schedule(program: Program, needs: list[Placement]) -> list[list[Exchange]]:
@@ -47,6 +53,7 @@ def schedule(program: Program, needs: list[Placement]) -> list[list[Exchange]]:
         if exchanged:
             found = waves.setdefault(id(value), Exchange(value, level - 1))
             found.wave = min(found.wave, level - 1)
+            found.needs.add(need)  # type: ignore[arg-type]
         if value.node is not None and id(value.node) in latest:
             latest[id(value.node)] = min(latest[id(value.node)], level - exchanged)
 

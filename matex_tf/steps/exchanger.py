@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from matex_tf import ops
+from matex_tf.rewrite.sharing import Request
+from matex_tf.world import world
 
 _SUMMED = ("float16", "bfloat16", "float32", "float64")
 _REDUCED = (*_SUMMED, "int32", "int64")
@@ -24,31 +27,83 @@ class RankExchanger:
     def __init__(self, place: str, number: Any = None, is_ordered: bool = True):
         self.place, self.number, self.is_ordered = place, number, is_ordered
 
-    def exchange(self, requests: Sequence[tuple[str, Any]], contributes: Any) -> list[Any]:
+    @property
+    def rank(self) -> int:
+        return world.get_world().rank
+
+    def exchange(self, requests: Sequence[Request], contributes: Any) -> list[Any]:
         import tensorflow as tf
 
         made: list[Any] = [None] * len(requests)
         sums = [
-            index for index, (kind, tensor) in enumerate(requests) if kind == "sum" and tensor.dtype.name in _SUMMED
+            index
+            for index, one in enumerate(requests)
+            if one.kind == "sum" and not one.owned and one.tensor.dtype.name in _SUMMED
         ]
         if sums:
-            tensors = [requests[index][1] for index in sums]
-            names = [tensor.op.name for tensor in tensors]
-            weight = tf.cast(contributes, tf.float64)
-            if self.number is not None:
-                weight = tf.stack([weight, self.number])
-            for index, one in zip(sums, ops.reduce_gradients(tensors, names, weight, self.place)):
+            for index, one in zip(sums, self._add_up([requests[index] for index in sums], contributes)):
                 made[index] = one
         before = [made[index].op for index in sums[:1] if not self.is_ordered]
-        for index, (kind, tensor) in enumerate(requests):
-            if made[index] is None:
-                exchange = self._gather if kind == "gather" else self._reduce
-                with tf.control_dependencies(before):
-                    made[index] = exchange(kind, tensor, contributes)
-                before = [] if self.is_ordered else [made[index].op]
-            shape = tensor.shape
-            made[index].set_shape([None, *shape[1:]] if kind == "gather" and shape.rank else shape)
+        for indexes, exchange in _group(requests, made):
+            with tf.control_dependencies(before):
+                found = exchange(self, [requests[index] for index in indexes], contributes)
+            before = [] if self.is_ordered else [one.op for one in found]
+            for index, one in zip(indexes, found):
+                made[index] = one
+        for (kind, tensor, cuts, _), one in zip(requests, made):
+            if not cuts:
+                one.set_shape([None, *tensor.shape[1:]] if kind == "gather" and tensor.shape.rank else tensor.shape)
         return made
+
+    def _add_up(self, requests: Sequence[Request], contributes: Any) -> list[Any]:
+        """Sums of floats, in one message."""
+        import tensorflow as tf
+
+        tensors = [one.tensor for one in requests]
+        names = [tensor.op.name for tensor in tensors]
+        weight = tf.cast(contributes, tf.float64)
+        if self.number is not None:
+            weight = tf.stack([weight, self.number])
+        cuts = [one.cuts for one in requests]
+        summed = ops.reduce_gradients(tensors, names, weight, self.place, cuts=cuts if any(cuts) else ())
+        return [self._cut(one, cut) for one, cut in zip(summed, cuts)]
+
+    def _cut(self, tensor: Any, cuts: tuple[int, ...]) -> Any:
+        """This rank's piece, where there are cuts."""
+        import tensorflow as tf
+
+        if not cuts:
+            return tensor
+        first, last = cuts[self.rank], cuts[self.rank + 1]
+        piece = tf.slice(tf.reshape(tensor, [-1]), [first], [last - first])
+        piece.set_shape([last - first])
+        return piece
+
+    def _reduce_one(self, requests: Sequence[Request], contributes: Any) -> list[Any]:
+        (one,) = requests
+        return [self._cut(self._reduce(one.kind, one.tensor, contributes), one.cuts)]
+
+    def _gather_one(self, requests: Sequence[Request], contributes: Any) -> list[Any]:
+        return [self._gather(requests[0].tensor, contributes)]
+
+    def _reduce_numbers(self, requests: Sequence[Request], _: Any) -> list[Any]:
+        """Numbers of which each rank has a part, whatever rows it has: in one message."""
+        import tensorflow as tf
+
+        parts = [tf.reshape(one.tensor, [-1]) for one in requests]
+        whole = self._reduce(requests[0].kind, tf.concat(parts, 0), tf.constant(True))
+        sizes = [one.tensor.shape.num_elements() for one in requests]
+        return [tf.reshape(one, given.tensor.shape) for one, given in zip(tf.split(whole, sizes), requests)]
+
+    def _gather_pieces(self, requests: Sequence[Request], _: Any) -> list[Any]:
+        """Pieces, each put together, in one message."""
+        import tensorflow as tf
+
+        whole = self._gather(tf.concat([one.tensor for one in requests], 0), tf.constant(True))
+        owned = [[last - first for first, last in itertools.pairwise(one.cuts)] for one in requests]
+        sizes = [size for of_rank in zip(*owned) for size in of_rank]
+        parts = tf.split(tf.ensure_shape(whole, [sum(sizes)]), sizes)
+        return [tf.concat(parts[at :: len(requests)], 0) for at in range(len(requests))]
 
     def _reduce(self, kind: str, tensor: Any, contributes: Any) -> Any:
         """A sum of whole numbers, or an extreme, of those ranks that contribute."""
@@ -68,7 +123,7 @@ class RankExchanger:
         given = tf.where(contributes, tensor, tf.constant(neutral, dtype))
         return ops.allreduce(given, kind, name=f"{self.place}: {tensor.op.name}")
 
-    def _gather(self, kind: str, tensor: Any, contributes: Any) -> Any:
+    def _gather(self, tensor: Any, contributes: Any) -> Any:
         import tensorflow as tf
 
         rows = tf.cond(contributes, lambda: tensor, lambda: tensor[:0])
@@ -83,6 +138,19 @@ class RankExchanger:
         if tensor.dtype.name not in _GATHERED:
             return tf.cast(ops.allgather(tf.cast(rows, tf.int64), name), tensor.dtype)
         return ops.allgather(rows, name)
+
+
+def _group(requests: Sequence[Request], made: Sequence[Any]) -> Iterator[tuple[list[int], Callable[..., list[Any]]]]:
+    """The numbers of requests that travel in one message, and the method that exchanges them."""
+    together: dict[tuple[str, str], list[int]] = {}
+    for index, one in enumerate(requests):
+        if made[index] is None:
+            if one.owned:
+                together.setdefault((one.kind, one.tensor.dtype.name), []).append(index)
+            else:
+                yield [index], RankExchanger._gather_one if one.kind == "gather" else RankExchanger._reduce_one
+    for (kind, _), indexes in together.items():
+        yield indexes, RankExchanger._gather_pieces if kind == "gather" else RankExchanger._reduce_numbers
 
 
 def _gather_strings(rows: Any, name: str) -> Any:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from matex_tf.rewrite.own_batches import OwnRows
-from matex_tf.rewrite.sharing import Exchanger, Share
+from matex_tf.rewrite.sharing import Exchanger, Request, Share
 from matex_tf.sharding import row_shares
 from matex_tf.world import world
 
@@ -51,7 +51,7 @@ def make_own_share(exchanger: Exchanger, components: Sequence[Any], has_batch: A
 
     me = world.get_world()
     shapes = tf.concat([[tf.cast(has_batch, tf.int64)], *(tf.shape(one, tf.int64) for one in components)], 0)
-    (everyone,) = exchanger.exchange([("gather", shapes[tf.newaxis])], tf.constant(True))
+    (everyone,) = exchanger.exchange([Request("gather", shapes[tf.newaxis])], tf.constant(True))
     ends = list(itertools.accumulate([1, *(one.shape.rank for one in components)]))
     rows = tf.stack([everyone[:, at] for at in ends[:-1]])
     agree = tf.debugging.Assert(

@@ -21,6 +21,7 @@ def reduce_gradients(
     place: str = "",
     checked: bool = False,
     variables: Sequence[int] = (),
+    cuts: Sequence[Sequence[int]] = (),
 ) -> list[Any]:
     """All gradients of one update: for each, the sum over ranks of that rank's weight times its tensor.
 
@@ -33,6 +34,8 @@ def reduce_gradients(
         checked: whether gradients that are no finite numbers are an error, on every rank, that names whose they are.
         variables: this process's number of the variable that each is the gradient of, 0 where it is of none; by these
             `MATEX_COMPRESSION` keeps what it leaves out. What is of no variable is not compressed.
+        cuts: for each tensor nothing, or where in its entries the piece of each rank begins and that of the last rank
+            ends: then the sum need be right on a rank in that rank's piece only.
 
     Returns:
         Tensors of the same shapes and dtypes, bit for bit the same on every rank.
@@ -58,12 +61,12 @@ def reduce_gradients(
     if not any(weight.shape.is_compatible_with(shape) for shape in ([], [2])):
         raise ValueError(f"reduce_gradients: expected a scalar weight, or weight and rows; given shape {weight.shape}")
     if overlap.is_chosen(tensors):
-        return overlap.reduce_gradients(tensors, names, weight, place, checked, variables)
+        return overlap.reduce_gradients(tensors, names, weight, place, checked, variables, cuts)
     if not world.is_active():
         return common.scale(tensors, weight)
     if not overlap.is_for_xla():
         announcing.hold_collectives(tensors, list_order_handles())
-    return reduce_inline(tensors, names, weight, place, checked, variables)
+    return reduce_inline(tensors, names, weight, place, checked, variables, cuts)
 
 
 def reduce_inline(
@@ -73,6 +76,7 @@ def reduce_inline(
     place: str,
     checked: bool = False,
     variables: Sequence[int] = (),
+    cuts: Sequence[Sequence[int]] = (),
 ) -> list[Any]:
     """`reduce_gradients` under several ranks as one op, in the thread that reaches it."""
     if tensors and reduce_on_device.is_chosen(checked):
@@ -86,6 +90,7 @@ def reduce_inline(
             variables=list(variables),
             place=place,
             checked=checked,
+            cuts=overlap.flatten_cuts(cuts),
             turn=common.take_turn(),
         )
     )
