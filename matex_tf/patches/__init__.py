@@ -13,6 +13,7 @@ from typing import Any
 from matex_tf import settings
 from matex_tf.runtime import seeding
 from matex_tf.runtime.hooks import Hook
+from matex_tf.servers.pieces import owners, slots, update_costs
 
 _IN_ORDER = """
     imports tf.tape tf.function tf.function_loop tf.xla tf.control_flow tf.printing tf.dataset v1.session v1.iterators
@@ -20,7 +21,7 @@ _IN_ORDER = """
     keras.optimizers keras.predict keras.training keras.batch_normalization tf.random files.saving
     files.downloads files.python files.libraries files.tensorflow files.datasets files.commands
 """.split()
-_ON_REQUEST = ["files.journal", "tf.check_recorder", "keras.trial"]
+_ON_REQUEST = ["files.journal", "tf.check_recorder", "keras.trial", "servers.pieces.slots"]
 """Patches that others install: where this rank is the first, under `matex run --check`, in a trial of `matex tune`."""
 
 
@@ -33,7 +34,7 @@ _WITH_PLANS = """
 
 
 def _load_part(name: str) -> Any:
-    package = "matex_tf" if name.startswith("hooks.") else __name__
+    package = "matex_tf" if name.startswith(("hooks.", "servers.")) else __name__
     return importlib.import_module(f"{package}.{name}")
 
 
@@ -42,6 +43,8 @@ def install() -> None:
     plans = settings.get_settings().steps == "plans"
     for part in map(_load_part, _WITH_PLANS if plans else _IN_ORDER):
         part.install() if hasattr(part, "install") else part.HOOKS.install()
+    if plans and (owners.is_chosen() or update_costs.are_noted()):
+        slots.start_pieces()
 
 
 def list_hooks() -> Iterator[tuple[str, Hook]]:

@@ -11,6 +11,7 @@ from typing import Any
 
 from matex_tf.resilience import elastic, random_state, state
 from matex_tf.servers.pieces import piece_copies
+from matex_tf.steps import pieces
 from matex_tf.sharding import iteration, sliced_dataset, step_weight
 from matex_tf.world import membership
 
@@ -156,7 +157,7 @@ class Training:
             self._state.save()
             sliced = [self._slice_batch(batch) for batch in batches]
             logs = self._find_function()(feed.put_batches(sliced))
-            piece_copies.send_copies(self._state.holdings)
+            piece_copies.send_copies(pieces.list_variables())
             return logs, self._state.count_sums()
 
         def undo() -> None:

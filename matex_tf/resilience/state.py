@@ -14,7 +14,7 @@ import numpy as np
 from matex_tf.gradients import reduction
 from matex_tf.metrics import metrics
 from matex_tf.servers import local_sgd
-from matex_tf.servers.pieces import sharded_slots
+from matex_tf.steps import pieces
 from matex_tf.sharding import step_weight
 from matex_tf.world import world
 
@@ -125,7 +125,6 @@ class State:
 
     def __init__(self, model: Any):
         self.counted: list[tuple[Any, np.ndarray, np.ndarray]] = []
-        self.holdings: list[sharded_slots.Holding] = []  # of which each rank has a piece
         self._model = model
         self._changed: list[Any] = []
         self._variables: list[Any] = []
@@ -139,10 +138,9 @@ class State:
         self._changed = list(changed)
         found = self._list_all()
         if self._reader is None or list(map(id, found)) != list(map(id, self._variables)):
-            self._variables, self.holdings = found, sharded_slots.find_holdings(found)
+            self._variables = found
             read = tf.function(lambda: [variable.read_value() for variable in found], autograph=False)
-            with sharded_slots.leave_as_is():
-                self._reader = read.get_concrete_function()
+            self._reader = read.get_concrete_function()
 
     def save(self) -> None:
         """Keep the values of the variables. That copies nothing: TensorFlow writes what changes to new memory."""
@@ -153,7 +151,7 @@ class State:
         values, counted = self._saved
         self.counted = list(counted)
         for variable, value in zip(self._variables, values):
-            sharded_slots.put_as_is(variable, value, self.holdings)
+            variable.assign(value)
 
     def has_grown(self) -> bool:
         """Whether variables were made since."""
@@ -189,8 +187,7 @@ class State:
         seen = {*map(id, known), *map(id, step_weight.list_own_variables())}
         others = [variable for variable in map(reduction.find_tf_variable, self._changed) if id(variable) not in seen]
         known += [one for one in others if hasattr(one, "assign") and one.dtype.name != "string"]
-        in_pieces = [one for holding in sharded_slots.find_holdings(known) for one in holding.list_state()]
-        return list({id(one): one for one in [*known, *in_pieces]}.values())
+        return list({id(one): one for one in pieces.list_kept(known)}.values())
 
     @contextlib.contextmanager
     def gather_whole(self) -> Iterator[Kept]:
@@ -199,7 +196,7 @@ class State:
         The values may change with the variables once it is left; copy them before.
         """
         chosen = group_variables(self._model)
-        sharded_slots.make_whole()
+        pieces.make_whole()
         local_sgd.average_current()
         with metrics.hold_whole_state([*chosen[METRICS], *chosen[ACCUMULATED]]):
             first = world.get_world().rank == 0

@@ -36,5 +36,11 @@ epoch_begins = Event()
 """(model, epoch): `epoch` counts from 0."""
 epoch_ended = Event()
 """(model, epoch): after the callbacks of the script were told."""
+pieces_are_used = Event()
+"""(variables): a step is planned that uses these variables, of which each rank may hold a piece."""
+pieces_refused = Event()
+"""(variables, why): such variables are whole from now on, or as long as what changes them takes them whole."""
+updates_eagerly = Event()
+"""(optimizer): an optimizer of Keras is about to update in eager code, which every rank computes whole."""
 world_changed = Event()
 """(): there are fewer ranks than before; plans are made anew."""

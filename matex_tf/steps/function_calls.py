@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from matex_tf import tags
-from matex_tf.steps import agreement, capture, explain, own_data
+from matex_tf.steps import agreement, capture, explain, own_data, pieces
 from matex_tf.steps.arguments import Arguments, is_source
 from matex_tf.steps.plan import NO_BATCH, NO_WORK, StepPlan
 from matex_tf.steps.tapes import calls
@@ -26,7 +26,8 @@ class _Planned:
 
     @property
     def holds(self) -> bool:
-        return all(refer() is not None for refer in self.kept)
+        is_current = self.plan is None or self.plan.pieces.holds
+        return is_current and all(refer() is not None for refer in self.kept)
 
 
 def call_function(
@@ -51,6 +52,7 @@ def call_function(
         return original(function, *args, **kwargs)
     arguments = Arguments(bound.args, bound.kwargs)
     if is_recorded:
+        pieces.prepare_whole_call(function, args, kwargs, NOT_SHARED)
         return calls.call_function(lambda: original(function, *args, **kwargs), function, arguments)
     plans: dict[Any, _Planned] = tags.get_or_make_tag(function, _PLANS, dict)
     key = arguments.make_key()
@@ -61,6 +63,7 @@ def call_function(
     if plan is None or plan.why_whole:
         if plan is not None and plan.trained and agreement.is_watched():
             agreement.note_step()
+        pieces.prepare_whole_call(function, args, kwargs, NOT_TRACED if plan is None else plan.why_whole)
         return original(function, *args, **kwargs)
     given, named = arguments.given
     inputs = plan.own.function_type.unpack_inputs(plan.own.function_type.bind(*given, **named))
@@ -77,6 +80,8 @@ def call_whole(original: Callable[..., Any], function: Any, args: tuple[Any, ...
     runs_here = own_data.is_alone() or tf.config.functions_run_eagerly()  # so that its iterators give whole batches
     if not runs_here and any(is_source(leaf) and own_data.is_own(leaf) for leaf in leaves):
         raise world.RankError(own_data.explain_obstacle(place, NOT_SHARED))
+    if not own_data.is_alone() and not tf.config.functions_run_eagerly():
+        pieces.prepare_whole_call(function, args, kwargs, NOT_SHARED)
     return original(function, *args, **kwargs)
 
 

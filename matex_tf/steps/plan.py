@@ -13,10 +13,10 @@ from matex_tf.rewrite import sources
 from matex_tf.rewrite.emit import Copy
 from matex_tf.rewrite.nodes import USUAL_SIZE
 from matex_tf.rewrite.own_batches import OwnRowsError
-from matex_tf.rewrite.placement import BATCH, OWN, WHOLE
+from matex_tf.rewrite.placement import BATCH, OWN, WHOLE, Placement
 from matex_tf.rewrite.programs import Program
-from matex_tf.rewrite.propagate import read_program
-from matex_tf.steps import agreement, batch_watch, events, own_data, shares, weak_scaling, whole_code, worth
+from matex_tf.rewrite.propagate import PiecesRefusedError, read_program
+from matex_tf.steps import agreement, batch_watch, events, own_data, pieces, shares, weak_scaling, whole_code, worth
 from matex_tf.steps.exchanger import RankExchanger
 from matex_tf.world import world
 
@@ -44,6 +44,7 @@ class StepPlan:
         """
         self.own, self.place, self.rows = own, place, rows
         self.are_rows = [one and sources.has_open_rows(tensor.shape) for one, tensor in zip(are_rows, own.graph.inputs)]
+        self.pieces = pieces.Holding(own.graph)
         captured = [one for one, _ in own.graph.captures]
         self.are_own = [*are_own, *(own_data.is_own(one) for one in captured)]
         self.program: Program | None = None
@@ -75,7 +76,7 @@ class StepPlan:
         placements = [BATCH if one else WHOLE for one in self.are_rows] + [WHOLE] * captures
         placements = [OWN if is_own else one for one, is_own in zip(placements, self.are_own, strict=True)]
         try:
-            self.program = read_program(graph, placements, rows=self.rows or USUAL_SIZE)
+            self.program = self._read_program(placements)
         except OwnRowsError as error:
             return str(error)
         except Exception as error:  # of any rule: the script's own function is always right
@@ -83,6 +84,16 @@ class StepPlan:
         if not any(self.are_own) and not worth.has_shared_work(self.program):
             return NO_WORK
         return ""
+
+    def _read_program(self, placements: list[Placement]) -> Program:
+        """Its placements. Collective where an op takes a variable whole that ranks hold in pieces."""
+        while True:
+            held = zip(placements[len(self.are_rows) :], self.pieces.place())
+            given = placements[: len(self.are_rows)] + [one if mine is None else mine for one, mine in held]
+            try:
+                return read_program(self.own.graph, given, rows=self.rows or USUAL_SIZE)
+            except PiecesRefusedError as error:
+                self.pieces.refuse(error.refused, self.place)
 
     def _build(self) -> Any:
         """The copy, as a ConcreteFunction of the tensors that the script's takes."""
@@ -93,7 +104,7 @@ class StepPlan:
         graph, are_rows = self.own.graph, self.are_rows
         specs = [tf.TensorSpec([], tf.float64)]
         specs += [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in graph.inputs[: len(are_rows)]]
-        outer = [one for one, _ in graph.captures]
+        outer = self.pieces.find_handles(one for one, _ in graph.captures)
 
         def step(number: Any, *given: Any) -> Any:
             here = tf.compat.v1.get_default_graph()
@@ -116,6 +127,7 @@ class StepPlan:
         self.calls += 1
         events.step_begins(self)
         with self.batches.compare_batches(sources):
+            self.pieces.take_apart()
             outputs = self.step(tf.constant(float(self.calls), tf.float64), *inputs)
         agreement.note_step()
         if self.trained:

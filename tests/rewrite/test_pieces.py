@@ -111,9 +111,6 @@ def centred(x, y):
 
 CASES = [adam, clipped_by_global_norm, clipped_by_value, lamb, only_if_finite, accumulated, read_whole, in_a_loop,
          centred]  # fmt: skip
-GATHERED_WHOLE = {"centred"}
-"""Steps that need some gradient whole."""
-
 
 def simulate(step, ranks):
     global of
