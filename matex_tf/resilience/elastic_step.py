@@ -11,8 +11,8 @@ from typing import Any
 
 from matex_tf.resilience import elastic, random_state, state
 from matex_tf.servers.pieces import piece_copies
-from matex_tf.steps import pieces
 from matex_tf.sharding import iteration, sliced_dataset, step_weight
+from matex_tf.steps import pieces
 from matex_tf.world import membership
 
 

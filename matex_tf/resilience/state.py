@@ -14,8 +14,8 @@ import numpy as np
 from matex_tf.gradients import reduction
 from matex_tf.metrics import metrics
 from matex_tf.servers import local_sgd
-from matex_tf.steps import pieces
 from matex_tf.sharding import step_weight
+from matex_tf.steps import pieces
 from matex_tf.world import world
 
 METRICS, ACCUMULATED = "metrics", "accumulated"

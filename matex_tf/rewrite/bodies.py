@@ -11,7 +11,9 @@ from matex_tf.rewrite.nodes import Node, Value
 from matex_tf.rewrite.own_batches import has_collective
 from matex_tf.rewrite.placement import PARTIAL, PIECE, REPLICATED, SHARDED, SIZES, WHOLE, Placement, Size
 from matex_tf.rewrite.programs import Program
+from matex_tf.rewrite.publishing import find_publications
 from matex_tf.rewrite.segments import Segment
+from matex_tf.rewrite.sharing import Publication
 
 FEW = 8
 """Ops that are made one by one rather than as a function that is called."""
@@ -31,7 +33,15 @@ class Body:
 
     def build(self, inputs: Sequence[Any]) -> list[Any]:
         self.tensors = {id(value): tensor for value, tensor in zip(self.program.inputs, inputs)}
-        exchanges = waves.schedule(self.program, self.gives)
+        self.publications = {}
+        if self.copy.is_ordered:
+            self.publications = {
+                value: node
+                for value, node in find_publications(self.program, self.gives).items()
+                if self.copy.exchanger.can_publish(self._find_tensor(node.inputs[0]), node.inputs[1].dtype)
+            }
+        published = {id(node) for node in self.publications.values()}
+        exchanges = waves.schedule(self.program, self.gives, published)
         self.program.nodes.sort(key=lambda node: node.level)
         self.plan = phases.Phases(self.program, self.gives, len(exchanges) + 1, self.copy.is_ordered)
         for wave in exchanges:
@@ -40,9 +50,10 @@ class Body:
             for phase in found:
                 for node in phase.made:
                     self._build_node(node)
-                self._build_segment(phase.kept)
+                self._build_segment([node for node in phase.kept if id(node) not in published])
             if level < len(exchanges):
-                self._exchange(exchanges[level])
+                self._exchange([one for one in exchanges[level] if id(one.value) not in self.publications])
+                self._publish([one.value for one in exchanges[level] if id(one.value) in self.publications])
         made = [self._convert(value, need) for value, need in zip(self.program.outputs, self.gives)]
         for tensor, value, need in zip(made, self.program.outputs, self.gives):
             self._set_shape(tensor, value, need)
@@ -179,6 +190,8 @@ class Body:
 
         from matex_tf.rewrite.gathering import prepare
 
+        if not exchanges:
+            return
         pieces = [one.find_piece() for one in exchanges]
         values = [one.value for one in exchanges]
         prepared = [prepare(self.copy, value, self._find_tensor(value), one) for value, one in zip(values, pieces)]
@@ -193,6 +206,23 @@ class Body:
                 self.whole[id(value)] = one.finish(taken)
             else:
                 self.brought[id(value), piece] = one.finish(taken)
+
+    def _publish(self, values: Sequence[Value]) -> None:
+        """The assignments of these pieces to variables."""
+        import tensorflow as tf
+
+        nodes = [self.publications[id(value)] for value in values]
+        before = [[op for one in node.controls for op in self.operations.get(id(one), ())] for node in nodes]
+        given = [
+            Publication(
+                node.type, self._find_tensor(node.inputs[0]), self._find_tensor(value), value.placement.cuts, ops
+            )
+            for node, value, ops in zip(nodes, values, before)
+        ]
+        if given:
+            with tf.control_dependencies(self.last):
+                self.last = self.copy.exchanger.publish(given)
+        self.operations.update((id(node), self.last) for node in nodes)
 
     def _set_shape(self, tensor: Any, value: Value, placement: Placement) -> None:
         if placement.is_piece:

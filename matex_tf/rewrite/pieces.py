@@ -24,7 +24,7 @@ _ENTRYWISE = {
 }
 _SAME_ORDER = {"Reshape", "ExpandDims", "Squeeze", "EnsureShape"}
 _REDUCED_BY = {"Sum": "sum", "Mean": "sum", "Max": "max", "Min": "min", "All": "min", "Any": "max", "L2Loss": "sum"}
-_ASSIGNS = {"AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp"}
+ASSIGNS = {"AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp"}
 
 
 def place(node: Node) -> Decision:
@@ -37,7 +37,7 @@ def place(node: Node) -> Decision:
     if first.is_held:
         if node.type == "ReadVariableOp":
             return node.decide([None], cut(first.cuts))
-        if node.type in _ASSIGNS and not node.get_placement(1).is_held:
+        if node.type in ASSIGNS and not node.get_placement(1).is_held:
             return node.decide([None, _bring(node.inputs[1], first.cuts)])
         raise NoRuleError
     if any(one.is_held for one in node.placements):

@@ -21,6 +21,19 @@ class Request(NamedTuple):
     owned: bool = False
 
 
+class Publication(NamedTuple):
+    """A variable, by its `handle`, of which each rank changes its piece by `value`, as the assignment `kind` says.
+
+    before: the operations that come first.
+    """
+
+    kind: str
+    handle: Any
+    value: Any
+    cuts: tuple[int, ...]
+    before: Sequence[Any]
+
+
 class Exchanger(Protocol):
     """What ranks do together. rank: the number of this one, by which it owns pieces."""
 
@@ -31,6 +44,12 @@ class Exchanger(Protocol):
 
         contributes: a scalar bool; where it is False this rank adds nothing, whatever its tensors hold.
         """
+
+    def can_publish(self, handle: Any, dtype: Any) -> bool:
+        """Whether new values of the pieces of a variable can be put together where it lies."""
+
+    def publish(self, publications: Sequence[Publication]) -> list[Any]:
+        """The operations after which every rank has the variables with the new values of all ranks' pieces."""
 
 
 class Share:

@@ -6,6 +6,8 @@ the gradients of a step without statistics of the batch are one wave.
 
 from __future__ import annotations
 
+from collections.abc import Container
+
 from matex_tf.rewrite.control import needs_exchange
 from matex_tf.rewrite.nodes import Value
 from matex_tf.rewrite.placement import REPLICATED, Placement
@@ -27,14 +29,16 @@ class Exchange:
         return need if self.value.placement.is_partial and len(self.needs) == 1 and need.is_piece else None
 
 
-def schedule(program: Program, needs: list[Placement]) -> list[list[Exchange]]:
+def schedule(program: Program, needs: list[Placement], publishing: Container[int] = ()) -> list[list[Exchange]]:
     """Set the level of each node, the number of waves that come before it, and list the exchanges of each wave.
 
     needs: the placements that the outputs are brought to.
+    publishing: the ids of nodes of which the exchange has the effect: it comes after what they wait for.
     """
     earliest: dict[int, int] = {}
     for node in program.nodes:
         level = max((earliest[id(one)] for one in node.controls if id(one) in earliest), default=0)
+        level += id(node) in publishing
         for value, need in zip(node.inputs, node.decision.needs):
             made = 0 if value.node is None else earliest.get(id(value.node), 0)
             level = max(level, made + is_exchanged(value, need))
@@ -65,7 +69,7 @@ def schedule(program: Program, needs: list[Placement]) -> list[list[Exchange]]:
             take(value, need, node.level)
         for one in node.controls:
             if id(one) in latest:
-                latest[id(one)] = min(latest[id(one)], node.level)
+                latest[id(one)] = min(latest[id(one)], node.level - (id(node) in publishing))
     found: list[list[Exchange]] = [[] for _ in range(last)]
     for exchange in waves.values():
         found[exchange.wave].append(exchange)

@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from matex_tf import ops
-from matex_tf.rewrite.sharing import Request
+from matex_tf.rewrite.sharing import Publication, Request
+from matex_tf.steps import publishing
 from matex_tf.world import world
 
 _SUMMED = ("float16", "bfloat16", "float32", "float64")
@@ -54,6 +55,12 @@ class RankExchanger:
             if not cuts:
                 one.set_shape([None, *tensor.shape[1:]] if kind == "gather" and tensor.shape.rank else tensor.shape)
         return made
+
+    def can_publish(self, handle: Any, dtype: Any) -> bool:
+        return publishing.can_publish(handle, dtype)
+
+    def publish(self, publications: Sequence[Publication]) -> list[Any]:
+        return publishing.publish(publications, self.place)
 
     def _add_up(self, requests: Sequence[Request], contributes: Any) -> list[Any]:
         """Sums of floats, in one message."""

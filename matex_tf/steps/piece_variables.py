@@ -43,7 +43,9 @@ class PieceVariable(BaseResourceVariable):
         with framework_ops.name_scope(name, "Variable", skip_on_eager=False) as scope:
             handle_name = framework_ops.name_from_scope_name(scope)
         handle = tf.raw_ops.VarHandleOp(
-            dtype=value.dtype, shape=value.shape, shared_name=f"{handle_name}, of which ranks have pieces, {self.number}"
+            dtype=value.dtype,
+            shape=value.shape,
+            shared_name=f"{handle_name}, of which ranks have pieces, {self.number}",
         )
         handle._handle_data = handle_data_util.create_handle_data(value.shape, value.dtype)
         super().__init__(

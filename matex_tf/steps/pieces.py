@@ -71,9 +71,7 @@ def changes(graph: Any) -> bool:
 
     only_read = set(auto_control_deps_utils.get_read_only_resource_input_indices_graph(graph))
     first = len(graph.inputs) - len(graph.captures)
-    return any(
-        one is not None and first + index not in only_read for index, one in enumerate(find_variables(graph))
-    )
+    return any(one is not None and first + index not in only_read for index, one in enumerate(find_variables(graph)))
 
 
 def list_kept(variables: Iterable[Any]) -> list[Any]:

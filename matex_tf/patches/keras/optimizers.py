@@ -5,7 +5,6 @@ With accumulation each rank's gradients are weighted as they come, and their acc
 
 from __future__ import annotations
 
-import inspect
 import weakref
 from collections.abc import Sequence
 from typing import Any
@@ -13,14 +12,12 @@ from typing import Any
 from matex_tf.analysis import graph_ops
 from matex_tf.gradients import reduction, variables
 from matex_tf.runtime.keras_table import KerasTable
-from matex_tf.servers import additive, sharded
-from matex_tf.servers.pieces import noted_slots
+from matex_tf.servers import additive
 from matex_tf.sharding import step_weight
 
 HOOKS = KerasTable()
 
 _LOST = "gradients are not reduced"
-_PIECES = "an optimizer's update is not sharded"
 
 # Of optimizers that accumulate, within a call of `apply`: the variables.
 _accumulated: weakref.WeakKeyDictionary[Any, Sequence[Any]] = weakref.WeakKeyDictionary()
@@ -65,55 +62,6 @@ def _wrap_apply(original: Any) -> Any:
         variables.expect_agreement(targets)
         with reduction.take_as_reduced():
             return original(self, grads, trainable_variables)
-
-    return apply
-
-
-@HOOKS.replace_in(
-    _PIECES,
-    "backend.tensorflow.optimizer:TFOptimizer.add_variable_from_reference",
-    "optimizers.optimizer:Optimizer.add_variable_from_reference",
-)
-def _wrap_add_slot(original: Any) -> Any:
-    signature = inspect.signature(original)
-
-    def add_variable_from_reference(self, *args, **kwargs):
-        slot = original(self, *args, **kwargs)
-        _, reference, *_ = signature.bind(self, *args, **kwargs).arguments.values()
-        noted_slots.note_slot(slot, reference)
-        return slot
-
-    return add_variable_from_reference
-
-
-@HOOKS.replace_in(_PIECES, "backend.tensorflow.optimizer:TFOptimizer._backend_update_step")
-def _wrap_update_step(original: Any) -> Any:
-    def _backend_update_step(self, grads, trainable_variables, learning_rate):
-        def update(gradients, variables):
-            return original(self, gradients, variables, learning_rate)
-
-        return sharded.update_pieces(self, update, grads, trainable_variables)
-
-    return _backend_update_step
-
-
-@HOOKS.replace_in(_PIECES, keras2="optimizers.optimizer:Optimizer._internal_apply_gradients")
-def _wrap_internal_apply_gradients(original: Any) -> Any:
-    def _internal_apply_gradients(self, grads_and_vars):
-        def update(gradients, variables):
-            return original(self, list(zip(gradients, variables)))
-
-        gradients, targets = zip(*grads_and_vars)
-        return sharded.update_pieces(self, update, gradients, targets)
-
-    return _internal_apply_gradients
-
-
-@HOOKS.replace_in(_PIECES, keras2="optimizers.legacy.optimizer_v2:OptimizerV2._distributed_apply")
-def _wrap_legacy_apply(original: Any) -> Any:
-    def apply(self, *args, **kwargs):
-        sharded.say_not(self, "it is one of tf.keras.optimizers.legacy")
-        return original(self, *args, **kwargs)
 
     return apply
 

@@ -11,8 +11,8 @@ from matex_tf.loops import explain, function_step, traces
 from matex_tf.metrics import metrics
 from matex_tf.ops import overlap
 from matex_tf.runtime.hooks import Table
-from matex_tf.servers.pieces import publishing, sharded_slots
 from matex_tf.sharding import sliced_dataset, step_weight
+from matex_tf.steps import pieces
 
 HOOKS = Table()
 
@@ -37,7 +37,6 @@ def _wrap_trace(original: Any) -> Any:
         made = kwargs.get("func_graph", args[3] if len(args) > 3 else None)
         if type(made) is not func_graph.FuncGraph:
             graph = original(name, python_func, *args, **kwargs)  # a branch, or a loop's body
-            publishing.settle_graph(graph)
             return graph
 
         def traced(*call_args, **call_kwargs):
@@ -49,7 +48,6 @@ def _wrap_trace(original: Any) -> Any:
             if hasattr(python_func, attribute):
                 setattr(traced, attribute, getattr(python_func, attribute))
         graph = original(name, traced, *args, **kwargs)
-        publishing.settle_graph(graph)
         return graph
 
     return func_graph_from_py_func
@@ -116,7 +114,7 @@ def _run_function(original: Any, function: Any, args: tuple, kwargs: dict) -> An
     with contextlib.ExitStack() as around:
         if getattr(function, "_jit_compile", None):
             if tf.executing_eagerly():
-                sharded_slots.make_whole()  # XLA takes variables as they are
+                pieces.make_whole()  # XLA takes variables as they are
             around.enter_context(overlap.trace_for_xla())
         if sources:
             around.enter_context(sliced_dataset.pass_sources(sources))

@@ -13,7 +13,7 @@ from typing import Any
 from matex_tf.gradients import reduction, variables
 from matex_tf.loops import tape_gradients
 from matex_tf.runtime.hooks import APIS, Table
-from matex_tf.servers import local_sgd, sharded
+from matex_tf.servers import local_sgd
 from matex_tf.sharding import step_weight
 from matex_tf.v1 import run_plans, session_runs
 from matex_tf.world import world
@@ -91,7 +91,6 @@ def _expect_agreement(of: list) -> None:
 @HOOKS.replace("tensorflow.python.training.optimizer", "Optimizer.apply_gradients", _LOST)
 def _wrap_apply_gradients(original: Any) -> Any:
     def apply_gradients(self, grads_and_vars, *args, **kwargs):
-        sharded.say_not(self, "it is one of tf.compat.v1")
         local_sgd.say_only_fit("a session of tf.compat.v1")
         pairs = list(grads_and_vars)
         of = [variable for _, variable in pairs]

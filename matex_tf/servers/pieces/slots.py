@@ -108,7 +108,12 @@ def _create_slot(optimizer: Any, of: Any, create: Callable[..., Any], **options:
             return create(**options)
         value = options["initial_value"]
         value = tf.convert_to_tensor(value() if callable(value) else value, options.get("dtype"))
-        if value.shape != of.shape or value.dtype != of.dtype or not value.dtype.is_floating or not value.shape.num_elements():
+        if (
+            value.shape != of.shape
+            or value.dtype != of.dtype
+            or not value.dtype.is_floating
+            or not value.shape.num_elements()
+        ):
             return create(**{**options, "initial_value": value})
         from matex_tf.steps.piece_variables import PieceVariable
 
