@@ -11,7 +11,7 @@ class Request(NamedTuple):
 
     kind: "sum", "max", "min": over the ranks, whose tensors have one shape; "gather": the ranks' rows one after the
         other. Sums of half precision are made of float32 numbers and rounded once.
-    cuts: of a sum: the rank gets the entries of its piece only, in a vector. Of what is gathered: the ranks have pieces.
+    cuts: of a sum: the rank gets the entries of its piece only, in a vector; of what is gathered: ranks have pieces.
     owned: a rank without rows adds its part, too.
     """
 

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from matex_tf import ops
+from matex_tf import ops, settings
 from matex_tf.rewrite.sharing import Publication, Request
 from matex_tf.steps import publishing
 from matex_tf.world import world
@@ -72,7 +72,8 @@ class RankExchanger:
         if self.number is not None:
             weight = tf.stack([weight, self.number])
         cuts = [one.cuts for one in requests]
-        summed = ops.reduce_gradients(tensors, names, weight, self.place, cuts=cuts if any(cuts) else ())
+        given = [] if settings.get_settings().elastic else cuts
+        summed = ops.reduce_gradients(tensors, names, weight, self.place, cuts=given)
         return [self._cut(one, cut) for one, cut in zip(summed, cuts)]
 
     def _cut(self, tensor: Any, cuts: tuple[int, ...]) -> Any:

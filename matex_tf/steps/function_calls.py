@@ -52,7 +52,7 @@ def call_function(
         return original(function, *args, **kwargs)
     arguments = Arguments(bound.args, bound.kwargs)
     if is_recorded:
-        pieces.prepare_whole_call(function, args, kwargs, NOT_SHARED)
+        _prepare_whole_call(function, args, kwargs, NOT_SHARED)
         return calls.call_function(lambda: original(function, *args, **kwargs), function, arguments)
     plans: dict[Any, _Planned] = tags.get_or_make_tag(function, _PLANS, dict)
     key = arguments.make_key()
@@ -63,7 +63,7 @@ def call_function(
     if plan is None or plan.why_whole:
         if plan is not None and plan.trained and agreement.is_watched():
             agreement.note_step()
-        pieces.prepare_whole_call(function, args, kwargs, NOT_TRACED if plan is None else plan.why_whole)
+        _prepare_whole_call(function, args, kwargs, NOT_TRACED if plan is None else plan.why_whole)
         return original(function, *args, **kwargs)
     given, named = arguments.given
     inputs = plan.own.function_type.unpack_inputs(plan.own.function_type.bind(*given, **named))
@@ -81,8 +81,12 @@ def call_whole(original: Callable[..., Any], function: Any, args: tuple[Any, ...
     if not runs_here and any(is_source(leaf) and own_data.is_own(leaf) for leaf in leaves):
         raise world.RankError(own_data.explain_obstacle(place, NOT_SHARED))
     if not own_data.is_alone() and not tf.config.functions_run_eagerly():
-        pieces.prepare_whole_call(function, args, kwargs, NOT_SHARED)
+        _prepare_whole_call(function, args, kwargs, NOT_SHARED)
     return original(function, *args, **kwargs)
+
+
+def _prepare_whole_call(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], why: str) -> None:
+    pieces.prepare_whole_call(function, args, kwargs, f"{explain.name_step(function)} is computed whole: {why}")
 
 
 def _make_plan(function: Any, arguments: Arguments) -> StepPlan | None:

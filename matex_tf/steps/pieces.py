@@ -53,7 +53,7 @@ def make_whole() -> None:
 def prepare_whole_call(function: Any, args: Sequence[Any], kwargs: dict[str, Any], why: str) -> None:
     """Before every rank calls a `tf.function` by itself: what it takes of such variables is whole. Collective if so.
 
-    why: it is not shared; told where the function changes them.
+    why: the call is not shared; told where the function changes such variables.
     """
     if not _are_made or threading.current_thread() is not threading.main_thread():
         return
@@ -61,11 +61,11 @@ def prepare_whole_call(function: Any, args: Sequence[Any], kwargs: dict[str, Any
     found = [one for one in find_variables(graph) if one is not None]
     for one in found:
         one.make_whole()
-    if found and why and changes(graph):
+    if found and _changes(graph):
         events.pieces_refused(found, why)
 
 
-def changes(graph: Any) -> bool:
+def _changes(graph: Any) -> bool:
     """Whether a graph writes to a variable of ours."""
     from tensorflow.python.framework import auto_control_deps_utils
 

@@ -64,7 +64,7 @@ def _publish_group(group: Sequence[Publication], place: str, number: int) -> Any
             updates.append(getattr(tf.raw_ops, one.kind)(resource=handles[at], value=one.value))
     several = f" and {len(group) - 1} more" if len(group) > 1 else ""
     with tf.control_dependencies(updates):
-        made = make_in_order(
+        return make_in_order(
             ops.get_library().ops.matex_publish,
             wholes=[one.handle for one in group],
             pieces=handles,
@@ -76,7 +76,6 @@ def _publish_group(group: Sequence[Publication], place: str, number: int) -> Any
             needed=number,
             names=[f"weight {at}{several}" for at in range(len(group))],
         )
-    return made
 
 
 def _is_sent() -> bool:

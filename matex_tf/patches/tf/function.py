@@ -36,8 +36,7 @@ def _wrap_trace(original: Any) -> Any:
 
         made = kwargs.get("func_graph", args[3] if len(args) > 3 else None)
         if type(made) is not func_graph.FuncGraph:
-            graph = original(name, python_func, *args, **kwargs)  # a branch, or a loop's body
-            return graph
+            return original(name, python_func, *args, **kwargs)  # a branch, or a loop's body
 
         def traced(*call_args, **call_kwargs):
             return traces.trace_whole(python_func, call_args, call_kwargs)
@@ -47,8 +46,7 @@ def _wrap_trace(original: Any) -> Any:
         for attribute in ("__name__", "__qualname__", "__module__", "__doc__"):
             if hasattr(python_func, attribute):
                 setattr(traced, attribute, getattr(python_func, attribute))
-        graph = original(name, traced, *args, **kwargs)
-        return graph
+        return original(name, traced, *args, **kwargs)
 
     return func_graph_from_py_func
 

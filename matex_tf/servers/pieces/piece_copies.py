@@ -59,7 +59,7 @@ def keep_sent() -> None:
 
 
 def restore_lost() -> Callable[[], None]:
-    """What has each rank that is left go on with whole variables where some were in pieces, and all cut for these ranks.
+    """What has each rank left go on with whole variables where some were in pieces, and with all cut for these ranks.
 
     Collective. It changes nothing; what it gives, which does, is to be called once all ranks have come so far.
 

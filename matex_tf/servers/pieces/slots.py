@@ -84,7 +84,7 @@ def start_pieces() -> None:
 
 
 def say_whole(optimizer: str, why: str) -> None:
-    """Say once that an optimizer is not sharded though that is chosen."""
+    """Say once that an optimizer, or a variable of it, is not sharded though that is chosen."""
     if owners.is_chosen() and (optimizer, why) not in _said:
         _said.add((optimizer, why))
         if world.get_world().servers:
@@ -108,12 +108,8 @@ def _create_slot(optimizer: Any, of: Any, create: Callable[..., Any], **options:
             return create(**options)
         value = options["initial_value"]
         value = tf.convert_to_tensor(value() if callable(value) else value, options.get("dtype"))
-        if (
-            value.shape != of.shape
-            or value.dtype != of.dtype
-            or not value.dtype.is_floating
-            or not value.shape.num_elements()
-        ):
+        has_entries = value.dtype == of.dtype and value.dtype.is_floating and value.shape.num_elements()
+        if value.shape != of.shape or not has_entries:
             return create(**{**options, "initial_value": value})
         from matex_tf.steps.piece_variables import PieceVariable
 
@@ -138,7 +134,8 @@ def _choose_cuts(variables: Sequence[Any]) -> None:
 
 def _say_refused(variables: Sequence[Any], why: str) -> None:
     for owner in dict.fromkeys(one.owner for one in variables):
-        say_whole(owner, why)
+        refused = [one.name for one in variables if one.owner == owner and one.is_refused]
+        say_whole(f"'{refused[0]}' of {owner}" if refused else owner, why)
 
 
 def _make_whole(optimizer: Any) -> None:
