@@ -35,9 +35,11 @@ class Publication(NamedTuple):
 
 
 class Exchanger(Protocol):
-    """What ranks do together. rank: the number of this one, by which it owns pieces."""
+    """What ranks do together."""
 
-    rank: int
+    @property
+    def rank(self) -> int:
+        """The number of this one, by which it owns pieces."""
 
     def exchange(self, requests: Sequence[Request], contributes: Any) -> list[Any]:
         """The results of one wave, in order.

@@ -109,7 +109,7 @@ class Holding:
     def refuse(self, refused: dict[int, Any], place: str) -> None:
         """Keep those whole that ops take whole, by the numbers of their placements. Collective."""
         for number in sorted(refused):
-            variable = self._captured[number]
+            variable: Any = self._captured[number]
             variable.make_whole()
             variable.is_refused, self._captured[number] = True, None
             events.pieces_refused([variable], f"{refused[number].type} takes '{variable.name}' whole in {place}")

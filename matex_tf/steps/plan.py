@@ -99,6 +99,9 @@ class StepPlan:
         """The copy, as a ConcreteFunction of the tensors that the script's takes."""
         import tensorflow as tf
 
+        if not self.pieces.holds:  # they are cut for other ranks
+            self.pieces = pieces.Holding(self.own.graph)
+            self._find_obstacle()
         program = self.program
         assert program is not None
         graph, are_rows = self.own.graph, self.are_rows

@@ -49,7 +49,7 @@ def find_slot(variable: Any) -> Slot | None:
 def _wrap_add_slot(original: Any) -> Any:
     signature = inspect.signature(original)
 
-    def add_variable_from_reference(self, *args, **kwargs):
+    def add_variable_from_reference(self: Any, *args: Any, **kwargs: Any) -> Any:
         import tensorflow as tf
 
         _, reference, *_ = signature.bind(self, *args, **kwargs).arguments.values()
@@ -67,7 +67,7 @@ def _wrap_add_slot(original: Any) -> Any:
 
 @HOOKS.replace_in(_LOST, keras2="optimizers.legacy.optimizer_v2:OptimizerV2._distributed_apply")
 def _wrap_legacy_apply(original: Any) -> Any:
-    def apply(self, *args, **kwargs):
+    def apply(self: Any, *args: Any, **kwargs: Any) -> Any:
         say_whole(_name_optimizer(self), "it is one of tf.keras.optimizers.legacy")
         return original(self, *args, **kwargs)
 

@@ -55,10 +55,12 @@ def note_step(plan: Any) -> None:
     if not held:
         program, held, why_not = _place_slots(plan)
     optimizers: dict[int, tuple[Any, list[Any], list[Any]]] = {}
-    for slot, (of, optimizer) in ((one, slots.find_slot(one)) for one in held):
-        _, weights, its = optimizers.setdefault(id(optimizer), (optimizer, [], []))
-        its.append(slot)
-        weights.append(of)
+    for one in held:
+        slot = slots.find_slot(one)
+        if slot is not None:
+            _, weights, its = optimizers.setdefault(id(slot.optimizer), (slot.optimizer, [], []))
+            its.append(one)
+            weights.append(slot.of)
     taken = sum(_measure_sums(program)) if program is not None else 0
     for optimizer, weights, its in optimizers.values():
         once = list({id(one): one for one in weights}.values())
