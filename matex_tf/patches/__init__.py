@@ -43,8 +43,9 @@ def install() -> None:
     plans = settings.get_settings().steps == "plans"
     for part in map(_load_part, _WITH_PLANS if plans else _IN_ORDER):
         part.install() if hasattr(part, "install") else part.HOOKS.install()
-    if plans and (owners.is_chosen() or update_costs.are_noted()):
+    if owners.is_chosen() or update_costs.are_noted():
         slots.start_pieces()
+        update_costs.start_noting()
 
 
 def list_hooks() -> Iterator[tuple[str, Hook]]:

@@ -10,9 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from matex_tf.resilience import elastic, random_state, state
-from matex_tf.servers.pieces import piece_copies
 from matex_tf.sharding import iteration, sliced_dataset, step_weight
-from matex_tf.steps import pieces
 from matex_tf.world import membership
 
 
@@ -157,7 +155,6 @@ class Training:
             self._state.save()
             sliced = [self._slice_batch(batch) for batch in batches]
             logs = self._find_function()(feed.put_batches(sliced))
-            piece_copies.send_copies(pieces.list_variables())
             return logs, self._state.count_sums()
 
         def undo() -> None:
@@ -171,7 +168,6 @@ class Training:
         self._is_in_step = True
         try:
             logs, self._state.counted = elastic.attempt_work("a step of fit", compute, undo)
-            piece_copies.keep_sent()
         finally:
             self._is_in_step = False
         return logs

@@ -24,8 +24,14 @@ class Event:
             listener(*args)
 
 
+step_planned = Event()
+"""(plan): it is known how the calls of a traced function are computed."""
+step_copied = Event()
+"""(): the copy of a step that ranks share has been made, in the graph that is being built."""
 step_begins = Event()
 """(plan): a call of a step that ranks share is about to run; `plan.trained` has the weights that the call changes."""
+step_computed = Event()
+"""(plan): the call has been computed; where a rank is lost meanwhile, it is made again."""
 step_ended = Event()
 """(plan): the call has run."""
 training_begins = Event()

@@ -65,6 +65,7 @@ class StepPlan:
         self.why_whole = agreement.agree_on_trace(own.graph, self.why_whole, place)
         if self.why_whole and any(self.are_own):
             raise world.RankError(own_data.explain_obstacle(place, self.why_whole))
+        events.step_planned(self)
 
     def _find_obstacle(self) -> str:
         graph = self.own.graph
@@ -116,7 +117,9 @@ class StepPlan:
             copy = Copy(shares.make_no_share(), exchanger, self.batches.make_share, make_own_share)
             inputs = sources.take_rows(copy, list(given), are_rows)
             inputs += [here.capture(one) for one in outer]
-            return copy.build(program, inputs, [WHOLE] * len(program.outputs))
+            outputs = copy.build(program, inputs, [WHOLE] * len(program.outputs))
+            events.step_copied()
+            return outputs
 
         return tf.function(step, autograph=False, input_signature=specs).get_concrete_function()
 
@@ -132,6 +135,7 @@ class StepPlan:
         with self.batches.compare_batches(sources):
             self.pieces.take_apart()
             outputs = self.step(tf.constant(float(self.calls), tf.float64), *inputs)
+            events.step_computed(self)
         agreement.note_step()
         if self.trained:
             weak_scaling.note_training_call()

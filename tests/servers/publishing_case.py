@@ -85,7 +85,8 @@ def train(name):
         weights += [np.array(one).ravel() for one in model.get_weights()]
     for values, before in kept:
         assert all(np.array_equal(value, as_it_was) for value, as_it_was in zip(values, before))
-    found[name] = np.concatenate([*weights, np.array(figures)])
+    found[name] = np.concatenate(weights)
+    found[f"{name}, figures"] = np.array(figures)
 
 
 def in_strategy(strategy):

@@ -42,6 +42,7 @@ def in_fit():
     saved = keras.callbacks.ModelCheckpoint(str(folder / "each.keras"))
     model.fit(x, x[:, :1], batch_size=9, epochs=2, verbose=0, callbacks=[Reads(), saved])
     keep("fit", [*model.weights, *model.optimizer.variables, np.array(Reads.sums)])
+    print("in pieces" if hasattr(model.optimizer.variables[2].value, "piece") else "whole", file=sys.stderr)
     again = keras.models.load_model(folder / "each.keras")
     keep("loaded", [*again.weights, *again.optimizer.variables])
     again.fit(x, x[:, :1], batch_size=9, verbose=0)
@@ -80,7 +81,8 @@ def in_loops():
         step(rows[1])
         for slot in optimizer.variables[2:]:
             slot.assign(slot * 0.5)
-    keep("loop", [*model.weights, *optimizer.variables, *figures])
+    keep("loop", [*model.weights, *optimizer.variables])
+    keep("figures", figures)
     checkpoint = tf.train.Checkpoint(model=model, optimizer=optimizer)
     path = checkpoint.save(str(folder / "checkpoint"))
     step(rows[2])

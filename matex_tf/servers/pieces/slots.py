@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from matex_tf import settings, tags
 from matex_tf.runtime import notes
 from matex_tf.runtime.keras_table import KerasTable
-from matex_tf.servers.pieces import owners
+from matex_tf.servers.pieces import owners, piece_copies
 from matex_tf.servers.variable_swap import find_inner
 from matex_tf.steps import events, pieces
 from matex_tf.world import world
@@ -81,6 +81,17 @@ def start_pieces() -> None:
         events.pieces_are_used.add_listener(_choose_cuts)
         events.pieces_refused.add_listener(_say_refused)
         events.updates_eagerly.add_listener(_make_whole)
+        if settings.get_settings().elastic:
+            events.step_computed.add_listener(_send_copies)
+            events.step_ended.add_listener(_keep_sent)
+
+
+def _send_copies(plan: Any) -> None:
+    piece_copies.send_copies(plan.pieces.list_variables())
+
+
+def _keep_sent(_: Any) -> None:
+    piece_copies.keep_sent()
 
 
 def say_whole(optimizer: str, why: str) -> None:

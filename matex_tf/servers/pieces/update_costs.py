@@ -7,23 +7,29 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from matex_tf import settings
+from matex_tf import ops, settings
+from matex_tf.costs.pieces import UPDATED
 from matex_tf.gradients import reduction
 from matex_tf.rewrite.placement import WHOLE, hold
 from matex_tf.rewrite.programs import Program
 from matex_tf.rewrite.propagate import PiecesRefusedError, read_program
 from matex_tf.servers.pieces import owners, slots
 from matex_tf.servers.pieces.owners import measure_bytes
+from matex_tf.steps import events
 from matex_tf.world import world
 
 
 @dataclass(frozen=True)
 class _Shares:
-    """Bytes of one optimizer that ranks could have in pieces: of gradients, weights and slots; and why no others."""
+    """Bytes of one optimizer that ranks could have in pieces: of gradients, weights and slots.
+
+    whole: the bytes of its other slots, and why_not: why ranks could not.
+    """
 
     gradients: int
     weights: int
     slots: int
+    whole: int
     why_not: str
 
 
@@ -47,33 +53,51 @@ def note_obstacle(strategy: str, why: str) -> None:
         _obstacles.setdefault(strategy, why)
 
 
+def start_noting() -> None:
+    """Where that is asked for, note what ranks could have in pieces of steps; of measured ones, their ends, too."""
+    if not are_noted():
+        return
+    events.step_planned.add_listener(note_step)
+    if are_measured():
+        events.step_copied.add_listener(_mark_end)
+
+
 def note_step(plan: Any) -> None:
     """Note what ranks could have in pieces of the updates in a step that is planned."""
-    program, held, why_not = plan.program, plan.pieces.list_variables(), plan.why_whole
     if not plan.trained:
         return
+    known = [(one, slots.find_slot(one)) for one in plan.own.graph.variables]
+    every = [(one, slot) for one, slot in known if slot is not None]
+    program, held, why_not = plan.program, plan.pieces.list_variables(), plan.why_whole
     if not held:
-        program, held, why_not = _place_slots(plan)
-    optimizers: dict[int, tuple[Any, list[Any], list[Any]]] = {}
-    for one in held:
-        slot = slots.find_slot(one)
-        if slot is not None:
-            _, weights, its = optimizers.setdefault(id(slot.optimizer), (slot.optimizer, [], []))
-            its.append(one)
-            weights.append(slot.of)
-    taken = sum(_measure_sums(program)) if program is not None else 0
-    for optimizer, weights, its in optimizers.values():
-        once = list({id(one): one for one in weights}.values())
-        _noted[optimizer] = _Shares(taken, measure_bytes(once), measure_bytes(its), why_not)
-        taken = 0
-    if not optimizers and why_not:
+        program, held, why_not = _place_slots(plan, [one for one, _ in every])
+    if why_not:
         note_obstacle("sharded", why_not)
+    taken = sum(_measure_sums(program)) if program is not None else 0
+    ids = set(map(id, held))
+    for optimizer in {id(slot.optimizer): slot.optimizer for _, slot in every}.values():
+        its = [(one, slot.of) for one, slot in every if slot.optimizer is optimizer]
+        cut = [(one, of) for one, of in its if id(one) in ids]
+        weights = measure_bytes(list({id(of): of for _, of in cut}.values()))
+        size = measure_bytes([one for one, _ in cut])
+        whole = measure_bytes([one for one, _ in its]) - size
+        _noted[optimizer] = _Shares(taken, weights, size, whole, why_not)
+        taken = 0
 
 
-def _place_slots(plan: Any) -> tuple[Program | None, list[Any], str]:
+def _mark_end() -> None:
+    """The end of a step, which is that of its updates, is where events tell of it."""
+    import tensorflow as tf
+
+    made = tf.compat.v1.get_default_graph().get_operations()
+    with tf.control_dependencies([op for op in made if op.op_def is not None and op.op_def.is_stateful]):
+        ops.barrier(UPDATED)
+
+
+def _place_slots(plan: Any, found: list[Any]) -> tuple[Program | None, list[Any], str]:
     """The program of a step if this rank of all had the only piece of each slot, those slots, and why no others."""
     graph, why_not = plan.own.graph, plan.why_whole
-    by_handle = {id(one.handle): one for one in graph.variables if slots.find_slot(one) is not None}
+    by_handle = {id(one.handle): one for one in found}
     outer = [one for one, _ in graph.captures]
     while by_handle and plan.program is not None:
         sizes = [by_handle[id(one)].shape.num_elements() if id(one) in by_handle else None for one in outer]
@@ -114,7 +138,7 @@ def describe_updates() -> dict[str, Any]:
         "gradients": sum(one.gradients for one in shares),
         "weights": sum(one.weights for one in shares),
         "slots": sum(one.slots for one in shares),
-        "whole": 0,
+        "whole": sum(one.whole for one in shares),
         "why_not": why_not or _obstacles.get("sharded", ""),
         "not_async": _obstacles.get("async", ""),
         "not_local": _obstacles.get("local", ""),
