@@ -44,7 +44,7 @@ def differing(wanted, got):
 @pytest.mark.parametrize(
     "ranks, per_node, package, dtype, few",
     [
-        (2, 2, "keras", "float32", ["Lamb", "clipped"]),
+        (2, 2, "keras", "float32", ["Lamb", "clipped", "ScheduleFreeAdamW"]),
         pytest.param(2, 2, "tf_keras", "float64", ["Nadam", "momentum", "average"], marks=pytest.mark.more),
         *(
             pytest.param(ranks, per_node, *case, [], marks=pytest.mark.more)

@@ -23,7 +23,7 @@ from matex_tf.world import world
 
 HOOKS = KerasTable()
 _LOST = "each rank has an optimizer's variables whole"
-_SLOT = "slot"
+_SLOT, _COUNTED = "slot", "counted"
 _EAGER = "it is called outside of a tf.function"
 _said: set[tuple[str, str]] = set()
 
@@ -114,6 +114,7 @@ def _create_slot(optimizer: Any, of: Any, create: Callable[..., Any], **options:
 
     if threading.current_thread() is not threading.main_thread() or not of.shape.is_fully_defined():
         return create(**options)
+    is_traced = not tf.executing_eagerly()
     with tf.init_scope():
         if not tf.executing_eagerly():
             return create(**options)
@@ -130,7 +131,11 @@ def _create_slot(optimizer: Any, of: Any, create: Callable[..., Any], **options:
         more = {name: options[name] for name in ("synchronization", "aggregation") if options.get(name) is not None}
         name = options.get("name") or "Variable"
         owner = _name_optimizer(optimizer)
-        return PieceVariable(value=value, cuts=cuts, of=of, owner=owner, name=name, trainable=False, **more)
+        slot = PieceVariable(value=value, cuts=cuts, of=of, owner=owner, name=name, trainable=False, **more)
+    if is_traced:
+        # A function in whose trace TensorFlow makes variables is traced once more, without what makes them.
+        tags.set_tag(slot, _COUNTED, create(initial_value=0.0, trainable=False, name="counted"))
+    return slot
 
 
 def _choose_cuts(variables: Sequence[Any]) -> None:
