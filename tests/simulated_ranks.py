@@ -25,7 +25,7 @@ SECONDS = 120
 class Meeting:
     """Where the threads of `count` ranks put their tensors together; each exchange is counted.
 
-    bytes: of all tensors that rank 0 put there. requests: those that its graph has.
+    bytes: of all tensors that rank 0 put there. requests: those that its graph has, with shapes.
     """
 
     def __init__(self, count: int):
@@ -61,7 +61,7 @@ class Exchanger:
             ]
 
         if self.rank == 0:
-            self.meeting.requests += requests
+            self.meeting.requests += [one._replace(tensor=one.tensor.shape) for one in requests]
         given = [one.tensor for one in requests]
         made = tf.numpy_function(run, [contributes, *given], [tensor.dtype for tensor in given])
         made = made if isinstance(made, list) else [made]

@@ -27,6 +27,14 @@ _REDUCED_BY = {"Sum": "sum", "Mean": "sum", "Max": "max", "Min": "min", "All": "
 ASSIGNS = {"AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp"}
 
 
+class PiecesRefusedError(Exception):
+    """Ops take variables whole. refused: by the numbers of inputs, see `propagate.Reader`."""
+
+    def __init__(self, refused: dict[int, Any]):
+        super().__init__(refused)
+        self.refused = refused
+
+
 def place(node: Node) -> Decision:
     """The decision on an op that takes pieces, or the handle of a variable in pieces.
 
@@ -38,7 +46,7 @@ def place(node: Node) -> Decision:
         if node.type == "ReadVariableOp":
             return node.decide([None], cut(first.cuts))
         if node.type in ASSIGNS and not node.get_placement(1).is_held:
-            return node.decide([None, _bring(node.inputs[1], first.cuts)])
+            return node.decide([None, _find_need(node.inputs[1], first.cuts)])
         raise NoRuleError
     if any(one.is_held for one in node.placements):
         raise NoRuleError
@@ -77,7 +85,7 @@ def list_cut(node: Node) -> list[Value]:
     return [one for one in node.inputs if node.type in _ENTRYWISE and find_shape(one) == find_shape(node.outputs[0])]
 
 
-def _bring(value: Value, cuts: tuple[int, ...]) -> Placement | None:
+def _find_need(value: Value, cuts: tuple[int, ...]) -> Placement | None:
     """The need of an op that takes a piece of it."""
     piece = cut(cuts)
     if count_entries(value) != cuts[-1]:
@@ -93,7 +101,7 @@ def _compute_entries(node: Node) -> Decision:
     needs: list[Placement | None] = []
     for value in node.inputs:
         if find_shape(value) == shape:
-            needs.append(_bring(value, cuts))
+            needs.append(_find_need(value, cuts))
         elif value.shape == []:
             needs.append(WHOLE)
         else:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from matex_tf.rewrite import control, own_batches
 from matex_tf.rewrite.nodes import Node, Value
 
@@ -34,3 +36,18 @@ class Program:
         )
         exchanges = exchanges or any(map(own_batches.has_collective, self.nodes))
         return exchanges or any(body.has_collectives for node in self.nodes for body in node.bodies)
+
+
+def drop_unneeded(nodes: list[Node], outputs: Iterable[Value], effects: Iterable[Node]) -> list[Node]:
+    needed = {id(value.node) for value in outputs}
+    needed.update(map(id, effects))
+    found = []
+    for node in reversed(nodes):
+        if id(node) in needed:
+            found.append(node)
+            for value in node.inputs:
+                needed.add(id(value.node))
+            for one in node.controls:
+                needed.add(id(one))
+    found.reverse()
+    return found

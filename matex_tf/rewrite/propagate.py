@@ -12,21 +12,13 @@ from matex_tf.rewrite.functions import Callee, Step, find_callee, has_op, is_sta
 from matex_tf.rewrite.nodes import USUAL_SIZE, Decision, Expansion, Node, NoRuleError, Value, has_same_outputs
 from matex_tf.rewrite.pauses import pause_collection
 from matex_tf.rewrite.placement import ANY, HALF, LIST, OWN, PARTIAL, REPLICATED, WHOLE, Placement, list_of
-from matex_tf.rewrite.programs import Program
+from matex_tf.rewrite.programs import Program, drop_unneeded
 from matex_tf.rewrite.rules import RULES
 from matex_tf.rewrite.sources import SOURCES, is_batch, place_batch, put_first
 from matex_tf.rewrite.whole_sums import Whole, find_needed_sums
 
 ALIASES = ("Identity", "IdentityN", "StopGradient", "PreventGradient", "Snapshot")
 """Identity ops: the copy of the graph leaves them out."""
-
-
-class PiecesRefusedError(Exception):
-    """Ops take variables whole. refused: see `Reader`."""
-
-    def __init__(self, refused: dict[int, Any]):
-        super().__init__(refused)
-        self.refused = refused
 
 
 class _Reading:
@@ -48,7 +40,7 @@ class _Reading:
 class Reader:
     """Reads graphs into programs.
 
-    brought: by the keys of sums the placements that they are brought to where they arise, as they are needed so anyway.
+    converted: by the keys of sums, what they are brought to where they arise, as they are needed so anyway.
     refused: by the numbers of inputs that are handles of variables in pieces, an op that takes the variable whole.
     takes_batches: whether ops inside may give the batch (`sources`). The first such op of a program does, unless the
         program is given rows of a batch; what others give is whole.
@@ -60,7 +52,7 @@ class Reader:
 
     def __init__(self, takes_batches: bool = True, rows: int = USUAL_SIZE, reused: Container[Any] | None = None):
         self.takes_batches, self.rows, self.reused, self.loops = takes_batches, rows, reused, 0
-        self.brought: dict[tuple[Any, ...], Placement] = {}
+        self.converted: dict[tuple[Any, ...], Placement] = {}
         self.refused: dict[int, Any] = {}
         self._have_batch: list[bool] = []  # of the programs that are being read, the outermost first
         self._added: set[tuple[Any, ...]] = set()  # and all beginnings of their keys
@@ -86,18 +78,18 @@ class Reader:
             self._have_batch.pop()
         if takes_batch or not self._have_batch:
             _wrap_whole(nodes, outputs)
-        needed = _drop_unneeded(nodes, outputs, effects)
+        needed = drop_unneeded(nodes, outputs, effects)
         takes_batch = takes_batch and any(map(is_batch, needed))
         return Program(put_first(needed) if takes_batch else needed, inputs, outputs, effects, takes_batch)
 
-    def bring(self, needed: dict[tuple[Any, ...], Placement]) -> bool:
+    def convert_sums(self, needed: dict[tuple[Any, ...], Placement]) -> bool:
         """Bring these sums, too, where they arise; whether that is new: then the graph is to be read anew.
 
         Reading it then decides only of ops with other inputs than before.
         """
-        new = {key: need for key, need in needed.items() if self.brought.get(key) != need}
+        new = {key: need for key, need in needed.items() if self.converted.get(key) != need}
         self._added = {key[:length] for key in new for length in range(1, len(key) + 1)}
-        self.brought |= new
+        self.converted |= new
         return bool(new)
 
     def read_turn(self, *given: Any) -> Program:
@@ -191,7 +183,7 @@ class Reader:
         if last and last[0].key == key and has_same_outputs(last[0], node):
             node = last[0].become(node)
         nodes.append(node)
-        return [self._bring_sum(nodes, value) for value in node.outputs], [node]
+        return [self._convert_sum(nodes, value) for value in node.outputs], [node]
 
     def _read_input(self, tensor: Any, key: tuple[Any, ...], placement: Placement, constant: Any) -> Value:
         value = self._inputs.get(key)
@@ -200,10 +192,10 @@ class Reader:
             value.constant = constant
         return value
 
-    def _bring_sum(self, nodes: list[Node], value: Value) -> Value:
+    def _convert_sum(self, nodes: list[Node], value: Value) -> Value:
         """A sum that is needed whole is whole for all that follow; so is each of half precision: see `HALF`."""
         is_rounded = value.dtype.name in HALF and not self.loops
-        need = self.brought.get(value.key, WHOLE if is_rounded else None)
+        need = self.converted.get(value.key, WHOLE if is_rounded else None)
         if value.placement.kind != PARTIAL or need is None:
             return value
         key = (*value.key, "whole")
@@ -242,11 +234,10 @@ class Reader:
             if node.type in control.FLOW and self.is_shared(node.op, node.inputs):
                 return control.FLOW[node.type](self, node)
             # A session waits for no collective of a function that XLA compiles: all ranks call it with all rows.
-            is_cut = any(one.is_held or one.is_piece for one in node.placements)
-            if self.reused is None and compiled.is_compiled(node.op) and _is_split(node.inputs) and not is_cut:
-                return compiled.place_call(self, node)
-            if is_cut:
+            if any(one.is_held or one.is_piece for one in node.placements):
                 return pieces.place(node)
+            if self.reused is None and compiled.is_compiled(node.op) and _is_split(node.inputs):
+                return compiled.place_call(self, node)
             if node.type in RULES:
                 return RULES[node.type](node)
         except NoRuleError:
@@ -304,21 +295,6 @@ def read_program(
         while True:
             program = reader.read(graph, placements, constants=constants)
             if reader.refused:
-                raise PiecesRefusedError(reader.refused)
-            if not reader.bring(find_needed_sums(program)):
+                raise pieces.PiecesRefusedError(reader.refused)
+            if not reader.convert_sums(find_needed_sums(program)):
                 return program
-
-
-def _drop_unneeded(nodes: list[Node], outputs: Iterable[Value], effects: Iterable[Node]) -> list[Node]:
-    needed = {id(value.node) for value in outputs}
-    needed.update(map(id, effects))
-    found = []
-    for node in reversed(nodes):
-        if id(node) in needed:
-            found.append(node)
-            for value in node.inputs:
-                needed.add(id(value.node))
-            for one in node.controls:
-                needed.add(id(one))
-    found.reverse()
-    return found

@@ -52,7 +52,7 @@ class PieceVariable(BaseResourceVariable):
             shape=value.shape, dtype=value.dtype, handle=handle, handle_name=handle_name, in_graph_mode=False,
             unique_id=f"{handle_name}_{self.number}_in_pieces", **more,
         )  # fmt: skip
-        weakref.finalize(self, _destroy_resource, handle).atexit = False
+        weakref.finalize(self, _remove_resource, handle).atexit = False
         self.piece = ResourceVariable(tf.zeros([0], value.dtype), trainable=False, shape=[None], name=handle_name)
         self._put(value)
         pieces.note_variable(self)
@@ -150,5 +150,5 @@ for _name in (
     setattr(PieceVariable, _name, _take_whole(_name))
 
 
-def _destroy_resource(handle: Any) -> None:
+def _remove_resource(handle: Any) -> None:
     tf.raw_ops.DestroyResourceOp(resource=handle, ignore_lookup_error=True)

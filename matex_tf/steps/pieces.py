@@ -61,11 +61,11 @@ def prepare_whole_call(function: Any, args: Sequence[Any], kwargs: dict[str, Any
     found = [one for one in find_variables(graph) if one is not None]
     for one in found:
         one.make_whole()
-    if found and _changes(graph):
+    if found and _has_written(graph):
         events.pieces_refused(found, why)
 
 
-def _changes(graph: Any) -> bool:
+def _has_written(graph: Any) -> bool:
     """Whether a graph writes to a variable of ours."""
     from tensorflow.python.framework import auto_control_deps_utils
 

@@ -13,9 +13,10 @@ from matex_tf.rewrite import sources
 from matex_tf.rewrite.emit import Copy
 from matex_tf.rewrite.nodes import USUAL_SIZE
 from matex_tf.rewrite.own_batches import OwnRowsError
+from matex_tf.rewrite.pieces import PiecesRefusedError
 from matex_tf.rewrite.placement import BATCH, OWN, WHOLE, Placement
 from matex_tf.rewrite.programs import Program
-from matex_tf.rewrite.propagate import PiecesRefusedError, read_program
+from matex_tf.rewrite.propagate import read_program
 from matex_tf.steps import agreement, batch_watch, events, own_data, pieces, shares, weak_scaling, whole_code, worth
 from matex_tf.steps.exchanger import RankExchanger
 from matex_tf.world import world

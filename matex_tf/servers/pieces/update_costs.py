@@ -10,9 +10,10 @@ from typing import Any
 from matex_tf import ops, settings
 from matex_tf.costs.pieces import UPDATED
 from matex_tf.gradients import reduction
+from matex_tf.rewrite.pieces import PiecesRefusedError
 from matex_tf.rewrite.placement import WHOLE, hold
 from matex_tf.rewrite.programs import Program
-from matex_tf.rewrite.propagate import PiecesRefusedError, read_program
+from matex_tf.rewrite.propagate import read_program
 from matex_tf.servers.pieces import owners, slots
 from matex_tf.servers.pieces.owners import measure_bytes
 from matex_tf.steps import events
