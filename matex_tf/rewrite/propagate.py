@@ -233,9 +233,9 @@ class Reader:
         try:
             if node.type in control.FLOW and self.is_shared(node.op, node.inputs):
                 return control.FLOW[node.type](self, node)
-            # A session waits for no collective of a function that XLA compiles: all ranks call it with all rows.
             if any(one.is_held or one.is_piece for one in node.placements):
                 return pieces.place(node)
+            # A session waits for no collective of a function that XLA compiles: all ranks call it with all rows.
             if self.reused is None and compiled.is_compiled(node.op) and _is_split(node.inputs):
                 return compiled.place_call(self, node)
             if node.type in RULES:

@@ -99,6 +99,7 @@ def test_some_ranks_own_the_pieces(tmp_path):
     # Equal nodes: each rank owns a piece.
     assert all(one > 0 for one in found["servers:auto|held"])
     assert sum(found["servers:auto|held"]) == sum(found["servers:2|held"])
+    assert (found["servers:2|made"] == found["servers:2|held"]).all()  # from their making on
     first, none, last = found["servers:2|held"]
     assert none == 0 and first + last == 2 * (6 * 64 + 64 + 64 + 1)  # Adam's two for each weight
     assert abs(first - last) * 8 < 2 * 2 * partition.ALIGNED
