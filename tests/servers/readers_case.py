@@ -69,7 +69,6 @@ def in_fit():
     saved = keras.callbacks.ModelCheckpoint(str(folder / "each.keras"))
     model.fit(x, x[:, :1], batch_size=9, epochs=2, verbose=0, callbacks=[Reads(), saved])
     keep("fit", [*model.weights, *model.optimizer.variables, np.array(Reads.sums)])
-    check_pieces(model.optimizer.variables[2].value)
     again = keras.models.load_model(folder / "each.keras")
     keep("loaded", [*again.weights, *again.optimizer.variables])
     again.fit(x, x[:, :1], batch_size=9, verbose=0)
@@ -102,6 +101,7 @@ def in_loops():
     for number in range(2):
         for one in rows:
             step(one)
+        check_pieces(optimizer.variables[2].value)
         figures += [reading(rows[number]), looks(), looks()]
         step(rows[0])
         figures += [compiled(), compiled()]

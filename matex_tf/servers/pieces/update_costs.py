@@ -72,6 +72,8 @@ def note_step(plan: Any) -> None:
     program, held, why_not = plan.program, plan.pieces.list_variables(), plan.why_whole
     if not held:
         program, held, why_not = _place_slots(plan, [one for one, _ in every])
+    if not every:
+        why_not = why_not or "the optimizer has no variables with an entry for each entry of a weight"
     if why_not:
         note_obstacle("sharded", why_not)
     taken = sum(_measure_sums(program)) if program is not None else 0
