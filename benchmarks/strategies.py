@@ -22,6 +22,7 @@ from training import read_memory
 import matex_tf
 from matex_tf import settings
 from matex_tf.runtime import objects
+from matex_tf.servers.pieces import slots
 
 STRATEGIES = ("allreduce", "sharded")
 ROWS, WARM_UP, TURN = 64, 40, 10  # by then it is chosen whether updates overlap
@@ -29,7 +30,8 @@ ROWS, WARM_UP, TURN = 64, 40, 10  # by then it is chosen whether updates overlap
 
 def prepared(strategy: str, width: int) -> tuple[Any, Any, Any]:
     """A training step that is traced for `strategy`, its model's parameters, and its optimizer."""
-    settings.get_settings().strategy = strategy  # as if the environment said so, of what is traced from here on
+    settings.get_settings().strategy = strategy  # as if the environment said so, of what is made from here on
+    slots.start_pieces()
     keras.utils.set_random_seed(1)
     layers = [keras.layers.Dense(width, "relu") for _ in range(2)]
     model = keras.Sequential([keras.Input((width,)), *layers, keras.layers.Dense(10)])
@@ -53,14 +55,8 @@ def prepared(strategy: str, width: int) -> tuple[Any, Any, Any]:
 
 def held(optimizer: Any) -> int:
     """The bytes of an optimizer's variables that this rank has, without putting together what the ranks share."""
-    from matex_tf.servers.pieces import sharded_slots
-    from matex_tf.servers.variable_swap import find_handle, find_inner
-
-    variables = [find_inner(variable) for variable in optimizer.variables]
-    variables += [piece for part in sharded_slots.find_parts(optimizer).values() for _, piece in part.slots]
-    return sum(
-        tf.raw_ops.ReadVariableOp(resource=find_handle(one), dtype=one.dtype).numpy().nbytes for one in variables
-    )
+    inner = [variable.value for variable in optimizer.variables]
+    return sum((one.piece if hasattr(one, "piece") else one).numpy().nbytes for one in inner)
 
 
 def measure_memory() -> int:

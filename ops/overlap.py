@@ -70,7 +70,13 @@ def is_chosen(tensors: Sequence[Any]) -> bool:
 
 
 def reduce_gradients(
-    tensors: Sequence[Any], names: Sequence[str], weight: Any, place: str, checked: bool, variables: Sequence[int]
+    tensors: Sequence[Any],
+    names: Sequence[str],
+    weight: Any,
+    place: str,
+    checked: bool,
+    variables: Sequence[int],
+    cuts: Sequence[Sequence[int]] = (),
 ) -> list[Any]:
     """`ops.reduce_gradients` of tensors of known shapes, in a function, under several ranks."""
     ours = get_library().ops
@@ -89,11 +95,18 @@ def reduce_gradients(
             of="" if len(part.entries) == len(tensors) else f"{names[0]} and {len(names) - 1} more",
             more=not parts.is_last(part),
             checked=checked,
+            cuts=flatten_cuts([cuts[index] for index in part.entries] if cuts else []),
         )
         parts.put_announcement(ticket.op, part)
         for entry, index in enumerate(part.entries):
             reduced[index] = ours.matex_hand_over_gradient(gradient=tensors[index], ticket=ticket, entry=entry)
     return reduced
+
+
+def flatten_cuts(cuts: Sequence[Sequence[int]]) -> list[int]:
+    """The attribute of an op: zeros stand for an entry that has no pieces."""
+    whole = [0] * (world.get_world().size + 1)
+    return [cut for of_entry in cuts for cut in (of_entry or whole)] if any(cuts) else []
 
 
 def _let_gradients_run_in_any_order() -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import functools
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -16,9 +17,9 @@ import tensorflow as tf
 from matex_tf.parts import attach, sizes
 from matex_tf.rewrite.emit import Copy
 from matex_tf.rewrite.nodes import USUAL_SIZE
-from matex_tf.rewrite.placement import BATCH, WHOLE
+from matex_tf.rewrite.placement import BATCH, WHOLE, Placement
 from matex_tf.rewrite.propagate import read_program
-from matex_tf.rewrite.sharing import Share
+from matex_tf.rewrite.sharing import Request, Share
 
 SECONDS = 120
 
@@ -26,13 +27,14 @@ SECONDS = 120
 class Meeting:
     """Where the threads of `count` ranks put their tensors together; each exchange is counted.
 
-    bytes: of all tensors that rank 0 put there.
+    bytes: of all tensors that rank 0 put there. requests: those that its graph has, with shapes.
     """
 
     def __init__(self, count: int):
         self.waves = self.bytes = 0
         self.parts: list[Any] = [None] * count
         self.barrier = threading.Barrier(count)
+        self.requests: list[Request] = []
 
     def meet(self, rank: int, part: Any) -> list[Any]:
         self.parts[rank] = part
@@ -46,32 +48,44 @@ class Exchanger:
     def __init__(self, meeting: Meeting, rank: int):
         self.meeting, self.rank = meeting, rank
 
-    def exchange(self, requests: Sequence[tuple[str, Any]], share: Any, *_: Any) -> list[Any]:
-        kinds = [kind for kind, _ in requests]
+    def exchange(self, requests: Sequence[Request], share: Any, *_: Any) -> list[Any]:
+        kinds = [one._replace(tensor=None) for one in requests]
 
         def run(contributes: Any, *tensors: Any) -> list[Any]:
             if self.rank == 0:
                 self.meeting.waves += 1
                 self.meeting.bytes += sum(one.nbytes for one in tensors)
-            found = [part for part in self.meeting.meet(self.rank, (kinds, bool(contributes), tensors)) if part[1]]
+            found = self.meeting.meet(self.rank, (kinds, bool(contributes), tensors))
             assert all(part[0] == kinds for part in found), "ranks are at different collectives"
-            return [combine(kind, [part[2][index] for part in found]) for index, kind in enumerate(kinds)]
+            return [
+                combine(kind, [part[2][index] for part in found if part[1] or kind.owned], self.rank)
+                for index, kind in enumerate(kinds)
+            ]
 
-        given = [tensor for _, tensor in requests]
+        if self.rank == 0:
+            self.meeting.requests += [one._replace(tensor=one.tensor.shape) for one in requests]
+        given = [one.tensor for one in requests]
         made = tf.numpy_function(run, [share.contributes, *given], [tensor.dtype for tensor in given])
         made = made if isinstance(made, list) else [made]
-        for (kind, tensor), one in zip(requests, made):
-            one.set_shape(tensor.shape if kind != "gather" or tensor.shape.rank is None else [None, *tensor.shape[1:]])
+        for (kind, tensor, cuts, _), one in zip(requests, made):
+            known = kind != "gather" or tensor.shape.rank is None
+            one.set_shape([None, *tensor.shape[1:]] if not known else [None] if cuts else tensor.shape)
         return made
 
+    def can_publish(self, handle: Any, dtype: Any) -> bool:
+        return False
 
-def combine(kind: str, parts: list[Any]) -> Any:
+
+def combine(request: Request, parts: list[Any], rank: int) -> Any:
+    kind, _, cuts, _ = request
     if kind == "gather":
+        assert not cuts or [len(part) for part in parts] == [last - first for first, last in pairwise(cuts)]
         return np.concatenate(parts)
     dtype = parts[0].dtype
     wide = np.stack(parts).astype(np.float32) if dtype.itemsize == 2 and dtype.kind != "i" else np.stack(parts)
     with np.errstate(over="ignore"):
-        return np.asarray({"sum": np.sum, "max": np.max, "min": np.min}[kind](wide, axis=0)).astype(dtype)
+        whole = np.asarray({"sum": np.sum, "max": np.max, "min": np.min}[kind](wide, axis=0)).astype(dtype)
+    return whole.reshape(-1)[cuts[rank] : cuts[rank + 1]] if cuts else whole
 
 
 class Simulation:
@@ -80,6 +94,7 @@ class Simulation:
     fixed: the numbers of the arguments that are not rows of the batch.
     rows: how many the batch has where costs are compared.
     is_open: whether the trace is for any number of rows, or for those of `arguments`.
+    held: by the ids of handles of variables that ranks have in pieces, their placements.
     part_rows: how many rows of a rank are computed at a time; 0: all. `left` are then the ops that are not.
     """
 
@@ -92,6 +107,7 @@ class Simulation:
         fixed: Sequence[int] = (),
         rows: int = USUAL_SIZE,
         is_open: bool = True,
+        held: Mapping[int, Placement] | None = None,
     ):
         self.fixed, self.arguments = set(fixed), [np.asarray(one) for one in arguments]
         specs = [
@@ -108,8 +124,11 @@ class Simulation:
             for index, one in enumerate(graph.inputs[: len(specs)])
         ]
         placements = [WHOLE if index in self.fixed else BATCH for index in range(len(specs))]
-        self.program = read_program(graph, placements + [WHOLE] * len(graph.captures), rows=rows)
+        held = held or {}
+        placements += [held.get(id(outer), WHOLE) for outer, _ in graph.captures]
+        self.program = read_program(graph, placements, rows=rows)
         self.variables = list(graph.variables)
+        self.cuts = [held[id(one.handle)].cuts if id(one.handle) in held else () for one in self.variables]
         self.initial = [one.numpy() for one in self.variables]
         self.waves = self.bytes = 0
         self.left: list[Any] = []
@@ -145,7 +164,13 @@ class Simulation:
     def run(self, counts: Sequence[int], steps: int = 1) -> list[list[np.ndarray]]:
         """What each rank gives, where they have so many rows of the batch, and then its variables."""
         meeting = Meeting(len(counts))
-        variables = [[tf.Variable(value) for value in self.initial] for _ in counts]
+        variables = [
+            [
+                tf.Variable(value.reshape(-1)[cuts[rank] : cuts[rank + 1]] if cuts else value)
+                for value, cuts in zip(self.initial, self.cuts)
+            ]
+            for rank in range(len(counts))
+        ]
         functions = [self.build(meeting, rank, variables[rank]) for rank in range(len(counts))]
         ends = np.cumsum([0, *counts])
         found: list[Any] = [None] * len(counts)
@@ -177,6 +202,12 @@ class Simulation:
         if errors:
             raise next((error for error in errors if "BrokenBarrier" not in str(error)), errors[0])
         self.waves, self.bytes = meeting.waves // steps, meeting.bytes // steps
+        self.requests = meeting.requests
+        for at, cuts in enumerate(self.cuts, len(found[0]) - len(self.cuts)):
+            if cuts:
+                whole = np.concatenate([one[at] for one in found]).reshape(self.initial[at - len(found[0])].shape)
+                for one in found:
+                    one[at] = whole
         return found
 
 

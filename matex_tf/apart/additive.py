@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from matex_tf import ops
+from matex_tf.apart import own_rows
 from matex_tf.gradients import reduction
 from matex_tf.rewrite.compiled import CALLS
 from matex_tf.rewrite.emit import Copy
@@ -18,7 +19,6 @@ from matex_tf.rewrite.nodes import Decision, Node, Value
 from matex_tf.rewrite.placement import WHOLE
 from matex_tf.rewrite.programs import Program
 from matex_tf.rewrite.propagate import Reader
-from matex_tf.rewrite.sharing import Share
 from matex_tf.servers import affine, variable_uses
 from matex_tf.steps import shares
 
@@ -68,7 +68,7 @@ class Additions:
         here = tf.compat.v1.get_default_graph()
         self._places = {here.capture(one.handle).name: place for place, one in enumerate(self.variables)}
         tensors = dict(zip(map(id, program.inputs), inputs, strict=True))
-        copy, made = Copy(shares.make_no_share(), _NoRanks()), dict[int, list[Any]]()
+        copy, made = Copy(shares.make_no_share(), own_rows.OwnExchanger("")), dict[int, list[Any]]()
         for node in program.nodes:
             taken = [tensors[id(value)] for value in node.inputs]
             with tf.control_dependencies([op for one in node.controls for op in made.get(id(one), ())]):
@@ -126,15 +126,6 @@ class Additions:
         self.parts.append(self._places[handle.name])
         with tf.control_dependencies(variable_uses.list_users(handle)):
             getattr(ops.get_library().ops, kind)(variable=handle, part=part, **given)
-
-
-class _NoRanks:
-    """See `rewrite.sharing.Exchanger`: a step that a rank runs by itself exchanges nothing."""
-
-    def exchange(
-        self, requests: Sequence[tuple[str, Any]], share: Share, labels: Sequence[Any] = (), is_last: bool = False
-    ) -> list[Any]:
-        raise AssertionError("a step that a rank runs by itself has no collectives")
 
 
 def list_written(graph: Any, variables: Sequence[Any]) -> list[Any]:

@@ -14,7 +14,7 @@ from matex_tf.rewrite.emit import Copy
 from matex_tf.rewrite.own_batches import has_collective
 from matex_tf.rewrite.placement import REPLICATED, SHARDED
 from matex_tf.rewrite.programs import Program
-from matex_tf.rewrite.sharing import Share
+from matex_tf.rewrite.sharing import Publication, Request, Share
 from matex_tf.rewrite.sources import is_batch
 from matex_tf.world import world
 
@@ -36,8 +36,18 @@ class OwnExchanger:
     def __init__(self, place: str, is_ordered: bool = True, checked: bool = False):
         self.is_ordered = is_ordered
 
+    @property
+    def rank(self) -> int:
+        return world.get_world().rank
+
+    def can_publish(self, handle: Any, dtype: Any) -> bool:
+        return False
+
+    def publish(self, publications: Sequence[Publication]) -> list[Any]:
+        raise AssertionError("a step that a rank runs by itself publishes nothing")
+
     def exchange(
-        self, requests: Sequence[tuple[str, Any]], share: Share, labels: Sequence[Any] = (), is_last: bool = False
+        self, requests: Sequence[Request], share: Share, labels: Sequence[Any] = (), is_last: bool = False
     ) -> list[Any]:
         import tensorflow as tf
 
@@ -52,7 +62,7 @@ class OwnExchanger:
             many = tf.logical_and(tensor, contributes) if tensor.dtype.is_bool else tensor * times
             return many if tensor.dtype.is_bool else tf.where(contributes, many, tf.zeros_like(many))
 
-        return [estimate(kind, tensor) for kind, tensor in requests]
+        return [estimate(one.kind, one.tensor) for one in requests]
 
 
 def find_obstacle(program: Program) -> str:

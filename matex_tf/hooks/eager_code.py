@@ -8,7 +8,7 @@ from typing import Any
 
 from matex_tf.gradients import reduction
 from matex_tf.runtime.hooks import Table
-from matex_tf.steps import agreement, gradients, whole_code
+from matex_tf.steps import agreement, events, gradients, whole_code
 
 HOOKS = Table()
 _LOST = "ranks that begin with other values of weights stay apart in eager code"
@@ -47,6 +47,7 @@ def _wrap_update(list_updated: Callable[[Any, list[Any], Any], Iterable[Any]]) -
             given = signature.bind(self, *args, **kwargs)
             given.arguments[first] = items = list(given.arguments[first])  # an iterator gives them once
             updated = list(list_updated(self, items, given.arguments.get(second)))
+            events.updates_eagerly(self)
             result = original(*given.args, **given.kwargs)
             own = getattr(self, "variables", [])
             agreement.agree_on_new([*updated, *(own() if callable(own) else own)])

@@ -12,6 +12,7 @@ from typing import Any
 
 from matex_tf.runtime import seeding
 from matex_tf.runtime.hooks import Hook
+from matex_tf.servers.pieces import owners, slots, update_costs
 
 _IN_ORDER = """
     hooks.eager_code hooks.functions hooks.iterators hooks.datasets hooks.keras_data hooks.models hooks.callbacks
@@ -26,9 +27,10 @@ _ON_REQUEST = [
     "resilience.fit_hooks",
     "resilience.data_hooks",
     "apart.keras_fit",
+    "servers.pieces.slots",
 ]
 """Installed by others: where this rank is the first, under `matex run --check`, in a trial of `matex tune`, where the
-state of the run is kept, where ranks train apart."""
+state of the run is kept, where ranks train apart, where they update pieces."""
 
 
 def _load_part(name: str) -> Any:
@@ -39,6 +41,9 @@ def install() -> None:
     """Install every patch of the runtime. Communicates only about what needs no TensorFlow."""
     for part in map(_load_part, _IN_ORDER):
         part.install() if hasattr(part, "install") else part.HOOKS.install()
+    if owners.is_chosen() or update_costs.are_noted():
+        slots.start_pieces()
+        update_costs.start_noting()
 
 
 def list_hooks() -> Iterator[tuple[str, Hook]]:

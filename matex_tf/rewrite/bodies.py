@@ -9,9 +9,11 @@ from typing import Any
 from matex_tf.rewrite import labels, phases, waves
 from matex_tf.rewrite.nodes import Node, Value
 from matex_tf.rewrite.own_batches import has_collective
-from matex_tf.rewrite.placement import PARTIAL, REPLICATED, SHARDED, SIZES, WHOLE, Placement, Size
+from matex_tf.rewrite.placement import PARTIAL, PIECE, REPLICATED, SHARDED, SIZES, WHOLE, Placement, Size
 from matex_tf.rewrite.programs import Program
+from matex_tf.rewrite.publishing import find_publications
 from matex_tf.rewrite.segments import Segment
+from matex_tf.rewrite.sharing import Publication
 
 FEW = 8
 """Ops that are made one by one rather than as a function that is called."""
@@ -31,12 +33,21 @@ class Body:
 
     def build(self, inputs: Sequence[Any]) -> list[Any]:
         self.tensors = {id(value): tensor for value, tensor in zip(self.program.inputs, inputs)}
-        exchanges = waves.schedule(self.program, self.gives)
+        self.publications = {}
+        if self.copy.is_ordered:
+            self.publications = {
+                value: node
+                for value, node in find_publications(self.program, self.gives).items()
+                if self.copy.exchanger.can_publish(self._find_tensor(node.inputs[0]), node.inputs[1].dtype)
+            }
+        published = {id(node) for node in self.publications.values()}
+        exchanges = waves.schedule(self.program, self.gives, published)
         self.program.nodes.sort(key=lambda node: node.level)
         return self.build_levels(exchanges)
 
     def build_levels(self, exchanges: Sequence[Sequence[waves.Exchange]]) -> list[Any]:
         """The outputs, after the ops of each level and the exchanges of each wave; nodes are in the order of levels."""
+        published = {id(node) for node in self.publications.values()}
         self.plan = phases.Phases(self.program, self.gives, len(exchanges) + 1, self.copy.is_ordered)
         for wave in exchanges:
             self.plan.exported.update(id(one.value) for one in wave)
@@ -48,12 +59,14 @@ class Body:
                 for node in phase.made:
                     self._build_node(node)
                 for run in phase.runs:
-                    self._build_segment(run)
+                    self._build_segment([node for node in run if id(node) not in published])
             if level < len(exchanges):
-                self._exchange(values[level], found_labels[level], level == last)
+                wave = list(zip(exchanges[level], found_labels[level]))
+                self._exchange([one for one in wave if id(one[0].value) not in self.publications], level == last)
+                self._publish([one.value for one, _ in wave if id(one.value) in self.publications])
         made = [self._convert(value, need) for value, need in zip(self.program.outputs, self.gives)]
         for tensor, value, need in zip(made, self.program.outputs, self.gives):
-            _set_shape(tensor, value, need)
+            self._set_shape(tensor, value, need)
         return made
 
     def _build_node(self, node: Node) -> None:
@@ -115,7 +128,7 @@ class Body:
         with tf.control_dependencies(list(before)) if before else contextlib.nullcontext():
             op = segment.call(tf.compat.v1.get_default_graph(), made, awaited)
         for value, tensor in zip(made, op.outputs):
-            _set_shape(tensor, value, value.placement)
+            self._set_shape(tensor, value, value.placement)
             self.tensors[id(value)] = tensor
         self.operations.update((id(node), [op]) for node in awaited)
 
@@ -171,6 +184,8 @@ class Body:
                 self.brought[key] = self.copy.keep_once(self._convert(value, WHOLE))
             elif need.kind == SHARDED:
                 self.brought[key] = self.copy.slice_rows(self._convert(value, WHOLE), need)
+            elif need.kind == PIECE:
+                self.brought[key] = self.copy.cut_piece(self._convert(value, WHOLE), need)
             elif value.placement.kind == SIZES:
                 tensor = self.whole[id(value)] if id(value) in self.whole else self._find_tensor(value)
                 self.brought[key] = self.copy.make_sizes_whole(tensor, value.placement)
@@ -178,27 +193,52 @@ class Body:
                 self.brought[key] = self.whole[id(value)]
         return self.brought[key]
 
-    def _exchange(self, values: Sequence[Value], found_labels: Sequence[Any], is_last: bool) -> None:
-        """One wave: all of its collectives, after the wave before. is_last: no later one has labelled values."""
+    def _exchange(self, wave: Sequence[tuple[waves.Exchange, Any]], is_last: bool) -> None:
+        """One wave, of exchanges and their labels, after the wave before. is_last: no later one has labelled values."""
         import tensorflow as tf
 
         from matex_tf.rewrite.gathering import prepare
 
-        prepared = [prepare(self.copy, value, self._find_tensor(value)) for value in values]
+        if not wave:
+            return
+        pieces = [one.find_piece() for one, _ in wave]
+        values = [one.value for one, _ in wave]
+        prepared = [prepare(self.copy, value, self._find_tensor(value), one) for value, one in zip(values, pieces)]
         requests = [request for one in prepared for request in one.requests]
-        given = [label for label, one in zip(found_labels, prepared) for _ in one.requests]
+        given = [label for (_, label), one in zip(wave, prepared) for _ in one.requests]
         with tf.control_dependencies(self.last):
             found = self.copy.exchanger.exchange(requests, self.copy.share, given, is_last)
         if found:
             self.last = [found[-1].op] if self.copy.is_ordered else [tf.group(*found)]
-        for value, one in zip(values, prepared):
+        for value, one, piece in zip(values, prepared, pieces):
             taken, found = found[: len(one.requests)], found[len(one.requests) :]
-            self.whole[id(value)] = one.finish(taken)
+            if piece is None:
+                self.whole[id(value)] = one.finish(taken)
+            else:
+                self.brought[id(value), piece] = one.finish(taken)
 
+    def _publish(self, values: Sequence[Value]) -> None:
+        """The assignments of these pieces to variables."""
+        import tensorflow as tf
 
-def _set_shape(tensor: Any, value: Value, placement: Placement) -> None:
-    """Tell the sizes of a tensor that stands for the value in this placement."""
-    shape = value.whole_shape
-    if shape is not None:
-        is_sharded = placement.is_sharded
-        tensor.set_shape([None if is_sharded and at == placement.axis else n for at, n in enumerate(shape)])
+        nodes = [self.publications[id(value)] for value in values]
+        before = [[op for one in node.controls for op in self.operations.get(id(one), ())] for node in nodes]
+        given = [
+            Publication(
+                node.type, self._find_tensor(node.inputs[0]), self._find_tensor(value), value.placement.cuts, ops
+            )
+            for node, value, ops in zip(nodes, values, before)
+        ]
+        if given:
+            with tf.control_dependencies(self.last):
+                self.last = self.copy.exchanger.publish(given)
+        self.operations.update((id(node), self.last) for node in nodes)
+
+    def _set_shape(self, tensor: Any, value: Value, placement: Placement) -> None:
+        """Tell the sizes of a tensor that stands for the value in this placement."""
+        if placement.is_piece:
+            first, last = self.copy.find_bounds(placement)
+            tensor.set_shape([last - first])
+        elif (shape := value.whole_shape) is not None:
+            at = placement.axis if placement.is_sharded else -1
+            tensor.set_shape([None if at == axis else size for axis, size in enumerate(shape)])

@@ -11,7 +11,7 @@ from matex_tf.rewrite.functions import find_callee
 from matex_tf.rewrite.nodes import Decision, Node, NoRuleError
 from matex_tf.rewrite.placement import PARTIAL, Placement
 from matex_tf.rewrite.rules.sizes import mark_taker
-from matex_tf.rewrite.sharing import Share
+from matex_tf.rewrite.sharing import Request, Share
 
 MUST_COMPILE = "_XlaMustCompile"
 CALLS = ("PartitionedCall", "StatefulPartitionedCall")
@@ -80,14 +80,14 @@ class _Padding:
     """
 
     def __init__(self, copy: Any):
-        self.exchanger, self.share = copy.exchanger, copy.share
+        self.exchanger, self.share, self.rank = copy.exchanger, copy.share, copy.exchanger.rank
 
     def exchange(
-        self, requests: Sequence[tuple[str, Any]], share: Share, labels: Sequence[Any] = (), is_last: bool = False
+        self, requests: Sequence[Request], share: Share, labels: Sequence[Any] = (), is_last: bool = False
     ) -> list[Any]:
         from matex_tf.ops import overlap
 
-        given = [("sum", self._pad(tensor)) if kind == "gather" else (kind, tensor) for kind, tensor in requests]
+        given = [Request("sum", self._pad(one.tensor)) if one.kind == "gather" else one for one in requests]
         with overlap.trace_for_xla():
             found: list[Any] = self.exchanger.exchange(given, share, labels, is_last)
         return found

@@ -9,6 +9,7 @@ from matex_tf.rewrite.nodes import Decision, Node, NoRuleError
 from matex_tf.rewrite.placement import (
     LIST,
     PARTIAL,
+    PIECE,
     SHARDED,
     SIZES,
     WHOLE,
@@ -26,7 +27,7 @@ def needs_exchange(placement: Placement, need: Placement) -> bool:
     """Whether bringing a tensor from one placement to another takes a collective."""
     if placement.kind == PARTIAL:
         return need.kind != PARTIAL
-    if placement.kind == SHARDED:
+    if placement.kind in (SHARDED, PIECE):
         return not placement.has_layout(need)
     if placement.kind == SIZES:
         return any(size.rows is not None and size.rows.chosen is not None for size in placement.sizes)
@@ -114,7 +115,7 @@ def place_loop(reader: Any, node: Node) -> Decision:
         value.placement if is_kept else strip_placement(value.placement)._replace(zero=value.placement.zero)
         for value, is_kept in zip(inputs, kept)
     ]
-    carried = [WHOLE if one.is_sharded and one.rows.chosen is not None and not is_kept else one
+    carried = [WHOLE if one.is_piece or (one.is_sharded and one.rows.chosen is not None and not is_kept) else one
                for one, is_kept in zip(carried, kept)]  # fmt: skip
     settled: set[int] = set()
     for _ in range(MOST_TURNS):

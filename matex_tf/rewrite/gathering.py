@@ -6,20 +6,25 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from matex_tf.rewrite.nodes import Value
-from matex_tf.rewrite.placement import LIST, PARTIAL, SIZES, Placement, Rows
+from matex_tf.rewrite.placement import LIST, PARTIAL, PIECE, SIZES, Placement, Rows
+from matex_tf.rewrite.sharing import Request
 
 
 class Prepared(NamedTuple):
-    """requests: see `Exchanger.exchange`. finish: makes the tensor of the results."""
+    """finish: makes the tensor of the results."""
 
-    requests: list[tuple[str, Any]]
+    requests: list[Request]
     finish: Callable[[Sequence[Any]], Any]
 
 
-def prepare(copy: Any, value: Value, tensor: Any) -> Prepared:
+def prepare(copy: Any, value: Value, tensor: Any, piece: Placement | None = None) -> Prepared:
+    """`piece`: of a sum, all that is needed of it."""
     placement = value.placement
     if placement.kind == PARTIAL:
-        return Prepared([(placement.by, tensor)], lambda found: found[0])
+        cuts = () if piece is None else piece.cuts
+        return Prepared([Request(placement.by, tensor, cuts, placement.owned)], lambda found: found[0])
+    if placement.kind == PIECE:
+        return _prepare_piece(value, tensor)
     if placement.kind == SIZES:
         return _prepare_sizes(tensor, placement)
     if placement.kind == LIST:
@@ -44,7 +49,15 @@ def _prepare_rows(copy: Any, tensor: Any, axis: int, rows: Rows) -> Prepared:
             whole.set_shape(shape)
         return whole
 
-    return Prepared([("gather", part) for part in parts], finish)
+    return Prepared([Request("gather", part) for part in parts], finish)
+
+
+def _prepare_piece(value: Value, tensor: Any) -> Prepared:
+    import tensorflow as tf
+
+    return Prepared(
+        [Request("gather", tensor, value.placement.cuts, owned=True)], lambda found: tf.reshape(found[0], value.shape)
+    )
 
 
 def swap_axes(tensor: Any, axis: int) -> Any:
@@ -65,7 +78,7 @@ def _prepare_sizes(tensor: Any, placement: Placement) -> Prepared:
     chosen = [one.rows is not None and one.rows.chosen is not None for one in placement.sizes]
     mask = tf.constant(chosen[0] if tensor.shape.rank == 0 else chosen)
     part = tf.where(mask, tensor, tf.zeros_like(tensor))
-    return Prepared([("sum", part)], lambda found: tf.where(mask, found[0], tensor))
+    return Prepared([Request("sum", part)], lambda found: tf.where(mask, found[0], tensor))
 
 
 def _prepare_list(copy: Any, value: Value, tensor: Any) -> Prepared:
@@ -76,7 +89,7 @@ def _prepare_list(copy: Any, value: Value, tensor: Any) -> Prepared:
     dtype = value.placement.dtype
     stacked = tf.raw_ops.TensorListStack(input_handle=tensor, element_shape=-1, element_dtype=dtype)
     if item is not None and item.kind == PARTIAL:
-        inner = Prepared([(item.by, stacked)], lambda found: found[0])
+        inner = Prepared([Request(item.by, stacked)], lambda found: found[0])
     else:
         inner = _prepare_rows(copy, stacked, item.axis + 1 if item else 1, item.rows if item else Rows())
 

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from matex_tf.rewrite.nodes import Decision, Node
 from matex_tf.rewrite.placement import BATCH, WHOLE
 from matex_tf.rewrite.rules.sizes import mark_taker
+from matex_tf.rewrite.sharing import Request
 
 HANDLES = ("resource", "variant")
 
@@ -65,7 +66,7 @@ def place_own_end(node: Node) -> Decision:
         import tensorflow as tf
 
         has = tf.raw_ops.OptionalHasValue(optional=optional)
-        (found,) = copy.exchanger.exchange([("max", tf.cast(has, tf.int32))], copy.share.of_all())
+        (found,) = copy.exchanger.exchange([Request("max", tf.cast(has, tf.int32))], copy.share.of_all())
         return [tf.cast(found, tf.bool)]
 
     return Decision([WHOLE], [WHOLE], mark_communicating(emit))
@@ -141,5 +142,5 @@ def _choose(condition: Any, first: Any, second: Any, outputs: Sequence[Any]) -> 
 
 def gather_rows(exchanger: Any, tensors: Sequence[Any], share: Any) -> list[Any]:
     """The rows of all ranks, one after the other."""
-    found: list[Any] = exchanger.exchange([("gather", tensor) for tensor in tensors], share)
+    found: list[Any] = exchanger.exchange([Request("gather", tensor) for tensor in tensors], share)
     return found

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from matex_tf.rewrite.control import is_other_list, needs_exchange
 from matex_tf.rewrite.functions import is_movable
 from matex_tf.rewrite.nodes import Node, Value
-from matex_tf.rewrite.placement import ANY, LIST, PARTIAL, REPLICATED, SHARDED, SIZES, Placement, Size
+from matex_tf.rewrite.placement import ANY, LIST, PARTIAL, PIECE, REPLICATED, SHARDED, SIZES, Placement, Size
 from matex_tf.rewrite.programs import Program
 from matex_tf.rewrite.sources import may_take_batch
 
@@ -30,11 +30,11 @@ def find_path(value: Value, need: Placement | None) -> str:
         return COUNTED
     if need is None or placement.has_layout(need):
         return SAME
-    if need.kind == placement.kind and need.kind not in (SHARDED, LIST):
+    if need.kind == placement.kind and need.kind not in (SHARDED, PIECE, LIST):
         return SAME
     if placement.kind == LIST and not is_other_list(placement, need):
         return SAME
-    if need.kind in (PARTIAL, SHARDED):
+    if need.kind in (PARTIAL, SHARDED, PIECE):
         return CONVERTED
     if placement.kind in (REPLICATED, ANY):
         return SAME

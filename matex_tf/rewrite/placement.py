@@ -6,7 +6,8 @@ import math
 from collections.abc import Hashable, Sequence
 from typing import Any, NamedTuple
 
-REPLICATED, SHARDED, PARTIAL, SIZES, LIST, ANY = "replicated", "sharded", "partial", "sizes", "list", "any"
+REPLICATED, SHARDED, PARTIAL, PIECE = "replicated", "sharded", "partial", "piece"
+SIZES, LIST, ANY = "sizes", "list", "any"
 HALF = ("float16", "bfloat16")
 """Dtypes of half precision: a sum is made whole where it arises, by float32 numbers, and rounded once.
 
@@ -57,6 +58,7 @@ class Placement(NamedTuple):
     replicated   both are equal
     sharded      the script's tensor has the ranks' tensors one after the other along an axis
     partial      the script's tensor is the sum (or `by`: the maximum, the minimum) of the ranks' tensors
+    piece        the script's tensor, flattened, has the ranks' vectors one after the other, cut at `cuts`
     sizes        a scalar or short vector of whole numbers, each with its own placement: a sharded tensor's shape
     list         a TensorList (or an optional) whose items have the placement `item`; None: nothing was put into it
     any          nobody looks at it, as at what the branch that is not taken would have kept for the backward pass
@@ -68,6 +70,9 @@ class Placement(NamedTuple):
     dtype: of the items of a list.
     axes: of a replicated vector that names axes: whether it names each of them, None where that is not known.
     own: of an iterator, a dataset or an optional, replicated: it gives each rank rows of its own.
+    cuts: where the entries of each rank's piece begin, and where the last rank's end; of a replicated handle: those of
+        the pieces of its variable that the ranks hold, and `variable` is its number.
+    owned: of a partial tensor: made of each rank's pieces, so that a rank without rows has a part of it, too.
     """
 
     kind: str
@@ -81,6 +86,9 @@ class Placement(NamedTuple):
     dtype: Any = None
     axes: tuple[bool | None, ...] | None = None
     own: bool = False
+    cuts: tuple[int, ...] = ()
+    variable: int = -1
+    owned: bool = False
 
     @property
     def is_replicated(self) -> bool:
@@ -93,7 +101,16 @@ class Placement(NamedTuple):
     @property
     def is_partial(self) -> bool:
         """Whether it is a sum, which linear ops keep."""
-        return self.kind == PARTIAL and self.by == "sum"
+        return self.kind == PARTIAL and self.by == "sum" and not self.owned
+
+    @property
+    def is_piece(self) -> bool:
+        return self.kind == PIECE
+
+    @property
+    def is_held(self) -> bool:
+        """Whether it is of the handle of a variable of which each rank holds a piece."""
+        return self.kind == REPLICATED and bool(self.cuts)
 
     @property
     def layout(self) -> tuple[int, Rows]:
@@ -101,7 +118,9 @@ class Placement(NamedTuple):
         return self.axis, self.rows
 
     def has_layout(self, other: Placement) -> bool:
-        """Whether both are sharded alike."""
+        """Whether both are sharded, or cut into pieces, alike."""
+        if self.is_piece:
+            return other.is_piece and self.cuts == other.cuts
         return self.is_sharded and other.is_sharded and self.layout == other.layout
 
     def __str__(self) -> str:
@@ -123,6 +142,15 @@ NOBODYS = Placement(ANY)
 
 def shard(axis: int, rows: Rows = Rows()) -> Placement:  # noqa: B008 - a tuple that nothing changes
     return Placement(SHARDED, axis, rows)
+
+
+def cut(cuts: tuple[int, ...]) -> Placement:
+    return Placement(PIECE, cuts=cuts)
+
+
+def hold(cuts: tuple[int, ...], variable: int) -> Placement:
+    """Of the handle of a variable in pieces."""
+    return Placement(REPLICATED, cuts=cuts, variable=variable)
 
 
 def list_of(item: Placement | None, dtype: Any = None) -> Placement:
@@ -166,7 +194,7 @@ def join(first: Placement, second: Placement) -> Placement:
     if plain[0] == plain[1]:
         return plain[0]
     kinds = {one.kind for one in plain}
-    if kinds == {REPLICATED, PARTIAL} and (plain[0].by, plain[1].by) == ("sum", "sum"):
+    if kinds == {REPLICATED, PARTIAL} and any(one.is_partial for one in plain):
         return SUM
     if kinds == {SIZES} and len(first.sizes) == len(second.sizes):
         same = [

@@ -6,7 +6,7 @@ from collections.abc import Container, Iterable, Sequence
 from itertools import zip_longest
 from typing import Any
 
-from matex_tf.rewrite import compiled, control, own_batches
+from matex_tf.rewrite import compiled, control, own_batches, pieces
 from matex_tf.rewrite.constants import find_constants, find_shapes, note_sizes
 from matex_tf.rewrite.functions import Callee, Step, find_callee, has_op, is_stateful, list_steps
 from matex_tf.rewrite.labels import get_labels
@@ -17,7 +17,7 @@ from matex_tf.rewrite.programs import Program, drop_unneeded
 from matex_tf.rewrite.rules import RULES
 from matex_tf.rewrite.rules.randoms import draw_once, has_no_seed
 from matex_tf.rewrite.sources import SOURCES, count_rows, is_batch, place_batch, put_first
-from matex_tf.rewrite.whole_sums import Whole, find_sums_needed_whole
+from matex_tf.rewrite.whole_sums import Whole, find_needed_sums
 
 ALIASES = ("Identity", "IdentityN", "StopGradient", "PreventGradient", "Snapshot")
 """Identity ops: the copy of the graph leaves them out."""
@@ -42,7 +42,8 @@ class _Reading:
 class Reader:
     """Reads graphs into programs.
 
-    whole: the keys of sums that are made whole where they arise, because they are needed whole anyway.
+    converted: by the keys of sums, what they are brought to where they arise, as they are needed so anyway.
+    refused: by the numbers of inputs that are handles of variables in pieces, an op that takes the variable whole.
     takes_batches: whether ops inside may give the batch (`sources`). The first such op of a program does, unless the
         program is given rows of a batch; what others give is whole.
     rows: how many the batch has, as far as costs are compared; results are the same for any number.
@@ -54,7 +55,8 @@ class Reader:
     def __init__(self, takes_batches: bool = True, rows: int = USUAL_SIZE, reused: Container[Any] | None = None):
         self.takes_batches, self.rows, self.reused, self.loops = takes_batches, rows, reused, 0
         self.batch_rows: int | None = None  # of the batch of the program that is being read, if that number is fixed
-        self.whole: set[tuple[Any, ...]] = set()
+        self.converted: dict[tuple[Any, ...], Placement] = {}
+        self.refused: dict[int, Any] = {}
         self._have_batch: list[bool] = []  # of the programs that are being read, the outermost first
         self._added: set[tuple[Any, ...]] = set()  # and all beginnings of their keys
         self._inputs: dict[tuple[Any, ...], Value] = {}
@@ -87,10 +89,15 @@ class Reader:
         takes_batch = takes_batch and any(map(is_batch, needed))
         return Program(put_first(needed) if takes_batch else needed, inputs, outputs, effects, takes_batch)
 
-    def make_whole(self, keys: set[tuple[Any, ...]]) -> None:
-        """Make these sums whole, too. Reading anew then decides only of ops with other inputs than before."""
-        self._added = {key[:length] for key in keys - self.whole for length in range(1, len(key) + 1)}
-        self.whole |= keys
+    def convert_sums(self, needed: dict[tuple[Any, ...], Placement]) -> bool:
+        """Bring these sums, too, where they arise; whether that is new: then the graph is to be read anew.
+
+        Reading it then decides only of ops with other inputs than before.
+        """
+        new = {key: need for key, need in needed.items() if self.converted.get(key) != need}
+        self._added = {key[:length] for key in new for length in range(1, len(key) + 1)}
+        self.converted |= new
+        return bool(new)
 
     def read_turn(self, *given: Any) -> Program:
         """`read` of what a loop repeats."""
@@ -186,7 +193,7 @@ class Reader:
         if last and last[0].key == key and has_same_outputs(last[0], node):
             node = last[0].become(node)
         nodes.append(node)
-        return [self._make_whole(nodes, value) for value in node.outputs], [node]
+        return [self._convert_sum(nodes, value) for value in node.outputs], [node]
 
     def _read_input(self, tensor: Any, key: tuple[Any, ...], placement: Placement, constant: Any) -> Value:
         value = self._inputs.get(key)
@@ -195,21 +202,22 @@ class Reader:
             value.constant = constant
         return value
 
-    def _make_whole(self, nodes: list[Node], value: Value) -> Value:
+    def _convert_sum(self, nodes: list[Node], value: Value) -> Value:
         """A sum that is needed whole is whole for all that follow; so is each of half precision: see `HALF`."""
         is_rounded = value.dtype.name in HALF and not self.loops
-        if value.placement.kind != PARTIAL or not (value.key in self.whole or is_rounded):
+        need = self.converted.get(value.key, WHOLE if is_rounded else None)
+        if value.placement.kind != PARTIAL or need is None:
             return value
         key = (*value.key, "whole")
         node = Node(Whole(value.tensor), key, [value], [])
         node.outputs = [Value(value.tensor, key, WHOLE, node)]
-        node.decide_on(Decision([WHOLE], [WHOLE], lambda tensor: [tensor], (), [value.shape]))
+        node.decide_on(Decision([need], [need], lambda tensor: [tensor], (), [value.shape]))
         nodes.append(node)
         return node.outputs[0]
 
     def is_shared(self, op: Any, inputs: Iterable[Value]) -> bool:
         """Whether the functions that `op` calls are to be read: they take rows, or a batch by themselves."""
-        if _is_split(inputs) or any(value.placement.own for value in inputs):
+        if _is_split(inputs) or any(value.placement.own or value.placement.is_held for value in inputs):
             return True
         return self.takes_batches and not self._have_batch[-1] and has_op(op, SOURCES)
 
@@ -238,6 +246,8 @@ class Reader:
         try:
             if node.type in control.FLOW and self.is_shared(node.op, node.inputs):
                 return control.FLOW[node.type](self, node)
+            if any(one.is_held or one.is_piece for one in node.placements):
+                return pieces.place(node)
             # A session waits for no collective of a function that XLA compiles: all ranks call it with all rows.
             if self.reused is None and compiled.is_compiled(node.op) and _is_split(node.inputs):
                 return compiled.place_call(self, node)
@@ -245,6 +255,9 @@ class Reader:
                 return RULES[node.type](node)
         except NoRuleError:
             node.bodies = []
+        for value in node.inputs:
+            if value.placement.is_held:
+                self.refused.setdefault(value.placement.variable, node.op)
         if is_own:
             return _pass_own(node)
         is_text = any(tensor.dtype.name == "string" for tensor in node.op.outputs)
@@ -288,12 +301,16 @@ def read_program(
     constants: Sequence[Any] = (),
     reused: Container[Any] | None = None,
 ) -> Program:
-    """The program of `graph`, in which no sum is made whole in two forms; see `Reader`, `Reader.read`."""
+    """The program of `graph`, in which no sum is made whole in two forms; see `Reader`, `Reader.read`.
+
+    Raises:
+        PiecesRefusedError: ops take variables whole that are given in pieces.
+    """
     reader = Reader(takes_batches, rows, reused)
     with pause_collection():
         while True:
             program = reader.read(graph, placements, constants=constants)
-            more = find_sums_needed_whole(program) - reader.whole
-            if not more:
+            if reader.refused:
+                raise pieces.PiecesRefusedError(reader.refused)
+            if not reader.convert_sums(find_needed_sums(program)):
                 return program
-            reader.make_whole(more)

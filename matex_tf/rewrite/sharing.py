@@ -3,7 +3,60 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
+
+
+class Request(NamedTuple):
+    """What ranks are to do with a tensor.
+
+    kind: "sum", "max", "min": over the ranks, whose tensors have one shape; "gather": the ranks' rows one after the
+        other. Sums of half precision are made of float32 numbers and rounded once.
+    cuts: of a sum: the rank gets the entries of its piece only, in a vector; of what is gathered: ranks have pieces.
+    owned: a rank without rows adds its part, too.
+    """
+
+    kind: str
+    tensor: Any
+    cuts: tuple[int, ...] = ()
+    owned: bool = False
+
+
+class Publication(NamedTuple):
+    """A variable, by its `handle`, of which each rank changes its piece by `value`, as the assignment `kind` says.
+
+    before: the operations that come first.
+    """
+
+    kind: str
+    handle: Any
+    value: Any
+    cuts: tuple[int, ...]
+    before: Sequence[Any]
+
+
+class Exchanger(Protocol):
+    """What ranks do together."""
+
+    @property
+    def rank(self) -> int:
+        """The number of this one, by which it owns pieces."""
+
+    def exchange(
+        self, requests: Sequence[Request], share: Share, labels: Sequence[Any] = (), is_last: bool = False
+    ) -> list[Any]:
+        """The results of one wave, in order.
+
+        Args:
+            share: where it does not contribute, this rank adds nothing, whatever its tensors hold.
+            labels: of each request, see `rewrite.labels`.
+            is_last: whether no later wave of the copy has a label.
+        """
+
+    def can_publish(self, handle: Any, dtype: Any) -> bool:
+        """Whether new values of the pieces of a variable can be put together where it lies."""
+
+    def publish(self, publications: Sequence[Publication]) -> list[Any]:
+        """The operations after which every rank has the variables with the new values of all ranks' pieces."""
 
 
 class Share:
@@ -28,21 +81,3 @@ class Share:
         tensors = [self.first, self.count, self.total, self.contributes, self.keeps]
         first, count, total, contributes, keeps = map(function, tensors)
         return Share(first, count, total, contributes, keeps)
-
-
-class Exchanger(Protocol):
-    """What ranks do together."""
-
-    def exchange(
-        self, requests: Sequence[tuple[str, Any]], share: Share, labels: Sequence[Any] = (), is_last: bool = False
-    ) -> list[Any]:
-        """The results of one wave, in order.
-
-        Args:
-            requests: what is done ("sum", "max", "min": over the ranks; "gather": the ranks' rows one after the other)
-                and with which tensor; the ranks' tensors have one shape, but for the rows that are gathered.
-                Sums of half precision are made of float32 numbers and rounded once.
-            share: where it does not contribute this rank adds nothing, whatever its tensors hold.
-            labels: the label of each tensor, see `labels`; none: no tensor has one.
-            is_last: whether tensors have labels, and those of no later wave of the program do.
-        """

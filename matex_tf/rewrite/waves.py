@@ -6,7 +6,7 @@ the gradients of a step without statistics of the batch are one wave.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Container
 
 from matex_tf.rewrite.control import needs_exchange
 from matex_tf.rewrite.nodes import Node, Value
@@ -15,25 +15,36 @@ from matex_tf.rewrite.programs import Program
 
 
 class Exchange:
-    """A collective on a value, which is whole after it. `wave`: the level after which it travels."""
+    """A collective on a value, for ops with these `needs`. `wave`: the level after which it travels."""
 
-    __slots__ = ("value", "wave")
+    __slots__ = ("needs", "value", "wave")
 
     def __init__(self, value: Value, wave: int):
         self.value, self.wave = value, wave
+        self.needs: set[Placement] = set()
+
+    def find_piece(self) -> Placement | None:
+        """The piece of a sum which is all that any op needs of it; None: the value is whole after the collective."""
+        need = next(iter(self.needs))
+        return need if self.value.placement.is_partial and len(self.needs) == 1 and need.is_piece else None
 
 
 def schedule(
-    program: Program, needs: list[Placement], is_early: Callable[[Node], bool] | None = None
+    program: Program,
+    needs: list[Placement],
+    publishing: Container[int] = (),
+    is_early: Callable[[Node], bool] | None = None,
 ) -> list[list[Exchange]]:
     """Set the level of each node, the number of waves that come before it, and list the exchanges of each wave.
 
     needs: the placements that the outputs are brought to.
+    publishing: the ids of nodes of which the exchange has the effect: it comes after what they wait for.
     is_early: of a node, whether it runs as early as it can, and not as late.
     """
     earliest: dict[int, int] = {}
     for node in program.nodes:
         level = max((earliest[id(one)] for one in node.controls if id(one) in earliest), default=0)
+        level += id(node) in publishing
         for value, need in zip(node.inputs, node.decision.needs):
             made = 0 if value.node is None else earliest.get(id(value.node), 0)
             level = max(level, made + is_exchanged(value, need))
@@ -52,6 +63,7 @@ def schedule(
         if exchanged:
             found = waves.setdefault(id(value), Exchange(value, level - 1))
             found.wave = min(found.wave, level - 1)
+            found.needs.add(need)  # type: ignore[arg-type]
         if value.node is not None and id(value.node) in latest:
             latest[id(value.node)] = min(latest[id(value.node)], level - exchanged)
 
@@ -63,7 +75,7 @@ def schedule(
             take(value, need, node.level)
         for one in node.controls:
             if id(one) in latest:
-                latest[id(one)] = min(latest[id(one)], node.level)
+                latest[id(one)] = min(latest[id(one)], node.level - (id(node) in publishing))
     found: list[list[Exchange]] = [[] for _ in range(last)]
     # By the ops that make them: ranks may use the tensors in another order, of variables that a script keeps in a set.
     order = {id(one): place for place, one in enumerate([*program.inputs, *_list_outputs(program)])}

@@ -1,15 +1,19 @@
-"""Sums that some op needs whole and another takes as they are: they are made whole once, where they arise."""
+"""Sums that several ops need otherwise than they are: they are made whole, or into pieces, once, where they arise."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from matex_tf.rewrite.placement import PARTIAL
+from matex_tf.rewrite import pieces
+from matex_tf.rewrite.nodes import Node, Value
+from matex_tf.rewrite.placement import PARTIAL, WHOLE, Placement, cut
 from matex_tf.rewrite.programs import Program
+
+Key = tuple[Any, ...]
 
 
 class Whole:
-    """Stands for the op of a node that the script's graph does not have: a sum made whole."""
+    """Stands for the op of a node that the script's graph does not have: a sum made whole, or into pieces."""
 
     type = "Whole"
     name = "whole"
@@ -23,14 +27,64 @@ class Whole:
         self.node_def = node_def_pb2.NodeDef()
 
 
-def find_sums_needed_whole(program: Program) -> set[tuple[Any, ...]]:
-    """The keys of sums that some op needs whole and another takes as they are: making them whole once is enough."""
-    needed: set[tuple[Any, ...]] = set()
-    kept: set[tuple[Any, ...]] = set()
+def find_needed_sums(program: Program) -> dict[Key, Placement]:
+    """By the keys of sums, what to bring them to where they arise, once and for all that take them.
+
+    Those that some op needs whole and another takes as they are become whole. Those of which an op, after others that
+    compute single entries, needs a piece become pieces.
+    """
+    needed: set[Key] = set()
+    kept: set[Key] = set()
+    _note_needs(program, needed, kept)
+    found = dict.fromkeys(needed & kept, WHOLE)
+    cuts: dict[Key, tuple[int, ...]] = {}
+    _find_cuts(program, {}, needed, cuts)
+    return found | {key: cut(one) for key, one in cuts.items()}
+
+
+def _note_needs(program: Program, needed: set[Key], kept: set[Key]) -> None:
     for node in program.nodes:
         for value, need in zip(node.inputs, node.decision.needs):
             if value.placement.kind == PARTIAL and node.type != Whole.type:
                 (kept if need is None else needed).add(value.key)
-    needed |= {value.key for value in program.outputs if value.placement.kind == PARTIAL}
-    bodies = [find_sums_needed_whole(body) for node in program.nodes for body in node.bodies]
-    return (needed & kept).union(*bodies)
+        for body in node.bodies:
+            _note_needs(body, needed, kept)
+    needed.update(value.key for value in program.outputs if value.placement.kind == PARTIAL)
+
+
+def _find_cuts(
+    program: Program, wanted: dict[int, tuple[int, ...]], needed: set[Key], found: dict[Key, tuple[int, ...]]
+) -> None:
+    """Go back from pieces to the sums that they are made of.
+
+    wanted: by the ids of values, how the pieces of them are cut that some op needs, first or last.
+    needed: the keys of sums that some op does not take as they are.
+    """
+
+    def want(value: Value, cuts: tuple[int, ...]) -> None:
+        if pieces.count_entries(value) != cuts[-1]:
+            return
+        wanted.setdefault(id(value), cuts)
+        if value.placement.is_partial:
+            found.setdefault(value.key, cuts)
+
+    for node in reversed(program.nodes):
+        for body in node.bodies:
+            _find_cuts(body, wanted, needed, found)
+            for within, value in zip(body.inputs, node.inputs[1:] if node.type in _BRANCHES else ()):
+                if id(within) in wanted and not value.placement.is_held:
+                    want(value, wanted[id(within)])
+        for value, need in zip(node.inputs, node.decision.needs):
+            if need is not None and need.is_piece:
+                want(value, need.cuts)
+        if len(node.outputs) == 1 and id(node.outputs[0]) in wanted:
+            for value in _list_sources(node):
+                if node.type == Whole.type or not value.placement.is_partial or value.key in needed:
+                    want(value, wanted[id(node.outputs[0])])
+
+
+_BRANCHES = ("If", "StatelessIf", "Case", "StatelessCase")
+
+
+def _list_sources(node: Node) -> list[Value]:
+    return node.inputs if node.type == Whole.type else pieces.list_cut(node)

@@ -31,10 +31,12 @@ class BatchWatch:
     def make_share(self, components: Sequence[Any], parts: shares.Parts | None = None) -> Share:
         """The share of a batch that is taken within the graph, where its digest is kept if the flag asks for it."""
         import tensorflow as tf
+        from tensorflow.python.ops.resource_variable_ops import ResourceVariable
 
         if self._flag is None:
+            # Not tf.Variable: a function in whose trace one is made is traced twice.
             with tf.init_scope():
-                self._flag = tf.Variable(False, trainable=False, name="compares_batch")
+                self._flag = ResourceVariable(False, trainable=False, name="compares_batch")
         read = [one for one in components if one.dtype not in (tf.variant, tf.resource)]
 
         def keep() -> Any:

@@ -34,6 +34,8 @@ class Watcher:
 
 copy_begins = Event()
 """(plan, copy): `copy`, a `rewrite.emit.Copy`, is about to build the copy of a step."""
+step_copied = Event()
+"""(): the copy of a step that ranks share has been made, in the graph that is being built."""
 step_planned = Event()
 """(plan): ranks have agreed on how the step is computed; `plan.why_whole` says why they do not share it."""
 computed_whole = Event()
@@ -42,6 +44,8 @@ trained_eagerly = Event()
 """(): a training step in eager code takes its gradients."""
 step_begins = Event()
 """(plan): a call of a step that ranks share is about to run; `plan.trained` has the weights that the call changes."""
+step_computed = Event()
+"""(plan): the call has been computed; where a rank is lost meanwhile, it is made again."""
 step_ended = Event()
 """(plan): the call has run."""
 step_trained = Event()
@@ -72,5 +76,11 @@ figures_told = Event()
 """(model, logs): callbacks are about to be told of the end of an epoch; a listener may change the figures in `logs`."""
 ranks_meet = Event()
 """(doing): for what follows all ranks have to hold the same; a listener brings ranks that train apart together."""
+pieces_are_used = Event()
+"""(variables): a step is planned that uses these variables, of which each rank may hold a piece."""
+pieces_refused = Event()
+"""(variables, why): such variables are whole from now on, or as long as what changes them takes them whole."""
+updates_eagerly = Event()
+"""(optimizer): an optimizer of Keras is about to update in eager code, which every rank computes whole."""
 world_changed = Event()
 """(): there are fewer ranks than before. Copies of steps are made anew for them as they are called."""

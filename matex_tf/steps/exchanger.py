@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from matex_tf import ops
-from matex_tf.rewrite.sharing import Share
+from matex_tf import ops, settings
+from matex_tf.rewrite.sharing import Publication, Request, Share
+from matex_tf.steps import publishing
 from matex_tf.steps.gradients import name_sums
 from matex_tf.world import world
 
@@ -31,74 +33,137 @@ class RankExchanger:
     def __init__(self, place: str, is_ordered: bool = True, checked: bool = False):
         self.place, self.is_ordered, self.checked = place, is_ordered, checked
 
+    @property
+    def rank(self) -> int:
+        return world.get_world().rank
+
     def exchange(
-        self, requests: Sequence[tuple[str, Any]], share: Share, labels: Sequence[Any] = (), is_last: bool = False
+        self, requests: Sequence[Request], share: Share, labels: Sequence[Any] = (), is_last: bool = False
     ) -> list[Any]:
         import tensorflow as tf
 
         made: list[Any] = [None] * len(requests)
         labels = labels or [None] * len(requests)
         before: list[Any] = []
-        for indices, checked in self._list_sums(requests, labels, is_last):
-            tensors = [requests[index][1] for index in indices] or [tf.zeros([])]
-            names, numbers = name_sums(tensors, [labels[index] for index in indices] or [None])
-            is_update = is_last and not before
-            weight = [tf.cast(one, tf.float64) for one in (share.contributes, share.total)]
+        for indexes, checked in self._list_sums(requests, labels, is_last):
+            given = [requests[index] for index in indexes]
             with tf.control_dependencies(before if not self.is_ordered else []):
-                summed = ops.reduce_gradients(tensors, names, tf.stack(weight), self.place, checked, numbers, is_update)
-            for index, one in zip(indices, summed):
+                summed, op = self._add_up(
+                    given, share, [labels[index] for index in indexes], checked, is_last and not before
+                )
+            for index, one in zip(indexes, summed):
                 made[index] = one
-            before = [summed[0].op]
+            before = [op]
         before = [] if self.is_ordered else before
-        for index, (kind, tensor) in enumerate(requests):
-            if made[index] is None:
-                exchange = self._gather if kind == "gather" else self._reduce
-                with tf.control_dependencies(before):
-                    made[index] = exchange(kind, tensor, share)
-                before = [] if self.is_ordered else [made[index].op]
-                if kind == "gather" and world.get_world().is_phantom:
-                    made[index] = _keep_rows(made[index], tensor, share)
-            shape = tensor.shape
-            made[index].set_shape([None, *shape[1:]] if kind == "gather" and shape.rank else shape)
+        for indexes, exchange in _group(requests, made):
+            with tf.control_dependencies(before):
+                found = exchange(self, [requests[index] for index in indexes], share)
+            before = [] if self.is_ordered else [one.op for one in found]
+            for index, one in zip(indexes, found):
+                made[index] = one
+        for (kind, tensor, cuts, _), one in zip(requests, made):
+            if not cuts:
+                one.set_shape([None, *tensor.shape[1:]] if kind == "gather" and tensor.shape.rank else tensor.shape)
         return made
 
+    def can_publish(self, handle: Any, dtype: Any) -> bool:
+        return publishing.can_publish(handle, dtype)
+
+    def publish(self, publications: Sequence[Publication]) -> list[Any]:
+        return publishing.publish(publications, self.place)
+
     def _list_sums(
-        self, requests: Sequence[tuple[str, Any]], labels: Sequence[Any], is_last: bool
+        self, requests: Sequence[Request], labels: Sequence[Any], is_last: bool
     ) -> list[tuple[list[int], bool]]:
         """Which of these travel in one message, and whether it is checked: then only gradients are in it.
 
         An update without a sum is one of gradients that are gathered.
         """
         sums = [
-            index for index, (kind, tensor) in enumerate(requests) if kind == "sum" and tensor.dtype.name in _SUMMED
+            index
+            for index, one in enumerate(requests)
+            if one.kind == "sum" and not one.owned and one.tensor.dtype.name in _SUMMED
         ]
         of_gradients = [index for index in sums if self.checked and labels[index] is not None]
         others = [index for index in sums if index not in of_gradients]
         found = [(of_gradients, True)] if of_gradients else []
         return [*found, (others, False)] if others or (is_last and not of_gradients) else found
 
-    def _reduce(self, kind: str, tensor: Any, share: Share) -> Any:
+    def _add_up(
+        self, requests: Sequence[Request], share: Share, labels: Sequence[Any], checked: bool, is_update: bool
+    ) -> tuple[list[Any], Any]:
+        """Sums of floats, in one message, and its op."""
+        import tensorflow as tf
+
+        tensors = [one.tensor for one in requests] or [tf.zeros([])]
+        names, numbers = name_sums(tensors, labels or [None])
+        weight = tf.stack([tf.cast(one, tf.float64) for one in (share.contributes, share.total)])
+        cuts = [one.cuts for one in requests]
+        given = [] if settings.get_settings().elastic or not any(cuts) else cuts
+        summed = ops.reduce_gradients(tensors, names, weight, self.place, checked, numbers, is_update, given)
+        return [self._cut(one, cut) for one, cut in zip(summed, cuts)], summed[0].op
+
+    def _cut(self, tensor: Any, cuts: tuple[int, ...]) -> Any:
+        """This rank's piece, where there are cuts."""
+        import tensorflow as tf
+
+        if not cuts:
+            return tensor
+        first, last = cuts[self.rank], cuts[self.rank + 1]
+        piece = tf.slice(tf.reshape(tensor, [-1]), [first], [last - first])
+        piece.set_shape([last - first])
+        return piece
+
+    def _reduce_one(self, requests: Sequence[Request], share: Share) -> list[Any]:
+        (one,) = requests
+        return [self._cut(self._reduce(one.kind, one.tensor, share.contributes), one.cuts)]
+
+    def _gather_one(self, requests: Sequence[Request], share: Share) -> list[Any]:
+        tensor = requests[0].tensor
+        whole = self._gather(tensor, share.contributes)
+        return [_keep_rows(whole, tensor, share) if world.get_world().is_phantom else whole]
+
+    def _reduce_numbers(self, requests: Sequence[Request], _: Share) -> list[Any]:
+        """Numbers of which each rank has a part, whatever rows it has: in one message."""
+        import tensorflow as tf
+
+        parts = [tf.reshape(one.tensor, [-1]) for one in requests]
+        whole = self._reduce(requests[0].kind, tf.concat(parts, 0), tf.constant(True))
+        sizes = [one.tensor.shape.num_elements() for one in requests]
+        return [tf.reshape(one, given.tensor.shape) for one, given in zip(tf.split(whole, sizes), requests)]
+
+    def _gather_pieces(self, requests: Sequence[Request], _: Share) -> list[Any]:
+        """Pieces, each put together, in one message."""
+        import tensorflow as tf
+
+        whole = self._gather(tf.concat([one.tensor for one in requests], 0), tf.constant(True))
+        owned = [[last - first for first, last in itertools.pairwise(one.cuts)] for one in requests]
+        sizes = [size for of_rank in zip(*owned) for size in of_rank]
+        parts = tf.split(tf.ensure_shape(whole, [sum(sizes)]), sizes)
+        return [tf.concat(parts[at :: len(requests)], 0) for at in range(len(requests))]
+
+    def _reduce(self, kind: str, tensor: Any, contributes: Any) -> Any:
         """A sum of whole numbers, or an extreme, of those ranks that contribute."""
         import tensorflow as tf
 
         dtype = tensor.dtype
         if dtype.is_complex:
             parts = tf.stack([tf.math.real(tensor), tf.math.imag(tensor)])
-            return tf.complex(*tf.unstack(self._reduce(kind, parts, share)))
+            return tf.complex(*tf.unstack(self._reduce(kind, parts, contributes)))
         if dtype.is_bool:
-            return tf.cast(self._reduce(kind, tf.cast(tensor, tf.int32), share), tf.bool)
+            return tf.cast(self._reduce(kind, tf.cast(tensor, tf.int32), contributes), tf.bool)
         if dtype.name not in _REDUCED:
-            return tf.cast(self._reduce(kind, tf.cast(tensor, tf.int64), share), dtype)
+            return tf.cast(self._reduce(kind, tf.cast(tensor, tf.int64), contributes), dtype)
         neutral = 0 if kind == "sum" else dtype.max if kind == "min" else dtype.min
         if kind != "sum" and dtype.is_floating:
             neutral = float("inf") if kind == "min" else -float("inf")
-        given = tf.where(share.contributes, tensor, tf.constant(neutral, dtype))
+        given = tf.where(contributes, tensor, tf.constant(neutral, dtype))
         return ops.allreduce(given, kind, name=f"{self.place}: {tensor.op.name}")
 
-    def _gather(self, kind: str, tensor: Any, share: Share) -> Any:
+    def _gather(self, tensor: Any, contributes: Any) -> Any:
         import tensorflow as tf
 
-        rows = tf.cond(share.contributes, lambda: tensor, lambda: tensor[:0])
+        rows = tf.cond(contributes, lambda: tensor, lambda: tensor[:0])
         rows.set_shape([None, *tensor.shape[1:]])
         name = f"{self.place}: {tensor.op.name}"
         if tensor.dtype == tf.string:
@@ -117,6 +182,19 @@ def _keep_rows(copies: Any, mine: Any, share: Share) -> Any:
     import tensorflow as tf
 
     return copies[: tf.shape(mine, tf.int64)[0] * share.total // share.count]
+
+
+def _group(requests: Sequence[Request], made: Sequence[Any]) -> Iterator[tuple[list[int], Callable[..., list[Any]]]]:
+    """The numbers of requests that travel in one message, and the method that exchanges them."""
+    together: dict[tuple[str, str], list[int]] = {}
+    for index, one in enumerate(requests):
+        if made[index] is None:
+            if one.owned:
+                together.setdefault((one.kind, one.tensor.dtype.name), []).append(index)
+            else:
+                yield [index], RankExchanger._gather_one if one.kind == "gather" else RankExchanger._reduce_one
+    for (kind, _), indexes in together.items():
+        yield indexes, RankExchanger._gather_pieces if kind == "gather" else RankExchanger._reduce_numbers
 
 
 def _gather_strings(rows: Any, name: str) -> Any:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from matex_tf import tags
-from matex_tf.steps import agreement, capture, events, explain, own_data
+from matex_tf.steps import agreement, capture, events, explain, own_data, pieces
 from matex_tf.steps.arguments import Arguments, is_source
 from matex_tf.steps.plan import StepPlan
 from matex_tf.steps.tapes import calls
@@ -98,12 +98,14 @@ def call_function(
     except (TypeError, ValueError):  # as the call itself says
         return original(function, *args, **kwargs)
     if is_recorded:
+        _prepare_whole_call(function, args, kwargs, NOT_SHARED)
         return calls.call_function(lambda: original(function, *args, **kwargs), function, arguments)
     plan = _find_plan(function, arguments)
     if plan.why_whole:
         trains = bool(plan.trained) and agreement.is_watched()
         if trains:
             agreement.note_step()
+        _prepare_whole_call(function, args, kwargs, plan.why_whole)
         result = original(function, *args, **kwargs)
         if trains:
             events.step_trained(plan)
@@ -142,4 +144,10 @@ def call_whole(original: Callable[..., Any], function: Any, args: tuple[Any, ...
     runs_here = own_data.is_alone() or tf.config.functions_run_eagerly()  # so that its iterators give whole batches
     if not runs_here and any(is_source(leaf) and own_data.is_own(leaf) for leaf in leaves):
         raise world.RankError(own_data.explain_obstacle(place, NOT_SHARED))
+    if not own_data.is_alone() and not tf.config.functions_run_eagerly():
+        _prepare_whole_call(function, args, kwargs, NOT_SHARED)
     return original(function, *args, **kwargs)
+
+
+def _prepare_whole_call(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], why: str) -> None:
+    pieces.prepare_whole_call(function, args, kwargs, f"{explain.name_step(function)} is computed whole: {why}")

@@ -14,6 +14,7 @@ from matex_tf.rewrite import sources
 from matex_tf.rewrite.emit import Copy
 from matex_tf.rewrite.nodes import USUAL_SIZE
 from matex_tf.rewrite.own_batches import OwnRowsError
+from matex_tf.rewrite.pieces import PiecesRefusedError
 from matex_tf.rewrite.placement import BATCH, OWN, WHOLE
 from matex_tf.rewrite.programs import Program
 from matex_tf.rewrite.propagate import read_program
@@ -28,6 +29,7 @@ from matex_tf.steps import (
     failures,
     gradients,
     own_data,
+    pieces,
     shares,
     weak_scaling,
     whole_code,
@@ -89,6 +91,7 @@ class StepPlan:
         self.own, self.place, self.rows = own, place, rows
         graph = own.graph
         self.given = len(are_rows)  # tensors; the rest of what the graph takes it has captured
+        self.pieces = pieces.Holding(graph)
         captured = [one for one, _ in graph.captures]
         self.are_own = [*are_own, *(own_data.is_own(one) for one in captured)]
         self.divided = [one and bool(tensor.shape.rank) for one, tensor in zip(are_rows, graph.inputs)]
@@ -154,9 +157,21 @@ class StepPlan:
         return ""
 
     def _read(self, divided: Sequence[bool]) -> Program:
+        """The placements. Collective where an op takes a variable whole that ranks hold in pieces."""
         placements = [BATCH if one else WHOLE for one in divided]
         placements[: len(self.are_own)] = [OWN if is_own else one for one, is_own in zip(placements, self.are_own)]
-        return read_program(self.graph, placements, takes_batches=self.source is None, rows=self.rows or USUAL_SIZE)
+        while True:
+            held = self.pieces.place()
+            end = self.given + len(held)
+            placements[self.given : end] = [
+                one if mine is None else mine for one, mine in zip(placements[self.given : end], held)
+            ]
+            try:
+                takes_batches = self.source is None
+                return read_program(self.graph, placements, takes_batches, self.rows or USUAL_SIZE)
+            except PiecesRefusedError as error:
+                self.pieces.refuse(error.refused, self.place)
+                placements[self.given : end] = [WHOLE] * len(held)
 
     def use_copy(self, kind: CopyKind) -> None:
         """From now on calls run copies of this kind."""
@@ -168,6 +183,8 @@ class StepPlan:
         It is a ConcreteFunction of what the script's takes, and of the batch.
         """
         divided = self.divided if divided is None else divided
+        if not self.pieces.holds:  # they are cut for other ranks
+            self.pieces, self._copies, self.program = pieces.Holding(self.own.graph), {}, None
         key = world.get_world().size, self.copy_kind, *divided
         if key not in self._copies:
             if divided != self.divided and draws.has_sequence(self.own.graph):
@@ -184,7 +201,7 @@ class StepPlan:
     def _make_copy(self, program: Program, divided: Sequence[bool]) -> Any:
         import tensorflow as tf
 
-        outer = [one for one, _ in self.own.graph.captures]
+        outer = self.pieces.find_handles(one for one, _ in self.own.graph.captures)
         end = self.given + len(outer)
         taken = [*self.graph.inputs[: self.given], *self.graph.inputs[end:]]
         specs = [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in taken]
@@ -198,7 +215,9 @@ class StepPlan:
             events.copy_begins(self, copy)
             inputs = [*given[: self.given], *map(here.capture, outer), *given[self.given :]]
             inputs = sources.take_rows(copy, inputs, list(divided))
-            return copy.build(program, inputs, [WHOLE] * len(program.outputs))
+            outputs = copy.build(program, inputs, [WHOLE] * len(program.outputs))
+            events.step_copied()
+            return outputs
 
         return tf.function(step, autograph=False, input_signature=specs).get_concrete_function()
 
@@ -234,7 +253,11 @@ class StepPlan:
 
         def compute(instead: Mapping[int, Any]) -> Any:
             with failures.fail_together(self.place, self.own.graph.variables):
-                return self.find_copy(divided)(*(instead.get(id(one), one) for one in given))
+                copy = self.find_copy(divided)
+                self.pieces.take_apart()
+                outputs = copy(*(instead.get(id(one), one) for one in given))
+                events.step_computed(self)
+                return outputs
 
         with self.batches.compare_batches(sources, rows):
             outputs = _execute(self, compute, sources)

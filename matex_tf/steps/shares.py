@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from matex_tf.rewrite.own_batches import OwnRows
-from matex_tf.rewrite.sharing import Exchanger, Share
+from matex_tf.rewrite.sharing import Exchanger, Request, Share
 from matex_tf.runtime import excepthook
 from matex_tf.sharding import row_shares
 from matex_tf.world import world
@@ -94,7 +94,7 @@ def make_own_share(exchanger: Exchanger, components: Sequence[Any], has_batch: A
     excepthook.refuse_after_loss("a step on each rank's own rows")
     me = world.get_world()
     shapes = tf.concat([[tf.cast(has_batch, tf.int64)], *(tf.shape(one, tf.int64) for one in components)], 0)
-    (everyone,) = exchanger.exchange([("gather", shapes[tf.newaxis])], _make_share_of_ranks())
+    (everyone,) = exchanger.exchange([Request("gather", shapes[tf.newaxis])], _make_share_of_ranks())
     ends = list(itertools.accumulate([1, *(one.shape.rank for one in components)]))
     rows = tf.stack([everyone[:, at] for at in ends[:-1]])
     agree = tf.debugging.Assert(

@@ -25,6 +25,7 @@ def reduce_gradients(
     checked: bool = False,
     variables: Sequence[int] = (),
     is_update: bool = True,
+    cuts: Sequence[Sequence[int]] = (),
 ) -> list[Any]:
     """All gradients of one update: for each, the sum over ranks of that rank's weight times its tensor.
 
@@ -40,6 +41,8 @@ def reduce_gradients(
             `MATEX_COMPRESSION` keeps what it leaves out. What is of no variable is not compressed.
         is_update: False: more gradients of the update come later, or none. This sum is then made at once, and is
             counted and recorded as another collective.
+        cuts: for each tensor nothing, or where in its entries the piece of each rank begins and that of the last rank
+            ends: then the sum need be right on a rank in that rank's piece only.
 
     Returns:
         Tensors of the same shapes and dtypes, bit for bit the same on every rank.
@@ -70,12 +73,12 @@ def reduce_gradients(
         numbers = [weight] if weight.shape.rank == 0 else tf.unstack(weight)
         weight = tf.stack([numbers[0], tf.constant(_NO_UPDATE, tf.float64), *numbers[2:]])
     elif overlap.is_chosen(tensors):
-        return overlap.reduce_gradients(tensors, names, weight, place, checked, variables)
+        return overlap.reduce_gradients(tensors, names, weight, place, checked, variables, cuts)
     if not world.is_active():
         return common.scale(tensors, weight)
     if not overlap.is_for_xla():
         announcing.hold_collectives(tensors, list_order_handles())
-    return reduce_inline(tensors, names, weight, place, checked, variables)
+    return reduce_inline(tensors, names, weight, place, checked, variables, cuts)
 
 
 def reduce_inline(
@@ -85,6 +88,7 @@ def reduce_inline(
     place: str,
     checked: bool = False,
     variables: Sequence[int] = (),
+    cuts: Sequence[Sequence[int]] = (),
 ) -> list[Any]:
     """`reduce_gradients` under several ranks as one op, in the thread that reaches it."""
     if tensors and reduce_on_device.is_chosen(checked):
@@ -98,6 +102,7 @@ def reduce_inline(
             variables=list(variables),
             place=place,
             checked=checked,
+            cuts=overlap.flatten_cuts(cuts),
             turn=common.take_turn(),
         )
     )

@@ -14,7 +14,7 @@ from simulated_ranks import Meeting, Simulation, find_difference
 
 from matex_tf.rewrite import bodies
 from matex_tf.rewrite.placement import BATCH, WHOLE
-from matex_tf.rewrite.propagate import Reader, find_sums_needed_whole, read_program
+from matex_tf.rewrite.propagate import Reader, find_needed_sums, read_program
 
 
 def _describe(program):
@@ -47,8 +47,8 @@ def test_a_graph_that_is_read_again_is_read_as_if_for_the_first_time(function, a
     graph = _trace(function, [tf.constant(one) for one in arguments])
     placements = [BATCH] * len(arguments) + [WHOLE] * len(graph.captures)
     program = read_program(graph, placements)
-    afresh, whole = _read_afresh(graph, placements, set())
-    while whole != (more := whole | find_sums_needed_whole(afresh)):
+    afresh, whole = _read_afresh(graph, placements, {})
+    while whole != (more := whole | find_needed_sums(afresh)):
         afresh, whole = _read_afresh(graph, placements, more)
     assert _describe(program) == _describe(afresh)
     assert whole or function is not _take_both
@@ -56,7 +56,7 @@ def test_a_graph_that_is_read_again_is_read_as_if_for_the_first_time(function, a
 
 def _read_afresh(graph, placements, whole):
     reader = Reader()
-    reader.make_whole(whole)
+    reader.convert_sums(whole)
     return reader.read(graph, placements), whole
 
 

@@ -46,9 +46,9 @@ def slots_of(optimizer):
 
 
 def bytes_held(optimizer):
-    """Of what an optimizer has, in the memory of TensorFlow, in whole variables."""
-    handles = [(vars(one)["_handle"], one.dtype) for one in slots_of(optimizer)]
-    return sum(tf.raw_ops.ReadVariableOp(resource=handle, dtype=dtype).numpy().nbytes for handle, dtype in handles)
+    """Of what an optimizer has, in the memory of TensorFlow."""
+    held = [one.piece if hasattr(one, "piece") and one.is_apart() else one for one in slots_of(optimizer)]
+    return sum(one.numpy().nbytes for one in held)
 
 
 def step_of(optimizer, of):

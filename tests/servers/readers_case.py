@@ -4,6 +4,7 @@ Arguments: the folder, and `usual` or `all`.
 """
 
 import sys
+import threading
 from pathlib import Path
 
 import keras
@@ -11,6 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 import matex_tf
+from matex_tf.world import world
 
 folder = Path(sys.argv[1])
 x = np.random.default_rng(0).normal(size=(36, 6)).astype("float32")
@@ -26,6 +28,31 @@ def keep(name, variables):
 def network():
     keras.utils.set_random_seed(1)
     return keras.Sequential([keras.Input((6,)), keras.layers.Dense(5, "tanh"), keras.layers.Dense(1)])
+
+
+def check_pieces(slot):
+    """What starts no collective, and what cannot have the value, though ranks hold pieces of it."""
+    if not hasattr(slot, "piece"):
+        return
+    refused = []
+
+    def read():
+        try:
+            slot.numpy()
+        except world.RankError as error:
+            refused.append(str(error))
+
+    if matex_tf.rank() == 1:
+        assert slot.handle is not None and "numpy" not in repr(slot) and slot.shape.rank == 2
+    thread = threading.Thread(target=read)
+    thread.start()
+    thread.join()
+    assert len(refused) == 1 and "a thread of the script reads" in refused[0]
+    try:
+        tf.raw_ops.ReadVariableOp(resource=slot.handle, dtype=slot.dtype)
+        raise AssertionError("what ranks have pieces of was read as if it were whole")
+    except tf.errors.FailedPreconditionError as error:
+        assert "of which ranks have pieces" in str(error)
 
 
 class Reads(keras.callbacks.Callback):
@@ -74,13 +101,15 @@ def in_loops():
     for number in range(2):
         for one in rows:
             step(one)
+        check_pieces(optimizer.variables[2].value)
         figures += [reading(rows[number]), looks(), looks()]
         step(rows[0])
         figures += [compiled(), compiled()]
         step(rows[1])
         for slot in optimizer.variables[2:]:
             slot.assign(slot * 0.5)
-    keep("loop", [*model.weights, *optimizer.variables, *figures])
+    keep("loop", [*model.weights, *optimizer.variables])
+    keep("figures", figures)
     checkpoint = tf.train.Checkpoint(model=model, optimizer=optimizer)
     path = checkpoint.save(str(folder / "checkpoint"))
     step(rows[2])

@@ -1,5 +1,6 @@
 """Pieces are equal, cover everything once, and lie in the order of the ranks."""
 
+import itertools
 import random
 
 import pytest
@@ -13,31 +14,16 @@ def test_every_entry_has_one_owner_and_owners_have_as_many(seed):
     ranks = draw.randint(1, 9)
     sizes = [draw.choice([0, 1, 2, draw.randint(3, 400)]) for _ in range(draw.randint(1, 8))]
     width = draw.choice([2, 4, 8])
-    check_pieces(partition.cut_variables(sizes, ranks, width), sizes, ranks, width)
-    of_each = partition.cut_each_variable(sizes, ranks, width)
-    check_pieces(of_each, sizes, ranks, width)
-    for variable, size in enumerate(sizes):
-        owned = [last - first for first, last in (of_rank[variable] for of_rank in of_each)]
-        assert max(owned) * width < size * width / ranks + 2 * partition.ALIGNED
-
-
-def check_pieces(found, sizes, ranks, width):
-    for variable, size in enumerate(sizes):
-        entries = [entry for rank in range(ranks) for entry in range(*found[rank][variable])]
-        assert entries == list(range(size))
-    owned = [sum(last - first for first, last in of_rank) for of_rank in found]
-    assert (max(owned) - min(owned)) * width < 2 * partition.ALIGNED
-    cuts = [first * width for of_rank in found for (first, _), size in zip(of_rank, sizes) if 0 < first < size]
-    assert all(place % partition.ALIGNED == 0 for place in cuts)
-
-
-def test_fewer_entries_than_ranks():
-    assert partition.cut_variables([1, 1], 4, 4) == [
-        [(0, 0), (0, 0)],
-        [(0, 1), (0, 0)],
-        [(1, 1), (0, 0)],
-        [(1, 1), (0, 1)],
-    ]
+    balance = partition.Balance(ranks, width)
+    owned = [0] * ranks
+    for size in sizes:
+        cuts = balance.cut(size)
+        assert cuts == sorted(cuts) and (cuts[0], cuts[-1], len(cuts)) == (0, size, ranks + 1)
+        assert all(cut * width % partition.ALIGNED == 0 for cut in cuts if 0 < cut < size)
+        mine = [last - first for first, last in itertools.pairwise(cuts)]
+        assert max(mine) * width < size * width / ranks + 2 * partition.ALIGNED
+        owned = [before + more for before, more in zip(owned, mine)]
+        assert (max(owned) - min(owned)) * width < 2 * partition.ALIGNED  # of all variables so far
 
 
 def test_owners_are_spread_over_the_nodes():

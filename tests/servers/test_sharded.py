@@ -13,11 +13,8 @@ from matex_tf.servers.pieces import owners, partition
 from matex_tf.world import world
 
 HERE = Path(__file__).parent
-WHOLE = {
-    "keras": {"Adafactor", "Lamb", "Muon"},
-    "tf_keras": {"Adafactor", "Nadam", "average"},
-}
-"""Optimizers whose update is not elementwise, or cannot be shown to be."""
+ADDED_UP = {"Lamb", "clipped", "Muon", "Adafactor"}
+"""Optimizers that add up the entries of variables, of which each rank has a part: in another order than alone."""
 
 
 def both(ranks, script, *arguments, folder, **more):
@@ -47,7 +44,7 @@ def differing(wanted, got):
 @pytest.mark.parametrize(
     "ranks, per_node, package, dtype, few",
     [
-        (2, 2, "keras", "float32", ["Lamb", "clipped"]),
+        (2, 2, "keras", "float32", ["Lamb", "clipped", "ScheduleFreeAdamW"]),
         pytest.param(2, 2, "tf_keras", "float64", ["Nadam", "momentum", "average"], marks=pytest.mark.more),
         *(
             pytest.param(ranks, per_node, *case, [], marks=pytest.mark.more)
@@ -61,20 +58,22 @@ def test_optimizers_give_the_same(ranks, per_node, package, dtype, few, tmp_path
     pytest.importorskip(package)
     more = {"MATEX_RANKS_PER_NODE": str(per_node)}
     wanted, got, said = both(ranks, HERE / "optimizers_case.py", package, dtype, *few, folder=tmp_path, **more)
-    whole = WHOLE[package] & set(few) if few else WHOLE[package]
     if dtype == "float32" and (ranks == 2 or per_node > 1):  # else numbers are added up in another order
-        assert differing(wanted, got) == set()
+        assert {name for name in differing(wanted, got) if name.partition("|")[0] not in ADDED_UP} == set()
     # Of whole variables, whose shapes are fixed, TensorFlow may arrange products otherwise than of pieces.
-    off = {name for want, have in zip(wanted, got) for name in want if not close(have[name], want[name])}
-    assert {name for name in off if not name.endswith("|bytes")} == set()
+    tolerance = 1e-5 if dtype == "float32" else 1e-10
+    off = {
+        name for want, have in zip(wanted, got) for name in want
+        if not name.endswith("|bytes") and not close(have[name], want[name], tolerance)
+    }  # fmt: skip
+    assert off == set()
     for have in got[1:]:
         assert differing(got[:1], [have]) == set()
     names = {name.partition("|")[0] for name in got[0]}
     held = {name: (int(wanted[0][f"{name}|bytes"]), int(got[0][f"{name}|bytes"])) for name in names}
-    smaller = {name for name, (before, after) in held.items() if after < before}
     have_slots = {name for name, (before, _) in held.items() if before > 100}
-    assert have_slots - smaller == whole, said
-    assert said.count("runs as allreduce") == len(whole), said
+    assert {name for name in have_slots if not held[name][1] < held[name][0]} == set(), said
+    assert "runs as allreduce" not in said, said
 
 
 @pytest.mark.timeout(900)
@@ -82,8 +81,8 @@ def test_optimizers_give_the_same(ranks, per_node, package, dtype, few, tmp_path
 def test_readers_find_whole_variables(which, per_node, tmp_path):
     more = {"MATEX_OUTPUT": "first", "MATEX_OVERLAP": "on", "MATEX_RANKS_PER_NODE": per_node}
     wanted, got, said = both(2, HERE / "readers_case.py", which, folder=tmp_path, **more)
-    assert differing(wanted, got) == set()
-    assert "1 of its variables have sparse gradients" in said
+    assert {name for name in differing(wanted, got) if not name.startswith("figures")} == set()
+    assert all(close(have[name], want[name], 1e-5) for want, have in zip(wanted, got) for name in want)
     assert "it is called outside of a tf.function" in said
     assert "cannot be sharded" not in said, said
 
@@ -100,6 +99,7 @@ def test_some_ranks_own_the_pieces(tmp_path):
     # Equal nodes: each rank owns a piece.
     assert all(one > 0 for one in found["servers:auto|held"])
     assert sum(found["servers:auto|held"]) == sum(found["servers:2|held"])
+    assert (found["servers:2|made"] == found["servers:2|held"]).all()  # from their making on
     first, none, last = found["servers:2|held"]
     assert none == 0 and first + last == 2 * (6 * 64 + 64 + 64 + 1)  # Adam's two for each weight
     assert abs(first - last) * 8 < 2 * 2 * partition.ALIGNED
@@ -133,6 +133,7 @@ def test_pieces_are_published_whatever_the_script_does_with_weights(ranks, overl
         found = dict(np.load(tmp_path / f"rank-{rank}.npz"))
         for name in places:
             assert found[name].tobytes() == found["allreduce"].tobytes(), name
+            assert np.allclose(found[f"{name}, figures"], found["allreduce, figures"], rtol=1e-5), name
 
 
 @pytest.mark.timeout(400)
@@ -141,7 +142,7 @@ def test_new_weights_come_while_the_next_step_computes(ranks, tmp_path):
     """Between hosts, with one thread and two updates in a step."""
     more = {"MATEX_RANKS_PER_NODE": "1", "MATEX_ALGORITHM": "ring"}
     wanted, got, said = both(ranks, HERE / "pulls_case.py", folder=tmp_path, **more)
-    assert "4 publications" in said
+    assert "published in groups" in said
     if ranks == 2:  # more numbers are added up in another order
         assert differing(wanted, got) == set()
     for want, have in zip(wanted, got):

@@ -20,8 +20,7 @@ from matex_tf.io import atomic, delivery, overlay
 from matex_tf.patches.files import journal
 from matex_tf.runtime import objects, real_files, watchdog
 from matex_tf.runtime.keras_table import KerasTable
-from matex_tf.servers.pieces import sharded_slots
-from matex_tf.steps import events
+from matex_tf.steps import events, pieces
 from matex_tf.world import membership, world
 
 
@@ -139,7 +138,7 @@ def _save_together(write: Callable[[], Any], path: str, what: str) -> Any:
     first = world.get_world().rank == 0
     result = error = None
     ops.records.mark_between_steps()
-    sharded_slots.make_whole()  # rank 0 reads alone what it saves
+    pieces.make_whole()  # rank 0 reads alone what it saves
     events.ranks_meet("saving")
     objects.barrier(f"saving ({what})")
     if first:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import bisect
 import os
 from collections.abc import Sequence
 from typing import Any
 
-from matex_tf import memory, settings
+from matex_tf import memory, settings, tags
 from matex_tf.costs.collectives import Link
 from matex_tf.costs.pieces import Hosts
 from matex_tf.runtime import notes, objects
@@ -15,8 +16,9 @@ from matex_tf.servers.variable_swap import find_inner
 from matex_tf.world import world
 
 _known: list[Hosts] = []
-_proposed: list[tuple[int, str]] = []  # how many, and why
-_chosen: list[int] = []  # how many, once an update was proved to be fit for it
+_chosen: list[int] = []  # how many, once a step was planned with pieces
+_balances: dict[Any, partition.Balance] = {}
+_CUTS = "cuts"
 
 
 def is_chosen() -> bool:
@@ -74,8 +76,8 @@ def note_hosts(link: tuple[float, float] | None) -> None:
     _known[:] = [Hosts(nodes, free, Link(*network) if network else None)]
 
 
-def list_owners(variables: Sequence[Any] = (), slots: Sequence[Any] = ()) -> list[int]:
-    """The ranks that own a piece of `variables` and their `slots`.
+def list_owners() -> list[int]:
+    """The ranks that own a piece of variables.
 
     Raises:
         RankError: there are fewer ranks than owners were asked for, or none is left to train.
@@ -84,9 +86,7 @@ def list_owners(variables: Sequence[Any] = (), slots: Sequence[Any] = ()) -> lis
     if here.is_phantom:
         return [0]  # whatever is traced for the pieces is the same for any number of them
     if are_to_be_counted():
-        if not _chosen:
-            _proposed[:] = [choose_count(_known[0], measure_bytes(variables), measure_bytes(slots))]
-        return partition.choose_owners(here.nodes, _chosen[0] if _chosen else _proposed[0][0])
+        return partition.choose_owners(here.nodes, _chosen[0])
     if here.servers:
         if here.trainers < 1:
             raise world.RankError(
@@ -105,10 +105,23 @@ def list_owners(variables: Sequence[Any] = (), slots: Sequence[Any] = ()) -> lis
     return partition.choose_owners(here.nodes, told)
 
 
-def keep_count() -> None:
-    """An update is made by the owners that were last listed. Of those that the model has chosen, say why."""
+def cut_variable(variable: Any) -> tuple[int, ...]:
+    """Where in the entries of a weight the piece of each rank begins, and where that of the last one ends."""
+    owning = list_owners()
+    key = _CUTS, tuple(owning), world.get_world().size
+
+    def cut() -> tuple[int, ...]:
+        balance = _balances.setdefault((key, variable.dtype), partition.Balance(len(owning), variable.dtype.size))
+        found = balance.cut(variable.shape.num_elements())
+        return tuple(found[bisect.bisect_left(owning, rank)] for rank in range(world.get_world().size + 1))
+
+    return tags.get_or_make_tag(variable, str(key), cut)
+
+
+def choose_owners(variables: Sequence[Any], slots: Sequence[Any]) -> None:
+    """Of a number of owners that is left to the model, choose it for these variables and their slots, and say why."""
     if are_to_be_counted() and not _chosen:
-        count, why = _proposed[0]
+        count, why = choose_count(_known[0], measure_bytes(variables), measure_bytes(slots))
         _chosen.append(count)
         notes.print_note(f"MATEX_STRATEGY={settings.get_settings().strategy}: {why}")
 

@@ -1,11 +1,10 @@
-"""Equal pieces of the concatenation of all variables, one for each owner, whatever the variables' own sizes are.
+"""Equal pieces of all variables together, one for each owner, whatever the variables' own sizes are.
 
 The partitioner of XAI, section 7.3: by bytes, so that no owner has more than another, as with whole variables.
 """
 
 from __future__ import annotations
 
-import itertools
 from collections import Counter
 from collections.abc import Sequence
 
@@ -16,43 +15,28 @@ ALIGNED = 64
 computed so in a piece, too; its last bit may depend on that (rsqrt, pow)."""
 
 
-def cut_variables(sizes: Sequence[int], owners: int, width: int) -> list[list[tuple[int, int]]]:
-    """For each owner, of each variable of so many entries, which it owns: from the first number up to the second.
+class Balance:
+    """How variables of one type, of `width` bytes an entry, are cut one after the other for so many owners."""
 
-    All are of one type, of `width` bytes an entry.
-    """
-    total, step = sum(sizes), max(1, ALIGNED // width)
-    starts = [sum(sizes[:index]) for index in range(len(sizes))]
+    def __init__(self, owners: int, width: int):
+        self._owners, self._step = owners, max(1, ALIGNED // width)
+        self._seen = 0
+        self._given = [0] * owners  # to the owners before each cut
 
-    def within(place: int, start: int, size: int) -> int:
-        return size if place >= start + size else max(place - start, 0) // step * step
+    def cut(self, size: int) -> list[int]:
+        """Where in the entries of the next variable each owner's piece begins, and where the last one's ends.
 
-    cuts = [total * owner // owners for owner in range(owners + 1)]
-    return [
-        [(within(first, start, size), within(last, start, size)) for start, size in zip(starts, sizes)]
-        for first, last in zip(cuts, cuts[1:])
-    ]
-
-
-def cut_each_variable(sizes: Sequence[int], owners: int, width: int) -> list[list[tuple[int, int]]]:
-    """The same, with a piece of each variable for each owner, as far as it has so many bytes.
-
-    What is sent of one variable then goes between all ranks at once. Of two ranks, and a variable that one of them
-    owns, only one would send at a time.
-    """
-    step = max(1, ALIGNED // width)
-    given = [0] * (owners + 1)  # to the owners before each cut, of the variables so far
-    pieces: list[list[tuple[int, int]]] = [[] for _ in range(owners)]
-    for seen, size in zip(itertools.accumulate(sizes), sizes):
+        Each owner has a piece of each variable, as far as that has so many bytes: what is sent of one variable goes
+        between all ranks at once.
+        """
+        self._seen += size
         cuts = [0]
-        for owner in range(1, owners):
-            wanted = (seen * owner // owners - given[owner] + step // 2) // step * step
+        for owner in range(1, self._owners):
+            wanted = self._seen * owner // self._owners - self._given[owner]
+            wanted = (wanted + self._step // 2) // self._step * self._step
             cuts.append(min(max(wanted, cuts[-1]), size))
-        for owner, (first, last) in enumerate(itertools.pairwise([*cuts, size])):
-            pieces[owner].append((first, last))
-        for owner, cut in enumerate(cuts):
-            given[owner] += cut
-    return pieces
+        self._given = [given + cut for given, cut in zip(self._given, cuts)]
+        return [*cuts, size]
 
 
 def choose_owners(nodes: Sequence[int], count: int) -> list[int]:

@@ -3,28 +3,34 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from matex_tf import ops, settings
 from matex_tf.costs.pieces import UPDATED
-from matex_tf.ops.announcing import HAND_OVER
-from matex_tf.servers.pieces import noted_slots, owners
+from matex_tf.gradients import reduction
+from matex_tf.rewrite.pieces import PiecesRefusedError
+from matex_tf.rewrite.placement import WHOLE, hold
+from matex_tf.rewrite.programs import Program
+from matex_tf.rewrite.propagate import read_program
+from matex_tf.servers.pieces import owners, slots
 from matex_tf.servers.pieces.owners import measure_bytes
-from matex_tf.servers.pieces.sharded_slots import Part
+from matex_tf.steps import events
 from matex_tf.world import world
-
-_SUMS = ("MatexReduceGradients", HAND_OVER)
 
 
 @dataclass(frozen=True)
 class _Shares:
-    """Bytes of one optimizer that ranks could have in pieces: of gradients, weights and slots; and why no others."""
+    """Bytes of one optimizer that ranks could have in pieces: of gradients, weights and slots.
+
+    whole: the bytes of its other slots, and why_not: why ranks could not.
+    """
 
     gradients: int
     weights: int
     slots: int
+    whole: int
     why_not: str
 
 
@@ -48,32 +54,77 @@ def note_obstacle(strategy: str, why: str) -> None:
         _obstacles.setdefault(strategy, why)
 
 
-def note_shares(optimizer: Any, gradients: Sequence[Any], parts: Sequence[Part | None], why_not: str | None) -> None:
-    """Note what ranks could have in pieces of an update.
-
-    Args:
-        parts: of each variable what a rank would have of it; None, or none at all, where that stays whole.
-    """
-    of = [(part, gradient) for part, gradient in zip(parts, gradients) if part is not None]
-    slots = [slot for part, _ in of for slot, _ in part.slots]
-    taken = [part.variable for part, gradient in of if gradient.op.type in _SUMS]
-    weights = [part.variable for part, _ in of]
-    _noted[optimizer] = _Shares(measure_bytes(taken), measure_bytes(weights), measure_bytes(slots), why_not or "")
+def start_noting() -> None:
+    """Where that is asked for, note what ranks could have in pieces of steps; of measured ones, their ends, too."""
+    if not are_noted():
+        return
+    events.step_planned.add_listener(note_step)
+    if are_measured():
+        events.step_copied.add_listener(_mark_end)
 
 
-def measure_update(apply: Callable[[list[Any], list[Any]], Any], gradients: list[Any], variables: list[Any]) -> Any:
-    """What `apply(gradients, variables)` gives; in a graph the update begins and ends where events tell of it."""
+def note_step(plan: Any) -> None:
+    """Note what ranks could have in pieces of the updates in a step that is planned."""
+    if not plan.trained:
+        return
+    known = [(one, slots.find_slot(one)) for one in plan.own.graph.variables]
+    every = [(one, slot) for one, slot in known if slot is not None]
+    program, held, why_not = plan.program, plan.pieces.list_variables(), plan.why_whole
+    if not held:
+        program, held, why_not = _place_slots(plan, [one for one, _ in every])
+    if not every:
+        why_not = why_not or "the optimizer has no variables with an entry for each entry of a weight"
+    if why_not:
+        note_obstacle("sharded", why_not)
+    taken = sum(_measure_sums(program)) if program is not None else 0
+    ids = set(map(id, held))
+    for optimizer in {id(slot.optimizer): slot.optimizer for _, slot in every}.values():
+        its = [(one, slot.of) for one, slot in every if slot.optimizer is optimizer]
+        cut = [(one, of) for one, of in its if id(one) in ids]
+        weights = measure_bytes(list({id(of): of for _, of in cut}.values()))
+        size = measure_bytes([one for one, _ in cut])
+        whole = measure_bytes([one for one, _ in its]) - size
+        _noted[optimizer] = _Shares(taken, weights, size, whole, why_not)
+        taken = 0
+
+
+def _mark_end() -> None:
+    """The end of a step, which is that of its updates, is where events tell of it."""
     import tensorflow as tf
 
-    # On one host all gradients are there at once; a phantom has each as soon as it is computed.
-    with tf.control_dependencies(gradients):
-        given = [one if isinstance(one, tf.IndexedSlices) else tf.identity(one) for one in gradients]
-    graph = tf.compat.v1.get_default_graph()
-    before = len(graph.get_operations())
-    result = apply(given, variables)
-    with tf.control_dependencies(graph.get_operations()[before:]):
+    made = tf.compat.v1.get_default_graph().get_operations()
+    with tf.control_dependencies([op for op in made if op.op_def is not None and op.op_def.is_stateful]):
         ops.barrier(UPDATED)
-    return result
+
+
+def _place_slots(plan: Any, found: list[Any]) -> tuple[Program | None, list[Any], str]:
+    """The program of a step if this rank of all had the only piece of each slot, those slots, and why no others."""
+    graph, why_not = plan.own.graph, plan.why_whole
+    by_handle = {id(one.handle): one for one in found}
+    outer = [one for one, _ in graph.captures]
+    while by_handle and plan.program is not None:
+        sizes = [by_handle[id(one)].shape.num_elements() if id(one) in by_handle else None for one in outer]
+        placed = [WHOLE if size is None else hold((0, size), at) for at, size in enumerate(sizes)]
+        try:
+            given = [value.placement for value in plan.program.inputs[: -len(outer)]] + placed
+            return read_program(graph, given), list(by_handle.values()), why_not
+        except PiecesRefusedError as error:
+            first, op = next(iter(error.refused.items()))
+            name = reduction.find_name(by_handle[id(outer[first])])
+            why_not = f"{len(error.refused)} variables stay whole, as '{name}' for {op.type}"
+            for number in error.refused:
+                del by_handle[id(outer[number])]
+    return None, [], why_not
+
+
+def _measure_sums(program: Program) -> Iterator[int]:
+    """The bytes of each sum of which ranks need pieces only."""
+    for node in program.nodes:
+        for value, need in zip(node.inputs, node.decision.needs):
+            if value.placement.is_partial and need is not None and need.is_piece:
+                yield need.cuts[-1] * value.dtype.size
+        for body in node.bodies:
+            yield from _measure_sums(body)
 
 
 def count_bytes(optimizer: Any) -> tuple[int, int]:
@@ -86,12 +137,11 @@ def describe_updates() -> dict[str, Any]:
     """What was noted of all optimizers, by the fields of `planner.plan_file.Update`."""
     shares = list(_noted.values())
     why_not = "; ".join(dict.fromkeys(one.why_not for one in shares if one.why_not))
-    slots = sum(one.slots for one in shares)
     return {
         "gradients": sum(one.gradients for one in shares),
         "weights": sum(one.weights for one in shares),
-        "slots": slots,
-        "whole": measure_bytes(noted_slots.list_noted()) - slots,
+        "slots": sum(one.slots for one in shares),
+        "whole": sum(one.whole for one in shares),
         "why_not": why_not or _obstacles.get("sharded", ""),
         "not_async": _obstacles.get("async", ""),
         "not_local": _obstacles.get("local", ""),

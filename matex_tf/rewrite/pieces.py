@@ -1,0 +1,144 @@
+"""Ops on pieces: the entries of a tensor, as a vector, are cut between the ranks, as of an optimizer's variables.
+
+Weight-update sharding (Xu et al., arXiv 2004.13336): what each rank has of a tensor need not be rows of it, where only
+single entries are combined. Every other op gets whole tensors.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from matex_tf.rewrite.nodes import Decision, Node, NoRuleError, Value
+from matex_tf.rewrite.placement import PARTIAL, WHOLE, Placement, cut
+from matex_tf.rewrite.rules.entrywise import IDENTITIES, LINEAR, LINEAR_IN, NONLINEAR
+
+_ENTRYWISE = {
+    *f"{IDENTITIES} {LINEAR} {NONLINEAR}".split(),
+    *LINEAR_IN,
+    *"AddV2 Add Sub AddN AccumulateNV2 Mul RealDiv Div DivNoNan MulNoNan FloorDiv Maximum Minimum FloorMod".split(),
+    *"Select SelectV2 Cast ZerosLike OnesLike".split(),
+}
+_SAME_ORDER = {"Reshape", "ExpandDims", "Squeeze", "EnsureShape"}
+_REDUCED_BY = {"Sum": "sum", "Mean": "sum", "Max": "max", "Min": "min", "All": "min", "Any": "max", "L2Loss": "sum"}
+ASSIGNS = {"AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp"}
+
+
+class PiecesRefusedError(Exception):
+    """Ops take variables whole. refused: by the numbers of inputs, see `propagate.Reader`."""
+
+    def __init__(self, refused: dict[int, Any]):
+        super().__init__(refused)
+        self.refused = refused
+
+
+def place(node: Node) -> Decision:
+    """The decision on an op that takes pieces, or the handle of a variable in pieces.
+
+    Raises:
+        NoRuleError: it is to get whole tensors.
+    """
+    first = node.get_placement(0)
+    if first.is_held:
+        if node.type == "ReadVariableOp":
+            return node.decide([None], cut(first.cuts))
+        if node.type in ASSIGNS and not node.get_placement(1).is_held:
+            return node.decide([None, _find_need(node.inputs[1], first.cuts)])
+        raise NoRuleError
+    if any(one.is_held for one in node.placements):
+        raise NoRuleError
+    if node.type in _ENTRYWISE:
+        return _compute_entries(node)
+    if not first.is_piece:
+        raise NoRuleError
+    if node.type in _SAME_ORDER:
+        shape = node.op.outputs[0].shape
+        if shape.num_elements() != first.cuts[-1]:
+            raise NoRuleError
+        needs = [None, *[WHOLE] * (len(node.inputs) - 1)]
+        return node.decide(needs, first, emit=lambda piece, *_: [piece])
+    if node.type in ("Shape", "Size", "Rank"):
+        return _describe(node)
+    if node.type in _REDUCED_BY:
+        return _reduce(node)
+    raise NoRuleError
+
+
+def find_shape(value: Value) -> tuple[int, ...] | None:
+    """The shape of the script's tensor, where all of it is fixed."""
+    shape = value.shape
+    return None if shape is None or None in shape else tuple(size for size in shape if size is not None)
+
+
+def count_entries(value: Value) -> int | None:
+    shape = find_shape(value)
+    return None if shape is None else math.prod(shape)
+
+
+def list_cut(node: Node) -> list[Value]:
+    """The inputs of an op on single entries that have an entry for each one of the result."""
+    if node.type in _SAME_ORDER:
+        return node.inputs[:1]
+    return [one for one in node.inputs if node.type in _ENTRYWISE and find_shape(one) == find_shape(node.outputs[0])]
+
+
+def _find_need(value: Value, cuts: tuple[int, ...]) -> Placement | None:
+    """The need of an op that takes a piece of it."""
+    piece = cut(cuts)
+    if count_entries(value) != cuts[-1]:
+        raise NoRuleError
+    return None if value.placement.has_layout(piece) else piece
+
+
+def _compute_entries(node: Node) -> Decision:
+    piece = next(one for one in node.inputs if one.placement.is_piece)
+    shape, cuts = find_shape(piece), piece.placement.cuts
+    if find_shape(node.outputs[0]) != shape or len(node.outputs) > 1:
+        raise NoRuleError
+    needs: list[Placement | None] = []
+    for value in node.inputs:
+        if find_shape(value) == shape:
+            needs.append(_find_need(value, cuts))
+        elif value.shape == []:
+            needs.append(WHOLE)
+        else:
+            raise NoRuleError
+    return node.decide(needs, cut(cuts))
+
+
+def _describe(node: Node) -> Decision:
+    """Numbers that the shape of the whole tensor tells."""
+    import tensorflow as tf
+
+    shape = find_shape(node.inputs[0])
+    if shape is None:
+        raise NoRuleError
+    dtype = node.outputs[0].dtype
+    number = {"Shape": shape, "Size": math.prod(shape), "Rank": len(shape)}[node.type]
+    constant = np.array(number, dtype.as_numpy_dtype)
+    return Decision([None], [WHOLE], lambda _: [tf.constant(constant)], [constant])
+
+
+def _reduce(node: Node) -> Decision:
+    """Over all entries: what the ranks' pieces give is reduced to one number by the ranks."""
+    shape, cuts = node.read_shape(0), node.get_placement(0).cuts
+    keeps = node.type != "L2Loss" and node.read_attribute("keep_dims", False)
+    dtype = node.inputs[0].dtype
+    if node.type == "L2Loss":
+        return node.decide([None], Placement(PARTIAL, owned=True))
+    if not all(node.read_named_axes(1, len(shape))) or (node.type == "Mean" and not dtype.is_floating):
+        raise NoRuleError
+
+    def emit(piece: Any, _: Any) -> Sequence[Any]:
+        import tensorflow as tf
+
+        reduce = {"Sum": tf.reduce_sum, "Mean": tf.reduce_sum, "Max": tf.reduce_max, "Min": tf.reduce_min,
+                  "All": tf.reduce_all, "Any": tf.reduce_any}[node.type]  # fmt: skip
+        made = reduce(piece) / cuts[-1] if node.type == "Mean" else reduce(piece)
+        return [tf.reshape(made, [1] * len(shape)) if keeps else made]
+
+    found = node.decide([None, WHOLE], Placement(PARTIAL, by=_REDUCED_BY[node.type], owned=True), emit=emit)
+    return found._replace(shapes=[[1] * len(shape) if keeps else []])

@@ -1,0 +1,163 @@
+"""The slots of optimizers, such as Adam's moments: variables that have an entry for each entry of a weight.
+
+With `MATEX_STRATEGY=sharded` and `servers` each rank holds a piece of them, from their making on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from matex_tf import settings, tags
+from matex_tf.runtime import notes
+from matex_tf.runtime.keras_table import KerasTable
+from matex_tf.servers.pieces import owners, piece_copies
+from matex_tf.servers.variable_swap import find_inner
+from matex_tf.steps import events, pieces
+from matex_tf.world import world
+
+HOOKS = KerasTable()
+_LOST = "each rank has an optimizer's variables whole"
+_SLOT, _COUNTED = "slot", "counted"
+_EAGER = "it is called outside of a tf.function"
+_said: set[tuple[str, str]] = set()
+
+
+class Slot(NamedTuple):
+    """What is known of a variable that is a slot: the weight, and the optimizer."""
+
+    of: Any
+    optimizer: Any
+
+
+def find_slot(variable: Any) -> Slot | None:
+    """What is known of a variable of TensorFlow; None: it is no slot, or what it belongs to is gone."""
+    of, optimizer = (refer() for refer in tags.get_tag(variable, _SLOT, (lambda: None, lambda: None)))
+    return None if of is None or optimizer is None else Slot(of, optimizer)
+
+
+@HOOKS.replace_in(
+    _LOST,
+    "backend.tensorflow.optimizer:TFOptimizer.add_variable_from_reference",
+    "optimizers.optimizer:Optimizer.add_variable_from_reference",
+)
+def _wrap_add_slot(original: Any) -> Any:
+    signature = inspect.signature(original)
+
+    def add_variable_from_reference(self: Any, *args: Any, **kwargs: Any) -> Any:
+        import tensorflow as tf
+
+        _, reference, *_ = signature.bind(self, *args, **kwargs).arguments.values()
+        of = find_inner(reference)
+        create = functools.partial(_create_slot, self, of)
+        with tf.variable_creator_scope(create) if owners.is_chosen() else contextlib.nullcontext():
+            slot = original(self, *args, **kwargs)
+        inner = find_inner(slot)
+        if inner.shape == of.shape and inner.dtype == of.dtype:
+            tags.set_tag(inner, _SLOT, (weakref.ref(of), weakref.ref(self)))
+        return slot
+
+    return add_variable_from_reference
+
+
+@HOOKS.replace_in(_LOST, keras2="optimizers.legacy.optimizer_v2:OptimizerV2._distributed_apply")
+def _wrap_legacy_apply(original: Any) -> Any:
+    def apply(self: Any, *args: Any, **kwargs: Any) -> Any:
+        say_whole(_name_optimizer(self), "it is one of tf.keras.optimizers.legacy")
+        return original(self, *args, **kwargs)
+
+    return apply
+
+
+def start_pieces() -> None:
+    """Hold slots in pieces where that is chosen."""
+    HOOKS.install()
+    if owners.is_chosen():
+        events.pieces_are_used.add_listener(_choose_cuts)
+        events.pieces_refused.add_listener(_say_refused)
+        events.updates_eagerly.add_listener(_make_whole)
+        if settings.get_settings().elastic:
+            events.step_computed.add_listener(_send_copies)
+            events.step_ended.add_listener(_keep_sent)
+
+
+def _send_copies(plan: Any) -> None:
+    piece_copies.send_copies(plan.pieces.list_variables())
+
+
+def _keep_sent(_: Any) -> None:
+    piece_copies.keep_sent()
+
+
+def say_whole(optimizer: str, why: str) -> None:
+    """Say once that an optimizer, or a variable of it, is not sharded though that is chosen."""
+    if owners.is_chosen() and (optimizer, why) not in _said:
+        _said.add((optimizer, why))
+        if world.get_world().servers:
+            why += ". Ranks that only serve have no rows all the same; with MATEX_STRATEGY=allreduce they train, too"
+        notes.print_note(f"MATEX_STRATEGY={settings.get_settings().strategy}: {optimizer} runs as allreduce: {why}")
+
+
+def _name_optimizer(optimizer: Any) -> str:
+    name = getattr(optimizer, "name", None) or getattr(optimizer, "_name", type(optimizer).__name__)
+    return f"the optimizer '{name}'"
+
+
+def _create_slot(optimizer: Any, of: Any, create: Callable[..., Any], **options: Any) -> Any:
+    """The variable that `create` would make for an optimizer; in pieces, if it has the entries of the weight `of`."""
+    import tensorflow as tf
+
+    if threading.current_thread() is not threading.main_thread() or not of.shape.is_fully_defined():
+        return create(**options)
+    is_traced = not tf.executing_eagerly()
+    with tf.init_scope():
+        if not tf.executing_eagerly():
+            return create(**options)
+        value = options["initial_value"]
+        value = tf.convert_to_tensor(value() if callable(value) else value, options.get("dtype"))
+        has_entries = value.dtype == of.dtype and value.dtype.is_floating and value.shape.num_elements()
+        if value.shape != of.shape or not has_entries:
+            return create(**{**options, "initial_value": value})
+        from matex_tf.steps.piece_variables import PieceVariable
+
+        # What is not one number throughout may not be the same on all ranks: they compare it while it is whole.
+        is_one = bool(tf.reduce_all(value == tf.reshape(value, [-1])[0]))
+        cuts = owners.cut_variable(of) if is_one and not owners.are_to_be_counted() else ()
+        more = {name: options[name] for name in ("synchronization", "aggregation") if options.get(name) is not None}
+        name = options.get("name") or "Variable"
+        owner = _name_optimizer(optimizer)
+        slot = PieceVariable(value=value, cuts=cuts, of=of, owner=owner, name=name, trainable=False, **more)
+    if is_traced:
+        # A function in whose trace TensorFlow makes variables is traced once more, without what makes them.
+        tags.set_tag(slot, _COUNTED, create(initial_value=0.0, trainable=False, name="counted"))
+    return slot
+
+
+def _choose_cuts(variables: Sequence[Any]) -> None:
+    """How the ranks share those of which it is not known yet."""
+    new = [one for one in variables if not one.cuts and one.of() is not None]
+    if new:
+        weights = list({id(one.of()): one.of() for one in new}.values())
+        owners.choose_owners(weights, new)
+        for one in new:
+            one.cuts = owners.cut_variable(one.of())
+
+
+def _say_refused(variables: Sequence[Any], why: str) -> None:
+    for owner in dict.fromkeys(one.owner for one in variables):
+        refused = [one.name for one in variables if one.owner == owner and one.is_refused]
+        say_whole(f"'{refused[0]}' of {owner}" if refused else owner, why)
+
+
+def _make_whole(optimizer: Any) -> None:
+    """An optimizer updates in eager code: that takes what it has whole. Collective where it is in pieces."""
+    mine = [one for one in pieces.list_variables() if (slot := find_slot(one)) and slot.optimizer is optimizer]
+    for one in mine:
+        one.make_whole()
+    if mine:
+        say_whole(mine[0].owner, _EAGER)

@@ -1,0 +1,154 @@
+"""Variables of which each rank holds a piece. To be imported once TensorFlow is."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import threading
+import weakref
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.framework import ops as framework_ops
+from tensorflow.python.ops import handle_data_util
+from tensorflow.python.ops.resource_variable_ops import BaseResourceVariable, ResourceVariable
+
+from matex_tf import ops
+from matex_tf.gradients import variables
+from matex_tf.steps import pieces
+from matex_tf.world import world
+
+_numbers = itertools.count()
+
+
+class PieceVariable(BaseResourceVariable):
+    """A variable of TensorFlow that every rank has in whole, or a piece of, while steps use it that take pieces.
+
+    Its own resource has the whole value, or does not exist: who takes the handle and uses it by itself gets an error
+    rather than a piece. Steps that ranks share use `piece`. Whatever of eager code reads the value gets all of it,
+    which is a collective while the variable is in pieces.
+
+    number: that of the variable among all, in the order of their making, which is the same on every rank.
+    cuts: where in the entries each rank's piece begins, and where the last one's ends; (): it is not known yet.
+    of: what the variable has an entry for each entry of.
+    owner: whose it is, for people.
+    updates: how often the value was changed: by a step with `--elastic`, and by eager code.
+    is_refused: whether it stays whole, since a step takes it whole.
+    """
+
+    def __init__(self, *, value: Any, cuts: tuple[int, ...], of: Any, owner: str, name: str, **more: Any):
+        """value: a tensor, the first value. To be given by names: else TensorFlow takes it for one of its variables."""
+        self.number, self.cuts, self.of, self.owner = next(_numbers), cuts, weakref.ref(of), owner
+        self.is_refused, self.updates = False, 0
+        with framework_ops.name_scope(name, "Variable", skip_on_eager=False) as scope:
+            handle_name = framework_ops.name_from_scope_name(scope)
+        handle = tf.raw_ops.VarHandleOp(
+            dtype=value.dtype,
+            shape=value.shape,
+            shared_name=f"{handle_name}, of which ranks have pieces, {self.number}",
+        )
+        handle._handle_data = handle_data_util.create_handle_data(value.shape, value.dtype)
+        super().__init__(
+            shape=value.shape, dtype=value.dtype, handle=handle, handle_name=handle_name, in_graph_mode=False,
+            unique_id=f"{handle_name}_{self.number}_in_pieces", **more,
+        )  # fmt: skip
+        weakref.finalize(self, _remove_resource, handle).atexit = False
+        self.piece = ResourceVariable(tf.zeros([0], value.dtype), trainable=False, shape=[None], name=handle_name)
+        self._put(value)
+        pieces.note_variable(self)
+        variables.leave_out([self], self.is_apart)
+
+    def is_apart(self) -> bool:
+        return not tf.raw_ops.VarIsInitializedOp(resource=self.handle).numpy()
+
+    def take_apart(self) -> None:
+        """Keep this rank's piece of a value that is whole."""
+        if not self.is_apart():
+            self._put(_read(self))
+
+    def make_whole(self) -> None:
+        """Collective, where the variable is in pieces."""
+        if self.is_apart():
+            self.put_whole(self._gather())
+
+    def put_whole(self, value: Any) -> None:
+        self.updates += 1
+        _assign(self, value)
+        _assign(self.piece, tf.zeros([0], self.dtype))
+
+    def _put(self, value: Any) -> None:
+        """Hold this rank's piece of a whole value; all of it, as long as it is not known how ranks share it."""
+        if not self.cuts:
+            self.put_whole(value)
+            return
+        self.updates += 1
+        first, last = self.cuts[world.get_world().rank :][:2]
+        _assign(self.piece, tf.identity(tf.reshape(value, [-1])[first:last]))
+        tf.raw_ops.DestroyResourceOp(resource=self.handle, ignore_lookup_error=True)
+
+    def _gather(self) -> Any:
+        if threading.current_thread() is not threading.main_thread():
+            raise world.RankError(
+                f"a thread of the script reads '{self.name}', a variable of {self.owner} of which each rank holds a "
+                "piece; the ranks can put it together in their main threads only: read it there, or set "
+                "MATEX_STRATEGY=allreduce"
+            )
+        return tf.reshape(ops.allgather(_read(self.piece), self.name), self.shape)
+
+    def _read_variable_op(self, no_copy: bool = False) -> Any:
+        if tf.executing_eagerly() and self.is_apart():
+            return self._gather()
+        return super()._read_variable_op(no_copy)
+
+    def assign(self, value: Any, use_locking: Any = None, name: Any = None, read_value: bool = True) -> Any:
+        if not tf.executing_eagerly() or not self.is_apart():
+            return super().assign(value, use_locking, name, read_value)
+        value = tf.convert_to_tensor(value, self.dtype)
+        if not self.shape.is_compatible_with(value.shape):
+            raise ValueError(f"cannot assign a value of the shape {value.shape} to '{self.name}' of {self.shape}")
+        self._put(value)
+        return self
+
+    def _restore_from_tensors(self, restored_tensors: Any) -> Any:
+        return self.assign(next(iter(restored_tensors.values())))
+
+    def is_initialized(self, name: Any = None) -> Any:
+        return tf.constant(True)
+
+    def __repr__(self) -> str:
+        """Without the value, which one rank alone, in a message of its own, could not have."""
+        return f"<tf.Variable '{self.name}' shape={self.shape} dtype={self.dtype.name}, of which ranks have pieces>"
+
+
+def _read(variable: Any) -> Any:
+    """Without the graph that is being built, if any, noting that it uses the variable."""
+    return tf.raw_ops.ReadVariableOp(resource=variable.handle, dtype=variable.dtype)
+
+
+def _assign(variable: Any, value: Any) -> None:
+    tf.raw_ops.AssignVariableOp(resource=variable.handle, value=value)
+
+
+def _take_whole(name: str) -> Any:
+    """A method of variables that reads or changes a part of the value: in eager code it finds all of it."""
+    original = getattr(BaseResourceVariable, name)
+
+    @functools.wraps(original)
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if tf.executing_eagerly():
+            self.make_whole()
+        return original(self, *args, **kwargs)
+
+    return method
+
+
+for _name in (
+    "assign_add assign_sub sparse_read gather_nd count_up_to scatter_sub scatter_add scatter_max scatter_min "
+    "scatter_mul scatter_div scatter_update batch_scatter_update scatter_nd_sub scatter_nd_add scatter_nd_update "
+    "scatter_nd_max scatter_nd_min"
+).split():
+    setattr(PieceVariable, _name, _take_whole(_name))
+
+
+def _remove_resource(handle: Any) -> None:
+    tf.raw_ops.DestroyResourceOp(resource=handle, ignore_lookup_error=True)

@@ -1,0 +1,140 @@
+"""Which variables ranks hold in pieces (`piece_variables`), and what takes such variables apart or makes them whole."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from matex_tf import tags
+from matex_tf.rewrite.placement import Placement, hold
+from matex_tf.runtime import objects
+from matex_tf.steps import events
+
+_VARIABLE = "variable in pieces"
+
+_variables: dict[int, weakref.ref[Any]] = {}
+_are_made = False
+
+
+def note_variable(variable: Any) -> None:
+    """There is a new `PieceVariable`."""
+    global _are_made
+    _are_made = True
+    number = variable.number
+    _variables[number] = weakref.ref(variable, lambda _: _variables.pop(number, None))
+    tags.set_tag(variable.handle, _VARIABLE, weakref.ref(variable))
+
+
+def list_variables() -> list[Any]:
+    """Those that live on this rank, in the order of their making."""
+    found = [refer() for _, refer in sorted(_variables.items())]
+    return [one for one in found if one is not None]
+
+
+def find_variables(graph: Any) -> list[Any]:
+    """For each tensor from outside that a graph captures: the variable whose handle it is; None: it is none of ours."""
+    return [tags.get_tag(outer, _VARIABLE, lambda: None)() for outer, _ in graph.captures]
+
+
+def make_whole() -> None:
+    """Put together all variables that are in pieces. Collective; eager.
+
+    Of what the script has dropped a rank may still have some variables, and another not.
+    """
+    if _are_made:
+        mine = {one.number: one for one in list_variables() if one.is_apart()}
+        everyone = objects.allgather(sorted(mine), "which variables are in pieces")
+        for number in sorted(set(everyone[0]).intersection(*everyone)):
+            mine[number].make_whole()
+
+
+def prepare_whole_call(function: Any, args: Sequence[Any], kwargs: dict[str, Any], why: str) -> None:
+    """Before every rank calls a `tf.function` by itself: what it takes of such variables is whole. Collective if so.
+
+    why: the call is not shared; told where the function changes such variables.
+    """
+    if not _are_made or threading.current_thread() is not threading.main_thread():
+        return
+    graph = function.get_concrete_function(*args, **kwargs).graph
+    found = [one for one in find_variables(graph) if one is not None]
+    for one in found:
+        one.make_whole()
+    if found and _has_written(graph):
+        events.pieces_refused(found, why)
+
+
+def _has_written(graph: Any) -> bool:
+    """Whether a graph writes to a variable of ours."""
+    from tensorflow.python.framework import auto_control_deps_utils
+
+    only_read = set(auto_control_deps_utils.get_read_only_resource_input_indices_graph(graph))
+    first = len(graph.inputs) - len(graph.captures)
+    return any(one is not None and first + index not in only_read for index, one in enumerate(find_variables(graph)))
+
+
+def list_kept(variables: Iterable[Any]) -> list[Any]:
+    """The variables of TensorFlow that have the values of these while those of ours are in pieces."""
+    return [getattr(one, "piece", one) for one in variables]
+
+
+class Holding:
+    """The variables in pieces that a step uses, beside the other tensors that its trace captures."""
+
+    def __init__(self, graph: Any):
+        self._captured = [None if one is None or one.is_refused else one for one in find_variables(graph)]
+        if found := self.list_variables():
+            events.pieces_are_used(found)
+        self._captured = [one if one is not None and one.cuts else None for one in self._captured]
+        self._cuts = [() if one is None else one.cuts for one in self._captured]
+        self._are_any_whole: Any = None
+
+    def list_variables(self) -> list[Any]:
+        return [one for one in self._captured if one is not None]
+
+    @property
+    def holds(self) -> bool:
+        """Whether none of them has become one that stays whole, or is cut otherwise."""
+        return all(
+            one is None or (one.cuts == cuts and not one.is_refused) for one, cuts in zip(self._captured, self._cuts)
+        )
+
+    def place(self) -> list[Placement | None]:
+        """The placements of the captured handles; None: it is none of ours."""
+        return [
+            None if one is None else hold(cuts, at) for at, (one, cuts) in enumerate(zip(self._captured, self._cuts))
+        ]
+
+    def refuse(self, refused: dict[int, Any], place: str) -> None:
+        """Keep those whole that ops take whole, by the numbers of their placements. Collective."""
+        for number in sorted(refused):
+            variable: Any = self._captured[number]
+            variable.make_whole()
+            variable.is_refused, self._captured[number] = True, None
+            events.pieces_refused([variable], f"{refused[number].type} takes '{variable.name}' whole in {place}")
+
+    def find_handles(self, outer: Iterable[Any]) -> list[Any]:
+        """What a copy of the step captures in the place of these tensors."""
+        return [one if mine is None else mine.piece.handle for one, mine in zip(outer, self._captured)]
+
+    def take_apart(self) -> None:
+        """Before a call of the step: what something else has made whole is in pieces again."""
+        found = self.list_variables()
+        if not found:
+            return
+        if self._are_any_whole is None:
+            self._are_any_whole = _make_check([one.handle for one in found])
+        if self._are_any_whole().numpy():
+            for one in found:
+                one.take_apart()
+
+
+def _make_check(handles: Sequence[Any]) -> Any:
+    """A function that says whether any of these resources exists."""
+    import tensorflow as tf
+
+    def check() -> Any:
+        return tf.reduce_any([tf.raw_ops.VarIsInitializedOp(resource=one) for one in handles])
+
+    return tf.function(check, autograph=False).get_concrete_function()
