@@ -9,6 +9,7 @@ import weakref
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.python.eager import context
 from tensorflow.python.framework import ops as framework_ops
 from tensorflow.python.ops import handle_data_util
 from tensorflow.python.ops.resource_variable_ops import BaseResourceVariable, ResourceVariable
@@ -151,4 +152,6 @@ for _name in (
 
 
 def _remove_resource(handle: Any) -> None:
-    tf.raw_ops.DestroyResourceOp(resource=handle, ignore_lookup_error=True)
+    """Python may come to collect a variable while it traces a function."""
+    with context.eager_mode():
+        tf.raw_ops.DestroyResourceOp(resource=handle, ignore_lookup_error=True)

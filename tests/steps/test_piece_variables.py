@@ -1,0 +1,63 @@
+"""Variables of which each rank holds a piece, in a process that has all of each."""
+
+import gc
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from matex_tf.steps import pieces
+from matex_tf.steps.piece_variables import PieceVariable
+
+
+def make(cuts=(0, 6)):
+    of = tf.Variable(tf.ones([2, 3]))
+    return PieceVariable(value=tf.reshape(tf.range(6.0), [2, 3]), cuts=cuts, of=of, owner="'adam'", name="m"), of
+
+
+def test_eager_code_reads_and_writes_the_whole_value():
+    slot, _ = make()
+    assert slot.is_apart() and slot.piece.shape.rank == 1 and slot.shape == (2, 3)
+    np.testing.assert_array_equal(slot.numpy(), np.arange(6.0).reshape(2, 3))
+    slot.assign(slot * 2)
+    assert slot.is_apart() and slot.piece.numpy().tolist() == [0, 2, 4, 6, 8, 10]
+    slot.assign_add(tf.ones([2, 3]))  # what changes the value in eager code takes it whole, until the next step
+    assert not slot.is_apart() and not slot.piece.numpy().size and slot.numpy()[1, 2] == 11
+    slot.take_apart()
+    assert slot.is_apart() and slot.numpy()[1, 2] == 11
+    with pytest.raises(ValueError, match="cannot assign a value of the shape"):
+        slot.assign([1.0])
+
+
+def test_what_takes_the_handle_by_itself_finds_no_piece():
+    slot, _ = make()
+    read = tf.function(lambda: slot + 0).get_concrete_function()
+    with pytest.raises(tf.errors.FailedPreconditionError, match="of which ranks have pieces"):
+        read()
+    pieces.make_whole()
+    np.testing.assert_array_equal(read(), np.arange(6.0).reshape(2, 3))
+
+
+def test_a_checkpoint_has_the_whole_value_and_restores_it(tmp_path):
+    slot, _ = make()
+    path = tf.train.Checkpoint(slot=slot).save(str(tmp_path / "kept"))
+    plain = tf.Variable(tf.zeros([2, 3]))
+    tf.train.Checkpoint(slot=plain).restore(path).assert_consumed()
+    np.testing.assert_array_equal(plain.numpy(), np.arange(6.0).reshape(2, 3))
+    slot.assign(tf.zeros([2, 3]))
+    tf.train.Checkpoint(slot=slot).restore(path).assert_consumed()
+    np.testing.assert_array_equal(slot.numpy(), np.arange(6.0).reshape(2, 3))
+
+
+def test_a_variable_that_is_collected_in_a_trace_leaves_nothing_there():
+    """When Python collects it is another time on each rank, and ranks compare their traces."""
+    slot, _ = make()
+
+    def trace():
+        nonlocal slot
+        slot = None
+        gc.collect()
+        return tf.constant(1)
+
+    graph = tf.function(trace, autograph=False).get_concrete_function().graph
+    assert {op.type for op in graph.get_operations()} == {"Const", "Identity"}
