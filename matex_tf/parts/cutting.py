@@ -65,7 +65,7 @@ def cut(program: Program, gives: Sequence[Placement], make_emit: Callable[[Regio
         left: ops on rows that are in no region are added to it.
     """
     program = phases.drop_unused(program, gives)
-    waves.schedule(program, list(gives), _is_end_of_rows)
+    waves.schedule(program, list(gives), is_early=_is_end_of_rows)
     nodes = sorted(program.nodes, key=lambda node: node.level)
     program = Program(nodes, program.inputs, program.outputs, program.effects, program.takes_batch)
     outside = {id(node): why for node in nodes if (why := _find_obstacle(node))}

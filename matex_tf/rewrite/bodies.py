@@ -61,9 +61,9 @@ class Body:
                 for run in phase.runs:
                     self._build_segment([node for node in run if id(node) not in published])
             if level < len(exchanges):
-                wave = list(zip(exchanges[level], found_labels[level]))
-                self._exchange([one for one in wave if id(one[0].value) not in self.publications], level == last)
-                self._publish([one.value for one, _ in wave if id(one.value) in self.publications])
+                labelled = list(zip(exchanges[level], found_labels[level]))
+                self._exchange([one for one in labelled if id(one[0].value) not in self.publications], level == last)
+                self._publish([one.value for one, _ in labelled if id(one.value) in self.publications])
         made = [self._convert(value, need) for value, need in zip(self.program.outputs, self.gives)]
         for tensor, value, need in zip(made, self.program.outputs, self.gives):
             self._set_shape(tensor, value, need)
