@@ -187,11 +187,12 @@ class StepPlan:
             self.pieces, self._copies, self.program = pieces.Holding(self.own.graph), {}, None
         key = world.get_world().size, self.copy_kind, *divided
         if key not in self._copies:
-            if divided != self.divided and draws.has_sequence(self.own.graph):
+            if self._copies and draws.has_sequence(self.own.graph):
+                uneven = "the components of some batches have different numbers of rows"
+                why = "ranks were lost" if divided == self.divided else uneven
                 notes.print_note(
-                    f"{self.place}: the components of some batches have different numbers of rows, and the random "
-                    "numbers of those batches are not those of the script alone, as those of "
-                    "tf.random.stateless_uniform would be"
+                    f"{self.place}: {why}, and the random numbers of what it computes then are not those of the script "
+                    "alone, as those of tf.random.stateless_uniform would be"
                 )
             program = self._read(divided) if self._copies or self.program is None else self.program
             with self.copy_kind.make_within():
