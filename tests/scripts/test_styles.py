@@ -46,7 +46,6 @@ SINGLE_ROWS = {"actor_critic", "deep_dream", "persistent_tape"}
 WHOLE = {
     "relies_on_its_batch",
     "sparse_features",
-    "stateful_rnn",
     "word2vec_nce",
 }
 # Without products or convolutions to count, or only some of their steps, or models in them, are sharded.
