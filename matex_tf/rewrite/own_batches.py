@@ -48,6 +48,8 @@ def place_own_batch(node: Node, is_batch: bool) -> Decision:
     """The rows of a batch; where it is not the batch of the program (`is_batch`), those of all ranks."""
     outputs = node.op.outputs
     check_components([(tensor.dtype, tensor.shape) for tensor in outputs])
+    if any(tensor.shape[0] is not None for tensor in outputs):
+        raise OwnRowsError("its trace, made before the call, holds the number of one rank's rows")
 
     def emit(copy: Any, handle: Any) -> list[Any]:
         tensors, own = take_own_rows(copy.make_own_share, node.type, handle, outputs)

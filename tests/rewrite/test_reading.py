@@ -60,6 +60,16 @@ def _read_afresh(graph, placements, whole):
     return reader.read(graph, placements), whole
 
 
+def test_what_a_branch_gives_may_take_a_collective():
+    def choose(x, flag):
+        return tf.cond(flag, lambda: x * 2.0, lambda: tf.ones([4, 3]))
+
+    specs = [tf.TensorSpec([None, 3]), tf.TensorSpec([], tf.bool)]
+    graph = tf.function(choose, autograph=False).get_concrete_function(*specs).graph
+    (found,) = [node.bodies for node in read_program(graph, [BATCH, WHOLE]).nodes if node.bodies]
+    assert [body.has_collectives for body in found] == [True, False]
+
+
 def _list_functions():
     from tensorflow.python.eager import context
 

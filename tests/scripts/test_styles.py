@@ -44,11 +44,8 @@ CLOSE = {
 SINGLE_ROWS = {"actor_critic", "deep_dream", "persistent_tape"}
 # Computed whole on every rank: right, but not faster.
 WHOLE = {
-    "constant_batch_size",
-    "jacobians",
     "relies_on_its_batch",
     "sparse_features",
-    "stateful_rnn",
     "word2vec_nce",
 }
 # Without products or convolutions to count, or only some of their steps, or models in them, are sharded.
@@ -62,6 +59,7 @@ PARTLY = {
     "gan_two_tapes",
     "in_batch_eager",
     "in_batch_losses",
+    "jacobians",
     "own_parts",
     "raw_variables",
     "run_eagerly",
