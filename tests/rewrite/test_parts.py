@@ -126,6 +126,14 @@ def test_what_comes_out_of_parts_is_of_each_kind(layers):
     run_in_parts(step, [X, Y], COUNTS[1], 2, tolerance=1e-3)
 
 
+def test_what_stands_for_a_sum_counts_once(layers):
+    def step(x, y):
+        is_large = tf.shape(x)[0] > 100
+        return tf.cond(is_large, lambda: tf.reduce_sum(x), lambda: tf.constant(5.0, tf.float64))
+
+    assert run_in_parts(step, [X, Y], COUNTS[1], 2) == set()
+
+
 def test_effects_happen_once(layers):
     seen = tf.Variable(0, dtype=tf.int64)
     called = []

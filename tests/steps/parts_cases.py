@@ -126,13 +126,13 @@ def loop_in_a_function():
 
 fit("normalised", network(layers.BatchNormalization(), activation="softmax"))
 steps("a root", [model := network()], of_squares(model))
+loop_in_a_function()
 if sys.argv[2] == "all":
     fit("fit", network(activation="softmax"))
     sparse()
     one_of_two_heads()
     one_after_another()
     dropped()
-    loop_in_a_function()
 for _ in range(2):  # gradients that are taken once are no training
     with tf.GradientTape() as tape:
         loss = tf.reduce_mean(model(tf.constant(X)) ** 2)
