@@ -154,7 +154,7 @@ def _let_ranks_train_apart() -> None:
     if "local" in names:
         local.start_listening()
     if "async" in names:
-        keras_fit.listen_for_turns()
+        keras_fit.start_listening()
 
 
 def _note_trial(rank: int) -> None:

@@ -10,7 +10,7 @@ from matex_tf import settings
 from matex_tf.adapt import changes, offers
 from matex_tf.adapt.changes import Proposal, Slow
 from matex_tf.adapt.offers import Change, Offer
-from matex_tf.resilience import run_state
+from matex_tf.resilience import fit_state
 from matex_tf.resilience.fit_state import Fit
 from matex_tf.runtime import notes
 from matex_tf.servers.pieces import owners, update_costs
@@ -21,9 +21,8 @@ _said: set[str] = set()
 
 def find_fit() -> Fit | None:
     """The call of `fit` that ranks may leave; None where nobody would start them again, or nothing of it is kept."""
-    run = run_state.get_current()
     chosen = settings.get_settings()
-    return run.within if chosen.adapt == "ranks" and chosen.proof and run is not None else None
+    return fit_state.find_current() if chosen.adapt == "ranks" and chosen.proof else None
 
 
 def read_offer() -> Offer | None:

@@ -80,7 +80,7 @@ class Fit:
         left.append(source._num_batches and source._num_batches - source._steps_seen + 1)
         try:
             for step in self.turns.iterate_epoch(steps, min(filter(None, left))):
-                self._be_alone()
+                self._leave_others()
                 yield step
         finally:
             self._note_meeting()
@@ -129,7 +129,7 @@ class Fit:
             self._function, self._step = function, SharedStep(plan, self.model)
         raise _StepFoundError
 
-    def _be_alone(self) -> None:
+    def _leave_others(self) -> None:
         """From now on what this thread does is this rank's own affair, until the ranks meet."""
         if not own_data.is_alone():
             self._alone.enter_context(own_data.compute_alone())

@@ -71,7 +71,7 @@ def _wrap_enumerate(original: Any) -> Any:
     return _enumerate_iterator
 
 
-def listen_for_turns() -> None:
+def start_listening() -> None:
     """From now on ranks take turns at the batches of `fit`, where they can."""
     events.training_begins.add_listener(_begin_training)
     events.epoch_begins.add_listener(_begin_epoch)

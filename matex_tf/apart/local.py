@@ -19,6 +19,7 @@ from matex_tf.resilience import elastic
 from matex_tf.runtime import notes
 from matex_tf.servers.pieces import update_costs
 from matex_tf.steps import agreement, events
+from matex_tf.steps.plan import CopyKind
 from matex_tf.world import world
 
 _AT_ONCE = 1 << 22  # bytes of variables that are averaged in one piece, where more than one fit in
@@ -48,7 +49,8 @@ class LocalSteps:
 
     def __init__(self) -> None:
         self._model: Any = None  # that the last call of `fit` trains so
-        self._plans: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()  # whether ranks run it so
+        self._plans: weakref.WeakSet[Any] = weakref.WeakSet()  # whose calls each rank runs by itself
+        self._obstacles: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
         self._trained: dict[int, Any] = {}
         self._others: dict[int, Any] = {}
         self._steps = 0  # since the weights were averaged
@@ -69,31 +71,36 @@ class LocalSteps:
         self._model = None if why or not is_chosen() else model
 
     def _begin_step(self, plan: Any) -> None:
-        if not plan.trained:
-            return
-        if plan not in self._plans:
-            self._plans[plan] = self._decide(plan)
-        if self._plans[plan]:
+        """A step that ranks share is that of one model, so that they meet before it."""
+        if plan.trained and not keras_fit.is_within:
+            say_not(plan.place, ONLY_FIT)
+        is_training = bool(keras_fit.is_within) and self._model is not None and bool(plan.trained)
+        is_apart = is_training and self._can_run_apart(plan)
+        if not is_apart:
+            self._meet(plan.place)
+        if is_apart != (plan in self._plans):
+            if is_apart:
+                plan.use_copy(CopyKind(own_rows.OwnCopy, own_rows.OwnExchanger))
+                self._plans.add(plan)
+                _say_averaging()
+            else:
+                plan.use_copy(CopyKind())
+                self._plans.remove(plan)
+        if is_apart:
             self._are_apart = True
             agreement.set_apart(True)
 
-    def _decide(self, plan: Any) -> bool:
-        """Whether each rank runs the calls of a plan by itself from now on."""
-        if not keras_fit.is_within:
-            say_not(plan.place, ONLY_FIT)
-        if self._model is None or not keras_fit.is_within:
-            return False
-        why = own_rows.find_obstacle(plan.program)
-        if why:
-            say_not(f"fit on '{self._model.name}'", why)
-            return False
-        plan.use_copy(plan.copy_kind._replace(make=own_rows.OwnCopy, make_exchanger=own_rows.OwnExchanger))
-        _say_averaging()
-        return True
+    def _can_run_apart(self, plan: Any) -> bool:
+        """Whether a rank can run the calls of a plan by itself."""
+        if plan not in self._obstacles:
+            self._obstacles[plan] = why = own_rows.find_obstacle(plan.program)
+            if why:
+                say_not(f"fit on '{self._model.name}'", why)
+        return not self._obstacles[plan]
 
     def _end_step(self, plan: Any) -> None:
         """Collective after every so many steps."""
-        if self._plans.get(plan, False):
+        if plan in self._plans:
             self._others.update((id(one), one) for one in map(reduction.find_tf_variable, plan.own.graph.variables))
             self._trained.update((id(one), one) for one in map(reduction.find_tf_variable, plan.trained))
             self._steps += 1

@@ -85,15 +85,15 @@ def find_obstacle(program: Program) -> str:
                 gathered.add(id(value))
         if any(id(value) in gathered for value in node.inputs):
             gathered.update(map(id, node.outputs))
-        if any(map(_gathers, node.bodies)):
+        if any(map(_has_gathered, node.bodies)):
             return MIXES
     return MIXES if any(value.placement.is_sharded for value in program.outputs) else ""
 
 
-def _gathers(program: Program) -> bool:
+def _has_gathered(program: Program) -> bool:
     """Whether rows are gathered within a branch or a loop."""
     return any(
         need is not None and need.kind == REPLICATED and value.placement.is_sharded
         for node in program.nodes
         for value, need in zip(node.inputs, node.decision.needs)
-    ) or any(_gathers(body) for node in program.nodes for body in node.bodies)
+    ) or any(_has_gathered(body) for node in program.nodes for body in node.bodies)

@@ -42,7 +42,7 @@ class SharedStep:
             self.why_not = self._copy(additive.Additions(known, states), known, private)
         except Exception as error:  # of any op: then ranks share each step instead
             self.why_not = f"its copy cannot be made ({type(error).__name__}: {error})"
-        self.sums, changed = self._changed_of(self.sums), self._changed_of(private)
+        self.sums, changed = self._list_changed(self.sums), self._list_changed(private)
         if self._run is not None:
             self.counters = additive.find_amounts(self._run.graph, changed)
         apart = {id(one) for one in (*weights, *self.shared, *self.sums, *(one for one, _ in self.counters))}
@@ -75,7 +75,7 @@ class SharedStep:
             return f"'{reduction.find_name(other)}' is of {other.dtype.name}"
         return why[0]
 
-    def _changed_of(self, variables: Sequence[Any]) -> list[Any]:
+    def _list_changed(self, variables: Sequence[Any]) -> list[Any]:
         return additive.list_written(self._run.graph, variables) if self._run is not None else []
 
     def take_batch(self, iterator: Any) -> list[Any] | None:

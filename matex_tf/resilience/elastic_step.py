@@ -12,7 +12,7 @@ from typing import Any
 from matex_tf import tags
 from matex_tf.resilience import elastic, replay
 from matex_tf.rewrite import functions, sources
-from matex_tf.steps import plan, whole_code
+from matex_tf.steps import pieces, plan, whole_code
 from matex_tf.world import membership
 
 _UNDO = "how a call of the step is undone"
@@ -57,7 +57,7 @@ class Undo:
         others = [op for op in graph.get_operations() if op is not step.source]
         self.takes = _have_op(others, (*sources.SOURCES, "IteratorGetNextAsOptional"))
         self._place, self._why_not = step.place, _find_obstacle(step, others)
-        self._variables = changed = whole_code.list_changed(step.own)
+        self._variables = changed = pieces.list_kept(whole_code.list_changed(step.own))
         self._values: list[Any] = []
         self._read = tf.function(lambda: [one.read_value() for one in changed], autograph=False).get_concrete_function()
 

@@ -75,10 +75,18 @@ class Each(keras.callbacks.Callback):
         return self.model.kernel_of().numpy() if isinstance(self.model, Custom) else self.model.get_weights()[0]
 
 
+@tf.function
+def summed(x, model):
+    return tf.reduce_sum(model(x) ** 2)
+
+
 class Looks(keras.callbacks.Callback):
-    """Within an epoch, where ranks have weights of their own, it evaluates and saves."""
+    """Within an epoch, where ranks have weights of their own, it evaluates, saves and calls a function of its own."""
 
     def on_train_batch_end(self, batch, logs=None):
+        if batch == 2:
+            keep("shared", [summed(tf.constant(X), self.model), summed(X, self.model).numpy()])
+            keep("shared expected", [np.sum((X @ self.model.get_weights()[0]) ** 2)] * 2)
         if batch == 0:
             own = self.model.get_weights()[0]
             loss = self.model.evaluate(X, Y, verbose=0)

@@ -27,7 +27,7 @@ for call in range(2):
     model.fit(x, y, 6, epochs=2, verbose=0, shuffle=False, callbacks=[Ask()])
 print("WEIGHTS", *model.get_weights()[0].ravel().tolist(), flush=True)
 """
-SAME = ("met", "saving", "saved", "words", "allreduce", "loop")
+SAME = ("met", "shared", "saving", "saved", "words", "allreduce", "loop")
 
 
 def of(found, name):
@@ -42,7 +42,7 @@ def test_ranks_train_by_themselves_and_meet(ranks, tmp_path):
     found = [dict(np.load(path)) for path in sorted(tmp_path.glob("rank-*.npz"))]
     assert len(found) == ranks
     for one in found:
-        for name in ("three", "one", "custom", "figures"):
+        for name in ("three", "one", "custom", "figures", "shared"):
             wanted, got = of(one, f"{name} expected"), of(one, name)
             assert len(wanted) == len(got) and all(map(close, got, wanted)), name
         differing = [
