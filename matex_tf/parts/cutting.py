@@ -211,6 +211,13 @@ class _Op:
 
     type = name = "Parts"
     device = ""
+    op_def = None
+
+    def __init__(self) -> None:
+        from tensorflow.core.framework import node_def_pb2
+
+        self.outputs: list[Any] = []
+        self.node_def = node_def_pb2.NodeDef()
 
 
 class _Rebuilt:

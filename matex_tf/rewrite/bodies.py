@@ -29,11 +29,11 @@ class Body:
         self.brought: dict[tuple[int, Placement], Any] = {}
         self.counted: dict[tuple[Any, ...], Any] = {}
         self.operations: dict[int, list[Any]] = {}
+        self.publications: dict[int, Node] = {}  # assignments of pieces to variables, by the ids of the pieces
         self.last: list[Any] = []  # what the next collective waits for
 
     def build(self, inputs: Sequence[Any]) -> list[Any]:
         self.tensors = {id(value): tensor for value, tensor in zip(self.program.inputs, inputs)}
-        self.publications = {}
         if self.copy.is_ordered:
             self.publications = {
                 value: node
