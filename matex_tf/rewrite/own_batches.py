@@ -66,7 +66,7 @@ def place_own_end(node: Node) -> Decision:
         import tensorflow as tf
 
         has = tf.raw_ops.OptionalHasValue(optional=optional)
-        (found,) = copy.exchanger.exchange([("max", tf.cast(has, tf.int32))], tf.constant(True))
+        (found,) = copy.exchanger.exchange([Request("max", tf.cast(has, tf.int32))], tf.constant(True))
         return [tf.cast(found, tf.bool)]
 
     return Decision([WHOLE], [WHOLE], mark_communicating(emit))
