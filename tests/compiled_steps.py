@@ -109,9 +109,11 @@ MAKERS = {"loop": make_loop, "step": make_step, "forward": make_forward, "masked
 class RankExchanger:
     """Over MPI, with ops that XLA has kernels for."""
 
+    rank = 0  # by which pieces are owned, of which there are none
+
     def exchange(self, requests, share, *_):
         contributes, made = share.contributes, []
-        for index, (kind, tensor) in enumerate(requests):
+        for index, (kind, tensor, *_) in enumerate(requests):
             if kind == "sum" and tensor.dtype.is_floating:
                 one = ops.reduce_gradients([tensor], [str(index)], tf.cast(contributes, tf.float64), "a test")[0]
             elif kind == "gather":
