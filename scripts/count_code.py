@@ -28,8 +28,7 @@ BESIDE = tuple(one for one in patches._ON_REQUEST if one != "patches.files.journ
 
 def list_sources(keeps: Callable[[str], bool] = lambda _: True) -> list[str]:
     """The texts of the files whose path within the package `keeps` says."""
-    root = ROOT / "matex_tf"
-    return [path.read_text() for path in sorted(root.rglob("*.py")) if keeps(path.relative_to(root).as_posix())]
+    return [path.read_text() for path in sorted(ROOT.rglob("*.py")) if keeps(path.relative_to(ROOT).as_posix())]
 
 
 def is_within(path: str, folders: list[str]) -> bool:
