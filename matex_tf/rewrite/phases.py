@@ -74,7 +74,7 @@ def drop_unused(program: Program, gives: Sequence[Placement]) -> Program:
             for one in node.controls:
                 used.add(id(one))
     nodes.reverse()
-    return Program(nodes, program.inputs, program.outputs, program.effects)
+    return Program(nodes, program.inputs, program.outputs, program.effects, program.takes_batch)
 
 
 def is_kept(node: Node) -> bool:
