@@ -261,8 +261,8 @@ TABLE = (
         _make_choice_parser("auto", "whole"),
         "auto",
         "auto, whole",
-        "auto: in eager training steps, ranks share the calls of Keras models that are proved to compute each row by "
-        "itself, and without one the way back, where it is proved. whole: every rank computes whole batches there.",
+        "auto: in eager training steps, ranks share the calls of Keras models and of functions, from the second step on. "
+        "whole: every rank computes whole batches there.",
     ),
     Setting(
         "adapt",
@@ -362,7 +362,7 @@ TABLE = (
         _parse_count,
         1000,
         "steps",
-        "In a loop of your own, ranks compare a checksum of all weights after each so many updates. 0: never.",
+        "Ranks compare a checksum of all weights after 1, 2, 4, 8, ... steps, and each time after so many. 0: never.",
     ),
     Setting(
         "check_numerics",
@@ -516,8 +516,8 @@ TABLE = (
         _parse_boolean,
         False,
         "0, 1",
-        "1: under several ranks, a line for each training step says whether it is sharded. If it is not, the line "
-        "names the op and the line of the script. `matex run --explain` sets it.",
+        "1: under several ranks, a line for each step says whether it is sharded. Of a sharded one it names the sums, and "
+        "ops that need all rows, with their lines; of another the reason. `matex run --explain` sets it.",
     ),
     Setting(
         "quiet",
