@@ -261,8 +261,8 @@ TABLE = (
         _make_choice_parser("auto", "whole"),
         "auto",
         "auto, whole",
-        "auto: in eager training steps, ranks share the calls of Keras models and of functions, from the second step on. "
-        "whole: every rank computes whole batches there.",
+        "auto: in eager training steps, ranks share the calls of Keras models and of functions, from the second step "
+        "on. whole: every rank computes whole batches there.",
     ),
     Setting(
         "adapt",
@@ -516,8 +516,8 @@ TABLE = (
         _parse_boolean,
         False,
         "0, 1",
-        "1: under several ranks, a line for each step says whether it is sharded. Of a sharded one it names the sums, and "
-        "ops that need all rows, with their lines; of another the reason. `matex run --explain` sets it.",
+        "1: under several ranks, a line for each step says whether it is sharded. Of a sharded one it names the sums, "
+        "and ops that need all rows, with their lines; of another the reason. `matex run --explain` sets it.",
     ),
     Setting(
         "quiet",
