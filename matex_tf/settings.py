@@ -238,8 +238,8 @@ TABLE = (
         _make_choice_parser("strong", "weak"),
         "strong",
         "strong, weak",
-        "strong: the script's batch is the global batch, and each rank computes its slice. The result is that of the "
-        "script alone. weak: the script's batch is each rank's own. The global batch is that times the number of "
+        "strong: the script's batch is the global batch, and each rank computes its slice. The result is as "
+        "alone. weak: the script's batch is each rank's own. The global batch is that times the number of "
         "ranks, and an epoch takes that many times fewer steps. Learning rates stay as they are.",
     ),
     Setting(
@@ -253,16 +253,16 @@ TABLE = (
         "train. The results are the same. async: on one host, each rank trains whole batches of fit in turn, on "
         "weights that all share. None begins a batch more than K ahead of the oldest under way (4, or 2 for each other "
         "rank, unless told). local: in fit, each rank trains H steps by itself on its slices of batches; then the "
-        "weights become the ranks' average. Results of both are statistical. What cannot be had is said once, and runs "
-        "as allreduce. docs/strategies.md has more. `matex run --strategy` sets it.",
+        "weights become the ranks' average. Results of both are statistical. An unavailable strategy is reported once, "
+        "and runs as allreduce. docs/strategies.md has more. `matex run --strategy` sets it.",
     ),
     Setting(
         "eager",
         _make_choice_parser("auto", "whole"),
         "auto",
         "auto, whole",
-        "auto: in eager training steps, ranks share the calls of Keras models that are proved to compute each row by "
-        "itself, and without one the way back, where it is proved. whole: every rank computes whole batches there.",
+        "auto: in eager training steps, ranks share the calls of Keras models and of functions, from the second step "
+        "on. whole: every rank computes whole batches there.",
     ),
     Setting(
         "adapt",
@@ -280,8 +280,8 @@ TABLE = (
         "rows, auto",
         "A step that is a tf.function, `fit`'s among them, computes a rank's slice in parts of so many rows, one after "
         "the other, so that only one part's activations are in memory. Results are the same; nothing is computed "
-        "twice. What goes from before a collective to after it, as with BatchNormalization, is kept for all rows. It "
-        "also works without ranks. Steps that are computed at once are said. auto: in parts only where a slice does "
+        "twice. Tensors that are used after a collective, as with BatchNormalization, are kept for all rows. It also "
+        "works without ranks. A line names steps that are computed at once. auto: in parts only where a slice does "
         "not fit memory, which is measured at the first slices; one line says so. 0: all rows at once.",
     ),
     Setting(
@@ -323,7 +323,7 @@ TABLE = (
         "off, auto, on",
         "Whether gradients that are reduced all at once stay in the GPU's memory, and MPI is given their addresses. "
         "auto: where the MPI of every rank says that it takes them (MPIX_Query_cuda_support and its like). on: without "
-        "asking. A line at the start says what comes of it. It was never run on a GPU, and is off unless told.",
+        "asking. A line at the start says what comes of it. It was never run on a GPU, and is off by default.",
     ),
     Setting(
         "algorithm",
@@ -340,7 +340,7 @@ TABLE = (
         NO_COMPRESSION,
         "none, bf16, fp16, topk:SHARE",
         "Changes the result: float32 gradients of variables travel as bfloat16, as float16 (scaled), or only the "
-        "largest SHARE of each (topk:0.01). What is left out is added to the next gradient. docs/performance.md has "
+        "largest SHARE of each (topk:0.01). The rest is added to the next gradient. docs/performance.md has "
         "loss curves.",
     ),
     Setting(
@@ -362,7 +362,7 @@ TABLE = (
         _parse_count,
         1000,
         "steps",
-        "In a loop of your own, ranks compare a checksum of all weights after each so many updates. 0: never.",
+        "Ranks compare a checksum of all weights after 1, 2, 4, 8, ... steps, and each time after so many. 0: never.",
     ),
     Setting(
         "check_numerics",
@@ -516,8 +516,8 @@ TABLE = (
         _parse_boolean,
         False,
         "0, 1",
-        "1: under several ranks, a line for each training step says whether it is sharded. If it is not, the line "
-        "names the op and the line of the script. `matex run --explain` sets it.",
+        "1: under several ranks, a line for each step says whether it is sharded. Of a sharded one it names the sums, "
+        "and ops that need all rows, with their lines; of another the reason. `matex run --explain` sets it.",
     ),
     Setting(
         "quiet",

@@ -1,4 +1,4 @@
-"""The training step of a model as a copy that adds to variables which ranks share, and what was proved of it."""
+"""The training step of a model as a copy that adds to variables which ranks share, and what is known of it."""
 
 from __future__ import annotations
 

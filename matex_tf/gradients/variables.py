@@ -126,8 +126,7 @@ def synchronize_variables(
             raise world.RankError(
                 f"the weights have drifted apart: '{names[index]}' is not the same on all ranks ({what}). Something "
                 "in the script changes it by other amounts on each rank, such as weights that one rank alone sets or "
-                "loads between steps, or an update outside of the optimizer from values that ranks compute on their "
-                "own slices."
+                "loads between steps, or an update from values that differ between ranks."
             )
     for index in changed:
         value = objects.broadcast(_read_value(chosen[index]), f"sending variable number {index} from rank 0")

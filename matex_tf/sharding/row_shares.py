@@ -64,8 +64,8 @@ def find_slice_bounds(n: Any, rank: int, shares: Any) -> tuple[Any, Any, Any]:
     """(start, stop, has_rows) of the slice of a batch of `n` rows that `rank` computes, with `shares` as in
     `deal_block`.
 
-    A rank without rows of its own computes the first row, to be given weight 0: (0, 1, False); models cannot be
-    relied on to accept an empty batch. Only an empty batch has an empty slice, (0, 0, False). `n` is an int, and so
+    A rank without rows of its own computes the first row, which adds nothing to any sum: (0, 1, False); models cannot
+    be relied on to accept an empty batch. Only an empty batch has an empty slice, (0, 0, False). `n` is an int, and so
     are the bounds, or a scalar integer tensor, and so are the bounds, of its dtype, with has_rows a bool tensor.
     """
     start, stop = deal_block(n, rank, shares)

@@ -104,10 +104,10 @@ def shard(x: Any, *, rank: int | None = None, size: int | None = None) -> Any:
 
     An array or eager tensor gives this rank's contiguous rows as a ShareArray (`rows_of`); tuples and dicts of arrays
     give tuples and dicts. A tf.data.Dataset of batches gives the dataset of this rank's slice of each batch
-    (`find_slice_bounds`: where a batch has fewer rows than there are ranks, a rank without rows yields the first row,
-    which a training step weighs 0). What is a share already comes back as it is. `rank` and `size` default to this
-    process's place among the ranks that train; one that only serves has no rows. Raises TypeError for anything else,
-    ValueError for an array without rows, arrays of different numbers of rows, or a dataset that isn't batched.
+    (`deal_block`: where a batch has fewer rows than there are ranks, some slices are empty). What is a share already
+    comes back as it is. `rank` and `size` default to this process's place among the ranks that train; one that only
+    serves has no rows. Raises TypeError for anything else, ValueError for an array without rows, arrays of different
+    numbers of rows, or a dataset that isn't batched.
     """
     given = {"rank": rank, "size": size}
     is_usual = rank is None and size is None

@@ -18,7 +18,7 @@ def make_row_reader(inputs: Any, counts: Sequence[int], reshuffle: int | None) -
     import tensorflow as tf
 
     rows = counts[world.get_world().rank]
-    # A rank without rows computes one of zeros, with weight 0.
+    # A rank without rows computes one of zeros, which adds nothing to any sum.
     arrays = tf.nest.map_structure(
         lambda array: np.asarray(array) if rows else np.zeros((1, *array.shape[1:]), array.dtype), inputs
     )

@@ -1,4 +1,4 @@
-"""Training steps that no plan computes: every rank computes them whole. Said once, where they train."""
+"""Training steps that ranks do not share: every rank computes them whole. A line says so once, where they train."""
 
 from __future__ import annotations
 
