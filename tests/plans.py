@@ -9,8 +9,8 @@ from matex_tf.steps import function_calls
 
 def is_shared(function):
     """Whether ranks share every call that was made of a `tf.function`."""
-    plans = [one.plan for one in tags.get_tag(function, function_calls._PLANS, {}).values()]
-    return bool(plans) and all(plan is not None and not plan.why_whole for plan in plans)
+    plans = tags.get_tag(function, function_calls._PLANS, None)
+    return plans is not None and not any(plan.why_whole for plan in plans.by_trace.values())
 
 
 def leave_python_as_it_is():

@@ -178,7 +178,7 @@ def _take_average(chosen: Sequence[Any]) -> None:
         else:
             total = ops.allreduce(tf.cast(whole, tf.int64), "sum", name)
             average = tf.cast(total // world.get_world().size, group[0].dtype)
-        for one, value in zip(group, tf.split(average, [part.shape[0] for part in flat])):
+        for one, value in zip(group, tf.split(average, [part.shape.num_elements() for part in flat])):
             one.assign(tf.reshape(value, one.shape))
 
 

@@ -118,7 +118,7 @@ class Copy:
         share, blocks = self.share, to.rows.blocks
         sizes = tf.shape(tensor, tf.int64)
         length, is_axis = sizes[to.axis], tf.equal(tf.range(tf.rank(tensor)), to.axis)
-        known = None if tensor.shape.rank is None else tensor.shape[to.axis]
+        known = None if tensor.shape.rank is None else tensor.shape.as_list()[to.axis]
         before, parts = tf.constant(0, tf.int64), []
         for index, block in enumerate(blocks):
             unit = length // share.total if len(blocks) == 1 else tf.constant(block, tf.int64)

@@ -48,7 +48,7 @@ def place_own_batch(node: Node, is_batch: bool) -> Decision:
     """The rows of a batch; where it is not the batch of the program (`is_batch`), those of all ranks."""
     outputs = node.op.outputs
     check_components([(tensor.dtype, tensor.shape) for tensor in outputs])
-    if any(tensor.shape[0] is not None for tensor in outputs):
+    if any(tensor.shape.as_list()[0] is not None for tensor in outputs):
         raise OwnRowsError("its trace, made before the call, holds the number of one rank's rows")
 
     def emit(copy: Any, handle: Any) -> list[Any]:
@@ -105,7 +105,7 @@ def take_own_rows(make_own_share: Any, kind: str, handle: Any, outputs: Sequence
         return list(tf.raw_ops.OptionalGetValue(optional=optional, **attributes))
 
     def make_none() -> list[Any]:
-        return [tf.zeros([0, *(size or 0 for size in one.shape[1:])], one.dtype) for one in outputs]
+        return [tf.zeros([0, *(size or 0 for size in one.shape.as_list()[1:])], one.dtype) for one in outputs]
 
     rows = _choose(has, take, make_none, outputs)
     own = make_own_share(rows, has)

@@ -66,7 +66,7 @@ def find_components(shapes: Sequence[Any]) -> list[bool]:
     opened = [has_open_rows(shape) for shape in shapes]
     if any(opened):
         return opened
-    counts = [shape[0] if shape.rank else None for shape in shapes]
+    counts = [shape.as_list()[0] if shape.rank else None for shape in shapes]
     known = [count for count in counts if count and count > 1]
     return [count == max(known, key=known.count) if known else False for count in counts]
 

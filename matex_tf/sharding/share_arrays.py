@@ -148,7 +148,7 @@ def shard(x: Any, *, rank: int | None = None, size: int | None = None) -> Any:
 def _check_rows(arrays: Mapping[Any, Any]) -> None:
     """Row i of one array belongs to row i of the other, so their numbers of rows are one; shares have been dealt."""
     rows = {
-        key: value.shape[0]
+        key: int(value.shape[0])
         for key, value in arrays.items()
         if not is_share(value) and (isinstance(value, np.ndarray) or _is_eager(value)) and len(value.shape)
     }

@@ -50,7 +50,7 @@ class Arguments:
             if isinstance(leaf, tf.Variable):  # its type does not say which arguments are one variable
                 kinds.append(self._keep(leaf))
             elif isinstance(leaf, (np.generic, tf.Tensor)):
-                kinds.append((leaf.dtype, tuple(leaf.shape)))
+                kinds.append((leaf.dtype, _list_sizes(leaf)))
             elif is_source(leaf):
                 kinds.append((type(leaf), _describe_batches(leaf), own_data.is_own(leaf)))
             elif isinstance(leaf, tf.__internal__.CompositeTensor):
@@ -77,7 +77,7 @@ class Arguments:
 
     def list_row_tensors(self) -> list[Any]:
         """Those of `list_tensors` that have rows."""
-        return [one for one in self.list_tensors() if one.shape.rank and one.shape[0] == self.rows]
+        return [one for one in self.list_tensors() if one.shape.rank and one.shape.as_list()[0] == self.rows]
 
     def trace_call(self, function: Callable[..., Any]) -> Any:
         """The FuncGraph of a call of `function`; its inputs are those of `list_tensors`.
@@ -136,11 +136,16 @@ def _is_array(leaf: Any) -> bool:
     return isinstance(leaf, np.ndarray) and leaf.dtype != object
 
 
+def _list_sizes(array: Any) -> tuple[Any, ...]:
+    """The shape of an array or a tensor, in the behaviour of TensorFlow 1, too, whose sizes are no numbers."""
+    return tuple(array.shape.as_list() if hasattr(array.shape, "as_list") else array.shape)
+
+
 def _count_rows(leaf: Any) -> int | None:
     """The first size of an eager tensor."""
     import tensorflow as tf
 
     if isinstance(leaf, tf.Tensor) and leaf.shape.rank:
-        rows: int = leaf.shape[0]
+        rows: int = _list_sizes(leaf)[0]
         return rows
     return None

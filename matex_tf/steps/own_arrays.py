@@ -158,4 +158,4 @@ def prepare_alone(x: Any) -> tuple[Any, bool]:
 def _make_rows(spec: Any, rows: int) -> Any:
     import tensorflow as tf
 
-    return tf.zeros([rows, *(size or rows for size in spec.shape[1:])], spec.dtype)
+    return tf.zeros([rows, *(size or rows for size in spec.shape.as_list()[1:])], spec.dtype)

@@ -247,7 +247,7 @@ class StepPlan:
         given = [*inputs, *batch]
         flags = [*self.divided[: self.given], *self.divided[len(self.are_own) :]]
         rows = [tensor for tensor, one in zip(given, flags) if one]
-        counts = {tensor.shape[0] for tensor in rows}
+        counts = {tensor.shape.as_list()[0] for tensor in rows}
         self.rows = max(counts, default=0)
         events.step_begins(self)
         divided = self.divided if len(counts) < 2 else [False] * len(self.divided)

@@ -100,7 +100,7 @@ def group_batches(dataset: Any, number: int) -> Any:
 def _make_nothing(spec: Any) -> Any:
     import tensorflow as tf
 
-    return tf.zeros([size or 0 for size in spec.shape], spec.dtype)
+    return tf.zeros([size or 0 for size in spec.shape.as_list()], spec.dtype)
 
 
 def join_batches(batches: Any) -> Any:

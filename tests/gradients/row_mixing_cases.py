@@ -2,8 +2,8 @@
 
 Under ranks each seed comes with the batches that fit its sizes, as the run alone has found them: `7:0,2`.
 
-Each is a random expression of weights and rows (`tests/analysis/test_property.py`), its loss and its gradients. Batches
-divide, do not divide, and have fewer rows than ranks.
+Each is a random expression of weights and rows (`tests/growing.py`), its loss and its gradients. Batches divide, do not
+divide, and have fewer rows than ranks.
 """
 
 import os
@@ -13,10 +13,9 @@ from pathlib import Path
 import numpy as np
 import tensorflow as tf
 
-sys.path[:0] = [str(Path(__file__).parents[1] / "analysis"), str(Path(__file__).parents[1])]
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import growing  # noqa: E402
-import test_property as property_test  # noqa: E402
 
 from matex_tf.world import world  # noqa: E402
 
@@ -25,8 +24,8 @@ results: dict = {}
 kinds: dict = {}
 
 
-class Grower(property_test.Grower):
-    """Whatever is proved of it, an expression grows in the same way."""
+class Grower(growing.Grower):
+    """Of float64, and within the sizes that a step may have."""
 
     def grow(self) -> None:
         for _ in range(growing.NODES):
@@ -85,7 +84,6 @@ def run(seed, chosen=None):
         return
     results[f"{seed}:{','.join(fit)}"] = np.concatenate([first.numpy().ravel(), second.numpy().ravel(), seen])
     if world.is_active():
-        sys.path.append(str(Path(__file__).parents[1]))
         import plans
 
         kinds[f"{seed}:{','.join(fit)}"] = plans.is_shared(step)

@@ -34,11 +34,13 @@ def steps(share, gain, size=600):
     for number in range(calls + 3):
         step(tf.fill([4, size], float(number)))
     np.testing.assert_array_equal(variable.numpy(), np.full([size, 500], -4 * sum(range(calls + 3)), np.float32))
-    trial = overlap_trial._trials[plans[-1]]
-    for way, copy in trial.steps.items():
+    plan, trial = plans[-1], overlap_trial._trials[plans[-1]]
+    ways = {id(kind): way for way, kind in trial.kinds.items()}
+    copies = {ways[id(kind)]: copy for (_, kind, *_), copy in plan._copies.items()}
+    for way, copy in copies.items():
         assert ("MatexHandOverGradient" in str(copy.graph.as_graph_def())) == way
-    assert len(traces) == 1 and plans[-1].step is trial.steps[trial.is_overlapped] and trial.is_over
-    return len(trial.steps), trial.is_overlapped != several_hosts
+    assert len(traces) == 1 and plan.copy_kind is trial.kinds[trial.is_overlapped] and trial.is_over
+    return len(copies), trial.is_overlapped != several_hosts
 
 
 found = [steps(0.0, 1e9), steps(0.0, 0.0), steps(1e9, 1e9), steps(0.0, 1e9, 100)]
@@ -59,7 +61,7 @@ model = keras.Sequential([keras.Input((500,)), keras.layers.Dense(600)])
 model.compile(keras.optimizers.SGD(0.1), "mse")
 losses = model.fit(x, y, batch_size=32, epochs=6, verbose=0).history["loss"]
 print("losses", *losses)
-assert len(overlap_trial._trials[plans[-1]].steps) == 2
+assert len(plans[-1]._copies) == 2
 assert overlap_trial.may_be_tried() is True
 settings.get_settings().strategy = "sharded"
 assert overlap_trial.may_be_tried() is several_hosts

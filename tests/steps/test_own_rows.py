@@ -22,7 +22,7 @@ COUNTS = {2: [8, 21], 3: [8, 21, 0]}
 def found(request, tmp_path_factory):
     ranks, legacy = request.param
     folder = tmp_path_factory.mktemp("found")
-    env = {**launch.ALL_FILES, "MATEX_STEPS": "plans", "TF_USE_LEGACY_KERAS": legacy}
+    env = {**launch.ALL_FILES, "TF_USE_LEGACY_KERAS": legacy}
     launch.run(1, CASES, ranks, folder, env=env, timeout=200).check()
     launch.run(ranks, CASES, ranks, folder, env=env, timeout=300).check()
     alone, *each = (dict(np.load(folder / f"{name}.npz")) for name in ("alone", *range(ranks)))

@@ -115,7 +115,7 @@ def test_a_slice_that_does_not_fit_a_real_control_group_is_computed_in_parts_tha
 @pytest.mark.timeout(300)
 def test_a_slice_that_fits_is_computed_at_once(whole):
     ended, took, weights = trained({**AUTO, "MATEX_MEMORY": "16GiB"})
-    assert "MATEX_MICROBATCH" not in ended.stderr and took < whole[1] + 0.25 * ACTIVATIONS, (took, whole[1])
+    assert PARTS_OF not in ended.stderr and took < whole[1] + 0.25 * ACTIVATIONS, (took, whole[1])
     assert close(weights, whole[2])
 
 

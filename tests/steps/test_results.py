@@ -30,7 +30,7 @@ def alone(tmp_path_factory):
 
 @pytest.mark.parametrize("style, ranks", [("keras", 2), ("legacy", 3), ("keras", 3), ("legacy", 2)])
 def test_results_are_those_alone(alone, style, ranks, tmp_path, pytestconfig):
-    env = {"MATEX_STEPS": "plans", "TF_USE_LEGACY_KERAS": "1" if style == "legacy" else None, "MATEX_EXPLAIN": "1"}
+    env = {"TF_USE_LEGACY_KERAS": "1" if style == "legacy" else None, "MATEX_EXPLAIN": "1"}
     launch.run(ranks, CASES, tmp_path / "found", style, env=env).check()
     found, said = pickle.loads((tmp_path / "found").read_bytes())
     wrong = []

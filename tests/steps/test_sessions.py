@@ -41,8 +41,7 @@ def alone(tmp_path_factory, which):
 @pytest.fixture(scope="module", params=[2, pytest.param(3, marks=pytest.mark.more)])
 def of_ranks(request, tmp_path_factory, which):
     folder = tmp_path_factory.mktemp("ranks")
-    env = {**launch.ALL_FILES, "MATEX_STEPS": "plans"}
-    launch.run(request.param, CASES_FILE, folder, which, timeout=900, cwd=folder, env=env).check()
+    launch.run(request.param, CASES_FILE, folder, which, timeout=900, cwd=folder, env=launch.ALL_FILES).check()
     return [load(folder, rank) for rank in range(request.param)]
 
 

@@ -9,7 +9,7 @@ from comparing import differences, stored
 import launch
 
 CASES = Path(__file__).with_name("tape_calls_cases.py")
-PLANS = {"MATEX_STEPS": "plans", "MATEX_EXPLAIN": "1"}
+EXPLAINED = {"MATEX_EXPLAIN": "1"}
 SHARED = {
     "draws3",
     "statistics3",
@@ -36,7 +36,7 @@ SHARED = {
 def test_calls_under_tapes_are_shared_and_give_what_they_give_alone(ranks, tmp_path):
     (tmp_path / "alone").mkdir()
     launch.run_alone(CASES, tmp_path / "alone", timeout=200).check()
-    result = launch.run(ranks, CASES, tmp_path, env={**launch.ALL_FILES, **PLANS}, timeout=400).check()
+    result = launch.run(ranks, CASES, tmp_path, env={**launch.ALL_FILES, **EXPLAINED}, timeout=400).check()
     (alone,) = stored(tmp_path / "alone")
     wrong = differences(alone, stored(tmp_path, ranks))
     assert not wrong, "\n".join(wrong)
@@ -83,13 +83,13 @@ print("unreached")
 
 @pytest.mark.timeout(200)
 def test_a_rank_computes_its_rows_of_a_shared_call():
-    result = launch.run(2, COUNTED, env=PLANS).check()
+    result = launch.run(2, COUNTED, env=EXPLAINED).check()
     assert "rows [8, 4, 4, 4]" in result.output
 
 
 @pytest.mark.timeout(200)
 def test_what_the_first_step_did_not_show_is_an_error():
-    result = launch.run(2, LATE, env=PLANS)
+    result = launch.run(2, LATE, env=EXPLAINED)
     assert result.returncode != 0
     assert "MATEX_EAGER=whole" in result.output
     assert "unreached" not in result.output

@@ -13,7 +13,7 @@ CASES = launch.HERE / "steps" / "weak_scaling_cases.py"
     [(2, "0"), pytest.param(3, "0", marks=pytest.mark.more), pytest.param(2, "1", marks=pytest.mark.more)],
 )
 def test_results_are_those_of_larger_batches(ranks, legacy, tmp_path):
-    env = {**launch.ALL_FILES, "MATEX_STEPS": "plans", "TF_USE_LEGACY_KERAS": legacy}
+    env = {**launch.ALL_FILES, "TF_USE_LEGACY_KERAS": legacy}
     launch.run(1, CASES, ranks, tmp_path, env=env, timeout=200).check()
     result = launch.run(ranks, CASES, ranks, tmp_path, env={**env, "MATEX_SCALING": "weak"}, timeout=200).check()
     assert result.stderr.count("Learning rates stay as they are") == 3  # arrays, a dataset, a loop

@@ -8,7 +8,6 @@ from comparing import differences, stored
 import launch
 
 CASES = Path(__file__).with_name("whole_code_cases.py")
-PLANS = {"MATEX_STEPS": "plans"}
 ADVICE = "@tf.function"
 
 
@@ -17,7 +16,7 @@ ADVICE = "@tf.function"
 def test_whole_code_gives_on_every_rank_what_it_gives_alone(ranks, tmp_path):
     (tmp_path / "alone").mkdir()
     launch.run_alone(CASES, tmp_path / "alone").check()
-    result = launch.run(ranks, CASES, tmp_path, env={**launch.ALL_FILES, **PLANS}, timeout=250).check()
+    result = launch.run(ranks, CASES, tmp_path, env=launch.ALL_FILES, timeout=250).check()
     (alone,) = stored(tmp_path / "alone")
     wrong = differences(alone, stored(tmp_path, ranks))
     assert not wrong, "\n".join(wrong)
@@ -102,7 +101,7 @@ say("unreached")
 
 @pytest.mark.timeout(200)
 def test_what_differs_between_ranks_is_found():
-    result = launch.run(2, START + NOTES, env={**PLANS, "MATEX_EXPLAIN": "1"})  # so that notes name their step
+    result = launch.run(2, START + NOTES, env={"MATEX_EXPLAIN": "1"})  # so that notes name their step
     whole, arguments, iterators, loops, weights = result.stderr.split("@ ")
     assert "differ between ranks" in whole
     assert all("different rows in the same step" in part for part in (arguments, iterators, loops))
@@ -112,7 +111,7 @@ def test_what_differs_between_ranks_is_found():
 
 @pytest.mark.timeout(200)
 def test_batches_with_other_numbers_of_rows_are_an_error():
-    result = launch.run(2, START + ROWS, env=PLANS)
+    result = launch.run(2, START + ROWS)
     assert result.returncode != 0
     assert "different numbers of rows" in result.output
     assert "unreached" not in result.output
