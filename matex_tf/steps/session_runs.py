@@ -21,13 +21,14 @@ from matex_tf.sharding import fingerprint
 from matex_tf.steps import capture, cond_turns, events, explain, failures, gradients, session_graphs, shares, worth
 from matex_tf.steps.agreement import agree_on_plan
 from matex_tf.steps.exchanger import RankExchanger
-from matex_tf.steps.plan import NO_BATCH, NO_WORK
+from matex_tf.steps.plan import NO_WORK
 from matex_tf.steps.session_draws import SessionCopy
-from matex_tf.steps.session_variables import SessionVariables, is_inside, list_changed, list_variables
+from matex_tf.steps.session_variables import SessionVariables, is_inside, list_changed, list_trained, list_variables
 from matex_tf.thread_flag import ThreadFlag
 from matex_tf.world import world
 
 PLACE = "a run of a session"
+NO_BATCH = "it takes no batch of two rows or more from a placeholder or an iterator of an open first dimension (None)"
 _PLANS = "plans of runs"
 _lock = threading.RLock()
 feeds_shares = ThreadFlag()
@@ -119,6 +120,8 @@ class SessionPlan:
             self.program, self.why_whole = self._read(rows)
         if are_own or self.why_whole not in (NO_BATCH, NO_WORK):
             self._agree()
+        elif list_trained(graph, needed, self.changed):
+            explain.say_whole(PLACE, self.why_whole, is_usual=False)
         if self.why_whole:
             self._order_collectives()
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -33,14 +33,32 @@ def list_changed(needed: Sequence[Any], has_feeds: bool) -> set[str]:
     """
     if not has_feeds and not any(map(_is_apart, needed)):
         return set()
+    return _list_used(needed, lambda op, tensor: op.type not in _READS and _may_write(op, tensor))
+
+
+def list_trained(graph: Any, needed: Sequence[Any], changed: set[str]) -> set[str]:
+    """The names of the weights among `changed` that the run reads, too: a run that only sets weights trains nothing."""
+    import tensorflow as tf
+
+    weights = {one.op.name for one in graph.get_collection(tf.compat.v1.GraphKeys.TRAINABLE_VARIABLES)}
+    return changed & weights & _list_used(needed, _reads)
+
+
+def _list_used(needed: Iterable[Any], is_used: Callable[[Any, Any], bool]) -> set[str]:
+    """The names of the variables of which `is_used(op, tensor)` says that an op uses them by an input of its."""
     return {
         one.name
         for op in needed
-        if op.type not in _READS
         for tensor in op.inputs
-        if _may_write(op, tensor)
+        if _is_reference(tensor) and is_used(op, tensor)
         for one in _find_variables(tensor)
     }
+
+
+def _reads(op: Any, tensor: Any) -> bool:
+    if tensor.dtype._is_ref_dtype:
+        return not _may_write(op, tensor)
+    return op.op_def is None or not op.type.startswith(("Assign", "VarIsInitialized", "VariableShape"))
 
 
 def _may_write(op: Any, tensor: Any) -> bool:

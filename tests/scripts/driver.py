@@ -109,12 +109,7 @@ def variables_in(value):
     if isinstance(value, type):
         return None
     if hasattr(value, "get_weights") and hasattr(value, "layers"):
-        # Keras 2 has metrics' totals among them, of which each rank holds its part once other code has run.
-        counted = {id(variable) for metric in getattr(value, "metrics", []) for variable in metric.variables}
-        weights = value.get_weights()
-        if len(weights) != len(value.weights):
-            return weights
-        return [array for array, weight in zip(weights, value.weights) if id(weight) not in counted]
+        return value.get_weights()
     if isinstance(value, tf.Module) and not hasattr(value, "get_config"):
         return [variable.numpy() for variable in value.variables]
     if isinstance(value, tf.Variable) and tf.executing_eagerly():
