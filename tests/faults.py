@@ -73,8 +73,8 @@ FAULTS = {
     ),
     "a rank without rows counts the row that it computes": Fault(
         "matex_tf/steps/exchanger.py",
-        "weight = tf.cast(contributes, tf.float64)",
-        "weight = tf.constant(1.0, tf.float64)",
+        "for one in (share.contributes, share.total)])",
+        "for one in (True, share.total)])",
         "tests/loops/test_borders.py",
     ),
     "a rank without rows gives the row that it computes": Fault(
@@ -123,12 +123,6 @@ FAULTS = {
         "ops/src/tensorflow/reduce_on_device.cc",
         "if (status.ok()) done->get_future().wait();",
         "",
-        "tests/ops/device",
-    ),
-    "each step waits for all that a GPU does": Fault(
-        "matex_tf/sharding/step_weight.py",
-        'with tf.device("CPU:0"):  # from a GPU',
-        "if True:  # from a GPU",
         "tests/ops/device",
     ),
     "a note is said again and again": Fault(

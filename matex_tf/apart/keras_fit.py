@@ -12,6 +12,7 @@ from matex_tf.thread_flag import ThreadFlag
 from matex_tf.world import world
 
 HOOKS = KerasTable()
+ONLY_FIT = "only fit trains so"
 _LOST = "ranks train together in fit, whatever MATEX_STRATEGY says"
 
 is_within = ThreadFlag()
@@ -75,7 +76,7 @@ def start_listening() -> None:
     """From now on ranks take turns at the batches of `fit`, where they can."""
     events.training_begins.add_listener(_begin_training)
     events.epoch_begins.add_listener(_begin_epoch)
-    events.step_begins.add_listener(_note_step)
+    events.step_trained.add_listener(_note_trained)
     events.ranks_meet.add_listener(_meet)
     events.figures_told.add_listener(_tell_figures)
 
@@ -90,9 +91,14 @@ def _begin_epoch(model: Any, epoch: int) -> None:
         _fits[-1].begin_epoch()
 
 
-def _note_step(plan: Any) -> None:
-    if plan.trained and not is_within:
-        fit.say_not(plan.place, "only fit trains so")
+def _note_trained(plan: Any) -> None:
+    if not is_within:
+        fit.say_not(name_step(plan), ONLY_FIT)
+
+
+def name_step(plan: Any) -> str:
+    """The name, for people, of a step that has changed weights, of which `events.step_trained` tells."""
+    return "a loop of the script's own" if plan is None else str(plan.place)
 
 
 def _meet(doing: str) -> None:

@@ -23,7 +23,6 @@ from matex_tf.steps.plan import CopyKind
 from matex_tf.world import world
 
 _AT_ONCE = 1 << 22  # bytes of variables that are averaged in one piece, where more than one fit in
-ONLY_FIT = "only fit trains so"
 
 
 def is_chosen() -> bool:
@@ -61,6 +60,7 @@ class LocalSteps:
         events.training_begins.add_listener(self._begin_training)
         events.step_begins.add_listener(self._begin_step)
         events.step_ended.add_listener(self._end_step)
+        events.step_trained.add_listener(self._note_trained)
         events.ranks_meet.add_listener(self._meet)
         events.figures_told.add_listener(self._tell_figures)
 
@@ -72,8 +72,6 @@ class LocalSteps:
 
     def _begin_step(self, plan: Any) -> None:
         """A step that ranks share is that of one model, so that they meet before it."""
-        if plan.trained and not keras_fit.is_within:
-            say_not(plan.place, ONLY_FIT)
         is_training = bool(keras_fit.is_within) and self._model is not None and bool(plan.trained)
         is_apart = is_training and self._can_run_apart(plan)
         if not is_apart:
@@ -89,6 +87,13 @@ class LocalSteps:
         if is_apart:
             self._are_apart = True
             agreement.set_apart(True)
+
+    def _note_trained(self, plan: Any) -> None:
+        """Say of a step outside of `fit`, or of one that every rank computes whole, that ranks train it together."""
+        if not keras_fit.is_within:
+            say_not(keras_fit.name_step(plan), keras_fit.ONLY_FIT)
+        elif plan is not None and plan.why_whole:
+            say_not(plan.place, plan.why_whole)
 
     def _can_run_apart(self, plan: Any) -> bool:
         """Whether a rank can run the calls of a plan by itself."""

@@ -154,7 +154,9 @@ class Fit:
     # Keeping
 
     def note_trained(self, plan: Any) -> None:
-        """A step has trained, by the `plan` of its function."""
+        """A step has trained, by the `plan` of its function. One whose result is thrown away does not count."""
+        if self.is_over or self.is_away:
+            return
         if not self.run.has_trained:
             self.run.has_trained = True
             exit_marks.mark_training()

@@ -12,7 +12,7 @@ from matex_tf.adapt import changes, executor, leaving, offers
 from matex_tf.adapt.offers import Offer
 from matex_tf.resilience import fit_state, run_state
 from matex_tf.runtime.exits import exit_marks
-from matex_tf.servers.pieces import update_costs
+from matex_tf.servers.pieces import slots, update_costs
 from matex_tf.world import rank_ends
 
 HOSTS = ["a", "b", "c", "d"]
@@ -68,10 +68,18 @@ def test_a_strategy_is_chosen_by_the_optimizer_that_is_trained(monkeypatch):
     class Optimizer:
         pass
 
+    class Variable:
+        def __init__(self, optimizer, size):
+            self.slot, self.size = slots.Slot(self, optimizer), size
+
     folds = [Optimizer() for _ in range(5)]
+    monkeypatch.setattr(slots, "find_slot", lambda one: one.slot)
+    monkeypatch.setattr(update_costs, "measure_bytes", lambda found: sum(one.size for one in found))
     for number, optimizer in enumerate(folds):
-        monkeypatch.setattr(update_costs, "measure_bytes", lambda _, number=number: 100 * number)
-        update_costs.note_shares(optimizer, [], [], None)
+        held = [Variable(optimizer, 100 * number)]
+        holding = SimpleNamespace(list_variables=lambda held=held: held)
+        own = SimpleNamespace(graph=SimpleNamespace(variables=held))
+        update_costs.note_step(SimpleNamespace(trained=held, own=own, program=None, pieces=holding, why_whole=""))
     assert update_costs.count_bytes(folds[3]) == (300, 300)
     assert update_costs.count_bytes(SimpleNamespace(inner_optimizer=folds[2])) == (200, 200)
     assert update_costs.count_bytes(Optimizer()) == update_costs.count_bytes(None) == (0, 0)
@@ -177,13 +185,13 @@ def test_what_cannot_be_read_is_no_offer(folder):
 
 
 def test_a_step_counts_as_training_unless_it_is_thrown_away(folder):
-    saved = {"ended": True, "epoch": 2, "step": 0, "epochs": 2}
-    kept = iter([saved, None])
+    ended = {"ended": True, "epoch": 2, "step": 0, "epochs": 2}
+    kept = iter([ended, {**ended, "ended": False}, None])
     run = SimpleNamespace(
         fits=0, epochs=0, has_trained=False, load_state=lambda fit: next(kept), may_save=lambda fit: False
     )
-    for trains in (False, True):
-        fit_state.Fit(run, SimpleNamespace(stop_training=False)).end_batch(1)
+    for trains in (False, False, True):
+        fit_state.Fit(run, SimpleNamespace(stop_training=False)).note_trained(None)
         assert exit_marks.has_trained(folder) == trains
 
 
