@@ -57,7 +57,11 @@ def _select_readable(variables: Iterable[Any]) -> list[Any]:
 
 
 def _read_value(variable: Any) -> np.ndarray:
-    return np.asarray(reduction.find_tf_variable(variable).numpy())
+    import tensorflow as tf
+
+    inner = reduction.find_tf_variable(variable)
+    with tf.device(inner.device):  # else one in the host's memory is copied to a GPU and back
+        return np.asarray(inner.numpy())
 
 
 def _digest_values(values: Sequence[np.ndarray]) -> list[tuple[Any, ...]]:
