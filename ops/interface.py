@@ -69,7 +69,6 @@ _FUNCTIONS = {
     "matex_store_lost": (c_int, [c_int]),
     "matex_store_version": (c_int, [c_int]),
     "matex_store_data": (c_void_p, []),
-    "matex_store_want": (None, [c_int64]),
     "matex_forget": (None, []),
     "matex_watch_sender": (c_int, [c_int, POINTER(c_int), c_int]),
     "matex_came_from_launchers": (c_int, [c_int]),

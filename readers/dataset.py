@@ -152,12 +152,12 @@ class DataSet:
         return self._held.set_scale() if self._normalize == "standard" else None
 
     def next_train_batch(self, n: int) -> Batch:
-        """(data, labels) of this rank's rows of the next global batch of `n` training rows.
+        """(data, labels) of the next global batch of `n` training rows, the same on all ranks. Collective.
 
-        Every row is used once an epoch; the last batch of an epoch has the rows that are left, and the next call
-        begins the next epoch. A rank takes its own rows in order, in proportion to what it holds. A rank that has
-        none in a step (n is less than the number of ranks) gets one row, which counts for nothing in the gradient.
-        Labels are None where there are none.
+        The rows of rank 0 come first. Every row is used once an epoch; the last batch of an epoch has the rows that
+        are left, and the next call begins the next epoch. A rank takes its own rows in order, in proportion to what it
+        holds. Labels are None where there are none. With `rank=` and `size=` a batch has that rank's rows only, at
+        least one.
         """
         return self._take_next("next_train_batch", "training", n)
 
@@ -178,6 +178,8 @@ class DataSet:
         part: str = "training",
     ) -> Any:
         """A tf.data.Dataset of (data, labels), this rank's rows of each global batch, streamed from disk.
+
+        Eager code that iterates it sees the rows of all ranks.
 
         For data larger than memory: some pieces of 8 MiB are held at a time, and the next batches are read while a
         step computes; a table of text that opening could keep in memory is streamed from there. `shuffle=True` gives

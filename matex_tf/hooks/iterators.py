@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
+from matex_tf import ops
 from matex_tf.runtime.hooks import Table
 from matex_tf.runtime.loop_hooks import put_loop
 from matex_tf.sharding import iteration
 from matex_tf.steps import capture, own_data
+from matex_tf.world import world
 
 HOOKS = Table()
 
@@ -40,6 +43,25 @@ def _wrap_next(original: Any) -> Any:
             return original(self)
 
     return take_next
+
+
+@HOOKS.replace(
+    "tensorflow.python.data.ops.iterator_ops",
+    "OwnedIterator._create_iterator",
+    "the end of an iterator may block a rank",
+    optional=True,
+)
+def _wrap_create(original: Any) -> Any:
+    """An iterator that is dropped ends in another thread: its end can take a minute (ops/src/tensorflow/let_go.cc)."""
+
+    def create_iterator(self, dataset):
+        import tensorflow as tf
+
+        original(self, dataset)
+        if world.is_active() and tf.executing_eagerly():
+            weakref.finalize(self, ops.let_go, self._iterator_resource).atexit = False
+
+    return create_iterator
 
 
 @contextlib.contextmanager

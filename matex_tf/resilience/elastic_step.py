@@ -51,17 +51,23 @@ class Undo:
     """
 
     def __init__(self, step: plan.StepPlan):
-        import tensorflow as tf
-
         graph = step.own.graph
         others = [op for op in graph.get_operations() if op is not step.source]
         self.takes = _have_op(others, (*sources.SOURCES, "IteratorGetNextAsOptional"))
         self._place, self._why_not = step.place, _find_obstacle(step, others)
-        self._variables = changed = pieces.list_kept(whole_code.list_changed(step.own))
+        self._changed = whole_code.list_changed(step.own)
+        self._variables: list[Any] = []
         self._values: list[Any] = []
-        self._read = tf.function(lambda: [one.read_value() for one in changed], autograph=False).get_concrete_function()
+        self._read: Any = list
 
     def save(self) -> None:
+        import tensorflow as tf
+
+        found = pieces.list_kept(self._changed)
+        if list(map(id, found)) != list(map(id, self._variables)):
+            self._variables = found
+            read = tf.function(lambda: [one.read_value() for one in found], autograph=False)
+            self._read = read.get_concrete_function()
         self._values = self._read()
 
     def restore(self) -> None:

@@ -51,7 +51,7 @@ class Body:
         self.plan = phases.Phases(self.program, self.gives, len(exchanges) + 1, self.copy.is_ordered)
         for wave in exchanges:
             self.plan.exported.update(id(one.value) for one in wave)
-        values = [[one.value for one in wave] for wave in exchanges]
+        values = [[one.value for one in wave if id(one.value) not in self.publications] for wave in exchanges]
         found_labels = labels.label_waves(self.program, values)
         last = max((level for level, wave in enumerate(found_labels) if any(wave)), default=None)
         for level, found in enumerate(self.plan.levels):
@@ -61,9 +61,9 @@ class Body:
                 for run in phase.runs:
                     self._build_segment([node for node in run if id(node) not in published])
             if level < len(exchanges):
-                labelled = list(zip(exchanges[level], found_labels[level]))
-                self._exchange([one for one in labelled if id(one[0].value) not in self.publications], level == last)
-                self._publish([one.value for one, _ in labelled if id(one.value) in self.publications])
+                wave = [one for one in exchanges[level] if id(one.value) not in self.publications]
+                self._exchange(list(zip(wave, found_labels[level])), level == last)
+                self._publish([one.value for one in exchanges[level] if id(one.value) in self.publications])
         made = [self._convert(value, need) for value, need in zip(self.program.outputs, self.gives)]
         for tensor, value, need in zip(made, self.program.outputs, self.gives):
             self._set_shape(tensor, value, need)

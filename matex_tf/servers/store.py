@@ -123,13 +123,3 @@ def map_bytes(size: int) -> Any:
 def count_trained() -> int:
     """The batches that were trained since they were dealt, by whomever."""
     return ops.get_library().c.matex_store_trained()
-
-
-def want_batch(place: int) -> None:
-    """The pipeline of this process is to give the batch at this place of it; -1: all of them."""
-    ops.get_library().c.matex_store_want(place)
-
-
-def is_wanted(place: Any) -> Any:
-    """In a pipeline: whether the batch at `place` is the one that this rank is to train."""
-    return ops.get_library().ops.matex_is_wanted(place=place)

@@ -64,6 +64,13 @@ class Arguments:
             return tuple(kinds), len(args)  # as most steps have them: the text takes longer than all else
         return tuple(kinds), repr(tf.nest.map_structure(lambda leaf: 0, self.given))
 
+    @property
+    def has_lasting_key(self) -> bool:
+        """Whether the last key knows nothing by its address but variables: of others the next may have the address."""
+        import tensorflow as tf
+
+        return all(isinstance(refer(), tf.Variable) for refer in self.kept)
+
     def _keep(self, leaf: Any) -> int:
         self.kept.append(_make_reference(leaf))
         return id(leaf)

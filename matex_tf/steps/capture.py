@@ -7,6 +7,8 @@ import threading
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from matex_tf import tags
+
 _state = threading.local()
 _UNLIKE = frozenset(
     (
@@ -48,15 +50,20 @@ def trace_step(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     """
     import tensorflow as tf
 
+    def make_caller() -> Any:
+        caller = tf.function(lambda *given, **named: function(*given, **named), autograph=False)
+        return caller.get_concrete_function(*args, **kwargs)
+
+    before = is_tracing(), has_opened()
     _state.traces, _state.has_opened = True, False
     try:
         own = function.get_concrete_function(*args, **kwargs)
         if not function._jit_compile and len(own.graph.outputs) == len(own.function_type.flat_outputs):
             return own
-        caller = tf.function(lambda *given, **named: function(*given, **named), autograph=False)
-        return caller.get_concrete_function(*args, **kwargs)
+        return tags.get_or_make_tag(own.graph, "caller", make_caller)
     finally:
-        _state.traces = False
+        _state.traces = before[0]
+        _state.has_opened = has_opened() or (before[0] and before[1])
 
 
 def trace_graph(function: Any, specs: Any) -> Any:

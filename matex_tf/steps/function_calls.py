@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from matex_tf import tags
-from matex_tf.steps import agreement, capture, events, explain, own_data, pieces
+from matex_tf.steps import agreement, capture, events, explain, failures, own_data, pieces
 from matex_tf.steps.arguments import Arguments, is_source
 from matex_tf.steps.plan import StepPlan
 from matex_tf.steps.tapes import calls
@@ -112,7 +112,17 @@ def call_function(
         return result
     given, named = arguments.given
     inputs = plan.own.function_type.unpack_inputs(plan.own.function_type.bind(*given, **named))
-    return plan.call(inputs, plan.take_batch(inputs), arguments.list_sources())
+    return plan.call(inputs, _take_batch(plan, inputs), arguments.list_sources())
+
+
+def _take_batch(plan: StepPlan, inputs: list[Any]) -> Any:
+    import tensorflow as tf
+
+    try:
+        return plan.take_batch(inputs)
+    except tf.errors.OpError:  # of the pipeline, maybe on this rank alone
+        with failures.fail_together(plan.place):
+            raise
 
 
 def find_plan(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> StepPlan:

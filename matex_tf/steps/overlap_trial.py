@@ -18,7 +18,7 @@ from matex_tf import ops, settings
 from matex_tf.ops import overlap
 from matex_tf.rewrite.functions import has_op
 from matex_tf.runtime import objects
-from matex_tf.steps import events, report
+from matex_tf.steps import draws, events, report
 from matex_tf.world import world
 
 KIND_GRADIENTS = 1
@@ -70,15 +70,15 @@ def _end_call(plan: Any) -> None:
 
 
 class Trial:
-    """The trial of one step. is_overlapped: the way in which the next call goes; kinds: of copies, by way."""
+    """The trial of one step. is_overlapped: the way in which the next call goes; kinds: within what copies are made, by way."""
 
     def __init__(self, plan: Any) -> None:
         self.is_overlapped = overlap.is_usual()
-        usual = plan.copy_kind
-        other = usual._replace(make_within=functools.partial(overlap.trace_as, not self.is_overlapped))
-        self.kinds = {self.is_overlapped: usual, not self.is_overlapped: other}
+        other = functools.partial(overlap.trace_as, not self.is_overlapped)
+        self.kinds = {self.is_overlapped: plan.copy_kind.make_within, not self.is_overlapped: other}
         size = None if plan.program is None else report.describe(plan.program).bytes
-        self.is_over = (size or 0) < LEAST_BYTES
+        # Another copy would begin anew a sequence of random numbers.
+        self.is_over = (size or 0) < LEAST_BYTES or draws.has_sequence(plan.own.graph)
         self._first: float | None = None  # seconds of a call the first way
         self._begin_timing()
 
@@ -129,7 +129,7 @@ class Trial:
 
     def _go_on_with(self, plan: Any, way: bool) -> None:
         self.is_overlapped = way
-        plan.use_copy(self.kinds[way])
+        plan.use_copy(plan.copy_kind._replace(make_within=self.kinds[way]))
         self._begin_timing()
 
 

@@ -64,7 +64,7 @@ class PieceVariable(BaseResourceVariable):
 
     def take_apart(self) -> None:
         """Keep this rank's piece of a value that is whole."""
-        if not self.is_apart():
+        if not self.is_refused and not self.is_apart():
             self._put(_read(self))
 
     def make_whole(self) -> None:

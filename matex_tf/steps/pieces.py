@@ -76,7 +76,7 @@ def _has_written(graph: Any) -> bool:
 
 def list_kept(variables: Iterable[Any]) -> list[Any]:
     """The variables of TensorFlow that have the values of these while those of ours are in pieces."""
-    return [getattr(one, "piece", one) for one in variables]
+    return [one.piece if getattr(one, "cuts", ()) and not one.is_refused else one for one in variables]
 
 
 class Holding:

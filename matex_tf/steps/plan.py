@@ -243,6 +243,8 @@ class StepPlan:
             sources: the iterators and datasets among the arguments.
         """
         if batch is None:
+            for one in self.pieces.list_variables():  # which ops of the script's function may read before the data end
+                one.make_whole()
             return self.own._call_flat(list(inputs), self.own.captured_inputs)
         given = [*inputs, *batch]
         flags = [*self.divided[: self.given], *self.divided[len(self.are_own) :]]

@@ -216,8 +216,14 @@ class SessionPlan:
             if rows and not self.are_own:
                 _compare_rows(rows)
         held.agree(session, self.variables)
-        with failures.fail_together(PLACE):
-            return self._run_shared(rows, run)
+        import tensorflow as tf
+
+        try:
+            with failures.fail_together(PLACE):
+                return self._run_shared(rows, run)
+        except tf.errors.OpError:  # some ranks may have set variables that others have not
+            held.forget(op.name for op in self.variables)
+            raise
 
     def _run_shared(self, rows: Sequence[Any], run: Callable[..., list[Any]]) -> list[Any]:
         if self.own_rows is None:

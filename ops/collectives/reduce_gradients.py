@@ -33,8 +33,7 @@ def reduce_gradients(
         tensors: float16, bfloat16, float32 or float64, mixed at will, of any shapes; the same on all ranks.
         names: what each is the gradient of; part of what ranks agree on, and shown where they differ.
         weight: this rank's weight, a float64 scalar. A weight of 0 stands for zeros, whatever the tensors hold. Or a
-            vector of that, the rows of the global batch and the number of the call of the step, on which the ranks
-            must then agree.
+            vector of that and the rows of the global batch, on which the ranks must then agree.
         place: where in the program the update is, for messages.
         checked: whether gradients that are no finite numbers are an error, on every rank, that names whose they are.
         variables: this process's number of the variable that each is the gradient of, 0 where it is of none; by these
@@ -65,13 +64,10 @@ def reduce_gradients(
         if tensor.dtype not in (tf.float16, tf.bfloat16, tf.float32, tf.float64):
             raise TypeError(f"reduce_gradients: expected floating-point tensors, but {name!r} is {tensor.dtype.name}")
     weight = common.make_tensor("reduce_gradients", weight, tf.float64)
-    if not any(weight.shape.is_compatible_with(shape) for shape in ([], [2], [3])):
-        raise ValueError(
-            f"reduce_gradients: expected a scalar weight, or weight, rows and call; given shape {weight.shape}"
-        )
+    if not any(weight.shape.is_compatible_with(shape) for shape in ([], [2])):
+        raise ValueError(f"reduce_gradients: expected a scalar weight, or weight and rows; given shape {weight.shape}")
     if not is_update:
-        numbers = [weight] if weight.shape.rank == 0 else tf.unstack(weight)
-        weight = tf.stack([numbers[0], tf.constant(_NO_UPDATE, tf.float64), *numbers[2:]])
+        weight = tf.stack([tf.reshape(weight, [-1])[0], tf.constant(_NO_UPDATE, tf.float64)])
     elif overlap.is_chosen(tensors):
         return overlap.reduce_gradients(tensors, names, weight, place, checked, variables, cuts)
     if not world.is_active():

@@ -1,4 +1,4 @@
-"""DataSet under mpirun: each rank reads its share, and what fails on one rank is raised on all."""
+"""DataSet under mpirun: each rank reads its share, batches have the rows of all, and errors are raised on all."""
 
 import gzip
 import io
@@ -41,9 +41,17 @@ assert (data.local_slice.start, data.local_slice.stop) == expected
 whole = np.load(os.path.join(common, "mnist.npz"))
 assert np.array_equal(data.training_data, whole["x_train"][slice(*expected)])
 assert np.array_equal(data.testing_labels, whole["y_test"][slice(*row_shares.deal_block(1000, rank, size))])
-labels = [data.next_train_batch(1501)[1] for _ in range(3)]
-assert np.array_equal(np.concatenate(labels), data.training_labels)
-assert sum(objects.allgather(len(labels[0]), "rows")) == 1501
+# Eager code sees whole batches: every row once, those of each rank in their order, the same on all ranks.
+def rows_of(x, y):
+    return [(one.tobytes(), int(label)) for one, label in zip(x, y)]
+taken = [data.next_train_batch(1501) for _ in range(3)]
+assert [len(x) for x, _ in taken] == [1501, 1501, 998]
+found = [row for x, y in taken for row in rows_of(x, y)]
+everything = rows_of(whole["x_train"], whole["y_train"])
+assert sorted(found) == sorted(everything)
+mine = set(everything[slice(*expected)])
+assert [row for row in found if row in mine] == everything[slice(*expected)]
+assert len(set(objects.allgather(hash(tuple(found)), "hashes"))) == 1
 
 # An archive is unpacked by one rank of the host; none of it stays.
 data, alone = DataSet(archive), DataSet(archive, rank=rank, size=size)

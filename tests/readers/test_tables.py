@@ -16,7 +16,7 @@ import json, os, sys
 import numpy as np
 import matex_tf
 from matex_tf.runtime import objects
-from matex_tf.world import world
+from matex_tf.steps import own_data
 from matex_tf.readers import DataSet, ReaderError
 
 folder, large = sys.argv[1:]
@@ -30,11 +30,17 @@ def read_bytes():
 def same(a, b):
     return a.dtype == b.dtype and np.array_equal(a, b, equal_nan=True)
 
+def join(stream):
+    return [np.concatenate(found) for found in zip(*[(x.numpy(), y.numpy()) for x, y in stream])]
+
+def list_rows(x, y):
+    return sorted(one.tobytes() + other.tobytes() for one, other in zip(np.asarray(x), np.asarray(y)))
+
 # What opening kept is what each rank reads by itself, by the places of records.
 options = {"labels": ["kind", "y"], "missing": "nan"}
 for path in ("one.csv", "part-*.csv", "part-*.csv.gz"):
     for name, more in {
-        "block": {}, "cyclic": {"distribution": "cyclic"}, "batch": {"distribution": "batch", "batch_size": 7},
+        "block": {}, "cyclic": {"distribution": "cyclic"}, "batch": {"distribution": "batch", "batch_size": 75},
         "split": {"validation_fraction": 0.2, "test_fraction": 0.1},
         "spread": {"validation_fraction": 0.2, "split": "spread", "distribution": "cyclic"},
         "only counted": {"memory": 0, "validation_fraction": 0.2},
@@ -46,10 +52,15 @@ for path in ("one.csv", "part-*.csv", "part-*.csv.gz"):
         for part in parts:
             for field in ("data", "labels"):
                 fine.append(same(getattr(data, f"{part}_{field}"), getattr(alone, f"{part}_{field}")))
-        stream = data.as_dataset(7, part=parts[-1])
-        mine = zip(*[(x.numpy(), y.numpy()) for x, y in stream])
-        fine += [same(np.concatenate(found), np.asarray(getattr(alone, f"{parts[-1]}_{field}")))
+        # A rank's stream has its rows. Eager code sees every row once, with its labels.
+        stream = data.as_dataset(75, part=parts[-1])
+        with own_data.compute_alone():
+            mine = join(stream)
+        fine += [same(found, np.asarray(getattr(alone, f"{parts[-1]}_{field}")))
                  for found, field in zip(mine, ("data", "labels"))]
+        whole = DataSet("CSV", f"{folder}/{path}", rank=0, size=1, **options, **more)
+        fine.append(list_rows(*join(stream)) == list_rows(*(getattr(whole, f"{parts[-1]}_{field}")
+                                                            for field in ("data", "labels"))))
         said[f"{path} {name}"] = fine
     standard = DataSet("CSV", f"{folder}/{path}", columns=["x", "y"], missing="nan", normalize="standard",
                        validation_fraction=0.3, distribution="cyclic")
@@ -60,9 +71,10 @@ for path in ("one.csv", "part-*.csv", "part-*.csv.gz"):
         found, rows = getattr(standard, f"{part}_data"), getattr(whole, f"{part}_data")
         said[f"{path} {part} scaled"] = [np.allclose(found, ((rows - mean) / deviation)[rank::size], equal_nan=True)]
 
-# Fewer rows than ranks: a rank without rows has one for weight 0.
+# Fewer rows than ranks: a rank without rows sees the batch of all.
+few_rows = DataSet("CSV", f"{folder}/few.csv", labels="y", rank=0, size=1).training_data.tolist()
 few = DataSet("CSV", f"{folder}/few.csv", labels="y")
-said["few"] = [few.training_data.shape[0] == (1 if rank < 2 else 0), len(few.next_train_batch(2)[0]) == 1]
+said["few"] = [few.training_data.shape[0] == (1 if rank < 2 else 0), few.next_train_batch(2)[0].tolist() == few_rows]
 
 # Each rank reads its part of the text, the head and a chunk.
 before = read_bytes()

@@ -36,6 +36,7 @@ _DRAWING = (
     "Multinomial",
 )
 ONE_ROW = "have one row each, of which ranks can share nothing"
+OBJECT = "take an object of Python, of which nothing shows whether it is the one of a call before"
 _VALUES = (bool, int, float, complex, str, bytes, type(None))
 """Arguments of one kind that are such are equal."""
 _MOST_KINDS, _MOST_PLANS = 64, 16
@@ -156,6 +157,9 @@ def _call(
     kinds = find_kinds(owner)
     hung = [tuple(list_hung(leaf)) for leaf in arguments.leaves]
     key = len(first_calls.get_tapes()), tuple(hung), arguments.make_key()
+    if not arguments.has_lasting_key:
+        whole_code.note_reason(first_calls.get_tapes(), f"the calls of '{name}' {OBJECT}")
+        return plain()
     if key not in kinds and len(kinds) >= _MOST_KINDS:
         return plain()
     kind = kinds.setdefault(key, Kind())

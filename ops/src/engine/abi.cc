@@ -285,7 +285,6 @@ MATEX_EXPORT int matex_store_lose(int rank, int64_t* ticket) { return matex::The
 MATEX_EXPORT int matex_store_lost(int rank) { return matex::TheStore()->IsLost(rank); }
 MATEX_EXPORT int matex_store_version(int rank) { return matex::TheStore()->VersionOf(rank); }
 MATEX_EXPORT void* matex_store_data() { return matex::TheStore()->data(); }
-MATEX_EXPORT void matex_store_want(int64_t place) { matex::WantedPlace() = place; }
 
 MATEX_EXPORT void matex_store_leave() {
   if (const std::shared_ptr<matex::SharedStore> store = matex::TheStore()) store->Leave();

@@ -114,13 +114,13 @@ bool KeptLayout::IsOf(OpKernelContext* context) const {
 
 TfStatus WeightOf(const char* op, const Tensor& given, Weight* weight) {
   const int64_t count = given.NumElements();
-  if (given.dims() > 1 || count < 1 || count > 3) {
-    return errors::InvalidArgument(op, ": expected a scalar weight, or weight, rows and call, not shape ",
+  if (given.dims() > 1 || count < 1 || count > 2) {
+    return errors::InvalidArgument(op, ": expected a scalar weight, or weight and rows, not shape ",
                                    given.shape().DebugString());
   }
   const double* const numbers = static_cast<const double*>(DataOf(given));
   weight->weight = numbers[0];
-  weight->batch = {count > 1 ? static_cast<int64_t>(numbers[1]) : 0, count > 2 ? static_cast<int64_t>(numbers[2]) : 0};
+  weight->batch = count > 1 ? static_cast<int64_t>(numbers[1]) : 0;
   return TfStatus();
 }
 

@@ -61,8 +61,7 @@ class KeptLayout {
   std::shared_ptr<const Made> made_;
 };
 
-// The input `weight` of an op that reduces gradients: this rank's weight and, as far as it says, the rows and the call of
-// the `Batch`.
+// The input `weight` of an op that reduces gradients: this rank's weight and, where it says so, the rows of the `Batch`.
 struct Weight {
   double weight = 1;
   Batch batch;

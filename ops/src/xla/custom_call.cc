@@ -86,8 +86,7 @@ Error Run(const Prepared& prepared, const void* const* in, void* const* out) {
   switch (request.kind) {
     case Kind::kGradients: {
       const double* const weight = static_cast<const double*>(in[count]);
-      const Batch batch(request.numbers > 1 ? static_cast<int64_t>(weight[1]) : 0,
-                        request.numbers > 2 ? static_cast<int64_t>(weight[2]) : 0);
+      const Batch batch(request.numbers > 1 ? static_cast<int64_t>(weight[1]) : 0);
       return ReduceInline(*prepared.layout, in, out, weight[0], batch, [&request] { return request.place; });
     }
     case Kind::kAllreduce:

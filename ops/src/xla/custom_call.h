@@ -16,7 +16,7 @@ struct Request {
   Kind kind = Kind::kBarrier;
   Reduction reduction = Reduction::kSum;  // of an allreduce
   int root = 0;                           // of a broadcast
-  int numbers = 1;                        // of gradients: the weight, the rows, the call; so many of these are said
+  int numbers = 1;                        // of gradients: the weight, the rows; so many of these are said
   bool checked = false;                   // of gradients: whether such as are no finite numbers are an error
   std::vector<Entry> entries;
   std::string place;

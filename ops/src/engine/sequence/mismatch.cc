@@ -16,7 +16,7 @@ bool SamePlace(const Report& a, const Report& b) {
   return a.kind == b.kind && a.what == b.what && a.number == b.number && a.entries == b.entries &&
          a.chunk_bytes == b.chunk_bytes && a.fuse_bytes == b.fuse_bytes && a.compression == b.compression &&
          a.compiled == b.compiled && a.checked == b.checked && a.way == b.way &&
-         a.batch.rows == b.batch.rows && a.batch.call == b.batch.call;
+         a.batch.rows == b.batch.rows;
 }
 
 std::string Settings(const Report& report) {
@@ -68,17 +68,10 @@ std::string Difference(size_t a, size_t b, const std::vector<Report>& reports) {
 
 std::string ExplainBatches(const std::vector<Report>& reports) {
   for (size_t rank = 1; rank < reports.size(); ++rank) {
-    const Batch &first = reports[0].batch, &other = reports[rank].batch;
-    const auto told = [&](int64_t of_first, int64_t of_other) {
-      return reports[0].what + ": " + std::to_string(of_first) + " on " + Named(0, reports) + ", " +
-             std::to_string(of_other) + " on " + Named(rank, reports);
-    };
-    if (first.call != other.call) {
-      return "ranks are at different calls of " + told(first.call, other.call) +
-             ". All ranks must go through the same steps: an error in one rank's rows may have ended a call there.";
-    }
-    if (first.rows != other.rows) {
-      return "the ranks' batches have different numbers of rows at " + told(first.rows, other.rows) +
+    const int64_t first = reports[0].batch.rows, other = reports[rank].batch.rows;
+    if (first != other) {
+      return "the ranks' batches have different numbers of rows at " + reports[0].what + ": " + std::to_string(first) +
+             " on " + Named(0, reports) + ", " + std::to_string(other) + " on " + Named(rank, reports) +
              ". Every rank must read the same data in the same order.";
     }
   }
@@ -133,7 +126,6 @@ std::string Encode(const Report& report) {
   Put(text, report.entries);
   Put(text, report.way);
   Put(text, report.batch.rows);
-  Put(text, report.batch.call);
   return text;
 }
 
@@ -152,7 +144,6 @@ Report Decode(const std::string& text) {
   report.entries = fields.Entries();
   report.way = fields.Text();
   report.batch.rows = fields.Number();
-  report.batch.call = fields.Number();
   return report;
 }
 

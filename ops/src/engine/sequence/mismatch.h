@@ -24,13 +24,12 @@ enum class Kind : int {
 constexpr int kKinds = 9;
 
 // What ranks must agree on of a reduction besides its tensors. rows: of the global batch, 0 if not said, and -1 where none
-// of the tensors is a gradient: it is no update then. call: the number of the call of the step that it is in; 0: not said.
+// of the tensors is a gradient: it is no update then.
 struct Batch {
-  Batch(int64_t rows = 0, int64_t call = 0) : rows(rows), call(call) {}
+  Batch(int64_t rows = 0) : rows(rows) {}
   bool is_update() const { return rows >= 0; }
 
   int64_t rows;
-  int64_t call;
 };
 
 // Where one rank is. For reductions only: what is of a layout, and of its batch.

@@ -123,8 +123,4 @@ class SharedStore {
 std::shared_ptr<SharedStore> TheStore();
 void SetTheStore(std::shared_ptr<SharedStore> store);
 
-// The place, in what a pipeline of this process gives, of the batch that it is to train; -1: each is given. It is by
-// place that a pipeline leaves out what other ranks train.
-std::atomic<int64_t>& WantedPlace();
-
 }  // namespace matex

@@ -1,5 +1,4 @@
-// The one store of this process, and which batch its pipeline is to give.
-#include <atomic>
+// The one store of this process.
 #include <memory>
 #include <mutex>
 
@@ -28,11 +27,6 @@ std::shared_ptr<SharedStore> TheStore() {
 void SetTheStore(std::shared_ptr<SharedStore> store) {
   std::lock_guard<std::mutex> lock(StoreMutex());
   KeptStore().swap(store);
-}
-
-std::atomic<int64_t>& WantedPlace() {
-  static std::atomic<int64_t> place{-1};
-  return place;
 }
 
 }  // namespace matex

@@ -274,7 +274,7 @@ Overlapped& TheOverlapped() {
 
 Error Announce(const Part& part, double weight, Batch batch, int64_t* ticket) {
   const std::function<std::string()> what = [&part] { return part.place; };
-  const int64_t agreed[] = {batch.rows, batch.call, part.more};
+  const int64_t agreed[] = {batch.rows, part.more};
   const Call call{Kind::kGradients, Hash(agreed, sizeof agreed, ~part.layout->key()), what, part.layout.get(), batch,
                   &part};
   auto update = std::make_shared<Update>(part, weight);

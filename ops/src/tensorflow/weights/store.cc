@@ -1,5 +1,5 @@
-// Variables over the memory of the store (engine/store/store.h): MatexView makes one such, MatexAdd, MatexAddRows and
-// MatexMove change it where it lies, and MatexIsWanted tells a pipeline which batch this rank is to train.
+// Variables over the memory of the store (engine/store/store.h): MatexView makes one such; MatexAdd, MatexAddRows and
+// MatexMove change it where it lies.
 //
 // TensorFlow's own ops must not change such a variable: where others read it they write a copy, which no rank sees.
 #include <algorithm>
@@ -197,17 +197,6 @@ class AddRowsKernel : public OpKernel {
   int sign_ = 1;
 };
 
-class IsWantedKernel : public OpKernel {
- public:
-  using OpKernel::OpKernel;
-  void Compute(OpKernelContext* context) override {
-    Tensor* wanted = nullptr;
-    OP_REQUIRES_OK(context, context->allocate_output(0, TensorShape({}), &wanted));
-    const int64_t place = WantedPlace();
-    wanted->scalar<bool>()() = place < 0 || context->input(0).scalar<tensorflow::int64>()() == place;
-  }
-};
-
 TfStatus NoOutput(shape_inference::InferenceContext*) { return TfStatus(); }
 
 // From now on the value of a variable is what lies in the store at `offset`; where it `writes`, its value is put there.
@@ -262,14 +251,6 @@ MATEX_ADD_ROWS(float, int32);
 MATEX_ADD_ROWS(float, tensorflow::int64);
 MATEX_ADD_ROWS(double, int32);
 MATEX_ADD_ROWS(double, tensorflow::int64);
-
-// Whether the batch at this place of a pipeline is the one that this rank is to train.
-REGISTER_OP("MatexIsWanted").Input("place: int64").Output("wanted: bool").SetIsStateful().SetShapeFn(
-    [](shape_inference::InferenceContext* context) {
-      context->set_output(0, context->Scalar());
-      return TfStatus();
-    });
-REGISTER_KERNEL_BUILDER(Name("MatexIsWanted").Device(DEVICE_CPU), IsWantedKernel);
 
 }  // namespace
 }  // namespace matex

@@ -1,0 +1,32 @@
+"""An iterator that is dropped ends in another thread: its end may take long, and all ranks would wait for it."""
+
+import launch
+
+SCRIPT = """
+import threading
+import tensorflow as tf
+import matex_tf
+
+goes_on, ended, found = threading.Event(), threading.Event(), []
+
+def give_rows():
+    try:
+        for number in range(100):
+            yield [float(number)]
+    finally:
+        found.append(goes_on.wait(20))
+        ended.set()
+
+dataset = tf.data.Dataset.from_generator(give_rows, output_signature=tf.TensorSpec([1]))
+iterator = iter(dataset)
+next(iterator)
+del iterator
+goes_on.set()
+assert ended.wait(60), "the iterator has not ended"
+assert found == [True], "the script has waited for the end of the iterator"
+print("done")
+"""
+
+
+def test_the_script_goes_on_while_an_iterator_ends():
+    assert "done" in launch.run(2, SCRIPT).check().stdout
