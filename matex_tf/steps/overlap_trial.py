@@ -70,7 +70,7 @@ def _end_call(plan: Any) -> None:
 
 
 class Trial:
-    """The trial of one step. is_overlapped: the way in which the next call goes; kinds: within what its copies are made."""
+    """The trial of one step. is_overlapped: how the next call goes; kinds: within what its copies are made, by way."""
 
     def __init__(self, plan: Any) -> None:
         self.is_overlapped = overlap.is_usual()
