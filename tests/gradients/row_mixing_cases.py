@@ -15,9 +15,9 @@ import tensorflow as tf
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-import growing  # noqa: E402
+import growing
 
-from matex_tf.world import world  # noqa: E402
+from matex_tf.world import world
 
 SPECS, BATCHES = growing.SPECS, (5, 4, 2, 5)
 results: dict = {}

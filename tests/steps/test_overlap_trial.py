@@ -77,7 +77,7 @@ keras = tf.keras
 def test_the_first_steps_decide(hosts):
     """On one host they are reduced at once to begin with, on several overlapped."""
     together = launch.run(2, SCRIPT, env={"MATEX_RANKS_PER_NODE": str(2 // hosts)}, timeout=240).check().stdout
-    fit = SCRIPT[SCRIPT.index("keras.utils") : SCRIPT.index("assert len(overlap_trial")]
+    fit = SCRIPT[SCRIPT.index("keras.utils") : SCRIPT.index("assert len(plans[-1]")]
     alone = launch.run_alone(ALONE + fit).check().stdout
     mine, theirs = ([float(word) for word in text.split("losses")[1].split()] for text in (alone, together))
     assert all(abs(a - b) < 1e-5 * a for a, b in zip(mine, theirs, strict=True))
