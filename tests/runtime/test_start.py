@@ -173,7 +173,7 @@ else:
     ],
 )
 def test_weights_that_drift_apart_are_named(style, last, every, where):
-    """After 1, 2, 4, 8, ... steps they are compared, after as many as asked for, at the end of an epoch, and at the end."""
+    """Weights are compared after 1, 2, 4, ... steps, every so many as asked for, and at the end of epoch and script."""
     result = launch.run(2, DRIFT, style, last, env={"MATEX_DRIFT_STEPS": str(every)})
     assert result.returncode == 1
     assert "drifted apart" in result.stderr and "kernel" in result.stderr and where in result.stderr
