@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import contextlib
+import re
+import traceback
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 from matex_tf import ops
 from matex_tf.gradients import variables
+from matex_tf.rewrite.graph_ops import iterate_graphs
 from matex_tf.runtime import objects
 from matex_tf.world import world
 
 _FAILURE = 8  # see `ops.rendezvous`
+_UNKNOWN_LINES = re.compile(
+    r"(Detected at node (\S+) defined at \(most recent call last\):\n)<stack traces unavailable>\n"
+)
 
 
 @contextlib.contextmanager
-def fail_together(place: str, used: Iterable[Any] = ()) -> Iterator[None]:
+def fail_together(place: str, used: Iterable[Any] = (), graph: Any = None) -> Iterator[None]:
     """Around a call of a step that ranks share: where it raises an error on one rank it raises that on all.
 
     Those ranks meet it in the collective that they have come to. Then all take rank 0's values of the variables `used`,
@@ -23,6 +29,7 @@ def fail_together(place: str, used: Iterable[Any] = ()) -> Iterator[None]:
 
     Args:
         place: names the step in messages.
+        graph: the script's graph of the step; its lines are told where an op that was copied from it failed.
 
     Raises:
         tf.errors.OpError: on every rank, of the kind of the first that failed, which the text names. Where all have
@@ -34,6 +41,8 @@ def fail_together(place: str, used: Iterable[Any] = ()) -> Iterator[None]:
     try:
         yield
     except tf.errors.OpError as error:
+        if graph is not None:
+            error._message = _UNKNOWN_LINES.sub(lambda found: _tell_lines(found, graph), error.message)
         if not world.is_active() or ops.read_failure():
             raise  # no collective goes on
         is_told = ops.count_completed(_FAILURE) != before
@@ -53,3 +62,12 @@ def fail_together(place: str, used: Iterable[Any] = ()) -> Iterator[None]:
         kind = tf.compat.v1.errors.exception_type_from_error_code(code)
         host = world.get_world().hosts[rank]
         raise kind(None, None, f"rank {rank} ({host}) failed in {place}: {message}") from error
+
+
+def _tell_lines(found: re.Match[str], graph: Any) -> str:
+    """Where the script made the op that failed: many ops of a copy are in functions that know no lines."""
+    for one in iterate_graphs(graph):
+        if found[2] in one._nodes_by_name:
+            lines = traceback.format_list(one.get_operation_by_name(found[2]).traceback)
+            return found[1] + "".join(lines)
+    return found[0]

@@ -255,7 +255,7 @@ class StepPlan:
         divided = self.divided if len(counts) < 2 else [False] * len(self.divided)
 
         def compute(instead: Mapping[int, Any]) -> Any:
-            with failures.fail_together(self.place, self.own.graph.variables):
+            with failures.fail_together(self.place, self.own.graph.variables, self.own.graph):
                 copy = self.find_copy(divided)
                 self.pieces.take_apart()
                 outputs = copy(*(instead.get(id(one), one) for one in given))

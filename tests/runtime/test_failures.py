@@ -139,7 +139,7 @@ for turn in range(30):
         ("text", 1, "there are no data at /scratch"),
         ("raise", 3, "with exit code 3"),
         ("hook", 1, "ValueError: a reason of my own"),
-        ("step", 1, "indices[0] = 77 is not in [0, 5)"),
+        ("step", 1, "[1] = 77 is out of range [0, 5)"),
     ],
 )
 def test_the_reason_reaches_the_terminal_however_one_rank_ends(how, code, said):
@@ -274,9 +274,7 @@ def test_a_rank_that_ends_early_is_named():
 def test_models_that_differ_are_named(script, arguments):
     result = failed(3, script, *arguments)
     assert "kernel" in result.output
-    # Gradients are compared last layer first, variables first layer first.
-    first, other = ("[4, 5]", "[4, 6]") if script is FIT else ("[5, 1]", "[6, 1]")
-    assert first in result.output and other in result.output
+    assert "[4, 5]" in result.output and "[4, 6]" in result.output
     assert "rank 0 (" in result.output and "rank 1 (" in result.output
 
 
@@ -361,7 +359,8 @@ def test_a_part_that_one_rank_does_not_come_to_fails_on_all_also_where_scripts_g
 
 def test_ranks_at_different_places_are_named():
     result = failed(2, LOOP, "break")
-    assert "the arguments of the model 'sequential'" in result.output and "metrics" in result.output
+    assert "the call of 'sequential'" in result.output and "rank 1 (" in result.output
+    assert "has ended its script" in result.output
 
 
 @pytest.mark.parametrize(
@@ -436,7 +435,7 @@ def test_a_traceback_is_of_the_script(frames):
         ("script.py", "<module>"),
         "RuntimeError: of my own",
     ]
-    assert (("training.py", "_call") in seen) == (frames == "full")
+    assert (("keras_data.py", "method") in seen) == (frames == "full")
     assert len(seen) - len(script) <= 1 or frames == "full", "the line of Keras that raises it again"
     assert ("MATEX_TRACEBACK=full shows the frames of matex_tf, too" in result.stderr) == (frames == "script")
 

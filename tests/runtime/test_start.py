@@ -16,7 +16,7 @@ import matex_tf
 ours = {name: [one.__file__, type(one.__spec__.loader).__name__, [at for at in dir(one) if "__" in at]]
         for name, one in sys.modules.items() if name.split(".")[0] == "matex_tf"}
 said = {"modules": dict(sorted(ours.items()))}
-from matex_tf.analysis.rules import registry
+from matex_tf.rewrite.rules import registry
 said["modules"]["rules"] = sorted(registry.RULES)
 """
 SCRIPT = (
@@ -126,19 +126,27 @@ import numpy as np
 import tensorflow as tf
 import matex_tf
 
+style, last = sys.argv[1], int(sys.argv[2])
 model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
-x, y = np.ones((64, 2), "float32"), np.zeros((64, 1), "float32")
-if sys.argv[1] == "fit":
-    spoil = keras.callbacks.LambdaCallback(
-        on_train_batch_end=lambda batch, logs: model.layers[0].kernel.assign_add([[0.1 * matex_tf.rank()], [0.0]]))
-    model.compile("sgd", "mse")
-    model.fit(x, y, epochs=2, verbose=0, callbacks=[spoil])
-elif sys.argv[1] == "batch":
-    model.compile("sgd", "mse")
-    for _ in range(2):
-        model.train_on_batch(x, y)
+x, y = np.ones((48, 2), "float32"), np.zeros((48, 1), "float32")
+steps = 0
+
+def spoil():  # by other amounts on each rank, after the step of this number
+    global steps
+    steps += 1
+    if steps == last:
         model.layers[0].kernel.assign_add([[0.1 * matex_tf.rank()], [0.0]])
-elif sys.argv[1] == "last":
+
+if style == "fit":
+    model.compile("sgd", "mse")
+    spoiler = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: spoil())
+    model.fit(x, y, batch_size=8, epochs=2, verbose=0, callbacks=[spoiler])
+elif style == "batch":
+    model.compile("sgd", "mse")
+    for _ in range(5):
+        model.train_on_batch(x, y)
+        spoil()
+elif style == "last":
     model.compile("sgd", "mse")
     model.fit(x, y, epochs=2, verbose=0)
     if matex_tf.rank() == 0:  # the best weights, which it saves
@@ -149,24 +157,27 @@ else:
         with tf.GradientTape() as tape:
             loss = tf.reduce_mean((model(a) - b) ** 2)
         optimizer.apply_gradients(zip(tape.gradient(loss, model.trainable_variables), model.trainable_variables))
-        model.layers[0].kernel.assign_add([[0.1 * matex_tf.rank()], [0.0]])
+        spoil()
 """
 
 
 @pytest.mark.parametrize(
-    "style, steps, where",
+    "style, last, every, where",
     [
-        ("fit", 4, "at the end of epoch 1"),
-        ("loop", 4, "after 4 updates"),
-        ("loop", 1000, "at the end of an epoch"),
-        ("batch", 1000, "at the end of the script"),
+        ("fit", 1, 1000, "after 2 steps"),
+        ("fit", 4, 3, "after 6 steps"),
+        ("fit", 5, 1000, "at the end of epoch 1"),
+        ("loop", 4, 3, "after 6 steps"),
+        ("loop", 4, 1000, "after 8 steps"),
+        ("batch", 5, 1000, "at the end of the script"),
     ],
 )
-def test_weights_that_drift_apart_are_named(style, steps, where):
-    result = launch.run(2, DRIFT, style, env={"MATEX_DRIFT_STEPS": str(steps)})
+def test_weights_that_drift_apart_are_named(style, last, every, where):
+    """Weights are compared after 1, 2, 4, ... steps, every so many as asked for, and at the end of epoch and script."""
+    result = launch.run(2, DRIFT, style, last, env={"MATEX_DRIFT_STEPS": str(every)})
     assert result.returncode == 1
     assert "drifted apart" in result.stderr and "kernel" in result.stderr and where in result.stderr
 
 
 def test_weights_that_rank_0_sets_after_training_are_no_drift():
-    assert "drifted" not in launch.run(2, DRIFT, "last").check().stderr
+    assert "drifted" not in launch.run(2, DRIFT, "last", 0).check().stderr

@@ -183,7 +183,6 @@ class CallPlan:
         record.record_operation(
             "SharedCall", [outputs[index] for index in self.upstream], list(followed), compute_gradients
         )
-        agreement.note_step()
         return outputs
 
     def _require_ranks(self) -> None:
