@@ -70,3 +70,8 @@ def make_on_device(make: Callable[..., Any], mark: Callable[..., Any], **inputs:
         after = make_in_order(mark)
     with tf.control_dependencies([after]):
         return [tf.identity(one) for one in made]
+
+
+def is_handle(tensor: Any) -> bool:
+    """Whether it is the variable's handle, as eager code has it."""
+    return _variable is not None and tensor is _variable.handle

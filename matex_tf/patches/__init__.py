@@ -16,9 +16,9 @@ from matex_tf.servers.pieces import owners, slots, update_costs
 
 _IN_ORDER = """
     hooks.eager_code hooks.functions hooks.iterators hooks.datasets hooks.keras_data hooks.models hooks.callbacks
-    hooks.sessions patches.imports patches.tf.xla patches.tf.strategy patches.tf.errors patches.files.saving
-    patches.files.downloads patches.files.python patches.files.libraries patches.files.tensorflow
-    patches.files.datasets patches.files.commands
+    hooks.sessions patches.imports patches.tf.control_flow patches.tf.xla patches.tf.strategy
+    patches.tf.errors patches.files.saving patches.files.downloads patches.files.python patches.files.libraries
+    patches.files.tensorflow patches.files.datasets patches.files.commands
 """.split()
 _ON_REQUEST = [
     "patches.files.journal",
