@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+
+_CALLS = ("Call", "If", "While", "Case", "Dataset")
+"""What is in the names of ops that call functions."""
 
 
 def list_op_types(graph: Any) -> set[str]:
@@ -30,6 +34,22 @@ def list_functions(node: Any) -> list[str]:
             names.append(attribute.func.name)
         names.extend(function.name for function in attribute.list.func)
     return names
+
+
+def iterate_graphs(graph: Any) -> Iterator[Any]:
+    """`graph`, and those of the functions that its ops call, and these in turn, each once; the nearest first."""
+    pending, seen = [graph], {id(graph)}
+    for one in pending:
+        yield one
+        for name in (name for op in one.get_operations() if _is_call(op) for name in list_functions(op.node_def)):
+            called = getattr(one._get_function(name), "graph", None)
+            if called is not None and id(called) not in seen:
+                seen.add(id(called))
+                pending.append(called)
+
+
+def _is_call(op: Any) -> bool:
+    return any(kind in op.type for kind in _CALLS)
 
 
 def evaluate_op(op: Any, inputs: list[Any]) -> list[Any]:
