@@ -34,7 +34,7 @@ results = {}
 @keras.utils.register_keras_serializable("cases")
 class Counted(keras.layers.Layer):
     def call(self, inputs):
-        with tf.control_dependencies([tf.numpy_function(note, [tf.shape(inputs)[0]], tf.int64)]):
+        with tf.control_dependencies([tf.numpy_function(note, [tf.raw_ops.Shape(input=inputs)[0]], tf.int64)]):
             return inputs * 2.0
 
     def compute_output_shape(self, shape):
