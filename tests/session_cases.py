@@ -29,7 +29,7 @@ def count_rows(rows):
 
 def note(tensor):
     """The tensor; its rows are counted where it is computed."""
-    with tf.control_dependencies([tf.numpy_function(count_rows, [tf.shape(tensor)[0]], tf.int64)]):
+    with tf.control_dependencies([tf.numpy_function(count_rows, [tf.raw_ops.Shape(input=tensor)[0]], tf.int64)]):
         return tf.identity(tensor)
 
 

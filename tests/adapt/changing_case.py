@@ -46,7 +46,7 @@ class Work(keras.layers.Layer):
             time.sleep(int(rows) / (320 if STRATEGY == "servers:auto" else 500))
             return np.int64(0)
 
-        noted = tf.numpy_function(work, [tf.shape(inputs)[0]], tf.int64)
+        noted = tf.numpy_function(work, [tf.raw_ops.Shape(input=inputs)[0]], tf.int64)
         with tf.control_dependencies([noted]):
             return tf.identity(inputs)
 

@@ -155,7 +155,7 @@ def session(optimizer, rows):
             CountRows.seen.append(int(rows))
             return np.int64(0)
 
-        with tf.control_dependencies([tf.numpy_function(note, [tf.shape(x)[0]], tf.int64)]):
+        with tf.control_dependencies([tf.numpy_function(note, [tf.raw_ops.Shape(input=x)[0]], tf.int64)]):
             hidden = tf.identity(x)
         image = tf.reshape(hidden, [-1, 6, 6, 1])
         kernel = v1.get_variable("kernel", [3, 3, 1, 4], tf.float64, v1.random_normal_initializer(stddev=0.3))
