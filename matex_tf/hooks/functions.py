@@ -36,7 +36,7 @@ def _wrap_call(original: Any) -> Any:
             return original(self, *args, **kwargs)
         is_recorded = record.could_possibly_record()
         is_alone = tf.config.functions_run_eagerly()
-        if is_alone or is_recorded and (self._jit_compile or not first_calls.may_be_shared()):
+        if is_alone or (is_recorded and (self._jit_compile or not first_calls.may_be_shared())):
             return function_calls.call_whole(original, self, args, kwargs)
         return function_calls.call_function(original, self, args, kwargs, is_recorded)
 
