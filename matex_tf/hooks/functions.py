@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from matex_tf.runtime.hooks import Table
-from matex_tf.steps import agreement, function_calls
+from matex_tf.steps import function_calls
+from matex_tf.steps.tapes import first_calls
 
 HOOKS = Table()
 
@@ -34,8 +35,8 @@ def _wrap_call(original: Any) -> Any:
         if not tf.executing_eagerly():
             return original(self, *args, **kwargs)
         is_recorded = record.could_possibly_record()
-        is_alone = is_recorded and (self._jit_compile or not agreement.is_sharing_eager_calls())
-        if tf.config.functions_run_eagerly() or is_alone:
+        is_alone = tf.config.functions_run_eagerly()
+        if is_alone or (is_recorded and (self._jit_compile or not first_calls.may_be_shared())):
             return function_calls.call_whole(original, self, args, kwargs)
         return function_calls.call_function(original, self, args, kwargs, is_recorded)
 

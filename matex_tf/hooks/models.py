@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from matex_tf.runtime.hooks import Table, put_function
-from matex_tf.steps import agreement
 from matex_tf.steps.tapes import calls, first_calls
 
 HOOKS = Table()
@@ -66,7 +65,7 @@ def _wrap_call(original: Any) -> Any:
     def __call__(self, *args, **kwargs):
         import tensorflow as tf
 
-        if not tf.executing_eagerly() or not record.could_possibly_record() or not agreement.is_sharing_eager_calls():
+        if not tf.executing_eagerly() or not record.could_possibly_record() or not first_calls.may_be_shared():
             return original(self, *args, **kwargs)
         return calls.call_model(original, self, args, kwargs)
 

@@ -24,7 +24,7 @@ from matex_tf.world import world
 HOOKS = KerasTable()
 _LOST = "each rank has an optimizer's variables whole"
 _SLOT, _COUNTED = "slot", "counted"
-_EAGER = "it is called outside of a tf.function"
+EAGER = "it is called outside of a tf.function"
 _said: set[tuple[str, str]] = set()
 
 
@@ -160,4 +160,4 @@ def _make_whole(optimizer: Any) -> None:
     for one in mine:
         one.make_whole()
     if mine:
-        say_whole(mine[0].owner, _EAGER)
+        say_whole(mine[0].owner, EAGER)

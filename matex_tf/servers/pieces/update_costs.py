@@ -34,6 +34,7 @@ class _Shares:
     why_not: str
 
 
+_NO_FUNCTION = "no tf.function updates its weights by an optimizer of Keras, as with tf.compat.v1"
 _noted: weakref.WeakKeyDictionary[Any, _Shares] = weakref.WeakKeyDictionary()
 _obstacles: dict[str, str] = {}
 
@@ -61,6 +62,8 @@ def start_noting() -> None:
     events.step_planned.add_listener(note_step)
     if are_measured():
         events.step_copied.add_listener(_mark_end)
+        events.updates_eagerly.add_listener(_note_eager)
+        events.step_trained.add_listener(_note_trained)
 
 
 def note_step(plan: Any) -> None:
@@ -86,6 +89,22 @@ def note_step(plan: Any) -> None:
         whole = measure_bytes([one for one, _ in its]) - size
         _noted[optimizer] = _Shares(taken, weights, size, whole, why_not)
         taken = 0
+
+
+def _note_eager(optimizer: Any) -> None:
+    """Of an optimizer that updates in eager code every rank has all slots; it makes them in its first update."""
+    if (known := _noted.get(optimizer)) is not None and known.why_not == slots.EAGER and known.whole:
+        return
+    own = getattr(optimizer, "variables", [])
+    found = [reduction.find_tf_variable(one) for one in (own() if callable(own) else own)]
+    its = [one for one in found if (slot := slots.find_slot(one)) is not None and slot.optimizer is optimizer]
+    _noted[optimizer] = _Shares(0, 0, 0, measure_bytes(its), slots.EAGER)
+
+
+def _note_trained(plan: Any) -> None:
+    """Eager code, or the run of a session, has changed weights."""
+    if plan is None:
+        note_obstacle("sharded", _NO_FUNCTION)
 
 
 def _mark_end() -> None:

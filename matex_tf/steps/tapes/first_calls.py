@@ -6,13 +6,14 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from matex_tf.steps import whole_code
+from matex_tf.steps import agreement, whole_code
 from matex_tf.steps.arguments import list_hung, set_hung
 from matex_tf.steps.tapes.call_plan import AGAIN
 from matex_tf.steps.tapes.kinds import Kind
 
 READS = "its Python reads the values of tensors"
 OTHER_RESULTS = "its results are not tensors alone"
+CHOSEN = "MATEX_EAGER=whole says so"
 
 _state = threading.local()
 
@@ -36,6 +37,14 @@ def get_tapes() -> list[Any]:
     """The tapes that record in this thread, outermost first."""
     tapes: list[Any] = _state.__dict__.setdefault("tapes", [])
     return tapes
+
+
+def may_be_shared() -> bool:
+    """Whether ranks may share a call that tapes record now. Where the setting forbids it, the step has that reason."""
+    may_be = agreement.is_sharing_eager_calls()
+    if not may_be and agreement.is_watched():
+        whole_code.note_reason(get_tapes(), CHOSEN)
+    return may_be
 
 
 def count_draws() -> int:

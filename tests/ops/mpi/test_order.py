@@ -74,14 +74,14 @@ def test_collectives_of_a_backward_pass_wait_for_the_gradients_before_them(monke
         with tf.GradientTape() as tape:
             for weight in weights:
                 x = ops.allreduce(x @ weight, "mean")
-        return tape.gradient(x, weights)
+        # Of the last layer first, as they are computed.
+        return ops.reduce_gradients(tape.gradient(x, weights)[::-1], list("cba"), tf.constant(1.0, tf.float64), "step")
 
     operations = step.get_concrete_function(tf.ones([2, 3])).graph.get_operations()
     if not world.is_active():
         return
     (update,) = [op for op in operations if op.type in ("MatexReduceGradients", "MatexReduceOnDevice")]
     backwards = [op for op in operations if op.type == "MatexAllreduce"][3:]
-    # Of the last layer first, as they are computed.
     gradients = [tensor.op for tensor in update.inputs[:3]]
     if update.type == "MatexReduceOnDevice":  # they were scaled before
         gradients = [chosen.inputs[2].op.inputs[0].op for chosen in gradients]
