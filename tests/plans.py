@@ -5,12 +5,15 @@ from matex_tf.rewrite.nodes import Decision
 from matex_tf.rewrite.placement import WHOLE
 from matex_tf.rewrite.rules import RULES
 from matex_tf.steps import function_calls
+from matex_tf.steps.plan import NO_BATCH
 
 
 def is_shared(function):
-    """Whether ranks share every call that was made of a `tf.function`."""
+    """Whether ranks share every call that was made of a `tf.function`, but those of one row, which have no batch."""
     plans = tags.get_tag(function, function_calls._PLANS, None)
-    return plans is not None and not any(plan.why_whole for plan in plans.by_trace.values())
+    made = [] if plans is None else plans.by_trace.values()
+    reasons = [plan.why_whole for plan in made if plan.why_whole != NO_BATCH]
+    return bool(reasons) and not any(reasons)
 
 
 def leave_python_as_it_is():

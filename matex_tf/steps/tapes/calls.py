@@ -169,7 +169,7 @@ def _call(
         return _run_whole(plain, kind, name)
     tensors = [] if kind.why else trace(arguments, kind)
     if not kind.is_agreed:
-        kind.agree(f"calls of '{name}'")
+        kind.agree(f"calls of '{name}' with {arguments.rows} rows")
     if kind.why or kind.trace is None:
         return _run_whole(plain, kind, name)
     graph = kind.trace.graph
@@ -220,7 +220,8 @@ def _find_plan(
             kind.next_why = OTHER_OPS  # of the calls after this one
         rows = set(map(id, arguments.list_row_tensors()))
         are_rows = [id(tensor) in rows for tensor in tensors]
-        kind.plans[key] = made = CallPlan(trace.graph, are_rows, followed, f"the call of '{name}'")
+        place = f"the call of '{name}' with {arguments.rows} rows"  # so that errors tell where these differ
+        kind.plans[key] = made = CallPlan(trace.graph, are_rows, followed, place)
         if made.why_whole:
             kind.refuse(made.why_whole)
         else:
