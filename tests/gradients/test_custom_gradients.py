@@ -8,21 +8,6 @@ from comparing import differences, stored
 import launch
 
 CASES = Path(__file__).with_name("custom_gradient_cases.py")
-WHOLE = {
-    "a shape compared",
-    "beside a function that trains",
-    "divided by a shape",
-    "in a branch",
-    "in a function",
-    "in a function called before",
-    "in a loop",
-    "made of a figure",
-    "other rows",
-    "sorted",
-    "the text of a shape",
-    "variables clipped",
-    "weights clipped",
-}
 
 
 @pytest.mark.timeout(400)
@@ -36,7 +21,7 @@ def test_a_step_is_under_ranks_what_it_is_alone(alone, which, ranks, tmp_path):
     assert not wrong, "\n".join(wrong)
     for left in found:
         shared = dict(zip(left["names"].tolist(), left["shared"].tolist()))
-        assert {name for name, is_shared in shared.items() if not is_shared} == WHOLE & shared.keys()
+        assert [name for name, is_shared in shared.items() if not is_shared] == []
     lines = [line for line in result.output.splitlines() if line.startswith("matex_tf: ")]
     assert sum("the step of fit on " in line and "is sharded" in line for line in lines) == 2
     assert sum("in eager code the model " in line and "is sharded" in line for line in lines) == 1

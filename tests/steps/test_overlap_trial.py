@@ -36,10 +36,10 @@ def steps(share, gain, size=600):
     np.testing.assert_array_equal(variable.numpy(), np.full([size, 500], -4 * sum(range(calls + 3)), np.float32))
     plan, trial = plans[-1], overlap_trial._trials[plans[-1]]
     ways = {id(kind): way for way, kind in trial.kinds.items()}
-    copies = {ways[id(kind)]: copy for (_, kind, *_), copy in plan._copies.items()}
+    copies = {ways[id(kind.make_within)]: copy for (_, kind, *_), copy in plan._copies.items()}
     for way, copy in copies.items():
         assert ("MatexHandOverGradient" in str(copy.graph.as_graph_def())) == way
-    assert len(traces) == 1 and plan.copy_kind is trial.kinds[trial.is_overlapped] and trial.is_over
+    assert len(traces) == 1 and plan.copy_kind.make_within is trial.kinds[trial.is_overlapped] and trial.is_over
     return len(copies), trial.is_overlapped != several_hosts
 
 
