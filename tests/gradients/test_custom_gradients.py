@@ -22,8 +22,4 @@ def test_a_step_is_under_ranks_what_it_is_alone(alone, which, ranks, tmp_path):
     for left in found:
         shared = dict(zip(left["names"].tolist(), left["shared"].tolist()))
         assert [name for name, is_shared in shared.items() if not is_shared] == []
-    lines = [line for line in result.output.splitlines() if line.startswith("matex_tf: ")]
-    assert sum("the step of fit on " in line and "is sharded" in line for line in lines) == 2
-    assert sum("in eager code the model " in line and "is sharded" in line for line in lines) == 1
-    assert any("whose Python runs in each step" in line for line in lines)
-    assert sum("a training run of a session is sharded" in line for line in lines) == 1
+    assert "is sharded: each rank computes its slice of every batch" in result.output
