@@ -31,10 +31,5 @@ def get_or_make_tag(owner: Any, concern: str, make: Callable[[], Value]) -> Valu
     return _get_tags(owner)[concern]
 
 
-def remove_tag(owner: Any, concern: str) -> Any:
-    """What the tag of `owner` was; None if there was none."""
-    return _get_tags(owner).pop(concern, None)
-
-
 def _get_tags(owner: Any) -> dict[str, Any]:
     return getattr(owner, _ATTRIBUTE, {})

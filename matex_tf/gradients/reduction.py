@@ -24,8 +24,3 @@ def find_birth(variable: Any) -> int:
     """
     handle = getattr(find_tf_variable(variable), "handle", None)
     return 0 if handle is None else int(handle._id)
-
-
-def list_accumulators(optimizer: Any) -> list[Any]:
-    """The variables in which an optimizer of Keras 3 adds up gradients until it updates."""
-    return list(getattr(optimizer, "_accumulated_gradients", None) or [])

@@ -28,7 +28,7 @@ def _wrap_iter(original: Any) -> Any:
 
         if not tf.executing_eagerly():
             return original(self)
-        return original(iteration.read_alike(self, lambda dataset: dataset))
+        return original(iteration.read_alike(self))
 
     return __iter__
 

@@ -40,14 +40,13 @@ class Body:
                 for value, node in find_publications(self.program, self.gives).items()
                 if self.copy.exchanger.can_publish(self._find_tensor(node.inputs[0]), node.inputs[1].dtype)
             }
-        published = {id(node) for node in self.publications.values()}
-        exchanges = waves.schedule(self.program, self.gives, published)
+        exchanges = waves.schedule(self.program, self.gives, self._list_published())
         self.program.nodes.sort(key=lambda node: node.level)
         return self.build_levels(exchanges)
 
     def build_levels(self, exchanges: Sequence[Sequence[waves.Exchange]]) -> list[Any]:
         """The outputs, after the ops of each level and the exchanges of each wave; nodes are in the order of levels."""
-        published = {id(node) for node in self.publications.values()}
+        published = self._list_published()
         self.plan = phases.Phases(self.program, self.gives, len(exchanges) + 1, self.copy.is_ordered)
         for wave in exchanges:
             self.plan.exported.update(id(one.value) for one in wave)
@@ -68,6 +67,10 @@ class Body:
         for tensor, value, need in zip(made, self.program.outputs, self.gives):
             self._set_shape(tensor, value, need)
         return made
+
+    def _list_published(self) -> set[int]:
+        """The ids of the nodes that assign pieces to variables by a publication."""
+        return {id(node) for node in self.publications.values()}
 
     def _build_node(self, node: Node) -> None:
         import tensorflow as tf

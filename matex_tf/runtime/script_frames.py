@@ -14,9 +14,8 @@ import threading
 import traceback
 from collections.abc import Callable
 from types import FrameType
-from typing import Any, TypeVar
+from typing import Any
 
-_Made = TypeVar("_Made")
 _SHOWN = 16  # frames of a stack
 _WAITING = (threading.Condition.wait.__code__, concurrent.futures.thread._worker.__code__)
 """Where a thread waits for work, as the innermost of its frames."""
@@ -36,31 +35,6 @@ def _read_package(names: dict[str, Any]) -> str:
     spec = names.get("__spec__")  # a module that was started by `-m` has its name there only
     name = names.get("__name__", "") if spec is None else spec.name
     return name.partition(".")[0]
-
-
-def call_as_script(function: Callable[..., _Made], *args: Any, **kwargs: Any) -> _Made:
-    """`function(*args, **kwargs)`, which we call in the script's place: what it does, the script does."""
-    return function(*args, **kwargs)
-
-
-def call_as_caller(function: Callable[..., _Made], *args: Any, **kwargs: Any) -> _Made:
-    """`function(*args, **kwargs)`, around which we stand: what it does is done for whoever called us."""
-    return function(*args, **kwargs)
-
-
-def is_ours(frame: FrameType | None) -> bool:
-    """Whether what `frame` does is done for us: our code has called it, last of all, and did not `call_as_script`."""
-    while frame is not None:
-        if find_package(frame) != "matex_tf":
-            frame = frame.f_back
-        elif frame.f_code is not call_as_caller.__code__:
-            return frame.f_code is not call_as_script.__code__
-        else:
-            while (
-                frame is not None and find_package(frame) == "matex_tf" and frame.f_code is not call_as_script.__code__
-            ):
-                frame = frame.f_back
-    return False
 
 
 @functools.lru_cache(maxsize=1024)

@@ -9,7 +9,7 @@ import numpy as np
 
 from matex_tf import ops
 from matex_tf.runtime import notes, objects
-from matex_tf.sharding import row_shares, share_arrays
+from matex_tf.sharding import share_arrays
 from matex_tf.world import world
 
 
@@ -19,17 +19,6 @@ def digest_value(value: Any, seed: int = 0) -> int:
     if array.dtype == object or array.dtype.kind in "SU":
         array = np.frombuffer(repr(array.tolist()).encode(), np.uint8)
     return ops.hash_content(np.ascontiguousarray(array), seed)
-
-
-def digest_batch(element: Any) -> tuple[int, int]:
-    """(rows, hash) of a batch: any structure of eager tensors."""
-    import tensorflow as tf
-
-    total = 0
-    for part in tf.nest.flatten(element, expand_composites=True):
-        if isinstance(part, tf.Tensor):
-            total = digest_value(part, total)
-    return int(row_shares.count_batch_rows(element)), total
 
 
 def compare_batch(mine: tuple[int, int] | None, what: str) -> None:
@@ -65,11 +54,6 @@ def compare_batch(mine: tuple[int, int] | None, what: str) -> None:
             "order in which files are listed. Each rank computes its slice of its own batch; the results are not "
             "exactly those of the script alone."
         )
-
-
-def is_same_batch(mine: tuple[int, int] | None, what: str) -> bool:
-    """Whether all ranks have the same (rows, hash) of a whole batch. Collective."""
-    return len(set(objects.allgather(mine, f"comparing {what}"))) == 1
 
 
 def are_shares(arrays: list[np.ndarray], what: str) -> bool:

@@ -263,7 +263,6 @@ class StepPlan:
                 return outputs
 
         with self.batches.compare_batches(sources, rows):
-            self.pieces.take_apart()
             outputs = _execute(self, compute, sources)
         agreement.note_step()
         if self.trained:

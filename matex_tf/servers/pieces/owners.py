@@ -28,12 +28,6 @@ def is_chosen() -> bool:
     return name in ("sharded", "servers") and world.is_active() and not world.get_world().is_phantom
 
 
-def is_memory_shared() -> bool:
-    """Whether ranks may read each other's weights where they lie."""
-    chosen = settings.get_settings()
-    return chosen.algorithm == "auto" and not chosen.elastic and not world.get_world().has_several_nodes
-
-
 def are_to_be_counted() -> bool:
     """Whether their number is left to the model."""
     return settings.get_settings().strategy == "servers:auto" and is_chosen()
