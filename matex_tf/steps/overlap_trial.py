@@ -61,7 +61,9 @@ def may_be_tried() -> bool:
 
 def _begin_call(plan: Any) -> None:
     if plan.trained:
-        _trials.setdefault(plan, Trial(plan)).begin_call(plan)
+        if plan not in _trials:
+            _trials[plan] = Trial(plan)
+        _trials[plan].begin_call(plan)
 
 
 def _end_call(plan: Any) -> None:
