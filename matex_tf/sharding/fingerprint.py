@@ -12,6 +12,12 @@ from matex_tf.runtime import notes, objects
 from matex_tf.sharding import share_arrays
 from matex_tf.world import world
 
+_OTHER_ROWS = (
+    "the ranks see different rows in the same step ({what}): data or their order differ between ranks, for instance by "
+    "a shuffle without a seed, random augmentation in a parallel map, deterministic=False or the order in which files "
+    "are listed."
+)
+
 
 def digest_value(value: Any, seed: int = 0) -> int:
     """A 64-bit hash of the content of an array or eager tensor, strings included."""
@@ -21,11 +27,19 @@ def digest_value(value: Any, seed: int = 0) -> int:
     return ops.hash_content(np.ascontiguousarray(array), seed)
 
 
+def is_batch_of_all(mine: tuple[int, int], what: str) -> bool:
+    """Whether (rows, hash) of this rank's whole batch are those of every rank. Collective. A difference is noted."""
+    everyone = objects.allgather(mine, f"comparing {what}")
+    if all(batch == mine for batch in everyone):
+        return True
+    notes.print_note(f"{_OTHER_ROWS.format(what=what)} Each rank computes its own batch, whole.")
+    return False
+
+
 def compare_batch(mine: tuple[int, int] | None, what: str) -> None:
     """Compare (rows, hash) of this rank's whole batch with the others'. Collective.
 
-    Other rows in the same step are said once, and a batch that is too small for so many ranks; None where this rank saw
-    no batch.
+    A difference is noted, and a batch that is too small for so many ranks; None where this rank saw no batch.
 
     Raises:
         RankError: on every rank, if the numbers of rows differ.
@@ -49,9 +63,7 @@ def compare_batch(mine: tuple[int, int] | None, what: str) -> None:
         )
     if len({content for _, (_, content) in seen}) > 1:
         notes.print_note(
-            f"the ranks see different rows in the same step ({what}): data or their order differ between ranks, for "
-            "instance by a shuffle without a seed, random augmentation in a parallel map, deterministic=False or the "
-            "order in which files are listed. Each rank computes its slice of its own batch; the results are not "
+            f"{_OTHER_ROWS.format(what=what)} Each rank computes its slice of its own batch; the results are not "
             "exactly those of the script alone."
         )
 

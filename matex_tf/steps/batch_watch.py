@@ -1,6 +1,7 @@
 """Do the ranks take the same batches? The first of each iterator, and of the 1st, 2nd, 4th, ... call, are compared.
 
-A batch that is given is compared before the call. Of batches that are taken within the graph, as in a loop, a flag
+A batch that is given is compared before the call; each one, where the step trains nothing: ranks with other rows then
+compute their own. Of batches that are taken within the graph, as in a loop, a flag
 there says whether the digest of one is to be kept.
 """
 
@@ -52,6 +53,12 @@ class BatchWatch:
             total = fingerprint.digest_value(one, total)
         self._digest = len(components[0]), total
         return np.array(False)
+
+    def is_same(self, rows: Sequence[Any]) -> bool:
+        """Whether all ranks have the batch with these components, tensors with rows. Collective."""
+        self._keep_digest(*rows)
+        assert self._digest
+        return fingerprint.is_batch_of_all(self._digest, self.what)
 
     @contextlib.contextmanager
     def compare_batches(self, sources: Sequence[Any], rows: Sequence[Any]) -> Iterator[None]:

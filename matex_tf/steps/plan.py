@@ -188,8 +188,7 @@ class StepPlan:
         key = world.get_world().size, self.copy_kind, *divided
         if key not in self._copies:
             if self._copies and draws.has_sequence(self.own.graph):
-                uneven = "the components of some batches have different numbers of rows"
-                why = "ranks were lost" if divided == self.divided else uneven
+                why = "ranks were lost" if divided == self.divided else "each rank computes some batches whole"
                 notes.print_note(
                     f"{self.place}: {why}, and the random numbers of what it computes then are not those of the script "
                     "alone, as those of tf.random.stateless_uniform would be"
@@ -252,7 +251,8 @@ class StepPlan:
         counts = {tensor.shape.as_list()[0] for tensor in rows}
         self.rows = max(counts, default=0)
         events.step_begins(self)
-        divided = self.divided if len(counts) < 2 else [False] * len(self.divided)
+        is_shared = len(counts) < 2 and (self.trained or not rows or self.batches.is_same(rows))
+        divided = self.divided if is_shared else [False] * len(self.divided)
 
         def compute(instead: Mapping[int, Any]) -> Any:
             with failures.fail_together(self.place, self.own.graph.variables, self.own.graph):
@@ -262,7 +262,8 @@ class StepPlan:
                 events.step_computed(self)
                 return outputs
 
-        with self.batches.compare_batches(sources, rows):
+        is_compared = bool(rows) and not self.trained
+        with contextlib.nullcontext() if is_compared else self.batches.compare_batches(sources, rows):
             outputs = _execute(self, compute, sources)
         agreement.note_step()
         if self.trained:

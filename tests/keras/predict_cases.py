@@ -53,7 +53,7 @@ hidden = Counted()(inputs)
 one = keras.Model(inputs, keras.layers.Dense(2)(hidden))
 two = keras.Model(inputs, {"a": keras.layers.Dense(2)(hidden), "b": keras.layers.Reshape((3, 1))(hidden)})
 second = keras.layers.Input((2,))
-many = keras.Model([inputs, second], keras.layers.Concatenate()([hidden, second]))
+many = keras.Model([inputs, second], keras.layers.Dense(2)(keras.layers.Concatenate()([hidden, second])))
 one.compile("sgd", "mse", metrics=["mae"])
 
 
