@@ -40,7 +40,7 @@ def find_source(graph: Any) -> Any:
     for op in graph.get_operations():
         handle = id(op.inputs[0]) if op.type in _ITERATIONS else None
         is_first = handle in handles - used and not op.control_inputs
-        if is_first and any(has_open_rows(tensor.shape) for tensor in op.outputs):
+        if is_first and any(find_components([tensor.shape for tensor in op.outputs])):
             return op
         if op.type in SOURCES or has_op(op, SOURCES):
             return None
