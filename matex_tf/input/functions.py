@@ -1,0 +1,164 @@
+"""A function of a `tf.data` map in two: what must run in the script's order, and what may wait until its rank is known.
+
+Ops with an effect, and ops that give other results each time, stay in front with all that they need: every rank runs
+them for every element, in order. The rest gives the same for the same tensors, whenever and wherever it runs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Container, Iterable, Sequence
+from typing import Any
+
+from matex_tf.rewrite import functions, graph_ops
+
+_HARMLESS = frozenset(
+    "Assert VarHandleOp ReadFile LookupTableFind LookupTableFindV2 LookupTableSizeV2 MatexReadRecord".split()
+)
+"""Ops that TensorFlow calls stateful, and that give the same for the same tensors while a pipeline runs."""
+_READS = "ReadVariableOp"
+_CALLS = frozenset("StatefulPartitionedCall PartitionedCall StatefulIf If StatelessIf While StatelessWhile Case StatelessCase".split())
+"""Ops whose effects are those of the functions that they call."""
+PYTHON = frozenset(("PyFunc", "EagerPyFunc"))
+
+
+class Part:
+    """Ops of a function's graph, which are made anew in another graph.
+
+    ops: in an order in which they can run.
+    takes, gives: tensors of the function's graph.
+    """
+
+    def __init__(self, ops: Sequence[Any], takes: Sequence[Any], gives: Sequence[Any]):
+        self.ops, self.takes, self.gives = list(ops), list(takes), list(gives)
+
+    def build(self, inputs: Sequence[Any]) -> list[Any]:
+        """What it gives for these inputs, in the graph that is being built."""
+        import tensorflow as tf
+
+        graph = tf.compat.v1.get_default_graph()
+        tensors = {id(one): tensor for one, tensor in zip(self.takes, inputs, strict=True)}
+        for op in self.ops:
+            given = [tensors[id(one)] for one in op.inputs]
+            given = [graph.capture(one) if one.graph is not graph else one for one in map(tf.convert_to_tensor, given)]
+            with tf.device(op.device) if op.device else contextlib.nullcontext():
+                attributes = dict(op.node_def.attr.items())
+                dtypes = [one.dtype for one in op.outputs]
+                new = graph._create_op_internal(op.type, given, dtypes, name=op.name, attrs=attributes)
+            for old, one in zip(op.outputs, new.outputs):
+                one.set_shape(old.shape)
+                tensors[id(old)] = one
+        return [tensors[id(one)] for one in self.gives]
+
+
+class Split:
+    """A function of a pipeline, a ConcreteFunction of flat tensors, in two parts.
+
+    front: gives, of an element, what its ops give to the rest; None where nothing must run in order.
+    back: gives, of the inputs `held`, of what the front gives, and of what is captured, what the function gives.
+    held: the numbers of the inputs that the rest needs.
+    front_takes: the numbers of those that the front needs.
+    ordered: the types of the ops because of which there is a front.
+    captured: what both parts take besides, tensors outside of all graphs of pipelines.
+    """
+
+    def __init__(self, function: Any):
+        graph = function.graph
+        self.captured = list(function.captured_inputs)
+        inner = graph.inputs[len(graph.inputs) - len(self.captured) :]
+        self.inputs = graph.inputs[: len(graph.inputs) - len(self.captured)]
+        given = set(map(id, graph.inputs))
+        ordered = _list_ordered(graph)
+        self.ordered = sorted({op.type for op in ordered})
+        outputs = [_find_origin(one) for one in graph.outputs]
+        first = _find_needed(ordered, given)
+        checks = [op for op in graph.get_operations() if op.type == "Assert"]
+        roots = [one.op for one in outputs if id(one) not in given] + checks
+        rest = _find_needed(roots, given | _list_outputs(first), set(map(id, first)))
+        needed = {id(one): one for op in rest for one in op.inputs} | {id(one): one for one in outputs}
+        made = {id(one) for op in rest for one in op.outputs}
+        crossing = [one for key, one in needed.items() if key not in made and all(one is not other for other in inner)]
+        self.held = [number for number, one in enumerate(self.inputs) if any(one is other for other in crossing)]
+        crossing = [one for one in crossing if id(one) not in given]
+        held = [self.inputs[number] for number in self.held]
+        order = {id(op): number for number, op in enumerate(graph.get_operations())}
+        arrange = lambda ops: sorted(ops, key=lambda op: order[id(op)])  # noqa: E731
+        self.front = Part(arrange(first), [*self.inputs, *inner], crossing) if ordered else None
+        self.back = Part(arrange(rest), [*held, *crossing, *inner], outputs)
+        taken = {id(one) for op in first for one in op.inputs}
+        self.front_takes = [number for number, one in enumerate(self.inputs) if id(one) in taken]
+
+    def build_front(self, element: Sequence[Any]) -> list[Any]:
+        """What the ops in front give, of the flat tensors of an element, of which only those of `front_takes` count."""
+        return self.front.build([*element, *self.captured]) if self.front else []
+
+    def build_back(self, travelling: Sequence[Any]) -> list[Any]:
+        return self.back.build([*travelling, *self.captured])
+
+    @property
+    def passed(self) -> list[int | None]:
+        """Of each output, the number of the travelling tensor that it is; None of one that is computed."""
+        found = [id(one) for one in self.back.takes[: len(self.back.takes) - len(self.captured)]]
+        return [found.index(id(one)) if id(one) in found else None for one in self.back.gives]
+
+
+def _find_origin(tensor: Any) -> Any:
+    """The tensor of which this is a copy. What a copy waits for runs in any case."""
+    while tensor.op.type == "Identity":
+        tensor = tensor.op.inputs[0]
+    return tensor
+
+
+def _list_outputs(ops: Iterable[Any]) -> set[int]:
+    return {id(one) for op in ops for one in op.outputs}
+
+
+def _list_ordered(graph: Any) -> list[Any]:
+    """The ops that must run for each element, in the script's order."""
+    found = [op for op in graph.get_operations() if _is_ordered(op)]
+    written = {id(one) for op in found for one in op.inputs if one.dtype.name == "resource"}
+    reads = (op for op in graph.get_operations() if op.type == _READS and id(op.inputs[0]) in written)
+    return [*found, *reads]
+
+
+def _is_ordered(op: Any) -> bool:
+    if op.type == "Placeholder" or op.type in _HARMLESS or op.type == _READS:
+        return False
+    if op.type in _CALLS:
+        return has_effects(op)
+    return functions.is_stateful(op)
+
+
+def has_effects(op: Any) -> bool:
+    """Whether a function that `op` calls has an op that must run in order."""
+    from tensorflow.python.framework import op_def_registry
+
+    pending, seen = graph_ops.list_functions(op.node_def), set()
+    while pending:
+        name = pending.pop()
+        if name in seen:
+            continue
+        seen.add(name)
+        definition = getattr(op.graph._get_function(name), "cached_definition", None)
+        if definition is None:
+            return True
+        for node in definition.node_def:
+            called = graph_ops.list_functions(node)
+            pending += called
+            known = op_def_registry.get(node.op)
+            calls = node.op in _CALLS or node.op in _HARMLESS or node.op == _READS
+            if not calls and (known is None or known.is_stateful):
+                return True
+    return False
+
+
+def _find_needed(ops: Iterable[Any], given: set[int], without: Container[int] = ()) -> list[Any]:
+    """These ops and all whose tensors they need, up to the tensors `given`; but those of the ids `without`."""
+    found: dict[int, Any] = {}
+    pending = list(ops)
+    while pending:
+        op = pending.pop()
+        if id(op) not in found and id(op) not in without and op.type != "Placeholder":
+            found[id(op)] = op
+            pending += [one.op for one in op.inputs if id(one) not in given]
+    return list(found.values())

@@ -1,0 +1,297 @@
+"""A pipeline of `tf.data` in two: tickets, which every rank takes in the script's order, and the work on them.
+
+A *ticket* is an element of the pipeline's source, or what the last op that must run in order has made of it. Ops that
+only order elements (`shuffle`, `repeat`, `take`, ...) order tickets as well, with the script's seeds. The work is done
+by the rank that computes with the element.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from matex_tf import tags
+from matex_tf.input import batch_maps
+from matex_tf.input.functions import PYTHON, Split
+from matex_tf.rewrite import sources
+from matex_tf.rewrite.sharing import Share
+from matex_tf.sharding import pipelines, row_shares
+
+Tensors = list[Any]
+
+
+class Elements(NamedTuple):
+    """The elements of a dataset before they are put into batches.
+
+    tickets: a dataset.
+    work: builds, of the flat tensors of a ticket, those of the element.
+    passed: of each of these, the number of the ticket's tensor that it is; None of one that is computed.
+    spec: of an element.
+    kept: the types of ops because of which work is done for each element on every rank.
+    """
+
+    tickets: Any
+    work: Callable[[Tensors], Tensors]
+    passed: list[int | None]
+    spec: Any
+    kept: tuple[str, ...] = ()
+
+    @property
+    def is_work(self) -> bool:
+        return None in self.passed
+
+
+class Batches(NamedTuple):
+    """The elements of a dataset that are batches.
+
+    tickets: a dataset, of one ticket for a batch.
+    count: builds, of the flat tensors of a ticket, the numbers of rows of what makes up the batch, scalar int64.
+    take: builds, of these and a share, the flat tensors of the share's rows.
+    are_rows: which of these have rows.
+    spec: of an element.
+    is_work: whether anything is computed behind the tickets.
+    kept: see `Elements`.
+    """
+
+    tickets: Any
+    count: Callable[[Tensors], Tensors]
+    take: Callable[[Tensors, Share], Tensors]
+    are_rows: list[bool]
+    spec: Any
+    is_work: bool
+    kept: tuple[str, ...] = ()
+
+
+def flatten(spec: Any, element: Any) -> Tensors:
+    from tensorflow.python.data.util import structure
+
+    return list(structure.to_tensor_list(spec, element))
+
+
+def pack(spec: Any, tensors: Sequence[Any]) -> Any:
+    from tensorflow.python.data.util import structure
+
+    return structure.from_compatible_tensor_list(spec, list(tensors))
+
+
+def flatten_element(spec: Any, element: tuple[Any, ...]) -> Tensors:
+    """The flat tensors of an element as a map function is given it."""
+    is_tuple = type(spec) is tuple
+    return flatten(spec, element if is_tuple else element[0])
+
+
+def map_dataset(dataset: Any, function: Callable[..., Any], **options: Any) -> Any:
+    """`dataset.map` by a function of ours, which builds a graph as it is written."""
+    import tensorflow as tf
+
+    return dataset.map(tf.autograph.experimental.do_not_convert(function), **options)
+
+
+_ORDER: dict[str, Callable[[Any, Any], Any]] = {
+    "RepeatDataset": lambda step, tickets: tickets.repeat(step._count),
+    "TakeDataset": lambda step, tickets: tickets.take(step._count),
+    "SkipDataset": lambda step, tickets: tickets.skip(step._count),
+    "ShardDataset": lambda step, tickets: tickets.shard(step._num_shards, step._index),
+    "ShuffleDataset": lambda step, tickets: _shuffle(step, tickets),
+    "PrefetchDataset": lambda step, tickets: tickets,
+    "OptionsDataset": lambda step, tickets: tickets,
+    "AssertCardinalityDataset": lambda step, tickets: _assert_cardinality(step, tickets),
+}
+"""What a step that only orders elements makes of tickets."""
+
+
+def _shuffle(step: Any, tickets: Any) -> Any:
+    import tensorflow as tf
+    from tensorflow.python.data.ops import dataset_ops
+    from tensorflow.python.ops import gen_dataset_ops
+
+    variant = tf.raw_ops.ShuffleDatasetV3(
+        input_dataset=tickets._variant_tensor,
+        buffer_size=step._buffer_size,
+        seed=step._seed,
+        seed2=step._seed2,
+        seed_generator=gen_dataset_ops.dummy_seed_generator(),
+        reshuffle_each_iteration=step._reshuffle_each_iteration is not False,
+        **tickets._flat_structure,
+    )
+    return dataset_ops._VariantDataset(variant, tickets.element_spec)
+
+
+def _assert_cardinality(step: Any, tickets: Any) -> Any:
+    import tensorflow as tf
+
+    return tickets.apply(tf.data.experimental.assert_cardinality(step._expected_cardinality))
+
+
+def find_elements(dataset: Any) -> Elements:
+    """The elements of a dataset as tickets and work; without work where a step cannot wait."""
+    return tags.get_or_make_tag(dataset, "tickets of elements", lambda: _find_elements(dataset))
+
+
+def _find_elements(dataset: Any) -> Elements:
+    kind = pipelines.name_kind(dataset)
+    if kind in _ORDER:
+        inner = find_elements(dataset._input_dataset)
+        return inner._replace(tickets=_ORDER[kind](dataset, inner.tickets))
+    if kind in ("MapDataset", "ParallelMapDataset"):
+        return _map_elements(dataset)
+    if kind == "ZipDataset":
+        return _zip_elements(dataset)
+    return _make_leaf(dataset)
+
+
+def _make_leaf(dataset: Any, *kept: str) -> Elements:
+    count = len(flatten_specs(dataset.element_spec))
+    return Elements(dataset, lambda ticket: ticket, list(range(count)), dataset.element_spec, kept)
+
+
+def flatten_specs(spec: Any) -> list[Any]:
+    from tensorflow.python.data.util import structure
+
+    return list(zip(structure.get_flat_tensor_types(spec), structure.get_flat_tensor_shapes(spec)))
+
+
+def _put_in_front(inner: Elements, split: Split, dataset: Any) -> Any:
+    """The tickets on which the ops in front have run: with what they give behind the tickets of `inner` if work waits.
+
+    Else behind the tensors of the element that the rest of the function needs.
+    """
+    waits = inner.is_work
+
+    def run(*element: Any) -> Any:
+        ticket = flatten_element(inner.tickets.element_spec, element)
+        given = [None if number is None else ticket[number] for number in inner.passed]
+        before = ticket if waits else [given[number] for number in split.held]
+        return *before, *split.build_front(given)
+
+    calls_python = not PYTHON.isdisjoint(split.ordered)
+    parallel = getattr(dataset, "_num_parallel_calls", None) if calls_python else None
+    deterministic = {"true": True, "false": False}.get(getattr(dataset, "_deterministic", ""))
+    options = {} if parallel is None else {"num_parallel_calls": parallel, "deterministic": deterministic}
+    return map_dataset(inner.tickets, run, **options)
+
+
+def _map_elements(dataset: Any) -> Elements:
+    split, inner = Split(dataset._map_func.function), find_elements(dataset._input_dataset)
+    spec, kept = dataset._map_func.output_structure, (*inner.kept, *split.ordered)
+    if split.front is None:
+
+        def work(ticket: Tensors) -> Tensors:
+            element = inner.work(ticket)
+            return split.build_back([element[number] for number in split.held])
+
+        passed = [None if at is None else inner.passed[split.held[at]] for at in split.passed]
+        return Elements(inner.tickets, work, passed, spec, kept)
+    if any(inner.passed[number] is None for number in split.front_takes):
+        inner = _make_leaf(dataset._input_dataset, *inner.kept)
+    waits, size = inner.is_work, len(flatten_specs(inner.tickets.element_spec))
+    held = len(split.held)
+
+    def work_behind(ticket: Tensors) -> Tensors:
+        if not waits:
+            return split.build_back(ticket)
+        element = inner.work(ticket[:size])
+        return split.build_back([*(element[number] for number in split.held), *ticket[size:]])
+
+    def find_passed(at: int | None) -> int | None:
+        if at is None or not waits:
+            return at
+        return inner.passed[split.held[at]] if at < held else at - held + size
+
+    return Elements(_put_in_front(inner, split, dataset), work_behind, [*map(find_passed, split.passed)], spec, kept)
+
+
+def _zip_elements(dataset: Any) -> Elements:
+    import tensorflow as tf
+
+    parts = [find_elements(one) for one in tf.nest.flatten(dataset._datasets)]
+    sizes = [len(flatten_specs(one.tickets.element_spec)) for one in parts]
+    starts = [sum(sizes[:at]) for at in range(len(sizes))]
+
+    def work(ticket: Tensors) -> Tensors:
+        made = [one.work(ticket[at : at + size]) for one, at, size in zip(parts, starts, sizes)]
+        return [tensor for part in made for tensor in part]
+
+    passed = [None if at is None else at + start for one, start in zip(parts, starts) for at in one.passed]
+    tickets = tf.data.Dataset.zip(tuple(one.tickets for one in parts))
+    return Elements(tickets, work, passed, dataset.element_spec, tuple(kind for one in parts for kind in one.kept))
+
+
+def find_batches(dataset: Any) -> Batches:
+    """The batches of a dataset as tickets and work."""
+    return tags.get_or_make_tag(dataset, "tickets of batches", lambda: _find_batches(dataset))
+
+
+def _find_batches(dataset: Any) -> Batches:
+    kind = pipelines.name_kind(dataset)
+    if kind in _ORDER:
+        inner = find_batches(dataset._input_dataset)
+        return inner._replace(tickets=_ORDER[kind](dataset, inner.tickets))
+    if kind in ("BatchDataset", "ParallelBatchDataset"):
+        return _batch(dataset)
+    if kind in ("MapDataset", "ParallelMapDataset"):
+        return _map_batches(dataset)
+    return _make_batch_leaf(dataset)
+
+
+def _make_batch_leaf(dataset: Any, *kept: str) -> Batches:
+    are_rows = sources.find_components([shape for _, shape in flatten_specs(dataset.element_spec)])
+
+    def count(ticket: Tensors) -> Tensors:
+        import tensorflow as tf
+
+        return [tf.shape(one, tf.int64)[0] for one, is_rows in zip(ticket, are_rows) if is_rows]
+
+    def take(ticket: Tensors, share: Share) -> Tensors:
+        bounds = share.first, share.first + share.count
+        return [row_shares.slice_rows(one, *bounds) if is_rows else one for one, is_rows in zip(ticket, are_rows)]
+
+    return Batches(dataset, count, take, are_rows, dataset.element_spec, False, kept)
+
+
+def _batch(dataset: Any) -> Batches:
+    import tensorflow as tf
+
+    inner = find_elements(dataset._input_dataset)
+    tickets = inner.tickets.window(dataset._batch_size, drop_remainder=dataset._drop_remainder)
+    spec = dataset.element_spec
+
+    def open_window(ticket: Tensors) -> Any:
+        window = pack(tickets.element_spec, ticket)
+        return tf.data.Dataset.zip(window)
+
+    def count(ticket: Tensors) -> Tensors:
+        return [tf.data.experimental.cardinality(open_window(ticket))]
+
+    def take(ticket: Tensors, share: Share) -> Tensors:
+        rows = open_window(ticket).skip(share.first).take(share.count)
+
+        def work(*one: Any) -> Any:
+            return pack(inner.spec, inner.work(flatten_element(inner.tickets.element_spec, one)))
+
+        rows = map_dataset(rows, work, num_parallel_calls=count_workers()) if inner.is_work else rows
+        batch = rows.batch(share.count).get_single_element()
+        return flatten(rows.batch(1).element_spec, batch)
+
+    are_rows = [bool(shape.rank) for _, shape in flatten_specs(spec)]
+    return Batches(tickets, count, take, are_rows, spec, inner.is_work, inner.kept)
+
+
+def count_workers() -> int:
+    """How many elements of a batch are worked on at a time: as many as the rank has cores."""
+    import os
+
+    return max(1, len(os.sched_getaffinity(0)))
+
+
+def _map_batches(dataset: Any) -> Batches:
+    inner, function = find_batches(dataset._input_dataset), dataset._map_func.function
+    found = batch_maps.find_row_map(function, inner.are_rows)
+    spec = dataset._map_func.output_structure
+    if isinstance(found, str):
+        return _make_batch_leaf(dataset, *inner.kept, found)
+
+    def take(ticket: Tensors, share: Share) -> Tensors:
+        return found.build(inner.take(ticket, share), share)
+
+    return inner._replace(take=take, are_rows=found.are_rows, spec=spec, is_work=True)
