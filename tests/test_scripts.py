@@ -124,9 +124,9 @@ def test_commands_can_be_executed():
 
 def test_the_figures_of_the_code_are_counted(tmp_path, monkeypatch):
     """On code of which they are known."""
-    (tmp_path / "loops").mkdir()
+    (tmp_path / "steps").mkdir()
     (tmp_path / "tune").mkdir()
-    (tmp_path / "loops" / "one.py").write_text(
+    (tmp_path / "steps" / "one.py").write_text(
         "import sys, weakref\nheld = weakref.WeakKeyDictionary()\n\n\ndef act(one):\n    global held\n"
         "    sys.setprofile(None)\n    one.__class__ = type(sys._getframe(1))\n"
         "    object.__setattr__(one, '__dict__', {})\n"

@@ -28,6 +28,7 @@ def start_listening(find_call: Callable[[Any], int | None]) -> None:
     sources.around_pull = bottlenecks.time_pull
     events.batch_wanted.add_listener(bottlenecks.want_batch)
     events.batch_given.add_listener(bottlenecks.give_batch)
+    events.batch_taken.add_listener(bottlenecks.take_batch)
     events.step_ended.add_listener(bottlenecks.end_step)
     events.epoch_ended.add_listener(bottlenecks.end_epoch)
 

@@ -59,6 +59,12 @@ def give_batch(iterator: Any, is_over: bool) -> None:
         end_epoch()
 
 
+def take_batch(plan: Any, seconds: float) -> None:
+    """The batch of a step was taken before its call."""
+    global _waited
+    _waited += seconds
+
+
 def end_step(plan: Any) -> None:
     """A call of a step has run."""
     global _pace

@@ -72,6 +72,8 @@ batch_wanted = Event()
 """(iterator): eager code takes the next batch of the iterator."""
 batch_given = Event()
 """(iterator, is_over): eager code has that batch, or there is none any more."""
+batch_taken = Event()
+"""(plan, seconds): the batch of a call of a step has been taken before the call, for which it waited so long."""
 figures_told = Event()
 """(model, logs): callbacks are about to be told of the end of an epoch; a listener may change the figures in `logs`."""
 ranks_meet = Event()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -118,11 +119,16 @@ def call_function(
 def _take_batch(plan: StepPlan, inputs: list[Any]) -> Any:
     import tensorflow as tf
 
+    if plan.source is None:
+        return []
+    began = time.perf_counter()
     try:
-        return plan.take_batch(inputs)
+        batch = plan.take_batch(inputs)
     except tf.errors.OpError:  # of the pipeline, maybe on this rank alone
         with failures.fail_together(plan.place):
             raise
+    events.batch_taken(plan, time.perf_counter() - began)
+    return batch
 
 
 def find_plan(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> StepPlan:

@@ -87,7 +87,7 @@ PUBLIC = [
     (lambda: ops.reduce_gradients([tf.constant([1])], ["a"], 1.0), TypeError, "'a' is int32"),
     (lambda: ops.reduce_gradients([None], ["a"], 1.0), (TypeError, ValueError), MADE),
     (lambda: ops.reduce_gradients(ONE, ["a"], "x"), (TypeError, ValueError), MADE),
-    (lambda: ops.reduce_gradients(ONE, ["a"], [1.0, 2.0, 3.0, 4.0]), ValueError, "a scalar weight, or weight, rows"),
+    (lambda: ops.reduce_gradients(ONE, ["a"], [1.0, 2.0, 3.0, 4.0]), ValueError, "a scalar weight, or weight and rows"),
     *((lambda name=name: register(name)(Format), TypeError, "expected names of a format") for name in (3, "", None)),
     (lambda: register(), TypeError, "expected names of a format"),
     (lambda: register("X")(int), TypeError, "expected a subclass of Format"),
