@@ -74,9 +74,7 @@ class Turns:
         self._counters = values.Counters(step.counters)
         self._behind = read_bound()
         self._rescue = Rescue(self._sums) if elastic.is_on() else None
-        self._pipeline = Pipeline(
-            lambda iterator: step.plan.take_batch([iterator._iterator_resource]), self._behind + 1
-        )
+        self._pipeline = Pipeline(step.take_batch, self._behind + 1)
         self.is_within = False  # an epoch, in which ranks are at batches of their own
         self.is_outdated = True  # the store is, in which there is a place for each rank
         self.meetings = 0  # of the ranks, so far

@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 
 from matex_tf import settings
+from matex_tf.input import whole_batches
 from matex_tf.runtime.hooks import Table
 from matex_tf.sharding import row_shares, share_arrays, share_batches
-from matex_tf.steps import agreement, events, own_data, weak_scaling
+from matex_tf.steps import agreement, batches, events, own_data, weak_scaling
 from matex_tf.world import world
 
 HOOKS = Table()
@@ -58,7 +59,9 @@ def _wrap_next(original: Any) -> Any:
     def take(self):
         if own_data.is_own(self):
             return own_data.take_whole(self)
-        return weak_scaling.take_next(self, lambda: original(self)) if weak_scaling.is_on() else original(self)
+        shares = batches.find_shares(self)
+        pull = lambda: original(self) if shares is None else whole_batches.take_whole(shares)  # noqa: E731
+        return weak_scaling.take_next(self, pull) if weak_scaling.is_on() else pull()
 
     return take_next
 
@@ -75,10 +78,12 @@ def _wrap_optional(original: Any) -> Any:
 
         if not tf.executing_eagerly():
             own_data.require_shared(self)
-        if not tf.executing_eagerly() or own_data.is_alone() or not own_data.is_own(self):
+        shares = batches.find_shares(self)
+        if not tf.executing_eagerly() or own_data.is_alone() or not (own_data.is_own(self) or shares):
             return original(self)
         try:
-            return tf.experimental.Optional.from_value(own_data.take_whole(self))
+            whole = own_data.take_whole(self) if shares is None else whole_batches.take_whole(shares)
+            return tf.experimental.Optional.from_value(whole)
         except tf.errors.OutOfRangeError:
             return tf.experimental.Optional.empty(self.element_spec)
 

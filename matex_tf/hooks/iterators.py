@@ -8,10 +8,11 @@ from collections.abc import Iterator
 from typing import Any
 
 from matex_tf import ops
+from matex_tf.input import own_shares
 from matex_tf.runtime.hooks import Table
 from matex_tf.runtime.loop_hooks import put_loop
-from matex_tf.sharding import iteration
-from matex_tf.steps import capture, own_data
+from matex_tf.sharding import iteration, share_arrays
+from matex_tf.steps import agreement, capture, own_data
 from matex_tf.world import world
 
 HOOKS = Table()
@@ -28,6 +29,10 @@ def _wrap_iter(original: Any) -> Any:
 
         if not tf.executing_eagerly():
             return original(self)
+        if agreement.is_watched() and not share_arrays.is_share(self):
+            source = own_shares.find_source(self)
+            if source is not None:
+                return source.iterate(original)
         return original(iteration.read_alike(self))
 
     return __iter__

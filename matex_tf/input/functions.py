@@ -11,13 +11,16 @@ from collections.abc import Container, Iterable, Sequence
 from typing import Any
 
 from matex_tf.rewrite import functions, graph_ops
+from matex_tf.sharding import pipelines
 
 _HARMLESS = frozenset(
     "Assert VarHandleOp ReadFile LookupTableFind LookupTableFindV2 LookupTableSizeV2 MatexReadRecord".split()
 )
 """Ops that TensorFlow calls stateful, and that give the same for the same tensors while a pipeline runs."""
 _READS = "ReadVariableOp"
-_CALLS = frozenset("StatefulPartitionedCall PartitionedCall StatefulIf If StatelessIf While StatelessWhile Case StatelessCase".split())
+_CALLS = frozenset(
+    "StatefulPartitionedCall PartitionedCall StatefulIf If StatelessIf While StatelessWhile Case StatelessCase".split()
+)
 """Ops whose effects are those of the functions that they call."""
 PYTHON = frozenset(("PyFunc", "EagerPyFunc"))
 
@@ -122,11 +125,16 @@ def _list_ordered(graph: Any) -> list[Any]:
 
 
 def _is_ordered(op: Any) -> bool:
-    if op.type == "Placeholder" or op.type in _HARMLESS or op.type == _READS:
+    if op.type == "Placeholder" or op.type in _HARMLESS or op.type == _READS or _finds_files(op.name):
         return False
     if op.type in _CALLS:
         return has_effects(op)
     return functions.is_stateful(op)
+
+
+def _finds_files(name: str) -> bool:
+    """Whether an op is our own, by which the ranks after the first find their files."""
+    return name.split("/")[-1].startswith(pipelines.PLACES_OF_FILES)
 
 
 def has_effects(op: Any) -> bool:
@@ -146,8 +154,8 @@ def has_effects(op: Any) -> bool:
             called = graph_ops.list_functions(node)
             pending += called
             known = op_def_registry.get(node.op)
-            calls = node.op in _CALLS or node.op in _HARMLESS or node.op == _READS
-            if not calls and (known is None or known.is_stateful):
+            may_wait = node.op in _CALLS or node.op in _HARMLESS or node.op == _READS or _finds_files(node.name)
+            if not may_wait and (known is None or known.is_stateful):
                 return True
     return False
 

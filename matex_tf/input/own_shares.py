@@ -7,33 +7,19 @@ shares change, for code that sees the whole batch) it is made anew of the ticket
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from matex_tf import tags
+from matex_tf import settings, tags
 from matex_tf.input import tickets
 from matex_tf.rewrite.sharing import Share
 from matex_tf.sharding import pipelines, row_shares
+from matex_tf.steps import batches
 from matex_tf.world import world
 
 _AHEAD = 2
 """Batches that are worked on at a time, and as many that wait."""
-
-
-class Bounds(NamedTuple):
-    """Rows of a batch: the number of the first, how many, and whether they are the rank's own (see `Share`)."""
-
-    first: int
-    count: int
-    contributes: bool
-
-
-def find_bounds(total: int, shares: Any = None) -> Bounds:
-    """This rank's rows of a batch of `total`; `shares`: as in `row_shares.deal_block`, default: equal ones."""
-    me = world.get_world()
-    start, stop, has_rows = row_shares.find_slice_bounds(total, me.rank, me.trainers if shares is None else shares)
-    return Bounds(int(start), int(stop - start), bool(has_rows))
 
 
 class Source:
@@ -42,15 +28,14 @@ class Source:
     spec: of its elements; batches: its tickets and work.
     """
 
-    def __init__(self, dataset: Any, batches: tickets.Batches):
+    def __init__(self, dataset: Any, made: tickets.Batches):
         import tensorflow as tf
 
-        self.spec, self.batches = dataset.element_spec, batches
+        self.spec, self.batches = dataset.element_spec, made
         self.specs = tickets.flatten_specs(self.spec)
         self.options = dataset.options()
         self.is_compared = False
-        self.shares_eager: bool | None = None
-        self._ticket_size = len(tickets.flatten_specs(batches.tickets.element_spec))
+        self._ticket_size = len(tickets.flatten_specs(made.tickets.element_spec))
         with tf.init_scope():
             self._dealt = tf.Variable(self._deal(), trainable=False, shape=[None], name="matex_tf_shares")
         self._made = self._work_ahead()
@@ -60,9 +45,9 @@ class Source:
         self._whole_function: Any = None
 
     def _deal(self) -> np.ndarray:
-        """The rank, and the share of each."""
+        """Whether shares are worked on, the rank, and the share of each."""
         me = world.get_world()
-        return np.array([me.rank, *([1] * me.trainers), *([0] * me.servers)], np.int64)
+        return np.array([1, me.rank, *([1] * me.trainers), *([0] * me.servers)], np.int64)
 
     def _list_inputs(self) -> list[Any]:
         import tensorflow as tf
@@ -81,7 +66,7 @@ class Source:
         return made
 
     def _work_ahead(self) -> Any:
-        """The dataset of what iterators give: first, count, total, the share's rows, and the ticket."""
+        """The dataset of what iterators give: first, count, total, digest, the share's rows, and the ticket."""
         import tensorflow as tf
 
         spec = self.batches.tickets.element_spec
@@ -90,14 +75,14 @@ class Source:
             ticket = tickets.flatten_element(spec, element)
             counts = self.batches.count(ticket)
             total = counts[0]
-            rank, shares = self._dealt[0], self._dealt[1:]
-            start, stop, _ = row_shares.find_slice_bounds(total, rank, shares)
-            is_whole = tf.equal(tf.size(shares), 0)
+            start, stop, _ = row_shares.find_slice_bounds(total, self._dealt[1], self._dealt[2:])
+            is_whole = tf.equal(self._dealt[0], 0)
             for other in counts[1:]:  # rows that do not belong together: the batch is taken whole
                 is_whole = tf.logical_or(is_whole, tf.not_equal(other, total))
             first = tf.where(is_whole, tf.zeros_like(start), start)
             count = tf.where(is_whole, tf.reduce_max(tf.stack(counts)), stop - start)
-            return first, count, total, *self._take(ticket, first, count, total), *ticket
+            digest = tf.bitcast(self.batches.digest(ticket), tf.int64)
+            return first, count, total, digest, *self._take(ticket, first, count, total), *ticket
 
         # What a generator has given does not come again, and is read as far ahead as alone.
         reads_ahead = not any(map(pipelines.has_outside_state, row_shares.list_pipeline(self.batches.tickets)))
@@ -109,8 +94,7 @@ class Source:
         """An iterator of the whole batches, for all code; steps take shares of what it is made of."""
         shares = Shares(self, make_iterator(self._made))
         iterator = make_iterator(self._open(shares))
-        tags.set_tag(iterator, _SHARES, shares)
-        tags.set_tag(iterator._iterator_resource, _SHARES, shares)
+        batches.note_shares(iterator, shares)
         return iterator
 
     def _open(self, shares: Shares) -> Any:
@@ -142,7 +126,7 @@ class Source:
             output_types=[dtype for dtype, _ in self._made_specs],
             output_shapes=[shape for _, shape in self._made_specs],
         )
-        first, count, total, *made = taken
+        first, count, total, _, *made = taken
         own, ticket = made[: len(self.specs)], made[len(self.specs) :]
         is_whole = tf.logical_and(tf.equal(first, 0), count >= total)
         whole = tf.cond(is_whole, lambda: own, lambda: self._take(ticket, tf.zeros_like(first), total, total))
@@ -155,17 +139,14 @@ class Source:
 
     def work_whole(self) -> None:
         """From now on whole batches are worked on ahead."""
-        self._dealt.assign(self._dealt.read_value()[:1])
+        self._dealt[0].assign(0)
 
     def work_on(self, shares: Any) -> None:
-        """From now on this rank's rows are worked on ahead; `shares`: see `find_bounds`."""
+        """From now on this rank's rows are worked on ahead; `shares`: see `batches.find_bounds`."""
         wanted = self._deal()
         if shares is not None:
-            wanted[1 : 1 + len(shares)] = shares
+            wanted[2 : 2 + len(shares)] = shares
         self._dealt.assign(wanted)
-
-
-_SHARES = "shares of batches"
 
 
 class Shares:
@@ -195,37 +176,38 @@ class Shares:
 
 
 class Batch:
-    """A batch of which this rank has made its rows; the others it makes when they are asked for.
+    """A batch of which this rank has made its rows; others it makes when they are asked for. See `batches.Batch`.
 
-    total: how many rows it has.
-    is_even: whether all of its components have as many; if not, this rank has it whole.
+    ticket_digest: what tells it from other batches.
+    is_even: whether all of its components have as many rows; if not, this rank has it whole.
     """
 
     def __init__(self, source: Source, made: Sequence[Any]):
         self.source = source
-        first, count, total = (int(one) for one in made[:3])
-        self.total, self._bounds = total, (first, count)
-        end = 3 + len(source.specs)
-        self._own, self.ticket = list(made[3:end]), list(made[end:])
-        self.is_even = count <= total and len({one.shape[0] for one in self.list_rows(self._own)}) <= 1
-
-    def list_rows(self, tensors: Sequence[Any]) -> list[Any]:
-        return [one for one, is_rows in zip(tensors, self.source.batches.are_rows) if is_rows]
+        first, count, self.total, self.ticket_digest = (int(one) for one in made[:4])
+        self._bounds, end = (first, count), 4 + len(source.specs)
+        self._own, self._ticket = list(made[4:end]), list(made[end:])
+        rows = {one.shape[0] for one, is_rows in zip(self._own, source.batches.are_rows) if is_rows}
+        self.is_even = len(rows) == 1 and count <= self.total
 
     def take(self, first: int, count: int) -> list[Any]:
         """The flat tensors of these rows."""
         if (first, count) == self._bounds or not self.is_even:
             return self._own
-        return self.source.make_again(self.ticket, first, count, self.total)
+        if self._bounds == (0, self.total):
+            flags = self.source.batches.are_rows
+            return [one[first : first + count] if is_rows else one for one, is_rows in zip(self._own, flags)]
+        return self.source.make_again(self._ticket, first, count, self.total)
 
     def take_whole(self) -> list[Any]:
         return self.take(0, self.total)
 
-
-def find_shares(source: Any) -> Shares | None:
-    """What an iterator, or the tensor that stands for it in a function, is made of; None of any other."""
-    found: Shares | None = tags.get_tag(source, _SHARES)
-    return found
+    def digest(self) -> tuple[int, int]:
+        """Of the first batch of a dataset, a hash of what this rank makes of all of its rows; else of its ticket."""
+        if self.source.is_compared:
+            return self.total, self.ticket_digest
+        self.source.is_compared = True
+        return self.total, batches.digest_tensors(self.take_whole())
 
 
 def find_source(dataset: Any) -> Source | None:
@@ -236,13 +218,13 @@ def find_source(dataset: Any) -> Source | None:
 def _find_source(dataset: Any) -> Source | None:
     import tensorflow as tf
 
+    if settings.is_asynchronous(settings.get_settings().strategy):
+        return None  # ranks take turns at whole batches
     specs = tf.nest.flatten(dataset.element_spec, expand_composites=False)
     if not all(isinstance(one, tf.TensorSpec) for one in specs):
         return None
-    batches = tickets.find_batches(dataset)
+    made = tickets.find_batches(dataset)
     rows = tickets.sources.find_components([shape for _, shape in tickets.flatten_specs(dataset.element_spec)])
-    if not batches.is_work or not any(rows) or rows != batches.are_rows:
+    if not made.is_work or not any(rows) or rows != made.are_rows:
         return None
-    return Source(dataset, batches)
-
-
+    return Source(dataset, made)

@@ -47,7 +47,8 @@ class Batches(NamedTuple):
     tickets: a dataset, of one ticket for a batch.
     count: builds, of the flat tensors of a ticket, the numbers of rows of what makes up the batch, scalar int64.
     take: builds, of these and a share, the flat tensors of the share's rows.
-    are_rows: which of these have rows.
+    digest: builds, of the flat tensors of a ticket, what tells it from others: 8 bytes, uint8.
+    are_rows: which of the flat tensors of an element have rows.
     spec: of an element.
     is_work: whether anything is computed behind the tickets.
     kept: see `Elements`.
@@ -56,6 +57,7 @@ class Batches(NamedTuple):
     tickets: Any
     count: Callable[[Tensors], Tensors]
     take: Callable[[Tensors, Share], Tensors]
+    digest: Callable[[Tensors], Any]
     are_rows: list[bool]
     spec: Any
     is_work: bool
@@ -246,7 +248,24 @@ def _make_batch_leaf(dataset: Any, *kept: str) -> Batches:
         bounds = share.first, share.first + share.count
         return [row_shares.slice_rows(one, *bounds) if is_rows else one for one, is_rows in zip(ticket, are_rows)]
 
-    return Batches(dataset, count, take, are_rows, dataset.element_spec, False, kept)
+    def digest(ticket: Tensors) -> Any:
+        return _digest([one for one, is_rows in zip(ticket, are_rows) if is_rows])
+
+    return Batches(dataset, count, take, digest, are_rows, dataset.element_spec, False, kept)
+
+
+def _digest(tensors: Tensors) -> Any:
+    """8 bytes that tell these tensors from others."""
+    import tensorflow as tf
+
+    found = [
+        tf.raw_ops.Fingerprint(data=tf.reshape(one, [1, -1]), method="farmhash64")
+        for one in tensors
+        if one.dtype not in (tf.variant, tf.resource)
+    ]
+    return (
+        tf.raw_ops.Fingerprint(data=tf.concat(found, 1), method="farmhash64")[0] if found else tf.zeros([8], tf.uint8)
+    )
 
 
 def _batch(dataset: Any) -> Batches:
@@ -273,8 +292,15 @@ def _batch(dataset: Any) -> Batches:
         batch = rows.batch(share.count).get_single_element()
         return flatten(rows.batch(1).element_spec, batch)
 
+    def digest(ticket: Tensors) -> Any:
+        def digest_row(*one: Any) -> Any:
+            return _digest(flatten_element(inner.tickets.element_spec, one))
+
+        rows = map_dataset(open_window(ticket), digest_row)
+        return _digest([rows.batch(count(ticket)[0]).get_single_element()])
+
     are_rows = [bool(shape.rank) for _, shape in flatten_specs(spec)]
-    return Batches(tickets, count, take, are_rows, spec, inner.is_work, inner.kept)
+    return Batches(tickets, count, take, digest, are_rows, spec, inner.is_work, inner.kept)
 
 
 def count_workers() -> int:

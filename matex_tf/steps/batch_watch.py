@@ -17,6 +17,7 @@ import numpy as np
 from matex_tf.rewrite.sharing import Share
 from matex_tf.sharding import fingerprint
 from matex_tf.steps import shares
+from matex_tf.steps.batches import Batch, digest_tensors
 
 
 class BatchWatch:
@@ -48,25 +49,20 @@ class BatchWatch:
         return shares.make_checked_share(components, parts)
 
     def _keep_digest(self, *components: Any) -> np.ndarray:
-        total = 0
-        for one in components:
-            total = fingerprint.digest_value(one, total)
-        self._digest = len(components[0]), total
+        self._digest = len(components[0]), digest_tensors(components)
         return np.array(False)
 
-    def is_same(self, rows: Sequence[Any]) -> bool:
-        """Whether all ranks have the batch with these components, tensors with rows. Collective."""
-        self._keep_digest(*rows)
-        assert self._digest
-        return fingerprint.is_batch_of_all(self._digest, self.what)
+    def is_same(self, batch: Batch) -> bool:
+        """Whether all ranks have this batch. Collective."""
+        return fingerprint.is_batch_of_all(batch.digest(), self.what)
 
     @contextlib.contextmanager
-    def compare_batches(self, sources: Sequence[Any], rows: Sequence[Any]) -> Iterator[None]:
+    def compare_batches(self, sources: Sequence[Any], batch: Batch | None) -> Iterator[None]:
         """Around a call of the step. Collective where a batch is compared.
 
         Args:
             sources: the iterators and datasets from which the step may take batches.
-            rows: the components with rows of the batch; none where the graph takes it.
+            batch: None where the graph takes it.
 
         Raises:
             RankError: on every rank, if the numbers of rows differ.
@@ -79,11 +75,10 @@ class BatchWatch:
         if compares:
             self._sources = [weakref.ref(one) for one in sources]
             self._digest = None
-            if rows:
-                self._keep_digest(*rows)
-                fingerprint.compare_batch(self._digest, self.what)
+            if batch is not None:
+                fingerprint.compare_batch(batch.digest(), self.what)
             elif self._flag is not None:
                 self._flag.assign(True)
         yield
-        if compares and not rows and self._flag is not None:
+        if compares and batch is None and self._flag is not None:
             fingerprint.compare_batch(self._digest, self.what)

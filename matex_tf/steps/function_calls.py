@@ -11,6 +11,7 @@ from typing import Any
 from matex_tf import tags
 from matex_tf.steps import agreement, capture, events, explain, failures, own_data, pieces
 from matex_tf.steps.arguments import Arguments, is_source
+from matex_tf.steps.batches import Batch
 from matex_tf.steps.plan import StepPlan
 from matex_tf.steps.tapes import calls
 from matex_tf.world import world
@@ -113,14 +114,15 @@ def call_function(
         return result
     given, named = arguments.given
     inputs = plan.own.function_type.unpack_inputs(plan.own.function_type.bind(*given, **named))
-    return plan.call(inputs, _take_batch(plan, inputs), arguments.list_sources())
+    batch = _take_batch(plan, inputs) if plan.source is not None else None
+    if plan.source is not None and batch is None:
+        return plan.call_at_end(inputs)
+    return plan.call(inputs, batch, arguments.list_sources())
 
 
-def _take_batch(plan: StepPlan, inputs: list[Any]) -> Any:
+def _take_batch(plan: StepPlan, inputs: list[Any]) -> Batch | None:
     import tensorflow as tf
 
-    if plan.source is None:
-        return []
     began = time.perf_counter()
     try:
         batch = plan.take_batch(inputs)

@@ -35,6 +35,7 @@ from matex_tf.steps import (
     whole_code,
     worth,
 )
+from matex_tf.steps.batches import Batch, Shares, WholeBatch, find_bounds, find_shares
 from matex_tf.steps.exchanger import RankExchanger
 from matex_tf.world import world
 
@@ -205,6 +206,13 @@ class StepPlan:
         end = self.given + len(outer)
         taken = [*self.graph.inputs[: self.given], *self.graph.inputs[end:]]
         specs = [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in taken]
+        takes_own = self.source is not None and any(divided)
+        if takes_own:
+            specs = [
+                tf.TensorSpec([None, *spec.shape[1:]], spec.dtype) if one else spec
+                for spec, one in zip(specs, [*divided[: self.given], *divided[end:]])
+            ]
+            specs += [tf.TensorSpec([], tf.int64)] * 3 + [tf.TensorSpec([], tf.bool)]
         make_share = functools.partial(shares.make_share if any(divided) else self.batches.make_share, parts=self.parts)
 
         def step(*given: Any) -> Any:
@@ -213,61 +221,76 @@ class StepPlan:
             make_own_share = functools.partial(shares.make_own_share, RankExchanger(self.place))
             copy = self.copy_kind.make(shares.make_no_share(), exchanger, make_share, make_own_share)
             events.copy_begins(self, copy)
+            if takes_own:
+                given, copy.share = given[:-4], shares.make_given_share(*given[-4:])
             inputs = [*given[: self.given], *map(here.capture, outer), *given[self.given :]]
-            inputs = sources.take_rows(copy, inputs, list(divided))
+            inputs = inputs if takes_own else sources.take_rows(copy, inputs, list(divided))
             outputs = copy.build(program, inputs, [WHOLE] * len(program.outputs))
             events.step_copied()
             return outputs
 
         return tf.function(step, autograph=False, input_signature=specs).get_concrete_function()
 
-    def take_batch(self, inputs: Sequence[Any]) -> list[Any] | None:
-        """The batch of a call with these tensors, as far as it is taken before the call; None at the end of data."""
+    def take_batch(self, inputs: Sequence[Any]) -> Batch | None:
+        """The batch of a call with these tensors, where it is taken before the call; None at the end of data."""
         import tensorflow as tf
 
-        if self.source is None:
-            return []
         handle = [*inputs, *self.own.captured_inputs][self._find_handle(self.source)]
-        dtypes, shapes = zip(*((tensor.dtype, tensor.shape) for tensor in self.source.outputs))
         try:
-            return list(tf.raw_ops.IteratorGetNext(iterator=handle, output_types=dtypes, output_shapes=shapes))
+            found: Shares | None = find_shares(handle)
+            if found is not None:
+                return found.take()
+            dtypes, shapes = zip(*((tensor.dtype, tensor.shape) for tensor in self.source.outputs))
+            taken = tf.raw_ops.IteratorGetNext(iterator=handle, output_types=dtypes, output_shapes=shapes)
+            return WholeBatch(taken, self.divided[len(self.are_own) :])
         except tf.errors.OutOfRangeError:
             return None
 
-    def call(self, inputs: Sequence[Any], batch: Sequence[Any] | None, sources: Sequence[Any] = ()) -> Any:
-        """What the script's function gives for these tensors, by all ranks. Collective, but at the end of data.
+    def call_at_end(self, inputs: Sequence[Any]) -> Any:
+        """What the script's function does where there is no batch any more."""
+        for one in self.pieces.list_variables():  # which ops of the script's function may read before the data end
+            one.make_whole()
+        return self.own._call_flat(list(inputs), self.own.captured_inputs)
+
+    def call(self, inputs: Sequence[Any], taken: Batch | None, given: Sequence[Any] = ()) -> Any:
+        """What the script's function gives for these tensors, by all ranks. Collective.
 
         Args:
-            batch: see `take_batch`. A call with the same batch can be made again.
-            sources: the iterators and datasets among the arguments.
+            taken: see `take_batch`; None if there is no `source`. A call with the same batch can be made again.
+            given: the iterators and datasets among the arguments.
         """
-        if batch is None:
-            for one in self.pieces.list_variables():  # which ops of the script's function may read before the data end
-                one.make_whole()
-            return self.own._call_flat(list(inputs), self.own.captured_inputs)
-        given = [*inputs, *batch]
-        flags = [*self.divided[: self.given], *self.divided[len(self.are_own) :]]
-        rows = [tensor for tensor, one in zip(given, flags) if one]
-        counts = {tensor.shape.as_list()[0] for tensor in rows}
-        self.rows = max(counts, default=0)
+        rows = [tensor for tensor, one in zip(inputs, self.divided) if one]
+        batch = WholeBatch(rows, [True] * len(rows)) if taken is None and rows else taken
+        self.rows = 0 if batch is None else batch.total
         events.step_begins(self)
-        is_shared = len(counts) < 2 and (self.trained or not rows or self.batches.is_same(rows))
+        is_compared = batch is not None and not self.trained
+        is_shared = batch is None or (batch.is_even and not (is_compared and not self.batches.is_same(batch)))
         divided = self.divided if is_shared else [False] * len(self.divided)
 
         def compute(instead: Mapping[int, Any]) -> Any:
             with failures.fail_together(self.place, self.own.graph.variables, self.own.graph):
                 copy = self.find_copy(divided)
                 self.pieces.take_apart()
-                outputs = copy(*(instead.get(id(one), one) for one in given))
+                tensors = [instead.get(id(one), one) for one in inputs]
+                outputs = copy(*tensors, *([] if taken is None else self._take_rows(taken, is_shared)))
                 events.step_computed(self)
                 return outputs
 
-        is_compared = bool(rows) and not self.trained
-        with contextlib.nullcontext() if is_compared else self.batches.compare_batches(sources, rows):
-            outputs = _execute(self, compute, sources)
+        with contextlib.nullcontext() if is_compared else self.batches.compare_batches(given, batch):
+            outputs = _execute(self, compute, given)
         agreement.note_step()
         if self.trained:
             weak_scaling.note_training_call()
             events.step_trained(self)
         events.step_ended(self)
         return self.own.function_type.pack_output(outputs)
+
+    def _take_rows(self, batch: Batch, is_shared: bool) -> list[Any]:
+        """What the copy takes of a batch: this rank's rows and what `shares.make_given_share` takes, or all rows."""
+        import tensorflow as tf
+
+        if not is_shared:
+            return batch.take_whole()
+        bounds = find_bounds(batch.total, self.parts.deal(batch.total) if self.parts is not None else None)
+        numbers = [tf.constant(one, tf.int64) for one in (bounds.first, bounds.count, batch.total)]
+        return [*batch.take(bounds.first, bounds.count), *numbers, tf.constant(bounds.contributes)]

@@ -33,6 +33,11 @@ class Parts:
             self.shares = tf.Variable(tf.ones([world.get_world().trainers], tf.int64), trainable=False)
             self.rows = tf.Variable(tf.zeros([], tf.int64), trainable=False)
 
+    def deal(self, rows: int) -> Any:
+        """The shares, of which this rank has its part of a batch with so many rows."""
+        self.rows.assign(max(rows, int(self.rows)))
+        return self.shares.numpy().tolist() + [0] * world.get_world().servers
+
 
 _may_change = False
 
@@ -82,6 +87,13 @@ def make_share_of_rows(total: Any, parts: Parts | None = None) -> Share:
             shares = tf.pad(parts.shares, [[0, me.servers]])
     start, stop, has_rows = row_shares.find_slice_bounds(total, me.rank, shares)
     return Share(start, stop - start, total, has_rows, tf.constant(me.rank == 0))
+
+
+def make_given_share(first: Any, count: Any, total: Any, contributes: Any) -> Share:
+    """This rank's share of a batch of which it is given its rows, by scalar tensors; see `Share`."""
+    import tensorflow as tf
+
+    return Share(first, count, total, contributes, tf.constant(world.get_world().rank == 0))
 
 
 def make_own_share(exchanger: Exchanger, components: Sequence[Any], has_batch: Any) -> OwnRows:

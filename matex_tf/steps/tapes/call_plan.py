@@ -15,6 +15,7 @@ from matex_tf.rewrite.programs import Program
 from matex_tf.rewrite.propagate import read_program
 from matex_tf.runtime import excepthook
 from matex_tf.steps import agreement, batch_watch, failures, gradients, plan, shares, worth
+from matex_tf.steps.batches import WholeBatch
 from matex_tf.steps.exchanger import RankExchanger
 from matex_tf.world import world
 
@@ -157,7 +158,7 @@ class CallPlan:
         used = self.graph.variables
         with (
             record.stop_recording(),
-            self.batches.compare_batches((), batch),
+            self.batches.compare_batches((), WholeBatch(batch, [True] * len(batch))),
             failures.fail_together(self.place, used),
         ):
             self._require_ranks()

@@ -1,0 +1,124 @@
+"""Batches for eager code, which sees them whole: made by shares and put together, where that is faster than to make all.
+
+The first batch of a dataset each rank makes whole, which is timed, and all compare it. The second is made by shares and
+put together, which is timed as well. Then ranks agree on the faster way.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from matex_tf import tags
+from matex_tf.input import tickets
+from matex_tf.input.own_shares import Batch, Shares
+from matex_tf.rewrite.sharing import Request, Share
+from matex_tf.runtime import objects
+from matex_tf.sharding import fingerprint
+from matex_tf.steps import agreement, failures
+from matex_tf.steps.batches import find_bounds
+from matex_tf.steps.exchanger import RankExchanger
+from matex_tf.world import world
+
+_PLACE, _WAY = "the next batch of a dataset", "way of whole batches"
+
+
+def take_whole(shares: Shares) -> Any:
+    """The next element of an iterator of whole batches. Collective where ranks make it by shares.
+
+    Raises:
+        tf.errors.OutOfRangeError: at the end of the data.
+    """
+    import tensorflow as tf
+
+    source = shares.source
+    if not agreement.is_watched():
+        return tickets.pack(source.spec, shares.take().take_whole())
+    try:
+        batch = shares.take()
+    except tf.errors.OutOfRangeError:
+        raise
+    except tf.errors.OpError:  # maybe on this rank alone
+        with failures.fail_together(_PLACE):
+            raise
+    return tickets.pack(source.spec, _take(batch, tags.get_or_make_tag(source, _WAY, Way)))
+
+
+def _take(batch: Batch, way: Way) -> list[Any]:
+    if way.is_open and batch.is_even:
+        return _choose(batch, way)
+    return _put_together(batch) if way.is_shared and batch.is_even else batch.take_whole()
+
+
+class Way:
+    """How batches of a dataset come to eager code.
+
+    is_open: whether ranks have yet to find the faster way.
+    is_shared: whether they put them together of shares.
+    """
+
+    def __init__(self) -> None:
+        self.is_open, self.is_shared = True, True
+        self.alone: float | None = None  # seconds to make one by oneself
+
+
+def _choose(batch: Batch, way: Way) -> list[Any]:
+    began = time.perf_counter()
+    if way.alone is None:
+        found = batch.take_whole()
+        way.alone = time.perf_counter() - began
+        if not fingerprint.is_batch_of_all(batch.digest(), "the first batch of a dataset"):
+            way.is_open = way.is_shared = False
+        return found
+    found = _put_together(batch)
+    took = time.perf_counter() - began, way.alone
+    everyone = objects.allgather(took, "choosing how batches are made")
+    saved = min(alone for _, alone in everyone) * (1 - 1 / world.get_world().trainers)
+    way.is_open, way.is_shared = False, max(together for together, _ in everyone) < saved
+    if not way.is_shared:
+        batch.source.work_whole()
+    return found
+
+
+def _put_together(batch: Batch) -> list[Any]:
+    """The rows of all ranks. Collective."""
+    import tensorflow as tf
+
+    first, count, contributes = find_bounds(batch.total)
+    given = [tf.constant(one, tf.int64) for one in (first, count, batch.total, batch.ticket_digest)]
+    join = tags.get_or_make_tag(batch.source, f"put together by {world.get_world().size}", lambda: _make_join(batch))
+    with failures.fail_together(_PLACE):
+        return list(join(batch.take(first, count), *given, tf.constant(contributes)))
+
+
+def _make_join(batch: Batch) -> Any:
+    import tensorflow as tf
+
+    source = batch.source
+    flags, exchanger = source.batches.are_rows, RankExchanger(_PLACE)
+
+    def join(own: Any, first: Any, count: Any, total: Any, digest: Any, contributes: Any) -> list[Any]:
+        share = Share(first, count, total, contributes, tf.constant(world.get_world().rank == 0))
+        ends = tf.stack([digest, -digest])
+        (found,) = exchanger.exchange([Request("max", ends)], share.of_all())
+        is_same = tf.debugging.Assert(tf.equal(found[0], -found[1]), [_OTHERS], summarize=1)
+        with tf.control_dependencies([is_same] if is_same is not None else []):
+            rows = [Request("gather", tf.identity(one)) for one, is_rows in zip(own, flags) if is_rows]
+        whole = iter(exchanger.exchange(rows, share))
+        made = [next(whole) if is_rows else one for one, is_rows in zip(own, flags)]
+        return [tf.ensure_shape(one, shape) for one, (_, shape) in zip(made, source.specs)]
+
+    specs = [
+        tf.TensorSpec([None, *shape[1:]] if is_rows else shape, dtype)
+        for (dtype, shape), is_rows in zip(source.specs, flags)
+    ]
+    numbers = [tf.TensorSpec([], tf.int64)] * 4
+    function = tf.function(join, autograph=False, input_signature=[specs, *numbers, tf.TensorSpec([], tf.bool)])
+    return function.get_concrete_function()
+
+
+_OTHERS = (
+    "the ranks take different elements from a dataset, whose batches they make together: data or their order differ "
+    "between ranks, for instance by deterministic=False, a shuffle without a seed in a pipeline of Python, or the order "
+    "in which files are listed"
+)

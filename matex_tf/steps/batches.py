@@ -1,0 +1,94 @@
+"""The batch that is taken for a step before it is called: whole, or as an iterator made by shares gives it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol
+
+from matex_tf import tags
+from matex_tf.sharding import fingerprint, row_shares
+from matex_tf.world import world
+
+_SHARES = "shares of batches"
+
+
+class Bounds(NamedTuple):
+    """Rows of a batch: the number of the first, how many, and whether they are the rank's own (see `Share`)."""
+
+    first: int
+    count: int
+    contributes: bool
+
+
+def find_bounds(total: int, shares: Any = None) -> Bounds:
+    """This rank's rows of a batch of `total`; `shares`: as in `row_shares.deal_block`, default: equal ones."""
+    me = world.get_world()
+    start, stop, has_rows = row_shares.find_slice_bounds(total, me.rank, me.trainers if shares is None else shares)
+    return Bounds(int(start), int(stop - start), bool(has_rows))
+
+
+class Batch(Protocol):
+    """A batch that is taken.
+
+    total: how many rows it has.
+    is_even: whether all of its components with rows have as many.
+    """
+
+    total: int
+    is_even: bool
+
+    def take(self, first: int, count: int) -> list[Any]:
+        """Its flat tensors with these rows."""
+
+    def take_whole(self) -> list[Any]:
+        """Its flat tensors."""
+
+    def digest(self) -> tuple[int, int]:
+        """Its number of rows, and a hash by which ranks find whether they have the same batch."""
+
+
+class WholeBatch:
+    """A batch that this rank has whole; `are_rows` says which of its flat tensors have rows."""
+
+    def __init__(self, tensors: Sequence[Any], are_rows: Sequence[bool]):
+        self.tensors, self.are_rows = list(tensors), list(are_rows)
+        counts = {one.shape[0] for one in self._list_rows()}
+        self.total, self.is_even = max(counts, default=0), len(counts) < 2
+
+    def _list_rows(self) -> list[Any]:
+        return [one for one, is_rows in zip(self.tensors, self.are_rows) if is_rows]
+
+    def take(self, first: int, count: int) -> list[Any]:
+        end = first + count
+        return [one[first:end] if is_rows else one for one, is_rows in zip(self.tensors, self.are_rows)]
+
+    def take_whole(self) -> list[Any]:
+        return self.tensors
+
+    def digest(self) -> tuple[int, int]:
+        return self.total, digest_tensors(self._list_rows())
+
+
+def digest_tensors(tensors: Sequence[Any]) -> int:
+    total = 0
+    for one in tensors:
+        total = fingerprint.digest_value(one, total)
+    return total
+
+
+class Shares(Protocol):
+    """What an iterator is made of whose batches ranks make by shares."""
+
+    def take(self) -> Batch:
+        """The next batch; raises tf.errors.OutOfRangeError at the end."""
+
+
+def note_shares(iterator: Any, shares: Shares) -> None:
+    """An iterator, and the tensor that stands for it in functions, gives whole batches of what `shares` gives."""
+    tags.set_tag(iterator, _SHARES, shares)
+    tags.set_tag(iterator._iterator_resource, _SHARES, shares)
+
+
+def find_shares(iterator: Any) -> Any:
+    """The `Shares` of an iterator, or of the tensor that stands for it; None of any other."""
+    return tags.get_tag(iterator, _SHARES)
