@@ -14,6 +14,7 @@ import numpy as np
 from matex_tf import settings, tags
 from matex_tf.input import tickets
 from matex_tf.rewrite.sharing import Share
+from matex_tf.runtime import objects
 from matex_tf.sharding import pipelines, row_shares
 from matex_tf.steps import batches
 from matex_tf.world import world
@@ -33,7 +34,10 @@ class Source:
 
         self.spec, self.batches = dataset.element_spec, made
         self.specs = tickets.flatten_specs(self.spec)
-        self.options = dataset.options()
+        # TensorFlow's optimizer fails at some datasets that functions of pipelines make.
+        options = tf.data.Options()
+        options.experimental_optimization.map_and_batch_fusion = False
+        self._options = dataset.options().merge(options)
         self.is_compared = False
         self._ticket_size = len(tickets.flatten_specs(made.tickets.element_spec))
         with tf.init_scope():
@@ -66,7 +70,7 @@ class Source:
         return made
 
     def _work_ahead(self) -> Any:
-        """The dataset of what iterators give: first, count, total, digest, the share's rows, and the ticket."""
+        """The dataset of what iterators give: what `Batch` is made of."""
         import tensorflow as tf
 
         spec = self.batches.tickets.element_spec
@@ -75,20 +79,20 @@ class Source:
             ticket = tickets.flatten_element(spec, element)
             counts = self.batches.count(ticket)
             total = counts[0]
-            start, stop, _ = row_shares.find_slice_bounds(total, self._dealt[1], self._dealt[2:])
+            start, stop, has_rows = row_shares.find_slice_bounds(total, self._dealt[1], self._dealt[2:])
             is_whole = tf.equal(self._dealt[0], 0)
             for other in counts[1:]:  # rows that do not belong together: the batch is taken whole
                 is_whole = tf.logical_or(is_whole, tf.not_equal(other, total))
             first = tf.where(is_whole, tf.zeros_like(start), start)
             count = tf.where(is_whole, tf.reduce_max(tf.stack(counts)), stop - start)
             digest = tf.bitcast(self.batches.digest(ticket), tf.int64)
-            return first, count, total, digest, *self._take(ticket, first, count, total), *ticket
+            return first, count, total, has_rows, digest, *self._take(ticket, first, count, total), *ticket
 
         # What a generator has given does not come again, and is read as far ahead as alone.
         reads_ahead = not any(map(pipelines.has_outside_state, row_shares.list_pipeline(self.batches.tickets)))
         parallel = {"num_parallel_calls": _AHEAD, "deterministic": True} if reads_ahead else {}
         made = tickets.map_dataset(self.batches.tickets, work, **parallel)
-        return (made.prefetch(_AHEAD) if reads_ahead else made).with_options(self.options)
+        return (made.prefetch(_AHEAD) if reads_ahead else made).with_options(self._options)
 
     def iterate(self, make_iterator: Any) -> Any:
         """An iterator of the whole batches, for all code; steps take shares of what it is made of."""
@@ -126,11 +130,27 @@ class Source:
             output_types=[dtype for dtype, _ in self._made_specs],
             output_shapes=[shape for _, shape in self._made_specs],
         )
-        first, count, total, _, *made = taken
+        first, count, total, _, _, *made = taken
         own, ticket = made[: len(self.specs)], made[len(self.specs) :]
         is_whole = tf.logical_and(tf.equal(first, 0), count >= total)
         whole = tf.cond(is_whole, lambda: own, lambda: self._take(ticket, tf.zeros_like(first), total, total))
         return [tf.ensure_shape(one, shape) for one, (_, shape) in zip(whole, self.specs)]
+
+    def pad_alike(self, rows: list[Any]) -> list[Any]:
+        """Rows that are padded to the longest of this rank's, padded to the longest of all ranks'. Collective if so."""
+        import tensorflow as tf
+
+        pads = self.batches.pads
+        if not pads:
+            return rows
+        everyone = objects.allgather([rows[at].shape.as_list()[1:] for at in pads], "the lengths of padded rows")
+        for (at, value), sizes in zip(pads.items(), zip(*everyone)):
+            own = rows[at].shape.as_list()
+            more = [[0, 0], *([0, max(of_ranks) - size] for of_ranks, size in zip(zip(*sizes), own[1:]))]
+            rows = [
+                tf.pad(one, more, constant_values=value) if at == number else one for number, one in enumerate(rows)
+            ]
+        return rows
 
     def make_again(self, ticket: Sequence[Any], first: int, count: int, total: int) -> list[Any]:
         import tensorflow as tf
@@ -184,23 +204,25 @@ class Batch:
 
     def __init__(self, source: Source, made: Sequence[Any]):
         self.source = source
-        first, count, self.total, self.ticket_digest = (int(one) for one in made[:4])
-        self._bounds, end = (first, count), 4 + len(source.specs)
-        self._own, self._ticket = list(made[4:end]), list(made[end:])
+        first, count, self.total, has_rows, self.ticket_digest = (one.numpy().item() for one in made[:5])
+        self._bounds, end = batches.Bounds(first, count, has_rows), 5 + len(source.specs)
+        self._numbers, self._own, self._ticket = made[:4], list(made[5:end]), list(made[end:])
         rows = {one.shape[0] for one, is_rows in zip(self._own, source.batches.are_rows) if is_rows}
         self.is_even = len(rows) == 1 and count <= self.total
 
-    def take(self, first: int, count: int) -> list[Any]:
-        """The flat tensors of these rows."""
-        if (first, count) == self._bounds or not self.is_even:
-            return self._own
-        if self._bounds == (0, self.total):
-            flags = self.source.batches.are_rows
-            return [one[first : first + count] if is_rows else one for one, is_rows in zip(self._own, flags)]
-        return self.source.make_again(self._ticket, first, count, self.total)
+    def take_share(self, bounds: batches.Bounds) -> list[Any]:
+        is_made = bounds == self._bounds
+        numbers = self._numbers if is_made else batches.make_numbers(bounds, self.total)
+        return [*self.source.pad_alike(self._own if is_made else self._make(bounds)), *numbers]
+
+    def _make(self, bounds: batches.Bounds) -> list[Any]:
+        if self._bounds[:2] == (0, self.total):
+            return batches.slice_rows(self._own, self.source.batches.are_rows, bounds)
+        return self.source.make_again(self._ticket, bounds.first, bounds.count, self.total)
 
     def take_whole(self) -> list[Any]:
-        return self.take(0, self.total)
+        is_made = not self.is_even or self._bounds[:2] == (0, self.total)
+        return self._own if is_made else self._make(batches.Bounds(0, self.total, True))
 
     def digest(self) -> tuple[int, int]:
         """Of the first batch of a dataset, a hash of what this rank makes of all of its rows; else of its ticket."""

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from matex_tf import tags
-from matex_tf.input import batch_maps
+from matex_tf.input import batch_maps, memories
 from matex_tf.input.functions import PYTHON, Split
 from matex_tf.rewrite import sources
 from matex_tf.rewrite.sharing import Share
@@ -51,6 +51,7 @@ class Batches(NamedTuple):
     are_rows: which of the flat tensors of an element have rows.
     spec: of an element.
     is_work: whether anything is computed behind the tickets.
+    pads: by the numbers of those tensors that are padded to the longest row, with what.
     kept: see `Elements`.
     """
 
@@ -62,6 +63,7 @@ class Batches(NamedTuple):
     spec: Any
     is_work: bool
     kept: tuple[str, ...] = ()
+    pads: dict[int, Any] = {}
 
 
 def flatten(spec: Any, element: Any) -> Tensors:
@@ -137,6 +139,8 @@ def _find_elements(dataset: Any) -> Elements:
         return inner._replace(tickets=_ORDER[kind](dataset, inner.tickets))
     if kind in ("MapDataset", "ParallelMapDataset"):
         return _map_elements(dataset)
+    if kind == "CacheDataset" and is_in_memory(dataset):
+        return _cache_elements(dataset)
     if kind == "ZipDataset":
         return _zip_elements(dataset)
     return _make_leaf(dataset)
@@ -203,6 +207,52 @@ def _map_elements(dataset: Any) -> Elements:
     return Elements(_put_in_front(inner, split, dataset), work_behind, [*map(find_passed, split.passed)], spec, kept)
 
 
+def is_in_memory(dataset: Any) -> bool:
+    """Whether a `cache` keeps elements in memory, and no file."""
+    filename = dataset._filename
+    return hasattr(filename, "numpy") and filename.numpy() == b""
+
+
+def _cache_elements(dataset: Any) -> Elements:
+    inner = find_elements(dataset._input_dataset)
+    if not inner.is_work:
+        return inner._replace(tickets=inner.tickets.cache())
+    specs = flatten_specs(inner.spec)
+    if not memories.can_keep(specs):
+        return _make_leaf(dataset, *inner.kept)
+    memory = memories.Memory(specs)
+
+    def work(ticket: Tensors) -> Tensors:
+        return memory.recall(ticket[0], [], lambda: inner.work(ticket[1:]))
+
+    passed = [None if at is None else at + 1 for at in inner.passed]
+    return inner._replace(tickets=inner.tickets.enumerate().cache(), work=work, passed=passed)
+
+
+def _cache_batches(dataset: Any) -> Batches:
+    inner = find_batches(dataset._input_dataset)
+    if not inner.is_work:
+        return inner._replace(tickets=inner.tickets.cache())
+    specs = [
+        ([None, *shape[1:]] if is_rows else shape)
+        for (_, shape), is_rows in zip(flatten_specs(inner.spec), inner.are_rows)
+    ]
+    specs = [(dtype, shape) for (dtype, _), shape in zip(flatten_specs(inner.spec), specs)]
+    if not memories.can_keep(specs):
+        return _make_batch_leaf(dataset, *inner.kept)
+    memory = memories.Memory(specs)
+
+    def take(ticket: Tensors, share: Share) -> Tensors:
+        return memory.recall(ticket[0], [share.first, share.count], lambda: inner.take(ticket[1:], share))
+
+    return inner._replace(
+        tickets=inner.tickets.enumerate().cache(),
+        take=take,
+        count=lambda ticket: inner.count(ticket[1:]),
+        digest=lambda ticket: inner.digest(ticket[1:]),
+    )
+
+
 def _zip_elements(dataset: Any) -> Elements:
     import tensorflow as tf
 
@@ -229,10 +279,12 @@ def _find_batches(dataset: Any) -> Batches:
     if kind in _ORDER:
         inner = find_batches(dataset._input_dataset)
         return inner._replace(tickets=_ORDER[kind](dataset, inner.tickets))
-    if kind in ("BatchDataset", "ParallelBatchDataset"):
+    if kind in ("BatchDataset", "ParallelBatchDataset", "PaddedBatchDataset"):
         return _batch(dataset)
     if kind in ("MapDataset", "ParallelMapDataset"):
         return _map_batches(dataset)
+    if kind == "CacheDataset" and is_in_memory(dataset):
+        return _cache_batches(dataset)
     return _make_batch_leaf(dataset)
 
 
@@ -273,11 +325,11 @@ def _batch(dataset: Any) -> Batches:
 
     inner = find_elements(dataset._input_dataset)
     tickets = inner.tickets.window(dataset._batch_size, drop_remainder=dataset._drop_remainder)
-    spec = dataset.element_spec
+    spec, is_padded = dataset.element_spec, pipelines.name_kind(dataset) == "PaddedBatchDataset"
+    put_rows = _put_padded(dataset) if is_padded else lambda rows, count: rows.batch(count)
 
     def open_window(ticket: Tensors) -> Any:
-        window = pack(tickets.element_spec, ticket)
-        return tf.data.Dataset.zip(window)
+        return tf.data.Dataset.zip(pack(tickets.element_spec, ticket))
 
     def count(ticket: Tensors) -> Tensors:
         return [tf.data.experimental.cardinality(open_window(ticket))]
@@ -289,8 +341,8 @@ def _batch(dataset: Any) -> Batches:
             return pack(inner.spec, inner.work(flatten_element(inner.tickets.element_spec, one)))
 
         rows = map_dataset(rows, work, num_parallel_calls=count_workers()) if inner.is_work else rows
-        batch = rows.batch(share.count).get_single_element()
-        return flatten(rows.batch(1).element_spec, batch)
+        batch = put_rows(rows, share.count)
+        return flatten(batch.element_spec, batch.get_single_element())
 
     def digest(ticket: Tensors) -> Any:
         def digest_row(*one: Any) -> Any:
@@ -300,7 +352,37 @@ def _batch(dataset: Any) -> Batches:
         return _digest([rows.batch(count(ticket)[0]).get_single_element()])
 
     are_rows = [bool(shape.rank) for _, shape in flatten_specs(spec)]
-    return Batches(tickets, count, take, digest, are_rows, spec, inner.is_work, inner.kept)
+    pads = _find_pads(dataset) if is_padded else {}
+    return Batches(tickets, count, take, digest, are_rows, spec, inner.is_work, inner.kept, pads)
+
+
+def _put_padded(dataset: Any) -> Callable[[Any, Any], Any]:
+    import tensorflow as tf
+    from tensorflow.python.data.ops import dataset_ops
+
+    shapes, values = tf.nest.flatten(dataset._padded_shapes), tf.nest.flatten(dataset._padding_values)
+
+    def put_rows(rows: Any, count: Any) -> Any:
+        variant = tf.raw_ops.PaddedBatchDatasetV2(
+            input_dataset=rows._variant_tensor,
+            batch_size=count,
+            padded_shapes=[tf.cast(one, tf.int64) for one in shapes],
+            padding_values=values,
+            drop_remainder=False,
+            output_shapes=[[None, *shape[1:]] for _, shape in flatten_specs(dataset.element_spec)],
+        )
+        spec = tf.nest.map_structure(lambda one: tf.TensorSpec([None, *one.shape[1:]], one.dtype), dataset.element_spec)
+        return dataset_ops._VariantDataset(variant, spec)
+
+    return put_rows
+
+
+def _find_pads(dataset: Any) -> dict[int, Any]:
+    import tensorflow as tf
+
+    values = tf.nest.flatten(dataset._padding_values)
+    shapes = [shape for _, shape in flatten_specs(dataset.element_spec)]
+    return {at: value for at, (shape, value) in enumerate(zip(shapes, values)) if None in shape.as_list()[1:]}
 
 
 def count_workers() -> int:
@@ -314,8 +396,8 @@ def _map_batches(dataset: Any) -> Batches:
     inner, function = find_batches(dataset._input_dataset), dataset._map_func.function
     found = batch_maps.find_row_map(function, inner.are_rows)
     spec = dataset._map_func.output_structure
-    if isinstance(found, str):
-        return _make_batch_leaf(dataset, *inner.kept, found)
+    if isinstance(found, str) or inner.pads:
+        return _make_batch_leaf(dataset, *inner.kept, found if isinstance(found, str) else "a map of padded batches")
 
     def take(ticket: Tensors, share: Share) -> Tensors:
         return found.build(inner.take(ticket, share), share)

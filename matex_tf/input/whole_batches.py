@@ -1,4 +1,4 @@
-"""Batches for eager code, which sees them whole: made by shares and put together, where that is faster than to make all.
+"""Batches for eager code, which sees them whole: made by shares and put together, where that is faster.
 
 The first batch of a dataset each rank makes whole, which is timed, and all compare it. The second is made by shares and
 put together, which is timed as well. Then ranks agree on the faster way.
@@ -84,11 +84,11 @@ def _put_together(batch: Batch) -> list[Any]:
     """The rows of all ranks. Collective."""
     import tensorflow as tf
 
-    first, count, contributes = find_bounds(batch.total)
-    given = [tf.constant(one, tf.int64) for one in (first, count, batch.total, batch.ticket_digest)]
+    *own, first, count, total, contributes = batch.take_share(find_bounds(batch.total))
+    digest = tf.constant(batch.ticket_digest, tf.int64)
     join = tags.get_or_make_tag(batch.source, f"put together by {world.get_world().size}", lambda: _make_join(batch))
     with failures.fail_together(_PLACE):
-        return list(join(batch.take(first, count), *given, tf.constant(contributes)))
+        return list(join(own, first, count, total, digest, contributes))
 
 
 def _make_join(batch: Batch) -> Any:
@@ -119,6 +119,5 @@ def _make_join(batch: Batch) -> Any:
 
 _OTHERS = (
     "the ranks take different elements from a dataset, whose batches they make together: data or their order differ "
-    "between ranks, for instance by deterministic=False, a shuffle without a seed in a pipeline of Python, or the order "
-    "in which files are listed"
+    "between ranks, for instance by deterministic=False or the order in which files are listed"
 )

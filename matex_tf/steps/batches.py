@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -37,8 +38,11 @@ class Batch(Protocol):
     total: int
     is_even: bool
 
-    def take(self, first: int, count: int) -> list[Any]:
-        """Its flat tensors with these rows."""
+    def take_share(self, bounds: Bounds) -> list[Any]:
+        """Its flat tensors with these rows, and first, count, total, contributes as `Share` has them.
+
+        Collective where rows are padded to the longest of the batch.
+        """
 
     def take_whole(self) -> list[Any]:
         """Its flat tensors."""
@@ -58,15 +62,28 @@ class WholeBatch:
     def _list_rows(self) -> list[Any]:
         return [one for one, is_rows in zip(self.tensors, self.are_rows) if is_rows]
 
-    def take(self, first: int, count: int) -> list[Any]:
-        end = first + count
-        return [one[first:end] if is_rows else one for one, is_rows in zip(self.tensors, self.are_rows)]
+    def take_share(self, bounds: Bounds) -> list[Any]:
+        return [*slice_rows(self.tensors, self.are_rows, bounds), *make_numbers(bounds, self.total)]
 
     def take_whole(self) -> list[Any]:
         return self.tensors
 
     def digest(self) -> tuple[int, int]:
         return self.total, digest_tensors(self._list_rows())
+
+
+def slice_rows(tensors: Sequence[Any], are_rows: Sequence[bool], bounds: Bounds) -> list[Any]:
+    end = bounds.first + bounds.count
+    return [one[bounds.first : end] if is_rows else one for one, is_rows in zip(tensors, are_rows)]
+
+
+@functools.lru_cache(maxsize=256)
+def make_numbers(bounds: Bounds, total: int) -> tuple[Any, ...]:
+    """first, count, total, contributes: eager tensors, int64 and bool."""
+    import tensorflow as tf
+
+    numbers = (tf.constant(one, tf.int64) for one in (bounds.first, bounds.count, total))
+    return *numbers, tf.constant(bounds.contributes)
 
 
 def digest_tensors(tensors: Sequence[Any]) -> int:

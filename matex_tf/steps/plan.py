@@ -286,11 +286,7 @@ class StepPlan:
         return self.own.function_type.pack_output(outputs)
 
     def _take_rows(self, batch: Batch, is_shared: bool) -> list[Any]:
-        """What the copy takes of a batch: this rank's rows and what `shares.make_given_share` takes, or all rows."""
-        import tensorflow as tf
-
+        """What the copy takes of a batch: this rank's share, or all rows."""
         if not is_shared:
             return batch.take_whole()
-        bounds = find_bounds(batch.total, self.parts.deal(batch.total) if self.parts is not None else None)
-        numbers = [tf.constant(one, tf.int64) for one in (bounds.first, bounds.count, batch.total)]
-        return [*batch.take(bounds.first, bounds.count), *numbers, tf.constant(bounds.contributes)]
+        return batch.take_share(find_bounds(batch.total, None if self.parts is None else self.parts.deal(batch.total)))

@@ -1,0 +1,178 @@
+"""Pipelines as tutorials write them: shares of their batches are the script's, bit for bit, and each row is worked on once.
+
+One process makes the shares of all ranks, one after the other.
+"""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from matex_tf.input import own_shares
+from matex_tf.sharding import row_shares
+from matex_tf.steps import batches
+
+ROWS, BATCH, EPOCHS = 23, 5, 3
+AUTO = tf.data.AUTOTUNE
+worked: list[int] = []
+
+
+def count(number):
+    worked.append(int(number))
+    return np.int64(0)
+
+
+def counted(number):
+    """Notes that a row is worked on, by a function without state."""
+    return tf.ensure_shape(tf.numpy_function(count, [number], tf.int64, stateful=False), [])
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("images")
+    generator = np.random.default_rng(0)
+    for number in range(ROWS):
+        (folder / f"{number % 3}").mkdir(exist_ok=True)
+        image = generator.integers(0, 256, (9, 8, 3), np.uint8)
+        tf.io.write_file(str(folder / f"{number % 3}" / f"{number:02}.png"), tf.io.encode_png(image))
+    with tf.io.TFRecordWriter(str(folder / "rows.tfrecord")) as writer:
+        for number in range(ROWS):
+            feature = {"x": tf.train.Feature(float_list=tf.train.FloatList(value=generator.random(3)))}
+            writer.write(tf.train.Example(features=tf.train.Features(feature=feature)).SerializeToString())
+    (folder / "rows.txt").write_text("".join(f"{number},{number + 0.5}\n" for number in range(ROWS)))
+    return folder
+
+
+def paths(folder):
+    found = sorted(str(one) for one in folder.glob("*/*.png"))
+    return tf.data.Dataset.from_tensor_slices((found, np.arange(len(found))))
+
+
+def load(path, number):
+    image = tf.io.decode_png(tf.io.read_file(path), 3)
+    return tf.image.resize(tf.cast(image, tf.float32), [6, 6]), number + counted(number)
+
+
+def parse(record):
+    return tf.io.parse_single_example(record, {"x": tf.io.FixedLenFeature([3], tf.float32)})["x"]
+
+
+def augment(image, number):
+    return tf.image.random_brightness(tf.image.random_flip_left_right(image), 0.3), number
+
+
+def rescale(image, number):
+    return image / 255.0, number
+
+
+def records(folder):
+    return tf.data.TFRecordDataset(str(folder / "rows.tfrecord"))
+
+
+def from_directory(folder):
+    return keras.utils.image_dataset_from_directory(folder, image_size=(6, 6), batch_size=BATCH, seed=1)
+
+
+def words(folder):
+    rows = tf.data.Dataset.range(ROWS).map(lambda number: (tf.range(number % 7), number))
+    return rows.map(lambda row, number: (row * 2 + tf.cast(counted(number), tf.int64), number))
+
+
+PIPELINES = {
+    "directory, rescale": lambda at: from_directory(at).map(rescale),
+    "directory, cache, shuffle": lambda at: from_directory(at).map(rescale).cache().shuffle(9, seed=4).prefetch(AUTO),
+    "records, parse, shuffle, batch": lambda at: records(at).map(parse, AUTO).shuffle(9, seed=1).batch(BATCH),
+    "records, shuffle, repeat": lambda at: records(at).shuffle(9, seed=1).repeat(2).map(parse, AUTO).batch(BATCH),
+    "files, shuffle, load, augment": lambda at: paths(at).shuffle(30, seed=1).map(load, AUTO).map(augment).batch(BATCH),
+    "files, load, cache, shuffle": lambda at: paths(at).map(load, AUTO).cache().shuffle(30, seed=1).batch(BATCH),
+    "serial map": lambda at: paths(at).map(load).batch(BATCH),
+    "map, cache, shuffle, batch, prefetch": lambda at: paths(at).map(load).cache().shuffle(9).batch(BATCH).prefetch(1),
+    "zip": lambda at: tf.data.Dataset.zip((paths(at).map(load, AUTO), paths(at))).batch(BATCH),
+    "padded": lambda at: words(at).padded_batch(BATCH),
+    "batch, map": lambda at: paths(at).map(load).batch(BATCH).map(rescale),
+    "text": lambda at: tf.data.TextLineDataset(str(at / "rows.txt"))
+    .map(lambda line: tf.strings.to_number(tf.strings.split([line], ",").values))
+    .batch(BATCH),
+    "dropped remainder": lambda at: paths(at).map(load).batch(BATCH, drop_remainder=True).repeat(2),
+    "take, skip, shard": lambda at: paths(at).shard(2, 1).map(load).skip(1).take(9).batch(2),
+    "dictionary": lambda at: paths(at).map(load).map(lambda a, b: {"y": b, "x": a}).batch(BATCH, num_parallel_calls=2),
+    "filter": lambda at: paths(at).filter(lambda path, number: number % 3 > 0).map(load).batch(BATCH),
+    "enumerate": lambda at: paths(at).map(load).enumerate().batch(BATCH),
+    "options": lambda at: paths(at).map(load).batch(BATCH).with_options(tf.data.Options()).prefetch(2),
+    "a layer": lambda at: paths(at).map(load).batch(BATCH).map(lambda a, b: (keras.layers.Rescaling(2.0, 1.0)(a), b)),
+    "a drawn number for a batch": lambda at: paths(at).map(load).batch(BATCH).shuffle(3, seed=2),
+    "generator, map": lambda at: tf.data.Dataset.from_generator(
+        lambda: iter(range(ROWS)), output_signature=tf.TensorSpec([], tf.int64)
+    )
+    .map(lambda number: tf.cast(number + counted(number), tf.float32))
+    .batch(BATCH),
+    "arrays, batch, map": lambda at: tf.data.Dataset.from_tensor_slices(np.arange(5.0)).batch(2).map(tf.math.sin),
+}
+
+
+def flat(element):
+    return [one.numpy() for one in tf.nest.flatten(element)]
+
+
+def same(got, want):
+    return len(got) == len(want) and all(
+        one.dtype == other.dtype and one.shape == other.shape and np.array_equal(one, other)
+        for one, other in zip(got, want)
+    )
+
+
+def make(name, folder):
+    tf.random.set_seed(3)
+    return PIPELINES[name](folder)
+
+
+@pytest.mark.parametrize("name", PIPELINES)
+def test_whole_batches_are_the_scripts(name, files):
+    want, dataset = make(name, files), make(name, files)
+    source = own_shares.find_source(dataset)
+    assert source is not None
+    for _ in range(EPOCHS):
+        expected = list(want)
+        found = list(source.iterate(tf.data.Dataset.__iter__))
+        assert len(found) == len(expected)
+        assert all(same(flat(one), flat(other)) for one, other in zip(found, expected))
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("name", PIPELINES)
+def test_each_rank_works_on_its_rows(name, ranks, files):
+    want = make(name, files)
+    sources = [own_shares.find_source(make(name, files)) for _ in range(ranks)]
+    for rank, source in enumerate(sources):
+        source._dealt.assign([1, rank, *[1] * ranks])
+    for _ in range(2):
+        taken = [batches.find_shares(source.iterate(tf.data.Dataset.__iter__)) for source in sources]
+        expected = [flat(one) for one in want]
+        shares = [[shares.take() for _ in expected] for shares in taken]
+        for rank, batch in enumerate(map(list, shares)):
+            for one, whole in zip(batch, expected):
+                total = len(whole[0])
+                start, stop, has_rows = row_shares.find_slice_bounds(total, rank, ranks)
+                bounds = batches.Bounds(int(start), int(stop - start), bool(has_rows))
+                assert one.total == total and one._bounds == bounds
+                pads = sources[rank].batches.pads
+                made = [
+                    np.pad(own, [[0, 0], *([0, b - a] for a, b in zip(own.shape[1:], all_rows.shape[1:]))])
+                    if at in pads
+                    else own.numpy()
+                    for at, (own, all_rows) in enumerate(zip(one._own, whole))
+                ]
+                assert same(made, [part[start:stop] for part in whole])
+        digests = [[one.ticket_digest for one in batch] for batch in shares]
+        assert all(one == digests[0] for one in digests)
+
+
+def test_each_row_is_worked_on_by_one_rank(files):
+    source = own_shares.find_source(paths(files).map(load).batch(BATCH))
+    for rank in range(2):
+        source._dealt.assign([1, rank, 1, 1])
+        del worked[:]
+        shares = batches.find_shares(source.iterate(tf.data.Dataset.__iter__))
+        for _ in range(-(-ROWS // BATCH)):
+            shares.take()
+        assert len(worked) == (13 if rank == 0 else 10) == len(set(worked))
