@@ -118,7 +118,9 @@ class StepPlan:
                 self.find_copy()
             except Exception as error:  # of any op: the script's own function is always right
                 self.why_whole = f"its copy cannot be made ({type(error).__name__}: {error})"
-        self.why_whole = agreement.agree_on_trace(graph, self.why_whole, place)
+        self.why_whole = agreement.agree_on_trace(
+            graph, self.why_whole, place, agreement.count_rows(self.graph.inputs, self.divided)
+        )
         events.step_planned(self)
         if self.why_whole and any(self.are_own):
             raise world.RankError(own_data.explain_obstacle(place, self.why_whole))

@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 import matex_tf
-from matex_tf import ops, settings
+from matex_tf import settings
 from matex_tf.servers.pieces import slots
 from matex_tf.steps import publishing
 
@@ -97,7 +97,6 @@ def in_strategy(strategy):
 folder, *places = sys.argv[1:]
 in_strategy("allreduce")
 train("allreduce")
-ops.allreduce(tf.ones([1]))  # from the first such sum on, ranks of a host have memory for sums in common, too
 in_strategy("sharded")
 before = common_memory()
 if "in memory" in places:
