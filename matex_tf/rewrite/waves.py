@@ -74,8 +74,8 @@ def schedule(
             if value.node is not None and id(value.node) in latest:
                 latest[id(value.node)] = min(latest[id(value.node)], level)
 
-        for value, need in zip(program.outputs, needs):
-            take(value, need, last)
+        for output, wanted in zip(program.outputs, needs):
+            take(output, wanted, last)
         for node in reversed(program.nodes):
             node.level = (earliest if is_early is not None and is_early(node) else latest)[id(node)]
             for value, need in zip(node.inputs, node.decision.needs):

@@ -196,8 +196,8 @@ class StepPlan:
                     f"{self.place}: {why}, and the random numbers of what it computes then are not those of the script "
                     "alone, as those of tf.random.stateless_uniform would be"
                 )
-            is_new = self.program is not None and not self._copies and list(divided) == self.divided
-            program = self.program if is_new else self._read(divided)
+            is_read = not self._copies and list(divided) == self.divided
+            program = self.program if is_read and self.program is not None else self._read(divided)
             with self.copy_kind.make_within():
                 self._copies[key] = self._make_copy(program, divided)
         return self._copies[key]
