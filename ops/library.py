@@ -180,7 +180,7 @@ def _check_mpi(c: ctypes.CDLL) -> None:
         )
 
 
-def rendezvous(kind: int, key: int, what: str, size: int = 0) -> None:
+def rendezvous(kind: int, key: int, what: str, size: int = 0, rows: int = 0) -> None:
     """Meet the other ranks as number n of the one sequence of collectives; nothing in a world of one.
 
     Args:
@@ -189,6 +189,7 @@ def rendezvous(kind: int, key: int, what: str, size: int = 0) -> None:
         key: what all ranks must agree on, as 64 bits.
         what: for people, where in the program this is.
         size: the bytes that this rank is about to give, for the record of events.
+        rows: of the batch that this is for, 0 if it is for none: told where ranks meet at different places.
 
     Raises:
         MismatchError: on every rank, if ranks meet at different kinds or keys, and from then on always; once, where all
@@ -197,7 +198,7 @@ def rendezvous(kind: int, key: int, what: str, size: int = 0) -> None:
     if not world.is_active():
         return
     c = get_library().c
-    if c.matex_rendezvous(kind, key & 0xFFFFFFFFFFFFFFFF, what.encode(), size):
+    if c.matex_rendezvous(kind, key & 0xFFFFFFFFFFFFFFFF, what.encode(), size, rows):
         raise MismatchError(interface.get_last_error(c))
 
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from matex_tf import tags
+from matex_tf import ops, tags
 from matex_tf.resilience import elastic, replay
 from matex_tf.rewrite import functions, sources
-from matex_tf.steps import pieces, plan, whole_code
+from matex_tf.steps import events, pieces, plan, whole_code
 from matex_tf.world import membership
 
 _UNDO = "how a call of the step is undone"
@@ -22,6 +22,14 @@ def attempt_steps() -> None:
     """Have each call of a step be an attempt, where ranks may be lost."""
     if elastic.is_on():
         plan.execute_by(_attempt_step)
+        events.step_computed.add_listener(_meet_ranks)
+
+
+def _meet_ranks(step: plan.StepPlan) -> None:
+    """Where a rank has failed after the last collective of a call, all raise its error rather than agree on success."""
+    import tensorflow as tf
+
+    ops.allreduce(tf.zeros([]), "sum", f"the end of {step.place}")
 
 
 def _attempt_step(step: plan.StepPlan, compute: plan.Compute, given: Sequence[Any]) -> Any:

@@ -68,10 +68,10 @@ def _list_before(value: Value) -> list[Any]:
         one = pending.pop()
         if one.label is not None:
             found.append(one.label)
-        elif one.node is not None and one.placement.kind == PARTIAL:
+        elif one.node is not None and one.placement.is_partial:
             given = [each for each in one.node.inputs if id(each) not in seen]
             seen.update(map(id, given))
-            pending += [each for each in given if each.label is not None or each.placement.kind == PARTIAL]
+            pending += [each for each in given if each.label is not None or each.placement.is_partial]
     return found
 
 

@@ -1,7 +1,8 @@
 """Which collectives travel together: all that need not wait for one another, each as late as nothing waits for it.
 
 The number of waves is the length of the longest chain of collectives that need one another. The loss, the metrics and
-the gradients of a step without statistics of the batch are one wave.
+the gradients of a step without statistics of the batch are one wave. A sum that need not be of a certain wave is of the
+last one that has sums which must be: no wave has sums for its sake.
 """
 
 from __future__ import annotations
@@ -55,27 +56,40 @@ def schedule(
         for value, need in zip(program.outputs, needs)
     ]
     last = max([last, *ends])
-    latest = {id(node): last for node in program.nodes}
-    waves: dict[int, Exchange] = {}
 
-    def take(value: Value, need: Placement | None, level: int) -> None:
-        exchanged = is_exchanged(value, need)
-        if exchanged:
-            found = waves.setdefault(id(value), Exchange(value, level - 1))
-            found.wave = min(found.wave, level - 1)
-            found.needs.add(need)  # type: ignore[arg-type]
-        if value.node is not None and id(value.node) in latest:
-            latest[id(value.node)] = min(latest[id(value.node)], level - exchanged)
+    def place(of_sums: Container[int]) -> dict[int, Exchange]:
+        """The exchanges, by the ids of their values, each as late as can be; sums in these waves where they can be."""
+        latest = {id(node): last for node in program.nodes}
+        waves: dict[int, Exchange] = {}
 
-    for value, need in zip(program.outputs, needs):
-        take(value, need, last)
-    for node in reversed(program.nodes):
-        node.level = (earliest if is_early is not None and is_early(node) else latest)[id(node)]
-        for value, need in zip(node.inputs, node.decision.needs):
-            take(value, need, node.level)
-        for one in node.controls:
-            if id(one) in latest:
-                latest[id(one)] = min(latest[id(one)], node.level - (id(node) in publishing))
+        def take(value: Value, need: Placement | None, level: int) -> None:
+            if is_exchanged(value, need):
+                wave = level - 1
+                if value.placement.is_partial:
+                    first = earliest.get(id(value.node), 0)
+                    wave = next((one for one in range(wave, first - 1, -1) if one in of_sums), wave)
+                found = waves.setdefault(id(value), Exchange(value, wave))
+                level = found.wave = min(found.wave, wave)
+                found.needs.add(need)  # type: ignore[arg-type]
+            if value.node is not None and id(value.node) in latest:
+                latest[id(value.node)] = min(latest[id(value.node)], level)
+
+        for output, wanted in zip(program.outputs, needs):
+            take(output, wanted, last)
+        for node in reversed(program.nodes):
+            node.level = (earliest if is_early is not None and is_early(node) else latest)[id(node)]
+            for value, need in zip(node.inputs, node.decision.needs):
+                take(value, need, node.level)
+            for one in node.controls:
+                if id(one) in latest:
+                    latest[id(one)] = min(latest[id(one)], node.level - (id(node) in publishing))
+        return waves
+
+    waves = place(())
+    sums = [one for one in waves.values() if one.value.placement.is_partial]
+    of_sums = {one.wave for one in sums if one.wave == earliest.get(id(one.value.node), 0)}
+    if any(one.wave not in of_sums for one in sums):
+        waves = place(of_sums)
     found: list[list[Exchange]] = [[] for _ in range(last)]
     # By the ops that make them: ranks may use the tensors in another order, of variables that a script keeps in a set.
     order = {id(one): place for place, one in enumerate([*program.inputs, *_list_outputs(program)])}

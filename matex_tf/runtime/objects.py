@@ -23,13 +23,13 @@ _KIND = 6  # see `ops.rendezvous`
 _one_at_a_time = threading.RLock()
 
 
-def allgather(value: Any, what: str) -> list[Any]:
-    """The values of all ranks, by rank, on every rank."""
+def allgather(value: Any, what: str, rows: int = 0) -> list[Any]:
+    """The values of all ranks, by rank, on every rank. rows: of the batch that they are about, 0 if it is none."""
     if not world.is_active():
         return [value]
 
     def gather() -> list[Any]:
-        with start_exchange(what, "allgather", _measure_size(value)):
+        with start_exchange(what, "allgather", _measure_size(value), rows):
             return world.get_communicator("control").allgather(value)
 
     return membership.attempt_collectives(what, gather)
@@ -58,10 +58,15 @@ def barrier(what: str) -> None:
 
 
 @contextlib.contextmanager
-def start_exchange(what: str, operation: str = "exchange", size: int = 0) -> Iterator[None]:
-    """Around what all ranks do together over MPI, once all have come to it; `size`: the bytes that this rank gives."""
+def start_exchange(what: str, operation: str = "exchange", size: int = 0, rows: int = 0) -> Iterator[None]:
+    """Around what all ranks do together over MPI, once all have come to it.
+
+    Args:
+        size: the bytes that this rank gives.
+        rows: see `allgather`.
+    """
     with _one_at_a_time:
-        _meet_ranks(operation, what, size)
+        _meet_ranks(operation, what, size, rows)
         with ops.announce_exchange(what):
             yield
 
@@ -71,7 +76,7 @@ def _measure_size(value: Any) -> int:
     return len(pickle.dumps(value)) if records.is_on() else 0
 
 
-def _meet_ranks(operation: str, what: str, size: int = 0) -> None:
+def _meet_ranks(operation: str, what: str, size: int = 0, rows: int = 0) -> None:
     # Ranks that talk of different things must not exchange them.
     key = hashlib.blake2b(f"{operation} {what}".encode(), digest_size=8).digest()
-    ops.rendezvous(_KIND, int.from_bytes(key, "little"), what, size)
+    ops.rendezvous(_KIND, int.from_bytes(key, "little"), what, size, rows)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -29,7 +30,7 @@ def digest_value(value: Any, seed: int = 0) -> int:
 
 def is_batch_of_all(mine: tuple[int, int], what: str) -> bool:
     """Whether (rows, hash) of this rank's whole batch are those of every rank. Collective. A difference is noted."""
-    everyone = objects.allgather(mine, f"comparing {what}")
+    everyone = objects.allgather(mine, f"comparing {what}", rows=mine[0])
     if all(batch == mine for batch in everyone):
         return True
     notes.print_note(f"{_OTHER_ROWS.format(what=what)} Each rank computes its own batch, whole.")
@@ -44,17 +45,9 @@ def compare_batch(mine: tuple[int, int] | None, what: str) -> None:
     Raises:
         RankError: on every rank, if the numbers of rows differ.
     """
-    everyone = objects.allgather(mine, f"comparing {what}")
+    everyone = objects.allgather(mine, f"comparing {what}", rows=0 if mine is None else mine[0])
     seen = [(rank, batch) for rank, batch in enumerate(everyone) if batch is not None]
-    hosts = world.get_world().hosts
-    for rank, (rows, _) in seen:
-        first_rank, (first_rows, _) = seen[0]
-        if rows != first_rows:
-            raise world.RankError(
-                f"the ranks' batches have different numbers of rows ({what}): {first_rows} on rank {first_rank} "
-                f"({hosts[first_rank]}), {rows} on rank {rank} ({hosts[rank]}). Every rank must read the same data; to "
-                "give each rank data of its own, pass it through matex_tf.shard or matex_tf.readers.DataSet."
-            )
+    check_rows([(rank, rows) for rank, (rows, _) in seen], what)
     trainers = world.get_world().trainers
     if seen and 0 < seen[0][1][0] < trainers:
         notes.print_note(
@@ -66,6 +59,23 @@ def compare_batch(mine: tuple[int, int] | None, what: str) -> None:
             f"{_OTHER_ROWS.format(what=what)} Each rank computes its slice of its own batch; the results are not "
             "exactly those of the script alone."
         )
+
+
+def check_rows(counts: Sequence[tuple[int, int]], what: str) -> None:
+    """counts: ranks, with the numbers of rows of their whole batches.
+
+    Raises:
+        RankError: these numbers differ.
+    """
+    hosts = world.get_world().hosts
+    for rank, rows in counts:
+        first_rank, first_rows = counts[0]
+        if rows != first_rows:
+            raise world.RankError(
+                f"the ranks' batches have different numbers of rows ({what}): {first_rows} on rank {first_rank} "
+                f"({hosts[first_rank]}), {rows} on rank {rank} ({hosts[rank]}). Every rank must read the same data; to "
+                "give each rank data of its own, pass it through matex_tf.shard or matex_tf.readers.DataSet."
+            )
 
 
 def are_shares(arrays: list[np.ndarray], what: str) -> bool:

@@ -15,6 +15,7 @@ from typing import Any
 from matex_tf import settings
 from matex_tf.gradients import reduction, variables
 from matex_tf.runtime import notes, objects, shutdown
+from matex_tf.sharding import fingerprint
 from matex_tf.steps import capture, events, own_data
 from matex_tf.world import world
 
@@ -55,40 +56,49 @@ def agree_on_new(used: Iterable[Any]) -> bool:
     return bool(new and variables.synchronize_variables(new, AS_TRAINING_STARTS))
 
 
-def agree_on_trace(graph: Any, why_whole: str, place: str) -> str:
+def count_rows(tensors: Iterable[Any], are_rows: Iterable[bool]) -> int:
+    """The rows of the batches that a function was traced for, 0 for any number: of its tensors that have rows."""
+    return next((one.shape.as_list()[0] for one, has_rows in zip(tensors, are_rows) if has_rows), None) or 0
+
+
+def agree_on_trace(graph: Any, why_whole: str, place: str, rows: int = 0) -> str:
     """Why ranks do not share the calls of a traced function, if one of them has a reason. Collective.
 
     All ranks have traced the same, and have the same values of the variables that it uses.
+
+    Args:
+        rows: see `count_rows`.
 
     Raises:
         RankError: on every rank, if the traces differ.
     """
     events.ranks_meet(place)
-    why_whole = agree_on_plan(capture.digest_graph(graph, for_ranks=True), why_whole, place)
+    why_whole = agree_on_plan(capture.digest_graph(graph, for_ranks=True), why_whole, place, rows)
     variables.synchronize_variables(graph.variables, f"comparing the variables before {place}")
     if not why_whole:
         note_shared(graph.variables)
     return why_whole
 
 
-def agree_on_plan(digest: bytes, why_whole: str, place: str) -> str:
+def agree_on_plan(digest: bytes, why_whole: str, place: str, rows: int = 0) -> str:
     """Why all ranks compute a step whole, empty where they share it. Collective.
 
     Args:
         digest: of the ops of the step; constants, names of files for example, may differ.
         why_whole: why this rank would compute it whole.
         place: names the step in messages.
+        rows: see `count_rows`.
 
     Raises:
         RankError: on every rank, where all would share the step, and have other ops.
     """
-    mine = digest, why_whole
-    everyone = objects.allgather(mine, f"whether ranks can share {place}")
-    reasons = [why for _, why in everyone if why]
+    everyone = objects.allgather((digest, why_whole, rows), f"whether ranks can share {place}", rows)
+    reasons = [why for _, why, _ in everyone if why]
     if reasons:
         return reasons[0]
-    for rank, (other, _) in enumerate(everyone):
+    for rank, (other, *_) in enumerate(everyone):
         if other != everyone[0][0]:
+            fingerprint.check_rows([(rank, rows) for rank, (*_, rows) in enumerate(everyone)], f"a batch of {place}")
             hosts = world.get_world().hosts
             raise world.RankError(
                 f"the ranks' traces of {place} differ: that of rank {rank} ({hosts[rank]}) has other ops "

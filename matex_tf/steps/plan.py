@@ -119,7 +119,9 @@ class StepPlan:
                 self.find_copy()
             except Exception as error:  # of any op: the script's own function is always right
                 self.why_whole = f"its copy cannot be made ({type(error).__name__}: {error})"
-        self.why_whole = agreement.agree_on_trace(graph, self.why_whole, place)
+        self.why_whole = agreement.agree_on_trace(
+            graph, self.why_whole, place, agreement.count_rows(self.graph.inputs, self.divided)
+        )
         events.step_planned(self)
         if self.why_whole and any(self.are_own):
             raise world.RankError(own_data.explain_obstacle(place, self.why_whole))
@@ -185,7 +187,8 @@ class StepPlan:
         """
         divided = self.divided if divided is None else divided
         if not self.pieces.holds:  # they are cut for other ranks
-            self.pieces, self._copies, self.program = pieces.Holding(self.own.graph), {}, None
+            self.pieces, self._copies = pieces.Holding(self.own.graph), {}
+            self.program = self._read(self.divided)
         key = world.get_world().size, self.copy_kind, *divided
         if key not in self._copies:
             if self._copies and draws.has_sequence(self.own.graph):
@@ -194,7 +197,8 @@ class StepPlan:
                     f"{self.place}: {why}, and the random numbers of what it computes then are not those of the script "
                     "alone, as those of tf.random.stateless_uniform would be"
                 )
-            program = self._read(divided) if self._copies or self.program is None else self.program
+            is_read = not self._copies and list(divided) == self.divided
+            program = self.program if is_read and self.program is not None else self._read(divided)
             with self.copy_kind.make_within():
                 self._copies[key] = self._make_copy(program, divided)
         return self._copies[key]

@@ -79,6 +79,37 @@ def test_what_was_made_for_ranks_that_are_lost_is_not_used_without_them(what, tm
     np.testing.assert_allclose(read_weights(found), want, rtol=1e-5)
 
 
+LATE_ERROR = """
+import numpy as np, tensorflow as tf
+x = np.ones([8, 3])
+x[5, 0] = -1.0
+w = tf.Variable(np.ones([3, 2]))
+
+@tf.function
+def step(rows):
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_mean(tf.square(rows @ w))
+    w.assign_sub(0.01 * tape.gradient(loss, w))
+    tf.debugging.check_numerics(tf.math.log(rows[:, 0] + 0.0 * w[0, 0]), "rows")
+
+for rows in (abs(x), x, abs(x)):
+    try:
+        step(tf.constant(rows))
+    except tf.errors.InvalidArgumentError as error:
+        print("Tensor had NaN values" in str(error))
+print("W", np.ravel(w).tolist())
+"""
+
+
+def test_an_error_of_one_rank_after_the_last_collective_of_a_step_is_raised_on_all(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(LATE_ERROR)
+    alone = launch.run_alone(script).check()
+    found = run(2, script, [], tmp_path / "state", MATEX_ABORT_SECONDS="60").check()
+    assert alone.stdout.splitlines()[0] == found.stdout.splitlines()[0] == "True"
+    np.testing.assert_allclose(read_weights(found), read_weights(alone), rtol=1e-10)
+
+
 def make_step(function, *given, source=None):
     """What is known of the plan of a step, whose function is a `tf.function`."""
     own = capture.trace_step(function, given, {})

@@ -124,6 +124,21 @@ def in_loops():
     keep("eager between", [*model.weights, *optimizer.variables])
 
 
+def of_tensorflow_1():
+    """An optimizer whose variables are not in pieces."""
+    kernel, optimizer = tf.Variable(tf.ones([6, 1])), tf.compat.v1.train.AdamOptimizer(0.05)
+
+    @tf.function
+    def step(rows):
+        with tf.GradientTape() as tape:
+            loss = error(rows @ kernel, rows)
+        optimizer.apply_gradients([(tape.gradient(loss, kernel), kernel)])
+
+    for at in range(0, 36, 9):
+        step(tf.constant(x[at : at + 9]))
+    keep("v1", [kernel, *optimizer.variables()])
+
+
 def of_rows():
     keras.utils.set_random_seed(2)
     layers = [keras.layers.Embedding(9, 4), keras.layers.Flatten(), keras.layers.Dense(1)]
@@ -168,6 +183,7 @@ def of_any_width():
 
 in_fit()
 in_loops()
+of_tensorflow_1()
 of_rows()
 if sys.argv[2] == "all":
     of_any_width()

@@ -84,6 +84,7 @@ def test_readers_find_whole_variables(which, per_node, tmp_path):
     assert {name for name in differing(wanted, got) if not name.startswith("figures")} == set()
     assert all(close(have[name], want[name], 1e-5) for want, have in zip(wanted, got) for name in want)
     assert "it is called outside of a tf.function" in said
+    assert said.count("'Adam' runs as allreduce: it is one of tf.compat.v1") == 1, said
     assert "cannot be sharded" not in said, said
 
 

@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 from matex_tf.rewrite import labels, waves
-from matex_tf.rewrite.placement import BATCH, WHOLE
+from matex_tf.rewrite.placement import BATCH, WHOLE, hold
 from matex_tf.rewrite.propagate import read_program
 from matex_tf.steps import gradients
 
@@ -13,7 +13,7 @@ WIDTH = 3
 STATE = tf.Variable(1.0, trainable=False)
 
 
-def trace(make_update, make_loss=None):
+def trace(make_update, make_loss=None, place=lambda graph: [WHOLE] * len(graph.captures)):
     """The program of a step that trains a kernel and a scale, and the variables."""
     kernel, scale = tf.Variable(tf.ones([WIDTH, 2]), name="kernel"), tf.Variable(tf.ones([2]), name="scale")
 
@@ -28,8 +28,7 @@ def trace(make_update, make_loss=None):
         return loss
 
     graph = step.get_concrete_function(tf.TensorSpec([None, WIDTH])).graph
-    placements = [BATCH] + [WHOLE] * (len(graph.inputs) - 1)
-    return read_program(graph, placements), (kernel, scale)
+    return read_program(graph, [BATCH, *place(graph)]), (kernel, scale)
 
 
 def name_sums(program):
@@ -53,6 +52,26 @@ def test_sums_have_the_names_of_variables(update):
     assert sorted(name for names, _ in name_sums(program) for name in names) == ["kernel", "scale"]
     assert name_sums(program)[-1] == (["kernel", "scale"], 1), "the loss travels with the gradients"
     assert labels.are_looked_at(program, ("IsFinite",)) == (update == "scaled")
+
+
+@pytest.mark.parametrize("update", ["plain", "clipped"])
+def test_sums_of_which_ranks_need_pieces_have_the_names_of_variables(update):
+    """They are the update, and the loss travels with them, though new weights travel later, and norms of pieces."""
+    slots = [tf.Variable(tf.zeros([WIDTH, 2])), tf.Variable(tf.zeros([2]))]
+
+    def momentum(found):
+        return [slot.assign(0.9 * slot + one) for slot, one in zip(slots, UPDATES[update](found))]
+
+    def place(graph):
+        numbers = {id(slot.handle): number for number, slot in enumerate(slots)}
+        sizes = {number: slot.shape.num_elements() for number, slot in enumerate(slots)}
+        held = [numbers.get(id(outer)) for outer, _ in graph.captures]
+        return [WHOLE if one is None else hold((0, sizes[one] // 2, sizes[one]), one) for one in held]
+
+    program, _ = trace(momentum, place=place)
+    first, *others = name_sums(program)
+    assert first == (["kernel", "scale"], 1) and len(others) == 1 + (update == "clipped")
+    assert all(names == [] for names, _ in others)
 
 
 def test_statistics_of_the_batch_are_no_gradients_though_gradients_are_made_of_them():

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from matex_tf.steps import pieces
+from matex_tf.steps import capture, pieces, plan
 from matex_tf.steps.piece_variables import PieceVariable
 
 
@@ -61,3 +61,21 @@ def test_a_variable_that_is_collected_in_a_trace_leaves_nothing_there():
 
     graph = tf.function(trace, autograph=False).get_concrete_function().graph
     assert {op.type for op in graph.get_operations()} == {"Const", "Identity"}
+
+
+def test_a_plan_follows_what_its_variables_are_cut_for():
+    slot, weight = make()
+    weight.assign(tf.ones([2, 3]))
+
+    @tf.function
+    def step(rows):
+        slot.assign_add(tf.matmul(rows, rows, transpose_a=True)[:2])
+        weight.assign_sub(slot)
+
+    own = capture.trace_step(step, (tf.ones([4, 3]),), {})
+    made = plan.StepPlan(own, [True], [False], "the step")
+    assert made.why_whole == "" and slot in made.pieces.list_variables()
+    for cuts in ((0, 2, 6), (0, 6)):
+        slot.cuts = cuts
+        made.find_copy([False, *made.divided[1:]])
+        assert {value.placement.cuts for value in made.program.inputs if value.placement.is_held} == {cuts}

@@ -93,7 +93,8 @@ say("unreached")
 """
 ROWS = """
 step, _ = make_step()
-step(tf.constant(x))
+for _ in range(int(sys.argv[1])):
+    step(tf.constant(x))
 step(tf.constant(x[: 12 - 2 * rank]))
 say("unreached")
 """
@@ -110,8 +111,10 @@ def test_what_differs_between_ranks_is_found():
 
 
 @pytest.mark.timeout(200)
-def test_batches_with_other_numbers_of_rows_are_an_error():
-    result = launch.run(2, START + ROWS)
+@pytest.mark.parametrize("before", [0, pytest.param(1, marks=pytest.mark.more), 2])
+def test_batches_with_other_numbers_of_rows_are_an_error(before):
+    """One rank plans the step for its batch, while the other plans, too, compares its batch, or computes."""
+    result = launch.run(2, START + ROWS, before)
     assert result.returncode != 0
-    assert "different numbers of rows" in result.output
+    assert "different numbers of rows" in result.output and "12 on rank 0" in result.output
     assert "unreached" not in result.output

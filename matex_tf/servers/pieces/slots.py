@@ -74,6 +74,19 @@ def _wrap_legacy_apply(original: Any) -> Any:
     return apply
 
 
+@HOOKS.replace(
+    "tensorflow.python.training.optimizer", "Optimizer.apply_gradients", "an optimizer of v1 without pieces is not told"
+)
+def _wrap_v1_apply(original: Any) -> Any:
+    def apply_gradients(self: Any, *args: Any, **kwargs: Any) -> Any:
+        update = original(self, *args, **kwargs)
+        if self.get_slot_names():
+            say_whole(_name_optimizer(self), "it is one of tf.compat.v1")
+        return update
+
+    return apply_gradients
+
+
 def start_pieces() -> None:
     """Hold slots in pieces where that is chosen."""
     HOOKS.install()

@@ -73,7 +73,9 @@ class CallPlan:
         self.followed = [tensor for tensor, one in zip(graph.inputs, are_followed) if one]
         self.batches = batch_watch.BatchWatch(f"a batch of {place}")
         self.why_whole = self._find_obstacle() or self._make_steps()
-        self.why_whole = agreement.agree_on_trace(graph, self.why_whole, place)
+        self.why_whole = agreement.agree_on_trace(
+            graph, self.why_whole, place, agreement.count_rows(graph.inputs, self.are_rows)
+        )
 
     def _find_obstacle(self) -> str:
         if getattr(self.graph, "deferred_external_captures", None):

@@ -76,12 +76,12 @@ MATEX_EXPORT int matex_start_again(int sequence, int gradients, int overlapped, 
   return matex::Result(matex::StartAgain(sequence, gradients, overlapped, rank, size, node));
 }
 
-MATEX_EXPORT int matex_rendezvous(int kind, uint64_t key, const char* what, int64_t bytes) {
+MATEX_EXPORT int matex_rendezvous(int kind, uint64_t key, const char* what, int64_t bytes, int64_t rows) {
   if (kind <= 0 || kind >= matex::kKinds) {
     return matex::Result(matex::Error("there is no kind " + std::to_string(kind) + " of collective."));
   }
   const std::function<std::string()> text = [what] { return std::string(what); };
-  const matex::Call call{static_cast<matex::Kind>(kind), key, text, nullptr, 0, nullptr, bytes};
+  const matex::Call call{static_cast<matex::Kind>(kind), key, text, nullptr, rows, nullptr, bytes};
   const bool is_end = call.kind == matex::Kind::kExit;
   // What the script has announced and not handed over will not come; other ranks may wait for it before they end.
   if (is_end) matex::GiveUpAll("its script has ended.");

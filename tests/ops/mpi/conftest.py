@@ -56,8 +56,8 @@ class Engine:
     def error(self) -> str:
         return interface.get_last_error(self.c)
 
-    def meet(self, kind: int, key: int, what: str, size: int = 0) -> str:
-        return self.error() if self.c.matex_rendezvous(kind, key, what.encode(), size) else ""
+    def meet(self, kind: int, key: int, what: str, size: int = 0, rows: int = 0) -> str:
+        return self.error() if self.c.matex_rendezvous(kind, key, what.encode(), size, rows) else ""
 
     def reduce(
         self,

@@ -99,6 +99,12 @@ def test_places(engine):
     )
 
 
+def test_rows(engine):
+    """One plans a step, and the others compare a batch: what they have read is why."""
+    error = engine.meet(6, RANK == ODD, "a plan" if RANK == ODD else "a batch", rows=7 if RANK == ODD else 8)
+    check(engine, error, "different numbers of rows", "8 on rank 0 (host0)", f"7 on rank {ODD} (host{ODD})")
+
+
 def test_keys(engine):
     error = engine.meet(6, RANK == ODD, "message of the odd rank" if RANK == ODD else "message")
     check(engine, error, "different places", "at message", f"rank {ODD} (host{ODD}) is at message of the odd rank")

@@ -176,6 +176,10 @@ std::string Explain(const std::vector<Report>& reports) {
     return Named(rank, reports) + " has ended its script (" + reports[rank].what +
            ") while others go on: " + Places(reports) + number + advice;
   }
+  bool all_have_batches = true;
+  for (const Report& report : reports) all_have_batches = all_have_batches && report.batch.rows > 0;
+  const std::string batches = all_have_batches ? ExplainBatches(reports) : "";
+  if (!batches.empty()) return batches;
   return "ranks are at different places in the program: " + Places(reports) + number + advice;
 }
 

@@ -24,7 +24,7 @@ enum class Kind : int {
 constexpr int kKinds = 9;
 
 // What ranks must agree on of a reduction besides its tensors. rows: of the global batch, 0 if not said, and -1 where none
-// of the tensors is a gradient: it is no update then.
+// of the tensors is a gradient: it is no update then. Other collectives only tell the rows of the batch that they are for.
 struct Batch {
   Batch(int64_t rows = 0) : rows(rows) {}
   bool is_update() const { return rows >= 0; }
@@ -32,7 +32,7 @@ struct Batch {
   int64_t rows;
 };
 
-// Where one rank is. For reductions only: what is of a layout, and of its batch.
+// Where one rank is. For reductions only: what is of a layout.
 struct Report {
   Kind kind = Kind::kControl;
   int64_t number = 0;

@@ -51,8 +51,8 @@ Error Exchange(const World& world, const Call& call, int64_t number, bool* is_fa
     mine.entries = call.layout->entries();
     mine.way = "reduces them at once";
     if (call.announced != nullptr) mine.way = call.announced->more ? "will compute more" : "computes no more";
-    mine.batch = call.batch;
   }
+  mine.batch = call.batch;
   std::string text = Encode(mine);
   if (text.size() > static_cast<size_t>(std::numeric_limits<int>::max() / world.size)) {
     mine.entries.clear();
@@ -152,7 +152,7 @@ Error Finish(const Call& call, Error error) {
     const int kind = static_cast<int>(call.kind);
     if (call.announced == nullptr || !call.announced->more) {
       ++sequence.counts[kind];
-      if (call.batch.is_update()) sequence.rows += call.batch.rows;
+      if (call.reduces_gradients()) sequence.rows += call.batch.rows;
     }
     sequence.nanoseconds[kind] += std::chrono::nanoseconds(Clock::now() - sequence.met).count();
   }
