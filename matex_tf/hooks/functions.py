@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from matex_tf.input import own_shares
 from matex_tf.runtime.hooks import Table
-from matex_tf.steps import function_calls
+from matex_tf.sharding import share_arrays
+from matex_tf.steps import agreement, function_calls
 from matex_tf.steps.tapes import first_calls
 
 HOOKS = Table()
@@ -34,6 +36,9 @@ def _wrap_call(original: Any) -> Any:
 
         if not tf.executing_eagerly():
             return original(self, *args, **kwargs)
+        if agreement.is_watched():
+            args = tuple(map(_give_whole, args))
+            kwargs = {name: _give_whole(one) for name, one in kwargs.items()}
         is_recorded = record.could_possibly_record()
         is_alone = tf.config.functions_run_eagerly()
         if is_alone or (is_recorded and (self._jit_compile or not first_calls.may_be_shared())):
@@ -41,3 +46,10 @@ def _wrap_call(original: Any) -> Any:
         return function_calls.call_function(original, self, args, kwargs, is_recorded)
 
     return __call__
+
+
+def _give_whole(argument: Any) -> Any:
+    import tensorflow as tf
+
+    is_other = not isinstance(argument, tf.data.Dataset) or share_arrays.is_share(argument)
+    return argument if is_other else own_shares.give_whole(argument)

@@ -27,13 +27,10 @@ def _wrap_iter(original: Any) -> Any:
     def __iter__(self):
         import tensorflow as tf
 
+        source = own_shares.find_source(self) if agreement.is_watched() and not share_arrays.is_share(self) else None
         if not tf.executing_eagerly():
-            return original(self)
-        if agreement.is_watched() and not share_arrays.is_share(self):
-            source = own_shares.find_source(self)
-            if source is not None:
-                return source.iterate(original)
-        return original(iteration.read_alike(self))
+            return original(self if source is None else source.whole)
+        return original(iteration.read_alike(self)) if source is None else source.iterate(original)
 
     return __iter__
 

@@ -6,6 +6,7 @@ shares change, for code that sees the whole batch) it is made anew of the ticket
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -40,8 +41,7 @@ class Source:
         self._options = dataset.options().merge(options)
         self.is_compared = False
         self._ticket_size = len(tickets.flatten_specs(made.tickets.element_spec))
-        with tf.init_scope():
-            self._dealt = tf.Variable(self._deal(), trainable=False, shape=[None], name="matex_tf_shares")
+        self._dealt = tf.Variable(self._deal(), trainable=False, shape=[None], name="matex_tf_shares")
         self._made = self._work_ahead()
         self._made_specs = tickets.flatten_specs(self._made.element_spec)
         self._again = tf.function(self._take, autograph=False, input_signature=self._list_inputs())
@@ -88,11 +88,9 @@ class Source:
             digest = tf.bitcast(self.batches.digest(ticket), tf.int64)
             return first, count, total, has_rows, digest, *self._take(ticket, first, count, total), *ticket
 
-        # What a generator has given does not come again, and is read as far ahead as alone.
-        reads_ahead = not any(map(pipelines.has_outside_state, row_shares.list_pipeline(self.batches.tickets)))
-        parallel = {"num_parallel_calls": _AHEAD, "deterministic": True} if reads_ahead else {}
-        made = tickets.map_dataset(self.batches.tickets, work, **parallel)
-        return (made.prefetch(_AHEAD) if reads_ahead else made).with_options(self._options)
+        options = self._read_ahead()
+        made = tickets.map_dataset(self.batches.tickets, work, **options)
+        return (made.prefetch(_AHEAD) if options else made).with_options(self._options)
 
     def iterate(self, make_iterator: Any) -> Any:
         """An iterator of the whole batches, for all code; steps take shares of what it is made of."""
@@ -100,6 +98,27 @@ class Source:
         iterator = make_iterator(self._open(shares))
         batches.note_shares(iterator, shares)
         return iterator
+
+    @functools.cached_property
+    def whole(self) -> Any:
+        """The dataset as functions iterate it, which every rank works on whole."""
+        import tensorflow as tf
+
+        spec = self.batches.tickets.element_spec
+
+        def work(*element: Any) -> Any:
+            ticket = tickets.flatten_element(spec, element)
+            total = tf.reduce_max(tf.stack(self.batches.count(ticket)))
+            made = self._take(ticket, tf.zeros_like(total), total, total)
+            return tickets.pack(self.spec, [tf.ensure_shape(one, shape) for one, (_, shape) in zip(made, self.specs)])
+
+        made = tickets.map_dataset(self.batches.tickets, work, **self._read_ahead())
+        return made.with_options(self._options)
+
+    def _read_ahead(self) -> dict[str, Any]:
+        """How maps of the tickets run. What a generator has given does not come again: it is read as alone."""
+        is_free = not any(map(pipelines.has_outside_state, row_shares.list_pipeline(self.batches.tickets)))
+        return {"num_parallel_calls": _AHEAD, "deterministic": True} if is_free else {}
 
     def _open(self, shares: Shares) -> Any:
         """The dataset of whole batches, of what an iterator of shares has still to give."""
@@ -232,9 +251,20 @@ class Batch:
         return self.total, batches.digest_tensors(self.take_whole())
 
 
+def give_whole(dataset: Any) -> Any:
+    """The dataset for functions, which iterate it by themselves: of the tickets, so that their order goes on."""
+    source = find_source(dataset)
+    return dataset if source is None else source.whole
+
+
 def find_source(dataset: Any) -> Source | None:
     """The dataset as one whose batches ranks make by shares; None where nothing of its work can be shared."""
-    return tags.get_or_make_tag(dataset, "source of shares", lambda: _find_source(dataset))
+    import tensorflow as tf
+
+    if not hasattr(dataset._variant_tensor, "numpy"):
+        return None  # it is made within a function
+    with tf.init_scope():
+        return tags.get_or_make_tag(dataset, "source of shares", lambda: _find_source(dataset))
 
 
 def _find_source(dataset: Any) -> Source | None:
