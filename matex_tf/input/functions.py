@@ -85,7 +85,10 @@ class Split:
         crossing = [one for one in crossing if id(one) not in given]
         held = [self.inputs[number] for number in self.held]
         order = {id(op): number for number, op in enumerate(graph.get_operations())}
-        arrange = lambda ops: sorted(ops, key=lambda op: order[id(op)])  # noqa: E731
+
+        def arrange(ops: list[Any]) -> list[Any]:
+            return sorted(ops, key=lambda op: order[id(op)])
+
         self.front = Part(arrange(first), [*self.inputs, *inner], crossing) if ordered else None
         self.back = Part(arrange(rest), [*held, *crossing, *inner], outputs)
         taken = {id(one) for op in first for one in op.inputs}

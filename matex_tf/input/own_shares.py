@@ -15,8 +15,9 @@ import numpy as np
 from matex_tf import settings, tags
 from matex_tf.input import tickets
 from matex_tf.rewrite.sharing import Share
+from matex_tf.rewrite.sources import find_components
 from matex_tf.runtime import objects
-from matex_tf.sharding import pipelines, row_shares
+from matex_tf.sharding import iteration, pipelines, row_shares
 from matex_tf.steps import batches
 from matex_tf.world import world
 
@@ -38,6 +39,9 @@ class Source:
         # TensorFlow's optimizer fails at some datasets that functions of pipelines make.
         options = tf.data.Options()
         options.experimental_optimization.map_and_batch_fusion = False
+        options.experimental_optimization.inject_prefetch = False
+        self._is_free = not any(map(pipelines.has_outside_state, row_shares.list_pipeline(dataset)))
+        self._as_alone = iteration.count_ahead(dataset)
         self._options = dataset.options().merge(options)
         self.is_compared = False
         self._ticket_size = len(tickets.flatten_specs(made.tickets.element_spec))
@@ -77,7 +81,7 @@ class Source:
 
         def work(*element: Any) -> Any:
             ticket = tickets.flatten_element(spec, element)
-            counts = self.batches.count(ticket)
+            counts = self.batches.count_rows(ticket)
             total = counts[0]
             start, stop, has_rows = row_shares.find_slice_bounds(total, self._dealt[1], self._dealt[2:])
             is_whole = tf.equal(self._dealt[0], 0)
@@ -90,7 +94,8 @@ class Source:
 
         options = self._read_ahead()
         made = tickets.map_dataset(self.batches.tickets, work, **options)
-        return (made.prefetch(_AHEAD) if options else made).with_options(self._options)
+        ahead = _AHEAD if options else self._as_alone
+        return (made.prefetch(ahead) if ahead else made).with_options(self._options)
 
     def iterate(self, make_iterator: Any) -> Any:
         """An iterator of the whole batches, for all code; steps take shares of what it is made of."""
@@ -108,7 +113,7 @@ class Source:
 
         def work(*element: Any) -> Any:
             ticket = tickets.flatten_element(spec, element)
-            total = tf.reduce_max(tf.stack(self.batches.count(ticket)))
+            total = tf.reduce_max(tf.stack(self.batches.count_rows(ticket)))
             made = self._take(ticket, tf.zeros_like(total), total, total)
             return tickets.pack(self.spec, [tf.ensure_shape(one, shape) for one, (_, shape) in zip(made, self.specs)])
 
@@ -117,8 +122,7 @@ class Source:
 
     def _read_ahead(self) -> dict[str, Any]:
         """How maps of the tickets run. What a generator has given does not come again: it is read as alone."""
-        is_free = not any(map(pipelines.has_outside_state, row_shares.list_pipeline(self.batches.tickets)))
-        return {"num_parallel_calls": _AHEAD, "deterministic": True} if is_free else {}
+        return {"num_parallel_calls": _AHEAD, "deterministic": True} if self._is_free else {}
 
     def _open(self, shares: Shares) -> Any:
         """The dataset of whole batches, of what an iterator of shares has still to give."""
@@ -139,7 +143,9 @@ class Source:
             output_shapes=[shape for _, shape in self.specs],
             preserve_cardinality=False,
         )
-        return dataset_ops._VariantDataset(variant, self.spec)
+        options = tf.data.Options()  # to be read ahead would take batches from steps
+        options.autotune.enabled = options.experimental_optimization.apply_default_optimizations = False
+        return dataset_ops._VariantDataset(variant, self.spec).with_options(options)
 
     def _take_whole(self, _: Any, handle: Any) -> list[Any]:
         import tensorflow as tf
@@ -226,7 +232,7 @@ class Batch:
         first, count, self.total, has_rows, self.ticket_digest = (one.numpy().item() for one in made[:5])
         self._bounds, end = batches.Bounds(first, count, has_rows), 5 + len(source.specs)
         self._numbers, self._own, self._ticket = made[:4], list(made[5:end]), list(made[end:])
-        rows = {one.shape[0] for one, is_rows in zip(self._own, source.batches.are_rows) if is_rows}
+        rows = {one.shape.as_list()[0] for one, is_rows in zip(self._own, source.batches.are_rows) if is_rows}
         self.is_even = len(rows) == 1 and count <= self.total
 
     def take_share(self, bounds: batches.Bounds) -> list[Any]:
@@ -237,7 +243,7 @@ class Batch:
     def _make(self, bounds: batches.Bounds) -> list[Any]:
         if self._bounds[:2] == (0, self.total):
             return batches.slice_rows(self._own, self.source.batches.are_rows, bounds)
-        return self.source.make_again(self._ticket, bounds.first, bounds.count, self.total)
+        return self.source.make_again(self._ticket, bounds.first, bounds.number, self.total)
 
     def take_whole(self) -> list[Any]:
         is_made = not self.is_even or self._bounds[:2] == (0, self.total)
@@ -276,7 +282,7 @@ def _find_source(dataset: Any) -> Source | None:
     if not all(isinstance(one, tf.TensorSpec) for one in specs):
         return None
     made = tickets.find_batches(dataset)
-    rows = tickets.sources.find_components([shape for _, shape in tickets.flatten_specs(dataset.element_spec)])
+    rows = find_components([shape for _, shape in tickets.flatten_specs(dataset.element_spec)])
     if not made.is_work or not any(rows) or rows != made.are_rows:
         return None
     return Source(dataset, made)

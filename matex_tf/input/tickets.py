@@ -45,7 +45,7 @@ class Batches(NamedTuple):
     """The elements of a dataset that are batches.
 
     tickets: a dataset, of one ticket for a batch.
-    count: builds, of the flat tensors of a ticket, the numbers of rows of what makes up the batch, scalar int64.
+    count_rows: builds, of the flat tensors of a ticket, the numbers of rows of what makes up the batch, scalar int64.
     take: builds, of these and a share, the flat tensors of the share's rows.
     digest: builds, of the flat tensors of a ticket, what tells it from others: 8 bytes, uint8.
     are_rows: which of the flat tensors of an element have rows.
@@ -56,7 +56,7 @@ class Batches(NamedTuple):
     """
 
     tickets: Any
-    count: Callable[[Tensors], Tensors]
+    count_rows: Callable[[Tensors], Tensors]
     take: Callable[[Tensors, Share], Tensors]
     digest: Callable[[Tensors], Any]
     are_rows: list[bool]
@@ -234,10 +234,9 @@ def _cache_batches(dataset: Any) -> Batches:
     if not inner.is_work:
         return inner._replace(tickets=inner.tickets.cache())
     specs = [
-        ([None, *shape[1:]] if is_rows else shape)
-        for (_, shape), is_rows in zip(flatten_specs(inner.spec), inner.are_rows)
+        (dtype, [None, *shape[1:]] if is_rows else shape)
+        for (dtype, shape), is_rows in zip(flatten_specs(inner.spec), inner.are_rows)
     ]
-    specs = [(dtype, shape) for (dtype, _), shape in zip(flatten_specs(inner.spec), specs)]
     if not memories.can_keep(specs):
         return _make_batch_leaf(dataset, *inner.kept)
     memory = memories.Memory(specs)
@@ -248,7 +247,7 @@ def _cache_batches(dataset: Any) -> Batches:
     return inner._replace(
         tickets=inner.tickets.enumerate().cache(),
         take=take,
-        count=lambda ticket: inner.count(ticket[1:]),
+        count_rows=lambda ticket: inner.count_rows(ticket[1:]),
         digest=lambda ticket: inner.digest(ticket[1:]),
     )
 

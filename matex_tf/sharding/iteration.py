@@ -17,19 +17,25 @@ def read_alike(dataset: Any) -> Any:
     TensorFlow lets the number of elements grow from 1 on where a script leaves it the choice; here
     it stays 1, on all ranks alike. A pipeline that gives the same in each iteration is read ahead as it suits.
     """
-    import tensorflow as tf
-
     if not any(map(pipelines.has_outside_state, row_shares.list_pipeline(dataset))):
         return dataset
     last, _ = pipelines.skip_kinds(dataset, ("OptionsDataset",))
+    ahead = count_ahead(dataset)
+    if pipelines.name_kind(last) == "PrefetchDataset":
+        dataset = last._input_dataset.with_options(dataset.options())
+    return dataset.prefetch(ahead) if ahead else dataset
+
+
+def count_ahead(dataset: Any) -> int:
+    """How many elements the script alone reads ahead at the end of a pipeline, 1 where TensorFlow has the choice."""
+    import tensorflow as tf
+
+    last, _ = pipelines.skip_kinds(dataset, ("OptionsDataset",))
     if pipelines.name_kind(last) == "PrefetchDataset":
         ahead = int(last._buffer_size)
-        result = last._input_dataset.with_options(dataset.options())
     else:
         ahead = tf.data.AUTOTUNE if _is_prefetch_added(last, dataset.options()) else 0
-        result = dataset
-    ahead = 1 if ahead == tf.data.AUTOTUNE else ahead
-    return result.prefetch(ahead) if ahead else result
+    return 1 if ahead == tf.data.AUTOTUNE else ahead
 
 
 def _is_prefetch_added(last: Any, options: Any) -> bool:

@@ -17,7 +17,7 @@ class Bounds(NamedTuple):
     """Rows of a batch: the number of the first, how many, and whether they are the rank's own (see `Share`)."""
 
     first: int
-    count: int
+    number: int
     contributes: bool
 
 
@@ -56,7 +56,7 @@ class WholeBatch:
 
     def __init__(self, tensors: Sequence[Any], are_rows: Sequence[bool]):
         self.tensors, self.are_rows = list(tensors), list(are_rows)
-        counts = {one.shape[0] for one in self._list_rows()}
+        counts = {one.shape.as_list()[0] for one in self._list_rows()}
         self.total, self.is_even = max(counts, default=0), len(counts) < 2
 
     def _list_rows(self) -> list[Any]:
@@ -73,7 +73,7 @@ class WholeBatch:
 
 
 def slice_rows(tensors: Sequence[Any], are_rows: Sequence[bool], bounds: Bounds) -> list[Any]:
-    end = bounds.first + bounds.count
+    end = bounds.first + bounds.number
     return [one[bounds.first : end] if is_rows else one for one, is_rows in zip(tensors, are_rows)]
 
 
@@ -82,7 +82,7 @@ def make_numbers(bounds: Bounds, total: int) -> tuple[Any, ...]:
     """first, count, total, contributes: eager tensors, int64 and bool."""
     import tensorflow as tf
 
-    numbers = (tf.constant(one, tf.int64) for one in (bounds.first, bounds.count, total))
+    numbers = (tf.constant(one, tf.int64) for one in (bounds.first, bounds.number, total))
     return *numbers, tf.constant(bounds.contributes)
 
 
