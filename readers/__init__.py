@@ -11,5 +11,6 @@ from matex_tf.readers.csv import format as _csv  # noqa: F401
 from matex_tf.readers.dataset import DataSet
 from matex_tf.readers.images import cifar as _cifar  # noqa: F401
 from matex_tf.readers.images import mnist as _mnist  # noqa: F401
+from matex_tf.readers.typed import parquet as _parquet  # noqa: F401
 
 __all__ = ["DataSet", "Format", "ReaderError", "register"]

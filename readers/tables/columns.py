@@ -149,6 +149,10 @@ class Columns:
             return (rows, *self.data_shape)
         return (rows,) if self.single[field] and width == 1 else (rows, width)
 
+    def find_offset(self, field: str, index: int) -> int:
+        """The place of the first value of the column `index` of a field, in a row."""
+        return sum(self.widths.get(number, 1) for number in self.columns[field][:index])
+
     def fill_rows(
         self, target: np.ndarray, table: Any, field: str, codes: Callable[[int, Any], Any], missing: Any, place: Place
     ) -> None:

@@ -115,8 +115,9 @@ class Rows:
                     dtype = self._table.find_dtype(field, self._missing)
                     absent = np.nan if dtype.kind == "f" else self._missing if self._missing != "error" else 0
                     meaning = np.array([absent, *[agreed[text] for text in known]]).astype(dtype)
+                    at = self._table.find_offset(field, index)
                     for buffer in self.buffers[field]:
-                        column = buffer if self._table.single[field] else buffer[:, index]
+                        column = buffer.reshape(len(buffer), -1)[:, at] if len(buffer) else buffer
                         for start in range(0, len(column), 1 << 16):
                             piece = column[start : start + (1 << 16)]
                             piece[:] = meaning[np.asarray(piece).astype(np.int64)]
