@@ -5,12 +5,15 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from matex_tf.readers.arrays import library
 from matex_tf.readers.base.formats import ReaderError
+
+_ERRORS = (OSError, RuntimeError, ValueError, LookupError, TypeError, AttributeError, EOFError, zlib.error)
 
 
 @contextlib.contextmanager
@@ -24,7 +27,7 @@ def convert_errors(path: Path, kind: str, doing: str) -> Iterator[None]:
         if str(path) in str(error):
             raise
         raise ReaderError(f"{path}: damaged: expected a readable {kind} file, found: {error}") from None
-    except (OSError, RuntimeError, ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
+    except _ERRORS as error:
         if isinstance(error, OSError) and (lock := describe_lock(path)):
             raise ReaderError(f"{path}: {lock}") from None
         size = path.stat().st_size if path.exists() else 0

@@ -44,7 +44,8 @@ def find_files(path: str | PathLike[str] | Sequence[Any], allow_folder: bool = F
     if here.is_file() or (allow_folder and here.is_dir()):
         return [here]
     if glob.has_magic(text):
-        found = sorted(Path(name) for name in glob.glob(text) if os.path.isfile(name))
+        names = [name for name in glob.glob(text) if os.path.isfile(name) or (allow_folder and os.path.isdir(name))]
+        found = sorted(map(Path, names))
         if found:
             return found
     if here.is_dir():

@@ -164,8 +164,8 @@ class TypedTable(TableFormat):
         found = sum(self.columns.widths.get(number, 1) for number in self.columns.columns["data"])
         if int(np.prod(shape)) != found:
             raise ReaderError(
-                f"{self.columns.path}: expected {int(np.prod(shape))} values in a row of data, for shape={shape}; found "
-                f"{found}"
+                f"{self.columns.path}: expected {int(np.prod(shape))} values in a row of data, for shape={shape}; "
+                f"found {found}"
             )
 
     # Texts.
@@ -204,8 +204,8 @@ class TypedTable(TableFormat):
             if wrong.any():
                 row = int(wrong.argmax())
                 raise ReaderError(
-                    f"{self.columns.name_value(place(row), number)}: expected {width} values, as in the first row, found "
-                    f"{counts[row]}. missing=0 (or another number) fills shorter rows up to the longest, "
+                    f"{self.columns.name_value(place(row), number)}: expected {width} values, as in the first row, "
+                    f"found {counts[row]}. missing=0 (or another number) fills shorter rows up to the longest, "
                     'missing="nan" with NaN'
                 )
             column = values.pad_lists(lists, counts, width)

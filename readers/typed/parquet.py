@@ -173,8 +173,8 @@ class Parquet(TypedTable):
                 head = file.read(len(SIGNATURE))
             if head != SIGNATURE:
                 raise ReaderError(
-                    f"{path}: wrong magic number: expected a Parquet file, which begins with {SIGNATURE.hex(' ')}; found "
-                    f"{files.describe_head(head)}"
+                    f"{path}: wrong magic number: expected a Parquet file, which begins with {SIGNATURE.hex(' ')}; "
+                    f"found {files.describe_head(head)}"
                 )
         return parquet.ParquetFile(path, metadata=known, buffer_size=buffer_size)
 
