@@ -28,11 +28,11 @@ def convert_errors(path: Path, kind: str, doing: str) -> Iterator[None]:
             raise
         raise ReaderError(f"{path}: damaged: expected a readable {kind} file, found: {error}") from None
     except _ERRORS as error:
-        if isinstance(error, OSError) and (lock := describe_lock(path)):
+        if isinstance(error, OSError) and not path.is_dir() and (lock := describe_lock(path)):
             raise ReaderError(f"{path}: {lock}") from None
-        size = path.stat().st_size if path.exists() else 0
+        whole = "it" if path.is_dir() else f"its {path.stat().st_size if path.exists() else 0} bytes"
         raise ReaderError(
-            f"{path}: truncated or damaged: expected a whole {kind} file, found, in {doing} its {size} bytes: "
+            f"{path}: truncated or damaged: expected a whole {kind} file, found, in {doing} {whole}: "
             f"{type(error).__name__}: {error}"
         ) from None
 

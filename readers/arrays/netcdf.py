@@ -40,6 +40,7 @@ class NetCdf(Stack):
     """
 
     kind = "NetCDF"
+    marks_missing = True
 
     @classmethod
     def recognises(cls, path: Path, head: bytes) -> bool:
@@ -80,11 +81,6 @@ class NetCdf(Stack):
         import netCDF4
 
         return netCDF4.Dataset(path, parallel=True, comm=communicator)
-
-    def find_dtype(self, field: str) -> np.dtype:
-        stored = super().find_dtype(field)
-        # Any integer may be missing (there are fill values for all types), and only floats have a NaN.
-        return np.dtype(np.float64) if self.missing == "nan" and stored.kind in "iu" else stored
 
     def find_variable(self, file: Any, path: Path, name: str) -> Variable | None:
         found = _find_stored(file, name)

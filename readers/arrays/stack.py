@@ -31,6 +31,8 @@ class Stack(Format):
 
     kind = "file"
     allow_folder = False
+    # Whether integers may be missing, because some number stands for that.
+    marks_missing = False
 
     def __init__(
         self,
@@ -235,7 +237,10 @@ class Stack(Format):
     def find_dtype(self, field: str) -> np.dtype:
         """The dtype of the rows of "data" or "labels"."""
         has_texts = not self._texts.keys().isdisjoint(self.wanted[field])
-        return np.dtype("f8") if has_texts and self.missing == "nan" else self._dtypes[field]
+        stored = self._dtypes[field]
+        # Only floats have a NaN.
+        may_be_missing = has_texts or (self.marks_missing and stored.kind in "iu")
+        return np.dtype("f8") if may_be_missing and self.missing == "nan" else stored
 
     # Texts: every rank counts those in its part of the samples.
 

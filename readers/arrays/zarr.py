@@ -37,6 +37,7 @@ class Zarr(Stack):
     """
 
     kind = "Zarr"
+    marks_missing = True
     allow_folder = True
 
     @classmethod
@@ -139,7 +140,8 @@ def _make_text(owner: Zarr, path: Path, name: str, array: Any, store: _Store) ->
 
     def read(start: int, stop: int) -> Any:
         found = np.asarray(array[(*[slice(None)] * axis, slice(start, stop))])
-        if found.dtype.kind == "O":
+        if found.dtype.kind in "TO":
+            found = found.astype(object)
             other = next((value for value in found.flat if not isinstance(value, str)), None)
             if other is not None:
                 check_numeric(path, name, found.dtype, f"values of type {type(other).__name__}")

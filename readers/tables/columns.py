@@ -193,9 +193,9 @@ class Columns:
             column = column.fill_null(pa.scalar(int(missing), column.type))
         return column.to_numpy()
 
-    def name_value(self, place: str, number: int, index: int = 0) -> str:
+    def name_value(self, place: str, number: int, index: int | None = None) -> str:
         """The value `index` of a column in the row at `place`, for a person."""
-        inside = f", element {index}" if self.widths.get(number, 1) > 1 else ""
+        inside = "" if index is None or self.widths.get(number, 1) == 1 else f", element {index}"
         return f"{place}, column {self.names[number]!r}{inside}"
 
     def locate(self, field: str, index: Sequence[int]) -> tuple[int, int]:

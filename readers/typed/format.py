@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 import sys
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -102,10 +102,8 @@ class TypedTable(TableFormat):
         """The most values of a row, by column of lists; where all have to have as many, those of the first row."""
         if not self.count("training"):
             return {}
-        if self.missing == "error":
-            batches = [self.read_first(self._lists)] if ranks.rank == 0 else []
-            batches = [batch.slice(0, 1) for batch in batches]
-        else:
+        batches: Iterable[Any] = (self.read_first(self._lists).slice(0, 1) for _ in range(ranks.rank == 0))
+        if self.missing != "error":
             batches = (batch for _, batch, _ in self.read_batches(*self.list_parts(ranks)[ranks.rank], self._lists))
         widths = dict.fromkeys(self._lists, 0)
         for batch in batches:

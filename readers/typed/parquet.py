@@ -176,7 +176,7 @@ class Parquet(TypedTable):
                     f"{path}: wrong magic number: expected a Parquet file, which begins with {SIGNATURE.hex(' ')}; "
                     f"found {files.describe_head(head)}"
                 )
-        return parquet.ParquetFile(path, metadata=known, buffer_size=buffer_size)
+        return parquet.ParquetFile(path, metadata=known, buffer_size=buffer_size, page_checksum_verification=True)
 
     def _check_same(self, file: Path, first: Any, found: Any) -> None:
         """Raises ReaderError where a file has other columns than the first one."""
