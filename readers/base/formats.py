@@ -220,7 +220,7 @@ def open_format(name: str, path: Any, options: dict[str, Any], missing: Any = "e
     except ImportError as error:
         raise ReaderError(
             f"{path}: the format {str(name).upper()} is read with a package that cannot be imported here ({error}). "
-            "`pip install netCDF4 h5py pyarrow` installs those of all formats; beside a NumPy older than 2, as "
+            "`pip install netCDF4 h5py pyarrow zarr` installs those of all formats; beside a NumPy older than 2, as "
             "TensorFlow 2.15 needs it, take 'pyarrow<23'"
         ) from error
     opened.missing = missing

@@ -122,7 +122,7 @@ class Columns:
 
     def find_usual_dtype(self, field: str, kind: Any) -> np.dtype:
         """As what a column of this pyarrow type is read, where dtype= does not say it."""
-        return np.dtype(kind.to_pandas_dtype())
+        return find_numpy_dtype(kind)
 
     def find_types(self, fields: Sequence[str]) -> dict[int, Any]:
         """The pyarrow type as which each column of these fields is read; of no fields the columns of text."""
@@ -229,9 +229,17 @@ def is_whole(kind: Any) -> bool:
     return pa.types.is_integer(kind) or pa.types.is_boolean(kind)
 
 
+def find_numpy_dtype(kind: Any) -> np.dtype:
+    """That of the numbers of a pyarrow type; `to_pandas_dtype` would need pandas."""
+    import pyarrow as pa
+
+    found: np.dtype = pa.array([], kind).to_numpy(zero_copy_only=False).dtype
+    return found
+
+
 def _widen_type(one: Any, other: Any) -> Any:
     import pyarrow as pa
 
     if one == other:
         return one
-    return pa.from_numpy_dtype(np.result_type(one.to_pandas_dtype(), other.to_pandas_dtype()))
+    return pa.from_numpy_dtype(np.result_type(find_numpy_dtype(one), find_numpy_dtype(other)))

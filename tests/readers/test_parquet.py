@@ -3,6 +3,7 @@
 import datetime
 import decimal
 import os
+import sys
 
 import numpy as np
 import pyarrow as pa
@@ -10,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 from opened_csv import opened
 
+import launch
 from matex_tf.readers import DataSet, ReaderError
 from matex_tf.readers.base.formats import Ranks
 from matex_tf.readers.typed.parquet import Parquet
@@ -240,6 +242,24 @@ def test_a_file_that_changes_while_it_is_in_use_is_an_error(tmp_path, how):
         os.replace(target, path)
     with pytest.raises(ReaderError, match="a.parquet: the file has changed since this data set was opened"):
         data.training_data  # noqa: B018
+
+
+def test_no_pandas_is_needed(folder):
+    code = f"""
+import importlib.abc, sys
+
+class NoPandas(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name == "pandas":
+            raise ModuleNotFoundError("No module named 'pandas'")
+
+sys.meta_path.insert(0, NoPandas())
+from matex_tf.readers import DataSet
+for columns in (["a", "v", "text", "y"], None):
+    data = DataSet("PARQUET", {str(folder / "one.parquet")!r}, labels="y", columns=columns, rank=1, size=2)
+    assert len(data.training_data)
+"""
+    launch.execute([sys.executable, "-c", code], launch.environment(), 60).check()
 
 
 def test_columns_of_one_name_go_by_their_numbers(tmp_path):
