@@ -312,6 +312,8 @@ def _learn_types(paths: Sequence[Path], dtype: Any) -> dict[str, Any]:
                 )
             features = example.context.feature
         except DecodeError as error:
+            if number:
+                break  # damaged, which reading tells by its checksum
             raise ReaderError(f"{path}, record {number}: expected a tf.train.Example, found: {error}") from None
         for name, feature in features.items():
             kind = feature.WhichOneof("kind")
