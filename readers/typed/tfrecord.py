@@ -24,7 +24,7 @@ from matex_tf.readers.typed.record_index import FRAME, HEAD, STRIDE, Index, Part
 from matex_tf.runtime import real_files
 from matex_tf.sharding import row_shares
 
-_HEAD_BYTES = 1 << 20
+_HEAD_BYTES = 1 << 16
 _BATCH_BYTES = 1 << 20
 _BATCH_ROWS = 1 << 14
 _DAMAGED = (EOFError, zlib.error, gzip.BadGzipFile)
@@ -44,9 +44,9 @@ class TfRecord(TypedTable):
         memory: up to how many bytes of rows a rank keeps what it reads in opening; by default half of what is free,
             over the ranks of its host. Of more, rows are read in use.
 
-    Names and types are told by the first MiB of records, or by dtype=. A feature of several values is as many columns.
-    Every record has as many values of a feature as the first one; with missing=0 (or "nan") those that have fewer are
-    filled up to the longest. Bytes that are text become integers, as in CSV.
+    Names and types are told by the first 64 KiB of records, or by dtype=. A feature of several values is as many
+    columns. Every record has as many values of a feature as the first one; with missing=0 (or "nan") those that have
+    fewer are filled up to the longest. Bytes that are text become integers, as in CSV.
     """
 
     def __init__(
@@ -121,19 +121,12 @@ class TfRecord(TypedTable):
     def read_batches(self, start: int, stop: int, numbers: Sequence[int]) -> Iterator[tuple[int, Any, Place]]:
         while start < stop:
             file = self._index.find_file(start)
-            last = min(stop, self._index.find_stop(file))
-            at = self._find_byte(start)
-            while start < last:
-                self._unchanged.check(self.files[file])
-                records: list[bytes] = []
-                size = 0
-                while start + len(records) < last and size < _BATCH_BYTES and len(records) < _BATCH_ROWS:
-                    record, at = self._read_record(file, start + len(records), at)
-                    records.append(record)
-                    size += len(record)
-                place = functools.partial(self._find_after, start)
-                yield start, self._parse_records(records, numbers, place), place
-                start += len(records)
+            size = max(1, self._open_file(file).size // (self._index.find_stop(file) - self._index.starts[file]))
+            end = min(stop, self._index.find_stop(file), start + max(1, min(_BATCH_BYTES // size, _BATCH_ROWS)))
+            self._unchanged.check(self.files[file])
+            place = functools.partial(self._find_after, start)
+            yield start, self._parse_records(self._read_records(file, start, end), numbers, place), place
+            start = end
 
     def _find_after(self, first: int, row: int) -> str:
         return self.find_place(first + row)
@@ -144,15 +137,20 @@ class TfRecord(TypedTable):
             at += FRAME + int.from_bytes(self._open_file(file).read_bytes(at, at + HEAD)[:8], "little")
         return at
 
-    def _read_record(self, file: int, row: int, at: int) -> tuple[bytes, int]:
+    def _read_records(self, file: int, start: int, stop: int) -> Any:
+        """The data of some records, as a tensor of texts. Raises ReaderError where their checksum is wrong."""
         import tensorflow as tf
 
+        opened, at = self._open_file(file), self._find_byte(start)
         try:
-            return self._open_file(file).read_record(at)
-        except (tf.errors.OpError, IndexError) as error:
+            return opened.read_records(at, stop - start)
+        except tf.errors.OpError as error:
+            if stop - start > 1:
+                for row in range(start, stop):
+                    self._read_records(file, row, row + 1)
             raise ReaderError(
-                f"{self.find_place(row)}, at byte {at}: damaged: expected the data of a record with their checksum, "
-                f"found: {error}"
+                f"{self.find_place(start)}, at byte {at}: damaged: expected the data of a record with their checksum, "
+                f"found: {error.message}"
             ) from None
 
     def _open_file(self, number: int) -> _File:
@@ -162,7 +160,7 @@ class TfRecord(TypedTable):
             self._opened[number] = _File(self.files[number])
         return self._opened[number]
 
-    def _parse_records(self, records: list[bytes], numbers: Sequence[int], place: Place) -> Any:
+    def _parse_records(self, records: Any, numbers: Sequence[int], place: Place) -> Any:
         """The features `numbers` of some records, as a record batch of pyarrow named by them."""
         import pyarrow as pa
 
@@ -171,9 +169,9 @@ class TfRecord(TypedTable):
         try:
             found = _parse_examples(records, kinds)
         except ValueError:
-            for row, record in enumerate(records):
+            for row in range(len(records)):
                 try:
-                    _parse_examples([record], kinds)
+                    _parse_examples(records[row : row + 1], kinds)
                 except ValueError as error:
                     raise ReaderError(f"{place(row)}: {error}") from None
             raise
@@ -205,22 +203,46 @@ class TfRecord(TypedTable):
 
 
 class _File:
-    """One file of plain records."""
+    """One file of plain records, also after it has been removed."""
 
     def __init__(self, path: Path):
-        from tensorflow.python.lib.io import tf_record
-
         self._file = open(path, "rb", buffering=0)  # noqa: SIM115  (open as long as this object is)
-        self._records = tf_record.tf_record_random_reader(str(path))
         self.size = os.fstat(self._file.fileno()).st_size
 
     def read_bytes(self, start: int, stop: int) -> bytes:
         return os.pread(self._file.fileno(), stop - start, start)
 
-    def read_record(self, at: int) -> tuple[bytes, int]:
-        """The data of the record at byte `at`, whose checksum is right, and the byte after the record."""
-        found: tuple[bytes, int] = self._records.read(at)
+    def read_records(self, at: int, count: int) -> Any:
+        """The data of the records from byte `at` on, whose checksums are right, as a tensor of texts."""
+        import tensorflow as tf
+
+        # The ops of tf.data by themselves: its classes are those of a script's pipelines. Without a buffer they read
+        # these records and nothing behind them.
+        raw, kinds = tf.raw_ops, [tf.string]
+        with real_files.use_real_files(), _compute_eagerly():
+            number = tf.constant(count, tf.int64)
+            records = raw.TFRecordDatasetV2(
+                filenames=[f"/proc/self/fd/{self._file.fileno()}"],
+                compression_type="",
+                buffer_size=tf.constant(0, tf.int64),
+                byte_offsets=tf.constant([at], tf.int64),
+            )
+            taken = raw.TakeDataset(input_dataset=records, count=number, output_types=kinds, output_shapes=[[]])
+            batch = raw.BatchDatasetV2(
+                input_dataset=taken, batch_size=number, drop_remainder=False, output_types=kinds, output_shapes=[[None]]
+            )
+            (found,) = raw.DatasetToSingleElement(dataset=batch, output_types=kinds, output_shapes=[[None]])
         return found
+
+
+@contextlib.contextmanager
+def _compute_eagerly() -> Iterator[None]:
+    """On a core, at once; a script of TensorFlow 1 has eager execution off."""
+    import tensorflow as tf
+    from tensorflow.python.eager import context
+
+    with context.eager_mode(), tf.device("CPU:0"):
+        yield
 
 
 def _find_packing(path: Path) -> str:
@@ -269,7 +291,7 @@ def _open_packed(path: Path) -> Iterator[Any]:
 
 
 def _read_head(path: Path) -> list[bytes]:
-    """The data of the records in the first MiB of a file, at least one if there is one."""
+    """The data of the records in the first 64 KiB of a file, at least one if there is one."""
     found: list[bytes] = []
     size = 0
     with _open_packed(path) as file:
@@ -338,21 +360,18 @@ def _learn_types(paths: Sequence[Path], dtype: Any) -> dict[str, Any]:
     return dict(sorted(found.items()))
 
 
-def _parse_examples(records: list[bytes], kinds: Mapping[str, str]) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+def _parse_examples(records: Any, kinds: Mapping[str, str]) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     """The values of each feature of some Examples, and where those of each record begin and end.
 
     Raises ValueError for a record that is none, or whose values are of another kind.
     """
     import tensorflow as tf
-    from tensorflow.python.eager import context
 
     dtypes = {"bytes": tf.string, "float": tf.float32, "int64": tf.int64}
     wanted = {name: tf.io.RaggedFeature(dtypes[kind], row_splits_dtype=tf.int64) for name, kind in kinds.items()}
-    # A script of TensorFlow 1 has eager execution off.
-    with context.eager_mode(), tf.device("CPU:0"):
+    with _compute_eagerly():
         try:
             found = tf.io.parse_example(records, wanted)
-        except (tf.errors.InvalidArgumentError, UnicodeDecodeError) as error:
-            text = str(error).rpartition("}} ")[2].removesuffix(" [Op:ParseExampleV2]")
-            raise ValueError(f"expected a tf.train.Example with {dict(kinds)}, found: {text}") from None
+        except tf.errors.InvalidArgumentError as error:
+            raise ValueError(f"expected a tf.train.Example with {dict(kinds)}, found: {error.message}") from None
         return {name: (one.values.numpy(), one.row_splits.numpy()) for name, one in found.items()}
