@@ -19,6 +19,7 @@ from typing import Any, BinaryIO
 
 from matex_tf.readers.base import files
 from matex_tf.readers.base.formats import ReaderError
+from matex_tf.readers.base.unchanged import Unchanged
 from matex_tf.readers.csv.dialect import Dialect
 from matex_tf.runtime import real_files
 
@@ -122,6 +123,7 @@ class Text:
             (os.fstat(self._open[number].fileno()) if piece.is_unpacked else os.stat(piece.path)).st_size
             for number, piece in enumerate(pieces)
         ]
+        self._unchanged = Unchanged({piece.path for piece in pieces if not piece.is_unpacked})
         self._last: tuple[int, BinaryIO] | None = None
         self.ends = list(itertools.accumulate(size - piece.start + 1 for size, piece in zip(self._sizes, pieces)))
         self.starts = [0, *self.ends[:-1]]
@@ -142,6 +144,8 @@ class Text:
     def _read_piece(self, number: int, start: int, stop: int) -> bytes:
         """Bytes of one file."""
         found = []
+        if not self._pieces[number].is_unpacked:
+            self._unchanged.check(self._pieces[number].path)
         while start < stop:
             data = os.pread(self._open_file(number).fileno(), stop - start, start)
             if not data:
