@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import zipfile
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +14,8 @@ from typing import Any
 from matex_tf.readers.arrays import library
 from matex_tf.readers.base.formats import ReaderError
 
-_ERRORS = (OSError, RuntimeError, ValueError, LookupError, TypeError, AttributeError, EOFError, zlib.error)
+_ERRORS = (OSError, RuntimeError, ValueError, LookupError, TypeError, AttributeError, EOFError)
+_ERRORS += (zlib.error, zipfile.BadZipFile)
 
 
 @contextlib.contextmanager

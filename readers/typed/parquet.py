@@ -119,7 +119,8 @@ class Parquet(TypedTable):
         names = [self.columns.names[number] for number in numbers]
         with convert_errors(self.files[group.file], "Parquet", "reading the first row of"):
             opened = self._open_file(group.file, buffer_size=_HEAD_BYTES)
-            return self._name_columns(next(opened.iter_batches(1, [group.number], names)), numbers)
+            batches = opened.iter_batches(1, [group.number], names)
+        return self._take_batch(group, batches, numbers, group.start)
 
     def read_batches(self, start: int, stop: int, numbers: Sequence[int]) -> Iterator[tuple[int, Any, Place]]:
         first = int(np.searchsorted([group.stop for group in self._groups], start, side="right"))
@@ -130,8 +131,7 @@ class Parquet(TypedTable):
             cursor = self._find_cursor(group, max(start, group.start), tuple(numbers))
             while cursor.at < min(stop, group.stop):
                 if cursor.batch is None:
-                    with convert_errors(self.files[group.file], "Parquet", f"reading row group {group.number} of"):
-                        cursor.batch = self._name_columns(next(cursor.batches), numbers)
+                    cursor.batch = self._take_batch(group, cursor.batches, numbers, cursor.at)
                 end = cursor.at + len(cursor.batch)
                 low, high = max(start, cursor.at), min(stop, end)
                 if low < high:
@@ -139,6 +139,17 @@ class Parquet(TypedTable):
                 if high < end:
                     break
                 cursor.at, cursor.batch = end, None
+
+    def _take_batch(self, group: Group, batches: Iterator[Any], numbers: Sequence[int], at: int) -> Any:
+        """The next rows of a row group, of which those before `at` are read. Raises ReaderError for too few or many."""
+        path = self.files[group.file]
+        with convert_errors(path, "Parquet", f"reading row group {group.number} of"):
+            batch = next(batches, None)
+            if batch is None or at + len(batch) > group.stop:
+                found = at - group.start + (0 if batch is None else len(batch))
+                rows = group.stop - group.start
+                raise ReaderError(f"{path}: damaged: expected {rows} rows in row group {group.number}, found {found}")
+            return self._name_columns(batch, numbers)
 
     def _find_after(self, first: int, row: int) -> str:
         return self.find_place(first + row)
