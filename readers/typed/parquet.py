@@ -17,9 +17,12 @@ from matex_tf.readers.base.formats import Ranks, ReaderError, register
 from matex_tf.readers.base.unchanged import Unchanged
 from matex_tf.readers.tables.columns import Column, Place
 from matex_tf.readers.typed.format import TypedTable
+from matex_tf.runtime import notes
 
 SIGNATURE = b"PAR1"
 _BATCH_ROWS = 1 << 16
+# Of so many times its share of the rows that a rank reads, a note tells.
+_MOST_SHARES = 1.5
 _HEAD_BYTES = 1 << 16
 
 
@@ -107,6 +110,17 @@ class Parquet(TypedTable):
         even = [self._rows_count * rank / ranks.size for rank in range(ranks.size + 1)]
         cuts = [int(begins[np.abs(begins - place).argmin()]) for place in even]
         return [*zip(cuts, cuts[1:])]
+
+    def _settle_room(self, ranks: Ranks, found: Sequence[bool]) -> None:
+        super()._settle_room(ranks, found)
+        share = self._rows_count / ranks.size
+        most = max(stop - start for start, stop in self.list_parts(ranks))
+        if share >= 1 and most > _MOST_SHARES * share:
+            notes.print_note(
+                f"{self.columns.path}: one rank reads {most} of {self._rows_count} rows, because {ranks.size} ranks share "
+                f"{len(self._groups)} row group(s). row_group_size={max(1, int(share) // 4)} in writing would share the "
+                "reading evenly"
+            )
 
     def find_place(self, row: int) -> str:
         index = int(np.searchsorted([group.stop for group in self._groups], row, side="right"))

@@ -15,6 +15,7 @@ import launch
 from matex_tf.readers import DataSet, ReaderError
 from matex_tf.readers.base.formats import Ranks
 from matex_tf.readers.typed.parquet import Parquet
+from matex_tf.runtime import notes
 
 ROWS = 53
 random = np.random.default_rng(0)
@@ -102,6 +103,16 @@ def test_parts_are_cut_where_row_groups_begin(folder):
         assert (parts[0][0], parts[-1][1]) == (0, ROWS)
         assert all(start % 5 == 0 for start, _ in parts if start < ROWS)
         assert all(stop - start <= ROWS / size + 5 for start, stop in parts)
+
+
+def test_large_row_groups_are_told(folder, monkeypatch):
+    said = []
+    monkeypatch.setattr(notes, "print_note", said.append)
+    opened(folder / "one.parquet", 3, kind=Parquet)
+    assert not said
+    opened(folder / "whole.parquet", 3, kind=Parquet)
+    (note,) = set(said)
+    assert "whole.parquet: one rank reads 53 of 53 rows" in note and "row_group_size=4" in note
 
 
 def test_streams_go_on_where_they_were(folder, monkeypatch):
