@@ -202,7 +202,7 @@ class TypedTable(TableFormat):
             if wrong.any():
                 row = int(wrong.argmax())
                 raise ReaderError(
-                    f"{self.columns.name_value(place(row), number)}: expected {width} values, as in the first row, "
+                    f"{self.columns.name_value(place(row), number)}: expected {width} value(s), as in the first row, "
                     f"found {counts[row]}. missing=0 (or another number) fills shorter rows up to the longest, "
                     'missing="nan" with NaN'
                 )

@@ -116,10 +116,10 @@ class Parquet(TypedTable):
         share = self._rows_count / ranks.size
         most = max(stop - start for start, stop in self.list_parts(ranks))
         if share >= 1 and most > _MOST_SHARES * share:
+            rows = max(1, int(share) // 4)
             notes.print_note(
-                f"{self.columns.path}: one rank reads {most} of {self._rows_count} rows, because {ranks.size} ranks share "
-                f"{len(self._groups)} row group(s). row_group_size={max(1, int(share) // 4)} in writing would share the "
-                "reading evenly"
+                f"{self.columns.path}: one rank reads {most} of {self._rows_count} rows, because {ranks.size} ranks "
+                f"share {len(self._groups)} row group(s). row_group_size={rows} in writing would share it evenly"
             )
 
     def find_place(self, row: int) -> str:

@@ -138,7 +138,7 @@ def convert_values(column: Any, kind: Any, most: float) -> Any:
         index = bisect.bisect_left(range(len(column)), True, key=lambda last: not _can_cast(column[: last + 1], kind))
         value = column[index].as_py()
         raise Unfit(index, _describe_unfit(value, kind)) from None
-    if pa.types.is_floating(kind):
+    if pa.types.is_floating(kind) and not _is_within(column.type, most):
         numbers = found.fill_null(0).to_numpy(zero_copy_only=False).astype(np.float64)
         too_large = np.abs(numbers) > most
         if too_large.any():
@@ -167,6 +167,17 @@ def _cast(column: Any, kind: Any) -> Any:
     if types.is_float16(column.type):
         column = column.cast(pa.float32())
     return pc.cast(column, options=pc.CastOptions(kind, allow_float_truncate=types.is_floating(kind)))
+
+
+def _is_within(kind: Any, most: float) -> bool:
+    """Whether all numbers of a pyarrow type are at most so large."""
+    import pyarrow as pa
+
+    if pa.types.is_integer(kind):
+        return 2.0**kind.bit_width <= most
+    return pa.types.is_boolean(kind) or (
+        pa.types.is_floating(kind) and float(np.finfo(f"f{kind.bit_width // 8}").max) <= most
+    )
 
 
 def _can_cast(column: Any, kind: Any) -> bool:

@@ -167,8 +167,8 @@ def test_features_of_different_lengths_and_missing_ones(tmp_path):
         found = gathered(path, size, "training_labels", columns="v", labels="t", missing=7)
         assert found.tolist() == [7, 0, 1, 0]
     for columns, match in (
-        ("v", "a, record 1, column 'v': expected 2 values, as in the first row, found 1. missing=0"),
-        ("w", "a, record 1, column 'w': expected 1 values, as in the first row, found 0. missing=0"),
+        ("v", "a, record 1, column 'v': expected 2 value.s., as in the first row, found 1. missing=0"),
+        ("w", "a, record 1, column 'w': expected 1 value.s., as in the first row, found 0. missing=0"),
         ("t", "a, record 0, column 't': expected a number, found a missing value"),
     ):
         with pytest.raises(ReaderError, match=match):
