@@ -15,6 +15,8 @@ from matex_tf.world import world
 
 # How many pieces rows are mixed among, when shuffled.
 _MIXED = 4
+# Into so many runs a rank's rows are cut at least, which are taken in random order.
+_LEAST_RUNS = 16
 
 
 class Order:
@@ -40,17 +42,29 @@ class Order:
         """Whether it is the batches that are shuffled, which all ranks do alike."""
         return self.shuffle and self.deal.distribution == "batch"
 
-    def iterate_pieces(self, length: int, epoch: int) -> Iterator[Any]:
-        """This rank's rows in the order of an epoch, in pieces of up to `length`: ranges or arrays of positions."""
+    def iterate_pieces(self, length: int, epoch: int, together: int = 1) -> Iterator[Any]:
+        """This rank's rows in the order of an epoch, in pieces of up to `length`: ranges or arrays of positions.
+
+        The pieces of `together` rows, which the files store together, come one after the other, with those of some
+        other such runs between them; so each run is read once.
+        """
         held = self.deal.count_held(self.rank)
         if self.redeal:
             yield from self._deal_anew(length, epoch)
             return
-        starts = np.arange(0, held, length)
+        run = max(length, min(together, -(-held // _LEAST_RUNS))) if self.shuffle else length
+        # Runs end where those of the files do, as far as these are all as long.
+        before = row_shares.deal_block(self.deal.count, self.rank, self.deal.size)[0] if run > length else 0
+        cuts = [0, *range(run - before % run, held, run), held]
+        runs = np.array([*zip(cuts, cuts[1:])] if held else [], np.int64).reshape(-1, 2)
         if self.shuffle:
-            starts = self.make_generator(epoch).permutation(starts)
-        for start in starts.tolist():
-            yield self.list_positions(start, min(start + length, held))
+            runs = self.make_generator(epoch).permutation(runs)
+        mixed = _MIXED if self.shuffle else 1
+        for group in (runs[at : at + mixed].tolist() for at in range(0, len(runs), mixed)):
+            for offset in range(0, run, length):
+                for first, last in group:
+                    if first + offset < last:
+                        yield self.list_positions(first + offset, min(first + offset + length, last))
 
     def list_positions(self, start: int, stop: int) -> Any:
         """The rows `start` to `stop` of those that the rank holds."""
@@ -85,6 +99,9 @@ class Memory:
         self.labelled = len(fields) > 1
         self.row_bytes = max(1, sum(field[:1].nbytes for field in fields))
 
+    def count_together(self, part: str) -> int:
+        return 1
+
     def read_both(self, part: str, positions: range) -> tuple[np.ndarray, np.ndarray | None]:
         data, *labels = (field[positions.start : positions.stop] for field in self._fields)
         return data, labels[0] if labels else None
@@ -94,7 +111,7 @@ def _iterate_stacks(
     source: Source | Memory, part: str, order: Order, length: int, epoch: int
 ) -> Iterator[list[np.ndarray]]:
     """[data, labels] of this rank's rows, some at a time."""
-    pieces = order.iterate_pieces(length, epoch)
+    pieces = order.iterate_pieces(length, epoch, source.count_together(part))
     random = order.make_generator(epoch)
     while group := list(itertools.islice(pieces, _MIXED if order.shuffle else 1)):
         read = [_read_pair(source, part, positions) for positions in group]

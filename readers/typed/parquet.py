@@ -20,7 +20,9 @@ from matex_tf.readers.typed.format import TypedTable
 from matex_tf.runtime import notes
 
 SIGNATURE = b"PAR1"
-_BATCH_ROWS = 1 << 16
+_BATCH_ROWS, _BATCH_BYTES = 1 << 16, 4 << 20
+# A shuffled stream takes rows of four row groups by turns, data and labels of each.
+_MOST_CURSORS = 8
 # Of so many times its share of the rows that a rank reads, a note tells.
 _MOST_SHARES = 1.5
 _HEAD_BYTES = 1 << 16
@@ -40,7 +42,6 @@ class Group:
 class Cursor:
     """How far a row group has been read: the row with which `batch` begins, and what gives the next ones."""
 
-    group: Group
     batches: Iterator[Any]
     at: int
     batch: Any = None
@@ -76,7 +77,7 @@ class Parquet(TypedTable):
         self._unchanged = Unchanged(self.files)
         self._metadata: list[Any] = []
         self._groups: list[Group] = []
-        self._cursors: dict[tuple[int, ...], Cursor] = {}
+        self._cursors: dict[tuple[Group, tuple[int, ...]], Cursor] = {}
         schema, rows = None, 0
         for number, file in enumerate(self.files):
             with convert_errors(file, "Parquet", "opening"):
@@ -153,6 +154,8 @@ class Parquet(TypedTable):
                 if high < end:
                     break
                 cursor.at, cursor.batch = end, None
+            if cursor.at == group.stop:
+                self._cursors.pop((group, tuple(numbers)), None)
 
     def _take_batch(self, group: Group, batches: Iterator[Any], numbers: Sequence[int], at: int) -> Any:
         """The next rows of a row group, of which those before `at` are read. Raises ReaderError for too few or many."""
@@ -170,12 +173,17 @@ class Parquet(TypedTable):
 
     def _find_cursor(self, group: Group, row: int, numbers: tuple[int, ...]) -> Cursor:
         """The one that comes to a row of the group: where it was left, if that is not behind the row."""
-        cursor = self._cursors.get(numbers)
-        if cursor is None or cursor.group != group or cursor.at > row:
+        cursor = self._cursors.pop((group, numbers), None)
+        if cursor is None or cursor.at > row:
             names = [self.columns.names[number] for number in numbers]
+            size = self._metadata[group.file].row_group(group.number).total_byte_size // (group.stop - group.start)
+            rows = max(1, min(_BATCH_ROWS, _BATCH_BYTES // max(1, size)))
             with convert_errors(self.files[group.file], "Parquet", f"reading row group {group.number} of"):
-                batches = self._open_file(group.file).iter_batches(_BATCH_ROWS, [group.number], names)
-            cursor = self._cursors[numbers] = Cursor(group, batches, group.start)
+                batches = self._open_file(group.file).iter_batches(rows, [group.number], names)
+            cursor = Cursor(batches, group.start)
+        self._cursors[group, numbers] = cursor
+        while len(self._cursors) > _MOST_CURSORS:
+            del self._cursors[next(iter(self._cursors))]  # the one that was left first
         return cursor
 
     def _name_columns(self, batch: Any, numbers: Sequence[int]) -> Any:

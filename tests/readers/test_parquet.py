@@ -14,6 +14,7 @@ from opened_csv import opened
 import launch
 from matex_tf.readers import DataSet, ReaderError
 from matex_tf.readers.base.formats import Ranks
+from matex_tf.readers.rows import streaming
 from matex_tf.readers.typed.parquet import Parquet
 from matex_tf.runtime import notes
 
@@ -124,6 +125,26 @@ def test_streams_go_on_where_they_were(folder, monkeypatch):
     assert len(calls) == 1
     np.testing.assert_array_equal(one.read("training", "data", 3, 8), V[3:8])
     assert len(calls) == 2
+
+
+def test_shuffled_streams_read_each_row_group_once(tmp_path, monkeypatch):
+    rows, group = 3000, 60
+    path = write(tmp_path / "a.parquet", {"x": np.arange(rows), "y": -np.arange(rows)}, row_group_size=group)
+    monkeypatch.setattr(streaming, "PIECE_BYTES", 4 * 7 * 16)  # pieces of 7 rows
+    real, calls = pq.ParquetFile.iter_batches, []
+    monkeypatch.setattr(pq.ParquetFile, "iter_batches", lambda *a, **k: calls.append(a) or real(*a, **k))
+    data = DataSet("PARQUET", path, labels="y", memory=0, rank=1, size=2)
+    stream = data.as_dataset(50, shuffle=True, seed=1)
+    before, orders = len(calls), []
+    for _ in range(2):
+        x, y = (np.concatenate(found) for found in zip(*stream.as_numpy_iterator(), strict=True))
+        np.testing.assert_array_equal(x[:, 0], -y)
+        assert sorted(x[:, 0].tolist()) == list(range(rows // 2, rows))
+        orders.append(x[:, 0])
+    assert len(calls) - before == 2 * 2 * rows // 2 // group
+    assert not np.array_equal(*orders)
+    near = np.mean([np.abs(np.diff(order)) < group for order in orders])
+    assert near < 0.5, "rows of one row group follow each other"
 
 
 TYPES = {
