@@ -14,8 +14,9 @@ from typing import Any
 from matex_tf.readers.arrays import library
 from matex_tf.readers.base.formats import ReaderError
 
-_ERRORS = (OSError, RuntimeError, ValueError, LookupError, TypeError, AttributeError, EOFError)
-_ERRORS += (zlib.error, zipfile.BadZipFile)
+# What the libraries raise on damaged files.
+_ERRORS: tuple[type[Exception], ...] = (OSError, RuntimeError, ValueError, LookupError, TypeError, AttributeError)
+_ERRORS += (EOFError, zlib.error, zipfile.BadZipFile)
 
 
 @contextlib.contextmanager

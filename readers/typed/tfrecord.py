@@ -20,7 +20,7 @@ from matex_tf.readers.base.unchanged import Unchanged
 from matex_tf.readers.base.unpacking import Unpacking
 from matex_tf.readers.tables.columns import Column, Place
 from matex_tf.readers.typed.format import TypedTable
-from matex_tf.readers.typed.record_index import FRAME, HEAD, STRIDE, Index, Part, find_part, is_head
+from matex_tf.readers.typed.record_index import FRAME, HEAD, Index, Part, find_part, is_head
 from matex_tf.runtime import real_files
 from matex_tf.sharding import row_shares
 
@@ -108,9 +108,6 @@ class TfRecord(TypedTable):
 
     def count(self, part: str) -> int:
         return self._index.count if part == "training" else 0
-
-    def chunk_rows(self, part: str, field: str) -> int:
-        return STRIDE
 
     def list_parts(self, ranks: Ranks) -> list[tuple[int, int]]:
         return [row_shares.deal_block(self._index.count, rank, ranks.size) for rank in range(ranks.size)]
