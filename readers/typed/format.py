@@ -59,7 +59,7 @@ class TypedTable(TableFormat):
         found = {}
         for number in self.columns.used:
             kind, is_list = values.find_value_type(stored[number])
-            if values.is_bytes(kind) and number in given and given[number].kind in "biuf":
+            if values.is_bytes(kind) and not is_list and number in given and given[number].kind in "biuf":
                 self._bytes[number] = given[number]
                 kind, is_list = values.make_type(given[number]), True
             values.check_type(path, self.columns.names[number], stored[number], kind, given.get(number))

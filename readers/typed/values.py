@@ -67,6 +67,8 @@ def check_type(path: Path, name: str, stored: Any, kind: Any, given: np.dtype | 
         )
     is_number = types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind) or types.is_decimal(kind)
     is_text = types.is_string(kind) or types.is_large_string(kind) or is_bytes(kind)
+    # Of lists of bytes none could be numbers.
+    is_text = is_text and not (is_bytes(kind) and kind != stored and given is not None and given.kind != "U")
     if not (is_number or is_text or types.is_temporal(kind) or types.is_null(kind)):
         raise ReaderError(
             f"{path}: expected numbers or texts in column {name!r}, or lists of numbers, found {stored}; write its "

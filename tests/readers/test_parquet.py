@@ -181,6 +181,12 @@ def test_types_that_are_asked_for(tmp_path):
     assert alone(path, columns="n", dtype={"n": "float32"}).training_data.tolist() == [[1.5], [2]]
     image = alone(path, columns="raw", dtype={"raw": "uint16"}, shape=(1, 2, 1)).training_data
     assert image.dtype == np.uint16 and image.tolist() == [[[[1], [2]]]] * 2
+    texts = write(tmp_path / "b.parquet", {"one": [["b"], ["a"]], "two": [["b"], ["a", "b"]], "raw": [[b"ab"], [b"c"]]})
+    assert alone(texts, columns="one").training_data.tolist() == [[1], [0]]
+    with pytest.raises(ReaderError, match="expected one text a row in column 'two', found lists of them"):
+        alone(texts, columns="two", missing=0)
+    with pytest.raises(ReaderError, match="in column 'raw', or lists of numbers, found list<.*binary>"):
+        alone(texts, columns="raw", dtype={"raw": "uint8"})
     for options, match in (
         ({"columns": "t"}, r"in column 't', found timestamp\[ms, tz=UTC\]; dtype=\{'t': 'int64'\}"),
         ({"columns": "zip", "dtype": {"zip": "uint8"}}, "row 0, column 'zip': expected a number that uint8.*10115"),
