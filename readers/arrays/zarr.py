@@ -169,19 +169,21 @@ class _Variable(Variable):
         marks = [attributes.get(key) for key in ("_FillValue", "missing_value")]
         if getattr(getattr(array, "metadata", None), "zarr_format", 2) == 2 and "_ARRAY_DIMENSIONS" in attributes:
             marks.append(array.fill_value)
-        self._marks = [self._read_mark(mark) for mark in marks if mark is not None]
+        read = [self._read_mark(mark) for mark in marks if mark is not None]
+        # No integer is NaN.
+        self._marks = [one.astype(self._stored) for one in read if self._stored.kind == "f" or np.isfinite(one)]
 
     def _read_mark(self, mark: Any) -> np.ndarray:
         """What stands for a missing value; xarray writes floats to version 3 as bytes in base 64."""
         if isinstance(mark, str) and self._stored.kind == "f":
             with contextlib.suppress(binascii.Error, struct.error):
                 mark = struct.unpack("<d", base64.b64decode(mark, validate=True))[0]
-        try:
-            return np.asarray(mark).astype(self._stored)
-        except (TypeError, ValueError):
+        found = np.asarray(mark)
+        if found.dtype.kind not in "biufc":
             raise ReaderError(
                 f"{self._path}: expected a number as what stands for a missing value of {self.name!r}, found {mark!r}"
-            ) from None
+            )
+        return found
 
     def list_dimensions(self) -> list[Dimension]:
         return _list_dimensions(self._array, self.name, self.axis, self._store)

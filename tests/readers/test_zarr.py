@@ -96,6 +96,7 @@ def test_what_xarray_writes_is_read_as_xarray_reads_it(tmp_path, version):
     encoded = base64.b64encode(struct.pack("<d", -1.0)).decode()
     put(group, "f", np.array([6, -1, 2, 3, 4, 5], "f4"), (4,), ["time"], _FillValue=encoded)
     put(group, "i", np.arange(6), (4,), missing_value=4)
+    put(group, "whole", np.arange(6), (4,), _FillValue=float("nan"))
     put(group, "wrong", np.arange(6), (4,), scale_factor="two")
     for name, row in (("p", 3), ("f", 1), ("i", 4)):
         with pytest.raises(ReaderError, match=rf"a.zarr, '{name}'\[{row}\]: expected a number, found a missing value"):
@@ -107,6 +108,12 @@ def test_what_xarray_writes_is_read_as_xarray_reads_it(tmp_path, version):
     assert gathered(path, 3, data="zero", missing=7).tolist() == [7 if version == 2 else 0, 1, 2]
     assert gathered(path, 1, data="i", missing=7).tolist() == [0, 1, 2, 3, 7, 5]
     assert gathered(path, 1, data="bytes").tolist() == [255, 1, 2]
+    assert gathered(path, 1, data="whole").tolist() == [*range(6)]
+    put(group, "text", np.arange(6), (4,), _FillValue="none")
+    with pytest.raises(
+        ReaderError, match="expected a number as what stands for a missing value of 'text', found 'none'"
+    ):
+        gathered(path, 1, data="text")
     with pytest.raises(ReaderError, match="expected numbers as scale_factor and add_offset of 'wrong', found"):
         gathered(path, 1, data="wrong")
 
