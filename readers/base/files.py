@@ -22,6 +22,7 @@ _KINDS = {
     b"\xfd7zXZ\x00": "a file packed by xz; unpack it",
     b"\x28\xb5\x2f\xfd": "a file packed by zstd; unpack it",
     b"\x89HDF\r\n\x1a\n": "an HDF5 file",
+    b"PAR1": "a Parquet file",
     b"CDF": "a classic NetCDF file",
     b"GRIB": "a GRIB file; convert it, such as by `cdo -f nc copy`",
     b"\x0e\x03\x13\x01": "an HDF4 file; convert it, such as by h4toh5",
