@@ -48,23 +48,13 @@ class Order:
         The pieces of `together` rows, which the files store together, come one after the other, with those of some
         other such runs between them; so each run is read once.
         """
-        held = self.deal.count_held(self.rank)
         if self.redeal:
-            yield from self._deal_anew(length, epoch)
+            yield from self._deal_anew(length, epoch, together)
             return
-        run = max(length, min(together, -(-held // _LEAST_RUNS))) if self.shuffle else length
-        # Runs end where those of the files do, as far as these are all as long.
-        before = row_shares.deal_block(self.deal.count, self.rank, self.deal.size)[0] if run > length else 0
-        cuts = [0, *range(run - before % run, held, run), held]
-        runs = np.array([*zip(cuts, cuts[1:])] if held else [], np.int64).reshape(-1, 2)
-        if self.shuffle:
-            runs = self.make_generator(epoch).permutation(runs)
-        mixed = _MIXED if self.shuffle else 1
-        for group in (runs[at : at + mixed].tolist() for at in range(0, len(runs), mixed)):
-            for offset in range(0, run, length):
-                for first, last in group:
-                    if first + offset < last:
-                        yield self.list_positions(first + offset, min(first + offset + length, last))
+        before = 0 if self.in_memory else row_shares.deal_block(self.deal.count, self.rank, self.deal.size)[0]
+        random = self.make_generator(epoch) if self.shuffle else None
+        for first, last in _cut_pieces(self.deal.count_held(self.rank), before, length, together, random):
+            yield self.list_positions(first, last)
 
     def list_positions(self, start: int, stop: int) -> Any:
         """The rows `start` to `stop` of those that the rank holds."""
@@ -75,20 +65,41 @@ class Order:
             return range(first + start, first + stop)
         return self.deal.list_positions(self.rank, start, stop)
 
-    def _deal_anew(self, length: int, epoch: int) -> Iterator[range]:
+    def _deal_anew(self, length: int, epoch: int, together: int) -> Iterator[range]:
         """Pieces of all rows in an order that every rank draws alike; this rank's block of the rows in that order."""
-        count = self.deal.count
-        starts = np.random.default_rng([self.seed, epoch]).permutation(np.arange(0, count, length))
-        ends = np.cumsum(np.minimum(starts + length, count) - starts)
-        first, last = row_shares.deal_block(count, self.rank, self.deal.size)
-        for start, end in zip(starts.tolist(), ends.tolist()):
-            begin = end - (min(start + length, count) - start)
-            low, high = max(begin, first), min(end, last)
+        first, last = row_shares.deal_block(self.deal.count, self.rank, self.deal.size)
+        begin = 0
+        random = np.random.default_rng([self.seed, epoch])
+        for start, stop in _cut_pieces(self.deal.count, 0, length, together, random):
+            low, high = max(begin, first), min(begin + stop - start, last)
             if low < high:
                 yield range(start + low - begin, start + high - begin)
+            begin += stop - start
 
     def make_generator(self, epoch: int) -> np.random.Generator:
         return np.random.default_rng([self.seed, epoch, self.rank])
+
+
+def _cut_pieces(
+    count: int, before: int, length: int, together: int, random: np.random.Generator | None
+) -> Iterator[tuple[int, int]]:
+    """(first, last) of pieces of `count` rows, before which the file has `before` others; `random` draws their order.
+
+    For `length` and `together` see `Order.iterate_pieces`; without `random` the pieces follow each other.
+    """
+    run = length if random is None else max(length, min(together, -(-count // _LEAST_RUNS)))
+    # Runs end where those of the files do, as far as these are all as long.
+    cut = run - before % run if run > length else run
+    starts = np.array([0, *range(cut, count, run)] if count else [], np.int64)
+    ends = np.append(starts[1:], count)
+    order = np.arange(len(starts)) if random is None else random.permutation(len(starts))
+    mixed = 1 if random is None else _MIXED
+    for at in range(0, len(order), mixed):
+        for offset in range(0, run, length):
+            for number in order[at : at + mixed]:
+                first, last = int(starts[number]) + offset, int(ends[number])
+                if first < last:
+                    yield first, min(first + length, last)
 
 
 class Memory:
