@@ -6,10 +6,13 @@ A new format is a subclass of `Format` (open, count, read rows a to b) given to 
 # Each registers its formats; a path alone is offered to them in this order.
 from matex_tf.readers.arrays import hdf5 as _hdf5  # noqa: F401
 from matex_tf.readers.arrays import netcdf as _netcdf  # noqa: F401
+from matex_tf.readers.arrays import zarr as _zarr  # noqa: F401
 from matex_tf.readers.base.formats import Format, ReaderError, register
 from matex_tf.readers.csv import format as _csv  # noqa: F401
 from matex_tf.readers.dataset import DataSet
 from matex_tf.readers.images import cifar as _cifar  # noqa: F401
 from matex_tf.readers.images import mnist as _mnist  # noqa: F401
+from matex_tf.readers.typed import parquet as _parquet  # noqa: F401
+from matex_tf.readers.typed import tfrecord as _tfrecord  # noqa: F401
 
 __all__ = ["DataSet", "Format", "ReaderError", "register"]

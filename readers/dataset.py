@@ -27,9 +27,9 @@ class DataSet:
         data = DataSet("NETCDF", "run_*.nc", data="t2m", labels="label", validation_fraction=0.1)
         model.fit(data.training_data, data.training_labels, batch_size=128)
 
-    `format` is the name of a registered format ("NETCDF", "CSV", "MNIST", "CIFAR10", "CIFAR100", "HDF5", or your own)
-    and `path` its file or folder, a pattern, or a list; the path alone will do where the files tell their format.
-    Further options are the format's own.
+    `format` is the name of a registered format ("NETCDF", "HDF5", "ZARR", "CSV", "PARQUET", "TFRECORD", "MNIST",
+    "CIFAR10", "CIFAR100", or your own) and `path` its file or folder, a pattern, or a list; the path alone will do
+    where the files tell their format. Further options are the format's own.
 
     Args:
         normalize: True gives integer data as float32 divided by the largest value of their type (uint8: 0 to 1) and

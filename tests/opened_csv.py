@@ -1,4 +1,4 @@
-"""A CSV file as ranks open it together, without a launch."""
+"""A table as ranks open it together, without a launch."""
 
 import tempfile
 from pathlib import Path
@@ -20,11 +20,11 @@ def write_column(folder, values, encoding="utf-8"):
     return path
 
 
-def opened(path, size, keep=False, missing="error", **options):
+def opened(path, size, keep=False, missing="error", kind=Csv, **options):
     """The file as each of `size` ranks opens it together with the others."""
     hosts = [f"host{rank % 2}" for rank in range(size)]
     ranks = [Ranks(rank, size, hosts) for rank in range(size)]
-    all_of_them = [Csv(path, **options) for _ in ranks]
+    all_of_them = [kind(path, **options) for _ in ranks]
     for one in all_of_them:
         one.keep, one.missing = keep, missing
     for turn in range(all_of_them[0].surveys):

@@ -20,11 +20,12 @@ ARGUMENTS = {
     "mnist_eager.py": FEW,
     "mnist_v1.py": FEW,
     "mnist_import.py": ONE_BATCH,
+    "mnist_tfrecord.py": ("--epochs", "2", "--rows", "261"),
     "cars_csv.py": ("--epochs", "4"),
     "climate_netcdf.py": ("--epochs", "3"),
 }
 # Like the others, by another way of feeding rows; run by --all.
-MORE = {"mnist_dataset.py", "mnist_loop.py", "mnist_eager.py"}
+MORE = {"mnist_dataset.py", "mnist_loop.py", "mnist_eager.py", "mnist_tfrecord.py"}
 # Of a loss, relative, after 10 steps in float32.
 TOLERANCE = 5e-5
 # Of an accuracy: one digit of 261 on the edge between two classes.

@@ -1,1 +1,1 @@
-"""NetCDF and HDF5."""
+"""NetCDF, HDF5 and Zarr."""

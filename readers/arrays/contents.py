@@ -5,12 +5,18 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import zipfile
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from matex_tf.readers.arrays import library
 from matex_tf.readers.base.formats import ReaderError
+
+# What the libraries raise on damaged files.
+_ERRORS: tuple[type[Exception], ...] = (OSError, RuntimeError, ValueError, LookupError, TypeError, AttributeError)
+_ERRORS += (EOFError, zlib.error, zipfile.BadZipFile)
 
 
 @contextlib.contextmanager
@@ -24,12 +30,12 @@ def convert_errors(path: Path, kind: str, doing: str) -> Iterator[None]:
         if str(path) in str(error):
             raise
         raise ReaderError(f"{path}: damaged: expected a readable {kind} file, found: {error}") from None
-    except (OSError, RuntimeError, ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
-        if isinstance(error, OSError) and (lock := describe_lock(path)):
+    except _ERRORS as error:
+        if isinstance(error, OSError) and not path.is_dir() and (lock := describe_lock(path)):
             raise ReaderError(f"{path}: {lock}") from None
-        size = path.stat().st_size if path.exists() else 0
+        whole = "it" if path.is_dir() else f"its {path.stat().st_size if path.exists() else 0} bytes"
         raise ReaderError(
-            f"{path}: truncated or damaged: expected a whole {kind} file, found, in {doing} its {size} bytes: "
+            f"{path}: truncated or damaged: expected a whole {kind} file, found, in {doing} {whole}: "
             f"{type(error).__name__}: {error}"
         ) from None
 

@@ -18,7 +18,6 @@ from matex_tf.readers.base.formats import ReaderError, register
 
 SIGNATURE = b"\x89HDF\r\n\x1a\n"
 NETCDF_ENDINGS = (".nc", ".nc4", ".cdf", ".netcdf")
-_SLAB_BYTES = 32 << 20
 # netCDF-4 stores a variable that is named as a dimension but isn't its coordinate under another name.
 _HIDDEN = "_nc4_non_coord_"
 
@@ -180,13 +179,12 @@ class _Variable(Variable):
             and target.flags.c_contiguous
             and target.dtype == self._dataset.dtype
         )
-        for begin, end in self.split_slabs(start, stop, _SLAB_BYTES):
+        if not direct or not target.size:
+            super().fill_array(target, start, stop)
+            return
+        for begin, end in self.split_slabs(start, stop, self.choose_slab(target.nbytes)):
             piece = target[begin - start : end - start]
-            if direct and piece.size:
-                self._owner.fetch(self._path, self, lambda variable: variable.read_into(piece, begin, end))  # noqa: B023
-            else:
-                found = self._owner.fetch(self._path, self, lambda variable: variable.read_samples(begin, end))  # noqa: B023
-                self.put_values(piece, self.order_samples(found), f"{self._path}, {self.name!r}", begin)
+            self._owner.fetch(self._path, self, lambda variable: variable.read_into(piece, begin, end))  # noqa: B023
 
     def read_samples(self, start: int, stop: int) -> np.ndarray:
         # Not by indexing, for which h5py has a short way that is never collective.

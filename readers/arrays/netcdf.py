@@ -17,7 +17,6 @@ from matex_tf.readers.arrays.texts import TextVariable
 from matex_tf.readers.arrays.variable import Variable, check_numeric
 from matex_tf.readers.base import files
 from matex_tf.readers.base.formats import ReaderError, register
-from matex_tf.readers.rows.missing import check_fits, make_missing_error
 from matex_tf.sharding.share_arrays import ShareArray
 
 # The library makes masked arrays, which are several times a slab's size; large slabs are fewer calls.
@@ -41,6 +40,7 @@ class NetCdf(Stack):
     """
 
     kind = "NetCDF"
+    marks_missing = True
 
     @classmethod
     def recognises(cls, path: Path, head: bytes) -> bool:
@@ -81,11 +81,6 @@ class NetCdf(Stack):
         import netCDF4
 
         return netCDF4.Dataset(path, parallel=True, comm=communicator)
-
-    def find_dtype(self, field: str) -> np.dtype:
-        stored = super().find_dtype(field)
-        # Any integer may be missing (there are fill values for all types), and only floats have a NaN.
-        return np.dtype(np.float64) if self.missing == "nan" and stored.kind in "iu" else stored
 
     def find_variable(self, file: Any, path: Path, name: str) -> Variable | None:
         found = _find_stored(file, name)
@@ -197,24 +192,15 @@ class _Variable(Variable):
         usual = netCDF4.default_fillvals[self.dtype.str[1:]]
         return self.dtype.type(getattr(variable, "_FillValue", usual))
 
-    def fill_array(self, target: np.ndarray, start: int, stop: int) -> None:
+    def choose_slab(self, size: int) -> int:
         least, most = _SLAB_BYTES
-        for begin, end in self.split_slabs(start, stop, min(most, max(least, target.nbytes // _SLABS))):
-            slab = self._owner.fetch(self._path, self, lambda variable: variable.read_samples(begin, end))  # noqa: B023
-            if len(slab) != end - begin:
-                raise ReaderError(
-                    f"{self._path}: truncated: expected samples {begin} to {end} of {self.name!r}, found {len(slab)}"
-                )
-            piece, where = target[begin - start : end - start], f"{self._path}, {self.name!r}"
-            if self._plain_fill is not None:
-                values = np.ma.getdata(slab)
-                self._restore_missing(values)
-                self.put_values(piece, self.order_samples(values), where, begin)
-                continue
-            slab = self.order_samples(slab)
-            self.put_values(piece, np.ma.filled(slab, 0), where, begin)
-            if np.ma.is_masked(slab):
-                self._put_missing(piece, np.ma.getmaskarray(slab), begin)
+        return min(most, max(least, size // _SLABS))
+
+    def put_slab(self, piece: np.ndarray, slab: np.ndarray, begin: int) -> None:
+        if self._plain_fill is not None:
+            slab = np.ma.getdata(slab)
+            self._restore_missing(slab)
+        super().put_slab(piece, slab, begin)
 
     def take_samples(self, start: int, stop: int) -> np.ndarray | None:
         size = (stop - start) * int(np.prod(self.row_shape, dtype=np.int64)) * self.dtype.itemsize
@@ -244,14 +230,3 @@ class _Variable(Variable):
             if piece.max(initial=-np.inf) < self._plain_fill or piece.min(initial=np.inf) > self._plain_fill:
                 return
         piece[piece == self._plain_fill] = np.nan
-
-    def _put_missing(self, piece: np.ndarray, mask: np.ndarray, begin: int) -> None:
-        if piece.dtype.kind in "fc":
-            piece[mask] = np.nan
-        elif mask.any():
-            how = self._owner.missing
-            if how == "error":
-                row, *index = (int(number) for number in np.argwhere(mask)[0])
-                raise make_missing_error(f"{self._path}, {self.name!r}{[begin + row, *self.find_stored(index)]}")
-            check_fits(how, piece.dtype, f"{self.name!r} of {self._path}")
-            piece[mask] = how

@@ -1,4 +1,4 @@
-"""Arrays with named places in files (NetCDF, HDF5): several files read as one, several variables as channels."""
+"""Arrays with named places in files (NetCDF, HDF5, Zarr): several files read as one, several variables as channels."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from matex_tf.readers.arrays.texts import agree_on_texts
 from matex_tf.readers.arrays.variable import Variable
 from matex_tf.readers.base import files
 from matex_tf.readers.base.formats import Format, Ranks, ReaderError, check_categories
+from matex_tf.readers.base.unchanged import Unchanged
 from matex_tf.sharding import row_shares
 from matex_tf.sharding.share_arrays import ShareArray
 from matex_tf.world import world
@@ -29,6 +30,9 @@ class Stack(Format):
     """Samples along one dimension of the variables `data` (several: channels, the last dimension) and `labels`."""
 
     kind = "file"
+    allow_folder = False
+    # Whether integers may be missing, because some number stands for that.
+    marks_missing = False
 
     def __init__(
         self,
@@ -42,7 +46,7 @@ class Stack(Format):
         if arguments.check_flag("DataSet", "parallel", parallel):
             self.require_parallel()
         self.parallel = parallel and world.is_active()
-        self.files = files.find_files(path)
+        self.files = files.find_files(path, self.allow_folder)
         self._transfers: collective.Transfers | None = None
         if isinstance(sample, bool) or not (sample is None or isinstance(sample, (str, int))):
             raise TypeError(
@@ -53,6 +57,8 @@ class Stack(Format):
         self.wanted = {"data": options.list_names(data), "labels": options.list_names(labels)}
         self._single = {"data": isinstance(data, str), "labels": isinstance(labels, str)}
         self.labelled = bool(self.wanted["labels"])
+        self.compared = [file for one in self.files for file in self.list_compared(one)]
+        self._unchanged = Unchanged(self.compared)
         self._given, self._asked = options.list_dtypes(dtype, self.wanted)
         self.categories = {}
         self._open_file: tuple[Path | None, library.OpenFile | None] = (None, None)
@@ -74,21 +80,28 @@ class Stack(Format):
         self._starts = np.concatenate([[0], np.cumsum(self._lengths)])
         self.surveys = int(bool(self._texts))
 
-    @abstractmethod
     def require_parallel(self) -> None:
         """Raises ReaderError if the library was not built with MPI-IO, which `parallel=True` asks for."""
+        raise ReaderError(
+            f"parallel=True: {self.kind} has no collective reading. Without parallel=True each rank reads its own "
+            "rows, which needs none"
+        )
 
     @abstractmethod
     def open_file(self, path: Path) -> Any:
         """The open file, with a `close`."""
 
-    @abstractmethod
     def open_together(self, path: Path, communicator: Any) -> Any:
-        """The file, opened by all ranks of an MPI communicator."""
+        """The file, opened by all ranks of an MPI communicator; where `require_parallel` raises nothing."""
+        raise NotImplementedError
 
     @abstractmethod
     def find_variable(self, file: Any, path: Path, name: str) -> Variable | None:
         """The variable `name`; None if there is none. Raises ReaderError for one that holds no numbers."""
+
+    def list_compared(self, path: Path) -> list[Path]:
+        """The files that tell what is at `path`."""
+        return [path]
 
     def check_whole(self, file: Any, path: Path, name: str) -> None:
         """Raises ReaderError where a file or object is missing of which the variable `name` is made."""
@@ -148,6 +161,8 @@ class Stack(Format):
         self._lengths.append(next(iter(lengths.values())))
 
     def _open_variable(self, field: str, path: Path, name: str) -> Variable:
+        for file in self.list_compared(path):
+            self._unchanged.check(file)
         variable = self._require_variable(self._keep_open(path), path, name)
         variable.arrangement = self._arrangements.get((field, path, variable.name))
         return variable
@@ -222,7 +237,10 @@ class Stack(Format):
     def find_dtype(self, field: str) -> np.dtype:
         """The dtype of the rows of "data" or "labels"."""
         has_texts = not self._texts.keys().isdisjoint(self.wanted[field])
-        return np.dtype("f8") if has_texts and self.missing == "nan" else self._dtypes[field]
+        stored = self._dtypes[field]
+        # Only floats have a NaN.
+        may_be_missing = has_texts or (self.marks_missing and stored.kind in "iu")
+        return np.dtype("f8") if may_be_missing and self.missing == "nan" else stored
 
     # Texts: every rank counts those in its part of the samples.
 

@@ -1,4 +1,4 @@
-"""One array in an open file of NetCDF or HDF5."""
+"""One array in an open file of NetCDF, HDF5 or Zarr."""
 
 from __future__ import annotations
 
@@ -13,15 +13,18 @@ import numpy as np
 from matex_tf.readers.arrays.dimensions import Arrangement, Dimension
 from matex_tf.readers.base import agreement
 from matex_tf.readers.base.formats import ReaderError
+from matex_tf.readers.rows.missing import check_fits, make_missing_error
 
 
 class Variable(ABC):
     """One array in an open file. Its samples lie along `axis`.
 
-    Subclasses give `name`, `shape`, `dtype` (as read), `chunk` (samples stored together), `axis`, and `fill_array`.
+    Subclasses give `name`, `shape`, `dtype` (as read), `chunk` (samples stored together), `axis`, and `read_samples`.
     `arrangement` brings samples into the order of those of the first file and channel.
     """
 
+    _owner: Any
+    _path: Path
     name: str
     shape: tuple[int, ...]
     dtype: np.dtype
@@ -51,9 +54,37 @@ class Variable(ABC):
             return tuple(place)
         return self.arrangement.find_stored(place, self.arrangement.order_shape(self.row_shape))
 
-    @abstractmethod
     def fill_array(self, target: np.ndarray, start: int, stop: int) -> None:
         """Write samples `start` to `stop`, arranged, into `target`."""
+        for begin, end in self.split_slabs(start, stop, self.choose_slab(target.nbytes)):
+            slab = self._owner.fetch(self._path, self, lambda variable: variable.read_samples(begin, end))  # noqa: B023
+            if len(slab) != end - begin:
+                raise ReaderError(
+                    f"{self._path}: truncated: expected samples {begin} to {end} of {self.name!r}, found {len(slab)}"
+                )
+            self.put_slab(target[begin - start : end - start], slab, begin)
+
+    def choose_slab(self, size: int) -> int:
+        """How many bytes one call of the library reads, of `size` in all."""
+        return 32 << 20
+
+    def put_slab(self, piece: np.ndarray, slab: np.ndarray, begin: int) -> None:
+        """Write samples from `begin` on as the library gives them into `piece`: masked values are missing ones."""
+        slab = self.order_samples(slab)
+        self.put_values(piece, np.ma.filled(slab, 0), f"{self._path}, {self.name!r}", begin)
+        if np.ma.is_masked(slab):
+            self._put_missing(piece, np.ma.getmaskarray(slab), begin)
+
+    def _put_missing(self, piece: np.ndarray, mask: np.ndarray, begin: int) -> None:
+        if piece.dtype.kind in "fc":
+            piece[mask] = np.nan
+        elif mask.any():
+            how = self._owner.missing
+            if how == "error":
+                row, *index = (int(number) for number in np.argwhere(mask)[0])
+                raise make_missing_error(f"{self._path}, {self.name!r}{[begin + row, *self.find_stored(index)]}")
+            check_fits(how, piece.dtype, f"{self.name!r} of {self._path}")
+            piece[mask] = how
 
     def put_values(self, piece: np.ndarray, values: np.ndarray, where: str, begin: int) -> None:
         """Write `values`, arranged samples from `begin` on, into `piece`. Raises ReaderError where one is too large."""

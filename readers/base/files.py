@@ -22,6 +22,7 @@ _KINDS = {
     b"\xfd7zXZ\x00": "a file packed by xz; unpack it",
     b"\x28\xb5\x2f\xfd": "a file packed by zstd; unpack it",
     b"\x89HDF\r\n\x1a\n": "an HDF5 file",
+    b"PAR1": "a Parquet file",
     b"CDF": "a classic NetCDF file",
     b"GRIB": "a GRIB file; convert it, such as by `cdo -f nc copy`",
     b"\x0e\x03\x13\x01": "an HDF4 file; convert it, such as by h4toh5",
@@ -44,7 +45,8 @@ def find_files(path: str | PathLike[str] | Sequence[Any], allow_folder: bool = F
     if here.is_file() or (allow_folder and here.is_dir()):
         return [here]
     if glob.has_magic(text):
-        found = sorted(Path(name) for name in glob.glob(text) if os.path.isfile(name))
+        names = [name for name in glob.glob(text) if os.path.isfile(name) or (allow_folder and os.path.isdir(name))]
+        found = sorted(map(Path, names))
         if found:
             return found
     if here.is_dir():

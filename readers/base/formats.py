@@ -75,7 +75,8 @@ class Format(ABC):
     headers, and raises FileNotFoundError or ReaderError where something is wrong. `register` makes it known by name.
 
     Attributes:
-        files: the files that it reads; ranks compare their sizes and first bytes.
+        files: the files that it reads.
+        compared: the files whose sizes and first bytes ranks compare; None for `files`.
         own_testing: whether testing rows are files of their own; else they are cut from the training rows.
         labelled: whether there are labels.
         categories: for each column of text, its values in the order of their numbers.
@@ -86,6 +87,7 @@ class Format(ABC):
     """
 
     files: Sequence[Path] = ()
+    compared: Sequence[Path] | None = None
     own_testing: bool = False
     labelled: bool = True
     categories: dict[str, list[str]] = {}
@@ -218,7 +220,7 @@ def open_format(name: str, path: Any, options: dict[str, Any], missing: Any = "e
     except ImportError as error:
         raise ReaderError(
             f"{path}: the format {str(name).upper()} is read with a package that cannot be imported here ({error}). "
-            "`pip install netCDF4 h5py pyarrow` installs those of all formats; beside a NumPy older than 2, as "
+            "`pip install netCDF4 h5py pyarrow zarr` installs those of all formats; beside a NumPy older than 2, as "
             "TensorFlow 2.15 needs it, take 'pyarrow<23'"
         ) from error
     opened.missing = missing

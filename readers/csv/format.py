@@ -3,33 +3,35 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import sys
-import weakref
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from matex_tf import arguments, memory
+from matex_tf import arguments
 from matex_tf.readers.base import agreement, files
-from matex_tf.readers.base.formats import Format, Held, Ranks, ReaderError, register
+from matex_tf.readers.base.formats import Held, Ranks, ReaderError, register
+from matex_tf.readers.base.unpacking import Unpacking
 from matex_tf.readers.csv import headers, joined_text, parse, records
 from matex_tf.readers.csv.dialect import make_dialect
 from matex_tf.readers.csv.joined_text import Piece, Text
-from matex_tf.readers.csv.parse import Rows, Taking
-from matex_tf.readers.csv.table import Column, Table
+from matex_tf.readers.csv.parse import Taking
+from matex_tf.readers.csv.table import Table
+from matex_tf.readers.tables.columns import Column, Place
+from matex_tf.readers.tables.format import TableFormat, find_room
+from matex_tf.readers.tables.rows import Rows
 from matex_tf.sharding import row_shares
-from matex_tf.sharding.share_arrays import ShareArray
 
 _SLICE_BYTES = 1 << 20
 _ENDINGS = tuple(name + packed for name in (".csv", ".tsv") for packed in ("", ".gz", ".bz2", ".xz", ".zip"))
 
 
 @register("CSV")
-class Csv(Format):
+class Csv(TableFormat):
     """One table of delimited text: a file, plain or packed by gzip, bz2, xz or zip, or several that follow each other
     ("part-*.csv", by name), all with the same header.
 
@@ -72,6 +74,7 @@ class Csv(Format):
         skiprows: int = 0,
         encoding: str = "utf-8",
     ):
+        super().__init__()
         self.files = files.find_files(path)
         dialect = make_dialect(delimiter, quote, comment, encoding, decimal, thousands, na_values, skiprows)
         arguments.check_flag("DataSet", "header", header)
@@ -93,12 +96,11 @@ class Csv(Format):
         self._table.choose_columns(labels, columns)
         self.labelled = "labels" in self._table.columns
         self._table.learn_types(*headers.sample_records(self._pieces, head, dialect), dtype)
-        self._packed = [number for number, file in enumerate(self.files) if joined_text.needs_unpacking(file, dialect)]
-        self._turns = ["unpack"] * bool(self._packed) + ["records"] + ["categories"] * bool(self._table.texts)
+        self.columns = self._table
+        packed = [file for file in dict.fromkeys(self.files) if joined_text.needs_unpacking(file, dialect)]
+        self._unpacking = Unpacking(packed, lambda file: joined_text.open_text(file, self._table.dialect), ".csv")
+        self._turns = ["unpack"] * bool(packed) + ["records"] + ["categories"] * bool(self._table.texts)
         self.surveys = len(self._turns)
-        self.categories = {}
-        self._values: dict[int, list[str]] = {}
-        self._unpacked: list[Path] = []
         self._taking: Taking | None = None
 
     @classmethod
@@ -117,25 +119,14 @@ class Csv(Format):
         getattr(self, f"_settle_{self._turns[turn]}")(ranks, found)
 
     def settled(self) -> None:
-        for path in self._unpacked:
-            joined_text.remove_file(path)  # every rank of this host has it open
+        self._unpacking.remove_files()
 
-    def _survey_unpack(self, ranks: Ranks) -> dict[int, Path]:
-        """Each packed file is unpacked by one rank of each host; several by several."""
-        here = [rank for rank, host in enumerate(ranks.hosts) if host == ranks.hosts[ranks.rank]]
-        mine = {}
-        for place, number in enumerate(self._packed):
-            if here[place % len(here)] == ranks.rank:
-                mine[number] = joined_text.unpack_file(self.files[number], self._table.dialect)
-                self._unpacked.append(mine[number])
-                weakref.finalize(self, joined_text.remove_file, mine[number])
-        return mine
+    def _survey_unpack(self, ranks: Ranks) -> dict[Path, Path]:
+        return self._unpacking.survey(ranks)
 
-    def _settle_unpack(self, ranks: Ranks, found: Sequence[dict[int, Path]]) -> None:
-        for rank, host in enumerate(ranks.hosts):
-            if host == ranks.hosts[ranks.rank]:
-                for number, path in found[rank].items():
-                    self._pieces[number] = Piece(self.files[number], path, self._pieces[number].start)
+    def _settle_unpack(self, ranks: Ranks, found: Sequence[dict[Path, Path]]) -> None:
+        places = self._unpacking.settle(ranks, found)
+        self._pieces = [Piece(one.named, places.get(one.named, one.path), one.start) for one in self._pieces]
 
     def _survey_records(self, ranks: Ranks) -> tuple[list[records.Part], int | None, bool]:
         """The ends of records in this rank's part; how many rows it kept, and whether it failed."""
@@ -145,9 +136,7 @@ class Csv(Format):
             start, stop = self._text.find_line_start(start), self._text.find_line_start(stop)
         taking = None
         if self.keep:
-            here = sum(host == ranks.hosts[ranks.rank] for host in ranks.hosts)
-            most = memory.measure_free() // 2 // here if self._memory is None else self._memory
-            rows = Rows(self._table, self.missing, most)
+            rows = Rows(self._table, self.missing, find_room(ranks, self._memory))
             taking = Taking(self._text, self._table, rows, start, stop)
         parts = [
             records.search_records(self._read_text, begin, end, self._marks, each=taking.take_piece if taking else None)
@@ -181,52 +170,29 @@ class Csv(Format):
             return
         failed = any(failed for _, _, failed in found)
         if self._records.cut or (not failed and sum(counts) != self._records.count):
-            self._take_again(ranks)
-            counts = [stop - start for start, stop in self._list_shares(ranks)]
+            # Some part begins within quotes: now that the places of records are known, take this rank's.
+            shares = self.list_parts(ranks)
+            counts = [stop - start for start, stop in shares]
+            self._rows = self._take_rows(*shares[ranks.rank], sys.maxsize)
         elif self._taking.error is not None:
             raise self._taking.error
-        self.held = Held(counts, self._taking.rows.buffers)
+        else:
+            self._rows = self._taking.rows
+        self._taking = None
+        self.held = Held(counts, self._rows.buffers)
 
-    def _list_shares(self, ranks: Ranks) -> list[tuple[int, int]]:
+    def list_parts(self, ranks: Ranks) -> list[tuple[int, int]]:
         return [row_shares.deal_block(self._records.count, rank, ranks.size) for rank in range(ranks.size)]
 
-    def _take_again(self, ranks: Ranks) -> None:
-        """Some part begins within quotes: now that the places of records are known, take this rank's."""
-        assert self._taking is not None
-        rows = self._taking.rows = Rows(self._table, self.missing, sys.maxsize)
-        start, stop = self._list_shares(ranks)[ranks.rank]
-        for first, table, at in self._iterate_tables(start, stop, self._make_parse(list(self._table.columns))):
-            left = (stop - first - len(table)) / max(1, len(table))
-            rows.append_table(table, left, lambda row: parse.find_line(self._text, self._marks, at, row))  # noqa: B023
-        rows.finish_rows()
-
     def _survey_categories(self, ranks: Ranks) -> dict[int, dict[str, int]]:
-        """By column of text, how many rows of this rank hold each value."""
-        if self._taking is not None:
-            return self._taking.rows.values
-        values: dict[int, Counter[str]] = {number: Counter() for number in self._table.texts}
-        for _, table, _ in self._iterate_texts(ranks):
-            for number, known in values.items():
-                here = table[str(number)].combine_chunks().drop_null().value_counts()
-                known.update(dict(zip(here.field("values").to_pylist(), here.field("counts").to_pylist(), strict=True)))
-                if len(known) > parse.MOST_CATEGORIES:
-                    raise parse.make_category_error(self._table, number)
-        return dict(values)
-
-    def _iterate_texts(self, ranks: Ranks) -> Iterator[tuple[int, Any, int]]:
-        """(first row, table of the columns of text, first byte) of the rows that this rank has counted the texts of."""
-        counts = [stop - start for start, stop in self._list_shares(ranks)] if self.held is None else self.held.counts
-        start = sum(counts[: ranks.rank])
-        return self._iterate_tables(start, start + counts[ranks.rank], self._table.parse_texts)
+        return self._count_texts(ranks)
 
     def _settle_categories(self, ranks: Ranks, found: Sequence[dict[int, dict[str, int]]]) -> None:
-        texts = self._table.texts
-        self._values = {number: sorted({text for part in found for text in part[number]}) for number in texts}
-        parse.check_texts(self._text, self._table, found, ranks.rank, self._iterate_texts(ranks))
-        self._table.check_categories(self._values)
-        self.categories = {self._table.names[number]: values for number, values in self._values.items()}
-        if self._taking is not None:
-            self._taking.rows.settle_categories(self._values)
+        self._settle_texts(ranks, found)
+
+    def check_texts(self, found: Sequence[Mapping[int, Mapping[str, int]]], ranks: Ranks) -> None:
+        tables = self.iterate_tables(*self._find_part(ranks), [])
+        parse.check_texts(self._table, found, ranks.rank, tables)
 
     # Rows.
 
@@ -236,39 +202,14 @@ class Csv(Format):
     def chunk_rows(self, part: str, field: str) -> int:
         return records.STRIDE
 
-    def read(self, part: str, field: str, start: int, stop: int) -> np.ndarray:
-        rows = ShareArray(self._table.compute_shape(field, stop - start), self._table.find_dtype(field, self.missing))
-        for first, table, at in self._iterate_tables(start, stop, self._make_parse([field])):
-            self._table.fill_rows(
-                rows[first - start : first - start + len(table)],
-                table,
-                field,
-                self._encode_column,
-                self.missing,
-                lambda row: parse.find_line(self._text, self._marks, at, row),  # noqa: B023  (called at once)
-            )
-        return rows
-
-    def _encode_column(self, number: int, column: Any) -> np.ndarray:
-        import pyarrow as pa
-        import pyarrow.compute as pc
-
-        codes = pc.index_in(column, value_set=pa.array(self._values[number], pa.string()))
-        if codes.null_count and self.missing not in ("error", "nan"):
-            codes = codes.cast(pa.float64()).fill_null(float(self.missing))
-        return codes.to_numpy()
-
-    def _make_parse(self, fields: list[str]) -> Callable[..., Any]:
-        return lambda data, newlines, line: self._table.parse_records(data, fields, newlines, line)
-
-    def _iterate_tables(self, start: int, stop: int, make: Callable[..., Any]) -> Iterator[tuple[int, Any, int]]:
-        """(first row, table, first byte) of the rows `start` to `stop`, some at a time."""
+    def iterate_tables(self, start: int, stop: int, fields: Sequence[str]) -> Iterator[tuple[int, Any, Place]]:
         for first, last, begin, end in self._iterate_slices(start, stop):
             data = self._read_text(begin, end)
-            table = make(data, self._records.newlines, lambda: self._text.find_line(begin))  # noqa: B023
+            newlines, line = self._records.newlines, functools.partial(self._text.find_line, begin)
+            table = self._table.parse_records(data, fields, newlines, line)
             if len(table) != last - first:
-                raise parse.make_count_error(self._text.find_line(begin), last - first, len(table))
-            yield first, table, begin
+                raise parse.make_count_error(line(), last - first, len(table))
+            yield first, table, functools.partial(parse.find_line, self._text, self._marks, begin)
 
     def _iterate_slices(self, start: int, stop: int) -> Iterator[tuple[int, int, int, int]]:
         """(first row, row after the last, first byte, byte after the last), cut where records begin."""
@@ -293,6 +234,5 @@ class Csv(Format):
         number, place = self._records.find_near(row)
         return records.skip_records(self._text.read_bytes, place, self._records.stop, row - number, self._marks)
 
-    def place(self, part: str, field: str, row: int, index: tuple[int, ...]) -> str:
-        column = self._table.columns[field][index[0] if index else 0]
-        return f"{self._text.find_line(self._find_byte(row))}, column {self._table.names[column]!r}"
+    def find_place(self, row: int) -> str:
+        return self._text.find_line(self._find_byte(row))

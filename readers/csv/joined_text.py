@@ -10,8 +10,6 @@ import gzip
 import itertools
 import lzma
 import os
-import shutil
-import tempfile
 import zipfile
 import zlib
 from collections.abc import Iterator, Sequence
@@ -19,8 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from matex_tf.readers.base import agreement, files
+from matex_tf.readers.base import files
 from matex_tf.readers.base.formats import ReaderError
+from matex_tf.readers.base.unchanged import Unchanged
 from matex_tf.readers.csv.dialect import Dialect
 from matex_tf.runtime import real_files
 
@@ -41,7 +40,7 @@ def _find_packing(path: Path) -> str | None:
 
 
 @contextlib.contextmanager
-def _open_text(path: Path, dialect: Dialect) -> Iterator[Any]:
+def open_text(path: Path, dialect: Dialect) -> Iterator[Any]:
     """The text of a file, to be read from its begin. Raises ReaderError where it is damaged."""
     packing = _find_packing(path)
     try:
@@ -90,41 +89,10 @@ class _Recoded:
 def read_head(path: Path, length: int, dialect: Dialect) -> bytes:
     """The first bytes of the text of a file, `length` of them unless it has fewer."""
     found = b""
-    with _open_text(path, dialect) as file:
+    with open_text(path, dialect) as file:
         while len(found) < length and (data := file.read(length - len(found))):
             found += data
     return found[:length]
-
-
-def unpack_file(path: Path, dialect: Dialect) -> Path:
-    """The text of a packed file, in a temporary file that all ranks of this host see."""
-    with real_files.use_real_files():
-        target, name = tempfile.mkstemp(prefix="matex_tf-", suffix=".csv")
-    try:
-        with os.fdopen(target, "wb") as file, _open_text(path, dialect) as source:
-            shutil.copyfileobj(_Watched(source), file, 1 << 20)
-    except BaseException:
-        remove_file(Path(name))
-        raise
-    return Path(name)
-
-
-def remove_file(path: Path) -> None:
-    """Remove a file that `unpack_file` made, if it is still there."""
-    with real_files.use_real_files():
-        path.unlink(missing_ok=True)
-
-
-class _Watched:
-    """A file whose reading ends where another rank has failed."""
-
-    def __init__(self, file: Any):
-        self._file = file
-
-    def read(self, count: int = -1) -> bytes:
-        agreement.stop_if_others_failed()
-        data: bytes = self._file.read(count)
-        return data
 
 
 @dataclass(frozen=True)
@@ -155,6 +123,7 @@ class Text:
             (os.fstat(self._open[number].fileno()) if piece.is_unpacked else os.stat(piece.path)).st_size
             for number, piece in enumerate(pieces)
         ]
+        self._unchanged = Unchanged({piece.path for piece in pieces if not piece.is_unpacked})
         self._last: tuple[int, BinaryIO] | None = None
         self.ends = list(itertools.accumulate(size - piece.start + 1 for size, piece in zip(self._sizes, pieces)))
         self.starts = [0, *self.ends[:-1]]
@@ -175,6 +144,8 @@ class Text:
     def _read_piece(self, number: int, start: int, stop: int) -> bytes:
         """Bytes of one file."""
         found = []
+        if not self._pieces[number].is_unpacked:
+            self._unchanged.check(self._pieces[number].path)
         while start < stop:
             data = os.pread(self._open_file(number).fileno(), stop - start, start)
             if not data:

@@ -5,7 +5,7 @@ It is supposed not to begin within quotes; where the parts before it prove that 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,137 +16,10 @@ from matex_tf.readers.csv import number_like, records
 from matex_tf.readers.csv.joined_text import Text
 from matex_tf.readers.csv.marks import Marks
 from matex_tf.readers.csv.table import Table
-from matex_tf.sharding.share_arrays import ShareArray
-
-MOST_CATEGORIES = 1 << 16
-# Room for more rows than the first ones let expect.
-_SPARE = 1.03
-
-
-class TooLarge(Exception):
-    """The rows would take more memory than they may."""
-
-
-class Rows:
-    """The rows of consecutive records by field, made longer at their end.
-
-    Attributes: `count`; `buffers` by field, which hold the rows one after the other; `values`, for each column of text
-    its values in the order in which they came, and how many rows hold each. In the buffers stands 1 + the place of a
-    value, and 0 for a missing one.
-    """
-
-    def __init__(self, table: Table, missing: Any, most: int):
-        self._table, self._missing, self._most = table, missing, most
-        self.count = 0
-        self.buffers: dict[str, list[np.ndarray]] = {field: [] for field in table.columns}
-        self.values: dict[int, dict[str, int]] = {number: {} for number in table.texts}
-        self._places: dict[int, dict[str, int]] = {number: {} for number in table.texts}
-        self._room = 0
-
-    def can_hold_texts(self) -> bool:
-        """Whether the arrays can hold the integers of texts before these are agreed on."""
-        return all(
-            self._table.find_dtype(field, self._missing).itemsize >= 4
-            for field, numbers in self._table.columns.items()
-            if set(numbers) & set(self._table.texts)
-        )
-
-    def append_table(self, found: Any, left: float, place: Callable[[int], str]) -> None:
-        """Take the rows of a pyarrow table; about `left` times as many are still to come.
-
-        Raises TooLarge, and ReaderError where a value cannot be taken.
-        """
-        rows = len(found)
-        if not rows:
-            return
-        codes = {number: self._encode_column(number, found[str(number)]) for number in self._table.texts}
-        if rows > self._room:
-            self._grow_buffers(rows, left)
-        filled = len(self._get_buffer()) - self._room
-        for field, buffers in self.buffers.items():
-            target = buffers[-1][filled : filled + rows]
-            self._table.fill_rows(target, found, field, lambda number, column: codes[number], self._missing, place)
-        self._room -= rows
-        self.count += rows
-
-    def _get_buffer(self) -> np.ndarray:
-        return next(iter(self.buffers.values()))[-1]
-
-    def _grow_buffers(self, rows: int, left: float) -> None:
-        self._trim_buffers()
-        room = rows + int(rows * left * _SPARE) + 16
-        shapes = {field: self._table.compute_shape(field, room) for field in self.buffers}
-        dtypes = {field: self._table.find_dtype(field, self._missing) for field in self.buffers}
-        more = sum(int(np.prod(shapes[field])) * dtypes[field].itemsize for field in self.buffers)
-        if self.nbytes + more > self._most:
-            raise TooLarge
-        for field, buffers in self.buffers.items():
-            # What is not written to takes no memory yet.
-            buffers.append(ShareArray(shapes[field], dtypes[field]))
-        self._room = room
-
-    @property
-    def nbytes(self) -> int:
-        return sum(buffer.nbytes for buffers in self.buffers.values() for buffer in buffers)
-
-    def _trim_buffers(self) -> None:
-        if self._room:
-            for buffers in self.buffers.values():
-                rows = len(buffers[-1]) - self._room
-                buffers[-1].resize((rows, *buffers[-1].shape[1:]), refcheck=False)
-            self._room = 0
-
-    def _encode_column(self, number: int, column: Any) -> np.ndarray:
-        import pyarrow as pa
-
-        encoded = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
-        encoded = encoded.dictionary_encode()
-        known, values = self._places[number], self.values[number]
-        texts = encoded.dictionary.to_pylist()
-        places = [known.setdefault(text, len(known)) for text in texts]
-        if len(known) > MOST_CATEGORIES:
-            raise make_category_error(self._table, number)
-        # The last one is that of missing values, whose index is -1.
-        meaning = np.array([1 + place for place in places] + [0], np.int64)
-        indices = encoded.indices.fill_null(-1).to_numpy(zero_copy_only=False)
-        for text, rows in zip(texts, np.bincount(indices + 1, minlength=len(texts) + 1)[1:].tolist(), strict=True):
-            values[text] = values.get(text, 0) + rows
-        return meaning[indices]
-
-    def settle_categories(self, values: dict[int, list[str]]) -> None:
-        """Put the numbers that all ranks agreed on in place of this rank's own."""
-        for number, known in self._places.items():
-            agreed = {text: place for place, text in enumerate(values[number])}
-            for field, numbers in self._table.columns.items():
-                for index in [place for place, one in enumerate(numbers) if one == number]:
-                    dtype = self._table.find_dtype(field, self._missing)
-                    absent = np.nan if dtype.kind == "f" else self._missing if self._missing != "error" else 0
-                    meaning = np.array([absent, *[agreed[text] for text in known]]).astype(dtype)
-                    for buffer in self.buffers[field]:
-                        column = buffer if self._table.single[field] else buffer[:, index]
-                        for start in range(0, len(column), 1 << 16):
-                            piece = column[start : start + (1 << 16)]
-                            piece[:] = meaning[np.asarray(piece).astype(np.int64)]
-
-    def finish_rows(self) -> None:
-        """Give back the memory of rows that did not come."""
-        self._trim_buffers()
-        for field, buffers in self.buffers.items():
-            if not buffers:
-                buffers.append(
-                    ShareArray(self._table.compute_shape(field, 0), self._table.find_dtype(field, self._missing))
-                )
-
-
-def make_category_error(table: Table, number: int) -> ReaderError:
-    return ReaderError(
-        f"{table.path}: expected numbers or up to {MOST_CATEGORIES} different texts in column "
-        f"{table.names[number]!r}, found more; leave it out with columns="
-    )
+from matex_tf.readers.tables.rows import Rows, TooLarge
 
 
 def check_texts(
-    text: Text,
     table: Table,
     found: Sequence[Mapping[int, Mapping[str, int]]],
     rank: int,
@@ -158,7 +31,7 @@ def check_texts(
 
     Args:
         found: of each rank, by column, how many of its rows hold each value.
-        tables: (first row, pyarrow table, first byte) of this rank's records, those of `found`.
+        tables: (first row, pyarrow table, places of its rows) of this rank's records, those of `found`.
     """
     import pyarrow.compute as pc
 
@@ -171,9 +44,7 @@ def check_texts(
     if rank != next(other for other, texts in enumerate(found) if value in texts[number]):
         raise agreement.FailedElsewhere
     place = next(
-        find_line(text, table.dialect.marks, at, row)
-        for _, block, at in tables
-        if (row := pc.index(block[str(number)], value).as_py()) >= 0
+        find_row(row) for _, block, find_row in tables if (row := pc.index(block[str(number)], value).as_py()) >= 0
     )
     name = table.names[number]
     raise ReaderError(

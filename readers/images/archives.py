@@ -14,6 +14,7 @@ from typing import BinaryIO, Protocol
 
 from matex_tf.readers.base import agreement
 from matex_tf.readers.base.formats import ReaderError
+from matex_tf.readers.base.unchanged import Unchanged
 from matex_tf.runtime import real_files
 
 # No file of a data set that comes in one archive is larger; what else is packed may be anything.
@@ -98,6 +99,7 @@ class Stored:
         self.path, self._named = path, named
         self.name = path.name if named is None else named.rpartition(" ")[2]
         self._handle: BinaryIO | None = None
+        self._unchanged = Unchanged([path] if named is None else [])
         if named is not None:
             with real_files.use_real_files():
                 self._handle = open(path, "rb")  # noqa: SIM115  (as long as the data set)
@@ -108,6 +110,7 @@ class Stored:
     def open_file(self) -> BinaryIO:
         """The file from its beginning."""
         if self._handle is None:
+            self._unchanged.check(self.path)
             return open(self.path, "rb")
         return os.fdopen(os.dup(self._handle.fileno()), "rb")
 

@@ -18,6 +18,7 @@ import numpy as np
 
 from matex_tf.readers.base import agreement
 from matex_tf.readers.base.formats import ReaderError
+from matex_tf.readers.base.unchanged import Unchanged
 from matex_tf.sharding.share_arrays import ShareArray
 
 TYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
@@ -35,6 +36,7 @@ class IdxFile:
 
     def __init__(self, path: Path):
         self.path = path
+        self._unchanged = Unchanged([path])
         with open(path, "rb") as file:
             self._packed = file.read(2) == b"\x1f\x8b"
         try:
@@ -105,6 +107,7 @@ class IdxFile:
         """
         # Made as a ShareArray, because an array that owns its memory keeps its mark through np.asarray.
         array = ShareArray((stop - start, *self.shape[1:]), self._stored)
+        self._unchanged.check(self.path)
         if stop > start:
             try:
                 with self._open_file() as file:

@@ -62,7 +62,8 @@ def open_source(
 
 
 def _describe_opened(opened: Format) -> str:
-    return "; ".join(text for text in (opened.describe(), files.compute_fingerprint(opened.files)) if text)
+    compared = opened.files if opened.compared is None else opened.compared
+    return "; ".join(text for text in (opened.describe(), files.compute_fingerprint(compared)) if text)
 
 
 def check_share(name: str, rank: Any, size: Any) -> None:

@@ -98,6 +98,10 @@ class Source:
     def count_row_bytes(self, part: str, field: str) -> int:
         return max(1, self.read_samples(part, field, range(1)).nbytes)
 
+    def count_together(self, part: str) -> int:
+        """How many rows the files store together, so that reading one costs as much as reading all."""
+        return self.format.chunk_rows(self.find_rows(part, range(0))[0], "data")
+
     def count_training_rows(self) -> int:
         """The rows over which the mean and the deviation of the data are taken: those that training samples have."""
         count = self.count_samples("training")

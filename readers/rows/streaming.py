@@ -15,6 +15,8 @@ from matex_tf.world import world
 
 # How many pieces rows are mixed among, when shuffled.
 _MIXED = 4
+# Into so many runs a rank's rows are cut at least, which are taken in random order.
+_LEAST_RUNS = 16
 
 
 class Order:
@@ -40,17 +42,19 @@ class Order:
         """Whether it is the batches that are shuffled, which all ranks do alike."""
         return self.shuffle and self.deal.distribution == "batch"
 
-    def iterate_pieces(self, length: int, epoch: int) -> Iterator[Any]:
-        """This rank's rows in the order of an epoch, in pieces of up to `length`: ranges or arrays of positions."""
-        held = self.deal.count_held(self.rank)
+    def iterate_pieces(self, length: int, epoch: int, together: int = 1) -> Iterator[Any]:
+        """This rank's rows in the order of an epoch, in pieces of up to `length`: ranges or arrays of positions.
+
+        The pieces of `together` rows, which the files store together, come one after the other, with those of some
+        other such runs between them; so each run is read once.
+        """
         if self.redeal:
-            yield from self._deal_anew(length, epoch)
+            yield from self._deal_anew(length, epoch, together)
             return
-        starts = np.arange(0, held, length)
-        if self.shuffle:
-            starts = self.make_generator(epoch).permutation(starts)
-        for start in starts.tolist():
-            yield self.list_positions(start, min(start + length, held))
+        before = 0 if self.in_memory else row_shares.deal_block(self.deal.count, self.rank, self.deal.size)[0]
+        random = self.make_generator(epoch) if self.shuffle else None
+        for first, last in _cut_pieces(self.deal.count_held(self.rank), before, length, together, random):
+            yield self.list_positions(first, last)
 
     def list_positions(self, start: int, stop: int) -> Any:
         """The rows `start` to `stop` of those that the rank holds."""
@@ -61,20 +65,41 @@ class Order:
             return range(first + start, first + stop)
         return self.deal.list_positions(self.rank, start, stop)
 
-    def _deal_anew(self, length: int, epoch: int) -> Iterator[range]:
+    def _deal_anew(self, length: int, epoch: int, together: int) -> Iterator[range]:
         """Pieces of all rows in an order that every rank draws alike; this rank's block of the rows in that order."""
-        count = self.deal.count
-        starts = np.random.default_rng([self.seed, epoch]).permutation(np.arange(0, count, length))
-        ends = np.cumsum(np.minimum(starts + length, count) - starts)
-        first, last = row_shares.deal_block(count, self.rank, self.deal.size)
-        for start, end in zip(starts.tolist(), ends.tolist()):
-            begin = end - (min(start + length, count) - start)
-            low, high = max(begin, first), min(end, last)
+        first, last = row_shares.deal_block(self.deal.count, self.rank, self.deal.size)
+        begin = 0
+        random = np.random.default_rng([self.seed, epoch])
+        for start, stop in _cut_pieces(self.deal.count, 0, length, together, random):
+            low, high = max(begin, first), min(begin + stop - start, last)
             if low < high:
                 yield range(start + low - begin, start + high - begin)
+            begin += stop - start
 
     def make_generator(self, epoch: int) -> np.random.Generator:
         return np.random.default_rng([self.seed, epoch, self.rank])
+
+
+def _cut_pieces(
+    count: int, before: int, length: int, together: int, random: np.random.Generator | None
+) -> Iterator[tuple[int, int]]:
+    """(first, last) of pieces of `count` rows, before which the file has `before` others; `random` draws their order.
+
+    For `length` and `together` see `Order.iterate_pieces`; without `random` the pieces follow each other.
+    """
+    run = length if random is None else max(length, min(together, -(-count // _LEAST_RUNS)))
+    # Runs end where those of the files do, as far as these are all as long.
+    cut = run - before % run if run > length else run
+    starts = np.array([0, *range(cut, count, run)] if count else [], np.int64)
+    ends = np.append(starts[1:], count)
+    order = np.arange(len(starts)) if random is None else random.permutation(len(starts))
+    mixed = 1 if random is None else _MIXED
+    for at in range(0, len(order), mixed):
+        for offset in range(0, run, length):
+            for number in order[at : at + mixed]:
+                first, last = int(starts[number]) + offset, int(ends[number])
+                if first < last:
+                    yield first, min(first + length, last)
 
 
 class Memory:
@@ -85,6 +110,9 @@ class Memory:
         self.labelled = len(fields) > 1
         self.row_bytes = max(1, sum(field[:1].nbytes for field in fields))
 
+    def count_together(self, part: str) -> int:
+        return 1
+
     def read_both(self, part: str, positions: range) -> tuple[np.ndarray, np.ndarray | None]:
         data, *labels = (field[positions.start : positions.stop] for field in self._fields)
         return data, labels[0] if labels else None
@@ -94,7 +122,7 @@ def _iterate_stacks(
     source: Source | Memory, part: str, order: Order, length: int, epoch: int
 ) -> Iterator[list[np.ndarray]]:
     """[data, labels] of this rank's rows, some at a time."""
-    pieces = order.iterate_pieces(length, epoch)
+    pieces = order.iterate_pieces(length, epoch, source.count_together(part))
     random = order.make_generator(epoch)
     while group := list(itertools.islice(pieces, _MIXED if order.shuffle else 1)):
         read = [_read_pair(source, part, positions) for positions in group]

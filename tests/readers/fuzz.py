@@ -21,6 +21,9 @@ from pathlib import Path
 import h5py
 import netCDF4
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import zarr
 
 from matex_tf.readers import DataSet, ReaderError
 
@@ -73,6 +76,52 @@ def table(packed):
     return "CSV", {"labels": "y"}, make, None
 
 
+def parquet(checksum):
+    def make(path):
+        columns = {"x": list(X.reshape(len(X), -1)), "y": Y, "text": [f"t{y}" for y in Y]}
+        pq.write_table(pa.table(columns), path, row_group_size=5, write_page_checksum=checksum)
+
+    def plain(path):
+        table = pq.read_table(path, columns=["x", "y"], partitioning=None)
+        lists = [one or [] for one in table["x"].to_pylist()]
+        x = [one + [np.nan] * (max(map(len, lists)) - len(one)) for one in lists]
+        return np.array(x, "f4"), table["y"].to_numpy().astype("f8")
+
+    columns = ["x", "text"] if checksum else ["x"]
+    return "PARQUET", {"columns": columns, "labels": "y"}, make, None if checksum else plain
+
+
+def zarr_archive():
+    def make(path):
+        with zarr.storage.ZipStore(str(path), mode="w") as store:
+            group = zarr.open_group(store, mode="w")
+            create = getattr(group, "create_array", None) or group.create_dataset
+            for name, values in (("x", X), ("y", Y)):
+                create(name, shape=values.shape, chunks=(5, *values.shape[1:]), dtype=values.dtype)[...] = values
+
+    def plain(path):
+        with zarr.storage.ZipStore(str(path), mode="r") as store:
+            group = zarr.open_group(store, mode="r")
+            return group["x"][:], group["y"][:]
+
+    return "ZARR", {"data": "x", "labels": "y"}, make, plain
+
+
+def records(packing):
+    def make(path):
+        import tensorflow as tf
+
+        with tf.io.TFRecordWriter(str(path), packing) as writer:
+            for x, y in zip(X, Y):
+                example = tf.train.Example()
+                example.features.feature["x"].float_list.value.extend(x.ravel())
+                example.features.feature["y"].int64_list.value.append(y)
+                example.features.feature["text"].bytes_list.value.append(b"t" * (y + 1))
+                writer.write(example.SerializeToString())
+
+    return "TFRECORD", {"columns": ["x", "text"], "labels": "y"}, make, None
+
+
 def idx(packed):
     def make(folder):
         folder.mkdir()
@@ -112,6 +161,11 @@ FORMATS = {
     "HDF5-CHUNKED": hdf5(chunks=(5, 4, 3), compression="gzip", fletcher32=True),
     "CSV": table(False),
     "CSV-GZIP": table(True),
+    "PARQUET": parquet(False),
+    "PARQUET-CHECKSUM": parquet(True),
+    "ZARR": zarr_archive(),
+    "TFRECORD": records(None),
+    "TFRECORD-GZIP": records("GZIP"),
     "MNIST": idx(False),
     "MNIST-GZIP": idx(True),
     "CIFAR": cifar(None),
@@ -185,8 +239,8 @@ def main(which, folder, count, first=0):
         if plain is not None:
             for mine, theirs in zip(found, plain(path)):
                 np.testing.assert_array_equal(mine, theirs)
-        # Text that ends early may be a whole, shorter table, and an unpacked file a shorter one.
-        assert not cut or name == "CSV", f"{number}: other rows from a file that was cut short"
+        # Text or records that end early may be a whole, shorter table, and an unpacked file a shorter one.
+        assert not cut or name in ("CSV", "TFRECORD"), f"{number}: other rows from a file that was cut short"
     print(f"outcomes {dict(outcomes)}")
 
 

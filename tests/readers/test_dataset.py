@@ -193,12 +193,19 @@ def test_the_format_of_the_documentation(tmp_path):
 
 
 def test_libraries_are_imported_when_a_reader_needs_them():
-    check = "import sys, matex_tf.readers; print({'h5py', 'netCDF4', 'pyarrow', 'tensorflow'} & set(sys.modules))"
+    names = "{'h5py', 'netCDF4', 'pyarrow', 'tensorflow', 'zarr'}"
+    check = f"import sys, matex_tf.readers; print({names} & set(sys.modules))"
     assert launch.execute([sys.executable, "-c", check], launch.environment(), 60).check().stdout.strip() == "set()"
 
 
 def test_a_package_that_is_not_there_is_named(monkeypatch, tmp_path):
     (tmp_path / "a.csv").write_text("a,b\n1,2\n")
-    monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(ReaderError, match=r"a\.csv: the format CSV .* `pip install netCDF4 h5py pyarrow`"):
-        DataSet("CSV", tmp_path / "a.csv", labels="b")
+    (tmp_path / "a.parquet").write_bytes(b"PAR1")
+    (tmp_path / "a.zarr").mkdir()
+    (tmp_path / "a.zarr" / ".zgroup").write_text("{}")
+    for package in ("pyarrow", "zarr"):
+        monkeypatch.setitem(sys.modules, package, None)
+    for name, options in (("CSV", {"labels": "b"}), ("PARQUET", {}), ("ZARR", {"data": "x"})):
+        file = f"a.{name.lower()}"
+        with pytest.raises(ReaderError, match=rf"{file}: the format {name} .* `pip install netCDF4 h5py pyarrow zarr`"):
+            DataSet(name, tmp_path / file, **options)

@@ -13,6 +13,8 @@ SCRIPT = Path(__file__).with_name("fuzz.py")
 NUMBER = 510
 FORMATS = (
     "NETCDF3_CLASSIC", "NETCDF3_64BIT_DATA", "NETCDF4", "HDF5", "HDF5-CHUNKED", "CSV", "CSV-GZIP",
+    "PARQUET", "ZARR", "TFRECORD",
+    *(pytest.param(name, marks=pytest.mark.more) for name in ("PARQUET-CHECKSUM", "TFRECORD-GZIP")),
     "MNIST", "MNIST-GZIP", "CIFAR", "CIFAR-PICKLE-2", "CIFAR-PICKLE-4", "CIFAR-ARCHIVE",
 )  # fmt: skip
 

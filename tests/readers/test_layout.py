@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from matex_tf.readers.rows import streaming
 from matex_tf.readers.rows.layout import Deal, Split
 from matex_tf.sharding import apportion, row_shares
 
@@ -85,3 +86,25 @@ def test_wrong_arguments():
     for arguments in ((10, 2, "blocks"), (10, 2, "batch"), (10, 2, "batch", 0), (10, 2, "block", 5)):
         with pytest.raises(ValueError, match="DataSet: .*given"):
             Deal(*arguments)
+
+
+@pytest.mark.parametrize("count", (0, 1, 9, 100, 1001))
+@pytest.mark.parametrize("length", (1, 7, 2000))
+@pytest.mark.parametrize("together", (1, 20, 5000))
+@pytest.mark.parametrize("before", (0, 13))
+def test_pieces_of_a_stream_are_all_rows_once(count, length, together, before):
+    def cut(random):
+        return [*streaming._cut_pieces(count, before, length, together, random)]
+
+    assert [row for first, last in cut(None) for row in range(first, last)] == [*range(count)]
+    pieces = cut(np.random.default_rng(1))
+    assert all(0 < last - first <= length for first, last in pieces)
+    assert sorted(row for first, last in pieces for row in range(first, last)) == [*range(count)]
+    # The pieces of what is stored together come in order, and at most four such runs are under way at a time.
+    if length < together <= count // 16:
+        seen = {}
+        for place, (first, _) in enumerate(pieces):
+            seen.setdefault((first + before) // together, []).append((place, first))
+        assert all(run == sorted(run) for run in seen.values())
+        open_runs = [sum(run[0][0] <= place <= run[-1][0] for run in seen.values()) for place in range(len(pieces))]
+        assert max(open_runs) <= 4

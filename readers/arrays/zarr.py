@@ -1,0 +1,206 @@
+"""The Zarr format: arrays in chunks, of versions 2 and 3, in a folder or a zip archive, through zarr."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import contextlib
+import struct
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from matex_tf.readers.arrays.dimensions import Dimension, make_dimension
+from matex_tf.readers.arrays.stack import Stack
+from matex_tf.readers.arrays.texts import TextVariable
+from matex_tf.readers.arrays.variable import Variable, check_numeric
+from matex_tf.readers.base import files
+from matex_tf.readers.base.formats import ReaderError, register
+
+_METADATA = ("zarr.json", ".zgroup", ".zarray", ".zattrs", ".zmetadata")
+_ROOTS = ("zarr.json", ".zgroup", ".zarray")
+_ZIP = b"PK\x03\x04"
+
+
+@register("ZARR")
+class Zarr(Stack):
+    """Arrays of one store or of several that follow each other ("run_*.zarr", by name).
+
+    `data` and `labels` are paths in the store ("group/x"); "/" is that of an array that is a store by itself. `sample`
+    names the dimension of samples (by default an array's first). What xarray writes is read as xarray reads it: packed
+    values are unpacked (`scale_factor`, `add_offset`), and `_FillValue` and `missing_value` mark missing ones; of
+    version 2 so does the fill value of an array with `_ARRAY_DIMENSIONS`. A chunk that is not there has the fill value.
+    `dtype` is that of the data as read, or {array: dtype}; str takes texts that are numbers as categories. Texts become
+    integers (`DataSet.categories`).
+    """
+
+    kind = "Zarr"
+    marks_missing = True
+    allow_folder = True
+
+    @classmethod
+    def recognises(cls, path: Path, head: bytes) -> bool:
+        return _is_store(path, head)
+
+    def list_compared(self, path: Path) -> list[Path]:
+        if not path.is_dir():
+            return [path]
+        places = {path, *(path / name.strip("/") for names in self.wanted.values() for name in names)}
+        return sorted(file for place in places for name in _METADATA if (file := place / name).is_file())
+
+    def open_file(self, path: Path) -> Any:
+        import zarr
+
+        head = b""
+        if not path.is_dir():
+            with open(path, "rb") as file:
+                head = file.read(8)
+        if not _is_store(path, head):
+            found = f"a folder with {files.format_names(one.name for one in path.iterdir())}" if path.is_dir() else ""
+            raise ReaderError(
+                f"{path}: expected a Zarr store, a folder or a zip archive with {' or '.join(_ROOTS)} in it; found "
+                f"{found or files.describe_head(head)}"
+            )
+        return _Store(zarr.storage.ZipStore(str(path), mode="r") if head else str(path))
+
+    def find_variable(self, file: Any, path: Path, name: str) -> Variable | None:
+        array = file.find_array(name)
+        if array is None:
+            return None
+        # NumPy knows texts as "U", "S", "T" (StringDType), and objects, which are looked into as they are read.
+        return (_make_text if array.dtype.kind in "USTO" else _Variable)(self, path, name, array, file)
+
+    def list_names(self, file: Any) -> list[str]:
+        return sorted(file.list_arrays())
+
+
+class _Store:
+    """An open store: a group, or an array by itself."""
+
+    def __init__(self, store: Any):
+        import zarr
+
+        self._store, self._root = store, zarr.open(store, mode="r")
+
+    def find_array(self, name: str) -> Any:
+        import zarr
+
+        inside = name.strip("/")
+        if not inside or isinstance(self._root, zarr.Array):
+            return self._root if isinstance(self._root, zarr.Array) and not inside else None
+        found = self._root.get(inside)
+        return found if isinstance(found, zarr.Array) else None
+
+    def list_arrays(self) -> list[str]:
+        import zarr
+
+        def walk(group: Any, before: str) -> list[str]:
+            inner = [name for key, part in group.groups() for name in walk(part, f"{before}{key}/")]
+            return [before + key for key, _ in group.arrays()] + inner
+
+        return ["/"] if isinstance(self._root, zarr.Array) else walk(self._root, "")
+
+    def close(self) -> None:
+        if hasattr(self._store, "close"):
+            self._store.close()
+
+
+def _is_store(path: Path, head: bytes) -> bool:
+    if path.is_dir():
+        return any((path / name).is_file() for name in _ROOTS)
+    if not head.startswith(_ZIP) or not zipfile.is_zipfile(path):
+        return False
+    with zipfile.ZipFile(path) as archive:
+        return any(name in archive.namelist() for name in _ROOTS)
+
+
+def _list_names(array: Any) -> list[str]:
+    """The names of dimensions: of version 3 its own, of version 2 those of xarray; "" for none."""
+    named = getattr(getattr(array, "metadata", None), "dimension_names", None)
+    named = named or array.attrs.get("_ARRAY_DIMENSIONS")
+    return [str(name or "") for name in named] if named and len(named) == array.ndim else [""] * array.ndim
+
+
+def _list_dimensions(array: Any, name: str, axis: int, store: _Store) -> list[Dimension]:
+    folder = name.strip("/").rpartition("/")[0]
+    found = []
+    for place, one in enumerate(_list_names(array)):
+        along = store.find_array(f"{folder}/{one}") if one and place != axis else None
+        if along is None or along.ndim != 1:
+            found.append(Dimension(one))
+        else:
+            found.append(make_dimension(one, np.asarray(along[:]), along.attrs.get("units", "")))
+    return [dimension for place, dimension in enumerate(found) if place != axis]
+
+
+def _make_text(owner: Zarr, path: Path, name: str, array: Any, store: _Store) -> TextVariable:
+    axis = owner.find_axis(path, name, _list_names(array), array.shape)
+
+    def read(start: int, stop: int) -> Any:
+        found = np.asarray(array[(*[slice(None)] * axis, slice(start, stop))])
+        if found.dtype.kind in "TO":
+            found = found.astype(object)
+            other = next((value for value in found.flat if not isinstance(value, str)), None)
+            if other is not None:
+                check_numeric(path, name, found.dtype, f"values of type {type(other).__name__}")
+        return found
+
+    dimensions = _list_dimensions
+    return TextVariable(owner, path, name, array.shape, axis, read, lambda: dimensions(array, name, axis, store))
+
+
+class _Variable(Variable):
+    def __init__(self, owner: Zarr, path: Path, name: str, array: Any, store: _Store):
+        self._stored = check_numeric(path, name, array.dtype)
+        self._owner, self._path, self._array, self._store = owner, path, array, store
+        self.name, self.shape = name, tuple(array.shape)
+        self.axis = owner.find_axis(path, name, _list_names(array), self.shape)
+        self.chunk = int(array.chunks[self.axis])
+        attributes = dict(array.attrs)
+        if self._stored.kind == "i" and str(attributes.get("_Unsigned", "")).lower() == "true":
+            self._stored = np.dtype(f"u{self._stored.itemsize}")
+        self._scale, self._offset = (attributes.get(key) for key in ("scale_factor", "add_offset"))
+        scales = [one for one in (self._scale, self._offset) if one is not None]
+        if not all(isinstance(one, (int, float)) for one in scales):
+            raise ReaderError(f"{path}: expected numbers as scale_factor and add_offset of {name!r}, found {scales}")
+        self.dtype = np.result_type(self._stored, *[np.asarray(scale).dtype for scale in scales])
+        marks = [attributes.get(key) for key in ("_FillValue", "missing_value")]
+        if getattr(getattr(array, "metadata", None), "zarr_format", 2) == 2 and "_ARRAY_DIMENSIONS" in attributes:
+            marks.append(array.fill_value)
+        read = [self._read_mark(mark) for mark in marks if mark is not None]
+        # No integer is NaN.
+        self._marks = [one.astype(self._stored) for one in read if self._stored.kind == "f" or np.isfinite(one)]
+
+    def _read_mark(self, mark: Any) -> np.ndarray:
+        """What stands for a missing value; xarray writes floats to version 3 as bytes in base 64."""
+        if isinstance(mark, str) and self._stored.kind == "f":
+            with contextlib.suppress(binascii.Error, struct.error):
+                mark = struct.unpack("<d", base64.b64decode(mark, validate=True))[0]
+        found = np.asarray(mark)
+        if found.dtype.kind not in "biufc":
+            raise ReaderError(
+                f"{self._path}: expected a number as what stands for a missing value of {self.name!r}, found {mark!r}"
+            )
+        return found
+
+    def list_dimensions(self) -> list[Dimension]:
+        return _list_dimensions(self._array, self.name, self.axis, self._store)
+
+    def read_samples(self, start: int, stop: int) -> np.ndarray:
+        found = np.asarray(self._array[self.make_index(start, stop)])
+        found = np.moveaxis(found.astype(found.dtype.newbyteorder("="), copy=False), self.axis, 0)
+        if found.dtype != self._stored:
+            found = found.view(self._stored)
+        absent = [np.isnan(found) if np.isnan(mark) else found == mark for mark in self._marks]
+        if self._scale is not None or self._offset is not None:
+            found = found.astype(self.dtype)
+            found *= 1 if self._scale is None else self._scale
+            found += 0 if self._offset is None else self._offset
+        if any(one.any() for one in absent):
+            return np.ma.masked_array(found, np.logical_or.reduce(absent))
+        return found
+
+    def enter_collective(self) -> contextlib.AbstractContextManager[object]:
+        return contextlib.nullcontext()

@@ -1,0 +1,29 @@
+"""Files that stay as they were when a data set was opened."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+from matex_tf.readers.base.formats import ReaderError
+
+
+class Unchanged:
+    """Files as they are now; to tell later whether they still are."""
+
+    def __init__(self, paths: Iterable[Path]):
+        self._seen = {path: _look_at(path) for path in paths}
+
+    def check(self, path: Path) -> None:
+        """Raises ReaderError where `path` has changed."""
+        if _look_at(path) != self._seen[path]:
+            raise ReaderError(
+                f"{path}: the file has changed since this data set was opened: its size, its time or the file itself "
+                "is another. Write a new file beside it, or open the data set again"
+            )
+
+
+def _look_at(path: Path) -> tuple[int, ...]:
+    found = os.stat(path)
+    return found.st_ino, found.st_size, found.st_mtime_ns

@@ -1,0 +1,245 @@
+"""The columns of a table: which are data and labels, and of what type; pieces of a table made into rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from matex_tf import arguments
+from matex_tf.readers.base import files
+from matex_tf.readers.base.formats import ReaderError, check_categories, make_dtype
+from matex_tf.readers.rows.missing import check_fits, make_missing_error
+
+Column = str | int
+# Of a row of a piece of a table: where it stands, for a person.
+Place = Callable[[int], str]
+
+
+class Columns:
+    """Which columns are read, as what.
+
+    Attributes: `names` of all columns; `columns` (their numbers), `dtypes` and `single` (whether rows are one value
+    each) by field; `texts`, the columns whose values are text, and `asked`, those of which dtype= says so; `types`, the
+    pyarrow type as which a column is read for a field; `widths` of columns whose rows are lists of numbers;
+    `data_shape`, that of a row of data, where one is given.
+    """
+
+    def __init__(self, path: Path, names: Sequence[str]):
+        self.path, self.names = path, list(names)
+        self.columns: dict[str, list[int]] = {}
+        self.dtypes: dict[str, np.dtype] = {}
+        self.single: dict[str, bool] = {}
+        self.texts: list[int] = []
+        self.asked: set[int] = set()
+        self.types: dict[tuple[str, int], Any] = {}
+        self.widths: dict[int, int] = {}
+        self.data_shape: tuple[int, ...] | None = None
+
+    def choose_columns(
+        self, labels: Column | Sequence[Column] | None, columns: Column | Sequence[Column] | None
+    ) -> None:
+        """Raises ReaderError for a column that isn't there."""
+        several = labels if isinstance(labels, (list, tuple)) else None
+        wanted: Sequence[Any] = several if several is not None else [] if labels is None else [labels]
+        chosen = [self.find_column(column) for column in wanted]
+        if isinstance(columns, (str, int)):
+            columns = [columns]
+        if columns is not None and not isinstance(columns, (list, tuple, range)):
+            raise TypeError(
+                f"DataSet: expected columns to be names or numbers; given {arguments.describe_value(columns)}"
+            )
+        data = (
+            [number for number in range(len(self.names)) if number not in chosen]
+            if columns is None
+            else [self.find_column(column) for column in columns]
+        )
+        if not data:
+            raise ReaderError(f"{self.path}: expected a column of data beside the labels, found none")
+        self.columns = {"data": data, "labels": chosen} if chosen else {"data": data}
+        self.single = {"data": False, "labels": several is None}
+
+    @property
+    def used(self) -> list[int]:
+        """The numbers of all columns that are read."""
+        return sorted({number for numbers in self.columns.values() for number in numbers})
+
+    def find_column(self, column: Column) -> int:
+        if isinstance(column, bool) or not isinstance(column, (str, int, np.integer)):
+            raise TypeError(f"DataSet: expected a column's name or number; given {arguments.describe_value(column)}")
+        if isinstance(column, (int, np.integer)) and -len(self.names) <= column < len(self.names):
+            return column % len(self.names)
+        if self.names.count(str(column)) > 1:
+            raise ReaderError(f"{self.path}: expected one column {column!r}, found several; name it by its number")
+        if column in self.names:
+            return self.names.index(str(column))
+        raise ReaderError(
+            f"{self.path}: expected a column {column!r}, found none{files.suggest_similar(column, self.names)}; the "
+            f"columns "
+            f"are {', '.join(self.names[:50])}{', ...' if len(self.names) > 50 else ''}"
+        )
+
+    def list_dtypes(self, dtype: Any) -> dict[int, np.dtype]:
+        """The dtype= of each column that has one of its own."""
+        return (
+            {self.find_column(key): make_dtype(kind) for key, kind in dtype.items()}
+            if isinstance(dtype, Mapping)
+            else {}
+        )
+
+    def choose_types(self, found: Mapping[int, Any], dtype: Any) -> None:
+        """As what columns of these pyarrow types are read. Raises TypeError for a `dtype` that is none of numbers."""
+        import pyarrow as pa
+
+        by_column = self.list_dtypes(dtype)
+        common = None if dtype is None or isinstance(dtype, Mapping) else make_dtype(dtype)
+        self.texts = [
+            number
+            for number, kind in found.items()
+            if (by_column[number].kind == "U" if number in by_column else not is_number(kind))
+        ]
+        self.asked = {number for number in self.texts if number in by_column}
+        for field, numbers in self.columns.items():
+            each = []
+            for number in numbers:
+                stored = pa.int64() if number in self.texts else found[number]
+                usual = common if common is not None and field == "data" else self.find_usual_dtype(field, stored)
+                given = by_column.get(number, usual)
+                kind = usual if number in self.texts and given.kind == "U" else given
+                if kind.kind not in "biuf":
+                    raise TypeError(f"DataSet: dtype has to be one of numbers, or str for one column; given {kind}")
+                each.append(kind)
+                if number in self.texts:
+                    self.types[field, number] = pa.string()
+                elif pa.types.is_boolean(found[number]) and number not in by_column:
+                    self.types[field, number] = pa.bool_()
+                else:
+                    # pyarrow does not parse numbers of half precision.
+                    self.types[field, number] = pa.from_numpy_dtype(np.dtype("f4") if kind == np.float16 else kind)
+            self.dtypes[field] = np.result_type(*each)
+
+    def find_usual_dtype(self, field: str, kind: Any) -> np.dtype:
+        """As what a column of this pyarrow type is read, where dtype= does not say it."""
+        return find_numpy_dtype(kind)
+
+    def find_types(self, fields: Sequence[str]) -> dict[int, Any]:
+        """The pyarrow type as which each column of these fields is read; of no fields the columns of text."""
+        if not fields:
+            import pyarrow as pa
+
+            return dict.fromkeys(self.texts, pa.string())
+        types: dict[int, Any] = {}
+        for field in fields:
+            for number in self.columns[field]:
+                # A column that is both data and label is read as the wider of its types.
+                kind = self.types[field, number]
+                types[number] = kind if number not in types else _widen_type(types[number], kind)
+        return types
+
+    def find_dtype(self, field: str, missing: Any) -> np.dtype:
+        """As what the rows of a field are read; integers that may be missing need a NaN."""
+        stored = self.dtypes[field]
+        return np.dtype("f8") if missing == "nan" and stored.kind != "f" else stored
+
+    def compute_shape(self, field: str, rows: int) -> tuple[int, ...]:
+        width = sum(self.widths.get(number, 1) for number in self.columns[field])
+        if self.data_shape is not None and field == "data":
+            return (rows, *self.data_shape)
+        return (rows,) if self.single[field] and width == 1 else (rows, width)
+
+    def find_offset(self, field: str, index: int) -> int:
+        """The place of the first value of the column `index` of a field, in a row."""
+        return sum(self.widths.get(number, 1) for number in self.columns[field][:index])
+
+    def fill_rows(
+        self, target: np.ndarray, table: Any, field: str, codes: Callable[[int, Any], Any], missing: Any, place: Place
+    ) -> None:
+        """Write the rows of a table into `target`; `codes(number, column)` gives the integers of a column of text.
+
+        Args:
+            table: of pyarrow, whose columns are named by their numbers.
+        """
+        flat = target.reshape(len(target), -1) if len(target) else target
+        at = 0
+        for number in self.columns[field]:
+            values = self._convert_column(table, number, field, codes, missing, place)
+            width = self.widths.get(number, 1)
+            if len(target):
+                flat[:, at : at + width] = values.reshape(len(target), width)
+            at += width
+
+    def _convert_column(
+        self, table: Any, number: int, field: str, codes: Callable[..., Any], missing: Any, place: Place
+    ) -> np.ndarray:
+        import pyarrow as pa
+
+        column, width = table[str(number)], self.widths.get(number, 1)
+        if pa.types.is_fixed_size_list(column.type):
+            column = pa.chunked_array([chunk.flatten() for chunk in column.chunks], column.type.value_type)
+        dtype = self.find_dtype(field, missing)
+        absent = dtype.kind != "f" and column.null_count > 0
+        if absent and missing == "error":
+            row = int(np.flatnonzero(column.is_null().to_numpy())[0])
+            raise make_missing_error(self.name_value(place(row // width), number, row % width))
+        if absent:
+            check_fits(missing, dtype, f"column {self.names[number]!r} of {self.path}")
+        if number in self.texts:
+            return codes(number, column)
+        if column.type == pa.bool_():
+            column = column.cast(pa.int8())
+        if absent:
+            column = column.fill_null(pa.scalar(int(missing), column.type))
+        return column.to_numpy()
+
+    def name_value(self, place: str, number: int, index: int | None = None) -> str:
+        """The value `index` of a column in the row at `place`, for a person."""
+        inside = "" if index is None or self.widths.get(number, 1) == 1 else f", element {index}"
+        return f"{place}, column {self.names[number]!r}{inside}"
+
+    def locate(self, field: str, index: Sequence[int]) -> tuple[int, int]:
+        """The column, and the place in its list, of the value at `index` of a row."""
+        shape = self.compute_shape(field, 1)[1:]
+        left = int(np.ravel_multi_index(tuple(index), shape)) if shape else 0
+        for number in self.columns[field]:
+            width = self.widths.get(number, 1)
+            if left < width:
+                break
+            left -= width
+        return number, left
+
+    def check_categories(self, values: Mapping[int, Sequence[str]]) -> None:
+        """Raises ReaderError where the dtype of a field does not hold as many integers as a column has texts."""
+        for field, numbers in self.columns.items():
+            for number in numbers:
+                count = len(values.get(number, ()))
+                check_categories(self.path, f"column {self.names[number]!r}", count, self.dtypes[field])
+
+
+def is_number(kind: Any) -> bool:
+    import pyarrow as pa
+
+    return is_whole(kind) or pa.types.is_floating(kind) or pa.types.is_null(kind)
+
+
+def is_whole(kind: Any) -> bool:
+    import pyarrow as pa
+
+    return pa.types.is_integer(kind) or pa.types.is_boolean(kind)
+
+
+def find_numpy_dtype(kind: Any) -> np.dtype:
+    """That of the numbers of a pyarrow type; `to_pandas_dtype` would need pandas."""
+    import pyarrow as pa
+
+    found: np.dtype = pa.array([], kind).to_numpy(zero_copy_only=False).dtype
+    return found
+
+
+def _widen_type(one: Any, other: Any) -> Any:
+    import pyarrow as pa
+
+    if one == other:
+        return one
+    return pa.from_numpy_dtype(np.result_type(find_numpy_dtype(one), find_numpy_dtype(other)))

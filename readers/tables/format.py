@@ -1,0 +1,113 @@
+"""What formats of tables have in common: rows are read as tables of pyarrow, and texts become integers."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from matex_tf import memory
+from matex_tf.readers.base.formats import Format, Ranks
+from matex_tf.readers.tables.columns import Columns, Place
+from matex_tf.readers.tables.rows import MOST_CATEGORIES, Rows, make_category_error
+from matex_tf.sharding.share_arrays import ShareArray
+
+
+class TableFormat(Format):
+    """A table whose columns are chosen by `columns`.
+
+    Subclasses set `columns`, count, and give tables of some rows. Ranks count the texts of their rows in one survey;
+    `_count_texts` and `_settle_texts` are its two halves.
+    """
+
+    columns: Columns
+
+    def __init__(self) -> None:
+        self.categories = {}
+        self._values: dict[int, list[str]] = {}
+        self._rows: Rows | None = None
+
+    @abstractmethod
+    def iterate_tables(self, start: int, stop: int, fields: Sequence[str]) -> Iterator[tuple[int, Any, Place]]:
+        """The rows `start` to `stop`, some at a time: (first row, table, place of each of its rows).
+
+        The pyarrow tables have the columns of `fields`, as `Columns.find_types` gives their types; those of text where
+        `fields` is empty.
+        """
+
+    @abstractmethod
+    def find_place(self, row: int) -> str:
+        """File and place of a row, for a person."""
+
+    @abstractmethod
+    def list_parts(self, ranks: Ranks) -> list[tuple[int, int]]:
+        """The rows (start, stop) that each rank reads when the table is opened."""
+
+    def check_texts(self, found: Sequence[Mapping[int, Mapping[str, int]]], ranks: Ranks) -> None:
+        """Raises ReaderError where the texts that ranks have `found`, so many each, are to be none."""
+
+    def read(self, part: str, field: str, start: int, stop: int) -> np.ndarray:
+        rows = ShareArray(self.columns.compute_shape(field, stop - start), self.columns.find_dtype(field, self.missing))
+        for first, table, place in self.iterate_tables(start, stop, [field]):
+            target = rows[first - start : first - start + len(table)]
+            self.columns.fill_rows(target, table, field, self._encode_column, self.missing, place)
+        return rows
+
+    def place(self, part: str, field: str, row: int, index: tuple[int, ...]) -> str:
+        return self.columns.name_value(self.find_place(row), *self.columns.locate(field, index))
+
+    def _encode_column(self, number: int, column: Any) -> np.ndarray:
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        codes = pc.index_in(column, value_set=pa.array(self._values[number], pa.string()))
+        if codes.null_count and self.missing not in ("error", "nan"):
+            codes = codes.cast(pa.float64()).fill_null(float(self.missing))
+        return codes.to_numpy()
+
+    def _take_rows(self, start: int, stop: int, most: int) -> Rows:
+        """The rows `start` to `stop` of every field. Raises TooLarge where they take more than `most` bytes."""
+        rows = Rows(self.columns, self.missing, most)
+        for first, table, place in self.iterate_tables(start, stop, list(self.columns.columns)):
+            left = (stop - first - len(table)) / max(1, len(table))
+            rows.append_table(table, left, place)
+        rows.finish_rows()
+        return rows
+
+    def _count_texts(self, ranks: Ranks) -> dict[int, dict[str, int]]:
+        """By column of text, how many rows of this rank hold each value."""
+        if self._rows is not None:
+            return self._rows.values
+        values: dict[int, Counter[str]] = {number: Counter() for number in self.columns.texts}
+        for _, table, _ in self.iterate_tables(*self._find_part(ranks), []):
+            for number, known in values.items():
+                here = table[str(number)].combine_chunks().drop_null().value_counts()
+                known.update(dict(zip(here.field("values").to_pylist(), here.field("counts").to_pylist(), strict=True)))
+                if len(known) > MOST_CATEGORIES:
+                    raise make_category_error(self.columns, number)
+        return dict(values)
+
+    def _find_part(self, ranks: Ranks) -> tuple[int, int]:
+        """The rows whose texts this rank has counted."""
+        if self.held is None:
+            return self.list_parts(ranks)[ranks.rank]
+        start = sum(self.held.counts[: ranks.rank])
+        return start, start + self.held.counts[ranks.rank]
+
+    def _settle_texts(self, ranks: Ranks, found: Sequence[Mapping[int, Mapping[str, int]]]) -> None:
+        texts = self.columns.texts
+        self._values = {number: sorted({text for part in found for text in part[number]}) for number in texts}
+        self.check_texts(found, ranks)
+        self.columns.check_categories(self._values)
+        self.categories = {self.columns.names[number]: values for number, values in self._values.items()}
+        if self._rows is not None:
+            self._rows.settle_categories(self._values)
+
+
+def find_room(ranks: Ranks, given: int | None) -> int:
+    """Up to how many bytes of rows this rank keeps: `given`, or half of what is free over the ranks of its host."""
+    here = sum(host == ranks.hosts[ranks.rank] for host in ranks.hosts)
+    return memory.measure_free() // 2 // here if given is None else given

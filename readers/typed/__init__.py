@@ -1,0 +1,1 @@
+"""Tables whose files tell the type of each column: Parquet and TFRecord."""

@@ -1,0 +1,227 @@
+"""What Parquet and TFRecord have in common: columns of a known type, of single values or of lists."""
+
+from __future__ import annotations
+
+import collections
+import sys
+from abc import abstractmethod
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from matex_tf import arguments
+from matex_tf.readers.arrays.texts import agree_on_texts
+from matex_tf.readers.base import agreement
+from matex_tf.readers.base.formats import Held, Ranks, ReaderError
+from matex_tf.readers.tables.columns import Column, Columns, Place
+from matex_tf.readers.tables.format import TableFormat, find_room
+from matex_tf.readers.tables.rows import Rows
+from matex_tf.readers.typed import values
+
+
+class TypedTable(TableFormat):
+    """A table of which ranks each read their part when it is opened, and keep it as far as memory allows.
+
+    Subclasses call `_choose` in opening, and give what is abstract here and in `TableFormat`.
+    """
+
+    columns: Columns
+
+    def _choose(
+        self,
+        path: Path,
+        types: Sequence[tuple[str, Any]],
+        labels: Column | Sequence[Column] | None,
+        columns: Column | Sequence[Column] | None,
+        dtype: Any,
+        shape: Any,
+        memory: Any,
+    ) -> None:
+        """Which columns are read, as what, of a table whose columns have these pyarrow types.
+
+        Raises ReaderError for a column that isn't there, or that holds neither numbers nor texts.
+        """
+        if memory is not None:
+            arguments.check_whole_number("DataSet", "memory, in bytes,", memory, 0)
+        self._memory = memory
+        self.columns = Columns(path, [name for name, _ in types])
+        self.columns.choose_columns(labels, columns)
+        self.labelled = "labels" in self.columns.columns
+        if shape is not None:
+            self.columns.data_shape = _check_shape(shape)
+        given = self.columns.list_dtypes(dtype)
+        stored = [kind for _, kind in types]
+        # The dtype of numbers that are stored as bytes.
+        self._bytes: dict[int, np.dtype] = {}
+        self._lists: list[int] = []
+        found = {}
+        for number in self.columns.used:
+            kind, is_list = values.find_value_type(stored[number])
+            if values.is_bytes(kind) and not is_list and number in given and given[number].kind in "biuf":
+                self._bytes[number] = given[number]
+                kind, is_list = values.make_type(given[number]), True
+            values.check_type(path, self.columns.names[number], stored[number], kind, given.get(number))
+            found[number] = kind
+            if is_list:
+                self._lists.append(number)
+        self.columns.choose_types({number: values.find_plain_type(kind) for number, kind in found.items()}, dtype)
+        self._turns = [*self.list_turns(), *["widths"] * bool(self._lists), "room", "rows"]
+        self._turns += ["texts"] * bool(self.columns.texts)
+        self.surveys = len(self._turns)
+
+    def list_turns(self) -> list[str]:
+        """Surveys that come before those of every table: `_survey_NAME` and `_settle_NAME` are their halves."""
+        return []
+
+    @abstractmethod
+    def read_batches(self, start: int, stop: int, numbers: Sequence[int]) -> Iterator[tuple[int, Any, Place]]:
+        """The rows `start` to `stop`, some at a time: (first row, record batch, place of each of its rows).
+
+        The record batches of pyarrow have the columns `numbers`, named by them, in the types that the files tell.
+        """
+
+    def read_first(self, numbers: Sequence[int]) -> Any:
+        """A record batch that begins with the first row."""
+        return next(self.read_batches(0, 1, numbers))[1]
+
+    def describe(self) -> str:
+        columns = self.columns
+        return f"columns {columns.names}, text in {columns.texts}, {[str(kind) for kind in columns.types.values()]}"
+
+    def survey(self, turn: int, ranks: Ranks) -> Any:
+        return getattr(self, f"_survey_{self._turns[turn]}")(ranks)
+
+    def settle(self, turn: int, ranks: Ranks, found: Sequence[Any]) -> None:
+        getattr(self, f"_settle_{self._turns[turn]}")(ranks, found)
+
+    # Lists: how many values each row has.
+
+    def _survey_widths(self, ranks: Ranks) -> dict[int, int]:
+        """The most values of a row, by column of lists; where all have to have as many, those of the first row."""
+        if not self.count("training"):
+            return {}
+        batches: Iterable[Any] = (self.read_first(self._lists).slice(0, 1) for _ in range(ranks.rank == 0))
+        if self.missing != "error":
+            batches = (batch for _, batch, _ in self.read_batches(*self.list_parts(ranks)[ranks.rank], self._lists))
+        widths = dict.fromkeys(self._lists, 0)
+        for batch in batches:
+            for number in self._lists:
+                lists = self._view_lists(batch.column(str(number)), number)
+                widths[number] = max(widths[number], int(values.count_values(lists).max(initial=0)))
+        return widths
+
+    def _settle_widths(self, ranks: Ranks, found: Sequence[dict[int, int]]) -> None:
+        columns = self.columns
+        for number in self._lists:
+            width = columns.widths[number] = max(widths.get(number, 0) for widths in found) or 1
+            if number in columns.texts and width > 1:
+                raise ReaderError(
+                    f"{columns.path}: expected one text a row in column {columns.names[number]!r}, found lists of them"
+                )
+
+    def _view_lists(self, column: Any, number: int) -> Any:
+        if number not in self._bytes:
+            return column
+        try:
+            return values.view_bytes(column, self._bytes[number])
+        except ValueError as error:
+            raise ReaderError(f"{self.columns.path}: column {self.columns.names[number]!r}: {error}") from None
+
+    # Rows: each rank reads its part of them once, and keeps them.
+
+    def _survey_room(self, ranks: Ranks) -> bool:
+        """Whether this rank has the memory to keep its part of the rows."""
+        self._check_row_shape()
+        start, stop = self.list_parts(ranks)[ranks.rank]
+        fields = self.columns.columns
+        row = sum(
+            int(np.prod(self.columns.compute_shape(field, 1))) * self.columns.find_dtype(field, self.missing).itemsize
+            for field in fields
+        )
+        return Rows(self.columns, self.missing, 0).can_hold_texts() and row * (stop - start) <= find_room(
+            ranks, self._memory
+        )
+
+    def _settle_room(self, ranks: Ranks, found: Sequence[bool]) -> None:
+        self.keep = self.keep and all(found)
+
+    def _survey_rows(self, ranks: Ranks) -> None:
+        if self.keep:
+            self._rows = self._take_rows(*self.list_parts(ranks)[ranks.rank], sys.maxsize)
+
+    def _settle_rows(self, ranks: Ranks, found: Sequence[None]) -> None:
+        if self._rows is not None:
+            self.held = Held([stop - start for start, stop in self.list_parts(ranks)], self._rows.buffers)
+
+    def _check_row_shape(self) -> None:
+        shape = self.columns.data_shape
+        if shape is None:
+            return
+        found = sum(self.columns.widths.get(number, 1) for number in self.columns.columns["data"])
+        if int(np.prod(shape)) != found:
+            raise ReaderError(
+                f"{self.columns.path}: expected {int(np.prod(shape))} values in a row of data, for shape={shape}; "
+                f"found {found}"
+            )
+
+    # Texts.
+
+    def _survey_texts(self, ranks: Ranks) -> dict[int, dict[str, int]]:
+        return self._count_texts(ranks)
+
+    def check_texts(self, found: Sequence[Mapping[int, Mapping[str, int]]], ranks: Ranks) -> None:
+        for number in self.columns.texts:
+            counts = [collections.Counter(of_rank[number]) for of_rank in found]
+            agree_on_texts(self.columns.path, self.columns.names[number], counts, number in self.columns.asked)
+
+    # Values.
+
+    def iterate_tables(self, start: int, stop: int, fields: Sequence[str]) -> Iterator[tuple[int, Any, Place]]:
+        import pyarrow as pa
+
+        types = self.columns.find_types(fields)
+        for first, batch, place in self.read_batches(start, stop, [*types]):
+            agreement.stop_if_others_failed()
+            columns = {
+                str(number): self._convert_column(batch.column(str(number)), number, kind, place)
+                for number, kind in types.items()
+            }
+            yield first, pa.table(columns), place
+
+    def _convert_column(self, column: Any, number: int, kind: Any, place: Place) -> Any:
+        """A column as one of the type `kind`; of several values a row, lists of `widths` values."""
+        import pyarrow as pa
+
+        width = self.columns.widths.get(number, 1)
+        if number in self._lists:
+            lists = self._view_lists(column, number)
+            counts = values.count_values(lists)
+            wrong = counts > width if self.missing != "error" else counts != width
+            if wrong.any():
+                row = int(wrong.argmax())
+                raise ReaderError(
+                    f"{self.columns.name_value(place(row), number)}: expected {width} value(s), as in the first row, "
+                    f"found {counts[row]}. missing=0 (or another number) fills shorter rows up to the longest, "
+                    'missing="nan" with NaN'
+                )
+            column = values.pad_lists(lists, counts, width)
+        dtypes = [self.columns.dtypes[field] for field, numbers in self.columns.columns.items() if number in numbers]
+        most = min([float(np.finfo(dtype).max) for dtype in dtypes if dtype.kind == "f"], default=np.inf)
+        try:
+            flat = values.convert_values(column, kind, most)
+        except values.Unfit as error:
+            where = self.columns.name_value(place(error.index // width), number, error.index % width)
+            raise ReaderError(f"{where}: {error}") from None
+        return flat if width == 1 else pa.FixedSizeListArray.from_arrays(flat, width)
+
+
+def _check_shape(shape: Any) -> tuple[int, ...]:
+    given = shape if isinstance(shape, (tuple, list)) else (shape,)
+    if not given or not all(isinstance(one, int) and not isinstance(one, bool) and one > 0 for one in given):
+        raise TypeError(
+            f"DataSet: expected shape to be that of a row of data, such as (28, 28); given "
+            f"{arguments.describe_value(shape)}"
+        )
+    return tuple(given)

@@ -1,0 +1,227 @@
+"""The Parquet format: tables of columns, of which each rank reads and decodes row groups of its own."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from matex_tf.readers.arrays.contents import convert_errors
+from matex_tf.readers.base import files
+from matex_tf.readers.base.formats import Ranks, ReaderError, register
+from matex_tf.readers.base.unchanged import Unchanged
+from matex_tf.readers.tables.columns import Column, Place
+from matex_tf.readers.typed.format import TypedTable
+from matex_tf.runtime import notes
+
+SIGNATURE = b"PAR1"
+_BATCH_ROWS, _BATCH_BYTES = 1 << 16, 4 << 20
+# A shuffled stream takes rows of four row groups by turns, data and labels of each.
+_MOST_CURSORS = 8
+# Of so many times its share of the rows that a rank reads, a note tells.
+_MOST_SHARES = 1.5
+_HEAD_BYTES = 1 << 16
+
+
+@dataclass(frozen=True)
+class Group:
+    """A row group: the number of its file, its number in that, and its rows in the whole table."""
+
+    file: int
+    number: int
+    start: int
+    stop: int
+
+
+@dataclass
+class Cursor:
+    """How far a row group has been read: the row with which `batch` begins, and what gives the next ones."""
+
+    batches: Iterator[Any]
+    at: int
+    batch: Any = None
+
+
+@register("PARQUET")
+class Parquet(TypedTable):
+    """One table of Parquet: a file, or several that follow each other ("part-*.parquet", by name), all with the same
+    columns.
+
+    Args:
+        labels: the column or columns of labels, by name or by number (-1 is the last).
+        columns: the columns of data, in this order; by default all but those of labels.
+        dtype: of the data (by default the stored one), or {column: dtype}; str for a column of text.
+        shape: of a row of data, such as (28, 28): that of the values of all columns of data, one after the other.
+        memory: up to how many bytes of rows a rank keeps what it reads in opening; by default half of what is free,
+            over the ranks of its host. Of more, rows are read in use.
+
+    A column of lists is as many columns as its lists have values. Text becomes integers, as in CSV.
+    """
+
+    def __init__(
+        self,
+        path: str | PathLike[str] | Sequence[Any],
+        labels: Column | Sequence[Column] | None = None,
+        columns: Column | Sequence[Column] | None = None,
+        dtype: Any = None,
+        shape: Any = None,
+        memory: int | None = None,
+    ):
+        super().__init__()
+        self.files = files.find_files(path)
+        self._unchanged = Unchanged(self.files)
+        self._metadata: list[Any] = []
+        self._groups: list[Group] = []
+        self._cursors: dict[tuple[Group, tuple[int, ...]], Cursor] = {}
+        schema, rows = None, 0
+        for number, file in enumerate(self.files):
+            with convert_errors(file, "Parquet", "opening"):
+                opened = self._open_file(number)
+                found = opened.schema_arrow
+                self._metadata.append(opened.metadata)
+                for group in range(opened.metadata.num_row_groups):
+                    stop = rows + opened.metadata.row_group(group).num_rows
+                    self._groups += [Group(number, group, rows, stop)] * (stop > rows)
+                    rows = stop
+            if schema is None:
+                schema = found
+                types = [(field.name, field.type) for field in schema]
+                self._choose(file, types, labels, columns, dtype, shape, memory)
+            self._check_same(file, schema, found)
+        self._rows_count = rows
+
+    @classmethod
+    def recognises(cls, path: Path, head: bytes) -> bool:
+        return head.startswith(SIGNATURE)
+
+    def count(self, part: str) -> int:
+        return self._rows_count if part == "training" else 0
+
+    def chunk_rows(self, part: str, field: str) -> int:
+        return max((group.stop - group.start for group in self._groups), default=1)
+
+    def list_parts(self, ranks: Ranks) -> list[tuple[int, int]]:
+        """Cut where row groups begin, because of one none can be read without what comes before."""
+        begins = np.array([*(group.start for group in self._groups), self._rows_count])
+        even = [self._rows_count * rank / ranks.size for rank in range(ranks.size + 1)]
+        cuts = [int(begins[np.abs(begins - place).argmin()]) for place in even]
+        return [*zip(cuts, cuts[1:])]
+
+    def _settle_room(self, ranks: Ranks, found: Sequence[bool]) -> None:
+        super()._settle_room(ranks, found)
+        share = self._rows_count / ranks.size
+        most = max(stop - start for start, stop in self.list_parts(ranks))
+        if share >= 1 and most > _MOST_SHARES * share:
+            rows = max(1, int(share) // 4)
+            notes.print_note(
+                f"{self.columns.path}: one rank reads {most} of {self._rows_count} rows, because {ranks.size} ranks "
+                f"share {len(self._groups)} row group(s). row_group_size={rows} in writing would share it evenly"
+            )
+
+    def find_place(self, row: int) -> str:
+        index = int(np.searchsorted([group.stop for group in self._groups], row, side="right"))
+        group = self._groups[index]
+        first = next(one.start for one in self._groups if one.file == group.file)
+        return f"{self.files[group.file]}, row {row - first}"
+
+    def read_first(self, numbers: Sequence[int]) -> Any:
+        group = self._groups[0]
+        names = [self.columns.names[number] for number in numbers]
+        with convert_errors(self.files[group.file], "Parquet", "reading the first row of"):
+            opened = self._open_file(group.file, buffer_size=_HEAD_BYTES)
+            batches = opened.iter_batches(1, [group.number], names)
+        return self._take_batch(group, batches, numbers, group.start)
+
+    def read_batches(self, start: int, stop: int, numbers: Sequence[int]) -> Iterator[tuple[int, Any, Place]]:
+        first = int(np.searchsorted([group.stop for group in self._groups], start, side="right"))
+        for group in self._groups[first:]:
+            if group.start >= stop:
+                break
+            self._unchanged.check(self.files[group.file])
+            cursor = self._find_cursor(group, max(start, group.start), tuple(numbers))
+            while cursor.at < min(stop, group.stop):
+                if cursor.batch is None:
+                    cursor.batch = self._take_batch(group, cursor.batches, numbers, cursor.at)
+                end = cursor.at + len(cursor.batch)
+                low, high = max(start, cursor.at), min(stop, end)
+                if low < high:
+                    yield low, cursor.batch.slice(low - cursor.at, high - low), functools.partial(self._find_after, low)
+                if high < end:
+                    break
+                cursor.at, cursor.batch = end, None
+            if cursor.at == group.stop:
+                self._cursors.pop((group, tuple(numbers)), None)
+
+    def _take_batch(self, group: Group, batches: Iterator[Any], numbers: Sequence[int], at: int) -> Any:
+        """The next rows of a row group, of which those before `at` are read. Raises ReaderError for too few or many."""
+        path = self.files[group.file]
+        with convert_errors(path, "Parquet", f"reading row group {group.number} of"):
+            batch = next(batches, None)
+            if batch is None or at + len(batch) > group.stop:
+                found = at - group.start + (0 if batch is None else len(batch))
+                rows = group.stop - group.start
+                raise ReaderError(f"{path}: damaged: expected {rows} rows in row group {group.number}, found {found}")
+            return self._name_columns(batch, numbers)
+
+    def _find_after(self, first: int, row: int) -> str:
+        return self.find_place(first + row)
+
+    def _find_cursor(self, group: Group, row: int, numbers: tuple[int, ...]) -> Cursor:
+        """The one that comes to a row of the group: where it was left, if that is not behind the row."""
+        cursor = self._cursors.pop((group, numbers), None)
+        if cursor is None or cursor.at > row:
+            names = [self.columns.names[number] for number in numbers]
+            size = self._metadata[group.file].row_group(group.number).total_byte_size // (group.stop - group.start)
+            rows = max(1, min(_BATCH_ROWS, _BATCH_BYTES // max(1, size)))
+            with convert_errors(self.files[group.file], "Parquet", f"reading row group {group.number} of"):
+                batches = self._open_file(group.file).iter_batches(rows, [group.number], names)
+            cursor = Cursor(batches, group.start)
+        self._cursors[group, numbers] = cursor
+        while len(self._cursors) > _MOST_CURSORS:
+            del self._cursors[next(iter(self._cursors))]  # the one that was left first
+        return cursor
+
+    def _name_columns(self, batch: Any, numbers: Sequence[int]) -> Any:
+        import pyarrow as pa
+
+        names = self.columns.names
+        found = {}
+        for number in numbers:
+            same = batch.schema.get_all_field_indices(names[number])
+            found[str(number)] = batch.column(same[names[:number].count(names[number])])
+        return pa.RecordBatch.from_pydict(found)
+
+    def _open_file(self, number: int, buffer_size: int = 0) -> Any:
+        from pyarrow import parquet
+
+        path = self.files[number]
+        known = self._metadata[number] if number < len(self._metadata) else None
+        if known is None:
+            with open(path, "rb") as file:
+                head = file.read(len(SIGNATURE))
+            if head != SIGNATURE:
+                raise ReaderError(
+                    f"{path}: wrong magic number: expected a Parquet file, which begins with {SIGNATURE.hex(' ')}; "
+                    f"found {files.describe_head(head)}"
+                )
+        return parquet.ParquetFile(path, metadata=known, buffer_size=buffer_size, page_checksum_verification=True)
+
+    def _check_same(self, file: Path, first: Any, found: Any) -> None:
+        """Raises ReaderError where a file has other columns than the first one."""
+        for number in self.columns.used:
+            name = self.columns.names[number]
+            if number >= len(found) or found.field(number).name != name:
+                raise ReaderError(
+                    f"{file}: expected the columns of {self.files[0]}, {files.format_names(first.names)}; found "
+                    f"{files.format_names(found.names)}"
+                )
+            if found.field(number).type != first.field(number).type:
+                raise ReaderError(
+                    f"{file}: expected {first.field(number).type} in column {name!r}, as in {self.files[0]}; found "
+                    f"{found.field(number).type}"
+                )

@@ -1,0 +1,374 @@
+"""The TFRecord format: records of tf.train.Example, of which each rank reads and parses its own."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import gzip
+import os
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from matex_tf.readers.base import files
+from matex_tf.readers.base.formats import Ranks, ReaderError, make_dtype, register
+from matex_tf.readers.base.unchanged import Unchanged
+from matex_tf.readers.base.unpacking import Unpacking
+from matex_tf.readers.tables.columns import Column, Place
+from matex_tf.readers.typed.format import TypedTable
+from matex_tf.readers.typed.record_index import FRAME, HEAD, Index, Part, find_part, is_head
+from matex_tf.runtime import real_files
+from matex_tf.sharding import row_shares
+
+_HEAD_BYTES = 1 << 16
+_BATCH_BYTES = 1 << 20
+_BATCH_ROWS = 1 << 14
+_DAMAGED = (EOFError, zlib.error, gzip.BadGzipFile)
+
+
+@register("TFRECORD")
+class TfRecord(TypedTable):
+    """Records of tf.train.Example: a file, or several that follow each other ("part-*.tfrecord", by name), plain or
+    packed by gzip or zlib.
+
+    Args:
+        labels: the feature or features of labels, by name.
+        columns: the features of data, in this order; by default all but those of labels, in the order of their names.
+        dtype: of the data (by default the stored one), or {feature: dtype}; str for a feature of text. A number for a
+            feature of bytes says that these are numbers of that type, as `tf.io.decode_raw` takes them.
+        shape: of a row of data, such as (28, 28): that of the values of all features of data, one after the other.
+        memory: up to how many bytes of rows a rank keeps what it reads in opening; by default half of what is free,
+            over the ranks of its host. Of more, rows are read in use.
+
+    Names and types are told by the first 64 KiB of records, or by dtype=. A feature of several values is as many
+    columns. Every record has as many values of a feature as the first one; with missing=0 (or "nan") those that have
+    fewer are filled up to the longest. Bytes that are text become integers, as in CSV.
+    """
+
+    def __init__(
+        self,
+        path: str | PathLike[str] | Sequence[Any],
+        labels: Column | Sequence[Column] | None = None,
+        columns: Column | Sequence[Column] | None = None,
+        dtype: Any = None,
+        shape: Any = None,
+        memory: int | None = None,
+    ):
+        super().__init__()
+        self.files = files.find_files(path)
+        self._unchanged = Unchanged(self.files)
+        self._packed = [file for file in dict.fromkeys(self.files) if _find_packing(file)]
+        self._unpacking = Unpacking(self._packed, _open_packed, ".tfrecord")
+        self._opened: dict[int, _File] = {}
+        self._types = _learn_types(self.files, dtype)
+        self._choose(self.files[0], [*self._types.items()], labels, columns, dtype, shape, memory)
+
+    @classmethod
+    def recognises(cls, path: Path, head: bytes) -> bool:
+        return is_head(head)
+
+    def list_turns(self) -> list[str]:
+        return ["unpack"] * bool(self._packed) + ["index"]
+
+    def settled(self) -> None:
+        self._unpacking.remove_files()
+
+    def _survey_unpack(self, ranks: Ranks) -> dict[Path, Path]:
+        return self._unpacking.survey(ranks)
+
+    def _settle_unpack(self, ranks: Ranks, found: Sequence[dict[Path, Path]]) -> None:
+        places = self._unpacking.settle(ranks, found)
+        for number, file in enumerate(self.files):
+            if file in places:
+                with real_files.use_real_files():
+                    self._opened[number] = _File(places[file])
+
+    def _survey_index(self, ranks: Ranks) -> list[Part]:
+        """The records that begin in this rank's part of all bytes."""
+        sizes = [self._open_file(number).size for number in range(len(self.files))]
+        start, stop = row_shares.deal_block(sum(sizes), ranks.rank, ranks.size)
+        found, before = [], 0
+        for number, size in enumerate(sizes):
+            first, last = max(start - before, 0), min(stop - before, size)
+            if first < last:
+                found.append(find_part(number, self._open_file(number).read_bytes, first, last, size))
+            before += size
+        return found
+
+    def _settle_index(self, ranks: Ranks, found: Sequence[list[Part]]) -> None:
+        def look(number: int) -> Part:
+            file = self._open_file(number)
+            return find_part(number, file.read_bytes, 0, file.size, file.size)
+
+        self._index = Index(self.files, [part for of_rank in found for part in of_rank], look)
+
+    def count(self, part: str) -> int:
+        return self._index.count if part == "training" else 0
+
+    def list_parts(self, ranks: Ranks) -> list[tuple[int, int]]:
+        return [row_shares.deal_block(self._index.count, rank, ranks.size) for rank in range(ranks.size)]
+
+    def find_place(self, row: int) -> str:
+        return self._index.find_place(row)
+
+    def read_batches(self, start: int, stop: int, numbers: Sequence[int]) -> Iterator[tuple[int, Any, Place]]:
+        while start < stop:
+            file = self._index.find_file(start)
+            size = max(1, self._open_file(file).size // (self._index.find_stop(file) - self._index.starts[file]))
+            end = min(stop, self._index.find_stop(file), start + max(1, min(_BATCH_BYTES // size, _BATCH_ROWS)))
+            self._unchanged.check(self.files[file])
+            place = functools.partial(self._find_after, start)
+            yield start, self._parse_records(self._read_records(file, start, end), numbers, place), place
+            start = end
+
+    def _find_after(self, first: int, row: int) -> str:
+        return self.find_place(first + row)
+
+    def _find_byte(self, row: int) -> int:
+        number, file, at = self._index.find_near(row)
+        for _ in range(row - number):
+            at += FRAME + int.from_bytes(self._open_file(file).read_bytes(at, at + HEAD)[:8], "little")
+        return at
+
+    def _read_records(self, file: int, start: int, stop: int) -> Any:
+        """The data of some records, as a tensor of texts. Raises ReaderError where their checksum is wrong."""
+        import tensorflow as tf
+
+        opened, at = self._open_file(file), self._find_byte(start)
+        try:
+            return opened.read_records(at, stop - start)
+        except tf.errors.OpError as error:
+            if stop - start > 1:
+                for row in range(start, stop):
+                    self._read_records(file, row, row + 1)
+            raise ReaderError(
+                f"{self.find_place(start)}, at byte {at}: damaged: expected the data of a record with their checksum, "
+                f"found: {error.message}"
+            ) from None
+
+    def _open_file(self, number: int) -> _File:
+        if number not in self._opened:
+            for other in [other for other in self._opened if self.files[other] not in self._packed]:
+                del self._opened[other]  # one at a time, because there may be more than a process may have open
+            self._opened[number] = _File(self.files[number])
+        return self._opened[number]
+
+    def _parse_records(self, records: Any, numbers: Sequence[int], place: Place) -> Any:
+        """The features `numbers` of some records, as a record batch of pyarrow named by them."""
+        import pyarrow as pa
+
+        names = {number: self.columns.names[number] for number in numbers}
+        kinds = {name: self._kinds[name] for name in names.values()}
+        try:
+            found = _parse_examples(records, kinds)
+        except ValueError:
+            for row in range(len(records)):
+                try:
+                    _parse_examples(records[row : row + 1], kinds)
+                except ValueError as error:
+                    raise ReaderError(f"{place(row)}: {error}") from None
+            raise
+        columns = {}
+        for number, name in names.items():
+            values, splits = found[name]
+            if kinds[name] != "bytes":
+                columns[str(number)] = pa.LargeListArray.from_arrays(pa.array(splits), pa.array(values))
+                continue
+            counts = np.diff(splits)
+            if (counts > 1).any():
+                row = int((counts > 1).argmax())
+                raise ReaderError(
+                    f"{self.columns.name_value(place(row), number)}: expected bytes once in a record, found them "
+                    f"{counts[row]} times"
+                )
+            one_each = iter(values.tolist())
+            columns[str(number)] = pa.array([next(one_each) if count else None for count in counts], pa.large_binary())
+        return pa.RecordBatch.from_pydict(columns)
+
+    @functools.cached_property
+    def _kinds(self) -> Mapping[str, str]:
+        import pyarrow as pa
+
+        return {
+            name: "bytes" if kind == pa.large_binary() else "float" if kind.value_type == pa.float32() else "int64"
+            for name, kind in self._types.items()
+        }
+
+
+class _File:
+    """One file of plain records, also after it has been removed."""
+
+    def __init__(self, path: Path):
+        self._file = open(path, "rb", buffering=0)  # noqa: SIM115  (open as long as this object is)
+        self.size = os.fstat(self._file.fileno()).st_size
+
+    def read_bytes(self, start: int, stop: int) -> bytes:
+        return os.pread(self._file.fileno(), stop - start, start)
+
+    def read_records(self, at: int, count: int) -> Any:
+        """The data of the records from byte `at` on, whose checksums are right, as a tensor of texts."""
+        import tensorflow as tf
+
+        # The ops of tf.data by themselves: its classes are those of a script's pipelines. Without a buffer they read
+        # these records and nothing behind them.
+        raw, kinds = tf.raw_ops, [tf.string]
+        with real_files.use_real_files(), _compute_eagerly():
+            number = tf.constant(count, tf.int64)
+            records = raw.TFRecordDatasetV2(
+                filenames=[f"/proc/self/fd/{self._file.fileno()}"],
+                compression_type="",
+                buffer_size=tf.constant(0, tf.int64),
+                byte_offsets=tf.constant([at], tf.int64),
+            )
+            taken = raw.TakeDataset(input_dataset=records, count=number, output_types=kinds, output_shapes=[[]])
+            batch = raw.BatchDatasetV2(
+                input_dataset=taken, batch_size=number, drop_remainder=False, output_types=kinds, output_shapes=[[None]]
+            )
+            (found,) = raw.DatasetToSingleElement(dataset=batch, output_types=kinds, output_shapes=[[None]])
+        return found
+
+
+@contextlib.contextmanager
+def _compute_eagerly() -> Iterator[None]:
+    """On a core, at once; a script of TensorFlow 1 has eager execution off."""
+    import tensorflow as tf
+    from tensorflow.python.eager import context
+
+    with context.eager_mode(), tf.device("CPU:0"):
+        yield
+
+
+def _find_packing(path: Path) -> str:
+    """ "gzip", "zlib", or "" for plain records. Raises ReaderError for something else."""
+    with open(path, "rb") as file:
+        head = file.read(HEAD)
+    if not head or is_head(head):
+        return ""
+    if head.startswith(b"\x1f\x8b"):
+        return "gzip"
+    if head[0] == 0x78 and int.from_bytes(head[:2], "big") % 31 == 0:
+        return "zlib"
+    raise ReaderError(
+        f"{path}: expected a TFRecord file, which begins with a length and its checksum; found "
+        f"{files.describe_head(head)}"
+    )
+
+
+class _ZlibFile:
+    def __init__(self, file: Any):
+        self._file, self._inside = file, zlib.decompressobj()
+
+    def read(self, count: int) -> bytes:
+        while not self._inside.eof:
+            packed = self._inside.unconsumed_tail or self._file.read(1 << 16)
+            if not packed:
+                raise EOFError("the file ends before its zlib stream")
+            if data := self._inside.decompress(packed, count):
+                return data
+        return b""
+
+
+@contextlib.contextmanager
+def _open_packed(path: Path) -> Iterator[Any]:
+    """The records of a packed file, to be read from its begin. Raises ReaderError where it is damaged."""
+    packing = _find_packing(path)
+    try:
+        if packing == "gzip":
+            with gzip.open(path) as file:
+                yield file
+        else:
+            with open(path, "rb") as plain:
+                yield _ZlibFile(plain) if packing else plain
+    except _DAMAGED as error:
+        raise ReaderError(f"{path}: truncated or damaged: expected {packing} data, found: {error}") from None
+
+
+def _read_head(path: Path) -> list[bytes]:
+    """The data of the records in the first 64 KiB of a file, at least one if there is one."""
+    found: list[bytes] = []
+    size = 0
+    with _open_packed(path) as file:
+        while size < _HEAD_BYTES and (head := _read_all(file, HEAD)):
+            length = int.from_bytes(head[:8], "little")
+            if not is_head(head) or len(data := _read_all(file, length + 4)) < length + 4:
+                break  # which the index tells
+            found.append(data[:length])
+            size += FRAME + length
+    return found
+
+
+def _read_all(file: Any, count: int) -> bytes:
+    found = b""
+    while len(found) < count and (data := file.read(count - len(found))):
+        found += data
+    return found
+
+
+def _learn_types(paths: Sequence[Path], dtype: Any) -> dict[str, Any]:
+    """The pyarrow types of features, by name in alphabetical order."""
+    import pyarrow as pa
+    import tensorflow as tf
+    from google.protobuf.message import DecodeError
+
+    records, path = [], paths[0]
+    for path in paths:
+        records = _read_head(path)
+        if records:
+            break
+    kinds: dict[str, str] = {}
+    for number, record in enumerate(records):
+        try:
+            example = tf.train.SequenceExample.FromString(record)
+            if example.feature_lists.feature_list:
+                names = files.format_names(example.feature_lists.feature_list)
+                raise ReaderError(
+                    f"{path}, record {number}: expected a tf.train.Example, found a SequenceExample with lists of "
+                    f"features ({names}); write their values to features of an Example"
+                )
+            features = example.context.feature
+        except DecodeError as error:
+            if number:
+                break  # damaged, which reading tells by its checksum
+            raise ReaderError(f"{path}, record {number}: expected a tf.train.Example, found: {error}") from None
+        for name, feature in features.items():
+            kind = feature.WhichOneof("kind")
+            if kind and kinds.setdefault(name, kind) != kind:
+                raise ReaderError(
+                    f"{path}, record {number}: expected {kinds[name]} in the feature {name!r}, as in records before, "
+                    f"found {kind}"
+                )
+    types = {
+        "float_list": pa.large_list(pa.float32()),
+        "int64_list": pa.large_list(pa.int64()),
+        "bytes_list": pa.large_binary(),
+    }
+    found = {name: types[kind] for name, kind in kinds.items()}
+    if isinstance(dtype, Mapping):
+        for name, given in dtype.items():
+            if isinstance(name, str) and name not in found:
+                by_kind = {"f": "float_list", "U": "bytes_list"}
+                found[name] = types[by_kind.get(make_dtype(given).kind, "int64_list")]
+    if not found:
+        raise ReaderError(f"{path}: expected a record with features, found none")
+    return dict(sorted(found.items()))
+
+
+def _parse_examples(records: Any, kinds: Mapping[str, str]) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """The values of each feature of some Examples, and where those of each record begin and end.
+
+    Raises ValueError for a record that is none, or whose values are of another kind.
+    """
+    import tensorflow as tf
+
+    dtypes = {"bytes": tf.string, "float": tf.float32, "int64": tf.int64}
+    wanted = {name: tf.io.RaggedFeature(dtypes[kind], row_splits_dtype=tf.int64) for name, kind in kinds.items()}
+    with _compute_eagerly():
+        try:
+            found = tf.io.parse_example(records, wanted)
+        except tf.errors.InvalidArgumentError as error:
+            raise ValueError(f"expected a tf.train.Example with {dict(kinds)}, found: {error.message}") from None
+        return {name: (one.values.numpy(), one.row_splits.numpy()) for name, one in found.items()}

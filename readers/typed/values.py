@@ -1,0 +1,205 @@
+"""Columns of pyarrow made into others of the type as which they are read. Everything here computes."""
+
+from __future__ import annotations
+
+import bisect
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from matex_tf.readers.base.formats import ReaderError
+
+
+class Unfit(Exception):
+    """The value at `index` cannot be read as its column is; the text says what was expected and found."""
+
+    def __init__(self, index: int, text: str):
+        super().__init__(text)
+        self.index = index
+
+
+def find_value_type(kind: Any) -> tuple[Any, bool]:
+    """The type of the values of a column, and whether a row is a list of them."""
+    import pyarrow as pa
+
+    if pa.types.is_dictionary(kind):
+        return kind.value_type, False
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+        return kind.value_type, True
+    return kind, False
+
+
+def is_bytes(kind: Any) -> bool:
+    import pyarrow as pa
+
+    return pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind)
+
+
+def make_type(dtype: np.dtype) -> Any:
+    import pyarrow as pa
+
+    return pa.from_numpy_dtype(dtype)
+
+
+def find_plain_type(kind: Any) -> Any:
+    """As what numbers that are written otherwise count: decimals as floats, times as integers."""
+    import pyarrow as pa
+
+    if pa.types.is_decimal(kind) or pa.types.is_null(kind):
+        return pa.float64()
+    return pa.int64() if pa.types.is_temporal(kind) else kind
+
+
+def check_type(path: Path, name: str, stored: Any, kind: Any, given: np.dtype | None) -> None:
+    """Raises ReaderError for a column whose values are neither numbers nor texts.
+
+    Args:
+        given: the dtype= of this column.
+    """
+    import pyarrow as pa
+
+    types = pa.types
+    if types.is_temporal(kind) and given is None:
+        raise ReaderError(
+            f"{path}: expected numbers or texts in column {name!r}, found {stored}; dtype={{{name!r}: 'int64'}} takes "
+            "the integers that stand for these, columns= leaves the column out"
+        )
+    is_number = types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind) or types.is_decimal(kind)
+    is_text = types.is_string(kind) or types.is_large_string(kind) or is_bytes(kind)
+    # Of lists of bytes none could be numbers.
+    is_text = is_text and not (is_bytes(kind) and kind != stored and given is not None and given.kind != "U")
+    if not (is_number or is_text or types.is_temporal(kind) or types.is_null(kind)):
+        raise ReaderError(
+            f"{path}: expected numbers or texts in column {name!r}, or lists of numbers, found {stored}; write its "
+            "values to columns of their own, or leave it out with columns="
+        )
+    if given is not None and given.kind == "b" and not types.is_boolean(kind):
+        raise ReaderError(f"{path}: column {name!r} holds values of {stored}, which dtype='bool' cannot hold")
+
+
+def count_values(lists: Any) -> np.ndarray:
+    """How many values each row of a column of lists has; 0 where the list is missing."""
+    import pyarrow.compute as pc
+
+    counts = pc.list_value_length(lists).fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
+    counts[lists.is_null().to_numpy(zero_copy_only=False)] = 0
+    return counts
+
+
+def pad_lists(lists: Any, counts: np.ndarray, width: int) -> Any:
+    """The values of all rows, `width` of each: missing ones follow those of a row that has fewer."""
+    import pyarrow as pa
+
+    flat = lists.flatten()
+    if (counts == width).all():
+        return flat
+    starts = np.cumsum(counts) - counts
+    places = np.arange(len(flat)) + np.repeat(np.arange(len(counts)) * width - starts, counts)
+    which, absent = np.zeros(len(counts) * width, np.int64), np.ones(len(counts) * width, bool)
+    which[places], absent[places] = np.arange(len(flat)), False
+    return flat.take(pa.array(which, mask=absent))
+
+
+def view_bytes(column: Any, dtype: np.dtype) -> Any:
+    """A column of bytes as lists of numbers of `dtype`, in the machine's byte order.
+
+    Raises ValueError where the bytes of a row are no whole number of them.
+    """
+    import pyarrow as pa
+
+    column = column.cast(pa.large_binary()).fill_null(b"")
+    _, offsets_buffer, data = column.buffers()
+    offsets = np.frombuffer(offsets_buffer, np.int64)[column.offset : column.offset + len(column) + 1]
+    if (np.diff(offsets) % dtype.itemsize).any():
+        row = int((np.diff(offsets) % dtype.itemsize != 0).argmax())
+        raise ValueError(
+            f"expected bytes of whole numbers of {dtype}, {dtype.itemsize} each; found {np.diff(offsets)[row]} bytes"
+        )
+    whole = np.frombuffer(data, np.uint8) if data is not None else np.empty(0, np.uint8)
+    numbers = whole[offsets[0] : offsets[-1]].copy().view(dtype)
+    return pa.LargeListArray.from_arrays(pa.array((offsets - offsets[0]) // dtype.itemsize), pa.array(numbers))
+
+
+def convert_values(column: Any, kind: Any, most: float) -> Any:
+    """A column as one of the type `kind`: floats may be rounded, nothing else is changed.
+
+    Args:
+        most: the largest number that a float may be.
+
+    Raises:
+        Unfit: a value cannot be.
+    """
+    import pyarrow as pa
+
+    if pa.types.is_dictionary(column.type):
+        column = column.dictionary_decode()
+    try:
+        found = _cast(column, kind)
+    except pa.ArrowInvalid:
+        index = bisect.bisect_left(range(len(column)), True, key=lambda last: not _can_cast(column[: last + 1], kind))
+        value = column[index].as_py()
+        raise Unfit(index, _describe_unfit(value, kind)) from None
+    if pa.types.is_floating(kind) and not _is_within(column.type, most):
+        numbers = found.fill_null(0).to_numpy(zero_copy_only=False).astype(np.float64)
+        too_large = np.abs(numbers) > most
+        if too_large.any():
+            for index in np.flatnonzero(too_large).tolist():
+                value = column[index].as_py()
+                if np.isfinite(float(value)):
+                    raise Unfit(index, f"{value} is too large for its dtype; give a wider one with dtype=")
+    return found
+
+
+def _cast(column: Any, kind: Any) -> Any:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    if column.type == kind:
+        return column
+    types = pa.types
+    if types.is_fixed_size_binary(column.type):
+        column = column.cast(pa.binary())
+    if types.is_string(kind):
+        return column.cast(kind)
+    if types.is_temporal(column.type):
+        column = column.cast(pa.int32() if column.type.bit_width == 32 else pa.int64())
+    if types.is_decimal(column.type) and types.is_floating(kind):
+        column = column.cast(pa.float64())
+    if types.is_float16(column.type):
+        column = column.cast(pa.float32())
+    return pc.cast(column, options=pc.CastOptions(kind, allow_float_truncate=types.is_floating(kind)))
+
+
+def _is_within(kind: Any, most: float) -> bool:
+    """Whether all numbers of a pyarrow type are at most so large."""
+    import pyarrow as pa
+
+    if pa.types.is_integer(kind):
+        return 2.0**kind.bit_width <= most
+    return pa.types.is_boolean(kind) or (
+        pa.types.is_floating(kind) and float(np.finfo(f"f{kind.bit_width // 8}").max) <= most
+    )
+
+
+def _can_cast(column: Any, kind: Any) -> bool:
+    import pyarrow as pa
+
+    try:
+        _cast(column, kind)
+    except pa.ArrowInvalid:
+        return False
+    return True
+
+
+def _describe_unfit(value: Any, kind: Any) -> str:
+    import pyarrow as pa
+
+    if isinstance(value, bytes):
+        return (
+            f"expected text in UTF-8, found {len(value)} bytes that are none ({value[:8].hex(' ')}). dtype= names the "
+            "type of numbers that are stored as bytes, such as 'uint8', by the name of the column"
+        )
+    if pa.types.is_string(kind):
+        return f"expected text, found {value!r}"
+    return f"expected a number that {kind} holds, found {value!r}; give another dtype="
