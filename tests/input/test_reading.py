@@ -1,0 +1,34 @@
+"""Ranks read and decode the rows that they train, and train what the script alone does."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from comparing import close
+
+import launch
+
+CASE = Path(__file__).with_name("reading_case.py")
+ROWS, BYTES = 96, 30_000
+
+
+@pytest.mark.timeout(500)
+@pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.more)])
+def test_a_rank_reads_and_decodes_its_rows(tmp_path, ranks):
+    images, alone, together = (tmp_path / name for name in ("images", "alone", "together"))
+    for folder in (images, alone, together):
+        folder.mkdir()
+    generator = np.random.default_rng(0)
+    for number in range(ROWS):
+        (images / f"{number:03}.raw").write_bytes(generator.bytes(BYTES))
+    launch.run_alone(CASE, images, alone).check()
+    launch.run(ranks, CASE, images, together, env=launch.ALL_FILES, timeout=300).check()
+    want = dict(np.load(alone / "rank-0.npz"))
+    assert want["fit decoded"] == ROWS and want["fit bytes"] > ROWS * BYTES
+    for path in sorted(together.glob("*.npz")):
+        found = dict(np.load(path))
+        for name in ("fit loss", "weights", "loop losses", "predicted"):
+            assert close(found[name], want[name]), name
+        for name in ("fit bytes", "fit decoded"):
+            assert found[name] <= want[name] * (1 / ranks + 0.05), name
+        assert found["loop decoded"] in (ROWS, ROWS // ranks)  # by time: put together, or made by each
