@@ -1,0 +1,185 @@
+"""Datasets of records as tickets: the number of a file, a place and a length for each record, without its data.
+
+`TFRecordDataset`, `TextLineDataset`, `FixedLengthRecordDataset`, and `interleave` and `flat_map` over functions that
+make these of names of files. TensorFlow's own ops put the tickets in order, as they put the records: in the function the
+op that reads a file is replaced by one that lists its tickets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from matex_tf import tags
+from matex_tf.input import record_functions, record_index
+from matex_tf.input.record_functions import CannotBeIndexed
+from matex_tf.ops import record_files
+from matex_tf.runtime import objects
+from matex_tf.sharding import pipelines
+from matex_tf.world import placement, world
+
+_READERS = ("TFRecordDatasetV2", "TextLineDatasetV2", "FixedLengthRecordDatasetV2")
+_STEPS = ("FlatMapDataset", "InterleaveDataset", "ParallelInterleaveDataset")
+_ORDERS = (
+    "RepeatDataset", "TakeDataset", "SkipDataset", "ShardDataset", "ShuffleDataset", "PrefetchDataset", "CacheDataset",
+    "OptionsDataset", "AssertCardinalityDataset", "FilterDataset",
+)  # fmt: skip
+"""Steps over names of files without which there are the same names, or more."""
+_SOURCES = ("TensorSliceDataset", "TensorDataset", "RangeDataset")
+_WHY = "why its records are not indexed"
+
+
+class Records(NamedTuple):
+    """A dataset of records in two.
+
+    tickets: a dataset of int64 tensors [3], in the order in which the script's dataset gives the records.
+    read: builds, of tickets [..., 3], the string tensor [...] of the records that the script's dataset gives.
+    """
+
+    tickets: Any
+    read: Callable[[Any], Any]
+
+
+def make_tickets(dataset: Any) -> Records | None:
+    """The records of a dataset of TensorFlow's as tickets; None where that cannot be, which `why_not` tells. Collective.
+
+    All ranks call it with the dataset of the same place of the script. The first call finds where records begin.
+    Another call finds that of files that have changed since: tickets that it gave before are those of the new files.
+    """
+    try:
+        made: Records | str = _make_tickets(dataset)
+    except CannotBeIndexed as reason:
+        made = str(reason)
+    tags.set_tag(dataset, _WHY, made if isinstance(made, str) else "")
+    return None if isinstance(made, str) else made
+
+
+def why_not(dataset: Any) -> str:
+    """Why `make_tickets` has given None of a dataset, in words; "" where it has not."""
+    return tags.get_tag(dataset, _WHY, "")
+
+
+def _make_tickets(dataset: Any) -> Records | str:
+    step = _find_step(dataset)
+    kinds = record_functions.read_kinds(step._map_func.function)
+    if len(kinds) != 1:
+        return "it reads files of several formats" if kinds else "it reads no files of records"
+    [kind] = kinds
+    cpus = _count_cpus()
+    function = record_functions.Rewriter(step._map_func.function, False, cpus).make()
+    names, reason = list[bytes](), ""
+    try:
+        names = _list_names(step, cpus)
+    except CannotBeIndexed as error:
+        reason = str(error)
+    except Exception as error:  # of this rank alone, maybe: the others wait for it
+        reason = f"its names of files cannot be made ({type(error).__name__}: {error})"
+    reason = record_index.index_files(names, kind, reason)
+    return reason or Records(_make_dataset(step, function, cpus), record_files.read_records)
+
+
+def _find_step(dataset: Any) -> Any:
+    """The step that makes a dataset of each name of a file and puts their elements in order."""
+    if not hasattr(dataset._variant_tensor, "numpy"):
+        raise CannotBeIndexed("it is made in a graph")
+    kind = pipelines.name_kind(dataset)
+    if kind in _READERS:
+        return dataset._impl
+    if kind in _STEPS:
+        return dataset
+    raise CannotBeIndexed("it reads no files of records")
+
+
+def _count_cpus() -> int:
+    """How many CPUs the script alone would have: all of rank 0's host that the launcher leaves to the job."""
+    if not world.is_active():
+        return len(placement.find_node_cpus(None))
+    launcher = placement.find_launcher()
+    mine = len(placement.find_node_cpus(launcher[0] if launcher else None))
+    return objects.broadcast(mine, "how many CPUs a dataset of records has alone")
+
+
+def _build(function: Callable[..., Any], spec: Any, source: Any) -> Callable[..., Any]:
+    """A function for `flat_map` over `source`, whose dataset has elements of `spec`."""
+    import tensorflow as tf
+    from tensorflow.python.data.ops import dataset_ops
+    from tensorflow.python.data.util import structure
+
+    def make(*element: Any) -> Any:
+        of = source.element_spec
+        tensors = structure.to_tensor_list(of, element if type(of) is tuple else element[0])
+        return dataset_ops._VariantDataset(function(*tensors), spec)
+
+    return tf.autograph.experimental.do_not_convert(make)
+
+
+def _make_dataset(step: Any, function: Callable[..., Any], cpus: int) -> Any:
+    """The step over `function`, with the elements of its datasets in the order of the script alone."""
+    import tensorflow as tf
+    from tensorflow.python.data.ops import readers
+
+    source = step._input_dataset
+    make = _build(function, tf.TensorSpec([3], tf.int64), source)
+    kind = pipelines.name_kind(step)
+    if kind == "FlatMapDataset":
+        return source.flat_map(make)
+    if isinstance(step, readers.ParallelInterleaveDataset):
+        return readers.ParallelInterleaveDataset(
+            source, make, step._cycle_length, step._block_length, False, step._buffer_output_elements,
+            step._prefetch_input_elements,
+        )  # fmt: skip
+    calls = getattr(step, "_num_parallel_calls", None)
+    known = None if calls is None else int(calls)
+    cycle = record_functions.choose_cycle_length(int(step._cycle_length), known, cpus)
+    return source.interleave(make, cycle, step._block_length, calls, None if calls is None else True)
+
+
+def _list_names(step: Any, cpus: int) -> list[bytes]:
+    """The names of all files that a step may read, each once, in an order that is the same on all ranks.
+
+    No state of the script's own datasets moves: its shuffles are left out.
+    """
+    import tensorflow as tf
+
+    function = step._map_func.function
+    _check_function(step)
+    make = record_functions.Rewriter(function, True, cpus).make()
+    source = _find_source(step._input_dataset)
+    names = source.flat_map(_build(make, tf.TensorSpec([], tf.string), source))
+    return list(dict.fromkeys(name.numpy() for name in names))
+
+
+def _find_source(dataset: Any) -> Any:
+    """A dataset with all elements of `dataset`, and maybe more, in any order."""
+    kind = pipelines.name_kind(dataset)
+    if kind in _ORDERS:
+        return _find_source(dataset._input_dataset)
+    if kind in _SOURCES:
+        return dataset
+    if kind == "ConcatenateDataset":
+        return _find_source(dataset._input_dataset).concatenate(_find_source(dataset._dataset_to_concatenate))
+    if kind in ("MapDataset", "ParallelMapDataset"):
+        _check_function(dataset)
+        return _find_source(dataset._input_dataset).map(_call(dataset))
+    raise CannotBeIndexed(f"its names of files come from a {kind}")
+
+
+def _call(step: Any) -> Callable[..., Any]:
+    """The function of a map, for another map."""
+    import tensorflow as tf
+    from tensorflow.python.data.util import structure
+
+    function, of, gives = step._map_func.function, step._input_dataset.element_spec, step._map_func.output_structure
+
+    def call(*element: Any) -> Any:
+        tensors = structure.to_tensor_list(of, element if type(of) is tuple else element[0])
+        made = function(*tensors)
+        return structure.from_compatible_tensor_list(gives, list(made) if isinstance(made, (list, tuple)) else [made])
+
+    return tf.autograph.experimental.do_not_convert(call)
+
+
+def _check_function(step: Any) -> None:
+    """Raises CannotBeIndexed where the names that a function makes of an element may be others each time."""
+    if found := record_functions.list_changing_ops(step._map_func.function):
+        raise CannotBeIndexed(f"its names of files are made by {', '.join(found)}")

@@ -1,0 +1,150 @@
+#include "files.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "tensorflow/core/protobuf/error_codes.pb.h"
+
+namespace matex {
+namespace {
+
+constexpr size_t kOpenFiles = 64;
+constexpr std::chrono::seconds kIdle(30);
+
+std::string KeyOf(RecordFormat format, const std::string& name) {
+  return std::to_string(static_cast<int>(format)) + ":" + name;
+}
+
+}  // namespace
+
+FileState FileState::Of(const struct stat& found) {
+  FileState state;
+  state.size = found.st_size;
+  state.mtime_ns = found.st_mtim.tv_sec * int64_t{1000000000} + found.st_mtim.tv_nsec;
+  return state;
+}
+
+int64_t RecordFiles::Put(RecordFile file) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  const auto [found, is_new] =
+      numbers_.emplace(KeyOf(file.format, file.name), static_cast<int64_t>(files_.size()));
+  file.number = found->second;
+  if (is_new) files_.emplace_back();
+  files_[file.number] = std::make_shared<const RecordFile>(std::move(file));
+  return found->second;
+}
+
+std::shared_ptr<const RecordFile> RecordFiles::Find(RecordFormat format, const std::string& name) const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  const auto found = numbers_.find(KeyOf(format, name));
+  return found == numbers_.end() ? nullptr : files_[found->second];
+}
+
+std::shared_ptr<const RecordFile> RecordFiles::Get(int64_t number) const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return number < 0 || number >= static_cast<int64_t>(files_.size()) ? nullptr : files_[number];
+}
+
+RecordFiles& TheRecordFiles() {
+  static RecordFiles* const files = new RecordFiles;
+  return *files;
+}
+
+OpenFile::OpenFile(const std::string& name) : descriptor_(open(name.c_str(), O_RDONLY | O_CLOEXEC)) {}
+
+OpenFile::~OpenFile() {
+  if (is_open()) close(descriptor_);
+}
+
+FileState OpenFile::State() const {
+  struct stat found;
+  return fstat(descriptor_, &found) == 0 ? FileState::Of(found) : FileState();
+}
+
+int64_t OpenFile::Read(char* to, int64_t count, int64_t offset) const {
+  int64_t done = 0;
+  while (done < count) {
+    const ssize_t got = pread(descriptor_, to + done, count - done, offset + done);
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) return -1;
+    if (got == 0) break;
+    done += got;
+  }
+  ReadBytes() += done;
+  return done;
+}
+
+std::shared_ptr<const OpenFile> OpenFiles::Take(int64_t number) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  for (auto entry = entries_.begin(); entry != entries_.end(); ++entry) {
+    if (entry->number != number) continue;
+    entry->used = std::chrono::steady_clock::now();
+    entries_.splice(entries_.begin(), entries_, entry);
+    return entry->file;
+  }
+  return nullptr;
+}
+
+void OpenFiles::Keep(int64_t number, std::shared_ptr<const OpenFile> file) {
+  std::vector<std::shared_ptr<const OpenFile>> closed;  // once others may go on
+  std::lock_guard<std::mutex> lock(mutex_);
+  const auto now = std::chrono::steady_clock::now();
+  for (auto entry = entries_.begin(); entry != entries_.end();) {
+    const bool goes = entry->number == number || now - entry->used > kIdle;
+    if (goes) closed.push_back(std::move(entry->file));
+    entry = goes ? entries_.erase(entry) : std::next(entry);
+  }
+  entries_.push_front({number, std::move(file), now});
+  while (entries_.size() > kOpenFiles) {
+    closed.push_back(std::move(entries_.back().file));
+    entries_.pop_back();
+  }
+}
+
+std::shared_ptr<const OpenFile> OpenFiles::Open(const RecordFile& file, Problem* problem) {
+  std::shared_ptr<const OpenFile> open = Take(file.number);
+  if (open != nullptr && open->State() == file.state) return open;
+  // Under its name there may be another by now, whose records are the ones that are known.
+  open = std::make_shared<const OpenFile>(file.name);
+  if (!open->is_open()) {
+    *problem = MakeSystemProblem(file.name, "opened", errno);
+    return nullptr;
+  }
+  const FileState found = open->State();
+  if (!(found == file.state)) {
+    *problem = MakeChangedProblem(file.name, file.state, found);
+    return nullptr;
+  }
+  Keep(file.number, open);
+  return open;
+}
+
+OpenFiles& TheOpenFiles() {
+  static OpenFiles* const files = new OpenFiles;
+  return *files;
+}
+
+std::atomic<int64_t>& ReadBytes() {
+  static std::atomic<int64_t> bytes{0};
+  return bytes;
+}
+
+Problem MakeSystemProblem(const std::string& name, const char* what, int number) {
+  const int code = number == ENOENT                       ? tensorflow::error::NOT_FOUND
+                   : number == EACCES || number == EPERM ? tensorflow::error::PERMISSION_DENIED
+                                                         : tensorflow::error::UNAVAILABLE;
+  return {code, name + ": the file cannot be " + what + ": " + strerror(number)};
+}
+
+Problem MakeChangedProblem(const std::string& name, const FileState& expected, const FileState& found) {
+  std::string text = name + ": the file has changed since its records were indexed: expected " +
+                     std::to_string(expected.size) + " bytes, found " + std::to_string(found.size);
+  if (found.size == expected.size) text += ", written later";
+  return {tensorflow::error::FAILED_PRECONDITION,
+          text + ". The records of a file that changes while it is read cannot be told apart: start again once the file "
+                 "is whole, and write new data to new files"};
+}
+
+}  // namespace matex
