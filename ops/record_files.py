@@ -26,8 +26,8 @@ class Found:
     offsets: int64; of TFRecord, where each record's header begins; of text, where each line ends.
     lengths: int64; of TFRecord, of each record's data in bytes; of text empty.
     content: of text, the place of the last byte that is of a line; -1 without one.
-    code, problem, place: TensorFlow's code of an error, 0 if there is none, its sentence, and from which byte on it
-        keeps records from being read.
+    code, problem, place: TensorFlow's code of an error, its sentence, and from which byte on it keeps records from being
+        read. Of the code 0 a sentence is a warning, and there is none if nothing is wrong.
     """
 
     offsets: np.ndarray

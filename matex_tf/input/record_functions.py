@@ -190,6 +190,11 @@ class Rewriter:
             cycle = choose_cycle_length(chosen, AUTOTUNE if calls is None else calls, self._cpus)
             _become(made, "Const", [], dtype=_INT64, value=np.array(cycle, np.int64))
             node.input[len(data) + place] = name_tensor(made.name, "output")
+            if calls:  # more than the files in turn they must not be
+                made = into.add()
+                made.name = f"{node.name}/matex_calls"
+                _become(made, "Const", [], dtype=_INT64, value=np.array(AUTOTUNE, np.int64))
+                node.input[len(data) - 1] = name_tensor(made.name, "output")
 
     def _set_spec(self, node: Any) -> None:
         """The elements of the dataset that `node` gives are names, or tickets."""

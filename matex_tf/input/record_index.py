@@ -6,10 +6,13 @@ no index but the sizes of the files.
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import hashlib
 import json
 import os
 import stat
+import time
 from collections.abc import Sequence
 from concurrent import futures
 from pathlib import Path
@@ -24,11 +27,13 @@ from matex_tf.world import world
 
 _NOT_FOUND, _UNAVAILABLE = 5, 14  # of TensorFlow's codes
 _VERSION = 1  # of kept files
+_LONGEST = 90 * 24 * 3600.0
+"""Seconds for which what is kept may lie unused."""
 _AT_ONCE = 4
 """Files whose headers a rank looks for at a time: each read waits for the disk."""
 
 Problem = tuple[int, str, int]
-"""TensorFlow's code of an error, its sentence, and the place in the file from which on it holds."""
+"""TensorFlow's code of an error (0: it is a warning), its sentence, and the place in the file from which on it holds."""
 NO_PROBLEM: Problem = (0, "", 0)
 
 
@@ -90,6 +95,8 @@ def index_files(names: Sequence[bytes], kind: str, reason: str = "") -> str:
         name, state = names[number], states[number]
         _known[kind, name] = state
         problem = state.problem if state.problem[0] else places.problem
+        if problem[1] and not problem[0]:
+            notes.print_note(problem[1])
         record_files.put_records(name, kind, state.size, state.mtime_ns, places.offsets, places.lengths, problem)
     return ""
 
@@ -133,7 +140,7 @@ def _find_places(names: Sequence[bytes], states: Sequence[State], kind: str, nee
         for number in missing:
             pieces = [what for part, what in sorted(gathered, key=lambda one: one[0]) if part.number == number]
             kept[number] = _join_pieces(pieces, kind, states[number].size)
-            if folder is not None and not kept[number].problem[0]:
+            if folder is not None and kept[number].problem == NO_PROBLEM:
                 _keep(folder, states[number], kind, kept[number])
     return {number: kept.get(number, empty) for number in needed}
 
@@ -169,7 +176,7 @@ def _find_parts(
 
 def _join_pieces(pieces: Sequence[record_files.Found], kind: str, size: int) -> Places:
     """The records of a file by what was found in its parts, in their order."""
-    problem = next(((one.code, one.problem, one.place) for one in pieces if one.code), NO_PROBLEM)
+    problem = next(((one.code, one.problem, one.place) for one in pieces if one.problem), NO_PROBLEM)
     if kind == "tfrecord":
         [only] = pieces
         return Places(only.offsets, only.lengths, problem)
@@ -206,10 +213,12 @@ def _make_header(state: State, count: int) -> bytes:
 
 
 def _read_kept(folder: Path, state: State, kind: str) -> Places | None:
+    place = _name_kept(folder, state, kind)
     try:
-        header, _, rest = _name_kept(folder, state, kind).read_bytes().partition(b"\n")
+        header, _, rest = place.read_bytes().partition(b"\n")
+        os.utime(place)  # it is in use
     except OSError:
-        return None  # none is kept
+        return None  # none is kept, or by somebody else
     count = len(rest) // 16
     if header + b"\n" != _make_header(state, count) or len(rest) != 16 * count:
         return None
@@ -220,7 +229,17 @@ def _read_kept(folder: Path, state: State, kind: str) -> Places | None:
 def _keep(folder: Path, state: State, kind: str, places: Places) -> None:
     numbers = np.stack([places.offsets, places.lengths])
     try:
+        _drop_unused(folder)
         with real_files.use_real_files(), atomic.write_beside(str(_name_kept(folder, state, kind))) as place:
             Path(place).write_bytes(_make_header(state, len(places.offsets)) + numbers.tobytes())
     except OSError as error:
         notes.print_note(f"where records begin in {state.path} is looked for in each run, since it cannot be kept: {error}")
+
+
+@functools.cache
+def _drop_unused(folder: Path) -> None:
+    """Remove what no run has used for long: most likely the files are not there any more."""
+    for place in folder.iterdir():
+        with contextlib.suppress(FileNotFoundError):  # another run removes it
+            if time.time() - place.stat().st_mtime > _LONGEST:
+                place.unlink()

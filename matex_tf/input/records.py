@@ -22,10 +22,11 @@ _READERS = ("TFRecordDatasetV2", "TextLineDatasetV2", "FixedLengthRecordDatasetV
 _STEPS = ("FlatMapDataset", "InterleaveDataset", "ParallelInterleaveDataset")
 _ORDERS = (
     "RepeatDataset", "TakeDataset", "SkipDataset", "ShardDataset", "ShuffleDataset", "PrefetchDataset", "CacheDataset",
-    "OptionsDataset", "AssertCardinalityDataset", "FilterDataset",
+    "OptionsDataset", "AssertCardinalityDataset",
 )  # fmt: skip
 """Steps over names of files without which there are the same names, or more."""
 _SOURCES = ("TensorSliceDataset", "TensorDataset", "RangeDataset")
+_NAMES_AT_ONCE = 1 << 16
 _WHY = "why its records are not indexed"
 
 
@@ -80,8 +81,12 @@ def _make_tickets(dataset: Any) -> Records | str:
 
 def _find_step(dataset: Any) -> Any:
     """The step that makes a dataset of each name of a file and puts their elements in order."""
+    from tensorflow.python.data.ops import dataset_ops
+
     if not hasattr(dataset._variant_tensor, "numpy"):
         raise CannotBeIndexed("it is made in a graph")
+    while isinstance(dataset, dataset_ops.DatasetV1Adapter):
+        dataset = dataset._dataset
     kind = pipelines.name_kind(dataset)
     if kind in _READERS:
         return dataset._impl
@@ -130,7 +135,9 @@ def _make_dataset(step: Any, function: Callable[..., Any], cpus: int) -> Any:
         )  # fmt: skip
     calls = getattr(step, "_num_parallel_calls", None)
     known = None if calls is None else int(calls)
-    cycle = record_functions.choose_cycle_length(int(step._cycle_length), known, cpus)
+    chosen = int(step._cycle_length)
+    cycle = record_functions.choose_cycle_length(chosen, known, cpus)
+    calls = calls if calls is None or chosen == cycle else record_functions.AUTOTUNE  # not more than the cycle
     return source.interleave(make, cycle, step._block_length, calls, None if calls is None else True)
 
 
@@ -142,11 +149,13 @@ def _list_names(step: Any, cpus: int) -> list[bytes]:
     import tensorflow as tf
 
     function = step._map_func.function
-    _check_function(step)
+    _check_function(function)
     make = record_functions.Rewriter(function, True, cpus).make()
     source = _find_source(step._input_dataset)
-    names = source.flat_map(_build(make, tf.TensorSpec([], tf.string), source))
-    return list(dict.fromkeys(name.numpy() for name in names))
+    names = source.flat_map(_build(make, tf.TensorSpec([], tf.string), source)).batch(_NAMES_AT_ONCE)
+    # No iterator of the script's, which ranks would open together.
+    found = names.reduce(tf.zeros([0], tf.string), lambda before, more: tf.concat([before, more], 0))
+    return list(dict.fromkeys(found.numpy().tolist()))
 
 
 def _find_source(dataset: Any) -> Any:
@@ -159,17 +168,19 @@ def _find_source(dataset: Any) -> Any:
     if kind == "ConcatenateDataset":
         return _find_source(dataset._input_dataset).concatenate(_find_source(dataset._dataset_to_concatenate))
     if kind in ("MapDataset", "ParallelMapDataset"):
-        _check_function(dataset)
-        return _find_source(dataset._input_dataset).map(_call(dataset))
+        return _find_source(dataset._input_dataset).map(_call(dataset, dataset._map_func))
+    if kind == "FilterDataset":
+        return _find_source(dataset._input_dataset).filter(_call(dataset, dataset._predicate))
     raise CannotBeIndexed(f"its names of files come from a {kind}")
 
 
-def _call(step: Any) -> Callable[..., Any]:
-    """The function of a map, for another map."""
+def _call(step: Any, wrapped: Any) -> Callable[..., Any]:
+    """The function of a step, for another step of that kind."""
     import tensorflow as tf
     from tensorflow.python.data.util import structure
 
-    function, of, gives = step._map_func.function, step._input_dataset.element_spec, step._map_func.output_structure
+    function, of, gives = wrapped.function, step._input_dataset.element_spec, wrapped.output_structure
+    _check_function(function)
 
     def call(*element: Any) -> Any:
         tensors = structure.to_tensor_list(of, element if type(of) is tuple else element[0])
@@ -179,7 +190,7 @@ def _call(step: Any) -> Callable[..., Any]:
     return tf.autograph.experimental.do_not_convert(call)
 
 
-def _check_function(step: Any) -> None:
+def _check_function(function: Any) -> None:
     """Raises CannotBeIndexed where the names that a function makes of an element may be others each time."""
-    if found := record_functions.list_changing_ops(step._map_func.function):
+    if found := record_functions.list_changing_ops(function):
         raise CannotBeIndexed(f"its names of files are made by {', '.join(found)}")

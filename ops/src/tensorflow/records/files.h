@@ -28,7 +28,7 @@ struct FileState {
   int64_t mtime_ns = 0;
 };
 
-// What keeps records from being read: a code of TensorFlow's errors, or 0, and the sentence.
+// What keeps records from being read: a code of TensorFlow's errors and the sentence. With 0 a sentence is a warning.
 struct Problem {
   int code = 0;
   std::string text;

@@ -73,12 +73,15 @@ FoundRecords FindTfRecords(const std::string& name, const FileState& state) {
   int64_t at = 0, length = 0;
   while (at < state.size && found.problem.code == 0) {
     const int64_t number = static_cast<int64_t>(found.offsets.size()), left = state.size - at;
-    const char* const header = left < kRecordHeader ? nullptr : window.At(at, kRecordHeader, number > 0 && length < kPage);
     found.place = at;
+    if (left < kRecordHeader) {  // TensorFlow takes that for the end
+      found.problem.text = name + ": the file ends with " + std::to_string(left) + " bytes that are no record, at byte " +
+                           std::to_string(at) + ". It is cut off, or still written";
+      break;
+    }
+    const char* const header = window.At(at, kRecordHeader, number > 0 && length < kPage);
     if (header == nullptr) {
-      found.problem = MakeBrokenProblem(name, at, number,
-                                        "expected a header of 12 bytes, found " + std::to_string(std::min(left, kRecordHeader - 1)));
-      if (left >= kRecordHeader) found.problem = MakeSystemProblem(name, "read", errno);
+      found.problem = MakeSystemProblem(name, "read", errno);
       break;
     }
     uint64_t told;
