@@ -26,8 +26,8 @@ class Found:
     offsets: int64; of TFRecord, where each record's header begins; of text, where each line ends.
     lengths: int64; of TFRecord, of each record's data in bytes; of text empty.
     content: of text, the place of the last byte that is of a line; -1 without one.
-    code, problem, place: TensorFlow's code of an error, its sentence, and from which byte on it keeps records from being
-        read. Of the code 0 a sentence is a warning, and there is none if nothing is wrong.
+    code, problem, place: TensorFlow's code of an error, its sentence, and from which byte on it keeps records from
+        being read. Of the code 0 a sentence is a warning, and there is none if nothing is wrong.
     """
 
     offsets: np.ndarray
@@ -57,8 +57,8 @@ def _get_functions() -> ctypes.CDLL:
 def find_records(name: bytes, kind: str, size: int, mtime_ns: int, first: int = 0, last: int = 0) -> Found:
     """What bytes `first` to `last` of a file of text have, or all of a file of TFRecord. Other threads go on meanwhile.
 
-    Only headers of TFRecord are read, unless records are shorter than a page. A file that is broken, or not in the state
-    of `size` and `mtime_ns`, has a problem.
+    Only headers of TFRecord are read, unless records are shorter than a page. A file that is broken, or not in the
+    state of `size` and `mtime_ns`, has a problem.
     """
     c = _get_functions()
     found = c.matex_records_find(name, FORMATS.index(kind), size, mtime_ns, first, last)

@@ -6,9 +6,11 @@ where anything else is done to records, the function cannot be made anew.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+from matex_tf.input import record_maps
+from matex_tf.input.record_maps import CannotBeIndexed, Map
 from matex_tf.rewrite import graph_ops
 from matex_tf.sharding import pipelines
 
@@ -24,40 +26,40 @@ _CYCLE_PLACES = {
 }
 """Ops whose functions give datasets, of which each element is one of theirs; which input says how many are open."""
 AUTOTUNE = -1
-_STRING, _INT32, _INT64, _VARIANT = 7, 3, 9, 21
+_STRING, _INT32, _INT64 = 7, 3, 9
 """TensorFlow's numbers of types."""
 _ORDERS = frozenset(
     "TakeDataset SkipDataset RepeatDataset ShardDataset ShuffleDataset ShuffleDatasetV2 ShuffleDatasetV3 "
-    "ShuffleAndRepeatDataset ShuffleAndRepeatDatasetV2 PrefetchDataset OptionsDataset ModelDataset Identity".split()
+    "ShuffleAndRepeatDataset ShuffleAndRepeatDatasetV2 PrefetchDataset OptionsDataset Identity".split()
 )
 """Ops on one dataset, whose elements theirs are."""
 _JOINS = frozenset(("ConcatenateDataset",))
 
 
 _CONSTANT = frozenset(
-    "Assert ReadVariableOp VarHandleOp ReadFile LookupTableFind LookupTableFindV2 StatefulPartitionedCall StatefulIf If "
-    "While DummySeedGenerator AnonymousSeedGenerator AnonymousRandomSeedGenerator DummyMemoryCache "
+    "Assert ReadVariableOp VarHandleOp ReadFile LookupTableFind LookupTableFindV2 StatefulPartitionedCall StatefulIf "
+    "If While DummySeedGenerator AnonymousSeedGenerator AnonymousRandomSeedGenerator DummyMemoryCache "
     "AnonymousMemoryCache".split()
 )
 """Ops that TensorFlow calls stateful, but that make the same names of files each time; or those that they call do."""
 
 
-class CannotBeIndexed(Exception):
-    """Why the records that a function reads cannot be told apart beforehand, in words."""
-
-
 def read_kinds(function: Any) -> set[str]:
-    """The formats of the files that a function of a pipeline, a ConcreteFunction, reads in itself or in what it calls."""
+    """The formats of the files that a function of a pipeline, a ConcreteFunction, reads in itself or what it calls."""
     return {KINDS[node.op] for node in _list_nodes(function) if node.op in KINDS}
 
 
 def list_changing_ops(function: Any) -> list[str]:
     """The types of the ops in a function of a pipeline that may give something else each time, but for datasets."""
+    return _list_changing(_list_nodes(function))
+
+
+def _list_changing(nodes: Iterable[Any]) -> list[str]:
     from tensorflow.core.framework import types_pb2
     from tensorflow.python.framework import op_def_registry
 
     found = set[str]()
-    for node in _list_nodes(function):
+    for node in nodes:
         op = op_def_registry.get(node.op)
         is_place = node.name.split("/")[-1].startswith(pipelines.PLACES_OF_FILES)
         if op is None or not op.is_stateful or node.op in _CONSTANT or is_place:
@@ -73,6 +75,57 @@ def _list_nodes(function: Any) -> list[Any]:
     return [*definition.node, *(node for one in definition.library.function for node in one.node_def)]
 
 
+class _Body:
+    """The ops of a function.
+
+    nodes: by name.
+    into: where further nodes go.
+    name_tensor: the name here of the tensor of a node and an output.
+    held: by the names of inputs what is captured: a tensor that is in no graph, or a body and the name of its tensor.
+    """
+
+    def __init__(self, nodes: dict[str, Any], into: Any, name_tensor: Callable[..., str], held: dict[str, Any]):
+        self.nodes, self.into, self.name_tensor, self._held = nodes, into, name_tensor, held
+
+    def find_captured(self, name: str) -> Any:
+        """The value of a tensor that a map captures: a tensor that is in no graph, or an array."""
+        found = self._find_origin(name)
+        node = self.nodes.get(found)
+        if node is not None and node.op == "Const":
+            return _read_constant(node)
+        if found not in self._held:
+            raise CannotBeIndexed("records are worked on where their files are read, by what depends on the file")
+        value = self._held[found]
+        return value[0].find_captured(value[1]) if isinstance(value, tuple) else value
+
+    def find_value(self, name: str) -> Any:
+        """The scalar of a tensor; None where it is no constant."""
+        node = self.nodes.get(self._find_origin(name))
+        return None if node is None or node.op != "Const" else _read_constant(node).item()
+
+    def _find_origin(self, name: str) -> str:
+        """The node whose tensor it is."""
+        name = _find_producer(name)
+        while name in self.nodes and self.nodes[name].op == "Identity":
+            name = _find_producer(self.nodes[name].input[0])
+        return name
+
+    def add_number(self, name: str, value: int) -> str:
+        """The tensor of a constant, int64."""
+        import numpy as np
+
+        made = self.into.add()
+        made.name = name
+        _become(made, "Const", [], dtype=_INT64, value=np.array(value, np.int64))
+        return self.name_tensor(name, "output")
+
+
+def _read_constant(node: Any) -> Any:
+    from tensorflow.python.framework import tensor_util
+
+    return tensor_util.MakeNdarray(node.attr["value"].tensor)
+
+
 class Rewriter:
     """Makes a function anew, and the functions that it calls, under other names.
 
@@ -85,9 +138,10 @@ class Rewriter:
         self._definition = function.graph.as_graph_def()
         self._library = {one.signature.name: one for one in self._definition.library.function}
         self._reads: dict[str, bool] = {}
+        self._made = 0
 
-    def make(self) -> Callable[..., Any]:
-        """Builds, of the flat tensors of an element, the variant tensor of the dataset."""
+    def make(self) -> tuple[Callable[..., Any], tuple[Map, ...]]:
+        """What builds, of the flat tensors of an element, the variant tensor of a dataset; and maps of its records."""
         import tensorflow as tf
         from tensorflow.python.eager import context
 
@@ -95,8 +149,8 @@ class Rewriter:
         [output] = graph.outputs
         given, definition = [tensor.name for tensor in graph.inputs], self._definition
         nodes = {node.name: node for node in definition.node}
-        if not self._replace(nodes, output.op.name, definition.node, "{}".format):
-            raise CannotBeIndexed("its function reads records, but gives others")
+        held = {_find_producer(name): value for name, value in zip(given[len(given) - len(captured) :], captured)}
+        maps = self._replace(_Body(nodes, definition.node, "{}".format, held), output.op.name)
         taken = {_find_producer(name) for node in definition.node for name in _list_data(node)}
         inputs = {_find_producer(name) for name in given}
         kept = [node for node in definition.node if node.name not in inputs]
@@ -111,90 +165,109 @@ class Rewriter:
 
         def build(*tensors: Any) -> Any:
             found = zip(given, [*tensors, *captured], strict=True)
-            values = {name: tensor for name, tensor in found if _find_producer(name) in taken}
+            graph = tf.compat.v1.get_default_graph()
+            values = {name: graph.capture(tensor) for name, tensor in found if _find_producer(name) in taken}
             [made] = tf.graph_util.import_graph_def(
                 definition, input_map=values, return_elements=[output.name], name="records"
             )
             return made
 
-        return tf.autograph.experimental.do_not_convert(build)
+        return tf.autograph.experimental.do_not_convert(build), maps
 
-    def _replace(self, nodes: dict[str, Any], output: str, into: Any, name_tensor: Callable[..., str]) -> bool:
-        """Put what stands for records in place of what reads them, among nodes of one body; whether it gives that.
+    def _replace(self, body: _Body, output: str) -> tuple[Map, ...]:
+        """Put what stands for records in place of what reads them; gives the maps that are to be done to them.
 
-        nodes: by name; output: the node that gives what the body gives; into: where further nodes go.
-        name_tensor: the name in this body of the tensor of a node and an output.
+        output: the node whose tensor the function gives.
         """
-        made: set[str] = set()
-        for node in _sort(nodes):
-            sources = [name for name in map(_find_producer, _list_data(node)) if name in made]
+        made: dict[str, tuple[Map, ...]] = {}
+        for node in _sort(body.nodes):
+            sources = [made[name] for name in map(_find_producer, _list_data(node)) if name in made]
+            maps = sources[0] if sources else ()
             if node.op in KINDS:
-                _check_compression(node, nodes)
-                self._put_source(node, into, name_tensor)
-            elif node.op in _CYCLE_PLACES and self._put_functions(node):
+                _check_compression(node, body)
+                self._put_source(node, body)
+            elif node.op in _CYCLE_PLACES and self._is_reader(node.attr["f"].func.name):
                 if sources:
                     raise CannotBeIndexed(f"records are given to a function ({node.op}) that reads further ones")
-                self._set_order(node, nodes, into, name_tensor)
+                maps = self._put_function(node, body)
+                self._set_order(node, body)
                 self._set_spec(node)
+            elif sources and node.op in record_maps.KINDS:
+                maps = (*maps, self._read_map(node, body))
+                self._pass_on(node, body)
             elif sources and node.op in _ORDERS | _JOINS:
-                if len(sources) != (2 if node.op in _JOINS else 1):
+                joined = 2 if node.op in _JOINS else 1
+                if len(sources) != joined or not record_maps.is_same(sources[0], sources[-1]):
                     raise CannotBeIndexed(f"records are put together with other elements ({node.op})")
-                if self._names and node.op in _ORDERS:
-                    _become(node, "Identity", [node.input[0]], T=_VARIANT)
+                if self._names and node.op in _ORDERS - {"Identity"}:
+                    self._pass_on(node, body)
                 self._set_spec(node)
             elif sources or self._calls_reader(node):
                 raise CannotBeIndexed(f"records are worked on where their files are read ({node.op})")
             else:
                 continue
-            made.add(node.name)
-        return output in made
+            made[node.name] = maps
+        if output not in made:
+            raise CannotBeIndexed("its function reads records, but gives others")
+        return made[output]
 
-    def _put_source(self, node: Any, into: Any, name_tensor: Callable[..., str]) -> None:
+    def _read_map(self, node: Any, body: _Body) -> Map:
+        function = self._library[node.attr["f"].func.name]
+        pending, called = [function.signature.name], dict[str, Any]()
+        while pending:
+            name = pending.pop()
+            if name in self._library and name not in called:
+                called[name] = self._library[name]
+                pending += [one for inner in called[name].node_def for one in graph_ops.list_functions(inner)]
+        if found := _list_changing(inner for one in called.values() for inner in one.node_def):
+            raise CannotBeIndexed(f"records are worked on where their files are read, by {', '.join(found)}")
+        return record_maps.read_map(node, function, body.find_captured)
+
+    def _put_source(self, node: Any, body: _Body) -> None:
         """Tickets or names as a tensor, and in the place of `node` a dataset of its rows."""
         import numpy as np
 
         data, controls = _list_data(node), [name for name in node.input if name.startswith("^")]
-        kind, sizes, rows, name = KINDS[node.op], into.add(), into.add(), node.name
+        kind, sizes, rows, name = KINDS[node.op], body.into.add(), body.into.add(), node.name
         sizes.name, rows.name = f"{name}/matex_sizes", f"{name}/matex_rows"
         if self._names:
             _become(sizes, "Const", [], dtype=_INT32, value=np.array([-1], np.int32))
-            _become(rows, "Reshape", [data[0], name_tensor(sizes.name, "output"), *controls], T=_STRING, Tshape=_INT32)
+            _become(
+                rows, "Reshape", [data[0], body.name_tensor(sizes.name, "output"), *controls], T=_STRING, Tshape=_INT32
+            )
         else:
             if kind == "fixed":
                 _become(sizes, "Pack", data[1:4], N=3, T=_INT64, axis=0)
             else:
                 _become(sizes, "Const", [], dtype=_INT64, value=np.empty(0, np.int64))
-            inputs = [data[0], name_tensor(sizes.name, "output"), *controls]
+            inputs = [data[0], body.name_tensor(sizes.name, "output"), *controls]
             _become(rows, "MatexListRecords", inputs, format=kind.encode())
-        given = name_tensor(rows.name, "output" if self._names else "tickets")
+        given = body.name_tensor(rows.name, "output" if self._names else "tickets")
         _become(node, "TensorSliceDataset", [given])
-        node.attr["Toutput_types"].list.type.append(0)
-        node.attr["output_shapes"].list.shape.add()
         self._set_spec(node)
 
-    def _set_order(self, node: Any, nodes: dict[str, Any], into: Any, name_tensor: Callable[..., str]) -> None:
+    def _set_order(self, node: Any, body: _Body) -> None:
         """Have `node` give its elements in the order in which it gives them alone."""
-        import numpy as np
-
         if "deterministic" in node.attr:
             node.attr["deterministic"].s = b"true"
+        if "sloppy" in node.attr:
+            node.attr["sloppy"].b = False
         place = _CYCLE_PLACES[node.op]
         if place is None:
             return
         data = _list_data(node)
-        chosen = _find_value(data[place], nodes)
-        calls = _find_value(data[-1], nodes) if node.op.startswith("ParallelInterleaveDatasetV") else 0
+        chosen = body.find_value(data[place])
+        calls = body.find_value(data[-1]) if node.op.startswith("ParallelInterleaveDatasetV") else 0
         if chosen is not None and chosen < 0:
-            made = into.add()
-            made.name = f"{node.name}/matex_cycle_length"
             cycle = choose_cycle_length(chosen, AUTOTUNE if calls is None else calls, self._cpus)
-            _become(made, "Const", [], dtype=_INT64, value=np.array(cycle, np.int64))
-            node.input[len(data) + place] = name_tensor(made.name, "output")
+            node.input[len(data) + place] = body.add_number(f"{node.name}/matex_cycle_length", cycle)
             if calls:  # more than the files in turn they must not be
-                made = into.add()
-                made.name = f"{node.name}/matex_calls"
-                _become(made, "Const", [], dtype=_INT64, value=np.array(AUTOTUNE, np.int64))
-                node.input[len(data) - 1] = name_tensor(made.name, "output")
+                node.input[len(data) - 1] = body.add_number(f"{node.name}/matex_calls", AUTOTUNE)
+
+    def _pass_on(self, node: Any, body: _Body) -> None:
+        """Have `node` give the elements of the dataset that it is given; its output keeps the name of a dataset's."""
+        _become(node, "SkipDataset", [node.input[0], body.add_number(f"{node.name}/matex_none", 0)])
+        self._set_spec(node)
 
     def _set_spec(self, node: Any) -> None:
         """The elements of the dataset that `node` gives are names, or tickets."""
@@ -204,27 +277,23 @@ class Rewriter:
             return
         types = node.attr["Toutput_types" if node.op == "TensorSliceDataset" else "output_types"].list
         shapes = node.attr["output_shapes"].list
-        if len(types.type) != 1:
-            raise CannotBeIndexed(f"records are put together with other elements ({node.op})")
-        types.type[0] = _STRING if self._names else _INT64
-        shapes.shape[0].CopyFrom(tf.TensorShape([] if self._names else [3]).as_proto())
+        types.type[:] = [_STRING if self._names else _INT64]
+        del shapes.shape[:]
+        shapes.shape.add().CopyFrom(tf.TensorShape([] if self._names else [3]).as_proto())
 
-    def _put_functions(self, node: Any) -> bool:
-        """Have `node` call functions made anew where they read records; whether they do."""
-        name = node.attr["f"].func.name
-        if not self._is_reader(name):
-            return False
-        made = node.attr["f"].func.name = f"{name}_matex_{'names' if self._names else 'tickets'}"
-        if made not in self._library:
-            function = self._definition.library.function.add()
-            function.CopyFrom(self._library[name])
-            function.signature.name = made
-            self._library[made] = function
-            [(_, output)] = function.ret.items()
-            nodes = {one.name: one for one in function.node_def}
-            if not self._replace(nodes, _find_producer(output), function.node_def, "{}:{}:0".format):
-                raise CannotBeIndexed("its function reads records, but gives others")
-        return True
+    def _put_function(self, node: Any, body: _Body) -> tuple[Map, ...]:
+        """Have `node` call its function made anew; the maps of the records that this gives."""
+        function = self._definition.library.function.add()
+        function.CopyFrom(self._library[node.attr["f"].func.name])
+        self._made += 1
+        name = f"{function.signature.name}_matex_{'names' if self._names else 'tickets'}_{self._made}"
+        function.signature.name = node.attr["f"].func.name = name
+        captured = _list_data(node)[1 : 1 + len(node.attr["Targuments"].list.type)]
+        arguments = [one.name for one in function.signature.input_arg]
+        held = {name: (body, given) for name, given in zip(arguments[len(arguments) - len(captured) :], captured)}
+        [(_, output)] = function.ret.items()
+        nodes = {one.name: one for one in function.node_def}
+        return self._replace(_Body(nodes, function.node_def, "{}:{}:0".format, held), _find_producer(output))
 
     def _is_reader(self, name: str) -> bool:
         """Whether the function `name` reads records, in itself or in what it calls."""
@@ -262,24 +331,12 @@ def _sort(nodes: dict[str, Any]) -> Iterator[Any]:
         yield nodes[name]
 
 
-def _check_compression(node: Any, nodes: dict[str, Any]) -> None:
-    kind = _find_value(_list_data(node)[5 if KINDS[node.op] == "fixed" else 1], nodes)
+def _check_compression(node: Any, body: _Body) -> None:
+    kind = body.find_value(_list_data(node)[5 if KINDS[node.op] == "fixed" else 1])
     if kind is None:
         raise CannotBeIndexed("whether its files are compressed is told as it runs")
     if kind:
         raise CannotBeIndexed(f"its files are compressed ({kind.decode()}), so that each is read from its beginning")
-
-
-def _find_value(name: str, nodes: dict[str, Any]) -> Any:
-    """The scalar of a tensor of a body; None where it is no constant."""
-    from tensorflow.python.framework import tensor_util
-
-    node = nodes.get(_find_producer(name))
-    while node is not None and node.op == "Identity":
-        node = nodes.get(_find_producer(node.input[0]))
-    if node is None or node.op != "Const":
-        return None
-    return tensor_util.MakeNdarray(node.attr["value"].tensor).item()
 
 
 def _become(node: Any, op: str, inputs: list[str], **attributes: Any) -> None:

@@ -1,7 +1,7 @@
 """Where the records of files begin: found by all ranks together, each in its part, and kept for later runs.
 
-Of TFRecord a rank reads the headers of its files; of text it reads its part of all bytes. Records of a fixed length need
-no index but the sizes of the files.
+Of TFRecord a rank reads the headers of its files; of text it reads its part of all bytes. Records of a fixed length
+need no index but the sizes of the files.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _AT_ONCE = 4
 """Files whose headers a rank looks for at a time: each read waits for the disk."""
 
 Problem = tuple[int, str, int]
-"""TensorFlow's code of an error (0: it is a warning), its sentence, and the place in the file from which on it holds."""
+"""TensorFlow's code of an error (0: a warning), its sentence, and the place in the file from which on it holds."""
 NO_PROBLEM: Problem = (0, "", 0)
 
 
@@ -121,12 +121,14 @@ def _look_at_files(names: Sequence[bytes]) -> list[State] | str:
     return states
 
 
-def _find_places(names: Sequence[bytes], states: Sequence[State], kind: str, needed: Sequence[int]) -> dict[int, Places]:
+def _find_places(
+    names: Sequence[bytes], states: Sequence[State], kind: str, needed: Sequence[int]
+) -> dict[int, Places]:
     """Of the files of the numbers `needed`, in their order. Collective."""
     empty = Places(_NONE, _NONE)
     there = [number for number in needed if states[number].size >= 0]
     if kind == "fixed":
-        return {number: empty for number in needed}
+        return dict.fromkeys(needed, empty)
     folder = _find_folder() if world.get_world().rank == 0 else None
     kept = {} if folder is None else {number: _read_kept(folder, states[number], kind) for number in there}
     kept = objects.broadcast({number: one for number, one in kept.items() if one}, "the kept index of records")
@@ -146,7 +148,7 @@ def _find_places(names: Sequence[bytes], states: Sequence[State], kind: str, nee
 
 
 def deal_parts(sizes: Sequence[int], kind: str, ranks: int) -> list[list[Part]]:
-    """What each rank looks through of files of so many bytes: equal parts; of TFRecord whole files, which are a chain."""
+    """What each rank looks through of files of so many bytes: equal parts; of TFRecord, a chain of records, files."""
     ends = np.cumsum(sizes, dtype=np.int64).tolist()
     total = ends[-1] if ends else 0
     dealt: list[list[Part]] = [[] for _ in range(ranks)]
@@ -233,7 +235,9 @@ def _keep(folder: Path, state: State, kind: str, places: Places) -> None:
         with real_files.use_real_files(), atomic.write_beside(str(_name_kept(folder, state, kind))) as place:
             Path(place).write_bytes(_make_header(state, len(places.offsets)) + numbers.tobytes())
     except OSError as error:
-        notes.print_note(f"where records begin in {state.path} is looked for in each run, since it cannot be kept: {error}")
+        notes.print_note(
+            f"where records begin in {state.path} is looked for in each run, since it cannot be kept: {error}"
+        )
 
 
 @functools.cache

@@ -1,18 +1,18 @@
 """Datasets of records as tickets: the number of a file, a place and a length for each record, without its data.
 
 `TFRecordDataset`, `TextLineDataset`, `FixedLengthRecordDataset`, and `interleave` and `flat_map` over functions that
-make these of names of files. TensorFlow's own ops put the tickets in order, as they put the records: in the function the
-op that reads a file is replaced by one that lists its tickets.
+make these of names of files. TensorFlow's own ops put the tickets in order, as they put the records: in the function
+the op that reads a file is replaced by one that lists its tickets.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from matex_tf import tags
 from matex_tf.input import record_functions, record_index
-from matex_tf.input.record_functions import CannotBeIndexed
+from matex_tf.input.record_maps import CannotBeIndexed, Map
 from matex_tf.ops import record_files
 from matex_tf.runtime import objects
 from matex_tf.sharding import pipelines
@@ -33,8 +33,9 @@ _WHY = "why its records are not indexed"
 class Records(NamedTuple):
     """A dataset of records in two.
 
-    tickets: a dataset of int64 tensors [3], in the order in which the script's dataset gives the records.
-    read: builds, of tickets [..., 3], the string tensor [...] of the records that the script's dataset gives.
+    tickets: a dataset of int64 tensors [3], in the order in which the script's dataset gives its elements.
+    read: builds, of a ticket, the element that the script's dataset gives: a scalar string, unless the function that
+        reads the files maps records, too. Without such maps, of tickets [..., 3] the records, of shape [...].
     """
 
     tickets: Any
@@ -42,7 +43,7 @@ class Records(NamedTuple):
 
 
 def make_tickets(dataset: Any) -> Records | None:
-    """The records of a dataset of TensorFlow's as tickets; None where that cannot be, which `why_not` tells. Collective.
+    """The records of a dataset as tickets; None where that cannot be, and `why_not` tells the reason. Collective.
 
     All ranks call it with the dataset of the same place of the script. The first call finds where records begin.
     Another call finds that of files that have changed since: tickets that it gave before are those of the new files.
@@ -67,7 +68,7 @@ def _make_tickets(dataset: Any) -> Records | str:
         return "it reads files of several formats" if kinds else "it reads no files of records"
     [kind] = kinds
     cpus = _count_cpus()
-    function = record_functions.Rewriter(step._map_func.function, False, cpus).make()
+    function, maps = record_functions.Rewriter(step._map_func.function, False, cpus).make()
     names, reason = list[bytes](), ""
     try:
         names = _list_names(step, cpus)
@@ -76,7 +77,22 @@ def _make_tickets(dataset: Any) -> Records | str:
     except Exception as error:  # of this rank alone, maybe: the others wait for it
         reason = f"its names of files cannot be made ({type(error).__name__}: {error})"
     reason = record_index.index_files(names, kind, reason)
-    return reason or Records(_make_dataset(step, function, cpus), record_files.read_records)
+    if reason:
+        return reason
+    read = _make_reader(maps, step.element_spec) if maps else record_files.read_records
+    return Records(_make_dataset(step, function, cpus), read)
+
+
+def _make_reader(maps: Sequence[Map], spec: Any) -> Callable[[Any], Any]:
+    def read(ticket: Any) -> Any:
+        from tensorflow.python.data.util import structure
+
+        element = [record_files.read_records(ticket)]
+        for one in maps:
+            element = one.build(element)
+        return structure.from_compatible_tensor_list(spec, element)
+
+    return read
 
 
 def _find_step(dataset: Any) -> Any:
@@ -150,7 +166,7 @@ def _list_names(step: Any, cpus: int) -> list[bytes]:
 
     function = step._map_func.function
     _check_function(function)
-    make = record_functions.Rewriter(function, True, cpus).make()
+    make, _ = record_functions.Rewriter(function, True, cpus).make()
     source = _find_source(step._input_dataset)
     names = source.flat_map(_build(make, tf.TensorSpec([], tf.string), source)).batch(_NAMES_AT_ONCE)
     # No iterator of the script's, which ranks would open together.

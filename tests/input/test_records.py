@@ -1,4 +1,4 @@
-"""Records by index: tickets give what TensorFlow's own datasets give, in their order, and errors name file and place."""
+"""Records by index: tickets give what TensorFlow's own datasets give, in their order; errors name file and place."""
 
 from __future__ import annotations
 
@@ -124,13 +124,20 @@ def test_files_in_turns_are_those_of_tensorflow(tmp_path_factory, sizes, turns, 
         lambda names, folder: tf.data.Dataset.from_tensor_slices(names).interleave(T, 2, 2),
         lambda names, folder: tf.data.Dataset.from_tensor_slices(names).flat_map(T),
         lambda names, folder: T(tf.data.Dataset.from_tensor_slices(names)),
-        lambda names, folder: tf.data.Dataset.from_tensor_slices((names, [1, 2, 3])).flat_map(lambda f, n: T(f).take(2)),
+        lambda names, folder: tf.data.Dataset.from_tensor_slices((names, np.arange(3))).flat_map(
+            lambda f, n: T(f).take(n)
+        ),
         lambda names, folder: tf.data.Dataset.from_tensor_slices({"f": names}).flat_map(lambda one: T(one["f"])),
         lambda names, folder: tf.data.Dataset.list_files(f"{folder}/*.r", seed=2, shuffle=False).interleave(T, 3),
         lambda names, folder: tf.data.Dataset.range(3).map(tf.strings.as_string).flat_map(
             lambda number: T(tf.strings.join([str(folder), "/", number, ".r"]))
         ),
         lambda names, folder: tf.data.Dataset.from_tensors(names).flat_map(lambda all: T(all)),
+        lambda names, folder: tf.data.Dataset.from_tensors(names).repeat(2).flat_map(
+            lambda all: tf.data.Dataset.from_tensor_slices(all).interleave(
+                lambda name: T(name, num_parallel_reads=2).skip(1).take(2), num_parallel_calls=AUTOTUNE
+            )
+        ),
         lambda names, folder: tf.data.Dataset.from_tensor_slices(names).apply(
             tf.data.experimental.parallel_interleave(T, 2, 2)
         ),
@@ -144,6 +151,36 @@ def test_files_in_turns_are_those_of_tensorflow(tmp_path_factory, sizes, turns, 
 def test_files_may_come_in_any_way(tmp_path, make):
     names = [write_tfrecord(tmp_path / f"{n}.r", [b"%d %d" % (n, k) for k in range(4 + n)]) for n in range(3)]
     check(make(names, tmp_path))
+
+
+def parse(record: tf.Tensor, times: int = 2) -> dict[str, tf.Tensor]:
+    return {"length": tf.strings.length(record) * times, "start": tf.strings.substr(record + b"xx", 0, 2)}
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda files, one: files.interleave(lambda f: T(f).map(parse, num_parallel_calls=AUTOTUNE).prefetch(1), 2),
+        lambda files, one: files.flat_map(lambda f: T(f).skip(1).map(lambda r: (r, one + 1)).take(2).repeat(2)),
+        lambda files, one: files.flat_map(lambda f: T(f).map(lambda r: (r, one)).map(lambda r, n: (n, parse(r)))),
+        lambda files, one: files.map(lambda f: tf.stack([f, f])).flat_map(
+            lambda all: tf.data.Dataset.from_tensor_slices(all).interleave(
+                lambda f: T(f).map(lambda r: tf.strings.length(r) + one), 2
+            )
+        ),
+    ],
+)  # fmt: skip
+def test_maps_where_files_are_read_are_done_when_tickets_are_read(tmp_path, make):
+    names = [write_tfrecord(tmp_path / f"{n}.r", [b"%d %d" % (n, k) for k in range(4 + n)]) for n in range(3)]
+    for one in (tf.Variable(3), tf.constant(4), 5):
+        dataset = make(tf.data.Dataset.from_tensor_slices(names), one)
+        found = records.make_tickets(dataset)
+        assert found is not None, records.why_not(dataset)
+        given = found.tickets.map(found.read)
+        assert given.element_spec == dataset.element_spec
+        want, got = list(dataset.as_numpy_iterator()), list(given.as_numpy_iterator())
+        assert len(got) == len(want)
+        assert all(np.array_equal(*pair) for pair in zip(tf.nest.flatten(got), tf.nest.flatten(want)))
 
 
 def test_the_scripts_own_shuffle_goes_on_as_without_tickets(tmp_path):
@@ -190,6 +227,12 @@ def name_python(names: list[str]) -> tf.data.Dataset:
         (lambda names: tf.data.Dataset.from_generator(
             lambda: iter(names), output_signature=tf.TensorSpec([], tf.string)).flat_map(T), "FlatMapDataset"),
         (name_python, "EagerPyFunc|PyFunc"),
+        (lambda names: tf.data.Dataset.from_tensor_slices(names).flat_map(lambda f: T(f).map(lambda r: (r, f))),
+         "depends on the file"),
+        (lambda names: tf.data.Dataset.from_tensor_slices(names).flat_map(
+            lambda f: T(f).map(lambda r: (r, tf.random.uniform([])))), "RandomUniform"),
+        (lambda names: tf.data.Dataset.from_tensor_slices(names).flat_map(
+            lambda f: T(f).map(lambda r: r).concatenate(T(f))), "put together with other"),
         (lambda names: tf.data.Dataset.range(2).flat_map(
             lambda n: T(tf.gather(names, tf.random.uniform([], 0, 2, tf.int32)))), "RandomUniformInt"),
         (lambda names: T(["/proc/self/fd/0"]), "no ordinary file|another kind"),
@@ -239,9 +282,6 @@ def test_a_broken_file_is_an_error_where_its_record_is_read(tmp_path, how):
     text = error.value.message
     assert broken in text and "rank 0" in text, text
     assert how == "missing" or "232" in text, text
-    assert give(records.Records(dataset.ignore_errors() and found.tickets.take(len(got)), found.read)) == [
-        one.numpy() for one in want
-    ]
 
 
 def test_a_file_that_ends_within_a_header_is_read_as_alone_and_said(tmp_path, monkeypatch):
