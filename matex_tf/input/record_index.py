@@ -27,6 +27,7 @@ from matex_tf.world import world
 
 _NOT_FOUND, _UNAVAILABLE = 5, 14  # of TensorFlow's codes
 _VERSION = 1  # of kept files
+_YOUNG = 2.0  # seconds
 _LONGEST = 90 * 24 * 3600.0
 """Seconds for which what is kept may lie unused."""
 _AT_ONCE = 4
@@ -79,7 +80,7 @@ def index_files(names: Sequence[bytes], kind: str, reason: str = "") -> str:
     found = [] if reason else _look_at_files(names)
     reason = reason if isinstance(found, list) else found
     states: list[State] = found if isinstance(found, list) else []
-    has = [_known.get((kind, name)) == one for name, one in zip(names, states)]
+    has = [_known.get((kind, name)) == one and _is_settled(one) for name, one in zip(names, states)]
     report = reason, [one.size for one in states], has
     reports = objects.allgather(report, "what records of a dataset are known")
     for rank, (text, sizes, _) in enumerate(reports):
@@ -121,6 +122,11 @@ def _look_at_files(names: Sequence[bytes]) -> list[State] | str:
     return states
 
 
+def _is_settled(state: State) -> bool:
+    """Whether a change of the file from now on changes its state: the clocks of some file systems count seconds."""
+    return time.time() - state.mtime_ns / 1e9 > _YOUNG
+
+
 def _find_places(
     names: Sequence[bytes], states: Sequence[State], kind: str, needed: Sequence[int]
 ) -> dict[int, Places]:
@@ -142,7 +148,7 @@ def _find_places(
         for number in missing:
             pieces = [what for part, what in sorted(gathered, key=lambda one: one[0]) if part.number == number]
             kept[number] = _join_pieces(pieces, kind, states[number].size)
-            if folder is not None and kept[number].problem == NO_PROBLEM:
+            if folder is not None and kept[number].problem == NO_PROBLEM and _is_settled(states[number]):
                 _keep(folder, states[number], kind, kept[number])
     return {number: kept.get(number, empty) for number in needed}
 

@@ -67,10 +67,9 @@ def _make_tickets(dataset: Any) -> Records | str:
     if len(kinds) != 1:
         return "it reads files of several formats" if kinds else "it reads no files of records"
     [kind] = kinds
-    cpus = _count_cpus()
-    function, maps = record_functions.Rewriter(step._map_func.function, False, cpus).make()
-    names, reason = list[bytes](), ""
+    cpus, maps, names, reason = _count_cpus(), tuple[Map, ...](), list[bytes](), ""
     try:
+        function, maps = record_functions.Rewriter(step._map_func.function, False, cpus).make()
         names = _list_names(step, cpus)
     except CannotBeIndexed as error:
         reason = str(error)

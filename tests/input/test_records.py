@@ -124,6 +124,8 @@ def test_files_in_turns_are_those_of_tensorflow(tmp_path_factory, sizes, turns, 
         lambda names, folder: tf.data.Dataset.from_tensor_slices(names).interleave(T, 2, 2),
         lambda names, folder: tf.data.Dataset.from_tensor_slices(names).flat_map(T),
         lambda names, folder: T(tf.data.Dataset.from_tensor_slices(names)),
+        lambda names, folder: T([]),
+        lambda names, folder: T([names, names]),
         lambda names, folder: tf.data.Dataset.from_tensor_slices((names, np.arange(3))).flat_map(
             lambda f, n: T(f).take(n)
         ),
@@ -374,6 +376,7 @@ def test_of_large_records_only_headers_are_read(tmp_path):
 
 def test_an_index_is_kept_until_its_file_changes(tmp_path, kept, monkeypatch):
     path = Path(write_tfrecord(tmp_path / "file", [b"x" * 9] * 5))
+    os.utime(path, (1, 1))
     link = tmp_path / "link"
     link.symlink_to(path)
 
@@ -393,7 +396,20 @@ def test_an_index_is_kept_until_its_file_changes(tmp_path, kept, monkeypatch):
     assert count_indexed(path) > 0
     write_tfrecord(path, [b"y" * 9] * 6)
     assert count_indexed(path) > 0
+    os.utime(path, (2, 2))
+    assert count_indexed(path) > 0
     assert count_indexed(path) == 0
+
+
+def test_a_file_written_a_moment_ago_is_indexed_anew(tmp_path):
+    """Where time is told in seconds, another file of the same size may have the same time."""
+    path = tmp_path / "file"
+    path.write_bytes(b"ab\nc\n")
+    now = path.stat().st_mtime_ns
+    check(L([str(path)]))
+    path.write_bytes(b"a\nbc\n")
+    os.utime(path, ns=(now, now))
+    check(L([str(path)]))
 
 
 @PROPERTIES

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -83,6 +84,8 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "fixed").write_bytes(generator.bytes(7 + 1000 * 1000 + 9))
     whole = (folder / "0.tfrecord").read_bytes()
     (folder / "broken").write_bytes(whole[:-1000])
+    for path in folder.iterdir():
+        os.utime(path, (1, 1))  # what was written a moment ago is indexed again
     return folder
 
 
