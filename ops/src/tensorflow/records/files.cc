@@ -5,6 +5,8 @@
 #include <string.h>
 #include <unistd.h>
 
+#include <algorithm>
+
 #include "tensorflow/core/protobuf/error_codes.pb.h"
 
 namespace matex {
@@ -12,6 +14,7 @@ namespace {
 
 constexpr size_t kOpenFiles = 64;
 constexpr std::chrono::seconds kIdle(30);
+constexpr int64_t kThreads = 16, kLeastAhead = 256 << 10, kMostAhead = 8 << 20;
 
 std::string KeyOf(RecordFormat format, const std::string& name) {
   return std::to_string(static_cast<int>(format)) + ":" + name;
@@ -52,7 +55,9 @@ RecordFiles& TheRecordFiles() {
   return *files;
 }
 
-OpenFile::OpenFile(const std::string& name) : descriptor_(open(name.c_str(), O_RDONLY | O_CLOEXEC)) {}
+OpenFile::OpenFile(const std::string& name, bool jumps) : descriptor_(open(name.c_str(), O_RDONLY | O_CLOEXEC)) {
+  if (is_open() && jumps) posix_fadvise(descriptor_, 0, 0, POSIX_FADV_RANDOM);
+}
 
 OpenFile::~OpenFile() {
   if (is_open()) close(descriptor_);
@@ -74,6 +79,23 @@ int64_t OpenFile::Read(char* to, int64_t count, int64_t offset) const {
   }
   ReadBytes() += done;
   return done;
+}
+
+void OpenFile::ReadAhead(int64_t offset, int64_t count) const {
+  int64_t begin = 0, end = 0;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    // Several threads read a run; each may be a few records ahead of the others.
+    if (offset < first_ || offset > last_ + kThreads * count) {
+      first_ = last_ = fetched_ = offset;
+    }
+    last_ = std::max(last_, offset + count);
+    begin = std::max(fetched_, last_);
+    end = last_ + std::min(kMostAhead, (last_ - first_) / 4);
+    if (end - begin < std::min(kLeastAhead, (last_ - first_) / 8)) return;
+    fetched_ = end;
+  }
+  if (end > begin) posix_fadvise(descriptor_, begin, end - begin, POSIX_FADV_WILLNEED);
 }
 
 std::shared_ptr<const OpenFile> OpenFiles::Take(int64_t number) {
@@ -107,7 +129,7 @@ std::shared_ptr<const OpenFile> OpenFiles::Open(const RecordFile& file, Problem*
   std::shared_ptr<const OpenFile> open = Take(file.number);
   if (open != nullptr && open->State() == file.state) return open;
   // Under its name there may be another by now, whose records are the ones that are known.
-  open = std::make_shared<const OpenFile>(file.name);
+  open = std::make_shared<const OpenFile>(file.name, /*jumps=*/true);
   if (!open->is_open()) {
     *problem = MakeSystemProblem(file.name, "opened", errno);
     return nullptr;

@@ -64,7 +64,8 @@ RecordFiles& TheRecordFiles();
 // A file that is open for reading.
 class OpenFile {
  public:
-  explicit OpenFile(const std::string& name);
+  // jumps: whether the system is to fetch no more than is read.
+  explicit OpenFile(const std::string& name, bool jumps = false);
   ~OpenFile();
   OpenFile(const OpenFile&) = delete;
   OpenFile& operator=(const OpenFile&) = delete;
@@ -74,8 +75,14 @@ class OpenFile {
   // As many of `count` bytes from `offset` on as the file has; -1 where it cannot be read (errno).
   int64_t Read(char* to, int64_t count, int64_t offset) const;
 
+  // Has the system fetch what is likely to be read after `count` bytes at `offset`: of a run of bytes that were read one
+  // after the other, a quarter more. By itself it would fetch as much after each jump, which another rank needs.
+  void ReadAhead(int64_t offset, int64_t count) const;
+
  private:
   const int descriptor_;
+  mutable std::mutex mutex_;
+  mutable int64_t first_ = 0, last_ = 0, fetched_ = 0;  // of the run
 };
 
 // A few files that stay open between reads. One that nobody has read for a while is closed with the next read of another.

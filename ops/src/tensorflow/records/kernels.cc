@@ -134,6 +134,7 @@ Problem ReadRecord(const tensorflow::int64* ticket, tstring* record) {
   const bool is_tfrecord = file->format == RecordFormat::kTfRecord;
   const int64_t count = length + (is_tfrecord ? kRecordFooter : 0);
   record->resize_uninitialized(count);
+  open->ReadAhead(offset, count + (is_tfrecord ? kRecordHeader : 0));
   const int64_t got = open->Read(record->mdata(), count, offset + (is_tfrecord ? kRecordHeader : 0));
   if (got < 0) return MakeSystemProblem(file->name, "read", errno);
   if (got < count) return MakeChangedProblem(file->name, file->state, open->State());

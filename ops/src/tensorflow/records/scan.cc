@@ -79,7 +79,8 @@ FoundRecords FindTfRecords(const std::string& name, const FileState& state) {
                            std::to_string(at) + ". It is cut off, or still written";
       break;
     }
-    const char* const header = window.At(at, kRecordHeader, number > 0 && length < kPage);
+    const bool is_dense = number > 0 && length < kPage;
+    const char* const header = window.At(at, kRecordHeader, is_dense);
     if (header == nullptr) {
       found.problem = MakeSystemProblem(name, "read", errno);
       break;
