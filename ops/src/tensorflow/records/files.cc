@@ -3,6 +3,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -12,9 +13,15 @@
 namespace matex {
 namespace {
 
-constexpr size_t kOpenFiles = 64;
 constexpr std::chrono::seconds kIdle(30);
 constexpr int64_t kThreads = 16, kLeastAhead = 256 << 10, kMostAhead = 8 << 20;
+
+// A part of what this process may have open, and as many as a pipeline may well read in turn.
+size_t CountMostOpen() {
+  struct rlimit limit;
+  if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return 1024;
+  return std::max<size_t>(16, std::min<size_t>(1024, limit.rlim_cur / 4));
+}
 
 std::string KeyOf(RecordFormat format, const std::string& name) {
   return std::to_string(static_cast<int>(format)) + ":" + name;
@@ -31,8 +38,7 @@ FileState FileState::Of(const struct stat& found) {
 
 int64_t RecordFiles::Put(RecordFile file) {
   std::lock_guard<std::mutex> lock(mutex_);
-  const auto [found, is_new] =
-      numbers_.emplace(KeyOf(file.format, file.name), static_cast<int64_t>(files_.size()));
+  const auto [found, is_new] = numbers_.emplace(KeyOf(file.format, file.name), static_cast<int64_t>(files_.size()));
   file.number = found->second;
   if (is_new) files_.emplace_back();
   files_[file.number] = std::make_shared<const RecordFile>(std::move(file));
@@ -119,7 +125,7 @@ void OpenFiles::Keep(int64_t number, std::shared_ptr<const OpenFile> file) {
     entry = goes ? entries_.erase(entry) : std::next(entry);
   }
   entries_.push_front({number, std::move(file), now});
-  while (entries_.size() > kOpenFiles) {
+  for (const size_t most = CountMostOpen(); entries_.size() > most;) {
     closed.push_back(std::move(entries_.back().file));
     entries_.pop_back();
   }
@@ -154,7 +160,7 @@ std::atomic<int64_t>& ReadBytes() {
 }
 
 Problem MakeSystemProblem(const std::string& name, const char* what, int number) {
-  const int code = number == ENOENT                       ? tensorflow::error::NOT_FOUND
+  const int code = number == ENOENT                      ? tensorflow::error::NOT_FOUND
                    : number == EACCES || number == EPERM ? tensorflow::error::PERMISSION_DENIED
                                                          : tensorflow::error::UNAVAILABLE;
   return {code, name + ": the file cannot be " + what + ": " + strerror(number)};
@@ -165,8 +171,9 @@ Problem MakeChangedProblem(const std::string& name, const FileState& expected, c
                      std::to_string(expected.size) + " bytes, found " + std::to_string(found.size);
   if (found.size == expected.size) text += ", written later";
   return {tensorflow::error::FAILED_PRECONDITION,
-          text + ". The records of a file that changes while it is read cannot be told apart: start again once the file "
-                 "is whole, and write new data to new files"};
+          text +
+              ". The records of a file that changes while it is read cannot be told apart: start again once the file "
+              "is whole, and write new data to new files"};
 }
 
 }  // namespace matex

@@ -75,8 +75,8 @@ class OpenFile {
   // As many of `count` bytes from `offset` on as the file has; -1 where it cannot be read (errno).
   int64_t Read(char* to, int64_t count, int64_t offset) const;
 
-  // Has the system fetch what is likely to be read after `count` bytes at `offset`: of a run of bytes that were read one
-  // after the other, a quarter more. By itself it would fetch as much after each jump, which another rank needs.
+  // Has the system fetch what is likely to be read after `count` bytes at `offset`: of a run of bytes that were read
+  // one after the other, a quarter more. By itself it would fetch as much after each jump, which another rank needs.
   void ReadAhead(int64_t offset, int64_t count) const;
 
  private:
@@ -85,7 +85,8 @@ class OpenFile {
   mutable int64_t first_ = 0, last_ = 0, fetched_ = 0;  // of the run
 };
 
-// A few files that stay open between reads. One that nobody has read for a while is closed with the next read of another.
+// A few files that stay open between reads. One that nobody has read for a while is closed with the next read of
+// another.
 class OpenFiles {
  public:
   // Open, and in the state in which it was when its records were found; else a problem.

@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "../kernel.h"
 #include "engine/sums/world.h"
 #include "files.h"
 #include "scan.h"
@@ -19,8 +20,6 @@
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/shape_inference.h"
 #include "tensorflow/core/protobuf/error_codes.pb.h"
-
-#include "../kernel.h"
 
 namespace matex {
 namespace {
@@ -53,7 +52,9 @@ class ListRecordsKernel : public OpKernel {
   explicit ListRecordsKernel(OpKernelConstruction* construction) : OpKernel(construction) {
     std::string format;
     OP_REQUIRES_OK(construction, construction->GetAttr("format", &format));
-    format_ = format == "text" ? RecordFormat::kText : format == "fixed" ? RecordFormat::kFixed : RecordFormat::kTfRecord;
+    format_ = format == "text"    ? RecordFormat::kText
+              : format == "fixed" ? RecordFormat::kFixed
+                                  : RecordFormat::kTfRecord;
   }
 
   void Compute(OpKernelContext* context) override {
@@ -61,11 +62,13 @@ class ListRecordsKernel : public OpKernel {
     std::vector<int64_t> found;
     for (int64_t i = 0; i < names.size(); ++i) {
       const auto file = TheRecordFiles().Find(format_, std::string(names(i)));
-      OP_REQUIRES(context, file != nullptr,
-                  StatusOfProblem(Problem{error::FAILED_PRECONDITION,
-                                          std::string(names(i)) + ": a function of the pipeline has made this name of a "
-                                          "file only now, so that its records are not indexed. Make the names before "
-                                          "the function that reads the files"}));
+      OP_REQUIRES(
+          context, file != nullptr,
+          StatusOfProblem(Problem{error::FAILED_PRECONDITION,
+                                  std::string(names(i)) +
+                                      ": a function of the pipeline has made this name of a "
+                                      "file only now, so that its records are not indexed. Make the names before "
+                                      "the function that reads the files"}));
       Problem changed = FindChange(*file);
       OP_REQUIRES(context, changed.code == 0, StatusOfProblem(changed));
       if (format_ == RecordFormat::kFixed && file->problem.code == 0) {
@@ -98,20 +101,23 @@ class ListRecordsKernel : public OpKernel {
 
   TfStatus ListFixed(OpKernelContext* context, const RecordFile& file, std::vector<int64_t>* found) const {
     const Tensor& given = context->input(1);
-    if (given.NumElements() != 3) return errors::InvalidArgument("MatexListRecords: expected header, record and footer");
+    if (given.NumElements() != 3)
+      return errors::InvalidArgument("MatexListRecords: expected header, record and footer");
     const auto bytes = given.flat<tensorflow::int64>();
     const int64_t header = bytes(0), record = bytes(1), footer = bytes(2);
     if (record <= 0 || header < 0 || footer < 0) {
-      return errors::InvalidArgument(file.name, ": expected records of at least 1 byte between a header and a footer of at "
-                                     "least 0; given ", header, ", ", record, " and ", footer);
+      return errors::InvalidArgument(file.name,
+                                     ": expected records of at least 1 byte between a header and a footer of at "
+                                     "least 0; given ",
+                                     header, ", ", record, " and ", footer);
     }
     const int64_t body = file.state.size - header - footer;
     if (body < 0 || body % record != 0) {
-      return StatusOfProblem(Problem{
-          error::INVALID_ARGUMENT,
-          file.name + ": expected a whole number of records of " + std::to_string(record) + " bytes, found " +
-              std::to_string(body) + " bytes between a header of " + std::to_string(header) + " and a footer of " +
-              std::to_string(footer) + ". The file is cut off, or it holds records of another length"});
+      return StatusOfProblem(Problem{error::INVALID_ARGUMENT,
+                                     file.name + ": expected a whole number of records of " + std::to_string(record) +
+                                         " bytes, found " + std::to_string(body) + " bytes between a header of " +
+                                         std::to_string(header) + " and a footer of " + std::to_string(footer) +
+                                         ". The file is cut off, or it holds records of another length"});
     }
     for (int64_t at = header; at < header + body; at += record) Add(file, at, record, found);
     return TfStatus();
@@ -140,9 +146,10 @@ Problem ReadRecord(const tensorflow::int64* ticket, tstring* record) {
   if (got < count) return MakeChangedProblem(file->name, file->state, open->State());
   if (is_tfrecord) {
     if (!HasChecksum(record->data(), length, record->data() + length)) {
-      return {error::DATA_LOSS, file->name + ": the record at byte " + std::to_string(offset) +
-                                    " is broken: the checksum of its " + std::to_string(length) +
-                                    " bytes of data does not fit. Write the file anew, or copy it again from where it came"};
+      return {error::DATA_LOSS,
+              file->name + ": the record at byte " + std::to_string(offset) + " is broken: the checksum of its " +
+                  std::to_string(length) +
+                  " bytes of data does not fit. Write the file anew, or copy it again from where it came"};
     }
     record->resize_uninitialized(length);
   } else if (file->format == RecordFormat::kText) {
@@ -219,7 +226,8 @@ MATEX_EXPORT int64_t matex_records_count(const matex::FoundRecords* found) {
   return static_cast<int64_t>(found->offsets.size());
 }
 
-// Copies what was found, and frees it. facts: content, the problem's code and its place; problem: its first `room` bytes.
+// Copies what was found, and frees it. facts: content, the problem's code and its place; problem: its first `room`
+// bytes.
 MATEX_EXPORT void matex_records_take(matex::FoundRecords* found, int64_t* offsets, int64_t* lengths, int64_t* facts,
                                      char* problem, int64_t room) {
   std::copy(found->offsets.begin(), found->offsets.end(), offsets);

@@ -75,8 +75,9 @@ FoundRecords FindTfRecords(const std::string& name, const FileState& state) {
     const int64_t number = static_cast<int64_t>(found.offsets.size()), left = state.size - at;
     found.place = at;
     if (left < kRecordHeader) {  // TensorFlow takes that for the end
-      found.problem.text = name + ": the file ends with " + std::to_string(left) + " bytes that are no record, at byte " +
-                           std::to_string(at) + ". It is cut off, or still written";
+      found.problem.text = name + ": the file ends with " + std::to_string(left) +
+                           " bytes that are no record, at byte " + std::to_string(at) +
+                           ". It is cut off, or still written";
       break;
     }
     const bool is_dense = number > 0 && length < kPage;
@@ -91,9 +92,10 @@ FoundRecords FindTfRecords(const std::string& name, const FileState& state) {
       found.problem = MakeBrokenProblem(
           name, at, number, "the checksum of its length does not fit; the file may be compressed, or no TFRecord file");
     } else if (told > static_cast<uint64_t>(std::max<int64_t>(0, left - kRecordHeader - kRecordFooter))) {
-      found.problem = MakeBrokenProblem(name, at, number,
-                                        "expected " + std::to_string(told) + " bytes of data and 4 of their checksum, found " +
-                                            std::to_string(left - kRecordHeader) + "; the file is cut off, or still written");
+      found.problem =
+          MakeBrokenProblem(name, at, number,
+                            "expected " + std::to_string(told) + " bytes of data and 4 of their checksum, found " +
+                                std::to_string(left - kRecordHeader) + "; the file is cut off, or still written");
     } else {
       length = static_cast<int64_t>(told);
       found.offsets.push_back(at);
