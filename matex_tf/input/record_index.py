@@ -73,7 +73,7 @@ def index_files(names: Sequence[bytes], kind: str, reason: str = "") -> str:
     A file that is broken or not there is an error where its records are read, as it is alone.
 
     Args:
-        names: paths of this rank's; the same number of them on all ranks, in the same order.
+        names: paths of this rank's. On all ranks files of the same names and sizes have to come in the same order.
         kind: one of `record_files.FORMATS`.
         reason: why this rank has no names.
     """
@@ -81,14 +81,18 @@ def index_files(names: Sequence[bytes], kind: str, reason: str = "") -> str:
     reason = reason if isinstance(found, list) else found
     states: list[State] = found if isinstance(found, list) else []
     has = [_known.get((kind, name)) == one and _is_settled(one) for name, one in zip(names, states)]
-    report = reason, [one.size for one in states], has
-    reports = objects.allgather(report, "what records of a dataset are known")
-    for rank, (text, sizes, _) in enumerate(reports):
+    # Of a file that the script writes each rank may have its own, in a folder of its own, but by the same name.
+    files = [("/".join(os.fsdecode(name).split("/")[-2:]), one.size) for name, one in zip(names, states)]
+    reports = objects.allgather((reason, files, has), "what records of a dataset are known")
+    for rank, (text, found_there, _) in enumerate(reports):
         if text:
             return text
-        if sizes != reports[0][1]:
+        if found_there != reports[0][1]:
             hosts = world.get_world().hosts
-            return f"ranks 0 ({hosts[0]}) and {rank} ({hosts[rank]}) see different files"
+            return (
+                f"ranks see different files: {_tell_apart(reports[0][1], found_there)} on ranks 0 ({hosts[0]}) and "
+                f"{rank} ({hosts[rank]})"
+            )
     needed = [number for number, knows in enumerate(zip(*(has for _, _, has in reports))) if not all(knows)]
     if not needed:
         return ""
@@ -100,6 +104,14 @@ def index_files(names: Sequence[bytes], kind: str, reason: str = "") -> str:
             notes.print_note(problem[1])
         record_files.put_records(name, kind, state.size, state.mtime_ns, places.offsets, places.lengths, problem)
     return ""
+
+
+def _tell_apart(some: Sequence[tuple[str, int]], others: Sequence[tuple[str, int]]) -> str:
+    """The first file that differs, in words."""
+    for (name, size), (other, other_size) in zip(some, others):
+        if (name, size) != (other, other_size):
+            return f"{name} of {size} bytes and {other} of {other_size}"
+    return f"{len(some)} and {len(others)} files"
 
 
 def _look_at_files(names: Sequence[bytes]) -> list[State] | str:

@@ -61,6 +61,9 @@ found["own"] = [one.decode() for one in made.tickets.map(made.read).as_numpy_ite
 
 other = tf.data.TFRecordDataset(f"{folder}/{rank}.tfrecord")
 found["other"] = records.why_not(other) if records.make_tickets(other) is None else ""
+order = ["first", "second"] if rank == 0 else ["second", "first"]  # of the same size
+order = tf.data.TextLineDataset([f"{folder}/{name}" for name in order])
+found["order"] = records.why_not(order) if records.make_tickets(order) is None else ""
 broken = records.make_tickets(tf.data.TFRecordDataset(f"{folder}/broken"))
 try:
     list(broken.tickets.map(broken.read).as_numpy_iterator())
@@ -82,6 +85,8 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     lines = b"\n".join(generator.bytes(500).replace(b"\n", b"").replace(b"\r", b"") for _ in range(2000))
     (folder / "text").write_bytes(lines)
     (folder / "fixed").write_bytes(generator.bytes(7 + 1000 * 1000 + 9))
+    (folder / "first").write_bytes(b"a\nbc\n")
+    (folder / "second").write_bytes(b"ab\nc\n")
     whole = (folder / "0.tfrecord").read_bytes()
     (folder / "broken").write_bytes(whole[:-1000])
     for path in folder.iterdir():
@@ -146,7 +151,9 @@ def test_files_that_the_script_writes_are_indexed_where_each_rank_has_them(found
 
 
 def test_files_that_differ_between_ranks_are_not_indexed(found):
-    assert found[0]["other"] == found[1]["other"] and "see different files" in found[0]["other"]
+    for what, names in (("other", ("0.tfrecord", "1.tfrecord")), ("order", ("first", "second"))):
+        assert found[0][what] == found[1][what] and "see different files" in found[0][what]
+        assert all(name in found[0][what] for name in names), found[0][what]
 
 
 def test_a_broken_file_is_an_error_of_the_rank_that_reads_it(data, found):
