@@ -27,7 +27,7 @@ class Found:
     lengths: int64; of TFRecord, of each record's data in bytes; of text empty.
     content: of text, the place of the last byte that is of a line; -1 without one.
     code, problem, place: TensorFlow's code of an error, its sentence, and from which byte on it keeps records from
-        being read. Of the code 0 a sentence is a warning, and there is none if nothing is wrong.
+        being read. Of the code 0 a sentence is a warning, and there is none if nothing is wrong. Not with the name.
     """
 
     offsets: np.ndarray

@@ -101,7 +101,7 @@ def index_files(names: Sequence[bytes], kind: str, reason: str = "") -> str:
         _known[kind, name] = state
         problem = state.problem if state.problem[0] else places.problem
         if problem[1] and not problem[0]:
-            notes.print_note(problem[1])
+            notes.print_note(f"{os.fsdecode(name)}: {problem[1]}")
         record_files.put_records(name, kind, state.size, state.mtime_ns, places.offsets, places.lengths, problem)
     return ""
 
@@ -125,7 +125,7 @@ def _look_at_files(names: Sequence[bytes]) -> list[State] | str:
                 found = os.stat(path)
             except OSError as error:
                 code = _NOT_FOUND if isinstance(error, FileNotFoundError) else _UNAVAILABLE
-                text = f"{os.fsdecode(name)}: the file cannot be found: {error.strerror}"
+                text = f"the file cannot be found: {error.strerror}"
                 states.append(State(os.fsdecode(name), record_files.NO_SIZE, 0, (code, text, 0)))
                 continue
             if not stat.S_ISREG(found.st_mode):

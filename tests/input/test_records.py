@@ -359,7 +359,7 @@ def test_a_file_that_grows_while_it_is_indexed_is_an_error(tmp_path):
     state = path.stat()
     append(path, "tfrecord")
     found = record_files.find_records(bytes(path), "tfrecord", state.st_size, state.st_mtime_ns)
-    assert len(found.offsets) == 0 and found.code and str(path) in found.problem
+    assert len(found.offsets) == 0 and found.code and "has changed" in found.problem
 
 
 # What is read, and kept

@@ -64,11 +64,15 @@ found["other"] = records.why_not(other) if records.make_tickets(other) is None e
 order = ["first", "second"] if rank == 0 else ["second", "first"]  # of the same size
 order = tf.data.TextLineDataset([f"{folder}/{name}" for name in order])
 found["order"] = records.why_not(order) if records.make_tickets(order) is None else ""
-broken = records.make_tickets(tf.data.TFRecordDataset(f"{folder}/broken"))
-try:
-    list(broken.tickets.map(broken.read).as_numpy_iterator())
-except tf.errors.DataLossError as error:
-    found["broken"] = error.message
+with open(f"{folder}/own broken", "wb") as file:
+    file.write(b"no records")
+    file.write(bytes(50))
+for name in ("broken", "own broken"):
+    broken = records.make_tickets(tf.data.TFRecordDataset(f"{folder}/{name}"))
+    try:
+        list(broken.tickets.map(broken.read).as_numpy_iterator())
+    except tf.errors.DataLossError as error:
+        found[name] = error.message
 with open(f"{sys.argv[2]}/{rank}.json", "w") as file:
     json.dump(found, file)
 """
@@ -159,3 +163,5 @@ def test_files_that_differ_between_ranks_are_not_indexed(found):
 def test_a_broken_file_is_an_error_of_the_rank_that_reads_it(data, found):
     for rank, one in enumerate(found):
         assert f"rank {rank} of {RANKS}" in one["broken"] and f"{data}/broken" in one["broken"]
+    # Who finds it may be another rank, with a file of its own.
+    assert f": {data}/own broken: record 0" in found[0]["own broken"], found[0]["own broken"]

@@ -137,12 +137,12 @@ std::shared_ptr<const OpenFile> OpenFiles::Open(const RecordFile& file, Problem*
   // Under its name there may be another by now, whose records are the ones that are known.
   open = std::make_shared<const OpenFile>(file.name, /*jumps=*/true);
   if (!open->is_open()) {
-    *problem = MakeSystemProblem(file.name, "opened", errno);
+    *problem = MakeSystemProblem("opened", errno);
     return nullptr;
   }
   const FileState found = open->State();
   if (!(found == file.state)) {
-    *problem = MakeChangedProblem(file.name, file.state, found);
+    *problem = MakeChangedProblem(file.state, found);
     return nullptr;
   }
   Keep(file.number, open);
@@ -159,16 +159,16 @@ std::atomic<int64_t>& ReadBytes() {
   return bytes;
 }
 
-Problem MakeSystemProblem(const std::string& name, const char* what, int number) {
+Problem MakeSystemProblem(const char* what, int number) {
   const int code = number == ENOENT                      ? tensorflow::error::NOT_FOUND
                    : number == EACCES || number == EPERM ? tensorflow::error::PERMISSION_DENIED
                                                          : tensorflow::error::UNAVAILABLE;
-  return {code, name + ": the file cannot be " + what + ": " + strerror(number)};
+  return {code, std::string("the file cannot be ") + what + ": " + strerror(number)};
 }
 
-Problem MakeChangedProblem(const std::string& name, const FileState& expected, const FileState& found) {
-  std::string text = name + ": the file has changed since its records were indexed: expected " +
-                     std::to_string(expected.size) + " bytes, found " + std::to_string(found.size);
+Problem MakeChangedProblem(const FileState& expected, const FileState& found) {
+  std::string text = "the file has changed since its records were indexed: expected " + std::to_string(expected.size) +
+                     " bytes, found " + std::to_string(found.size);
   if (found.size == expected.size) text += ", written later";
   return {tensorflow::error::FAILED_PRECONDITION,
           text +

@@ -29,6 +29,7 @@ struct FileState {
 };
 
 // What keeps records from being read: a code of TensorFlow's errors and the sentence. With 0 a sentence is a warning.
+// The name of the file is not in it: another rank may have found the problem in a copy of its own.
 struct Problem {
   int code = 0;
   std::string text;
@@ -112,7 +113,7 @@ OpenFiles& TheOpenFiles();
 std::atomic<int64_t>& ReadBytes();
 
 // Of the system's error `number`, and of a file that is in another state than `expected`.
-Problem MakeSystemProblem(const std::string& name, const char* what, int number);
-Problem MakeChangedProblem(const std::string& name, const FileState& expected, const FileState& found);
+Problem MakeSystemProblem(const char* what, int number);
+Problem MakeChangedProblem(const FileState& expected, const FileState& found);
 
 }  // namespace matex

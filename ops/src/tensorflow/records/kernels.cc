@@ -27,10 +27,13 @@ namespace {
 using namespace tensorflow;
 
 constexpr int64_t kTicket = 3;
+constexpr const char* kUnknownName =
+    "a function of the pipeline has made this name of a file only now, so that its records are not indexed. Make the "
+    "names before the function that reads the files";
 
 // As an error of TensorFlow's; scripts may catch those that they would get alone.
-TfStatus StatusOfProblem(const Problem& problem) {
-  const std::string text = Place() + ": " + problem.text + ".";
+TfStatus StatusOfProblem(const std::string& name, const Problem& problem) {
+  const std::string text = Place() + ": " + name + ": " + problem.text + ".";
   switch (problem.code) {
     case error::NOT_FOUND:
       return errors::NotFound(text);
@@ -62,15 +65,10 @@ class ListRecordsKernel : public OpKernel {
     std::vector<int64_t> found;
     for (int64_t i = 0; i < names.size(); ++i) {
       const auto file = TheRecordFiles().Find(format_, std::string(names(i)));
-      OP_REQUIRES(
-          context, file != nullptr,
-          StatusOfProblem(Problem{error::FAILED_PRECONDITION,
-                                  std::string(names(i)) +
-                                      ": a function of the pipeline has made this name of a "
-                                      "file only now, so that its records are not indexed. Make the names before "
-                                      "the function that reads the files"}));
+      OP_REQUIRES(context, file != nullptr,
+                  StatusOfProblem(std::string(names(i)), Problem{error::FAILED_PRECONDITION, kUnknownName}));
       Problem changed = FindChange(*file);
-      OP_REQUIRES(context, changed.code == 0, StatusOfProblem(changed));
+      OP_REQUIRES(context, changed.code == 0, StatusOfProblem(file->name, changed));
       if (format_ == RecordFormat::kFixed && file->problem.code == 0) {
         OP_REQUIRES_OK(context, ListFixed(context, *file, &found));
       } else {
@@ -94,9 +92,9 @@ class ListRecordsKernel : public OpKernel {
     struct stat now;
     const bool is_there = stat(file.name.c_str(), &now) == 0;
     if (!is_there && file.state.size < 0) return Problem();
-    if (!is_there) return MakeSystemProblem(file.name, "found", errno);
+    if (!is_there) return MakeSystemProblem("found", errno);
     const FileState state = FileState::Of(now);
-    return state == file.state ? Problem() : MakeChangedProblem(file.name, file.state, state);
+    return state == file.state ? Problem() : MakeChangedProblem(file.state, state);
   }
 
   TfStatus ListFixed(OpKernelContext* context, const RecordFile& file, std::vector<int64_t>* found) const {
@@ -106,18 +104,20 @@ class ListRecordsKernel : public OpKernel {
     const auto bytes = given.flat<tensorflow::int64>();
     const int64_t header = bytes(0), record = bytes(1), footer = bytes(2);
     if (record <= 0 || header < 0 || footer < 0) {
-      return errors::InvalidArgument(file.name,
-                                     ": expected records of at least 1 byte between a header and a footer of at "
-                                     "least 0; given ",
-                                     header, ", ", record, " and ", footer);
+      return StatusOfProblem(
+          file.name,
+          Problem{error::INVALID_ARGUMENT,
+                  "expected records of at least 1 byte between a header and a footer of at least 0; given " +
+                      std::to_string(header) + ", " + std::to_string(record) + " and " + std::to_string(footer)});
     }
     const int64_t body = file.state.size - header - footer;
     if (body < 0 || body % record != 0) {
-      return StatusOfProblem(Problem{error::INVALID_ARGUMENT,
-                                     file.name + ": expected a whole number of records of " + std::to_string(record) +
-                                         " bytes, found " + std::to_string(body) + " bytes between a header of " +
-                                         std::to_string(header) + " and a footer of " + std::to_string(footer) +
-                                         ". The file is cut off, or it holds records of another length"});
+      return StatusOfProblem(
+          file.name,
+          Problem{error::INVALID_ARGUMENT, "expected a whole number of records of " + std::to_string(record) +
+                                               " bytes, found " + std::to_string(body) + " bytes between a header of " +
+                                               std::to_string(header) + " and a footer of " + std::to_string(footer) +
+                                               ". The file is cut off, or it holds records of another length"});
     }
     for (int64_t at = header; at < header + body; at += record) Add(file, at, record, found);
     return TfStatus();
@@ -126,33 +126,27 @@ class ListRecordsKernel : public OpKernel {
   RecordFormat format_ = RecordFormat::kTfRecord;
 };
 
-Problem ReadRecord(const tensorflow::int64* ticket, tstring* record) {
-  const int64_t offset = ticket[1], length = ticket[2];
-  const auto file = TheRecordFiles().Get(ticket[0]);
-  if (file == nullptr) {
-    return {error::INVALID_ARGUMENT, "there is no file of the number " + std::to_string(ticket[0]) +
-                                         " of a ticket: tickets are read by the process that made them"};
-  }
-  if (length < 0) return file->problem;
+Problem ReadRecord(const RecordFile& file, int64_t offset, int64_t length, tstring* record) {
+  if (length < 0) return file.problem;
   Problem problem;
-  const auto open = TheOpenFiles().Open(*file, &problem);
+  const auto open = TheOpenFiles().Open(file, &problem);
   if (open == nullptr) return problem;
-  const bool is_tfrecord = file->format == RecordFormat::kTfRecord;
+  const bool is_tfrecord = file.format == RecordFormat::kTfRecord;
   const int64_t count = length + (is_tfrecord ? kRecordFooter : 0);
   record->resize_uninitialized(count);
   open->ReadAhead(offset, count + (is_tfrecord ? kRecordHeader : 0));
   const int64_t got = open->Read(record->mdata(), count, offset + (is_tfrecord ? kRecordHeader : 0));
-  if (got < 0) return MakeSystemProblem(file->name, "read", errno);
-  if (got < count) return MakeChangedProblem(file->name, file->state, open->State());
+  if (got < 0) return MakeSystemProblem("read", errno);
+  if (got < count) return MakeChangedProblem(file.state, open->State());
   if (is_tfrecord) {
     if (!HasChecksum(record->data(), length, record->data() + length)) {
       return {error::DATA_LOSS,
-              file->name + ": the record at byte " + std::to_string(offset) + " is broken: the checksum of its " +
+              "the record at byte " + std::to_string(offset) + " is broken: the checksum of its " +
                   std::to_string(length) +
                   " bytes of data does not fit. Write the file anew, or copy it again from where it came"};
     }
     record->resize_uninitialized(length);
-  } else if (file->format == RecordFormat::kText) {
+  } else if (file.format == RecordFormat::kText) {
     char* const begin = record->mdata();  // TensorFlow drops each '\r', wherever it stands
     record->resize_uninitialized(std::remove(begin, begin + length, '\r') - begin);
   }
@@ -175,8 +169,13 @@ class ReadRecordKernel : public OpKernel {
     const tensorflow::int64* const ticket = tickets.flat<tensorflow::int64>().data();
     auto to = records->flat<tstring>();
     for (int64_t i = 0; i < to.size(); ++i) {
-      const Problem problem = ReadRecord(ticket + i * kTicket, &to(i));
-      OP_REQUIRES(context, problem.code == 0, StatusOfProblem(problem));
+      const tensorflow::int64* const one = ticket + i * kTicket;
+      const auto file = TheRecordFiles().Get(one[0]);
+      OP_REQUIRES(context, file != nullptr,
+                  errors::InvalidArgument(Place(), ": there is no file of the number ", one[0],
+                                          " of a ticket. Tickets are read by the process that made them."));
+      const Problem problem = ReadRecord(*file, one[1], one[2], &to(i));
+      OP_REQUIRES(context, problem.code == 0, StatusOfProblem(file->name, problem));
     }
   }
 };

@@ -34,27 +34,27 @@ class Window {
   int64_t start_ = 0, held_ = 0;
 };
 
-Problem MakeBrokenProblem(const std::string& name, int64_t place, int64_t number, const std::string& why) {
-  return {tensorflow::error::DATA_LOSS, name + ": record " + std::to_string(number) + ", at byte " +
-                                            std::to_string(place) + ", is broken: " + why +
+Problem MakeBrokenProblem(int64_t place, int64_t number, const std::string& why) {
+  return {tensorflow::error::DATA_LOSS, "record " + std::to_string(number) + ", at byte " + std::to_string(place) +
+                                            ", is broken: " + why +
                                             ". Write the file anew, or copy it again from where it came"};
 }
 
 // Opens the file in the state that is known; else says why not.
-bool OpenKnown(const OpenFile& file, const std::string& name, const FileState& state, FoundRecords* found) {
+bool OpenKnown(const OpenFile& file, const FileState& state, FoundRecords* found) {
   if (!file.is_open()) {
-    found->problem = MakeSystemProblem(name, "opened", errno);
+    found->problem = MakeSystemProblem("opened", errno);
   } else if (const FileState now = file.State(); !(now == state)) {
-    found->problem = MakeChangedProblem(name, state, now);
+    found->problem = MakeChangedProblem(state, now);
   }
   return found->problem.code == 0;
 }
 
-void CheckUnchanged(const OpenFile& file, const std::string& name, const FileState& state, FoundRecords* found) {
+void CheckUnchanged(const OpenFile& file, const FileState& state, FoundRecords* found) {
   const FileState now = file.State();
   if (now == state) return;
   *found = FoundRecords();
-  found->problem = MakeChangedProblem(name, state, now);
+  found->problem = MakeChangedProblem(state, now);
 }
 
 }  // namespace
@@ -68,32 +68,31 @@ bool HasChecksum(const char* data, size_t count, const char* masked) {
 FoundRecords FindTfRecords(const std::string& name, const FileState& state) {
   FoundRecords found;
   const OpenFile file(name);
-  if (!OpenKnown(file, name, state, &found)) return found;
+  if (!OpenKnown(file, state, &found)) return found;
   Window window(file);
   int64_t at = 0, length = 0;
   while (at < state.size && found.problem.code == 0) {
     const int64_t number = static_cast<int64_t>(found.offsets.size()), left = state.size - at;
     found.place = at;
     if (left < kRecordHeader) {  // TensorFlow takes that for the end
-      found.problem.text = name + ": the file ends with " + std::to_string(left) +
-                           " bytes that are no record, at byte " + std::to_string(at) +
-                           ". It is cut off, or still written";
+      found.problem.text = "the file ends with " + std::to_string(left) + " bytes that are no record, at byte " +
+                           std::to_string(at) + ". It is cut off, or still written";
       break;
     }
     const bool is_dense = number > 0 && length < kPage;
     const char* const header = window.At(at, kRecordHeader, is_dense);
     if (header == nullptr) {
-      found.problem = MakeSystemProblem(name, "read", errno);
+      found.problem = MakeSystemProblem("read", errno);
       break;
     }
     uint64_t told;
     memcpy(&told, header, sizeof(told));
     if (!HasChecksum(header, sizeof(told), header + sizeof(told))) {
       found.problem = MakeBrokenProblem(
-          name, at, number, "the checksum of its length does not fit; the file may be compressed, or no TFRecord file");
+          at, number, "the checksum of its length does not fit; the file may be compressed, or no TFRecord file");
     } else if (told > static_cast<uint64_t>(std::max<int64_t>(0, left - kRecordHeader - kRecordFooter))) {
       found.problem =
-          MakeBrokenProblem(name, at, number,
+          MakeBrokenProblem(at, number,
                             "expected " + std::to_string(told) + " bytes of data and 4 of their checksum, found " +
                                 std::to_string(left - kRecordHeader) + "; the file is cut off, or still written");
     } else {
@@ -103,19 +102,19 @@ FoundRecords FindTfRecords(const std::string& name, const FileState& state) {
       at += kRecordHeader + length + kRecordFooter;
     }
   }
-  CheckUnchanged(file, name, state, &found);
+  CheckUnchanged(file, state, &found);
   return found;
 }
 
 FoundRecords FindLines(const std::string& name, const FileState& state, int64_t first, int64_t last) {
   FoundRecords found;
   const OpenFile file(name);
-  if (!OpenKnown(file, name, state, &found)) return found;
+  if (!OpenKnown(file, state, &found)) return found;
   std::unique_ptr<char[]> block(new char[kTextBlock]);
   for (int64_t at = first; at < last;) {
     const int64_t got = file.Read(block.get(), std::min(kTextBlock, last - at), at);
     if (got <= 0) {
-      found.problem = MakeSystemProblem(name, "read", got < 0 ? errno : EIO);
+      found.problem = MakeSystemProblem("read", got < 0 ? errno : EIO);
       found.place = at;
       return found;
     }
@@ -131,7 +130,7 @@ FoundRecords FindLines(const std::string& name, const FileState& state, int64_t 
     }
     at += got;
   }
-  CheckUnchanged(file, name, state, &found);
+  CheckUnchanged(file, state, &found);
   return found;
 }
 
