@@ -7,6 +7,7 @@ the op that reads a file is replaced by one that lists its tickets.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -113,7 +114,7 @@ def _find_step(dataset: Any) -> Any:
 def _count_cpus() -> int:
     """How many CPUs the script alone would have: all of rank 0's host that the launcher leaves to the job."""
     if not world.is_active():
-        return len(placement.find_node_cpus(None))
+        return len(os.sched_getaffinity(0))
     launcher = placement.find_launcher()
     mine = len(placement.find_node_cpus(launcher[0] if launcher else None))
     return objects.broadcast(mine, "how many CPUs a dataset of records has alone")
