@@ -418,7 +418,8 @@ TABLE = (
         _keep_text,
         "",
         "folder",
-        "Where the compiled ops are kept. Empty: the user's cache folder (XDG_CACHE_HOME or ~/.cache).",
+        "Where the compiled ops are kept, and where records begin in files. Empty: the user's cache folder "
+        "(XDG_CACHE_HOME or ~/.cache).",
     ),
     Setting(
         "ops_dir",

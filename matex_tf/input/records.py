@@ -1,0 +1,212 @@
+"""Datasets of records as tickets: the number of a file, a place and a length for each record, without its data.
+
+`TFRecordDataset`, `TextLineDataset`, `FixedLengthRecordDataset`, and `interleave` and `flat_map` over functions that
+make these of names of files. TensorFlow's own ops put the tickets in order, as they put the records: in the function
+the op that reads a file is replaced by one that lists its tickets.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from matex_tf import tags
+from matex_tf.input import record_functions, record_index
+from matex_tf.input.record_maps import CannotBeIndexed, Map
+from matex_tf.ops import record_files
+from matex_tf.runtime import objects
+from matex_tf.sharding import pipelines
+from matex_tf.world import placement, world
+
+_READERS = ("TFRecordDatasetV2", "TextLineDatasetV2", "FixedLengthRecordDatasetV2")
+_STEPS = ("FlatMapDataset", "InterleaveDataset", "ParallelInterleaveDataset")
+_ORDERS = (
+    "RepeatDataset", "TakeDataset", "SkipDataset", "ShardDataset", "ShuffleDataset", "PrefetchDataset", "CacheDataset",
+    "OptionsDataset", "AssertCardinalityDataset",
+)  # fmt: skip
+"""Steps over names of files without which there are the same names, or more."""
+_SOURCES = ("TensorSliceDataset", "TensorDataset", "RangeDataset")
+_NAMES_AT_ONCE = 1 << 16
+_WHY = "why its records are not indexed"
+
+
+class Records(NamedTuple):
+    """A dataset of records in two.
+
+    tickets: a dataset of int64 tensors [3], in the order in which the script's dataset gives its elements.
+    read: builds, of a ticket, the element that the script's dataset gives: a scalar string, unless the function that
+        reads the files maps records, too. Without such maps, of tickets [..., 3] the records, of shape [...].
+    """
+
+    tickets: Any
+    read: Callable[[Any], Any]
+
+
+def make_tickets(dataset: Any) -> Records | None:
+    """The records of a dataset as tickets; None where that cannot be, and `why_not` tells the reason. Collective.
+
+    All ranks call it with the dataset of the same place of the script. The first call finds where records begin.
+    Another call finds that of files that have changed since: tickets that it gave before are those of the new files.
+    """
+    try:
+        made: Records | str = _make_tickets(dataset)
+    except CannotBeIndexed as reason:
+        made = str(reason)
+    tags.set_tag(dataset, _WHY, made if isinstance(made, str) else "")
+    return None if isinstance(made, str) else made
+
+
+def why_not(dataset: Any) -> str:
+    """Why `make_tickets` has given None of a dataset, in words; "" where it has not."""
+    return tags.get_tag(dataset, _WHY, "")
+
+
+def _make_tickets(dataset: Any) -> Records | str:
+    step = _find_step(dataset)
+    kinds = record_functions.read_kinds(step._map_func.function)
+    if len(kinds) != 1:
+        return "it reads files of several formats" if kinds else "it reads no files of records"
+    [kind] = kinds
+    cpus, maps, names, reason = _count_cpus(), tuple[Map, ...](), list[bytes](), ""
+    try:
+        function, maps = record_functions.Rewriter(step._map_func.function, False, cpus).make()
+        names = _list_names(step, cpus)
+    except CannotBeIndexed as error:
+        reason = str(error)
+    except Exception as error:  # of this rank alone, maybe: the others wait for it
+        reason = f"its names of files cannot be made ({type(error).__name__}: {error})"
+    reason = record_index.index_files(names, kind, reason)
+    if reason:
+        return reason
+    read = _make_reader(maps, step.element_spec) if maps else record_files.read_records
+    return Records(_make_dataset(step, function, cpus), read)
+
+
+def _make_reader(maps: Sequence[Map], spec: Any) -> Callable[[Any], Any]:
+    def read(ticket: Any) -> Any:
+        from tensorflow.python.data.util import structure
+
+        element = [record_files.read_records(ticket)]
+        for one in maps:
+            element = one.build(element)
+        return structure.from_compatible_tensor_list(spec, element)
+
+    return read
+
+
+def _find_step(dataset: Any) -> Any:
+    """The step that makes a dataset of each name of a file and puts their elements in order."""
+    from tensorflow.python.data.ops import dataset_ops
+
+    if not hasattr(dataset._variant_tensor, "numpy"):
+        raise CannotBeIndexed("it is made in a graph")
+    while isinstance(dataset, dataset_ops.DatasetV1Adapter):
+        dataset = dataset._dataset
+    kind = pipelines.name_kind(dataset)
+    if kind in _READERS:
+        return dataset._impl
+    if kind in _STEPS:
+        return dataset
+    raise CannotBeIndexed("it reads no files of records")
+
+
+def _count_cpus() -> int:
+    """How many CPUs the script alone would have: all of rank 0's host that the launcher leaves to the job."""
+    if not world.is_active():
+        return len(os.sched_getaffinity(0))
+    launcher = placement.find_launcher()
+    mine = len(placement.find_node_cpus(launcher[0] if launcher else None))
+    return objects.broadcast(mine, "how many CPUs a dataset of records has alone")
+
+
+def _build(function: Callable[..., Any], spec: Any, source: Any) -> Callable[..., Any]:
+    """A function for `flat_map` over `source`, whose dataset has elements of `spec`."""
+    import tensorflow as tf
+    from tensorflow.python.data.ops import dataset_ops
+    from tensorflow.python.data.util import structure
+
+    def make(*element: Any) -> Any:
+        of = source.element_spec
+        tensors = structure.to_tensor_list(of, element if type(of) is tuple else element[0])
+        return dataset_ops._VariantDataset(function(*tensors), spec)
+
+    return tf.autograph.experimental.do_not_convert(make)
+
+
+def _make_dataset(step: Any, function: Callable[..., Any], cpus: int) -> Any:
+    """The step over `function`, with the elements of its datasets in the order of the script alone."""
+    import tensorflow as tf
+    from tensorflow.python.data.ops import readers
+
+    source = step._input_dataset
+    make = _build(function, tf.TensorSpec([3], tf.int64), source)
+    kind = pipelines.name_kind(step)
+    if kind == "FlatMapDataset":
+        return source.flat_map(make)
+    if isinstance(step, readers.ParallelInterleaveDataset):
+        return readers.ParallelInterleaveDataset(
+            source, make, step._cycle_length, step._block_length, False, step._buffer_output_elements,
+            step._prefetch_input_elements,
+        )  # fmt: skip
+    calls = getattr(step, "_num_parallel_calls", None)
+    known = None if calls is None else int(calls)
+    chosen = int(step._cycle_length)
+    cycle = record_functions.choose_cycle_length(chosen, known, cpus)
+    calls = calls if calls is None or chosen == cycle else record_functions.AUTOTUNE  # not more than the cycle
+    return source.interleave(make, cycle, step._block_length, calls, None if calls is None else True)
+
+
+def _list_names(step: Any, cpus: int) -> list[bytes]:
+    """The names of all files that a step may read, each once, in an order that is the same on all ranks.
+
+    No state of the script's own datasets moves: its shuffles are left out.
+    """
+    import tensorflow as tf
+
+    function = step._map_func.function
+    _check_function(function)
+    make, _ = record_functions.Rewriter(function, True, cpus).make()
+    source = _find_source(step._input_dataset)
+    names = source.flat_map(_build(make, tf.TensorSpec([], tf.string), source)).batch(_NAMES_AT_ONCE)
+    # No iterator of the script's, which ranks would open together.
+    found = names.reduce(tf.zeros([0], tf.string), lambda before, more: tf.concat([before, more], 0))
+    return list(dict.fromkeys(found.numpy().tolist()))
+
+
+def _find_source(dataset: Any) -> Any:
+    """A dataset with all elements of `dataset`, and maybe more, in any order."""
+    kind = pipelines.name_kind(dataset)
+    if kind in _ORDERS:
+        return _find_source(dataset._input_dataset)
+    if kind in _SOURCES:
+        return dataset
+    if kind == "ConcatenateDataset":
+        return _find_source(dataset._input_dataset).concatenate(_find_source(dataset._dataset_to_concatenate))
+    if kind in ("MapDataset", "ParallelMapDataset"):
+        return _find_source(dataset._input_dataset).map(_call(dataset, dataset._map_func))
+    if kind == "FilterDataset":
+        return _find_source(dataset._input_dataset).filter(_call(dataset, dataset._predicate))
+    raise CannotBeIndexed(f"its names of files come from a {kind}")
+
+
+def _call(step: Any, wrapped: Any) -> Callable[..., Any]:
+    """The function of a step, for another step of that kind."""
+    import tensorflow as tf
+    from tensorflow.python.data.util import structure
+
+    function, of, gives = wrapped.function, step._input_dataset.element_spec, wrapped.output_structure
+    _check_function(function)
+
+    def call(*element: Any) -> Any:
+        tensors = structure.to_tensor_list(of, element if type(of) is tuple else element[0])
+        made = function(*tensors)
+        return structure.from_compatible_tensor_list(gives, list(made) if isinstance(made, (list, tuple)) else [made])
+
+    return tf.autograph.experimental.do_not_convert(call)
+
+
+def _check_function(function: Any) -> None:
+    """Raises CannotBeIndexed where the names that a function makes of an element may be others each time."""
+    if found := record_functions.list_changing_ops(function):
+        raise CannotBeIndexed(f"its names of files are made by {', '.join(found)}")

@@ -1,0 +1,179 @@
+#include "files.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <algorithm>
+
+#include "tensorflow/core/protobuf/error_codes.pb.h"
+
+namespace matex {
+namespace {
+
+constexpr std::chrono::seconds kIdle(30);
+constexpr int64_t kThreads = 16, kLeastAhead = 256 << 10, kMostAhead = 8 << 20;
+
+// A part of what this process may have open, and as many as a pipeline may well read in turn.
+size_t CountMostOpen() {
+  struct rlimit limit;
+  if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return 1024;
+  return std::max<size_t>(16, std::min<size_t>(1024, limit.rlim_cur / 4));
+}
+
+std::string KeyOf(RecordFormat format, const std::string& name) {
+  return std::to_string(static_cast<int>(format)) + ":" + name;
+}
+
+}  // namespace
+
+FileState FileState::Of(const struct stat& found) {
+  FileState state;
+  state.size = found.st_size;
+  state.mtime_ns = found.st_mtim.tv_sec * int64_t{1000000000} + found.st_mtim.tv_nsec;
+  return state;
+}
+
+int64_t RecordFiles::Put(RecordFile file) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  const auto [found, is_new] = numbers_.emplace(KeyOf(file.format, file.name), static_cast<int64_t>(files_.size()));
+  file.number = found->second;
+  if (is_new) files_.emplace_back();
+  files_[file.number] = std::make_shared<const RecordFile>(std::move(file));
+  return found->second;
+}
+
+std::shared_ptr<const RecordFile> RecordFiles::Find(RecordFormat format, const std::string& name) const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  const auto found = numbers_.find(KeyOf(format, name));
+  return found == numbers_.end() ? nullptr : files_[found->second];
+}
+
+std::shared_ptr<const RecordFile> RecordFiles::Get(int64_t number) const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return number < 0 || number >= static_cast<int64_t>(files_.size()) ? nullptr : files_[number];
+}
+
+RecordFiles& TheRecordFiles() {
+  static RecordFiles* const files = new RecordFiles;
+  return *files;
+}
+
+OpenFile::OpenFile(const std::string& name, bool jumps) : descriptor_(open(name.c_str(), O_RDONLY | O_CLOEXEC)) {
+  if (is_open() && jumps) posix_fadvise(descriptor_, 0, 0, POSIX_FADV_RANDOM);
+}
+
+OpenFile::~OpenFile() {
+  if (is_open()) close(descriptor_);
+}
+
+FileState OpenFile::State() const {
+  struct stat found;
+  return fstat(descriptor_, &found) == 0 ? FileState::Of(found) : FileState();
+}
+
+int64_t OpenFile::Read(char* to, int64_t count, int64_t offset) const {
+  int64_t done = 0;
+  while (done < count) {
+    const ssize_t got = pread(descriptor_, to + done, count - done, offset + done);
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) return -1;
+    if (got == 0) break;
+    done += got;
+  }
+  ReadBytes() += done;
+  return done;
+}
+
+void OpenFile::ReadAhead(int64_t offset, int64_t count) const {
+  int64_t begin = 0, end = 0;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    // Several threads read a run; each may be a few records ahead of the others.
+    if (offset < first_ || offset > last_ + kThreads * count) {
+      first_ = last_ = fetched_ = offset;
+    }
+    last_ = std::max(last_, offset + count);
+    begin = std::max(fetched_, last_);
+    end = last_ + std::min(kMostAhead, (last_ - first_) / 4);
+    if (end - begin < std::min(kLeastAhead, (last_ - first_) / 8)) return;
+    fetched_ = end;
+  }
+  if (end > begin) posix_fadvise(descriptor_, begin, end - begin, POSIX_FADV_WILLNEED);
+}
+
+std::shared_ptr<const OpenFile> OpenFiles::Take(int64_t number) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  for (auto entry = entries_.begin(); entry != entries_.end(); ++entry) {
+    if (entry->number != number) continue;
+    entry->used = std::chrono::steady_clock::now();
+    entries_.splice(entries_.begin(), entries_, entry);
+    return entry->file;
+  }
+  return nullptr;
+}
+
+void OpenFiles::Keep(int64_t number, std::shared_ptr<const OpenFile> file) {
+  std::vector<std::shared_ptr<const OpenFile>> closed;  // once others may go on
+  std::lock_guard<std::mutex> lock(mutex_);
+  const auto now = std::chrono::steady_clock::now();
+  for (auto entry = entries_.begin(); entry != entries_.end();) {
+    const bool goes = entry->number == number || now - entry->used > kIdle;
+    if (goes) closed.push_back(std::move(entry->file));
+    entry = goes ? entries_.erase(entry) : std::next(entry);
+  }
+  entries_.push_front({number, std::move(file), now});
+  for (const size_t most = CountMostOpen(); entries_.size() > most;) {
+    closed.push_back(std::move(entries_.back().file));
+    entries_.pop_back();
+  }
+}
+
+std::shared_ptr<const OpenFile> OpenFiles::Open(const RecordFile& file, Problem* problem) {
+  std::shared_ptr<const OpenFile> open = Take(file.number);
+  if (open != nullptr && open->State() == file.state) return open;
+  // Under its name there may be another by now, whose records are the ones that are known.
+  open = std::make_shared<const OpenFile>(file.name, /*jumps=*/true);
+  if (!open->is_open()) {
+    *problem = MakeSystemProblem("opened", errno);
+    return nullptr;
+  }
+  const FileState found = open->State();
+  if (!(found == file.state)) {
+    *problem = MakeChangedProblem(file.state, found);
+    return nullptr;
+  }
+  Keep(file.number, open);
+  return open;
+}
+
+OpenFiles& TheOpenFiles() {
+  static OpenFiles* const files = new OpenFiles;
+  return *files;
+}
+
+std::atomic<int64_t>& ReadBytes() {
+  static std::atomic<int64_t> bytes{0};
+  return bytes;
+}
+
+Problem MakeSystemProblem(const char* what, int number) {
+  const int code = number == ENOENT                      ? tensorflow::error::NOT_FOUND
+                   : number == EACCES || number == EPERM ? tensorflow::error::PERMISSION_DENIED
+                                                         : tensorflow::error::UNAVAILABLE;
+  return {code, std::string("the file cannot be ") + what + ": " + strerror(number)};
+}
+
+Problem MakeChangedProblem(const FileState& expected, const FileState& found) {
+  std::string text = "the file has changed since its records were indexed: expected " + std::to_string(expected.size) +
+                     " bytes, found " + std::to_string(found.size);
+  if (found.size == expected.size) text += ", written later";
+  return {tensorflow::error::FAILED_PRECONDITION,
+          text +
+              ". The records of a file that changes while it is read cannot be told apart: start again once the file "
+              "is whole, and write new data to new files"};
+}
+
+}  // namespace matex

@@ -1,0 +1,137 @@
+#include "scan.h"
+
+#include <errno.h>
+#include <string.h>
+
+#include <algorithm>
+#include <memory>
+
+#include "tensorflow/core/lib/hash/crc32c.h"
+#include "tensorflow/core/protobuf/error_codes.pb.h"
+
+namespace matex {
+namespace {
+
+constexpr int64_t kPage = 4096, kDenseBlock = 64 << 10, kTextBlock = 1 << 20;
+
+// Reads a file at places that only grow: the few bytes asked for, or a block where the next ones are likely in it.
+class Window {
+ public:
+  explicit Window(const OpenFile& file) : file_(file), block_(kDenseBlock) {}
+
+  // `count` bytes at `offset`; null where the file has less, or cannot be read.
+  const char* At(int64_t offset, int64_t count, bool is_dense) {
+    if (offset < start_ || offset + count > start_ + held_) {
+      start_ = offset;
+      held_ = std::max<int64_t>(0, file_.Read(block_.data(), is_dense ? kDenseBlock : count, offset));
+    }
+    return offset + count > start_ + held_ ? nullptr : block_.data() + (offset - start_);
+  }
+
+ private:
+  const OpenFile& file_;
+  std::vector<char> block_;
+  int64_t start_ = 0, held_ = 0;
+};
+
+Problem MakeBrokenProblem(int64_t place, int64_t number, const std::string& why) {
+  return {tensorflow::error::DATA_LOSS, "record " + std::to_string(number) + ", at byte " + std::to_string(place) +
+                                            ", is broken: " + why +
+                                            ". Write the file anew, or copy it again from where it came"};
+}
+
+// Opens the file in the state that is known; else says why not.
+bool OpenKnown(const OpenFile& file, const FileState& state, FoundRecords* found) {
+  if (!file.is_open()) {
+    found->problem = MakeSystemProblem("opened", errno);
+  } else if (const FileState now = file.State(); !(now == state)) {
+    found->problem = MakeChangedProblem(state, now);
+  }
+  return found->problem.code == 0;
+}
+
+void CheckUnchanged(const OpenFile& file, const FileState& state, FoundRecords* found) {
+  const FileState now = file.State();
+  if (now == state) return;
+  *found = FoundRecords();
+  found->problem = MakeChangedProblem(state, now);
+}
+
+}  // namespace
+
+bool HasChecksum(const char* data, size_t count, const char* masked) {
+  uint32_t expected;
+  memcpy(&expected, masked, sizeof(expected));  // little-endian, as is every machine that TensorFlow has wheels for
+  return tensorflow::crc32c::Unmask(expected) == tensorflow::crc32c::Value(data, count);
+}
+
+FoundRecords FindTfRecords(const std::string& name, const FileState& state) {
+  FoundRecords found;
+  const OpenFile file(name);
+  if (!OpenKnown(file, state, &found)) return found;
+  Window window(file);
+  int64_t at = 0, length = 0;
+  while (at < state.size && found.problem.code == 0) {
+    const int64_t number = static_cast<int64_t>(found.offsets.size()), left = state.size - at;
+    found.place = at;
+    if (left < kRecordHeader) {  // TensorFlow takes that for the end
+      found.problem.text = "the file ends with " + std::to_string(left) + " bytes that are no record, at byte " +
+                           std::to_string(at) + ". It is cut off, or still written";
+      break;
+    }
+    const bool is_dense = number > 0 && length < kPage;
+    const char* const header = window.At(at, kRecordHeader, is_dense);
+    if (header == nullptr) {
+      found.problem = MakeSystemProblem("read", errno);
+      break;
+    }
+    uint64_t told;
+    memcpy(&told, header, sizeof(told));
+    if (!HasChecksum(header, sizeof(told), header + sizeof(told))) {
+      found.problem = MakeBrokenProblem(
+          at, number, "the checksum of its length does not fit; the file may be compressed, or no TFRecord file");
+    } else if (told > static_cast<uint64_t>(std::max<int64_t>(0, left - kRecordHeader - kRecordFooter))) {
+      found.problem =
+          MakeBrokenProblem(at, number,
+                            "expected " + std::to_string(told) + " bytes of data and 4 of their checksum, found " +
+                                std::to_string(left - kRecordHeader) + "; the file is cut off, or still written");
+    } else {
+      length = static_cast<int64_t>(told);
+      found.offsets.push_back(at);
+      found.lengths.push_back(length);
+      at += kRecordHeader + length + kRecordFooter;
+    }
+  }
+  CheckUnchanged(file, state, &found);
+  return found;
+}
+
+FoundRecords FindLines(const std::string& name, const FileState& state, int64_t first, int64_t last) {
+  FoundRecords found;
+  const OpenFile file(name);
+  if (!OpenKnown(file, state, &found)) return found;
+  std::unique_ptr<char[]> block(new char[kTextBlock]);
+  for (int64_t at = first; at < last;) {
+    const int64_t got = file.Read(block.get(), std::min(kTextBlock, last - at), at);
+    if (got <= 0) {
+      found.problem = MakeSystemProblem("read", got < 0 ? errno : EIO);
+      found.place = at;
+      return found;
+    }
+    const char* const end = block.get() + got;
+    for (const char* line = block.get(); (line = static_cast<const char*>(memchr(line, '\n', end - line))); ++line) {
+      found.offsets.push_back(at + (line - block.get()));
+    }
+    // The last line need not end, but has to have something in it; TensorFlow drops each '\r'.
+    for (const char* byte = end; byte > block.get(); --byte) {
+      if (byte[-1] == '\n' || byte[-1] == '\r') continue;
+      found.content = at + (byte - 1 - block.get());
+      break;
+    }
+    at += got;
+  }
+  CheckUnchanged(file, state, &found);
+  return found;
+}
+
+}  // namespace matex
