@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from matex_tf import settings, tags
-from matex_tf.input import tickets
+from matex_tf.input import records, tickets
 from matex_tf.rewrite.sharing import Share
 from matex_tf.rewrite.sources import find_components
 from matex_tf.runtime import objects
@@ -99,6 +99,8 @@ class Source:
 
     def iterate(self, make_iterator: Any) -> Any:
         """An iterator of the whole batches, for all code; steps take shares of what it is made of."""
+        for one in self.batches.files:
+            records.make_tickets(one)  # of files that have changed since the last iteration
         shares = Shares(self, make_iterator(self._made))
         iterator = make_iterator(self._open(shares))
         batches.note_shares(iterator, shares)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from matex_tf import tags
-from matex_tf.input import batch_maps, memories
+from matex_tf.input import batch_maps, memories, records
 from matex_tf.input.functions import PYTHON, Split
 from matex_tf.rewrite import sources
 from matex_tf.rewrite.sharing import Share
@@ -28,6 +28,7 @@ class Elements(NamedTuple):
     passed: of each of these, the number of the ticket's tensor that it is; None of one that is computed.
     spec: of an element.
     kept: the types of ops because of which work is done for each element on every rank.
+    files: the datasets of records that were found by an index, which follows changes between iterations.
     """
 
     tickets: Any
@@ -35,6 +36,7 @@ class Elements(NamedTuple):
     passed: list[int | None]
     spec: Any
     kept: tuple[str, ...] = ()
+    files: tuple[Any, ...] = ()
 
     @property
     def is_work(self) -> bool:
@@ -52,7 +54,7 @@ class Batches(NamedTuple):
     spec: of an element.
     is_work: whether anything is computed behind the tickets.
     pads: by the numbers of those tensors that are padded to the longest row, with what.
-    kept: see `Elements`.
+    kept, files: see `Elements`.
     """
 
     tickets: Any
@@ -64,6 +66,7 @@ class Batches(NamedTuple):
     is_work: bool
     kept: tuple[str, ...] = ()
     pads: dict[int, Any] = {}
+    files: tuple[Any, ...] = ()
 
 
 def flatten(spec: Any, element: Any) -> Tensors:
@@ -143,7 +146,16 @@ def _find_elements(dataset: Any) -> Elements:
         return _cache_elements(dataset)
     if kind == "ZipDataset":
         return _zip_elements(dataset)
-    return _make_leaf(dataset)
+    found = records.make_tickets(dataset)
+    return _make_leaf(dataset) if found is None else _read_records(dataset, found)
+
+
+def _read_records(dataset: Any, found: records.Records) -> Elements:
+    def work(ticket: Tensors) -> Tensors:
+        return flatten(dataset.element_spec, found.read(ticket[0]))
+
+    passed = [None for _ in flatten_specs(dataset.element_spec)]
+    return Elements(found.tickets, work, passed, dataset.element_spec, files=(dataset,))
 
 
 def _make_leaf(dataset: Any, *kept: str) -> Elements:
@@ -187,7 +199,7 @@ def _map_elements(dataset: Any) -> Elements:
             return split.build_back([element[number] for number in split.held])
 
         passed = [None if at is None else inner.passed[split.held[at]] for at in split.passed]
-        return Elements(inner.tickets, work, passed, spec, kept)
+        return Elements(inner.tickets, work, passed, spec, kept, inner.files)
     if any(inner.passed[number] is None for number in split.front_takes):
         inner = _make_leaf(dataset._input_dataset, *inner.kept)
     waits, size = inner.is_work, len(flatten_specs(inner.tickets.element_spec))
@@ -204,7 +216,8 @@ def _map_elements(dataset: Any) -> Elements:
             return at
         return inner.passed[split.held[at]] if at < held else at - held + size
 
-    return Elements(_put_in_front(inner, split, dataset), work_behind, [*map(find_passed, split.passed)], spec, kept)
+    tickets = _put_in_front(inner, split, dataset)
+    return Elements(tickets, work_behind, [*map(find_passed, split.passed)], spec, kept, inner.files)
 
 
 def is_in_memory(dataset: Any) -> bool:
@@ -265,7 +278,8 @@ def _zip_elements(dataset: Any) -> Elements:
 
     passed = [None if at is None else at + start for one, start in zip(parts, starts) for at in one.passed]
     tickets = tf.data.Dataset.zip(tuple(one.tickets for one in parts))
-    return Elements(tickets, work, passed, dataset.element_spec, tuple(kind for one in parts for kind in one.kept))
+    kept, files = (tuple(each for one in parts for each in getattr(one, name)) for name in ("kept", "files"))
+    return Elements(tickets, work, passed, dataset.element_spec, kept, files)
 
 
 def find_batches(dataset: Any) -> Batches:
@@ -352,7 +366,7 @@ def _batch(dataset: Any) -> Batches:
 
     are_rows = [bool(shape.rank) for _, shape in flatten_specs(spec)]
     pads = _find_pads(dataset) if is_padded else {}
-    return Batches(tickets, count, take, digest, are_rows, spec, inner.is_work, inner.kept, pads)
+    return Batches(tickets, count, take, digest, are_rows, spec, inner.is_work, inner.kept, pads, inner.files)
 
 
 def _put_padded(dataset: Any) -> Callable[[Any, Any], Any]:

@@ -20,6 +20,7 @@ from matex_tf.ops import record_files
 
 folder, rank, size = sys.argv[1], matex_tf.rank(), matex_tf.size()
 names = [f"{folder}/{n}.tfrecord" for n in range(8)]
+tf.random.set_seed(1)
 
 def shuffle_files():
     return tf.data.Dataset.from_tensor_slices(names).shuffle(8, seed=3)
@@ -110,6 +111,7 @@ def read_alone(data: Path) -> dict[str, list[list[bytes]]]:
         names = [f"{data}/{n}.tfrecord" for n in range(8)]
         return interleave(tf.data.Dataset.from_tensor_slices(names).shuffle(8, seed=3))
 
+    tf.random.set_seed(1)
     T = tf.data.TFRecordDataset
     datasets = {
         "tfrecord": make(lambda files: files.interleave(T, 4, 2)),
