@@ -16,7 +16,7 @@ from matex_tf import settings, tags
 from matex_tf.input import records, tickets
 from matex_tf.rewrite.sharing import Share
 from matex_tf.rewrite.sources import find_components
-from matex_tf.runtime import objects
+from matex_tf.runtime import notes, objects
 from matex_tf.sharding import iteration, pipelines, row_shares
 from matex_tf.steps import batches
 from matex_tf.world import world
@@ -282,9 +282,21 @@ def _find_source(dataset: Any) -> Source | None:
         return None  # ranks take turns at whole batches
     specs = tf.nest.flatten(dataset.element_spec, expand_composites=False)
     if not all(isinstance(one, tf.TensorSpec) for one in specs):
+        _explain(dataset, "every rank runs it whole: its elements are no dense tensors")
         return None
     made = tickets.find_batches(dataset)
+    kept = ", ".join(sorted(set(made.kept)))
     rows = find_components([shape for _, shape in tickets.flatten_specs(dataset.element_spec)])
     if not made.is_work or not any(rows) or rows != made.are_rows:
+        why = f"these cannot wait until the rank of a row is known: {kept}" if kept else "it has no map of rows"
+        _explain(dataset, f"every rank runs it whole: {why}")
         return None
+    whole = f"; every rank runs for each row: {kept}" if kept else ""
+    _explain(dataset, f"each rank reads and computes its rows of every batch{whole}")
     return Source(dataset, made)
+
+
+def _explain(dataset: Any, text: str) -> None:
+    if settings.get_settings().explain and world.get_world().size > 1:
+        kinds = [pipelines.name_kind(one).removesuffix("Dataset") for one in row_shares.list_pipeline(dataset)]
+        notes.print_note(f"the pipeline {', '.join(reversed(kinds))}: {text}")

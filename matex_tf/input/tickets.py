@@ -154,7 +154,7 @@ def _read_records(dataset: Any, found: records.Records) -> Elements:
     def work(ticket: Tensors) -> Tensors:
         return flatten(dataset.element_spec, found.read(ticket[0]))
 
-    passed = [None for _ in flatten_specs(dataset.element_spec)]
+    passed: list[int | None] = [None for _ in flatten_specs(dataset.element_spec)]
     return Elements(found.tickets, work, passed, dataset.element_spec, files=(dataset,))
 
 
