@@ -178,6 +178,13 @@ class Node:
     def get_placement(self, index: int) -> Placement:
         return self.inputs[index].placement
 
+    def require_rows(self, index: int = 0) -> Placement:
+        """The placement of an input that has rows; else no rule holds."""
+        one = self.inputs[index].placement
+        if not one.is_sharded:
+            raise NoRuleError
+        return one
+
     @property
     def placements(self) -> list[Placement]:
         return [one.placement for one in self.inputs]

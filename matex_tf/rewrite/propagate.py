@@ -16,6 +16,7 @@ from matex_tf.rewrite.placement import ANY, HALF, LIST, OWN, PARTIAL, REPLICATED
 from matex_tf.rewrite.programs import Program, drop_unneeded
 from matex_tf.rewrite.rules import RULES
 from matex_tf.rewrite.rules.randoms import draw_once, has_no_seed
+from matex_tf.rewrite.rules.registry import decide_without_rule
 from matex_tf.rewrite.sources import SOURCES, count_rows, is_batch, place_batch, put_first
 from matex_tf.rewrite.whole_sums import Whole, find_needed_sums
 
@@ -261,7 +262,7 @@ class Reader:
         if is_own:
             return _pass_own(node)
         is_text = any(tensor.dtype.name == "string" for tensor in node.op.outputs)
-        return draw_once(node) if has_no_seed(node.op) and not is_text else node.decide_whole()
+        return draw_once(node) if has_no_seed(node.op) and not is_text else decide_without_rule(node)
 
 
 def _pass_own(node: Node) -> Decision:
