@@ -58,12 +58,11 @@ def compile_function(function: Callable[[], list[Any]]) -> Callable[[], list[Any
 
 def _list_exchanged(program: Any) -> Iterable[tuple[Placement, Any]]:
     """The placement and dtype of whatever travels within a program."""
-    for node in program.nodes:
-        for value, need in zip(node.inputs, node.decision.needs):
-            if need is not None and needs_exchange(value.placement, need):
-                yield value.placement, value.dtype
-        for body in node.bodies:
-            yield from _list_exchanged(body)
+    for value, need, _ in program.iterate_needs():
+        if needs_exchange(value.placement, need):
+            yield value.placement, value.dtype
+    for body in (body for node in program.nodes for body in node.bodies):
+        yield from _list_exchanged(body)
 
 
 def _can_travel(exchanged: tuple[Placement, Any]) -> bool:

@@ -23,8 +23,10 @@ MOST_TURNS = 12
 """So many scale a loop's body is read, at most, until the placements that come out are those that went in."""
 
 
-def needs_exchange(placement: Placement, need: Placement) -> bool:
-    """Whether bringing a tensor from one placement to another takes a collective."""
+def needs_exchange(placement: Placement, need: Placement | None) -> bool:
+    """Whether bringing a tensor from one placement to another takes a collective; None: it stays as it is."""
+    if need is None or placement.is_replicated:
+        return False
     if placement.kind == PARTIAL:
         return need.kind != PARTIAL
     if placement.kind in (SHARDED, PIECE):

@@ -6,7 +6,6 @@ import functools
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from matex_tf.rewrite import graph_ops
 from matex_tf.rewrite.nodes import Expansion, NoRuleError, Value
 from matex_tf.rewrite.parts import list_inputs
 
@@ -97,22 +96,6 @@ def find_callee(op: Any, name: str, inputs: Sequence[Any] | None = None) -> Call
     if definition is None:
         raise LookupError(f"the graph of the function {name}, which {op.type} '{op.name}' calls, is not known")
     return Callee(function_def_to_graph.function_def_to_graph(definition, input_shapes=[one.shape for one in given]))
-
-
-def has_op(op: Any, types: Any) -> bool:
-    """Whether a function that `op` calls has an op of one of these types, in itself or in a function that it calls."""
-    pending, seen = graph_ops.list_functions(op.node_def), set()
-    while pending:
-        name = pending.pop()
-        if name in seen:
-            continue
-        seen.add(name)
-        definition = getattr(op.graph._get_function(name), "cached_definition", None)
-        for node in definition.node_def if definition is not None else ():
-            if node.op in types:
-                return True
-            pending += graph_ops.list_functions(node)
-    return False
 
 
 def list_steps(graph: Any, run: Iterable[Any], has_loops: bool = False) -> list[Step]:

@@ -257,6 +257,20 @@ class Node:
         return Decision([WHOLE] * len(self.inputs), [WHOLE] * len(self.op.outputs))
 
 
+class StandIn:
+    """Stands for the op of a node that the script's graph does not have."""
+
+    device = ""
+    op_def = None
+
+    def __init__(self, kind: str, outputs: Sequence[Any]):
+        from tensorflow.core.framework import node_def_pb2
+
+        self.type = self.name = kind
+        self.outputs = list(outputs)
+        self.node_def = node_def_pb2.NodeDef()
+
+
 class NoRuleError(Exception):
     """A rule does not hold for these inputs: the op takes whole tensors."""
 

@@ -8,9 +8,10 @@ from typing import Any
 
 from matex_tf.rewrite import compiled, control, own_batches, pieces
 from matex_tf.rewrite.constants import find_constants, find_shapes, note_sizes
-from matex_tf.rewrite.functions import Callee, Step, find_callee, has_op, is_stateful, list_steps
+from matex_tf.rewrite.functions import Callee, Step, find_callee, is_stateful, list_steps
+from matex_tf.rewrite.graph_ops import has_op
 from matex_tf.rewrite.labels import get_labels
-from matex_tf.rewrite.nodes import USUAL_SIZE, Decision, Expansion, Node, NoRuleError, Value, has_same_outputs
+from matex_tf.rewrite.nodes import USUAL_SIZE, Decision, Expansion, Node, NoRuleError, StandIn, Value, has_same_outputs
 from matex_tf.rewrite.pauses import pause_collection
 from matex_tf.rewrite.placement import ANY, HALF, LIST, OWN, PARTIAL, REPLICATED, WHOLE, Placement, list_of
 from matex_tf.rewrite.programs import Program, drop_unneeded
@@ -18,7 +19,7 @@ from matex_tf.rewrite.rules import RULES
 from matex_tf.rewrite.rules.randoms import draw_once, has_no_seed
 from matex_tf.rewrite.rules.registry import decide_without_rule
 from matex_tf.rewrite.sources import SOURCES, count_rows, is_batch, place_batch, put_first
-from matex_tf.rewrite.whole_sums import Whole, find_needed_sums
+from matex_tf.rewrite.whole_sums import WHOLE_SUM, find_needed_sums
 
 ALIASES = ("Identity", "IdentityN", "StopGradient", "PreventGradient", "Snapshot")
 """Identity ops: the copy of the graph leaves them out."""
@@ -210,7 +211,7 @@ class Reader:
         if value.placement.kind != PARTIAL or need is None:
             return value
         key = (*value.key, "whole")
-        node = Node(Whole(value.tensor), key, [value], [])
+        node = Node(StandIn(WHOLE_SUM, [value.tensor]), key, [value], [])
         node.outputs = [Value(value.tensor, key, WHOLE, node)]
         node.decide_on(Decision([need], [need], lambda tensor: [tensor], (), [value.shape]))
         nodes.append(node)

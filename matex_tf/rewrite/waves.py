@@ -10,7 +10,7 @@ from collections.abc import Callable, Container
 
 from matex_tf.rewrite.control import needs_exchange
 from matex_tf.rewrite.nodes import Node, Value
-from matex_tf.rewrite.placement import REPLICATED, Placement
+from matex_tf.rewrite.placement import Placement
 from matex_tf.rewrite.programs import Program
 
 
@@ -47,11 +47,11 @@ def schedule(
         level += id(node) in publishing
         for value, need in zip(node.inputs, node.decision.needs):
             made = 0 if value.node is None else earliest.get(id(value.node), 0)
-            level = max(level, made + is_exchanged(value, need))
+            level = max(level, made + needs_exchange(value.placement, need))
         earliest[id(node)] = level
     last = max(earliest.values(), default=0)
     ends = [
-        (0 if value.node is None else earliest.get(id(value.node), 0)) + is_exchanged(value, need)
+        (0 if value.node is None else earliest.get(id(value.node), 0)) + needs_exchange(value.placement, need)
         for value, need in zip(program.outputs, needs)
     ]
     last = max([last, *ends])
@@ -59,7 +59,7 @@ def schedule(
     waves: dict[int, Exchange] = {}
 
     def take(value: Value, need: Placement | None, level: int) -> None:
-        exchanged = is_exchanged(value, need)
+        exchanged = needs_exchange(value.placement, need)
         if exchanged:
             found = waves.setdefault(id(value), Exchange(value, level - 1))
             found.wave = min(found.wave, level - 1)
@@ -86,7 +86,3 @@ def schedule(
 
 def _list_outputs(program: Program) -> list[Value]:
     return [value for node in program.nodes for value in node.outputs]
-
-
-def is_exchanged(value: Value, need: Placement | None) -> bool:
-    return need is not None and value.placement.kind != REPLICATED and needs_exchange(value.placement, need)
