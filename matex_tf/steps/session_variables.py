@@ -8,10 +8,9 @@ from typing import Any
 import numpy as np
 
 from matex_tf import tags
-from matex_tf.gradients import variables
 from matex_tf.rewrite.rules.randoms import has_no_seed
 from matex_tf.runtime import objects
-from matex_tf.steps import session_graphs
+from matex_tf.steps import session_graphs, variables
 from matex_tf.thread_flag import ThreadFlag
 
 is_inside = ThreadFlag()
