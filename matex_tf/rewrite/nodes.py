@@ -261,7 +261,7 @@ class StandIn:
     """Stands for the op of a node that the script's graph does not have."""
 
     device = ""
-    op_def = None
+    graph = op_def = None
 
     def __init__(self, kind: str, outputs: Sequence[Any]):
         from tensorflow.core.framework import node_def_pb2
