@@ -185,6 +185,17 @@ class Node:
             raise NoRuleError
         return one
 
+    def bring_rows(self, index: int, one: Placement) -> Placement | None:
+        """How an input is brought here that has the rows of `one`, or one entry for all of them."""
+        value = self.inputs[index]
+        if value.placement.has_layout(one):
+            return None
+        if value.shape is not None and len(value.shape) > one.axis and value.shape[one.axis] == 1:
+            return WHOLE
+        if one.rows.chosen is not None:  # which rows a mask chose is known where they are alone
+            raise NoRuleError
+        return one
+
     @property
     def placements(self) -> list[Placement]:
         return [one.placement for one in self.inputs]

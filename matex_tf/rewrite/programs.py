@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from matex_tf.rewrite.control import needs_exchange
 from matex_tf.rewrite.nodes import Node, Value
@@ -51,16 +51,22 @@ class Program:
         return any(has_collective(node) or any(body.has_collectives for body in node.bodies) for node in self.nodes)
 
 
-def drop_unneeded(nodes: list[Node], outputs: Iterable[Value], effects: Iterable[Node]) -> list[Node]:
-    """The nodes that outputs or effects need."""
+def drop_unneeded(
+    nodes: list[Node],
+    outputs: Iterable[Value],
+    effects: Iterable[Node],
+    is_used: Callable[[Value, Placement | None], bool] = lambda value, need: True,
+) -> list[Node]:
+    """The nodes that outputs or effects need. `is_used`: whether bringing a value to a placement takes its tensor."""
     needed = {id(value.node) for value in outputs}
     needed.update(map(id, effects))
     found = []
     for node in reversed(nodes):
         if id(node) in needed:
             found.append(node)
-            for value in node.inputs:
-                needed.add(id(value.node))
+            for value, need in zip(node.inputs, node.decision.needs):
+                if is_used(value, need):
+                    needed.add(id(value.node))
             for one in node.controls:
                 needed.add(id(one))
     found.reverse()

@@ -17,9 +17,9 @@ from matex_tf.rewrite.programs import Program
 from matex_tf.rewrite.propagate import read_program
 from matex_tf.rewrite.rules.randoms import has_no_seed
 from matex_tf.runtime import excepthook
-from matex_tf.sharding import fingerprint
 from matex_tf.steps import capture, cond_turns, events, explain, failures, gradients, session_graphs, shares, worth
 from matex_tf.steps.agreement import agree_on_plan
+from matex_tf.steps.batch_watch import BatchWatch
 from matex_tf.steps.exchanger import RankExchanger
 from matex_tf.steps.plan import NO_WORK
 from matex_tf.steps.session_draws import SessionCopy
@@ -106,7 +106,7 @@ class SessionPlan:
 
         self.graph, self.operations, self.tensors = graph, list(operations), list(tensors)
         self.ranks = world.get_world().size
-        self.is_compared = weakref.WeakSet[Any]()
+        self.batches = BatchWatch(f"the arrays fed to {PLACE}")
         self.turns: list[int] = []
         self.starts: dict[str, Any] = {}
         needed = list_needed(graph, {one.name for one in given}, tensors, operations)
@@ -210,16 +210,12 @@ class SessionPlan:
             return self._run_in_turns(run)
         if self.ranks != world.get_world().size:
             excepthook.refuse_after_loss(PLACE)
-        if held not in self.is_compared:
-            self.is_compared.add(held)
-            held.start(session, self.starts)
-            if rows and not self.are_own:
-                _compare_rows(rows)
+        held.start(session, self.starts)
         held.agree(session, self.variables)
         import tensorflow as tf
 
         try:
-            with failures.fail_together(PLACE):
+            with self.batches.compare_batches((), () if self.are_own else rows), failures.fail_together(PLACE):
                 return self._run_shared(rows, run)
         except tf.errors.OpError:  # some ranks may have set variables that others have not
             held.forget(op.name for op in self.variables)
@@ -238,14 +234,6 @@ class SessionPlan:
             return run(self.operations, self.tensors)
         finally:
             ops.announce_turns([])
-
-
-def _compare_rows(arrays: Sequence[Any]) -> None:
-    """Whether all ranks feed the same; what differs is said. Collective."""
-    total = 0
-    for value in arrays:
-        total = fingerprint.digest_value(value, total)
-    fingerprint.compare_batch((len(arrays[0]), total), f"the arrays fed to {PLACE}")
 
 
 def _find_batch(needed: Sequence[Any]) -> list[Any]:

@@ -105,9 +105,10 @@ class SessionVariables:
 
     def start(self, session: Any, starts: Mapping[str, Any]) -> None:
         """Begin sequences of random numbers that have not begun in the session."""
-        with is_inside.set():
-            session.run([one for name, one in starts.items() if name not in self.started])
-        self.started.update(starts)
+        if new := [one for name, one in starts.items() if name not in self.started]:
+            with is_inside.set():
+                session.run(new)
+            self.started.update(starts)
 
     def forget(self, names: Iterable[str]) -> None:
         """These variables may have changed by other amounts on each rank."""

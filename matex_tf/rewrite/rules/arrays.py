@@ -22,9 +22,7 @@ def _match_rows(node: Node, indexes: Sequence[int]) -> tuple[list[Placement | No
     """All of these inputs with the rows where the first sharded one has them."""
     first = next(node.get_placement(index) for index in indexes if node.get_placement(index).is_sharded)
     one = shard(*first.layout)
-    if first.rows.chosen is not None and not all(node.get_placement(index).has_layout(one) for index in indexes):
-        raise NoRuleError
-    return [None if node.get_placement(index).has_layout(one) else one for index in indexes], one
+    return [node.bring_rows(index, one) for index in indexes], one
 
 
 def _join_sizes(node: Node, indexes: Sequence[int], rest: int = 0) -> Decision | None:
@@ -142,13 +140,10 @@ def pad(node: Node) -> Decision:
 def reverse_sequence(node: Node) -> Decision:
     axis = node.read_attribute("batch_dim")
     found = next((one for one in node.placements if one.is_sharded), None)
-    if (
-        found is None
-        or found.rows.chosen is not None
-        or (node.get_placement(0).is_sharded and node.get_placement(0).axis != axis)
-    ):
+    if found is None or (node.get_placement(0).is_sharded and found.axis != axis):
         raise NoRuleError
-    return node.decide([shard(axis, found.rows), shard(0, found.rows)], shard(axis, found.rows))
+    one = shard(axis, found.rows)
+    return node.decide([node.bring_rows(0, one), node.bring_rows(1, shard(0, found.rows))], one)
 
 
 @register_rule("SpaceToBatchND", linear=0)

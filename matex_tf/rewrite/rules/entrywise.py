@@ -46,16 +46,12 @@ def find_frame(node: Node, indexes: Sequence[int]) -> tuple[list[Placement | Non
     if first is None:
         return None
     place, rows = node.get_placement(first).axis - node.count_axes(first), node.get_placement(first).rows
-    needs: list[Placement | None] = []
-    for index in indexes:
-        shape = node.read_shape(index)
-        has_rows = len(shape) >= -place and shape[place] != 1
-        one = shard(len(shape) + place, rows) if has_rows else WHOLE
-        if rows.chosen is not None and has_rows and not node.get_placement(index).has_layout(one):
-            raise NoRuleError  # which rows a mask chose is known where they are alone
-        needs.append(None if node.get_placement(index).has_layout(one) else one)
-    most = max(node.count_axes(index) for index in indexes)
-    return needs, shard(most + place, rows)
+    counts = [node.count_axes(index) for index in indexes]
+    needs = [
+        node.bring_rows(index, shard(count + place, rows)) if count >= -place else WHOLE
+        for index, count in zip(indexes, counts)
+    ]
+    return needs, shard(max(counts) + place, rows)
 
 
 def compute_entries(node: Node) -> Decision:

@@ -96,7 +96,7 @@ def _follow_table(takes: list[str], gives: list[str], mixes: Mixes, node: Node) 
     needs: list[Placement | None] = [WHOLE] * len(node.inputs)
     for at, kind in enumerate(takes):
         if kind == "rows":
-            needs[at] = _find_rows_need(node, at, one)
+            needs[at] = node.bring_rows(at, one)
         elif kind == "sizes":
             first, *rest = node.read_sizes(at)
             if first.rows not in (None, one.rows) or any(size.rows is not None for size in rest):
@@ -104,18 +104,6 @@ def _follow_table(takes: list[str], gives: list[str], mixes: Mixes, node: Node) 
             needs[at] = find_need(node, at, (Size(one.rows), *rest))
     every = [*gives, *[gives[-1]] * (len(node.op.outputs) - len(gives))]
     return Decision(needs, [one if kind == "rows" else SUM for kind in every])
-
-
-def _find_rows_need(node: Node, index: int, one: Placement) -> Placement | None:
-    """How an input is brought here that has the rows of `one`, or one entry for all of them."""
-    if node.get_placement(index).has_layout(one):
-        return None
-    shape = node.inputs[index].shape
-    if shape is not None and len(shape) > one.axis and shape[one.axis] == 1:
-        return WHOLE
-    if one.rows.chosen is not None:
-        raise NoRuleError
-    return one
 
 
 def _add_table(table: list[tuple[str, Mixes, str]], linear: int | None) -> None:

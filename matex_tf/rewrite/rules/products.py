@@ -15,15 +15,12 @@ def place_product(node: Node, terms: Sequence[Sequence[str]], result: Sequence[s
     if first is None:
         return multiply_figures(node)
     label, rows = terms[first][node.get_placement(first).axis], node.get_placement(first).rows
-    needs: list[Placement | None] = []
-    for index, labels in enumerate(terms):
-        if labels.count(label) > 1:
-            raise NoRuleError
-        has_rows = label in labels and node.read_shape(index)[labels.index(label)] != 1
-        one = shard(labels.index(label), rows) if has_rows else WHOLE
-        if rows.chosen is not None and has_rows and not node.get_placement(index).has_layout(one):
-            raise NoRuleError
-        needs.append(None if node.get_placement(index).has_layout(one) else one)
+    if any(labels.count(label) > 1 for labels in terms):
+        raise NoRuleError
+    needs = [
+        node.bring_rows(index, shard(labels.index(label), rows)) if label in labels else WHOLE
+        for index, labels in enumerate(terms)
+    ]
     return node.decide(needs, shard(result.index(label), rows) if label in result else SUM)
 
 

@@ -35,11 +35,10 @@ def gather(node: Node) -> Decision:
     if not node.has_rows:
         raise NoRuleError
     if outer:
-        found = table if table.is_sharded else numbers
-        if found.axis >= outer or found.rows.chosen is not None:
+        one = shard(*(table if table.is_sharded else numbers).layout)
+        if one.axis >= outer:
             raise NoRuleError
-        one = shard(*found.layout)
-        return node.decide([one, one, *rest], one)
+        return node.decide([node.bring_rows(0, one), node.bring_rows(1, one), *rest], one)
     if numbers.is_sharded:
         return node.decide([WHOLE, None, *rest], shard(axis + numbers.axis, numbers.rows))
     if table.axis == axis:
