@@ -25,7 +25,7 @@ def is_compiled(op: Any) -> bool:
 def place_call(reader: Any, node: Node) -> Decision:
     """A call with rows: one body, as a branch has. What XLA cannot exchange lets all ranks compute the call whole."""
     callee = find_callee(node.op, node.read_attribute("f").name)
-    body = reader.read(callee.graph, node.placements, (*node.key, "compiled"), [one.constant for one in node.inputs])
+    body = reader.read(callee, node.placements, (*node.key, "compiled"), [one.constant for one in node.inputs])
     if not all(map(_can_travel, _list_exchanged(body))):
         raise NoRuleError
     node.bodies = [body]
@@ -40,7 +40,7 @@ def place_call(reader: Any, node: Node) -> Decision:
 
             return inner.build(body, inputs, gives) or [tf.constant(0)]
 
-        run.__name__ = callee.graph.name
+        run.__name__ = callee.name
         return list(compile_function(run)())
 
     return Decision([None] * len(node.inputs), gives, mark_taker(emit), [one.constant for one in body.outputs],

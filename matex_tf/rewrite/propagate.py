@@ -8,7 +8,7 @@ from typing import Any
 
 from matex_tf.rewrite import compiled, control, own_batches, pieces
 from matex_tf.rewrite.constants import find_constants, find_shapes, note_sizes
-from matex_tf.rewrite.functions import Callee, Step, find_callee, is_stateful, list_steps
+from matex_tf.rewrite.functions import Step, find_callee, is_stateful, list_steps, trace_expansion
 from matex_tf.rewrite.graph_ops import has_op
 from matex_tf.rewrite.labels import get_labels
 from matex_tf.rewrite.nodes import USUAL_SIZE, Decision, Expansion, Node, NoRuleError, StandIn, Value, has_same_outputs
@@ -171,8 +171,7 @@ class Reader:
         """What stands for the outputs of an op, and for the op. `last`: the nodes that were last read for it."""
         op = step.op
         if step.type in compiled.CALLS and not compiled.is_compiled(op) and self.is_shared(op, inputs):
-            callee = find_callee(op, op.get_attr("f").name)
-            return self._read_into(nodes, callee.graph, inputs, key, controls)
+            return self._read_into(nodes, find_callee(op, op.get_attr("f").name), inputs, key, controls)
         if step.type in ALIASES and self.reused is None:  # elsewhere it has a place in an order or a branch
             return inputs, controls + [value.node for value in inputs if value.node is not None]
         node = Node(op, key, inputs, controls)
@@ -182,7 +181,7 @@ class Reader:
         node.is_reused = self.reused is not None and op in self.reused
         decision = node.decide_whole() if node.is_reused else self._decide(node)
         if isinstance(decision, Expansion):
-            outputs, _ = self._read_into(nodes, Callee.trace(decision, inputs).graph, inputs, key, controls)
+            outputs, _ = self._read_into(nodes, trace_expansion(decision, inputs), inputs, key, controls)
             return outputs, [value.node for value in outputs if value.node is not None]
         node.decide_on(decision)
         for value in node.outputs:

@@ -10,11 +10,10 @@ from __future__ import annotations
 import functools
 import os
 import time
-import weakref
 from statistics import median
 from typing import Any
 
-from matex_tf import ops, settings
+from matex_tf import ops, settings, tags
 from matex_tf.ops import overlap
 from matex_tf.rewrite.graph_ops import has_sequence, iterate_nodes
 from matex_tf.runtime import objects
@@ -36,7 +35,8 @@ GAIN = 0.95
 
 _CORES = os.cpu_count() or 1
 
-_trials: weakref.WeakKeyDictionary[Any, Trial] = weakref.WeakKeyDictionary()
+TRIAL = "trial of overlapping"
+"""The tag of a plan."""
 
 
 def start_trials() -> None:
@@ -61,14 +61,13 @@ def may_be_tried() -> bool:
 
 def _begin_call(plan: Any) -> None:
     if plan.trained:
-        if plan not in _trials:
-            _trials[plan] = Trial(plan)
-        _trials[plan].begin_call(plan)
+        tags.get_or_make_tag(plan, TRIAL, lambda: Trial(plan)).begin_call(plan)
 
 
 def _end_call(plan: Any) -> None:
-    if plan in _trials:
-        _trials[plan].end_call(plan)
+    trial = tags.get_tag(plan, TRIAL)
+    if trial is not None:
+        trial.end_call(plan)
 
 
 class Trial:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -29,11 +28,10 @@ from matex_tf.world import world
 
 PLACE = "a run of a session"
 NO_BATCH = "it takes no batch of two rows or more from a placeholder or an iterator of an open first dimension (None)"
-_PLANS = "plans of runs"
+_PLANS, _VARIABLES = "plans of runs", "what is known of variables"
 _lock = threading.RLock()
 feeds_shares = ThreadFlag()
 """Whether the run that this thread is in was fed rows of this rank alone."""
-_variables: weakref.WeakKeyDictionary[Any, SessionVariables] = weakref.WeakKeyDictionary()
 
 
 def run_session(
@@ -62,7 +60,7 @@ def run_session(
         if key not in plans:
             plans[key] = SessionPlan(session.graph, operations, tensors, list(given), rows, bool(feeds_shares))
         plan = plans[key]
-        held = _variables.setdefault(session, SessionVariables())
+        held = tags.get_or_make_tag(session, _VARIABLES, SessionVariables)
     found = plan.run(session, held, [given[one] for one in rows], run)
     if plan.count and plan.changed:
         events.step_trained(None)
