@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import math
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from matex_tf.runtime.keras_table import KerasTable
@@ -91,11 +92,35 @@ def _begin(kind: str) -> Iterator[None]:
 
 @_replace_method("fit")
 def _wrap_fit(original: Any) -> Any:
+    signature = inspect.signature(original)
+
     def fit(*args, **kwargs):
+        given = signature.bind(*args, **kwargs)
+        if world.is_active() and not own_data.is_alone():
+            _cut_validation(given.arguments)
         with _begin("fit"):
-            return original(*args, **kwargs)
+            return original(*given.args, **given.kwargs)
 
     return fit
+
+
+def _cut_validation(given: dict[str, Any]) -> None:
+    """The last `validation_split` of each rank's own rows validate, as Keras takes them; a rank may have no row."""
+    import tensorflow as tf
+
+    share, inputs = given.get("validation_split"), _take_inputs(given)
+    is_cut = share and given.get("validation_data") is None and not _is_source(given.get("x"))
+    if not is_cut or not any(map(share_arrays.is_share, tf.nest.flatten(inputs))):
+        return
+
+    def cut(part: Callable[[int], slice]) -> Any:
+        def take(array: Any) -> Any:
+            return None if array is None else array[part(math.floor(len(array) * (1.0 - share)))]
+
+        return tuple(tf.nest.map_structure(take, one) for one in inputs)
+
+    given.update(zip(("x", "y", "sample_weight"), cut(lambda at: slice(0, at))))
+    given.update(validation_data=cut(lambda at: slice(at, None)), validation_split=0.0)
 
 
 @HOOKS.replace_in(_LOST, "trainers.epoch_iterator:EpochIterator.__init__", "engine.data_adapter:DataHandler.__init__")
