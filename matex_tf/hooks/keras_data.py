@@ -108,7 +108,7 @@ def _cut_validation(given: dict[str, Any]) -> None:
     """The last `validation_split` of each rank's own rows validate, as Keras takes them; a rank may have no row."""
     import tensorflow as tf
 
-    share, inputs = given.get("validation_split"), _take_inputs(given)
+    share, inputs = given.get("validation_split") or 0.0, _take_inputs(given)
     is_cut = share and given.get("validation_data") is None and not _is_source(given.get("x"))
     if not is_cut or not any(map(share_arrays.is_share, tf.nest.flatten(inputs))):
         return
