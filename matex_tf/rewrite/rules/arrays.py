@@ -5,17 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from matex_tf.rewrite.nodes import Decision, Node, NoRuleError
-from matex_tf.rewrite.placement import SIZES, SUM, WHOLE, ZERO, Placement, Rows, Size, make_sizes, shard
+from matex_tf.rewrite.placement import SIZES, WHOLE, Placement, Rows, Size, make_sizes, shard
 from matex_tf.rewrite.rules.registry import keep_sum, register_rule
-
-
-def _join_figures(node: Node, indexes: Sequence[int], rest: int = 0) -> Decision:
-    """Tensors without rows beside one another: sums make a sum."""
-    found = [node.get_placement(index) for index in indexes]
-    if any(one.is_partial for one in found) and all(one.is_partial or one.zero for one in found):
-        return node.decide([*[None if one.is_partial else SUM for one in found], *[WHOLE] * rest], SUM)
-    same = ZERO if all(one.zero for one in found) else WHOLE
-    return node.decide([WHOLE] * (len(found) + rest), same)
 
 
 def _match_rows(node: Node, indexes: Sequence[int]) -> tuple[list[Placement | None], Placement]:
@@ -38,14 +29,14 @@ def _join_sizes(node: Node, indexes: Sequence[int], rest: int = 0) -> Decision |
     )
 
 
-@register_rule("Pack")
+@register_rule("Pack", linear=slice(None))
 def pack(node: Node) -> Decision:
     every = range(len(node.inputs))
     sizes = _join_sizes(node, every) if node.inputs[0].shape == [] else None
     if sizes is not None:
         return sizes
     if not node.has_rows:
-        return _join_figures(node, every)
+        raise NoRuleError
     needs, one = _match_rows(node, every)
     axis = node.read_attribute("axis") % (node.count_axes(0) + 1)
     return node.decide(needs, one._replace(axis=one.axis + (axis <= one.axis)))
@@ -63,14 +54,14 @@ def unpack(node: Node) -> Decision:
     return Decision([None], [shard(one.axis - (axis < one.axis), one.rows)] * count)
 
 
-@register_rule("ConcatV2")
+@register_rule("ConcatV2", linear=slice(0, -1))
 def concatenate(node: Node) -> Decision:
     parts = range(len(node.inputs) - 1)
     sizes = _join_sizes(node, parts, 1) if all(len(node.inputs[index].shape or ()) == 1 for index in parts) else None
     if sizes is not None:
         return sizes
     if not any(node.get_placement(index).is_sharded for index in parts):
-        return _join_figures(node, parts, 1)
+        raise NoRuleError
     axis = node.read_axes(len(parts), node.count_axes(0))[0]
     if all(node.get_placement(index).is_sharded and node.get_placement(index).axis == axis for index in parts):
         # One batch below the other: a rank has its part of each.
