@@ -55,7 +55,7 @@ def drop_unneeded(
     nodes: list[Node],
     outputs: Iterable[Value],
     effects: Iterable[Node],
-    is_used: Callable[[Value, Placement | None], bool] = lambda value, need: True,
+    is_used: Callable[[Value, Placement | None], bool] | None = None,
 ) -> list[Node]:
     """The nodes that outputs or effects need. `is_used`: whether bringing a value to a placement takes its tensor."""
     needed = {id(value.node) for value in outputs}
@@ -65,7 +65,7 @@ def drop_unneeded(
         if id(node) in needed:
             found.append(node)
             for value, need in zip(node.inputs, node.decision.needs):
-                if is_used(value, need):
+                if is_used is None or is_used(value, need):
                     needed.add(id(value.node))
             for one in node.controls:
                 needed.add(id(one))

@@ -261,8 +261,8 @@ class Reader:
                 self.refused.setdefault(value.placement.variable, node.op)
         if is_own:
             return _pass_own(node)
-        is_text = any(tensor.dtype.name == "string" for tensor in node.op.outputs)
-        return draw_once(node) if has_no_seed(node.op) and not is_text else decide_without_rule(node)
+        is_drawn = has_no_seed(node.op) and not any(one.dtype.name == "string" for one in node.outputs)
+        return draw_once(node) if is_drawn else decide_without_rule(node)
 
 
 def _pass_own(node: Node) -> Decision:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from matex_tf.rewrite.nodes import Decision, Node, NoRuleError
-from matex_tf.rewrite.placement import SIZES, WHOLE, Placement, Rows, Size, make_sizes, shard
+from matex_tf.rewrite.placement import WHOLE, Placement, Rows, Size, shard
 from matex_tf.rewrite.rules.registry import keep_sum, register_rule
 
 
@@ -16,50 +16,27 @@ def _match_rows(node: Node, indexes: Sequence[int]) -> tuple[list[Placement | No
     return [node.bring_rows(index, one) for index in indexes], one
 
 
-def _join_sizes(node: Node, indexes: Sequence[int], rest: int = 0) -> Decision | None:
-    """A vector of numbers some of which count rows; None: there is no such number among them."""
-    if all(node.get_placement(index).kind != SIZES for index in indexes):
-        return None
-    found = [node.inputs[index].sizes for index in indexes]
-    if None in found:
-        return None
-    made = make_sizes([size for sizes in found if sizes is not None for size in sizes])
-    return node.decide(
-        [*[None if node.get_placement(index).kind == SIZES else WHOLE for index in indexes], *[WHOLE] * rest], made
-    )
-
-
-@register_rule("Pack", linear=slice(None))
+@register_rule("Pack", moves=slice(None))
 def pack(node: Node) -> Decision:
-    every = range(len(node.inputs))
-    sizes = _join_sizes(node, every) if node.inputs[0].shape == [] else None
-    if sizes is not None:
-        return sizes
     if not node.has_rows:
         raise NoRuleError
-    needs, one = _match_rows(node, every)
+    needs, one = _match_rows(node, range(len(node.inputs)))
     axis = node.read_attribute("axis") % (node.count_axes(0) + 1)
     return node.decide(needs, one._replace(axis=one.axis + (axis <= one.axis)))
 
 
-@register_rule("Unpack", linear=0)
+@register_rule("Unpack", moves=0)
 def unpack(node: Node) -> Decision:
-    one, count = node.get_placement(0), len(node.op.outputs)
-    if one.kind == SIZES and node.count_axes(0) == 1:
-        return Decision([None], [make_sizes([size]) for size in one.sizes])
-    one = node.require_rows()
+    one, count = node.require_rows(), len(node.op.outputs)
     axis = node.read_attribute("axis") % node.count_axes(0)
     if axis == one.axis:
         raise NoRuleError
     return Decision([None], [shard(one.axis - (axis < one.axis), one.rows)] * count)
 
 
-@register_rule("ConcatV2", linear=slice(0, -1))
+@register_rule("ConcatV2", moves=slice(0, -1))
 def concatenate(node: Node) -> Decision:
     parts = range(len(node.inputs) - 1)
-    sizes = _join_sizes(node, parts, 1) if all(len(node.inputs[index].shape or ()) == 1 for index in parts) else None
-    if sizes is not None:
-        return sizes
     if not any(node.get_placement(index).is_sharded for index in parts):
         raise NoRuleError
     axis = node.read_axes(len(parts), node.count_axes(0))[0]
@@ -77,16 +54,8 @@ def concatenate(node: Node) -> Decision:
     return node.decide([*needs, WHOLE], one)
 
 
-@register_rule("Split", linear=1)
-def split_evenly(node: Node) -> Decision:
-    one, count = node.get_placement(1), len(node.op.outputs)
-    if one.kind == SIZES:
-        each = len(one.sizes) // count
-        return Decision([WHOLE, None], [make_sizes(one.sizes[at * each : (at + 1) * each]) for at in range(count)])
-    return split(node)
-
-
-@register_rule("SplitV", linear=0)
+@register_rule("Split", moves=1)
+@register_rule("SplitV", moves=0)
 def split(node: Node) -> Decision:
     data, at = (1, 0) if node.type == "Split" else (0, 2)
     one, count = node.require_rows(data), len(node.op.outputs)
@@ -119,7 +88,7 @@ def pad_with(node: Node) -> Decision:
     return keep_sum(node) if is_linear else pad(node)
 
 
-@register_rule("Pad MirrorPad", linear=0)
+@register_rule("Pad MirrorPad", moves=0)
 def pad(node: Node) -> Decision:
     one, rest = node.require_rows(), [WHOLE] * (len(node.inputs) - 1)
     if node.read_constant(1)[one.axis].any():

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from matex_tf.rewrite.nodes import Decision, Node, NoRuleError
-from matex_tf.rewrite.placement import SIZES, WHOLE, Placement, Rows, make_sizes, shard
+from matex_tf.rewrite.placement import WHOLE, Placement, Rows, shard
 from matex_tf.rewrite.rules.registry import register_rule
 from matex_tf.rewrite.rules.sizes import mark_taker
 
@@ -17,7 +17,7 @@ def count_from_here(copy: Any, part: Any, numbers: Any, rows: Rows) -> Any:
     return numbers - tf.cast(copy.find_first(rows, tf.shape(part)[0]), numbers.dtype)
 
 
-@register_rule("GatherV2 Gather", linear=0)
+@register_rule("GatherV2 Gather", moves=0)
 def gather(node: Node) -> Decision:
     table, numbers = node.get_placement(0), node.get_placement(1)
     rest = [WHOLE] * (len(node.inputs) - 2)
@@ -25,9 +25,6 @@ def gather(node: Node) -> Decision:
     if node.type == "GatherV2":
         outer = node.read_attribute("batch_dims")
         outer += node.count_axes(1) if outer < 0 else 0
-        if table.kind == SIZES and node.count_axes(0) == 1 and (node.op.outputs[0].shape.rank or 0) <= 1:
-            picked = [int(at) for at in node.read_constant(1).reshape(-1)]
-            return node.decide([None, WHOLE, *rest], make_sizes([table.sizes[at] for at in picked]))
         if node.has_rows:
             axis = node.read_axes(2, node.count_axes(0))[0]
     if numbers.numbers is not None and table.is_sharded and axis == outer == 0 and node.count_axes(1) == 1:
@@ -61,7 +58,7 @@ def _take_numbered(node: Node, table: Placement, numbers: Placement, rest: list[
     return node.decide([None, None, *rest], shard(0, numbers.rows), emit=mark_taker(emit))
 
 
-@register_rule("GatherNd", linear=0)
+@register_rule("GatherNd", moves=0)
 def gather_nd(node: Node) -> Decision:
     table, numbers = node.get_placement(0), node.get_placement(1)
     outer = node.read_attribute("batch_dims", 0)

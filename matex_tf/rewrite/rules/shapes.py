@@ -45,11 +45,8 @@ def fill(node: Node) -> Decision:
     return node.decide([None, WHOLE], shard(*found))
 
 
-@register_rule("Reshape", linear=0)
+@register_rule("Reshape", moves=0)
 def reshape(node: Node) -> Decision:
-    one = node.get_placement(0)
-    if one.kind == SIZES and node.op.outputs[0].shape.rank in (0, 1):
-        return node.decide([None, WHOLE], one)
     one = node.require_rows()
     wanted, before = node.read_sizes(1), node.inputs[0].shape
     if before is None:
@@ -122,11 +119,8 @@ def _divide(inner: list[int | None], outer: list[int | None]) -> float | None:
     return None if product == 0 else math.prod(size for size in inner if size is not None) / product
 
 
-@register_rule("ExpandDims", linear=0)
+@register_rule("ExpandDims", moves=0)
 def expand(node: Node) -> Decision:
-    one = node.get_placement(0)
-    if one.kind == SIZES and node.count_axes(0) == 0:
-        return node.decide([None, WHOLE], one)
     one = node.require_rows()
     count = node.count_axes(0)
     axis = int(node.read_constant(1).reshape(()))
@@ -134,11 +128,8 @@ def expand(node: Node) -> Decision:
     return node.decide([None, WHOLE], one._replace(axis=one.axis + (axis <= one.axis)))
 
 
-@register_rule("Squeeze", linear=0)
+@register_rule("Squeeze", moves=0)
 def squeeze(node: Node) -> Decision:
-    one = node.get_placement(0)
-    if one.kind == SIZES:
-        return node.decide([None], one)
     one = node.require_rows()
     before = node.read_shape(0)
     axes = [int(axis) % len(before) for axis in node.read_attribute("squeeze_dims")]
@@ -173,14 +164,14 @@ def bitcast(node: Node) -> Decision:
     return compute_entries(node)
 
 
-@register_rule("Transpose ConjugateTranspose", linear=0)
+@register_rule("Transpose ConjugateTranspose", moves=0)
 def transpose(node: Node) -> Decision:
     one = node.require_rows()
     order = [int(axis) for axis in node.read_constant(1).reshape(-1)]
     return node.decide([None, WHOLE], shard(order.index(one.axis), one.rows))
 
 
-@register_rule("BroadcastTo", linear=0)
+@register_rule("BroadcastTo", moves=0)
 def broadcast(node: Node) -> Decision:
     one = node.get_placement(0)
     if node.get_placement(1).kind != SIZES:
@@ -201,7 +192,7 @@ def broadcast(node: Node) -> Decision:
     return node.decide([WHOLE, None], shard(place, rows))
 
 
-@register_rule("Tile", linear=0)
+@register_rule("Tile", moves=0)
 def tile(node: Node) -> Decision:
     one = node.get_placement(0)
     if one.is_sharded:

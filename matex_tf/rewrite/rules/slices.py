@@ -5,31 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 from matex_tf.rewrite.nodes import Decision, Node, NoRuleError
-from matex_tf.rewrite.placement import SIZES, WHOLE, Placement, Rows, Size, make_sizes, shard
+from matex_tf.rewrite.placement import SIZES, WHOLE, Placement, Rows, Size, shard
 from matex_tf.rewrite.rules.arrays import count_rows, take_blocks
 from matex_tf.rewrite.rules.registry import register_rule
 from matex_tf.rewrite.rules.sizes import find_need, find_rows, read_along
 
 
-@register_rule("StridedSlice", linear=0)
+@register_rule("StridedSlice", moves=0)
 def slice_with_strides(node: Node) -> Decision:
-    one = node.get_placement(0)
-    if one.kind == SIZES and node.count_axes(0) == 1:
-        return _slice_sizes(node, one)
     found, needs = follow_axis(node, node.require_rows(), node.count_axes(0), node.read_length(0))
     return node.decide([None, *needs], found)
-
-
-def _slice_sizes(node: Node, one: Placement) -> Decision:
-    if node.read_attribute("ellipsis_mask") or node.read_attribute("new_axis_mask"):
-        raise NoRuleError
-    first, last, stride = (int(node.read_constant(index).reshape(-1)[0]) for index in (1, 2, 3))
-    needs = [None, WHOLE, WHOLE, WHOLE]
-    if node.read_attribute("shrink_axis_mask") & 1:
-        return node.decide(needs, make_sizes([one.sizes[first]]))
-    begin = None if node.read_attribute("begin_mask") & 1 else first
-    end = None if node.read_attribute("end_mask") & 1 else last
-    return node.decide(needs, make_sizes(one.sizes[slice(begin, end, stride)]))
 
 
 def follow_axis(node: Node, one: Placement, count: int, length: int | None) -> tuple[Placement, list[Placement | None]]:
@@ -117,12 +102,8 @@ def _cut(rows: Rows, begin: Size | None, end: Size | None) -> Rows:
     return take_blocks(rows, first, last)
 
 
-@register_rule("Slice", linear=0)
+@register_rule("Slice", moves=0)
 def slice_by_sizes(node: Node) -> Decision:
-    one = node.get_placement(0)
-    if one.kind == SIZES and node.count_axes(0) == 1:
-        start, count = (int(node.read_constant(index).reshape(-1)[0]) for index in (1, 2))
-        return node.decide([None, WHOLE, WHOLE], make_sizes(one.sizes[start : None if count < 0 else start + count]))
     one = node.require_rows()
     begins, counts = (read_along(node, index, one.axis, one, node.read_length(0)) for index in (1, 2))
     others = [size for part in (begins, counts) for at, size in enumerate(part) if at != one.axis]
