@@ -1,18 +1,20 @@
 """The table of rules by op type. A rule says which placements an op takes its inputs in, and what it then gives.
 
-An op without a rule, or one whose rule does not hold for its inputs (`NoRuleError`), takes whole tensors. But for sums
-where the op is linear in them: so a rule tells of inputs with rows, and sizes, alone.
+An op without a rule, or with one that does not hold for its inputs (`NoRuleError`), takes whole tensors, but for sums
+where it is linear in them. So a rule tells of inputs with rows alone.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from typing import TypeVar
 
 from matex_tf.rewrite.nodes import Decision, Expansion, Node
 from matex_tf.rewrite.placement import SIZES, SUM, WHOLE, ZERO, Placement
 from matex_tf.rewrite.rules.moving import move_sizes
 
 Rule = Callable[[Node], Decision | Expansion]
+_Rule = TypeVar("_Rule", bound=Rule)
 RULES: dict[str, Rule] = {}
 _LINEAR: dict[str, int | slice] = {}
 _PRODUCTS: set[str] = set()
@@ -20,15 +22,15 @@ _PRODUCTS: set[str] = set()
 
 def register_rule(
     *types: str, linear: int | slice | None = None, moves: int | slice | None = None, is_product: bool = False
-) -> Callable[[Rule], Rule]:
+) -> Callable[[_Rule], _Rule]:
     """Use the function for ops of these types; one text may name several, with blanks between.
 
     linear: the numbers of the inputs in which these ops are linear together, whatever the others are.
-    moves: of those whose entries they only move; so they are linear in them.
+    moves: of inputs whose entries they only move (`moving`), so that they are linear in them.
     is_product: whether they are linear in each of their inputs.
     """
 
-    def add(rule: Rule) -> Rule:
+    def add(rule: _Rule) -> _Rule:
         add_rules(types, rule if moves is None else _move_or(moves, rule), moves if linear is None else linear)
         if is_product:
             _PRODUCTS.update(name for names in types for name in names.split())
