@@ -72,7 +72,7 @@ def arm() -> None:
         ("import of mpi4py", "mpi4py", "", ""),
         ("import of TensorFlow", "tensorflow.python.framework.ops", "", ""),
         ("building the ops", "matex_tf.ops.build", "subprocess", "run"),
-        ("comparing variables at the start", "matex_tf.gradients.variables", "", "_digests"),
+        ("comparing variables at the start", "matex_tf.steps.variables", "", "_digest_values"),
         ("after the meeting at the end", "matex_tf.runtime.exits.exit_marks", "", "give"),
         ("after the end of MPI", "mpi4py.MPI", "", "Finalize"),
     ):

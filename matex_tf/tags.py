@@ -1,7 +1,6 @@
-"""What is known of an object of others and refers to that object: the object holds it, and both go together.
+"""What is known of an object: the object holds it, and both go together.
 
-In a weak dictionary such a value would hold its key for ever. All else that is known of an object of TensorFlow or
-Keras is in a weak dictionary of the module that knows it.
+In a weak dictionary a value that refers to its key would hold it for ever, and variables are no keys.
 """
 
 from __future__ import annotations

@@ -12,7 +12,6 @@ import numpy as np
 
 from matex_tf import ops
 from matex_tf.apart import own_rows
-from matex_tf.gradients import reduction
 from matex_tf.rewrite.compiled import CALLS
 from matex_tf.rewrite.emit import Copy
 from matex_tf.rewrite.nodes import Decision, Node, Value
@@ -21,6 +20,7 @@ from matex_tf.rewrite.programs import Program
 from matex_tf.rewrite.propagate import Reader
 from matex_tf.servers import affine, variable_uses
 from matex_tf.steps import shares
+from matex_tf.steps.variables import find_name
 
 _READS = ("ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VariableShape")
 _CHANGES = ("Assign", "ResourceApply", "ResourceSparseApply", "ResourceScatter", "ResourceStrided", *variable_uses.ADDS)
@@ -109,7 +109,7 @@ class Additions:
         is_set = isinstance(new.keep, int) and new.keep == 0
         of_itself = any(affine.is_dependent(one, handle) for one in (new.keep, more))
         if (of_itself or is_set) and id(variable) in self._states:
-            name = reduction.find_name(variable).partition(":")[0]
+            name = find_name(variable).partition(":")[0]
             self.why_not = self.why_not or f"it sets '{name}' anew in each batch"
         if not is_added and (dtype.is_integer or (is_set and bool(variable.trainable))):
             before = tf.raw_ops.ReadVariableOp(resource=handle, dtype=dtype)
@@ -167,8 +167,8 @@ def find_obstacle(graph: Any, variables: Sequence[Any], sums: Sequence[Any], own
         sums: those that each rank has for itself, and of which the sum over ranks is that of all batches.
         own: others that each rank has for itself, whatever the step does with them.
     """
-    shared = {id(one.handle): reduction.find_name(one) for one in variables}
-    added_up = {id(one.handle): reduction.find_name(one) for one in sums}
+    shared = {id(one.handle): find_name(one) for one in variables}
+    added_up = {id(one.handle): find_name(one) for one in sums}
     private = {id(one.handle) for one in own} - set(added_up)
     within_graph = {id(outer): within for outer, within in variable_uses.list_handles(graph)}
     for handle, uses in variable_uses.list_uses(graph).items():

@@ -14,12 +14,12 @@ import numpy as np
 
 from matex_tf import ops, settings
 from matex_tf.apart import figures, keras_fit, own_rows
-from matex_tf.gradients import reduction, variables
 from matex_tf.resilience import elastic
 from matex_tf.runtime import notes
 from matex_tf.servers.pieces import update_costs
 from matex_tf.steps import agreement, events
 from matex_tf.steps.plan import CopyKind
+from matex_tf.steps.variables import find_birth, find_differing, find_name, find_tf_variable
 from matex_tf.world import world
 
 _AT_ONCE = 1 << 22  # bytes of variables that are averaged in one piece, where more than one fit in
@@ -106,8 +106,8 @@ class LocalSteps:
     def _end_step(self, plan: Any) -> None:
         """Collective after every so many steps."""
         if plan in self._plans:
-            self._others.update((id(one), one) for one in map(reduction.find_tf_variable, plan.own.graph.variables))
-            self._trained.update((id(one), one) for one in map(reduction.find_tf_variable, plan.trained))
+            self._others.update((id(one), one) for one in map(find_tf_variable, plan.own.graph.variables))
+            self._trained.update((id(one), one) for one in map(find_tf_variable, plan.trained))
             self._steps += 1
             if self._steps == read_period():
                 self._average_trained()
@@ -120,10 +120,10 @@ class LocalSteps:
         if self._steps:
             self._average_trained()
         others = [one for key, one in self._others.items() if key not in self._trained and one.dtype.name != "string"]
-        chosen = sorted(others, key=reduction.find_birth)
+        chosen = sorted(others, key=find_birth)
         values = [np.asarray(one.numpy()) for one in chosen]
-        names = list(map(reduction.find_name, chosen))
-        differing = variables.find_differing(names, values, "what ranks that trained by themselves have")
+        names = list(map(find_name, chosen))
+        differing = find_differing(names, values, "what ranks that trained by themselves have")
         _take_average([chosen[index] for index in differing])
         self._trained, self._others = {}, {}
         agreement.set_apart(False)
@@ -136,7 +136,7 @@ class LocalSteps:
 
     def _average_trained(self) -> None:
         self._steps = 0
-        _take_average(sorted(self._trained.values(), key=reduction.find_birth))
+        _take_average(sorted(self._trained.values(), key=find_birth))
 
 
 def start_listening() -> None:
@@ -176,7 +176,7 @@ def _take_average(chosen: Sequence[Any]) -> None:
 
     for group in _group_variables(chosen):
         flat = [tf.reshape(one.read_value(), [-1]) for one in group]
-        name = f"the average of '{reduction.find_name(group[0])}' and {len(group) - 1} more"
+        name = f"the average of '{find_name(group[0])}' and {len(group) - 1} more"
         whole = flat[0] if len(flat) == 1 else tf.concat(flat, 0)
         if group[0].dtype.is_floating:
             average = ops.allreduce(whole, "mean", name)

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from matex_tf.apart import additive
-from matex_tf.gradients import reduction
 from matex_tf.steps.plan import StepPlan
+from matex_tf.steps.variables import find_name, find_tf_variable
 
 _TYPES = ("float32", "float64", "int32", "int64")
 
@@ -72,7 +72,7 @@ class SharedStep:
         self.parts = additions.parts
         other = next((one for one in self.shared if one.dtype.name not in _TYPES), None)
         if other is not None:
-            return f"'{reduction.find_name(other)}' is of {other.dtype.name}"
+            return f"'{find_name(other)}' is of {other.dtype.name}"
         return why[0]
 
     def _list_changed(self, variables: Sequence[Any]) -> list[Any]:
@@ -89,4 +89,4 @@ class SharedStep:
 
 
 def _find_inner(variables: Sequence[Any]) -> list[Any]:
-    return list(map(reduction.find_tf_variable, variables))
+    return list(map(find_tf_variable, variables))

@@ -1,16 +1,23 @@
-"""`tf.data` over each rank's own rows: what is made of marked arrays is marked; eager code is given whole batches."""
+"""Datasets and their iterators: ranks read equally far ahead, and eager code is given whole batches.
+
+What is made of arrays of each rank's own rows is marked; steps are traced for any number of such rows.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import weakref
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 
-from matex_tf import settings
-from matex_tf.input import whole_batches
+from matex_tf import ops, settings
+from matex_tf.input import own_shares, whole_batches
 from matex_tf.runtime.hooks import Table
-from matex_tf.sharding import row_shares, share_arrays, share_batches
-from matex_tf.steps import agreement, batches, events, own_data, weak_scaling
+from matex_tf.runtime.loop_hooks import put_loop
+from matex_tf.sharding import iteration, row_shares, share_arrays, share_batches
+from matex_tf.steps import agreement, batches, capture, events, own_data, weak_scaling
 from matex_tf.world import world
 
 HOOKS = Table()
@@ -19,20 +26,80 @@ _DATASETS, _ITERATORS = "tensorflow.python.data.ops.dataset_ops", "tensorflow.py
 _LOST = "a dataset of each rank's own rows gives each rank other batches"
 
 
-@HOOKS.replace(_DATASETS, "DatasetV2.__iter__", _LOST)
+@HOOKS.replace(_DATASETS, "DatasetV2.__iter__", "ranks may train different batches")
 def _wrap_iter(original: Any) -> Any:
+    """What a generator has given does not come again: after other amounts of reading ahead ranks train other rows."""
+
     def __iter__(self):
         import tensorflow as tf
 
-        if tf.executing_eagerly():
+        is_eager = tf.executing_eagerly()
+        if is_eager:
             share_batches.prepare_epoch(self)
-        iterator = original(self)
+        may_share = agreement.is_watched() and not share_arrays.is_share(self)
+        source = own_shares.find_source(self) if may_share else None
+        if source is not None:
+            iterator = source.iterate(original) if is_eager else original(source.whole)
+        else:
+            iterator = original(iteration.read_alike(self) if is_eager else self)
         own_data.note_iterator(iterator, self)
-        if tf.executing_eagerly() and _raises_events():
+        if is_eager and _raises_events():
             events.pass_begins(self, iterator)
         return iterator
 
     return __iter__
+
+
+@HOOKS.replace(_ITERATORS, "OwnedIterator._create_iterator", "the end of an iterator may block a rank", optional=True)
+def _wrap_create(original: Any) -> Any:
+    """An iterator that is dropped ends in another thread: its end can take a minute (ops/src/tensorflow/let_go.cc)."""
+
+    def create_iterator(self, dataset):
+        import tensorflow as tf
+
+        original(self, dataset)
+        if world.is_active() and tf.executing_eagerly():
+            weakref.finalize(self, ops.let_go, self._iterator_resource).atexit = False
+
+    return create_iterator
+
+
+def _take_in_trace(iterator: Any, take: Callable[[Any], Any]) -> Any:
+    own_data.require_shared(iterator)
+    if not capture.is_tracing() or not own_data.is_own(iterator):
+        return take(iterator)
+    with _open_rows(iterator):
+        return take(iterator)
+
+
+@contextlib.contextmanager
+def _open_rows(iterator: Any) -> Iterator[None]:
+    """Within it batches of an iterator have any number of rows."""
+    from tensorflow.python.data.util import structure
+
+    capture.note_opened()
+    names = ("_element_spec", "_flat_output_shapes")
+    before = {name: getattr(iterator, name) for name in names}
+    iterator._element_spec = capture.open_spec(iterator._element_spec)
+    iterator._flat_output_shapes = structure.get_flat_tensor_shapes(iterator._element_spec)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(iterator, name, value)
+
+
+@HOOKS.replace("tensorflow.python.data.ops.dataset_autograph", "_tf_ag_dataset_for_stmt", _LOST, put=put_loop)
+def _wrap_dataset_loop(original: Any) -> Any:
+    from tensorflow.python.autograph.operators import control_flow
+
+    def _tf_ag_dataset_for_stmt(ds, *args, **kwargs):
+        if not capture.is_tracing():
+            own_data.require_shared(ds)
+            return original(ds, *args, **kwargs)
+        return control_flow._tf_iterator_for_stmt(iter(ds), *args, **kwargs)
+
+    return _tf_ag_dataset_for_stmt
 
 
 @HOOKS.replace(_ITERATORS, "OwnedIterator._next_internal", _LOST)
@@ -41,8 +108,7 @@ def _wrap_next(original: Any) -> Any:
         import tensorflow as tf
 
         if not tf.executing_eagerly():
-            own_data.require_shared(self)
-            return original(self)
+            return _take_in_trace(self, original)
         if own_data.is_alone():
             return original(self)
         if not _raises_events():
@@ -77,9 +143,9 @@ def _wrap_optional(original: Any) -> Any:
         import tensorflow as tf
 
         if not tf.executing_eagerly():
-            own_data.require_shared(self)
+            return _take_in_trace(self, original)
         shares = batches.find_shares(self)
-        if not tf.executing_eagerly() or own_data.is_alone() or not (own_data.is_own(self) or shares):
+        if own_data.is_alone() or not (own_data.is_own(self) or shares):
             return original(self)
         try:
             whole = own_data.take_whole(self) if shares is None else whole_batches.take_whole(shares)

@@ -6,9 +6,9 @@ import inspect
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from matex_tf.gradients import reduction
 from matex_tf.runtime.hooks import Table
 from matex_tf.steps import agreement, events, gradients, whole_code
+from matex_tf.steps.variables import find_tf_variable
 
 HOOKS = Table()
 _LOST = "ranks that begin with other values of weights stay apart in eager code"
@@ -24,7 +24,7 @@ def _wrap_gradient(original: Any) -> Any:
         if not tf.executing_eagerly():
             gradients.note_gradients(result, sources)
         elif agreement.is_watched():
-            trained = [one for one in tf.nest.flatten(sources) if hasattr(reduction.find_tf_variable(one), "assign")]
+            trained = [one for one in tf.nest.flatten(sources) if hasattr(find_tf_variable(one), "assign")]
             if trained:
                 return whole_code.take_gradients(self, result, trained)
         return result

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import math
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from matex_tf.runtime.keras_table import KerasTable
 from matex_tf.sharding import share_arrays
-from matex_tf.steps import own_arrays, own_data, weak_scaling
+from matex_tf.steps import events, own_arrays, own_data, weak_scaling
 from matex_tf.world import world
 
 _TRAINING, _TESTED = "the training data of fit", "the data of evaluate"
+_state = threading.local()
 
 
 HOOKS = KerasTable()
@@ -25,24 +28,6 @@ def _replace_method(name: str) -> Any:
     return HOOKS.replace_in(_LOST, *(f"{owner}.{name}" for owner in _TRAINERS))
 
 
-def _wrap_with(prepare: Callable[[dict[str, Any]], None]) -> Callable[[Any], Any]:
-    """A wrapper of a method in which `prepare` changes the arguments, by name."""
-
-    def wrap(original: Any) -> Any:
-        signature = inspect.signature(original)
-
-        def method(*args, **kwargs):
-            if not world.is_active() or own_data.is_alone():
-                return original(*args, **kwargs)
-            bound = signature.bind(*args, **kwargs)
-            prepare(bound.arguments)
-            return original(*bound.args, **bound.kwargs)
-
-        return method
-
-    return wrap
-
-
 def _is_dataset(x: Any) -> bool:
     return hasattr(x, "element_spec")
 
@@ -53,45 +38,34 @@ def _is_source(x: Any) -> bool:
     return is_sequence or _is_dataset(x) or hasattr(x, "__next__")
 
 
-def _prepare_fit(given: dict[str, Any]) -> None:
-    weak = weak_scaling.is_on()
-    batch_size, steps = given.get("batch_size"), given.get("steps_per_epoch")
-    given["validation_batch_size"] = given.get("validation_batch_size") or batch_size
-    _prepare_validation(given)
-    x = given.get("x")
+def _prepare(given: dict[str, Any], trains: bool) -> None:
+    """Change the arguments of a source of Keras' data, by name. `trains`: `fit` trains on it."""
+    name = _TRAINING if trains else _TESTED
+    weak = trains and weak_scaling.is_on()
+    x, batch_size, steps = given.get("x"), given.get("batch_size"), given.get("steps_per_epoch")
     if _is_source(x):
-        if _is_dataset(x):
-            given["x"] = _prepare_dataset(x, _TRAINING)
-        if weak and not _is_own(x):
+        if _is_own(x):
+            given["x"] = own_arrays.pad_batches(x, name)
+        elif weak:
             given["x"] = weak_scaling.group_source(x)
         return
     inputs = _take_inputs(given)
     if not inputs:
         return
-    is_own = own_arrays.are_own(inputs, _TRAINING)
+    is_own = own_arrays.are_own(inputs, name)
     factor = world.get_world().trainers if weak else 1
     if weak:
         weak_scaling.say_weak("the batch given to fit is each rank's own")
     if not is_own:
         given["batch_size"] = (batch_size or 32) * factor if weak else batch_size
         return
-    inputs = _cut_validation(given, inputs)
-    counts = own_arrays.count_rows(inputs, _TRAINING)
+    counts = own_arrays.count_rows(inputs, name)
     batch_size = (batch_size or (-(-sum(counts) // steps) if steps else 32)) * factor
-    shuffle = bool(given.get("shuffle", True))
-    dealt = own_arrays.agree_on_deal(inputs, batch_size, shuffle, _TRAINING)
-    _put_dataset(given, own_arrays.make_dataset(inputs, counts, batch_size, shuffle, dealt))
-    given["shuffle"] = False  # the dataset does; Keras would say that it does not shuffle one
-
-
-def _prepare_evaluate(given: dict[str, Any]) -> None:
-    x = given.get("x")
-    if given.get("kwargs", {}).get("_use_cached_eval_dataset"):
-        return  # `fit` validates: its data are prepared
-    if _is_dataset(x):
-        given["x"] = _prepare_dataset(x, _TESTED)
-    elif not _is_source(x) and (inputs := _take_inputs(given)) and own_arrays.are_own(inputs, _TESTED):
-        _put_dataset(given, _make_tested(inputs, given.get("batch_size")))
+    shuffle = bool(given.get("shuffle"))
+    dealt = own_arrays.agree_on_deal(inputs, batch_size, shuffle, name) if trains else share_arrays.Dealt()
+    dataset = own_arrays.make_dataset(inputs, counts, batch_size, shuffle, dealt)
+    # The dataset shuffles; Keras would say that it does not shuffle one.
+    given.update(x=dataset, y=None, sample_weight=None, batch_size=None, shuffle=False)
 
 
 def _take_inputs(given: dict[str, Any]) -> tuple[Any, ...]:
@@ -102,38 +76,42 @@ def _take_inputs(given: dict[str, Any]) -> tuple[Any, ...]:
     return tuple(inputs)
 
 
-def _put_dataset(given: dict[str, Any], dataset: Any) -> None:
-    given.update(x=dataset, y=None, sample_weight=None, batch_size=None)
-
-
-def _prepare_dataset(dataset: Any, name: str) -> Any:
-    return own_arrays.pad_batches(dataset, name) if _is_own(dataset) else dataset
-
-
 def _is_own(x: Any) -> bool:
     return _is_dataset(x) and share_arrays.is_share(x)
 
 
-def _make_tested(inputs: Any, batch_size: int | None) -> Any:
-    counts = own_arrays.count_rows(inputs, _TESTED)
-    return own_arrays.make_dataset(inputs, counts, batch_size or 32, False, share_arrays.Dealt())
+@contextlib.contextmanager
+def _begin(kind: str) -> Iterator[None]:
+    """Within it the next source is of the data of a call of this `kind`, which makes none before."""
+    _state.begun = kind
+    try:
+        yield
+    finally:
+        _state.begun = ""
 
 
-def _prepare_validation(given: dict[str, Any]) -> None:
-    data = given.get("validation_data")
-    if _is_dataset(data):
-        given["validation_data"] = _prepare_dataset(data, _TESTED)
-    elif isinstance(data, (list, tuple)) and own_arrays.are_own(tuple(data), _TESTED):
-        given["validation_data"] = _make_tested(tuple(data), given["validation_batch_size"])
+@_replace_method("fit")
+def _wrap_fit(original: Any) -> Any:
+    signature = inspect.signature(original)
+
+    def fit(*args, **kwargs):
+        given = signature.bind(*args, **kwargs)
+        if world.is_active() and not own_data.is_alone():
+            _cut_validation(given.arguments)
+        with _begin("fit"):
+            return original(*given.args, **given.kwargs)
+
+    return fit
 
 
-def _cut_validation(given: dict[str, Any], inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The rows that train; the last `validation_split` of each rank's rows validate, as Keras takes them."""
+def _cut_validation(given: dict[str, Any]) -> None:
+    """The last `validation_split` of each rank's own rows validate, as Keras takes them; a rank may have no row."""
     import tensorflow as tf
 
-    share = given.pop("validation_split", 0.0)
-    if not share or given.get("validation_data") is not None:
-        return inputs
+    share, inputs = given.get("validation_split") or 0.0, _take_inputs(given)
+    is_cut = share and given.get("validation_data") is None and not _is_source(given.get("x"))
+    if not is_cut or not any(map(share_arrays.is_share, tf.nest.flatten(inputs))):
+        return
 
     def cut(part: Callable[[int], slice]) -> Any:
         def take(array: Any) -> Any:
@@ -141,14 +119,38 @@ def _cut_validation(given: dict[str, Any], inputs: tuple[Any, ...]) -> tuple[Any
 
         return tuple(tf.nest.map_structure(take, one) for one in inputs)
 
-    given["validation_data"] = _make_tested(cut(lambda at: slice(at, None)), given["validation_batch_size"])
-    return cut(lambda at: slice(0, at))
+    given.update(zip(("x", "y", "sample_weight"), cut(lambda at: slice(0, at))))
+    given.update(validation_data=cut(lambda at: slice(at, None)), validation_split=0.0)
 
 
-def _make_batch_whole(given: dict[str, Any]) -> None:
-    names = [name for name in ("x", "y", "sample_weight") if given.get(name) is not None]
-    whole = own_data.make_arrays_whole([given[name] for name in names], "a call for a single batch")
-    given.update(zip(names, whole))
+@HOOKS.replace_in(_LOST, "trainers.epoch_iterator:EpochIterator.__init__", "engine.data_adapter:DataHandler.__init__")
+def _wrap_source(original: Any) -> Any:
+    signature = inspect.signature(original)
+
+    def __init__(*args, **kwargs):
+        kind, _state.begun = getattr(_state, "begun", ""), ""
+        bound = signature.bind(*args, **kwargs)
+        if world.is_active() and not own_data.is_alone() and kind != "predict":
+            events.ranks_meet("preparing data for Keras")
+            _prepare(bound.arguments, kind == "fit")
+        original(*bound.args, **bound.kwargs)
+
+    return __init__
+
+
+@_replace_method("train_on_batch")
+@_replace_method("test_on_batch")
+def _wrap_batch(original: Any) -> Any:
+    signature = inspect.signature(original)
+
+    def call(*args, **kwargs):
+        given = signature.bind(*args, **kwargs)
+        names = [name for name in ("x", "y", "sample_weight") if given.arguments.get(name) is not None]
+        inputs = [given.arguments[name] for name in names]
+        given.arguments.update(zip(names, own_data.make_arrays_whole(inputs, "a call for a single batch")))
+        return original(*given.args, **given.kwargs)
+
+    return call
 
 
 @_replace_method("predict")
@@ -165,16 +167,11 @@ def _wrap_predict(original: Any) -> Any:
         if not world.is_active() or own_data.is_alone():
             return original(*args, **kwargs)
         if not (_is_own(x) if _is_source(x) else own_arrays.are_for_one(x, "the data of predict")):
-            return original(*args, **kwargs)
+            with _begin("predict"):
+                return original(*args, **kwargs)
         with own_data.compute_alone():
             given.arguments["x"], has_rows = own_arrays.prepare_alone(x)
             answer = original(*given.args, **given.kwargs)
         return answer if has_rows else tf.nest.map_structure(lambda rows: rows[:0], answer)
 
     return predict
-
-
-_replace_method("fit")(_wrap_with(_prepare_fit))
-_replace_method("evaluate")(_wrap_with(_prepare_evaluate))
-_replace_method("train_on_batch")(_wrap_with(_make_batch_whole))
-_replace_method("test_on_batch")(_wrap_with(_make_batch_whole))

@@ -13,14 +13,16 @@ from typing import Any, NamedTuple
 
 from matex_tf.rewrite import phases, waves
 from matex_tf.rewrite.compiled import is_compiled
+from matex_tf.rewrite.control import needs_exchange
 from matex_tf.rewrite.functions import is_stateful
-from matex_tf.rewrite.nodes import Decision, Node, Value
+from matex_tf.rewrite.nodes import Decision, Node, StandIn, Value
 from matex_tf.rewrite.own_batches import has_collective
 from matex_tf.rewrite.placement import LIST, PARTIAL, REPLICATED, SHARDED, SIZES, WHOLE, Placement
 from matex_tf.rewrite.programs import Program
 from matex_tf.rewrite.rules.sizes import mark_taker
 from matex_tf.rewrite.segments import read_only_types
 from matex_tf.rewrite.sources import is_batch
+from matex_tf.rewrite.whole_sums import WHOLE_SUM
 
 EFFECT = "it has effects or a state, so that it runs once for all rows"
 COLLECTIVE = "collectives are within it"
@@ -92,7 +94,7 @@ def _has_rows(placement: Placement) -> bool:
 def _has_rows_of_rank(node: Node) -> bool:
     """Whether an input has rows of this rank alone."""
     return any(
-        _has_rows(value.placement) and not waves.is_exchanged(value, need)
+        _has_rows(value.placement) and not needs_exchange(value.placement, need)
         for value, need in zip(node.inputs, node.decision.needs)
     )
 
@@ -117,7 +119,7 @@ def _find_obstacle(node: Node) -> str:
         return COMPILED
     if node.bodies:
         return next((why for body in node.bodies for one in body.nodes if (why := _find_obstacle(one))), "")
-    is_pure = node.type == "Whole" or not is_stateful(node.op) or node.type in read_only_types()
+    is_pure = node.type == WHOLE_SUM or not is_stateful(node.op) or node.type in read_only_types()
     return "" if is_pure else EFFECT
 
 
@@ -158,7 +160,7 @@ def _list_before(node: Node) -> Iterator[Node]:
     """The nodes of the same level that an op needs."""
     for value, need in _list_used(node):
         one = value.node
-        if one is not None and one.level == node.level and not waves.is_exchanged(value, need):
+        if one is not None and one.level == node.level and not needs_exchange(value.placement, need):
             yield one
     yield from (one for one in node.controls if one.level == node.level)
 
@@ -174,7 +176,7 @@ def _find_refused(program: Program, gives: Sequence[Placement], places: dict[int
         if made is not None and made[2] and value.node is not None and not _can_leave(value):
             refused[id(value.node)] = LISTED
         if at is not None and at[2] and user is not None:
-            is_whole = value.placement.is_replicated or waves.is_exchanged(value, need)
+            is_whole = value.placement.is_replicated or needs_exchange(value.placement, need)
             if not is_whole and not _can_enter(value.placement):
                 refused[id(user)] = LISTED
 
@@ -204,20 +206,6 @@ def _can_leave(value: Value) -> bool:
 
 def _has_known_blocks(placement: Placement) -> bool:
     return len(placement.rows.blocks) == 1 or None not in placement.rows.blocks
-
-
-class _Op:
-    """Stands for the op of a region."""
-
-    type = name = "Parts"
-    device = ""
-    op_def = None
-
-    def __init__(self) -> None:
-        from tensorflow.core.framework import node_def_pb2
-
-        self.outputs: list[Any] = []
-        self.node_def = node_def_pb2.NodeDef()
 
 
 class _Rebuilt:
@@ -275,7 +263,7 @@ class _Rebuilt:
         waited = [node for node in nodes if id(node) in awaited]
         region = Region([*constants.values(), *nodes], list(takes.values()), gives, waited)
         inputs = [self._values.get(id(value), value) for value, _ in region.takes]
-        new = Node(_Op(), ("parts", *nodes[0].key), inputs, self._find_controls(nodes))
+        new = Node(StandIn("Parts", []), ("parts", *nodes[0].key), inputs, self._find_controls(nodes))
         new.decision = Decision(
             [need for _, need in region.takes],
             [value.placement for value in gives],
@@ -290,7 +278,7 @@ def _find_taken(value: Value, need: Placement | None) -> Placement | None:
     """The placement in which a region takes a value: what is made whole elsewhere is whole."""
     if value.placement.is_replicated:
         return None
-    is_whole = waves.is_exchanged(value, need) or phases.find_path(value, need) == phases.CONVERTED
+    is_whole = needs_exchange(value.placement, need) or phases.find_path(value, need) == phases.CONVERTED
     return WHOLE if is_whole else None
 
 

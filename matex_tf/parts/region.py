@@ -72,7 +72,8 @@ def _run(copy: Any, region: Region, sizes: Sizes, tensors: Sequence[Any]) -> lis
     for holder, length, value in zip(holders, lengths, region.gives):
         taken, found = found[:length], found[length:]
         whole = holder.finish(taken)
-        _set_shape(whole, value)
+        if value.shape is not None:
+            whole.set_shape(value.shape)
         results.append(tf.identity(whole, value.tensor.op.name.rsplit("/", 1)[-1].lstrip("_")))
     return results
 
@@ -81,14 +82,6 @@ def _drop_axis(shape: Any, axis: int) -> Any:
     import tensorflow as tf
 
     return tf.concat([shape[:axis], shape[axis + 1 :]], 0)
-
-
-def _set_shape(tensor: Any, value: Value) -> None:
-    if value.shape is not None:
-        placement = value.placement
-        tensor.set_shape(
-            [None if placement.is_sharded and at == placement.axis else n for at, n in enumerate(value.shape)]
-        )
 
 
 def _sort_results(

@@ -22,11 +22,13 @@ def _wrap_source(original: Any) -> Any:
     signature = inspect.signature(original)
 
     def __init__(*args: Any, **kwargs: Any) -> None:
+        import tensorflow as tf
+
         kept = find_current()
         if kept is not None and kept.source is None:
             # The first that a call of fit makes is of what it trains on.
             kept.source, x = args[0], signature.bind(*args, **kwargs).arguments.get("x")
-            kept.are_rows_dealt = weak_scaling.is_on() or (hasattr(x, "element_spec") and share_arrays.is_share(x))
+            kept.are_rows_dealt = weak_scaling.is_on() or any(map(share_arrays.is_share, tf.nest.flatten(x)))
         original(*args, **kwargs)
 
     return __init__

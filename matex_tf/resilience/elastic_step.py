@@ -11,7 +11,7 @@ from typing import Any
 
 from matex_tf import ops, tags
 from matex_tf.resilience import elastic, replay
-from matex_tf.rewrite import functions, sources
+from matex_tf.rewrite import graph_ops, sources
 from matex_tf.steps import events, pieces, plan, whole_code
 from matex_tf.world import membership
 
@@ -92,7 +92,7 @@ class Undo:
 
 
 def _have_op(operations: Sequence[Any], types: Sequence[str]) -> bool:
-    return any(op.type in types or functions.has_op(op, types) for op in operations)
+    return any(graph_ops.has_op(op, types) for op in operations)
 
 
 def _find_obstacle(step: plan.StepPlan, others: Sequence[Any]) -> str:

@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from matex_tf.rewrite.graph_ops import iterate_nodes
+
 _STATEFUL = {
     "Multinomial", "ParameterizedTruncatedNormal", "RandomGamma", "RandomPoisson", "RandomPoissonV2", "RandomShuffle",
     "RandomStandardNormal", "RandomUniform", "RandomUniformInt", "TruncatedNormal",
@@ -42,9 +44,7 @@ def _make_comparable(state: Any) -> Any:
 
 def can_draw(graph: Any) -> bool:
     """Whether a graph draws by random ops whose state nobody can get at."""
-    definition = graph.as_graph_def()
-    functions = (node for function in definition.library.function for node in function.node_def)
-    return any(node.op in _STATEFUL for node in [*definition.node, *functions])
+    return any(node.op in _STATEFUL for node in iterate_nodes(graph))
 
 
 def restore_states(kept: dict[str, Any], without: Collection[str] = ()) -> None:

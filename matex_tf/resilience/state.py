@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from matex_tf.gradients import reduction
+from matex_tf.steps.variables import find_name, find_tf_variable
 from matex_tf.world import world
 
 METRICS = "metrics"
@@ -63,7 +63,7 @@ def _list_weights(model: Any) -> list[Any]:
 def _select_new(variables: Iterable[Any], seen: set[int]) -> list[Any]:
     chosen = []
     for variable in variables:
-        inner = reduction.find_tf_variable(variable)
+        inner = find_tf_variable(variable)
         # Variables of text are no state of training, and no plain data.
         is_kept = hasattr(inner, "assign") and hasattr(inner, "numpy") and getattr(inner.dtype, "name", "") != "string"
         if is_kept and id(inner) not in seen:
@@ -124,7 +124,7 @@ def _list_keras_seed() -> list[Any]:
 def read_values(model: Any) -> Kept:
     """The value of every variable, for all ranks alike: of one that ranks hold in pieces a read is collective."""
     return {
-        group: [(reduction.find_name(one), np.asarray(reduction.find_tf_variable(one).numpy())) for one in variables]
+        group: [(find_name(one), np.asarray(find_tf_variable(one).numpy())) for one in variables]
         for group, variables in group_variables(model).items()
     }
 
@@ -151,14 +151,14 @@ def load_values(model: Any, kept: Kept) -> dict[str, int]:
 
 
 def _is_assignable(variable: Any, value: np.ndarray) -> bool:
-    inner = reduction.find_tf_variable(variable)
+    inner = find_tf_variable(variable)
     return tuple(inner.shape) == value.shape and bool(inner.dtype.as_numpy_dtype == value.dtype)
 
 
 def _assign_value(variable: Any, name: str, value: np.ndarray) -> None:
-    inner = reduction.find_tf_variable(variable)
+    inner = find_tf_variable(variable)
     if not _is_assignable(variable, value):
-        here = f"'{reduction.find_name(variable)}' {inner.dtype.name}{list(inner.shape)}"
+        here = f"'{find_name(variable)}' {inner.dtype.name}{list(inner.shape)}"
         raise describe_difference(here, f"'{name}' {value.dtype.name}{list(value.shape)}")
     inner.assign(value)
 

@@ -13,7 +13,7 @@ from matex_tf.rewrite.placement import PARTIAL, PIECE, REPLICATED, SHARDED, SIZE
 from matex_tf.rewrite.programs import Program
 from matex_tf.rewrite.publishing import find_publications
 from matex_tf.rewrite.segments import Segment
-from matex_tf.rewrite.sharing import Publication
+from matex_tf.rewrite.sharing import Publication, cut_piece
 
 FEW = 8
 """Ops that are made one by one rather than as a function that is called."""
@@ -188,7 +188,7 @@ class Body:
             elif need.kind == SHARDED:
                 self.brought[key] = self.copy.slice_rows(self._convert(value, WHOLE), need)
             elif need.kind == PIECE:
-                self.brought[key] = self.copy.cut_piece(self._convert(value, WHOLE), need)
+                self.brought[key] = cut_piece(self._convert(value, WHOLE), need.cuts, self.copy.exchanger.rank)
             elif value.placement.kind == SIZES:
                 tensor = self.whole[id(value)] if id(value) in self.whole else self._find_tensor(value)
                 self.brought[key] = self.copy.make_sizes_whole(tensor, value.placement)
@@ -240,7 +240,7 @@ class Body:
     def _set_shape(self, tensor: Any, value: Value, placement: Placement) -> None:
         """Tell the sizes of a tensor that stands for the value in this placement."""
         if placement.is_piece:
-            first, last = self.copy.find_bounds(placement)
+            first, last = placement.cuts[self.copy.exchanger.rank :][:2]
             tensor.set_shape([last - first])
         elif (shape := value.whole_shape) is not None:
             at = placement.axis if placement.is_sharded else -1

@@ -25,7 +25,7 @@ def is_compiled(op: Any) -> bool:
 def place_call(reader: Any, node: Node) -> Decision:
     """A call with rows: one body, as a branch has. What XLA cannot exchange lets all ranks compute the call whole."""
     callee = find_callee(node.op, node.read_attribute("f").name)
-    body = reader.read(callee.graph, node.placements, (*node.key, "compiled"), [one.constant for one in node.inputs])
+    body = reader.read(callee, node.placements, (*node.key, "compiled"), [one.constant for one in node.inputs])
     if not all(map(_can_travel, _list_exchanged(body))):
         raise NoRuleError
     node.bodies = [body]
@@ -40,7 +40,7 @@ def place_call(reader: Any, node: Node) -> Decision:
 
             return inner.build(body, inputs, gives) or [tf.constant(0)]
 
-        run.__name__ = callee.graph.name
+        run.__name__ = callee.name
         return list(compile_function(run)())
 
     return Decision([None] * len(node.inputs), gives, mark_taker(emit), [one.constant for one in body.outputs],
@@ -58,12 +58,11 @@ def compile_function(function: Callable[[], list[Any]]) -> Callable[[], list[Any
 
 def _list_exchanged(program: Any) -> Iterable[tuple[Placement, Any]]:
     """The placement and dtype of whatever travels within a program."""
-    for node in program.nodes:
-        for value, need in zip(node.inputs, node.decision.needs):
-            if need is not None and needs_exchange(value.placement, need):
-                yield value.placement, value.dtype
-        for body in node.bodies:
-            yield from _list_exchanged(body)
+    for value, need, _ in program.iterate_needs():
+        if needs_exchange(value.placement, need):
+            yield value.placement, value.dtype
+    for body in (body for node in program.nodes for body in node.bodies):
+        yield from _list_exchanged(body)
 
 
 def _can_travel(exchanged: tuple[Placement, Any]) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,8 @@ def find_constants(node: Node) -> None:
         if node.inputs[0].placement.is_replicated and shape is not None and None not in shape:
             node.outputs[0].constant = np.array(shape, node.outputs[0].dtype.as_numpy_dtype)
     elif _is_foldable(node):
-        for value, constant in zip(node.outputs, _evaluate(node)):
+        given = [one.constant for one in node.inputs if one.constant is not None]
+        for value, constant in zip(node.outputs, evaluate(node, given)):
             value.constant = constant
 
 
@@ -78,17 +80,16 @@ _evaluated: dict[tuple[str, _Attributes, tuple[Any, ...]], list[np.ndarray]] = {
 _MOST_EVALUATED = 4096
 
 
-def _evaluate(node: Node) -> list[np.ndarray]:
+def evaluate(node: Node, given: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """What the op of a node makes of these inputs; none where it cannot be run."""
     attributes = tuple(
         (name, value.SerializeToString(deterministic=True)) for name, value in sorted(node.definition.attr.items())
     )
-    constants = [one.constant for one in node.inputs]
-    given = tuple((one.dtype.str, one.shape, one.tobytes()) for one in constants if one is not None)
-    key = node.type, attributes, given
+    key = node.type, attributes, tuple((one.dtype.str, one.shape, one.tobytes()) for one in given)
     if key not in _evaluated:
         if len(_evaluated) >= _MOST_EVALUATED:
             _evaluated.clear()
-        _evaluated[key] = evaluate_op(node.op, constants)
+        _evaluated[key] = evaluate_op(node.op, list(given))
     return _evaluated[key]
 
 

@@ -23,8 +23,10 @@ MOST_TURNS = 12
 """So many scale a loop's body is read, at most, until the placements that come out are those that went in."""
 
 
-def needs_exchange(placement: Placement, need: Placement) -> bool:
-    """Whether bringing a tensor from one placement to another takes a collective."""
+def needs_exchange(placement: Placement, need: Placement | None) -> bool:
+    """Whether bringing a tensor from one placement to another takes a collective; None: it stays as it is."""
+    if need is None or placement.is_replicated:
+        return False
     if placement.kind == PARTIAL:
         return need.kind != PARTIAL
     if placement.kind in (SHARDED, PIECE):
@@ -66,7 +68,7 @@ def place_branches(reader: Any, node: Node) -> Decision:
     )
     given = node.inputs[1:]
     node.bodies = [
-        reader.read(find_callee(node.op, name, list(node.op.inputs)[1:]).graph, [one.placement for one in given],
+        reader.read(find_callee(node.op, name, list(node.op.inputs)[1:]), [one.placement for one in given],
                     (*node.key, index), [one.constant for one in given])
         for index, name in enumerate(names)
     ]  # fmt: skip
@@ -103,7 +105,7 @@ def place_branches(reader: Any, node: Node) -> Decision:
 def place_loop(reader: Any, node: Node) -> Decision:
     """`tf.while_loop`: the placements of what it carries are such that each turn hands on what it takes."""
     cond_name, body_name = (node.read_attribute(name).name for name in ("cond", "body"))
-    body_graph = find_callee(node.op, body_name).graph
+    body_graph = find_callee(node.op, body_name)
     inputs = node.inputs
     kept = [
         index < len(body_graph.outputs) and body_graph.outputs[index] is tensor
@@ -139,7 +141,7 @@ def place_loop(reader: Any, node: Node) -> Decision:
         carried = after
     else:
         raise NoRuleError
-    condition = reader.read(find_callee(node.op, cond_name).graph, carried, (*node.key, "cond"), constants)
+    condition = reader.read(find_callee(node.op, cond_name), carried, (*node.key, "cond"), constants)
     condition.gives, body.gives = [WHOLE], carried
     node.bodies = [condition, body]
     turns = node.read_attribute("parallel_iterations", 10)

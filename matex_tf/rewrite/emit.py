@@ -137,20 +137,6 @@ class Copy:
             found.set_shape([None if at == to.axis else size for at, size in enumerate(tensor.shape)])
         return found
 
-    def find_bounds(self, piece: Placement) -> tuple[int, int]:
-        """The numbers of the first entry that this rank owns, and of the one after the last."""
-        rank = self.exchanger.rank
-        return piece.cuts[rank], piece.cuts[rank + 1]
-
-    def cut_piece(self, tensor: Any, piece: Placement) -> Any:
-        """This rank's piece of a replicated tensor."""
-        import tensorflow as tf
-
-        first, last = self.find_bounds(piece)
-        found = tf.slice(tf.reshape(tensor, [-1]), [first], [last - first])
-        found.set_shape([last - first])
-        return found
-
     def make_sizes_whole(self, tensor: Any, placement: Placement) -> Any:
         """Numbers of rows, of which each row has as many on all ranks, as those of the script's batch: no message."""
         import tensorflow as tf

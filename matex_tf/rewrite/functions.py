@@ -4,27 +4,20 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
-from matex_tf.rewrite import graph_ops
 from matex_tf.rewrite.nodes import Expansion, NoRuleError, Value
 from matex_tf.rewrite.parts import list_inputs
 
 
-class Callee(NamedTuple):
-    """A function's graph: its inputs and outputs are those of the op that calls it, in their order."""
+def trace_expansion(expansion: Expansion, inputs: Sequence[Value]) -> Any:
+    """The graph of an expansion's function, which takes tensors like these."""
+    import tensorflow as tf
 
-    graph: Any
-
-    @staticmethod
-    def trace(expansion: Expansion, inputs: Sequence[Value]) -> Callee:
-        """The graph of an expansion's function, which takes tensors like these."""
-        import tensorflow as tf
-
-        specs = tuple(tf.TensorSpec(value.shape, value.dtype) for value in inputs)
-        # What a function holds besides its arguments may differ from one to the next, and would be kept.
-        trace = _trace.__wrapped__ if expansion.function.__closure__ else _trace
-        return Callee(trace(expansion, specs))
+    specs = tuple(tf.TensorSpec(value.shape, value.dtype) for value in inputs)
+    # What a function holds besides its arguments may differ from one to the next, and would be kept.
+    trace = _trace.__wrapped__ if expansion.function.__closure__ else _trace
+    return trace(expansion, specs)
 
 
 @functools.lru_cache(maxsize=256)
@@ -83,8 +76,11 @@ def is_movable(op: Any) -> bool:
     return found
 
 
-def find_callee(op: Any, name: str, inputs: Sequence[Any] | None = None) -> Callee:
-    """The function `name` that `op` calls with `inputs` (default: the inputs of the op)."""
+def find_callee(op: Any, name: str, inputs: Sequence[Any] | None = None) -> Any:
+    """The graph of the function `name` that `op` calls with `inputs` (default: the inputs of the op).
+
+    Its inputs and outputs are those of the op, in their order.
+    """
     from tensorflow.python.eager import context
     from tensorflow.python.framework import function_def_to_graph
 
@@ -92,27 +88,11 @@ def find_callee(op: Any, name: str, inputs: Sequence[Any] | None = None) -> Call
     function = op.graph._get_function(name)
     found = getattr(function, "graph", None)
     if found is not None and len(getattr(found, "inputs", None) or ()) == len(given):
-        return Callee(found)
+        return found
     definition = getattr(function, "cached_definition", None) or context.context().get_function_def(name)
     if definition is None:
         raise LookupError(f"the graph of the function {name}, which {op.type} '{op.name}' calls, is not known")
-    return Callee(function_def_to_graph.function_def_to_graph(definition, input_shapes=[one.shape for one in given]))
-
-
-def has_op(op: Any, types: Any) -> bool:
-    """Whether a function that `op` calls has an op of one of these types, in itself or in a function that it calls."""
-    pending, seen = graph_ops.list_functions(op.node_def), set()
-    while pending:
-        name = pending.pop()
-        if name in seen:
-            continue
-        seen.add(name)
-        definition = getattr(op.graph._get_function(name), "cached_definition", None)
-        for node in definition.node_def if definition is not None else ():
-            if node.op in types:
-                return True
-            pending += graph_ops.list_functions(node)
-    return False
+    return function_def_to_graph.function_def_to_graph(definition, input_shapes=[one.shape for one in given])
 
 
 def list_steps(graph: Any, run: Iterable[Any], has_loops: bool = False) -> list[Step]:

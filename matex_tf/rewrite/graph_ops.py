@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -11,19 +11,28 @@ _CALLS = ("Call", "If", "While", "Case", "Dataset")
 """What is in the names of ops that call functions."""
 
 
-def list_op_types(graph: Any) -> set[str]:
-    """The types of all ops in `graph` and in the functions that they call."""
-    found, seen = set[str](), set[str]()
-    pending = [op.node_def for op in graph.get_operations()]
+def iterate_nodes(graph: Any, ops: Iterable[Any] | None = None) -> Iterator[Any]:
+    """The definitions of ops (default: all of `graph`), and of those in the functions that they call, each once."""
+    seen = set[str]()
+    pending = [op.node_def for op in (graph.get_operations() if ops is None else ops)]
     while pending:
         node = pending.pop()
-        found.add(node.op)
+        yield node
         for name in list_functions(node):
             function = None if name in seen else graph._get_function(name)
             seen.add(name)
-            if function is not None:
-                pending.extend(function.cached_definition.node_def)
-    return found
+            definition = getattr(function, "cached_definition", None)
+            pending.extend(() if definition is None else definition.node_def)
+
+
+def has_op(op: Any, types: Container[str]) -> bool:
+    """Whether an op is of one of these types, or calls a function that has one."""
+    return op.type in types or any(node.op in types for node in iterate_nodes(op.graph, [op]))
+
+
+def has_sequence(graph: Any) -> bool:
+    """Whether a random op is in a graph, or in a function that it calls, which holds a sequence of numbers itself."""
+    return any("seed2" in node.attr for node in iterate_nodes(graph))
 
 
 def list_functions(node: Any) -> list[str]:

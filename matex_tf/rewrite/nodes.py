@@ -178,6 +178,24 @@ class Node:
     def get_placement(self, index: int) -> Placement:
         return self.inputs[index].placement
 
+    def require_rows(self, index: int = 0) -> Placement:
+        """The placement of an input that has rows; else no rule holds."""
+        one = self.inputs[index].placement
+        if not one.is_sharded:
+            raise NoRuleError
+        return one
+
+    def bring_rows(self, index: int, one: Placement) -> Placement | None:
+        """How an input is brought here that has the rows of `one`, or one entry for all of them."""
+        value = self.inputs[index]
+        if value.placement.has_layout(one):
+            return None
+        if value.shape is not None and len(value.shape) > one.axis and value.shape[one.axis] == 1:
+            return WHOLE
+        if one.rows.chosen is not None:  # which rows a mask chose is known where they are alone
+            raise NoRuleError
+        return one
+
     @property
     def placements(self) -> list[Placement]:
         return [one.placement for one in self.inputs]
@@ -248,6 +266,20 @@ class Node:
     def decide_whole(self) -> Decision:
         """All inputs are made whole, and so the outputs are those of the script."""
         return Decision([WHOLE] * len(self.inputs), [WHOLE] * len(self.op.outputs))
+
+
+class StandIn:
+    """Stands for the op of a node that the script's graph does not have."""
+
+    device = ""
+    graph = op_def = None
+
+    def __init__(self, kind: str, outputs: Sequence[Any]):
+        from tensorflow.core.framework import node_def_pb2
+
+        self.type = self.name = kind
+        self.outputs = list(outputs)
+        self.node_def = node_def_pb2.NodeDef()
 
 
 class NoRuleError(Exception):

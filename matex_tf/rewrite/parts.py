@@ -1,7 +1,4 @@
-"""A part of a graph of `tf.compat.v1`: the ops between given tensors and what a run asks for.
-
-A reader takes a part as it takes the graph of a function.
-"""
+"""Parts of a graph, which a reader takes as it takes the graph of a function."""
 
 from __future__ import annotations
 
@@ -17,17 +14,28 @@ _WAY_BACK = ("NextIteration", "RefNextIteration")
 _CALLS = ("StatefulPartitionedCall",)
 
 
-class Part:
+class GraphPart:
+    """The ops of the graph `of` between given tensors and those that are asked for."""
+
+    building_function = False
+
+    def __init__(self, of: Any, inputs: Sequence[Any], outputs: Sequence[Any], control_outputs: Sequence[Any]):
+        self.of, self.inputs, self.outputs = of, list(inputs), list(outputs)
+        self.control_outputs = list(control_outputs)
+
+    def get_operations(self) -> list[Any]:
+        operations: list[Any] = self.of.get_operations()
+        return operations
+
+
+class Part(GraphPart):
     """What is computed of a graph when the tensors `given` are there and `tensors` and `operations` are asked for.
 
-    of: the graph.
     inputs: the tensors that ranks divide, then the other given ones.
     needed: the ops that run, as they were made.
     reused: those of them that do not depend on what ranks divide.
     outputs, control_outputs: what is asked for and does depend on it; the calls of functions with effects, too.
     """
-
-    building_function = False
 
     def __init__(
         self,
@@ -40,16 +48,16 @@ class Part:
     ):
         """needed: see `list_needed`. rows: what ranks divide. roots: ops that are made again with their dependents."""
         names = {tensor.name for tensor in rows}
-        self.inputs = [*rows, *(tensor for tensor in given if tensor.name not in names)]
         fed = {tensor.name for tensor in given}
         tensors, operations = list(tensors), list(operations)
         self.needed = list(needed)
-        self.of = self.needed[0].graph if self.needed else None
         copied = _list_dependents(needed, fed, names, roots)
         self.reused = set(self.needed) - copied
-        self.outputs = [tensor for tensor in tensors if tensor.op in copied and tensor.name not in fed | names]
-        self.control_outputs = [op for op in operations if op in copied]
-        self.control_outputs += [op for op in self.needed if op in copied and op.type in _CALLS]
+        outputs = [tensor for tensor in tensors if tensor.op in copied and tensor.name not in fed | names]
+        effects = [op for op in operations if op in copied]
+        effects += [op for op in self.needed if op in copied and op.type in _CALLS]
+        inputs = [*rows, *(tensor for tensor in given if tensor.name not in names)]
+        super().__init__(self.needed[0].graph if self.needed else None, inputs, outputs, effects)
         self.copied = [op for op in self.needed if op in copied]
 
     def get_operations(self) -> list[Any]:

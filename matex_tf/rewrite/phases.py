@@ -8,7 +8,7 @@ from matex_tf.rewrite.control import is_other_list, needs_exchange
 from matex_tf.rewrite.functions import is_movable
 from matex_tf.rewrite.nodes import Node, Value
 from matex_tf.rewrite.placement import ANY, LIST, PARTIAL, PIECE, REPLICATED, SHARDED, SIZES, Placement, Size
-from matex_tf.rewrite.programs import Program
+from matex_tf.rewrite.programs import Program, drop_unneeded
 from matex_tf.rewrite.sources import may_take_batch
 
 SAME, COUNTED, EXCHANGED, CONVERTED = "same", "counted", "exchanged", "converted"
@@ -62,18 +62,13 @@ def find_counts(value: Value) -> tuple[Size, ...] | None:
 
 def drop_unused(program: Program, gives: Sequence[Placement]) -> Program:
     """Without ops whose results the rank's share of the batch tells."""
-    used = {id(node) for node in program.effects}
-    used.update(id(value.node) for value, need in zip(program.outputs, gives) if uses_tensor(value, need))
-    nodes = []
-    for node in reversed(program.nodes):
-        if id(node) in used:
-            nodes.append(node)
-            for value, need in zip(node.inputs, node.decision.needs):
-                if value.placement.kind != SIZES or uses_tensor(value, need):
-                    used.add(id(value.node))
-            for one in node.controls:
-                used.add(id(one))
-    nodes.reverse()
+    outputs = [value for value, need in zip(program.outputs, gives) if uses_tensor(value, need)]
+    nodes = drop_unneeded(
+        program.nodes,
+        outputs,
+        program.effects,
+        lambda value, need: value.placement.kind != SIZES or uses_tensor(value, need),
+    )
     return Program(nodes, program.inputs, program.outputs, program.effects, program.takes_batch)
 
 

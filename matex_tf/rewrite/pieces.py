@@ -19,7 +19,7 @@ from matex_tf.rewrite.rules.entrywise import IDENTITIES, LINEAR, LINEAR_IN, NONL
 _ENTRYWISE = {
     *f"{IDENTITIES} {LINEAR} {NONLINEAR}".split(),
     *LINEAR_IN,
-    *"AddV2 Add Sub AddN AccumulateNV2 Mul RealDiv Div DivNoNan MulNoNan FloorDiv Maximum Minimum FloorMod".split(),
+    *"AddV2 Add Sub AddN AccumulateNV2 Mul RealDiv Div DivNoNan FloorDiv Maximum Minimum FloorMod".split(),
     *"Select SelectV2 Cast ZerosLike OnesLike".split(),
 }
 _SAME_ORDER = {"Reshape", "ExpandDims", "Squeeze", "EnsureShape"}

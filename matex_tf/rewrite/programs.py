@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from matex_tf.rewrite import control, own_batches
+from matex_tf.rewrite.control import needs_exchange
 from matex_tf.rewrite.nodes import Node, Value
+from matex_tf.rewrite.own_batches import has_collective
+from matex_tf.rewrite.placement import Placement
 
 
 class Program:
@@ -29,25 +31,42 @@ class Program:
         self.takes_batch = takes_batch
         self.gives = [value.placement for value in outputs]
 
+    def iterate_needs(
+        self, gives: Sequence[Placement] | None = None
+    ) -> Iterator[tuple[Value, Placement | None, Node | None]]:
+        """Each value with the placement in which a node takes it, and the node; None: as an output, brought to `gives`.
+
+        None for the placement: as it is.
+        """
+        for node in self.nodes:
+            for value, need in zip(node.inputs, node.decision.needs):
+                yield value, need, node
+        for value, need in zip(self.outputs, self.gives if gives is None else gives):
+            yield value, need, None
+
     @property
     def has_collectives(self) -> bool:
-        needed = [pair for node in self.nodes for pair in zip(node.inputs, node.decision.needs)]
-        needed += zip(self.outputs, self.gives)
-        exchanges = any(need is not None and control.needs_exchange(value.placement, need) for value, need in needed)
-        exchanges = exchanges or any(map(own_batches.has_collective, self.nodes))
-        return exchanges or any(body.has_collectives for node in self.nodes for body in node.bodies)
+        if any(needs_exchange(value.placement, need) for value, need, _ in self.iterate_needs()):
+            return True
+        return any(has_collective(node) or any(body.has_collectives for body in node.bodies) for node in self.nodes)
 
 
-def drop_unneeded(nodes: list[Node], outputs: Iterable[Value], effects: Iterable[Node]) -> list[Node]:
-    """The nodes that outputs or effects need."""
+def drop_unneeded(
+    nodes: list[Node],
+    outputs: Iterable[Value],
+    effects: Iterable[Node],
+    is_used: Callable[[Value, Placement | None], bool] | None = None,
+) -> list[Node]:
+    """The nodes that outputs or effects need. `is_used`: whether bringing a value to a placement takes its tensor."""
     needed = {id(value.node) for value in outputs}
     needed.update(map(id, effects))
     found = []
     for node in reversed(nodes):
         if id(node) in needed:
             found.append(node)
-            for value in node.inputs:
-                needed.add(id(value.node))
+            for value, need in zip(node.inputs, node.decision.needs):
+                if is_used is None or is_used(value, need):
+                    needed.add(id(value.node))
             for one in node.controls:
                 needed.add(id(one))
     found.reverse()

@@ -8,16 +8,18 @@ from typing import Any
 
 from matex_tf.rewrite import compiled, control, own_batches, pieces
 from matex_tf.rewrite.constants import find_constants, find_shapes, note_sizes
-from matex_tf.rewrite.functions import Callee, Step, find_callee, has_op, is_stateful, list_steps
+from matex_tf.rewrite.functions import Step, find_callee, is_stateful, list_steps, trace_expansion
+from matex_tf.rewrite.graph_ops import has_op
 from matex_tf.rewrite.labels import get_labels
-from matex_tf.rewrite.nodes import USUAL_SIZE, Decision, Expansion, Node, NoRuleError, Value, has_same_outputs
+from matex_tf.rewrite.nodes import USUAL_SIZE, Decision, Expansion, Node, NoRuleError, StandIn, Value, has_same_outputs
 from matex_tf.rewrite.pauses import pause_collection
 from matex_tf.rewrite.placement import ANY, HALF, LIST, OWN, PARTIAL, REPLICATED, WHOLE, Placement, list_of
 from matex_tf.rewrite.programs import Program, drop_unneeded
 from matex_tf.rewrite.rules import RULES
 from matex_tf.rewrite.rules.randoms import draw_once, has_no_seed
+from matex_tf.rewrite.rules.registry import decide_without_rule
 from matex_tf.rewrite.sources import SOURCES, count_rows, is_batch, place_batch, put_first
-from matex_tf.rewrite.whole_sums import Whole, find_needed_sums
+from matex_tf.rewrite.whole_sums import WHOLE_SUM, find_needed_sums
 
 ALIASES = ("Identity", "IdentityN", "StopGradient", "PreventGradient", "Snapshot")
 """Identity ops: the copy of the graph leaves them out."""
@@ -169,8 +171,7 @@ class Reader:
         """What stands for the outputs of an op, and for the op. `last`: the nodes that were last read for it."""
         op = step.op
         if step.type in compiled.CALLS and not compiled.is_compiled(op) and self.is_shared(op, inputs):
-            callee = find_callee(op, op.get_attr("f").name)
-            return self._read_into(nodes, callee.graph, inputs, key, controls)
+            return self._read_into(nodes, find_callee(op, op.get_attr("f").name), inputs, key, controls)
         if step.type in ALIASES and self.reused is None:  # elsewhere it has a place in an order or a branch
             return inputs, controls + [value.node for value in inputs if value.node is not None]
         node = Node(op, key, inputs, controls)
@@ -180,7 +181,7 @@ class Reader:
         node.is_reused = self.reused is not None and op in self.reused
         decision = node.decide_whole() if node.is_reused else self._decide(node)
         if isinstance(decision, Expansion):
-            outputs, _ = self._read_into(nodes, Callee.trace(decision, inputs).graph, inputs, key, controls)
+            outputs, _ = self._read_into(nodes, trace_expansion(decision, inputs), inputs, key, controls)
             return outputs, [value.node for value in outputs if value.node is not None]
         node.decide_on(decision)
         for value in node.outputs:
@@ -209,7 +210,7 @@ class Reader:
         if value.placement.kind != PARTIAL or need is None:
             return value
         key = (*value.key, "whole")
-        node = Node(Whole(value.tensor), key, [value], [])
+        node = Node(StandIn(WHOLE_SUM, [value.tensor]), key, [value], [])
         node.outputs = [Value(value.tensor, key, WHOLE, node)]
         node.decide_on(Decision([need], [need], lambda tensor: [tensor], (), [value.shape]))
         nodes.append(node)
@@ -260,8 +261,8 @@ class Reader:
                 self.refused.setdefault(value.placement.variable, node.op)
         if is_own:
             return _pass_own(node)
-        is_text = any(tensor.dtype.name == "string" for tensor in node.op.outputs)
-        return draw_once(node) if has_no_seed(node.op) and not is_text else node.decide_whole()
+        is_drawn = has_no_seed(node.op) and not any(one.dtype.name == "string" for one in node.outputs)
+        return draw_once(node) if is_drawn else decide_without_rule(node)
 
 
 def _pass_own(node: Node) -> Decision:

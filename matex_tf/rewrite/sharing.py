@@ -34,6 +34,16 @@ class Publication(NamedTuple):
     before: Sequence[Any]
 
 
+def cut_piece(tensor: Any, cuts: Sequence[int], rank: int) -> Any:
+    """The piece of a whole tensor that a rank owns, in a vector."""
+    import tensorflow as tf
+
+    first, last = cuts[rank], cuts[rank + 1]
+    piece = tf.slice(tf.reshape(tensor, [-1]), [first], [last - first])
+    piece.set_shape([last - first])
+    return piece
+
+
 class Exchanger(Protocol):
     """What ranks do together."""
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from matex_tf.rewrite.functions import has_op, is_movable
+from matex_tf.rewrite.functions import is_movable
+from matex_tf.rewrite.graph_ops import has_op, iterate_nodes
 from matex_tf.rewrite.nodes import Decision, Node, Value
+from matex_tf.rewrite.parts import GraphPart
 from matex_tf.rewrite.placement import BATCH, SIZES, WHOLE
 from matex_tf.rewrite.rules.sizes import mark_taker
 
@@ -14,20 +16,10 @@ _ITERATIONS = ("IteratorGetNext", "IteratorGetNextSync")
 SOURCES = (*_ITERATIONS, "OptionalGetValue")
 
 
-class GivenBatch:
-    """The graph of a function as a program is read from it, but for the op `source`: its batch is given.
-
-    inputs: those of the graph, then the components of the batch.
-    """
-
-    def __init__(self, graph: Any, source: Any):
-        self.graph, self.source = graph, source
-        self.inputs, self.outputs = [*graph.inputs, *source.outputs], graph.outputs
-        self.control_outputs = [op for op in graph.control_outputs if op is not source]
-
-    def get_operations(self) -> list[Any]:
-        operations: list[Any] = self.graph.get_operations()
-        return operations
+def give_batch(graph: Any, source: Any) -> GraphPart:
+    """The graph of a function but for the op `source`: the components of its batch are further inputs."""
+    effects = [op for op in graph.control_outputs if op is not source]
+    return GraphPart(graph, [*graph.inputs, *source.outputs], graph.outputs, effects)
 
 
 def find_source(graph: Any) -> Any:
@@ -42,7 +34,7 @@ def find_source(graph: Any) -> Any:
         is_first = handle in handles - used and not op.control_inputs
         if is_first and any(find_components([tensor.shape for tensor in op.outputs])):
             return op
-        if op.type in SOURCES or has_op(op, SOURCES):
+        if has_op(op, SOURCES):
             return None
         used.update(map(id, op.inputs))
     return None
@@ -79,7 +71,7 @@ def count_rows(batch: Iterable[Value]) -> int | None:
 
 def are_in(graph: Any) -> bool:
     """Whether such an op is in a graph, or in a function that it calls."""
-    return any(op.type in SOURCES or has_op(op, SOURCES) for op in graph.get_operations())
+    return any(node.op in SOURCES for node in iterate_nodes(graph))
 
 
 def place_batch(node: Node) -> Decision:

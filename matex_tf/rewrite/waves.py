@@ -11,7 +11,7 @@ from collections.abc import Callable, Container
 
 from matex_tf.rewrite.control import needs_exchange
 from matex_tf.rewrite.nodes import Node, Value
-from matex_tf.rewrite.placement import REPLICATED, Placement
+from matex_tf.rewrite.placement import Placement
 from matex_tf.rewrite.programs import Program
 
 
@@ -48,11 +48,11 @@ def schedule(
         level += id(node) in publishing
         for value, need in zip(node.inputs, node.decision.needs):
             made = 0 if value.node is None else earliest.get(id(value.node), 0)
-            level = max(level, made + is_exchanged(value, need))
+            level = max(level, made + needs_exchange(value.placement, need))
         earliest[id(node)] = level
     last = max(earliest.values(), default=0)
     ends = [
-        (0 if value.node is None else earliest.get(id(value.node), 0)) + is_exchanged(value, need)
+        (0 if value.node is None else earliest.get(id(value.node), 0)) + needs_exchange(value.placement, need)
         for value, need in zip(program.outputs, needs)
     ]
     last = max([last, *ends])
@@ -63,7 +63,7 @@ def schedule(
         waves: dict[int, Exchange] = {}
 
         def take(value: Value, need: Placement | None, level: int) -> None:
-            if is_exchanged(value, need):
+            if needs_exchange(value.placement, need):
                 wave = level - 1
                 if value.placement.is_partial:
                     first = earliest.get(id(value.node), 0)
@@ -100,7 +100,3 @@ def schedule(
 
 def _list_outputs(program: Program) -> list[Value]:
     return [value for node in program.nodes for value in node.outputs]
-
-
-def is_exchanged(value: Value, need: Placement | None) -> bool:
-    return need is not None and value.placement.kind != REPLICATED and needs_exchange(value.placement, need)

@@ -12,19 +12,8 @@ from matex_tf.rewrite.programs import Program
 Key = tuple[Any, ...]
 
 
-class Whole:
-    """Stands for the op of a node that the script's graph does not have: a sum made whole, or into pieces."""
-
-    type = "Whole"
-    name = "whole"
-    device = ""
-    op_def = None
-
-    def __init__(self, tensor: Any):
-        from tensorflow.core.framework import node_def_pb2
-
-        self.outputs = [tensor]
-        self.node_def = node_def_pb2.NodeDef()
+WHOLE_SUM = "Whole"
+"""The type of what stands for an op that makes a sum whole, or into pieces."""
 
 
 def find_needed_sums(program: Program) -> dict[Key, Placement]:
@@ -43,13 +32,11 @@ def find_needed_sums(program: Program) -> dict[Key, Placement]:
 
 
 def _note_needs(program: Program, needed: set[Key], kept: set[Key]) -> None:
-    for node in program.nodes:
-        for value, need in zip(node.inputs, node.decision.needs):
-            if value.placement.kind == PARTIAL and node.type != Whole.type:
-                (kept if need is None else needed).add(value.key)
-        for body in node.bodies:
-            _note_needs(body, needed, kept)
-    needed.update(value.key for value in program.outputs if value.placement.kind == PARTIAL)
+    for value, need, node in program.iterate_needs([WHOLE] * len(program.outputs)):
+        if value.placement.kind == PARTIAL and (node is None or node.type != WHOLE_SUM):
+            (kept if need is None else needed).add(value.key)
+    for body in (body for node in program.nodes for body in node.bodies):
+        _note_needs(body, needed, kept)
 
 
 def _find_cuts(
@@ -79,7 +66,7 @@ def _find_cuts(
                 want(value, need.cuts)
         if len(node.outputs) == 1 and id(node.outputs[0]) in wanted:
             for value in _list_sources(node):
-                if node.type == Whole.type or not value.placement.is_partial or value.key in needed:
+                if node.type == WHOLE_SUM or not value.placement.is_partial or value.key in needed:
                     want(value, wanted[id(node.outputs[0])])
 
 
@@ -87,4 +74,4 @@ _BRANCHES = ("If", "StatelessIf", "Case", "StatelessCase")
 
 
 def _list_sources(node: Node) -> list[Value]:
-    return node.inputs if node.type == Whole.type else pieces.list_cut(node)
+    return node.inputs if node.type == WHOLE_SUM else pieces.list_cut(node)

@@ -6,23 +6,19 @@ rank 0's. A weight of a step that ranks share must not differ: what the step gav
 
 from __future__ import annotations
 
-import functools
 import threading
-import weakref
 from collections.abc import Iterable
 from typing import Any
 
-from matex_tf import settings
-from matex_tf.gradients import reduction, variables
+from matex_tf import settings, tags
 from matex_tf.runtime import notes, objects, shutdown
 from matex_tf.sharding import fingerprint
-from matex_tf.steps import capture, events, own_data
+from matex_tf.steps import capture, events, own_data, variables
 from matex_tf.world import world
 
 AS_TRAINING_STARTS = "comparing the variables as training starts"
 
-_shared: dict[int, Any] = {}
-"""By the ids of TensorFlow's variables: those that steps use which ranks share."""
+_SHARED = "is of a step that ranks share"
 _steps = 0
 _unchecked = False
 _are_apart = False
@@ -109,13 +105,8 @@ def agree_on_plan(digest: bytes, why_whole: str, place: str, rows: int = 0) -> s
 
 def note_shared(used: Iterable[Any]) -> None:
     """A step that ranks share uses these variables, on which they have agreed."""
-    for variable in map(reduction.find_tf_variable, used):
-        key = id(variable)
-        _shared[key] = weakref.ref(variable, functools.partial(_forget_shared, key))
-
-
-def _forget_shared(key: int, _: object) -> None:
-    _shared.pop(key, None)
+    for variable in map(variables.find_tf_variable, used):
+        tags.set_tag(variable, _SHARED, True)
 
 
 def note_step() -> None:
@@ -138,7 +129,7 @@ def compare_weights(when: str, more: Iterable[Any] = ()) -> None:
     events.ranks_meet(f"comparing weights {when}")
     _unchecked = False
     found = [*(one for one in variables.list_agreed() if _is_trainable(one)), *more]
-    shared = [one for one in found if _is_trainable(one) and id(reduction.find_tf_variable(one)) in _shared]
+    shared = [one for one in found if _is_trainable(one) and tags.get_tag(variables.find_tf_variable(one), _SHARED)]
     differing = variables.synchronize_variables(found, f"comparing weights {when}", shared)
     if differing:
         notes.print_note(

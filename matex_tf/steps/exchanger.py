@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from matex_tf import ops, settings
-from matex_tf.rewrite.sharing import Publication, Request, Share
+from matex_tf.rewrite.sharing import Publication, Request, Share, cut_piece
 from matex_tf.steps import publishing
 from matex_tf.steps.gradients import name_sums
 from matex_tf.world import world
@@ -105,14 +105,7 @@ class RankExchanger:
 
     def _cut(self, tensor: Any, cuts: tuple[int, ...]) -> Any:
         """This rank's piece, where there are cuts."""
-        import tensorflow as tf
-
-        if not cuts:
-            return tensor
-        first, last = cuts[self.rank], cuts[self.rank + 1]
-        piece = tf.slice(tf.reshape(tensor, [-1]), [first], [last - first])
-        piece.set_shape([last - first])
-        return piece
+        return cut_piece(tensor, cuts, self.rank) if cuts else tensor
 
     def _reduce_one(self, requests: Sequence[Request], share: Share) -> list[Any]:
         (one,) = requests

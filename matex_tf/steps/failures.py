@@ -9,9 +9,9 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from matex_tf import ops
-from matex_tf.gradients import variables
 from matex_tf.rewrite.graph_ops import iterate_graphs
 from matex_tf.runtime import objects
+from matex_tf.steps import variables
 from matex_tf.world import world
 
 _FAILURE = 8  # see `ops.rendezvous`

@@ -10,15 +10,14 @@ from __future__ import annotations
 import functools
 import os
 import time
-import weakref
 from statistics import median
 from typing import Any
 
-from matex_tf import ops, settings
+from matex_tf import ops, settings, tags
 from matex_tf.ops import overlap
-from matex_tf.rewrite.functions import has_op
+from matex_tf.rewrite.graph_ops import has_sequence, iterate_nodes
 from matex_tf.runtime import objects
-from matex_tf.steps import draws, events, report
+from matex_tf.steps import events, report
 from matex_tf.world import world
 
 KIND_GRADIENTS = 1
@@ -36,7 +35,8 @@ GAIN = 0.95
 
 _CORES = os.cpu_count() or 1
 
-_trials: weakref.WeakKeyDictionary[Any, Trial] = weakref.WeakKeyDictionary()
+TRIAL = "trial of overlapping"
+"""The tag of a plan."""
 
 
 def start_trials() -> None:
@@ -61,14 +61,13 @@ def may_be_tried() -> bool:
 
 def _begin_call(plan: Any) -> None:
     if plan.trained:
-        if plan not in _trials:
-            _trials[plan] = Trial(plan)
-        _trials[plan].begin_call(plan)
+        tags.get_or_make_tag(plan, TRIAL, lambda: Trial(plan)).begin_call(plan)
 
 
 def _end_call(plan: Any) -> None:
-    if plan in _trials:
-        _trials[plan].end_call(plan)
+    trial = tags.get_tag(plan, TRIAL)
+    if trial is not None:
+        trial.end_call(plan)
 
 
 class Trial:
@@ -80,7 +79,7 @@ class Trial:
         self.kinds = {self.is_overlapped: plan.copy_kind.make_within, not self.is_overlapped: other}
         size = None if plan.program is None else report.describe(plan.program).bytes
         # Another copy would begin anew a sequence of random numbers.
-        self.is_over = (size or 0) < LEAST_BYTES or draws.has_sequence(plan.own.graph)
+        self.is_over = (size or 0) < LEAST_BYTES or has_sequence(plan.own.graph)
         self._first: float | None = None  # seconds of a call the first way
         self._begin_timing()
 
@@ -136,4 +135,4 @@ class Trial:
 
 
 def _has_overlapped(step: Any) -> bool:
-    return any(op.type in overlap.OP_TYPES or has_op(op, overlap.OP_TYPES) for op in step.graph.get_operations())
+    return any(node.op in overlap.OP_TYPES for node in iterate_nodes(step.graph))

@@ -15,7 +15,6 @@ from tensorflow.python.ops import handle_data_util
 from tensorflow.python.ops.resource_variable_ops import BaseResourceVariable, ResourceVariable
 
 from matex_tf import ops
-from matex_tf.gradients import variables
 from matex_tf.steps import pieces
 from matex_tf.world import world
 
@@ -57,7 +56,6 @@ class PieceVariable(BaseResourceVariable):
         self.piece = ResourceVariable(tf.zeros([0], value.dtype), trainable=False, shape=[None], name=handle_name)
         self._put(value)
         pieces.note_variable(self)
-        variables.leave_out([self], self.is_apart)
 
     def is_apart(self) -> bool:
         return not tf.raw_ops.VarIsInitializedOp(resource=self.handle).numpy()

@@ -10,7 +10,7 @@ from typing import Any
 from matex_tf import tags
 from matex_tf.rewrite.placement import Placement, hold
 from matex_tf.runtime import objects
-from matex_tf.steps import events
+from matex_tf.steps import events, whole_code
 
 _VARIABLE = "variable in pieces"
 
@@ -61,17 +61,9 @@ def prepare_whole_call(function: Any, args: Sequence[Any], kwargs: dict[str, Any
     found = [one for one in find_variables(graph) if one is not None]
     for one in found:
         one.make_whole()
-    if found and _has_written(graph):
+    written = {id(one) for one in whole_code.list_written(graph)} if found else set()
+    if any(id(inner) in written for (_, inner), one in zip(graph.captures, find_variables(graph)) if one is not None):
         events.pieces_refused(found, why)
-
-
-def _has_written(graph: Any) -> bool:
-    """Whether a graph writes to a variable of ours."""
-    from tensorflow.python.framework import auto_control_deps_utils
-
-    only_read = set(auto_control_deps_utils.get_read_only_resource_input_indices_graph(graph))
-    first = len(graph.inputs) - len(graph.captures)
-    return any(one is not None and first + index not in only_read for index, one in enumerate(find_variables(graph)))
 
 
 def list_kept(variables: Iterable[Any]) -> list[Any]:

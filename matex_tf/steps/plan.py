@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from matex_tf.rewrite import sources
 from matex_tf.rewrite.emit import Copy
+from matex_tf.rewrite.graph_ops import has_sequence
 from matex_tf.rewrite.nodes import USUAL_SIZE
 from matex_tf.rewrite.own_batches import OwnRowsError
 from matex_tf.rewrite.pieces import PiecesRefusedError
@@ -23,7 +24,6 @@ from matex_tf.runtime import notes
 from matex_tf.steps import (
     agreement,
     batch_watch,
-    draws,
     events,
     explain,
     failures,
@@ -100,7 +100,7 @@ class StepPlan:
         self.graph = graph
         self.source = self._find_source()
         if self.source is not None:
-            self.graph = sources.GivenBatch(graph, self.source)
+            self.graph = sources.give_batch(graph, self.source)
             self.divided += sources.find_components([tensor.shape for tensor in self.source.outputs])
         self.program: Program | None = None
         self.copy_kind = CopyKind()
@@ -191,7 +191,7 @@ class StepPlan:
             self.program = self._read(self.divided)
         key = world.get_world().size, self.copy_kind, *divided
         if key not in self._copies:
-            if self._copies and draws.has_sequence(self.own.graph):
+            if self._copies and has_sequence(self.own.graph):
                 why = "ranks were lost" if divided == self.divided else "each rank computes some batches whole"
                 notes.print_note(
                     f"{self.place}: {why}, and the random numbers of what it computes then are not those of the script "

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from matex_tf.rewrite import waves
+from matex_tf.rewrite.control import needs_exchange
 from matex_tf.rewrite.nodes import Node, Value
 from matex_tf.rewrite.placement import PARTIAL, SHARDED, WHOLE, Placement
 from matex_tf.rewrite.programs import Program
@@ -51,15 +52,11 @@ def describe(program: Program) -> Report:
 
 def _list_needs(program: Program, gives: Sequence[Placement]) -> Iterator[tuple[Value, Node | None]]:
     """The values that are made whole, and the ops that need them; None: the program's result, brought to `gives`."""
-    for node in program.nodes:
-        for value, need in zip(node.inputs, node.decision.needs):
-            if waves.is_exchanged(value, need):
-                yield value, node
-        for body in node.bodies:
-            yield from _list_needs(body, body.gives)
-    for value, need in zip(program.outputs, gives):
-        if waves.is_exchanged(value, need):
-            yield value, None
+    for value, need, node in program.iterate_needs(gives):
+        if needs_exchange(value.placement, need):
+            yield value, node
+    for body in (body for node in program.nodes for body in node.bodies):
+        yield from _list_needs(body, body.gives)
 
 
 def count_bytes(value: Value, axis: int | None = None) -> int | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -17,9 +16,9 @@ from matex_tf.rewrite.programs import Program
 from matex_tf.rewrite.propagate import read_program
 from matex_tf.rewrite.rules.randoms import has_no_seed
 from matex_tf.runtime import excepthook
-from matex_tf.sharding import fingerprint
 from matex_tf.steps import capture, cond_turns, events, explain, failures, gradients, session_graphs, shares, worth
 from matex_tf.steps.agreement import agree_on_plan
+from matex_tf.steps.batch_watch import BatchWatch
 from matex_tf.steps.exchanger import RankExchanger
 from matex_tf.steps.plan import NO_WORK
 from matex_tf.steps.session_draws import SessionCopy
@@ -29,11 +28,10 @@ from matex_tf.world import world
 
 PLACE = "a run of a session"
 NO_BATCH = "it takes no batch of two rows or more from a placeholder or an iterator of an open first dimension (None)"
-_PLANS = "plans of runs"
+_PLANS, _VARIABLES = "plans of runs", "what is known of variables"
 _lock = threading.RLock()
 feeds_shares = ThreadFlag()
 """Whether the run that this thread is in was fed rows of this rank alone."""
-_variables: weakref.WeakKeyDictionary[Any, SessionVariables] = weakref.WeakKeyDictionary()
 
 
 def run_session(
@@ -62,7 +60,7 @@ def run_session(
         if key not in plans:
             plans[key] = SessionPlan(session.graph, operations, tensors, list(given), rows, bool(feeds_shares))
         plan = plans[key]
-        held = _variables.setdefault(session, SessionVariables())
+        held = tags.get_or_make_tag(session, _VARIABLES, SessionVariables)
     found = plan.run(session, held, [given[one] for one in rows], run)
     if plan.count and plan.changed:
         events.step_trained(None)
@@ -106,7 +104,7 @@ class SessionPlan:
 
         self.graph, self.operations, self.tensors = graph, list(operations), list(tensors)
         self.ranks = world.get_world().size
-        self.is_compared = weakref.WeakSet[Any]()
+        self.batches = BatchWatch(f"the arrays fed to {PLACE}")
         self.turns: list[int] = []
         self.starts: dict[str, Any] = {}
         needed = list_needed(graph, {one.name for one in given}, tensors, operations)
@@ -210,16 +208,12 @@ class SessionPlan:
             return self._run_in_turns(run)
         if self.ranks != world.get_world().size:
             excepthook.refuse_after_loss(PLACE)
-        if held not in self.is_compared:
-            self.is_compared.add(held)
-            held.start(session, self.starts)
-            if rows and not self.are_own:
-                _compare_rows(rows)
+        held.start(session, self.starts)
         held.agree(session, self.variables)
         import tensorflow as tf
 
         try:
-            with failures.fail_together(PLACE):
+            with self.batches.compare_batches((), () if self.are_own else rows), failures.fail_together(PLACE):
                 return self._run_shared(rows, run)
         except tf.errors.OpError:  # some ranks may have set variables that others have not
             held.forget(op.name for op in self.variables)
@@ -238,14 +232,6 @@ class SessionPlan:
             return run(self.operations, self.tensors)
         finally:
             ops.announce_turns([])
-
-
-def _compare_rows(arrays: Sequence[Any]) -> None:
-    """Whether all ranks feed the same; what differs is said. Collective."""
-    total = 0
-    for value in arrays:
-        total = fingerprint.digest_value(value, total)
-    fingerprint.compare_batch((len(arrays[0]), total), f"the arrays fed to {PLACE}")
 
 
 def _find_batch(needed: Sequence[Any]) -> list[Any]:

@@ -8,10 +8,9 @@ from typing import Any
 import numpy as np
 
 from matex_tf import tags
-from matex_tf.gradients import variables
 from matex_tf.rewrite.rules.randoms import has_no_seed
 from matex_tf.runtime import objects
-from matex_tf.steps import session_graphs
+from matex_tf.steps import session_graphs, variables
 from matex_tf.thread_flag import ThreadFlag
 
 is_inside = ThreadFlag()
@@ -106,9 +105,10 @@ class SessionVariables:
 
     def start(self, session: Any, starts: Mapping[str, Any]) -> None:
         """Begin sequences of random numbers that have not begun in the session."""
-        with is_inside.set():
-            session.run([one for name, one in starts.items() if name not in self.started])
-        self.started.update(starts)
+        if new := [one for name, one in starts.items() if name not in self.started]:
+            with is_inside.set():
+                session.run(new)
+            self.started.update(starts)
 
     def forget(self, names: Iterable[str]) -> None:
         """These variables may have changed by other amounts on each rank."""

@@ -10,6 +10,7 @@ from matex_tf.runtime import notes
 from matex_tf.world import world
 
 _LOOP = "the loop of weak scaling"
+UNEVEN = "rows of batches that a step of weak scaling joins have different sizes"
 _calls = 0  # of steps that train
 
 
@@ -73,34 +74,24 @@ def group_batches(dataset: Any, number: int) -> Any:
     """A dataset of `number` batches in turn, one after the other; the last has what is left."""
     import tensorflow as tf
 
-    def join(*windows: Any) -> Any:
-        batches = tf.data.Dataset.zip(windows if len(windows) > 1 else windows[0])
-        spec = dataset.element_spec
-        nothing = tf.nest.map_structure(_make_nothing, spec)
+    def join(batches: Any) -> Any:
+        """Of a component: its first axis counts the batches."""
+        if batches.shape.rank == 1:
+            return batches[0]
+        if not isinstance(batches, tf.RaggedTensor):
+            return tf.reshape(batches, [-1, *batches.shape[2:]])
+        joined = batches.merge_dims(0, 1)
+        if not isinstance(joined, tf.RaggedTensor):
+            return joined
+        whole = joined.to_tensor()
+        check = tf.debugging.assert_equal(tf.size(whole), tf.size(joined.flat_values), UNEVEN)
+        with tf.control_dependencies([check]):
+            return tf.identity(whole)
 
-        def add(state: Any, *element: Any) -> Any:
-            before, has_any = state
-            batch = element if len(element) > 1 else element[0]
-            joined = tf.cond(
-                has_any,
-                lambda: tf.nest.map_structure(lambda a, b: join_batches([a, b]), before, batch),
-                lambda: batch,
-            )
-            return joined, tf.constant(True)
+    def join_all(*batches: Any) -> Any:
+        return tf.nest.map_structure(join, batches if len(batches) > 1 else batches[0])
 
-        return batches.reduce((nothing, tf.constant(False)), add)[0]
-
-    grouped = dataset.window(number).map(join)
-    total = int(dataset.cardinality())
-    if total >= 0:
-        grouped = grouped.apply(tf.data.experimental.assert_cardinality(-(-total // number)))
-    return grouped.prefetch(tf.data.AUTOTUNE)
-
-
-def _make_nothing(spec: Any) -> Any:
-    import tensorflow as tf
-
-    return tf.zeros([size or 0 for size in spec.shape.as_list()], spec.dtype)
+    return dataset.ragged_batch(number).map(join_all).prefetch(tf.data.AUTOTUNE)
 
 
 def join_batches(batches: Any) -> Any:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Iterable
 from typing import Any
 
+from matex_tf import tags
 from matex_tf.runtime import notes, objects
 from matex_tf.steps import agreement, events
 from matex_tf.world import world
@@ -20,19 +20,19 @@ _ENOUGH = 2
 _times = 0
 _shared: list[str] = []
 _said: set[str] = set()
-_reasons: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
-_unsaid: weakref.WeakSet[Any] = weakref.WeakSet()
+_REASON, _UNSAID = "why ranks cannot share its step", "nothing is said of its step"
 
 
 def leave_unsaid(tapes: Iterable[Any]) -> None:
     """Of the step in which these tapes record nothing is said: ranks may share the next."""
-    _unsaid.update(tapes)
+    for tape in tapes:
+        tags.set_tag(tape, _UNSAID, True)
 
 
 def note_reason(tapes: Iterable[Any], why: str) -> None:
     """Why ranks cannot share a call of the step in which these tapes record."""
     for tape in tapes:
-        _reasons.setdefault(tape, why)
+        tags.get_or_make_tag(tape, _REASON, lambda: why)
 
 
 def take_gradients(tape: Any, found: Any, sources: list[Any]) -> Any:
@@ -44,8 +44,8 @@ def take_gradients(tape: Any, found: Any, sources: list[Any]) -> Any:
     _times += 1
     if _times >= _ENOUGH:
         events.trained_eagerly()
-        if tape not in _unsaid and world.get_world().size > 1:
-            _say_whole(_reasons.get(tape, EAGER))
+        if not tags.get_tag(tape, _UNSAID) and world.get_world().size > 1:
+            _say_whole(tags.get_tag(tape, _REASON, EAGER))
     if agreement.agree_on_new(sources):
         found = _take_first_rank(found)
     agreement.note_step()

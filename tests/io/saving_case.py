@@ -50,6 +50,27 @@ for _ in range(2):
     same(model, other)
     assert sorted(os.listdir("out")) == ["model.h5", "model.keras", "model.weights.h5"]
     model.fit(x, y, verbose=0)
+
+# Over what is there once the user says so, who is asked by one rank.
+asked = []
+
+
+def answer(path):
+    asked.append(path)
+    return len(asked) > 1
+
+
+package = type(model).__module__.partition(".")[0]
+sys.modules[f"{package}.src.utils.io_utils"].ask_to_proceed_with_overwrite = answer
+for saved in (other, model):
+    model.save("out/model.keras", overwrite=False)
+    same(saved, keras.models.load_model("out/model.keras", compile=False))
+assert len(asked) == (0 if rank else 2)
+model.save("out/deep/new.h5", overwrite=False)
+same(model, keras.models.load_model("out/deep/new.h5", compile=False))
+shutil.rmtree("out/deep")
+assert len(asked) == (0 if rank else 2)
+
 os.remove("out/model.h5")
 assert not os.path.exists("out/model.h5")
 model.save("out/model.h5")

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from matex_tf.rewrite.placement import BATCH, PARTIAL, REPLICATED, WHOLE
 from matex_tf.rewrite.propagate import read_program
-from matex_tf.rewrite.sources import GivenBatch, find_source
+from matex_tf.rewrite.sources import find_source, give_batch
 
 
 def _take(iterator):
@@ -55,7 +55,7 @@ def test_a_batch_that_is_taken_before_all_else_is_found(step, is_found):
 def test_a_graph_whose_batch_is_given_does_not_take_it():
     iterator = iter(tf.data.Dataset.from_tensor_slices(tf.ones([9, 3])).batch(4))
     graph = tf.function(_take, autograph=False).get_concrete_function(iterator).graph
-    given = GivenBatch(graph, find_source(graph))
+    given = give_batch(graph, find_source(graph))
     program = read_program(given, [WHOLE, BATCH], takes_batches=False)
     assert program.outputs[0].placement.kind == PARTIAL
     assert not [node for node in program.nodes if node.type == "IteratorGetNext"]

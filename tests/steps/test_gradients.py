@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from matex_tf.rewrite import labels, waves
+from matex_tf.rewrite import labels, sources, waves
 from matex_tf.rewrite.placement import BATCH, WHOLE, hold
 from matex_tf.rewrite.propagate import read_program
 from matex_tf.steps import gradients
@@ -29,6 +29,23 @@ def trace(make_update, make_loss=None, place=lambda graph: [WHOLE] * len(graph.c
 
     graph = step.get_concrete_function(tf.TensorSpec([None, WIDTH])).graph
     return read_program(graph, [BATCH, *place(graph)]), (kernel, scale)
+
+
+def trace_on_batches():
+    """The program of a step that takes its batch from an iterator; the batch is given to the program. Its kernel."""
+    kernel = tf.Variable(tf.ones([WIDTH, 2]), name="kernel")
+
+    @tf.function
+    def step(iterator):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((next(iterator) @ kernel) ** 2)
+        found = tape.gradient(loss, [kernel])
+        gradients.note_gradients(found, [kernel])
+        kernel.assign_sub(found[0])
+
+    graph = step.get_concrete_function(iter(tf.data.Dataset.from_tensors(tf.ones([4, WIDTH])))).graph
+    given = sources.give_batch(graph, sources.find_source(graph))
+    return read_program(given, [WHOLE] * len(graph.inputs) + [BATCH], takes_batches=False), kernel
 
 
 def name_sums(program):
@@ -72,6 +89,11 @@ def test_sums_of_which_ranks_need_pieces_have_the_names_of_variables(update):
     first, *others = name_sums(program)
     assert first == (["kernel", "scale"], 1) and len(others) == 1 + (update == "clipped")
     assert all(names == [] for names, _ in others)
+
+
+def test_sums_have_the_names_of_variables_where_the_batch_is_taken_before_the_step():
+    program, _ = trace_on_batches()
+    assert name_sums(program) == [(["kernel"], 0)]
 
 
 def test_statistics_of_the_batch_are_no_gradients_though_gradients_are_made_of_them():

@@ -8,7 +8,7 @@ SCRIPT = """
 import numpy as np
 import tensorflow as tf
 import matex_tf
-from matex_tf import settings
+from matex_tf import settings, tags
 from matex_tf.steps import events, overlap_trial
 from matex_tf.world import world
 
@@ -34,7 +34,7 @@ def steps(share, gain, size=600):
     for number in range(calls + 3):
         step(tf.fill([4, size], float(number)))
     np.testing.assert_array_equal(variable.numpy(), np.full([size, 500], -4 * sum(range(calls + 3)), np.float32))
-    plan, trial = plans[-1], overlap_trial._trials[plans[-1]]
+    plan, trial = plans[-1], tags.get_tag(plans[-1], overlap_trial.TRIAL)
     ways = {id(kind): way for way, kind in trial.kinds.items()}
     copies = {ways[id(kind.make_within)]: copy for (_, kind, *_), copy in plan._copies.items()}
     for way, copy in copies.items():

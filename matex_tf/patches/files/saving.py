@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import os
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -32,15 +33,10 @@ HOOKS = KerasTable(when=_is_saved_once)
 
 _LOST = "each rank writes the file that a script saves"
 
-# These make the folder that they save into if it is not there.
-_MAKE_FOLDERS = ("save_model_to_hdf5", "save_and_return_nodes", "TrackableSaver.save")
 _state = threading.local()
 
 
 @HOOKS.replace_in(_LOST, "saving.saving_api:save_model save_weights", "saving.saving_api:save_model save_weights")
-@HOOKS.replace_in(_LOST, "saving.saving_lib:save_model save_weights_only")
-@HOOKS.replace_in(_LOST, "legacy.saving.legacy_h5_format:save_model_to_hdf5")
-@HOOKS.replace_in(_LOST, keras2="saving.legacy.hdf5_format:save_model_to_hdf5")
 @HOOKS.replace_in(_LOST, "models.model:Model.export", "engine.training:Model.save Model.save_weights Model.export")
 @HOOKS.replace("tensorflow.python.saved_model.save", "save_and_return_nodes", _LOST)
 @HOOKS.replace("tensorflow.python.checkpoint.checkpoint", "TrackableSaver.save", _LOST)
@@ -77,13 +73,15 @@ def _find_path(call: inspect.BoundArguments) -> str | None:
 def _write_whole(original: Any, call: inspect.BoundArguments, path: str) -> Any:
     """What the call returns; what it saves is at `path` once it is complete.
 
-    A function that would ask whether it may overwrite, and one that names the path when it has saved, gets the path
-    itself; those that it calls do the saving.
+    A function that names the path when it has saved gets the path itself; those that it calls do the saving.
     """
-    speaks = original.__name__ == "export" or not call.arguments.get("overwrite", True)
-    if speaks or getattr(_state, "beside", False):
+    if original.__name__ == "export" or getattr(_state, "beside", False):
         return original(*call.args, **call.kwargs)
-    with atomic.write_beside(path, make_folder=original.__qualname__ in _MAKE_FOLDERS) as place:
+    if not call.arguments.get("overwrite", True):
+        if os.path.exists(path) and not _ask_to_overwrite(original, path):
+            return None
+        call.arguments["overwrite"] = True
+    with atomic.write_beside(path, make_folder=_makes_folder(original, path)) as place:
         call.arguments[list(call.arguments)[1]] = place
         _state.beside = place != path
         try:
@@ -95,6 +93,19 @@ def _write_whole(original: Any, call: inspect.BoundArguments, path: str) -> Any:
         return result
     text = text.replace(place, path)
     return os.fsencode(text) if isinstance(result, bytes) else text
+
+
+def _ask_to_overwrite(original: Any, path: str) -> bool:
+    """Ask the user as Keras does, which finds nothing at the place beside the path."""
+    package = original.__module__.partition(".")[0]
+    answer: bool = sys.modules[f"{package}.src.utils.io_utils"].ask_to_proceed_with_overwrite(path)
+    return answer
+
+
+def _makes_folder(original: Any, path: str) -> bool:
+    """Whether a function makes the folder that it saves into if it is not there."""
+    is_hdf5 = original.__name__ in ("save", "save_model") and path.endswith((".h5", ".hdf5"))
+    return is_hdf5 or original.__qualname__ in ("save_and_return_nodes", "TrackableSaver.save")
 
 
 def _is_measured() -> bool:

@@ -25,7 +25,7 @@ def _wrap_from_func_graph(original: Any) -> Any:
 
     def from_func_graph(name, graph, attrs, *args, **kwargs):
         if _is_true(attrs, attributes.XLA_COMPILE):
-            why = xla.find_obstacle(graph_ops.list_op_types(graph))
+            why = xla.find_obstacle({node.op for node in graph_ops.iterate_nodes(graph)})
             if why:
                 notes.print_note(
                     f"XLA (jit_compile=True) is turned off for the function '{graph.name}': {why}; the results are "

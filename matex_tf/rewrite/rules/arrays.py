@@ -5,76 +5,40 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from matex_tf.rewrite.nodes import Decision, Node, NoRuleError
-from matex_tf.rewrite.placement import SIZES, SUM, WHOLE, ZERO, Placement, Rows, Size, make_sizes, shard
-from matex_tf.rewrite.rules.registry import register_rule
-from matex_tf.rewrite.rules.shapes import keep_figure
-
-
-def _join_figures(node: Node, indexes: Sequence[int], rest: int = 0) -> Decision:
-    """Tensors without rows beside one another: sums make a sum."""
-    found = [node.get_placement(index) for index in indexes]
-    if any(one.is_partial for one in found) and all(one.is_partial or one.zero for one in found):
-        return node.decide([*[None if one.is_partial else SUM for one in found], *[WHOLE] * rest], SUM)
-    same = ZERO if all(one.zero for one in found) else WHOLE
-    return node.decide([WHOLE] * (len(found) + rest), same)
+from matex_tf.rewrite.placement import WHOLE, Placement, Rows, Size, shard
+from matex_tf.rewrite.rules.registry import keep_sum, register_rule
 
 
 def _match_rows(node: Node, indexes: Sequence[int]) -> tuple[list[Placement | None], Placement]:
     """All of these inputs with the rows where the first sharded one has them."""
     first = next(node.get_placement(index) for index in indexes if node.get_placement(index).is_sharded)
     one = shard(*first.layout)
-    if first.rows.chosen is not None and not all(node.get_placement(index).has_layout(one) for index in indexes):
-        raise NoRuleError
-    return [None if node.get_placement(index).has_layout(one) else one for index in indexes], one
+    return [node.bring_rows(index, one) for index in indexes], one
 
 
-def _join_sizes(node: Node, indexes: Sequence[int], rest: int = 0) -> Decision | None:
-    """A vector of numbers some of which count rows; None: there is no such number among them."""
-    if all(node.get_placement(index).kind != SIZES for index in indexes):
-        return None
-    found = [node.inputs[index].sizes for index in indexes]
-    if None in found:
-        return None
-    made = make_sizes([size for sizes in found if sizes is not None for size in sizes])
-    return node.decide(
-        [*[None if node.get_placement(index).kind == SIZES else WHOLE for index in indexes], *[WHOLE] * rest], made
-    )
-
-
-@register_rule("Pack")
+@register_rule("Pack", moves=slice(None))
 def pack(node: Node) -> Decision:
-    every = range(len(node.inputs))
-    sizes = _join_sizes(node, every) if node.inputs[0].shape == [] else None
-    if sizes is not None:
-        return sizes
     if not node.has_rows:
-        return _join_figures(node, every)
-    needs, one = _match_rows(node, every)
+        raise NoRuleError
+    needs, one = _match_rows(node, range(len(node.inputs)))
     axis = node.read_attribute("axis") % (node.count_axes(0) + 1)
     return node.decide(needs, one._replace(axis=one.axis + (axis <= one.axis)))
 
 
-@register_rule("Unpack")
+@register_rule("Unpack", moves=0)
 def unpack(node: Node) -> Decision:
-    one, count = node.get_placement(0), len(node.op.outputs)
-    if one.kind == SIZES and node.count_axes(0) == 1:
-        return Decision([None], [make_sizes([size]) for size in one.sizes])
-    if not one.is_sharded:
-        return keep_figure(node)
+    one, count = node.require_rows(), len(node.op.outputs)
     axis = node.read_attribute("axis") % node.count_axes(0)
     if axis == one.axis:
         raise NoRuleError
     return Decision([None], [shard(one.axis - (axis < one.axis), one.rows)] * count)
 
 
-@register_rule("ConcatV2")
+@register_rule("ConcatV2", moves=slice(0, -1))
 def concatenate(node: Node) -> Decision:
     parts = range(len(node.inputs) - 1)
-    sizes = _join_sizes(node, parts, 1) if all(len(node.inputs[index].shape or ()) == 1 for index in parts) else None
-    if sizes is not None:
-        return sizes
     if not any(node.get_placement(index).is_sharded for index in parts):
-        return _join_figures(node, parts, 1)
+        raise NoRuleError
     axis = node.read_axes(len(parts), node.count_axes(0))[0]
     if all(node.get_placement(index).is_sharded and node.get_placement(index).axis == axis for index in parts):
         # One batch below the other: a rank has its part of each.
@@ -90,19 +54,13 @@ def concatenate(node: Node) -> Decision:
     return node.decide([*needs, WHOLE], one)
 
 
-@register_rule("Split SplitV")
+@register_rule("Split", moves=1)
+@register_rule("SplitV", moves=0)
 def split(node: Node) -> Decision:
     data, at = (1, 0) if node.type == "Split" else (0, 2)
-    one, count = node.get_placement(data), len(node.op.outputs)
+    one, count = node.require_rows(data), len(node.op.outputs)
     needs: list[Placement | None] = [WHOLE] * len(node.inputs)
     needs[data] = None
-    if not one.is_sharded:
-        if one.kind == SIZES and node.type == "Split":
-            each = len(one.sizes) // count
-            return Decision(needs, [make_sizes(one.sizes[part * each : (part + 1) * each]) for part in range(count)])
-        if one.is_partial:
-            return Decision(needs, [SUM] * count)
-        return node.decide_whole()
     if one.axis not in node.read_axes(at, node.count_axes(data)):
         return Decision(needs, [shard(*one.layout)] * count)
     unit = one.rows.unit
@@ -124,107 +82,46 @@ def take_blocks(rows: Rows, begin: int, end: int | None) -> Rows:
     return Rows(rows.blocks[bounds.index(begin) : bounds.index(end)])
 
 
-@register_rule("Pad PadV2 MirrorPad")
+@register_rule("PadV2")
+def pad_with(node: Node) -> Decision:
+    is_linear = not node.get_placement(0).is_sharded and node.get_placement(2).zero
+    return keep_sum(node) if is_linear else pad(node)
+
+
+@register_rule("Pad MirrorPad", moves=0)
 def pad(node: Node) -> Decision:
-    one, rest = node.get_placement(0), [WHOLE] * (len(node.inputs) - 1)
-    if one.is_sharded:
-        if node.read_constant(1)[one.axis].any():
-            raise NoRuleError
-        return node.decide([None, *rest], shard(*one.layout))
-    if one.is_partial and (node.type == "Pad" or (node.type == "PadV2" and node.get_placement(2).zero)):
-        return node.decide([None, *rest], SUM)
-    return node.decide_whole()
-
-
-def _keep_rows_along(node: Node, at: int) -> Decision:
-    one, rest = node.get_placement(0), [WHOLE] * (len(node.inputs) - 1)
-    if not one.is_sharded:
-        return keep_figure(node)
-    if one.axis in node.read_axes(at, node.count_axes(0)):
+    one, rest = node.require_rows(), [WHOLE] * (len(node.inputs) - 1)
+    if node.read_constant(1)[one.axis].any():
         raise NoRuleError
     return node.decide([None, *rest], shard(*one.layout))
 
 
-@register_rule("Cumsum ReverseV2")
-def go_along(node: Node) -> Decision:
-    return _keep_rows_along(node, 1)
-
-
-@register_rule("Roll")
-def roll(node: Node) -> Decision:
-    return _keep_rows_along(node, 2)
-
-
-@register_rule("Cumprod CumulativeLogsumexp")
-def combine_along(node: Node) -> Decision:
-    return _keep_rows_along(node, 1) if node.get_placement(0).is_sharded else node.decide_whole()
-
-
-@register_rule("ReverseSequence")
+@register_rule("ReverseSequence", linear=0)
 def reverse_sequence(node: Node) -> Decision:
     axis = node.read_attribute("batch_dim")
     found = next((one for one in node.placements if one.is_sharded), None)
-    if (
-        found is None
-        or found.rows.chosen is not None
-        or (node.get_placement(0).is_sharded and node.get_placement(0).axis != axis)
-    ):
-        return node.decide_whole()
-    return node.decide([shard(axis, found.rows), shard(0, found.rows)], shard(axis, found.rows))
+    if found is None or (node.get_placement(0).is_sharded and found.axis != axis):
+        raise NoRuleError
+    one = shard(axis, found.rows)
+    return node.decide([node.bring_rows(0, one), node.bring_rows(1, shard(0, found.rows))], one)
 
 
-@register_rule("SpaceToBatchND")
+@register_rule("SpaceToBatchND", linear=0)
 def space_to_batch(node: Node) -> Decision:
     """Each of so many copies of the batch, one below the other, has its part of every image."""
-    one = node.get_placement(0)
-    if not one.is_sharded:
-        return keep_figure(node)
+    one = node.require_rows()
     if one.axis or one.rows.unit is None or len(one.rows.blocks) > 1:
         raise NoRuleError
     return node.decide([None, WHOLE, WHOLE], shard(0, Rows((one.rows.unit,) * int(node.read_constant(1).prod()))))
 
 
-@register_rule("BatchToSpaceND")
+@register_rule("BatchToSpaceND", linear=0)
 def batch_to_space(node: Node) -> Decision:
-    one = node.get_placement(0)
-    if not one.is_sharded:
-        return keep_figure(node)
+    one = node.require_rows()
     count, blocks = int(node.read_constant(1).prod()), one.rows.blocks
     if one.axis or one.rows.unit is None or len(blocks) != count or len(set(blocks)) > 1:
         raise NoRuleError
     return node.decide([None, WHOLE, WHOLE], shard(0, Rows(blocks[:1])))
-
-
-_INNER = {
-    **dict.fromkeys("FFT IFFT RFFT IRFFT MatrixDiagV3".split(), 1),
-    **dict.fromkeys(
-        """FFT2D IFFT2D RFFT2D IRFFT2D MatrixDiagPartV3 MatrixBandPart MatrixInverse Cholesky MatrixDeterminant
-        LogMatrixDeterminant SelfAdjointEigV2 Qr Svd""".split(), 2),
-}  # fmt: skip
-"""How many of the last axes each result is computed of."""
-
-
-@register_rule(*_INNER)
-def compute_each_matrix(node: Node) -> Decision:
-    one, count, rest = node.get_placement(0), len(node.op.outputs), [WHOLE] * (len(node.inputs) - 1)
-    if not one.is_sharded:
-        return node.decide_whole()
-    if one.axis >= node.count_axes(0) - _INNER[node.type]:
-        raise NoRuleError
-    return Decision([None, *rest], [shard(*one.layout)] * count)
-
-
-@register_rule("MatrixTriangularSolve MatrixSolve MatrixSetDiagV3")
-def compute_each_pair(node: Node) -> Decision:
-    found = next((one for one in node.placements[:2] if one.is_sharded), None)
-    if found is None or found.rows.chosen is not None:
-        return node.decide_whole()
-    solves = node.type != "MatrixSetDiagV3"
-    least = node.count_axes(0) - 2
-    if found.axis >= least or (solves and node.count_axes(0) != node.count_axes(1)):
-        raise NoRuleError
-    one, rest = shard(*found.layout), [WHOLE] * (len(node.inputs) - 2)
-    return node.decide([one, one, *rest], one)
 
 
 def count_rows(size: Size) -> int | None:

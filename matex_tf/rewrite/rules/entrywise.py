@@ -8,16 +8,14 @@ from matex_tf.rewrite.nodes import Decision, Node, NoRuleError
 from matex_tf.rewrite.placement import (
     LIST,
     SIZES,
-    SUM,
     WHOLE,
-    ZERO,
     Placement,
     Size,
     make_sizes,
     multiply_sizes,
     shard,
 )
-from matex_tf.rewrite.rules.registry import add_rules, register_rule
+from matex_tf.rewrite.rules.registry import add_rules, keep_sum, register_rule
 
 IDENTITIES = "CheckNumerics CheckNumericsV2 DebugIdentityV2"
 LINEAR = "Neg Real Imag Conj"
@@ -29,7 +27,7 @@ NONLINEAR = """
     StaticRegexReplace StaticRegexFullMatch StringToNumber Pow Mod TruncateDiv TruncateMod SquaredDifference Equal
     NotEqual Greater GreaterEqual Less LessEqual LogicalAnd LogicalOr ApproximateEqual Atan2 Xdivy Xlogy Xlog1py
     BitwiseAnd BitwiseOr BitwiseXor LeftShift RightShift NextAfter Igamma Igammac Zeta Polygamma Complex ClipByValue
-    Betainc"""
+    Betainc MulNoNan"""
 LINEAR_IN = {
     # The backward pass: linear in the gradient that comes in, by its place among the inputs.
     **dict.fromkeys("ReluGrad Relu6Grad EluGrad SeluGrad LeakyReluGrad SoftplusGrad SoftsignGrad".split(), 0),
@@ -46,40 +44,32 @@ def find_frame(node: Node, indexes: Sequence[int]) -> tuple[list[Placement | Non
     if first is None:
         return None
     place, rows = node.get_placement(first).axis - node.count_axes(first), node.get_placement(first).rows
-    needs: list[Placement | None] = []
-    for index in indexes:
-        shape = node.read_shape(index)
-        has_rows = len(shape) >= -place and shape[place] != 1
-        one = shard(len(shape) + place, rows) if has_rows else WHOLE
-        if rows.chosen is not None and has_rows and not node.get_placement(index).has_layout(one):
-            raise NoRuleError  # which rows a mask chose is known where they are alone
-        needs.append(None if node.get_placement(index).has_layout(one) else one)
-    most = max(node.count_axes(index) for index in indexes)
-    return needs, shard(most + place, rows)
+    counts = [node.count_axes(index) for index in indexes]
+    needs = [
+        node.bring_rows(index, shard(count + place, rows)) if count >= -place else WHOLE
+        for index, count in zip(indexes, counts)
+    ]
+    return needs, shard(max(counts) + place, rows)
 
 
 def compute_entries(node: Node) -> Decision:
     """Each entry of the result is made of the entries at its place, which are those of the script."""
     found = find_frame(node, range(len(node.inputs)))
     if found is None:
-        return node.decide_whole()
+        raise NoRuleError
     return node.decide(found[0], found[1])
 
 
 add_rules([NONLINEAR], compute_entries)
+add_rules([LINEAR], compute_entries, linear=0)
+add_rules(["SelectV2"], compute_entries, linear=slice(1, 3))
+for _name, _at in LINEAR_IN.items():
+    add_rules([_name], compute_entries, linear=_at)
 
 
 @register_rule(IDENTITIES)
 def keep(node: Node) -> Decision:
     return Decision([None], [node.get_placement(0)], None, [node.inputs[0].constant])
-
-
-@register_rule(LINEAR)
-def keep_sums(node: Node) -> Decision:
-    one = node.get_placement(0)
-    if one.is_partial or one.zero:
-        return node.decide([None], one)
-    return compute_entries(node)
 
 
 @register_rule("Cast")
@@ -100,16 +90,7 @@ def cast(node: Node) -> Decision:
     return compute_entries(node)
 
 
-def _add_up(node: Node) -> Decision:
-    placements = node.placements
-    if any(one.is_partial for one in placements) and all(one.is_partial or one.zero for one in placements):
-        return node.decide([None if one.is_partial else SUM for one in placements], SUM)
-    if all(one.zero for one in placements):
-        return node.decide([None] * len(placements), ZERO)
-    return compute_entries(node)
-
-
-@register_rule("AddV2 Add Sub AddN AccumulateNV2")
+@register_rule("AddV2 Add Sub AddN AccumulateNV2", linear=slice(None))
 def add(node: Node) -> Decision:
     if any(one.kind == LIST for one in node.placements):
         items = {one.item for one in node.placements if one.kind == LIST and one.item is not None}
@@ -119,25 +100,20 @@ def add(node: Node) -> Decision:
             [None] * len(node.inputs), next((one for one in node.placements if one.item), node.get_placement(0))
         )
     sizes = _combine_sizes(node, _subtract_sizes if node.type == "Sub" else _add_sizes)
-    return sizes or _add_up(node)
+    return sizes or compute_entries(node)
 
 
-@register_rule("Mul RealDiv Div DivNoNan MulNoNan")
+@register_rule("Mul", is_product=True)
 def multiply(node: Node) -> Decision:
-    divides = node.type in ("RealDiv", "Div", "DivNoNan")
-    if not divides and node.type == "Mul":
-        sizes = _combine_sizes(node, lambda a, b: multiply_sizes([a, b]))
-        if sizes:
-            return sizes
-    first, second = node.placements
-    rounds = divides and not (node.inputs[0].dtype.is_floating or node.inputs[0].dtype.is_complex)
-    partial = [one.is_partial for one in node.placements]
-    keeps = not rounds and node.type != "MulNoNan" and "sharded" not in (first.kind, second.kind)
-    if keeps and partial == [True, False]:
-        return node.decide([None, WHOLE], SUM)
-    if keeps and partial == [False, True] and not divides:
-        return node.decide([WHOLE, None], SUM)
-    return compute_entries(node)
+    return _combine_sizes(node, lambda a, b: multiply_sizes([a, b])) or compute_entries(node)
+
+
+@register_rule("RealDiv Div DivNoNan")
+def divide(node: Node) -> Decision:
+    """Whole numbers are rounded."""
+    dtype = node.inputs[0].dtype
+    keeps = not node.has_rows and (dtype.is_floating or dtype.is_complex)
+    return keep_sum(node) if keeps else compute_entries(node)
 
 
 @register_rule("FloorDiv Maximum Minimum FloorMod")
@@ -147,17 +123,7 @@ def compute_numbers(node: Node) -> Decision:
     return sizes or compute_entries(node)
 
 
-@register_rule("SelectV2")
-def select(node: Node) -> Decision:
-    condition, first, second = node.placements
-    branches = (first, second)
-    sums = any(one.is_partial for one in branches) and all(one.is_partial or one.zero for one in branches)
-    if sums and not condition.is_sharded:
-        return node.decide([WHOLE, SUM, SUM], SUM)
-    return compute_entries(node)
-
-
-@register_rule("Select")
+@register_rule("Select", linear=slice(1, 3))
 def select_rows(node: Node) -> Decision:
     """The condition may be a vector that chooses along the first axis."""
     if node.count_axes(0) == node.count_axes(1):
@@ -171,19 +137,6 @@ def select_rows(node: Node) -> Decision:
     if sharded is None or sharded.axis != 0 or sharded.rows.chosen is not None:
         raise NoRuleError
     return node.decide([shard(0, sharded.rows)] * 3, shard(0, sharded.rows))
-
-
-def _keep_linear(node: Node) -> Decision:
-    """The gradient of a function of single entries: a sum stays one if only the gradient that comes in is a sum."""
-    at = LINEAR_IN[node.type]
-    if node.get_placement(at).is_partial and not node.has_rows and not node.get_placement(1 - at).is_partial:
-        needs: list[Placement | None] = [WHOLE, WHOLE]
-        needs[at] = None
-        return node.decide(needs, SUM)
-    return compute_entries(node)
-
-
-add_rules(LINEAR_IN, _keep_linear)
 
 
 def _combine_sizes(node: Node, combine: Callable[[Size, Size], Size | None]) -> Decision | None:

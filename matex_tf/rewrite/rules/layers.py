@@ -1,66 +1,119 @@
-"""Layers' ops, of which each row of the batch, the first axis, is computed by itself: a table of placements.
+"""Ops that compute each row by itself, as a table of placements, and batch normalization.
 
-`rows`: sharded along axis 0. `same`: replicated. `sizes`: a shape that begins with the number of rows. `sum`: partial.
+`rows`: sharded along the axis that has the rows. `same`: replicated. `sizes`: a shape that begins with the number of
+rows. `sum`: partial.
 """
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 from matex_tf.rewrite.nodes import Decision, Expansion, Node, NoRuleError
 from matex_tf.rewrite.placement import SUM, WHOLE, Placement, Size, shard
 from matex_tf.rewrite.rules.registry import add_rules, register_rule
-from matex_tf.rewrite.rules.shapes import keep_figure
 from matex_tf.rewrite.rules.sizes import find_need
 
-TABLE = {
-    "rows -> rows": """AvgPool AvgPool3D DepthToSpace SpaceToDepth MaxPool MaxPool3D LRN FakeQuantWithMinMaxArgs
-        RGBToHSV HSVToRGB ExtractImagePatches DecodeRaw""",
-    "rows, same -> rows": """Conv2D Conv3D DepthwiseConv2dNative ResizeBilinear ResizeNearestNeighbor ResizeBicubic
-        ResizeArea Dilation2D AdjustContrastv2 AdjustHue AdjustSaturation""",
-    "rows, same, same -> rows": "MaxPoolV2 FakeQuantWithMinMaxVars",
-    "rows, same, same, same -> rows": "ScaleAndTranslate",
-    "rows, rows, rows -> rows": "MaxPoolGrad MaxPool3DGrad MaxPoolGradGrad MaxPool3DGradGrad LRNGrad",
-    "rows, rows, rows, same, same -> rows": "MaxPoolGradV2",
-    "sizes, rows -> rows": "AvgPoolGrad AvgPool3DGrad",
-    "sizes, same, rows -> rows": "Conv2DBackpropInput Conv3DBackpropInputV2 DepthwiseConv2dNativeBackpropInput",
-    "rows, same, rows -> sum": "Conv2DBackpropFilter Conv3DBackpropFilterV2 DepthwiseConv2dNativeBackpropFilter",
-    "rows, rows -> rows, rows": "SoftmaxCrossEntropyWithLogits SparseSoftmaxCrossEntropyWithLogits",
-    "rows, same -> rows ": "ResizeBilinearGrad ResizeBicubicGrad ResizeNearestNeighborGrad",
-}
-"""By the placements that an op takes and gives, the types of the ops."""
+Mixes = Callable[[Node, int, int], bool]
+"""Whether an op combines entries along an axis: of the node, an input with rows, and that axis of it."""
 
 
-def follow_table(takes: list[str], gives: list[str], node: Node) -> Decision:
-    rows = next((one.rows for one in node.placements if one.is_sharded and one.axis == 0), None)
-    if rows is None:
-        return node.decide_whole()
-    one = shard(0, rows)
-    if rows.chosen is not None and any(
-        kind == "rows" and not found.has_layout(one) for kind, found in zip(takes, node.placements)
-    ):
+def _mix_inner(node: Node, index: int, axis: int) -> bool:
+    return axis > 0
+
+
+def _mix_last(count: int) -> Mixes:
+    return lambda node, index, axis: axis >= node.count_axes(index) - count
+
+
+def _mix_named(at: int) -> Mixes:
+    """Axes that the input `at` names."""
+    return lambda node, index, axis: axis in node.read_axes(at, node.count_axes(index))
+
+
+def _mix_channels(node: Node, index: int, axis: int) -> bool:
+    return axis == find_channel_axis(node)
+
+
+def _mix_equations(node: Node, index: int, axis: int) -> bool:
+    return node.count_axes(0) != node.count_axes(1) or axis >= node.count_axes(0) - 2
+
+
+def _mix_batches(node: Node, index: int, axis: int) -> bool:
+    return bool(node.read_attribute("batch_dims", 0))
+
+
+_TABLE: list[tuple[str, Mixes, str]] = [
+    ("rows -> rows", _mix_inner, """
+        AvgPool AvgPool3D DepthToSpace SpaceToDepth MaxPool MaxPool3D LRN FakeQuantWithMinMaxArgs RGBToHSV HSVToRGB
+        ExtractImagePatches DecodeRaw Conv2D Conv3D DepthwiseConv2dNative ResizeBilinear ResizeNearestNeighbor
+        ResizeBicubic ResizeArea Dilation2D AdjustContrastv2 AdjustHue AdjustSaturation MaxPoolV2
+        FakeQuantWithMinMaxVars ScaleAndTranslate ResizeBilinearGrad ResizeBicubicGrad ResizeNearestNeighborGrad"""),
+    ("rows, rows -> rows", _mix_inner, """
+        SoftmaxCrossEntropyWithLogits SparseSoftmaxCrossEntropyWithLogits InTopKV2 InTopK
+        ImageProjectiveTransformV3"""),
+    ("rows, rows, rows -> rows", _mix_inner, """
+        MaxPoolGrad MaxPool3DGrad MaxPoolGradGrad MaxPool3DGradGrad LRNGrad MaxPoolGradV2"""),
+    ("sizes, rows -> rows", _mix_inner, "AvgPoolGrad AvgPool3DGrad"),
+    ("sizes, same, rows -> rows", _mix_inner, """
+        Conv2DBackpropInput Conv3DBackpropInputV2 DepthwiseConv2dNativeBackpropInput"""),
+    ("rows, same, rows -> sum", _mix_inner, """
+        Conv2DBackpropFilter Conv3DBackpropFilterV2 DepthwiseConv2dNativeBackpropFilter"""),
+    ("rows -> rows", _mix_channels, "BiasAdd BiasAddV1"),
+    ("rows -> rows", _mix_last(1), "Softmax LogSoftmax TopKV2 TopK FFT IFFT RFFT IRFFT MatrixDiagV3"),
+    ("rows -> rows", _mix_last(2), """
+        FFT2D IFFT2D RFFT2D IRFFT2D MatrixDiagPartV3 MatrixBandPart MatrixInverse Cholesky MatrixDeterminant
+        LogMatrixDeterminant SelfAdjointEigV2 Qr Svd"""),
+    ("rows, rows -> rows", _mix_last(2), "MatrixSetDiagV3"),
+    ("rows, rows -> rows", _mix_equations, "MatrixTriangularSolve MatrixSolve"),
+    ("rows -> rows", _mix_named(1), "Cumprod CumulativeLogsumexp"),
+    ("same, rows -> rows", _mix_last(0), "LookupTableFindV2 LookupTableFind"),
+    ("same, rows -> rows", _mix_batches, "ResourceGather"),
+    ("same, rows -> rows", _mix_last(1), "ResourceGatherNd"),
+]  # fmt: skip
+"""The placements that ops take and give, and the axes along which they combine entries.
+
+Inputs that are not named are replicated; outputs that are not named are as the last.
+"""
+
+_LINEAR: list[tuple[str, Mixes, str]] = [
+    ("rows -> sum", _mix_channels, "BiasAddGrad"),
+    ("rows -> rows", _mix_named(1), "Cumsum ReverseV2"),
+    ("rows -> rows", _mix_named(2), "Roll"),
+]
+"""Of those that are linear in the first input."""
+
+
+def _follow_table(takes: list[str], gives: list[str], mixes: Mixes, node: Node) -> Decision:
+    of_rows = [index for index, kind in enumerate(takes) if kind == "rows"]
+    index = next((index for index in of_rows if node.get_placement(index).is_sharded), None)
+    if index is None:
         raise NoRuleError
-    needs: list[Placement | None] = []
-    for index, (kind, found) in enumerate(zip(takes, node.placements)):
-        if kind == "sizes":
-            first, *rest = node.read_sizes(index)
-            if first.rows not in (None, rows) or any(size.rows is not None for size in rest):
+    one = shard(*node.get_placement(index).layout)
+    if mixes(node, index, one.axis):
+        raise NoRuleError
+    needs: list[Placement | None] = [WHOLE] * len(node.inputs)
+    for at, kind in enumerate(takes):
+        if kind == "rows":
+            needs[at] = node.bring_rows(at, one)
+        elif kind == "sizes":
+            first, *rest = node.read_sizes(at)
+            if first.rows not in (None, one.rows) or any(size.rows is not None for size in rest):
                 raise NoRuleError
-            needs.append(find_need(node, index, (Size(rows), *rest)))
-        else:
-            needs.append(None if kind == "rows" and found.has_layout(one) else one if kind == "rows" else WHOLE)
-    if "rows" not in takes:
-        raise NoRuleError
-    return Decision(needs, [{"rows": one, "sum": SUM, "same": WHOLE}[kind] for kind in gives])
+            needs[at] = find_need(node, at, (Size(one.rows), *rest))
+    every = [*gives, *[gives[-1]] * (len(node.op.outputs) - len(gives))]
+    return Decision(needs, [one if kind == "rows" else SUM for kind in every])
 
 
-def _add_table() -> None:
-    for signature, types in TABLE.items():
+def _add_table(table: list[tuple[str, Mixes, str]], linear: int | None) -> None:
+    for signature, mixes, types in table:
         takes, gives = ([part.strip() for part in side.split(",")] for side in signature.split("->"))
-        add_rules([types], lambda node, takes=takes, gives=gives: follow_table(takes, gives, node))  # type: ignore[misc]
+        add_rules([types], functools.partial(_follow_table, takes, gives, mixes), linear)
 
 
-_add_table()
+_add_table(_TABLE, None)
+_add_table(_LINEAR, 0)
 
 
 def find_channel_axis(node: Node) -> int:
@@ -68,51 +121,9 @@ def find_channel_axis(node: Node) -> int:
     return 1 if is_first else node.count_axes(0) - 1
 
 
-@register_rule("BiasAdd BiasAddV1")
-def add_bias(node: Node) -> Decision:
-    one = node.get_placement(0)
-    if not one.is_sharded:
-        return node.decide_whole()
-    if one.axis == find_channel_axis(node):
-        raise NoRuleError
-    return node.decide([None, WHOLE], shard(*one.layout))
-
-
-@register_rule("BiasAddGrad")
-def sum_channels(node: Node) -> Decision:
-    one = node.get_placement(0)
-    if not one.is_sharded:
-        return keep_figure(node)
-    if one.axis == find_channel_axis(node):
-        raise NoRuleError
-    return node.decide([None], SUM)
-
-
-@register_rule("Softmax LogSoftmax")
-def softmax(node: Node) -> Decision:
-    one = node.get_placement(0)
-    if not one.is_sharded:
-        return node.decide_whole()
-    if one.axis == node.count_axes(0) - 1:
-        raise NoRuleError
-    return node.decide([None], shard(*one.layout))
-
-
-@register_rule("ImageProjectiveTransformV3")
-def transform_images(node: Node) -> Decision:
-    found = next((one for one in node.placements if one.is_sharded), None)
-    if found is None or found.axis or found.rows.chosen is not None:
-        return node.decide_whole()
-    one = shard(0, found.rows)
-    each = WHOLE if node.read_shape(1)[0] == 1 else one
-    return node.decide([one, each, WHOLE, WHOLE], one)
-
-
 @register_rule("FusedBatchNorm FusedBatchNormV2 FusedBatchNormV3")
 def normalize(node: Node) -> Decision | Expansion:
-    one, count_outputs = node.get_placement(0), len(node.op.outputs)
-    if not one.is_sharded:
-        return node.decide_whole()
+    one, count_outputs = node.require_rows(), len(node.op.outputs)
     if one.axis == find_channel_axis(node):
         raise NoRuleError
     if not node.read_attribute("is_training"):
@@ -149,9 +160,7 @@ def _make_norm(
 @register_rule("FusedBatchNormGrad FusedBatchNormGradV2 FusedBatchNormGradV3")
 def normalize_backward(node: Node) -> Decision | Expansion:
     one, count_outputs = node.get_placement(0), len(node.op.outputs)
-    if not node.has_rows:
-        return node.decide_whole()
-    if one.axis == find_channel_axis(node):
+    if not node.has_rows or one.axis == find_channel_axis(node):
         raise NoRuleError
     return Expansion(_make_norm_backward, (
         find_channel_axis(node), node.count_axes(0), count_outputs, node.read_attribute("epsilon"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from matex_tf.rewrite.nodes import Decision, Node, NoRuleError
-from matex_tf.rewrite.placement import SUM, WHOLE, Placement, shard
+from matex_tf.rewrite.placement import SUM, WHOLE, shard
 from matex_tf.rewrite.rules.registry import register_rule
 
 
@@ -13,31 +13,18 @@ def place_product(node: Node, terms: Sequence[Sequence[str]], result: Sequence[s
     """The placements of a product whose inputs have axes with these labels, as in `tf.einsum`."""
     first = next((index for index, one in enumerate(node.placements) if one.is_sharded), None)
     if first is None:
-        return multiply_figures(node)
+        raise NoRuleError
     label, rows = terms[first][node.get_placement(first).axis], node.get_placement(first).rows
-    needs: list[Placement | None] = []
-    for index, labels in enumerate(terms):
-        if labels.count(label) > 1:
-            raise NoRuleError
-        has_rows = label in labels and node.read_shape(index)[labels.index(label)] != 1
-        one = shard(labels.index(label), rows) if has_rows else WHOLE
-        if rows.chosen is not None and has_rows and not node.get_placement(index).has_layout(one):
-            raise NoRuleError
-        needs.append(None if node.get_placement(index).has_layout(one) else one)
+    if any(labels.count(label) > 1 for labels in terms):
+        raise NoRuleError
+    needs = [
+        node.bring_rows(index, shard(labels.index(label), rows)) if label in labels else WHOLE
+        for index, labels in enumerate(terms)
+    ]
     return node.decide(needs, shard(result.index(label), rows) if label in result else SUM)
 
 
-def multiply_figures(node: Node) -> Decision:
-    """A product of tensors without rows: with one sum among them it is a sum."""
-    sums = [index for index, one in enumerate(node.placements) if one.is_partial]
-    if len(sums) != 1:
-        return node.decide_whole()
-    needs: list[Placement | None] = [WHOLE] * len(node.inputs)
-    needs[sums[0]] = None
-    return node.decide(needs, SUM)
-
-
-@register_rule("MatMul BatchMatMul BatchMatMulV2 BatchMatMulV3")
+@register_rule("MatMul BatchMatMul BatchMatMulV2 BatchMatMulV3", is_product=True)
 def multiply(node: Node) -> Decision:
     names = ("transpose_a", "transpose_b") if node.type == "MatMul" else ("adj_x", "adj_y")
     inner = [["rows", "sum"], ["sum", "columns"]]
@@ -50,7 +37,7 @@ def multiply(node: Node) -> Decision:
     return place_product(node, terms, [*outer, "rows", "columns"])
 
 
-@register_rule("Einsum")
+@register_rule("Einsum", is_product=True)
 def einsum(node: Node) -> Decision:
     equation = node.read_attribute("equation").decode().replace(" ", "")
     left, right = equation.split("->")
@@ -70,7 +57,7 @@ def _label_axes(term: str, count: int) -> list[str]:
     return [*before, *(f"...{index - dots}" for index in range(dots)), *after]
 
 
-@register_rule("Cross")
+@register_rule("Cross", is_product=True)
 def cross(node: Node) -> Decision:
     labels = [str(axis) for axis in range(node.count_axes(0))]
     if any(one.is_sharded and one.axis == len(labels) - 1 for one in node.placements):

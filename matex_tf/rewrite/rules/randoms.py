@@ -63,9 +63,15 @@ def draw_all(node: Node) -> Decision:
     return node.decide([taken, *rest], one, emit=mark_taker(emit))
 
 
+_have_seeds: dict[str, bool] = {}  # by the types of ops
+
+
 def has_no_seed(op: Any) -> bool:
     """Whether each process draws other numbers, and each run of the script, too."""
-    return "seed2" in op.node_def.attr and not (op.get_attr("seed") or op.get_attr("seed2"))
+    has_seeds = _have_seeds.get(op.type)
+    if has_seeds is None:
+        has_seeds = _have_seeds[op.type] = "seed2" in op.node_def.attr
+    return has_seeds and not (op.get_attr("seed") or op.get_attr("seed2"))
 
 
 def draw_once(node: Node) -> Decision:

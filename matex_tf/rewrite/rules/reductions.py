@@ -11,14 +11,12 @@ from matex_tf.rewrite.placement import (
     SIZES,
     SUM,
     WHOLE,
-    ZERO,
     Placement,
     make_sizes,
     multiply_sizes,
     shard,
 )
-from matex_tf.rewrite.rules.registry import register_rule
-from matex_tf.rewrite.rules.shapes import keep_figure
+from matex_tf.rewrite.rules.registry import keep_sum, register_rule
 
 
 def find_reduced(node: Node) -> tuple[bool, int, list[int | None] | None]:
@@ -40,13 +38,11 @@ def find_reduced(node: Node) -> tuple[bool, int, list[int | None] | None]:
 def add_up(node: Node) -> Decision:
     one = node.get_placement(0)
     if one.kind == SIZES:
-        return node.decide_whole()
+        raise NoRuleError
     if not one.is_sharded:
-        found = keep_figure(node)
-    else:
-        reduced, axis, shape = find_reduced(node)
-        return Decision([None, WHOLE], [SUM if reduced else shard(axis, one.rows)], None, (), [shape])
-    return found._replace(shapes=[_find_shape(node)])
+        return keep_sum(node)._replace(shapes=[_find_shape(node)])
+    reduced, axis, shape = find_reduced(node)
+    return Decision([None, WHOLE], [SUM if reduced else shard(axis, one.rows)], None, (), [shape])
 
 
 def _find_shape(node: Node) -> list[int | None] | None:
@@ -62,7 +58,7 @@ def average(node: Node) -> Decision | Expansion:
     one, dtype = node.get_placement(0), node.inputs[0].dtype
     if not one.is_sharded:
         inexact = dtype.is_floating or dtype.is_complex
-        return keep_figure(node) if not one.is_partial or inexact else node.decide_whole()
+        return keep_sum(node) if not one.is_partial or inexact else node.decide_whole()
     reduced, axis, _ = find_reduced(node)
     if not reduced:
         return node.decide([None, WHOLE], shard(axis, one.rows))
@@ -105,9 +101,7 @@ _BY = {"Max": "max", "Min": "min", "All": "min", "Any": "max"}
 @register_rule("Max Min All Any")
 def take_extreme(node: Node) -> Decision:
     """Over the rows: the extreme of the ranks' extremes. A rank without rows computes one that another has, too."""
-    one = node.get_placement(0)
-    if not one.is_sharded:
-        return node.decide_whole()
+    one = node.require_rows()
     reduced, axis, shape = find_reduced(node)
     if not reduced:
         return Decision([None, WHOLE], [shard(axis, one.rows)], None, (), [shape])
@@ -135,16 +129,13 @@ def _make_norm(axes: tuple[int, ...], keeps: bool, rows: Any, _: Any) -> Any:
 
 @register_rule("L2Loss")
 def half_the_squares(node: Node) -> Decision:
-    if node.get_placement(0).is_sharded:
-        return node.decide([None], SUM)
-    return node.decide_whole()
+    node.require_rows()
+    return node.decide([None], SUM)
 
 
 @register_rule("ArgMax ArgMin")
 def find_along_axis(node: Node) -> Decision:
-    one = node.get_placement(0)
-    if not one.is_sharded:
-        return node.decide_whole()
+    one = node.require_rows()
     axes = node.read_axes(1, node.count_axes(0))
     if one.axis in axes:
         raise NoRuleError
@@ -163,7 +154,7 @@ def _is_cheaper_gathered(node: Node) -> bool:
     return 0 < gathered < 2 * node.outputs[0].estimate_bytes(node.rows)
 
 
-@register_rule("UnsortedSegmentSum")
+@register_rule("UnsortedSegmentSum", linear=0)
 def add_by_number(node: Node) -> Decision:
     """Sums of rows by a number that each of them has, so that each rank has a part of each sum."""
     data, numbers = node.get_placement(0), node.get_placement(1)
@@ -174,20 +165,17 @@ def add_by_number(node: Node) -> Decision:
         if layout[1].chosen is not None and not data.has_layout(numbers):
             raise NoRuleError
         return node.decide([shard(*layout), shard(*layout), WHOLE], SUM)
-    if data.is_sharded:
-        return node.decide([None, WHOLE, WHOLE], shard(data.axis - node.count_axes(1) + 1, data.rows))
-    return keep_figure(node)
+    data = node.require_rows()
+    return node.decide([None, WHOLE, WHOLE], shard(data.axis - node.count_axes(1) + 1, data.rows))
 
 
-@register_rule("ScatterNd")
+@register_rule("ScatterNd", linear=1)
 def scatter(node: Node) -> Decision:
     """What is put at the same place adds up, so that each rank has a part of each sum."""
     numbers, updates = node.get_placement(0), node.get_placement(1)
     one = numbers if numbers.is_sharded else updates
     if not one.is_sharded:
-        if updates.is_partial:
-            return node.decide([WHOLE, None, WHOLE], SUM)
-        return node.decide([WHOLE] * 3, ZERO if updates.zero else WHOLE)
+        raise NoRuleError
     if _is_cheaper_gathered(node):
         return node.decide_whole()
     if one.axis >= node.count_axes(0) - 1 or (one.rows.chosen is not None and not numbers.has_layout(updates)):
@@ -197,9 +185,9 @@ def scatter(node: Node) -> Decision:
 
 @register_rule("Bincount DenseBincount")
 def count_numbers(node: Node) -> Decision:
-    numbers = node.get_placement(0)
-    if not numbers.is_sharded or numbers.rows.chosen is not None:
-        return node.decide_whole()
+    numbers = node.require_rows()
+    if numbers.rows.chosen is not None:
+        raise NoRuleError
     weighs = node.read_shape(2)[:1] != [0]
     needs = [None, WHOLE, shard(*numbers.layout) if weighs else WHOLE]
     if node.type == "DenseBincount" and node.count_axes(0) == 2:

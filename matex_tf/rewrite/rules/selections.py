@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from matex_tf.rewrite.nodes import Decision, Node, NoRuleError
-from matex_tf.rewrite.placement import SIZES, SUM, WHOLE, ZERO, Placement, Rows, make_sizes, shard
+from matex_tf.rewrite.placement import WHOLE, Placement, Rows, shard
 from matex_tf.rewrite.rules.registry import register_rule
 from matex_tf.rewrite.rules.sizes import mark_taker
 
@@ -17,7 +17,7 @@ def count_from_here(copy: Any, part: Any, numbers: Any, rows: Rows) -> Any:
     return numbers - tf.cast(copy.find_first(rows, tf.shape(part)[0]), numbers.dtype)
 
 
-@register_rule("GatherV2 Gather")
+@register_rule("GatherV2 Gather", moves=0)
 def gather(node: Node) -> Decision:
     table, numbers = node.get_placement(0), node.get_placement(1)
     rest = [WHOLE] * (len(node.inputs) - 2)
@@ -25,23 +25,17 @@ def gather(node: Node) -> Decision:
     if node.type == "GatherV2":
         outer = node.read_attribute("batch_dims")
         outer += node.count_axes(1) if outer < 0 else 0
-        if table.kind == SIZES and node.count_axes(0) == 1 and (node.op.outputs[0].shape.rank or 0) <= 1:
-            picked = [int(at) for at in node.read_constant(1).reshape(-1)]
-            return node.decide([None, WHOLE, *rest], make_sizes([table.sizes[at] for at in picked]))
-        if node.has_rows or table.is_partial:
+        if node.has_rows:
             axis = node.read_axes(2, node.count_axes(0))[0]
     if numbers.numbers is not None and table.is_sharded and axis == outer == 0 and node.count_axes(1) == 1:
         return _take_numbered(node, table, numbers, rest)
     if not node.has_rows:
-        if table.is_partial:
-            return node.decide([None, WHOLE, *rest], SUM)
-        return node.decide([WHOLE] * len(node.inputs), ZERO if table.zero else WHOLE)
+        raise NoRuleError
     if outer:
-        found = table if table.is_sharded else numbers
-        if found.axis >= outer or found.rows.chosen is not None:
+        one = shard(*(table if table.is_sharded else numbers).layout)
+        if one.axis >= outer:
             raise NoRuleError
-        one = shard(*found.layout)
-        return node.decide([one, one, *rest], one)
+        return node.decide([node.bring_rows(0, one), node.bring_rows(1, one), *rest], one)
     if numbers.is_sharded:
         return node.decide([WHOLE, None, *rest], shard(axis + numbers.axis, numbers.rows))
     if table.axis == axis:
@@ -64,15 +58,11 @@ def _take_numbered(node: Node, table: Placement, numbers: Placement, rest: list[
     return node.decide([None, None, *rest], shard(0, numbers.rows), emit=mark_taker(emit))
 
 
-@register_rule("GatherNd")
+@register_rule("GatherNd", moves=0)
 def gather_nd(node: Node) -> Decision:
     table, numbers = node.get_placement(0), node.get_placement(1)
     outer = node.read_attribute("batch_dims", 0)
-    if not node.has_rows:
-        if table.is_partial:
-            return node.decide([None, WHOLE], SUM)
-        return node.decide_whole()
-    if outer:
+    if outer or not node.has_rows:
         raise NoRuleError
     named = node.read_shape(1)[-1]
     if numbers.numbers is not None and table.is_sharded and table.axis == 0 and table.rows == numbers.numbers:
@@ -94,9 +84,7 @@ def gather_nd(node: Node) -> Decision:
 @register_rule("Where")
 def where(node: Node) -> Decision:
     """The numbers of entries that are true: of a vector over the rows, those of the script's."""
-    one = node.get_placement(0)
-    if not one.is_sharded:
-        return node.decide_whole()
+    one = node.require_rows()
     if node.count_axes(0) != 1 or one.rows.chosen is not None or len(one.rows.blocks) != 1:
         raise NoRuleError
     rows = one.rows
@@ -112,51 +100,8 @@ def where(node: Node) -> Decision:
 
 @register_rule("OneHot")
 def one_hot(node: Node) -> Decision:
-    one = node.get_placement(0)
-    if not one.is_sharded:
-        return node.decide_whole()
+    one = node.require_rows()
     count = node.count_axes(0)
     axis = node.read_attribute("axis")
     axis += count + 1 if axis < 0 else 0
     return node.decide([None, WHOLE, WHOLE, WHOLE], shard(one.axis + (axis <= one.axis), one.rows))
-
-
-@register_rule("TopKV2 TopK")
-def find_largest(node: Node) -> Decision:
-    one = node.get_placement(0)
-    if not one.is_sharded:
-        return node.decide_whole()
-    if one.axis == node.count_axes(0) - 1:
-        raise NoRuleError
-    return node.decide([None, *[WHOLE] * (len(node.inputs) - 1)], *[shard(*one.layout)] * 2)
-
-
-@register_rule("InTopKV2 InTopK")
-def is_among_largest(node: Node) -> Decision:
-    found = next((one for one in node.placements if one.is_sharded), None)
-    if found is None or found.axis or found.rows.chosen is not None:
-        return node.decide_whole()
-    one = shard(0, found.rows)
-    return node.decide([one, one, WHOLE], one)
-
-
-@register_rule("LookupTableFindV2 LookupTableFind")
-def look_up(node: Node) -> Decision:
-    one = node.get_placement(1)
-    return node.decide([WHOLE, None, WHOLE], shard(*one.layout)) if one.is_sharded else node.decide_whole()
-
-
-@register_rule("ResourceGather")
-def gather_variable(node: Node) -> Decision:
-    numbers = node.get_placement(1)
-    if not numbers.is_sharded or node.read_attribute("batch_dims", 0):
-        return node.decide_whole()
-    return node.decide([WHOLE, None], shard(*numbers.layout))
-
-
-@register_rule("ResourceGatherNd")
-def gather_variable_nd(node: Node) -> Decision:
-    numbers = node.get_placement(1)
-    if not numbers.is_sharded or numbers.axis >= node.count_axes(1) - 1:
-        return node.decide_whole()
-    return node.decide([WHOLE, None], shard(*numbers.layout))

@@ -9,7 +9,6 @@ from matex_tf.rewrite.nodes import Decision, Node, NoRuleError
 from matex_tf.rewrite.placement import (
     LIST,
     SIZES,
-    SUM,
     WHOLE,
     ZERO,
     Placement,
@@ -46,15 +45,9 @@ def fill(node: Node) -> Decision:
     return node.decide([None, WHOLE], shard(*found))
 
 
-@register_rule("Reshape")
+@register_rule("Reshape", moves=0)
 def reshape(node: Node) -> Decision:
-    one = node.get_placement(0)
-    if not one.is_sharded:
-        if one.is_partial:
-            return node.decide([None, WHOLE], SUM)
-        if one.kind == SIZES and node.op.outputs[0].shape.rank in (0, 1):
-            return node.decide([None, WHOLE], one)
-        return node.decide([WHOLE, WHOLE], ZERO if one.zero else WHOLE)
+    one = node.require_rows()
     wanted, before = node.read_sizes(1), node.inputs[0].shape
     if before is None:
         if one.axis or not wanted or wanted[0].rows != one.rows:
@@ -126,36 +119,18 @@ def _divide(inner: list[int | None], outer: list[int | None]) -> float | None:
     return None if product == 0 else math.prod(size for size in inner if size is not None) / product
 
 
-@register_rule("ExpandDims")
+@register_rule("ExpandDims", moves=0)
 def expand(node: Node) -> Decision:
-    one = node.get_placement(0)
-    if one.kind == SIZES and node.count_axes(0) == 0:
-        return node.decide([None, WHOLE], one)
-    if not one.is_sharded:
-        return keep_figure(node)
+    one = node.require_rows()
     count = node.count_axes(0)
     axis = int(node.read_constant(1).reshape(()))
     axis += count + 1 if axis < 0 else 0
     return node.decide([None, WHOLE], one._replace(axis=one.axis + (axis <= one.axis)))
 
 
-def keep_figure(node: Node) -> Decision:
-    """Other inputs than the first say how the entries of a tensor without rows are placed anew: a sum stays one."""
-    one = node.get_placement(0)
-    rest = [WHOLE] * (len(node.inputs) - 1)
-    count = len(node.op.outputs)
-    if one.is_partial:
-        return Decision([None, *rest], [SUM] * count)
-    return Decision([WHOLE, *rest], [ZERO if one.zero else WHOLE] * count)
-
-
-@register_rule("Squeeze")
+@register_rule("Squeeze", moves=0)
 def squeeze(node: Node) -> Decision:
-    one = node.get_placement(0)
-    if one.kind == SIZES:
-        return node.decide([None], one)
-    if not one.is_sharded:
-        return keep_figure(node)
+    one = node.require_rows()
     before = node.read_shape(0)
     axes = [int(axis) % len(before) for axis in node.read_attribute("squeeze_dims")]
     if not axes:
@@ -174,11 +149,9 @@ def squeeze(node: Node) -> Decision:
     return node.decide([None], after, emit=emit)
 
 
-@register_rule("EnsureShape")
+@register_rule("EnsureShape", linear=0)
 def ensure(node: Node) -> Decision:
-    one, wanted = node.get_placement(0), node.read_attribute("shape")
-    if not one.is_sharded:
-        return keep_figure(node)
+    one, wanted = node.require_rows(), node.read_attribute("shape")
     if wanted.unknown_rank or wanted.dim[one.axis].size < 0:
         return node.decide([None], one)
     raise NoRuleError
@@ -191,22 +164,18 @@ def bitcast(node: Node) -> Decision:
     return compute_entries(node)
 
 
-@register_rule("Transpose ConjugateTranspose")
+@register_rule("Transpose ConjugateTranspose", moves=0)
 def transpose(node: Node) -> Decision:
-    one = node.get_placement(0)
-    if not one.is_sharded:
-        return keep_figure(node)
+    one = node.require_rows()
     order = [int(axis) for axis in node.read_constant(1).reshape(-1)]
     return node.decide([None, WHOLE], shard(order.index(one.axis), one.rows))
 
 
-@register_rule("BroadcastTo")
+@register_rule("BroadcastTo", moves=0)
 def broadcast(node: Node) -> Decision:
     one = node.get_placement(0)
     if node.get_placement(1).kind != SIZES:
-        if one.is_sharded:
-            raise NoRuleError
-        return keep_figure(node)
+        raise NoRuleError
     sizes = node.read_sizes(1)
     found = find_rows(sizes)
     if found is None:
@@ -223,7 +192,7 @@ def broadcast(node: Node) -> Decision:
     return node.decide([WHOLE, None], shard(place, rows))
 
 
-@register_rule("Tile")
+@register_rule("Tile", moves=0)
 def tile(node: Node) -> Decision:
     one = node.get_placement(0)
     if one.is_sharded:
@@ -232,7 +201,7 @@ def tile(node: Node) -> Decision:
             raise NoRuleError
         return node.decide([None, WHOLE], shard(*one.layout))
     if node.get_placement(1).kind != SIZES:
-        return keep_figure(node)
+        raise NoRuleError
     found = find_rows(node.read_sizes(1))
     if found is None or node.read_shape(0)[found[0]] != 1:
         raise NoRuleError  # several rows, one after the other, so many scale
@@ -243,11 +212,11 @@ def tile(node: Node) -> Decision:
 def count_up(node: Node) -> Decision:
     """`tf.range(rows)` numbers the rows of the script's batch: a rank counts from its first row on."""
     start, limit, delta = (node.inputs[index].sizes for index in range(3))
-    if node.get_placement(1).kind != SIZES or start != (Size(None, 0),) or delta != (Size(None, 1),):
-        return node.decide_whole()
     rows = limit[0].rows if limit else None
-    if rows is None or rows.chosen is not None or len(rows.blocks) != 1:
-        return node.decide_whole()
+    if rows is None or start != (Size(None, 0),) or delta != (Size(None, 1),):
+        raise NoRuleError
+    if rows.chosen is not None or len(rows.blocks) != 1:
+        raise NoRuleError
 
     def emit(copy: Any, start: Any, limit: Any, delta: Any) -> list[Any]:
         import tensorflow as tf

@@ -5,37 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 from matex_tf.rewrite.nodes import Decision, Node, NoRuleError
-from matex_tf.rewrite.placement import SIZES, SUM, WHOLE, ZERO, Placement, Rows, Size, make_sizes, shard
+from matex_tf.rewrite.placement import SIZES, WHOLE, Placement, Rows, Size, shard
 from matex_tf.rewrite.rules.arrays import count_rows, take_blocks
 from matex_tf.rewrite.rules.registry import register_rule
 from matex_tf.rewrite.rules.sizes import find_need, find_rows, read_along
 
 
-@register_rule("StridedSlice")
+@register_rule("StridedSlice", moves=0)
 def slice_with_strides(node: Node) -> Decision:
-    one = node.get_placement(0)
-    if one.kind == SIZES and node.count_axes(0) == 1:
-        return _slice_sizes(node, one)
-    if one.is_sharded:
-        return _slice_rows(node, one)
-    return node.decide([None if one.is_partial else WHOLE, WHOLE, WHOLE, WHOLE],
-                       SUM if one.is_partial else ZERO if one.zero else WHOLE)  # fmt: skip
-
-
-def _slice_sizes(node: Node, one: Placement) -> Decision:
-    if node.read_attribute("ellipsis_mask") or node.read_attribute("new_axis_mask"):
-        return node.decide_whole()
-    first, last, stride = (int(node.read_constant(index).reshape(-1)[0]) for index in (1, 2, 3))
-    needs = [None, WHOLE, WHOLE, WHOLE]
-    if node.read_attribute("shrink_axis_mask") & 1:
-        return node.decide(needs, make_sizes([one.sizes[first]]))
-    begin = None if node.read_attribute("begin_mask") & 1 else first
-    end = None if node.read_attribute("end_mask") & 1 else last
-    return node.decide(needs, make_sizes(one.sizes[slice(begin, end, stride)]))
-
-
-def _slice_rows(node: Node, one: Placement) -> Decision:
-    found, needs = follow_axis(node, one, node.count_axes(0), node.read_length(0))
+    found, needs = follow_axis(node, node.require_rows(), node.count_axes(0), node.read_length(0))
     return node.decide([None, *needs], found)
 
 
@@ -79,15 +57,10 @@ def follow_axis(node: Node, one: Placement, count: int, length: int | None) -> t
     return shard(made + one.axis - taken, one.rows) if found is None else found, needs
 
 
-@register_rule("StridedSliceGrad")
+@register_rule("StridedSliceGrad", linear=4)
 def slice_backward(node: Node) -> Decision:
     """The gradient among zeros, where the slice was: the rows are where the shape has their number."""
-    gradient = node.get_placement(4)
-    if not gradient.is_sharded:
-        if node.get_placement(0).kind == SIZES:
-            raise NoRuleError
-        return node.decide([WHOLE] * 4 + [None if gradient.is_partial else WHOLE],
-                           SUM if gradient.is_partial else WHOLE)  # fmt: skip
+    gradient = node.require_rows(4)
     sizes = node.read_sizes(0)
     found = find_rows(sizes)
     length = node.read_length(4)
@@ -129,15 +102,9 @@ def _cut(rows: Rows, begin: Size | None, end: Size | None) -> Rows:
     return take_blocks(rows, first, last)
 
 
-@register_rule("Slice")
+@register_rule("Slice", moves=0)
 def slice_by_sizes(node: Node) -> Decision:
-    one = node.get_placement(0)
-    if one.kind == SIZES and node.count_axes(0) == 1:
-        start, count = (int(node.read_constant(index).reshape(-1)[0]) for index in (1, 2))
-        return node.decide([None, WHOLE, WHOLE], make_sizes(one.sizes[start : None if count < 0 else start + count]))
-    if not one.is_sharded:
-        return node.decide([None if one.is_partial else WHOLE, WHOLE, WHOLE],
-                           SUM if one.is_partial else ZERO if one.zero else WHOLE)  # fmt: skip
+    one = node.require_rows()
     begins, counts = (read_along(node, index, one.axis, one, node.read_length(0)) for index in (1, 2))
     others = [size for part in (begins, counts) for at, size in enumerate(part) if at != one.axis]
     if any(size.rows is not None for size in others):

@@ -12,7 +12,7 @@ from matex_tf.costs.collectives import Link
 from matex_tf.costs.pieces import Hosts
 from matex_tf.runtime import notes, objects
 from matex_tf.servers.pieces import partition
-from matex_tf.servers.variable_swap import find_inner
+from matex_tf.steps.variables import find_tf_variable
 from matex_tf.world import world
 
 _known: list[Hosts] = []
@@ -157,5 +157,5 @@ def choose_count(hosts: Hosts, weights: float, slots: float) -> tuple[int, str]:
 
 def measure_bytes(variables: Sequence[Any]) -> int:
     """The bytes of variables that are whole."""
-    inner = [find_inner(one) for one in variables]
+    inner = [find_tf_variable(one) for one in variables]
     return sum(one.shape.num_elements() * one.dtype.size for one in inner)

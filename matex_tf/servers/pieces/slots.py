@@ -17,8 +17,8 @@ from matex_tf import settings, tags
 from matex_tf.runtime import notes
 from matex_tf.runtime.keras_table import KerasTable
 from matex_tf.servers.pieces import owners, piece_copies
-from matex_tf.servers.variable_swap import find_inner
 from matex_tf.steps import events, pieces
+from matex_tf.steps.variables import find_tf_variable
 from matex_tf.world import world
 
 HOOKS = KerasTable()
@@ -53,11 +53,11 @@ def _wrap_add_slot(original: Any) -> Any:
         import tensorflow as tf
 
         _, reference, *_ = signature.bind(self, *args, **kwargs).arguments.values()
-        of = find_inner(reference)
+        of = find_tf_variable(reference)
         create = functools.partial(_create_slot, self, of)
         with tf.variable_creator_scope(create) if owners.is_chosen() else contextlib.nullcontext():
             slot = original(self, *args, **kwargs)
-        inner = find_inner(slot)
+        inner = find_tf_variable(slot)
         if inner.shape == of.shape and inner.dtype == of.dtype:
             tags.set_tag(inner, _SLOT, (weakref.ref(of), weakref.ref(self)))
         return slot

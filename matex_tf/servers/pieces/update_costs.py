@@ -9,7 +9,6 @@ from typing import Any
 
 from matex_tf import ops, settings
 from matex_tf.costs.pieces import UPDATED
-from matex_tf.gradients import reduction
 from matex_tf.rewrite.pieces import PiecesRefusedError
 from matex_tf.rewrite.placement import WHOLE, hold
 from matex_tf.rewrite.programs import Program
@@ -17,6 +16,7 @@ from matex_tf.rewrite.propagate import read_program
 from matex_tf.servers.pieces import owners, slots
 from matex_tf.servers.pieces.owners import measure_bytes
 from matex_tf.steps import events
+from matex_tf.steps.variables import find_name, find_tf_variable
 from matex_tf.world import world
 
 
@@ -96,7 +96,7 @@ def _note_eager(optimizer: Any) -> None:
     if (known := _noted.get(optimizer)) is not None and known.why_not == slots.EAGER and known.whole:
         return
     own = getattr(optimizer, "variables", [])
-    found = [reduction.find_tf_variable(one) for one in (own() if callable(own) else own)]
+    found = [find_tf_variable(one) for one in (own() if callable(own) else own)]
     its = [one for one in found if (slot := slots.find_slot(one)) is not None and slot.optimizer is optimizer]
     _noted[optimizer] = _Shares(0, 0, 0, measure_bytes(its), slots.EAGER)
 
@@ -129,7 +129,7 @@ def _place_slots(plan: Any, found: list[Any]) -> tuple[Program | None, list[Any]
             return read_program(graph, given), list(by_handle.values()), why_not
         except PiecesRefusedError as error:
             first, op = next(iter(error.refused.items()))
-            name = reduction.find_name(by_handle[id(outer[first])])
+            name = find_name(by_handle[id(outer[first])])
             why_not = f"{len(error.refused)} variables stay whole, as '{name}' for {op.type}"
             for number in error.refused:
                 del by_handle[id(outer[number])]

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from matex_tf.gradients.reduction import find_tf_variable
 from matex_tf.servers import store
+from matex_tf.steps.variables import find_tf_variable
 
 
 class SharedValues:

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from matex_tf.rewrite import sources
 from matex_tf.rewrite.emit import Copy
+from matex_tf.rewrite.parts import GraphPart
 from matex_tf.rewrite.placement import BATCH, WHOLE
 from matex_tf.rewrite.programs import Program
 from matex_tf.rewrite.propagate import read_program
@@ -20,19 +21,6 @@ from matex_tf.steps.exchanger import RankExchanger
 from matex_tf.world import world
 
 AGAIN = "gradients are taken through it while a tape records, or of many values at once"
-
-
-class _Part(NamedTuple):
-    """A graph as a program is read from it."""
-
-    of: Any
-    inputs: Sequence[Any]
-    outputs: Sequence[Any]
-    control_outputs: Sequence[Any]
-
-    def get_operations(self) -> list[Any]:
-        operations: list[Any] = self.of.get_operations()
-        return operations
 
 
 class _Backward(NamedTuple):
@@ -90,7 +78,7 @@ class CallPlan:
             backward = _trace_backward(self.graph, self.followed)
             placements = [BATCH if one else WHOLE for one in self.are_rows]
             outputs = list(self.graph.outputs)
-            part = _Part(self.graph, self.graph.inputs, [*outputs, *backward.residuals], self.graph.control_outputs)
+            part = GraphPart(self.graph, self.graph.inputs, [*outputs, *backward.residuals], self.graph.control_outputs)
             program = read_program(part, placements)
             if not worth.has_shared_work(program):
                 return plan.NO_WORK
@@ -111,7 +99,7 @@ class CallPlan:
         sliced = [one if one.is_sharded and one.rows.chosen is None else WHOLE for one in sliced]
         constants = [None] * len(sliced) + [value.constant for value in residuals]
         back = read_program(
-            _Part(backward.graph, backward.graph.inputs, backward.outputs, backward.effects),
+            GraphPart(backward.graph, backward.graph.inputs, backward.outputs, backward.effects),
             [*sliced, *kept],
             takes_batches=False,
             constants=constants,

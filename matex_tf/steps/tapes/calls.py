@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from matex_tf import settings
+from matex_tf.rewrite.graph_ops import iterate_nodes
 from matex_tf.runtime import notes, script_frames
 from matex_tf.steps import capture, events, own_data, whole_code
 from matex_tf.steps.arguments import Arguments, list_hung, set_hung
@@ -122,8 +123,7 @@ def _find_hidden(model: Any, graph: Any) -> str:
         losses = [one for one in model.losses if getattr(one, "graph", None) is graph]
     if losses:
         return LEAVES
-    definition = graph.as_graph_def()
-    for node in (*definition.node, *(node for one in definition.library.function for node in one.node_def)):
+    for node in iterate_nodes(graph):
         if node.op in _DRAWING:
             return DRAWS
         name = node.attr["_gradient_op_type"].s if "_gradient_op_type" in node.attr else b""

@@ -141,7 +141,7 @@ class PublishKernel : public PiecesKernel {
       return values;
     };
     // The lock of what is published is free before `done` is called, as `begin` takes it.
-    const Error failed = PublishLater(shared, {begin, [pulled](int i, const Error& error) { pulled->Came(i, error); }});
+    const Error failed = PublishLater(shared, {begin, [pulled](int i, const Error&) { pulled->Came(i); }});
     locks.clear();
     if (failed) OP_REQUIRES_OK_ASYNC(context, StatusOf(failed), done);
   }
@@ -217,21 +217,6 @@ class PublishKernel : public PiecesKernel {
   std::shared_ptr<const std::vector<Step>> messages_;
 };
 
-// Done once the variable has come, if it is on its way. An op that waits so takes no thread from others.
-class AwaitPullKernel : public AsyncOpKernel {
- public:
-  using AsyncOpKernel::AsyncOpKernel;
-  bool IsExpensive() override { return false; }
-  void ComputeAsync(OpKernelContext* context, DoneCallback done) override {
-    core::RefCountPtr<Var> variable;
-    OP_REQUIRES_OK_ASYNC(context, LookupResource(context, HandleFromInput(context, 0), &variable), done);
-    AwaitPull(variable.get(), [context, done](const Error& error) {
-      if (error) context->SetStatus(StatusOf(error));
-      done();
-    });
-  }
-};
-
 REGISTER_OP("MatexLend")
     .Attr("T: {float, double, half, bfloat16}")
     .Attr("N: int >= 1")
@@ -257,9 +242,6 @@ REGISTER_OP("MatexPublish")
     .SetIsStateful()
     .SetShapeFn(shape_inference::NoOutputs);
 REGISTER_KERNEL_BUILDER(Name("MatexPublish").Device(DEVICE_CPU), PublishKernel);
-
-REGISTER_OP("MatexAwaitPull").Input("variable: resource").SetIsStateful().SetShapeFn(shape_inference::NoOutputs);
-REGISTER_KERNEL_BUILDER(Name("MatexAwaitPull").Device(DEVICE_CPU), AwaitPullKernel);
 
 }  // namespace
 }  // namespace matex

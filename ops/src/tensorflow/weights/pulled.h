@@ -4,10 +4,8 @@
 // functions that know nothing of this.
 #pragma once
 
-#include <functional>
 #include <vector>
 
-#include "engine/base/error.h"
 #include "tensorflow/core/framework/resource_var.h"
 
 namespace matex {
@@ -18,13 +16,10 @@ class Pulled {
 
   // Both by the thread that pulls. The first tells where the values lie, which nobody else has from then on.
   std::vector<void*> Lock();
-  void Came(int i, const Error& error);
+  void Came(int i);
 
  private:
   const std::vector<tensorflow::core::RefCountPtr<tensorflow::Var>> variables_;
 };
-
-// Calls `done` once the variable has come, or will not: now, if it is not on its way.
-void AwaitPull(const tensorflow::Var* variable, std::function<void(const Error&)> done);
 
 }  // namespace matex

@@ -1,45 +1,51 @@
-"""The same variables on all ranks: compared when training starts, sent where they differ, and watched for drift."""
+"""What is known of variables, and the same variables on all ranks: compared, and sent where they differ."""
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import itertools
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
-from matex_tf import ops
-from matex_tf.gradients import reduction
+from matex_tf import ops, tags
 from matex_tf.runtime import objects
 from matex_tf.world import world
 
-_agreed: dict[int, tuple[int, Any]] = {}
-"""By the ids of variables: their number in the order in which the ranks agreed on them, and they."""
+_AGREED = "number among those on which the ranks have agreed"
 _numbers = itertools.count()
-_left_out: dict[int, Any] = {}
+_agreed: dict[int, weakref.ref[Any]] = {}
+"""The variables by these numbers, which follow the order in which the ranks agreed on them."""
 
 
-def leave_out(variables: Iterable[Any], is_apart: Callable[[], bool]) -> None:
-    """Note that `variables` are not compared while `is_apart()`: each rank has a piece of its own of them then.
+def find_tf_variable(variable: Any) -> Any:
+    """The variable of TensorFlow behind one of Keras, also where that casts what is read; any other is its own."""
+    for name in ("_value", "_variable"):
+        behind = getattr(variable, name, None)
+        variable = behind if behind is not None and hasattr(behind, "assign") else variable
+    return variable
 
-    That is a method of what these variables hold, and which is not held here.
+
+def find_name(variable: Any) -> str:
+    """The name by which a variable is known in messages and in the layout."""
+    return str(getattr(variable, "path", None) or getattr(variable, "name", None) or "unnamed")
+
+
+def find_birth(variable: Any) -> int:
+    """A number that grows from one variable to the next that this process makes.
+
+    Ranks know a variable by its place in this order (rule 12): a script may keep variables in a set, whose order is
+    another on each rank. A variable of TensorFlow 1 without a resource has 0; its name is known of no other one.
     """
-    method = weakref.WeakMethod(is_apart)
-    for variable in map(reduction.find_tf_variable, variables):
-        key = id(variable)
-        _left_out[key] = method, weakref.ref(variable, functools.partial(_forget_left_out, key))
-
-
-def _forget_left_out(key: int, _: object) -> None:
-    _left_out.pop(key, None)
+    handle = getattr(find_tf_variable(variable), "handle", None)
+    return 0 if handle is None else int(handle._id)
 
 
 def _is_apart(variable: Any) -> bool:
-    method, _ = _left_out.get(id(variable), (lambda: None, None))
-    is_apart = method()
+    """Whether each rank has a piece of its own of a variable now (`piece_variables`)."""
+    is_apart = getattr(variable, "is_apart", None)
     return is_apart is not None and is_apart()
 
 
@@ -48,18 +54,18 @@ def _select_readable(variables: Iterable[Any]) -> list[Any]:
     seen: set[int] = set()
     found = []
     for variable in variables:
-        inner = reduction.find_tf_variable(variable)
+        inner = find_tf_variable(variable)
         is_one = hasattr(inner, "assign") and hasattr(inner, "dtype")
         if is_one and id(inner) not in seen and not _is_apart(inner):
             seen.add(id(inner))
             found.append(variable)
-    return sorted(found, key=reduction.find_birth)
+    return sorted(found, key=find_birth)
 
 
 def _read_value(variable: Any) -> np.ndarray:
     import tensorflow as tf
 
-    inner = reduction.find_tf_variable(variable)
+    inner = find_tf_variable(variable)
     with tf.device(inner.device):  # else one in the host's memory is copied to a GPU and back
         return np.asarray(inner.numpy())
 
@@ -122,11 +128,11 @@ def synchronize_variables(
         RankError: on every rank, if one of `trained` differs: updates have changed it by other amounts on each rank.
     """
     chosen = _select_readable(variables)
-    names = [reduction.find_name(variable) for variable in chosen]
+    names = [find_name(variable) for variable in chosen]
     changed = find_differing(names, [_read_value(variable) for variable in chosen], what)
-    drifting = {id(reduction.find_tf_variable(variable)) for variable in trained}
+    drifting = {id(find_tf_variable(variable)) for variable in trained}
     for index in changed:
-        if id(reduction.find_tf_variable(chosen[index])) in drifting:
+        if id(find_tf_variable(chosen[index])) in drifting:
             raise world.RankError(
                 f"the weights have drifted apart: '{names[index]}' is not the same on all ranks ({what}). Something "
                 "in the script changes it by other amounts on each rank, such as weights that one rank alone sets or "
@@ -134,31 +140,31 @@ def synchronize_variables(
             )
     for index in changed:
         value = objects.broadcast(_read_value(chosen[index]), f"sending variable number {index} from rank 0")
-        reduction.find_tf_variable(chosen[index]).assign(value)
+        find_tf_variable(chosen[index]).assign(value)
     _remember_agreed(chosen)
     return [names[index] for index in changed]
 
 
 def _remember_agreed(variables: Iterable[Any]) -> None:
-    for variable in variables:
-        inner = reduction.find_tf_variable(variable)
-        key = id(inner)
-        if key not in _agreed:
-            _agreed[key] = next(_numbers), weakref.ref(inner, functools.partial(_forget_agreed, key))
+    for variable in map(find_tf_variable, variables):
+        if not _is_agreed(variable):
+            number = next(_numbers)
+            tags.set_tag(variable, _AGREED, number)
+            _agreed[number] = weakref.ref(variable, lambda _, number=number: _agreed.pop(number, None))  # type: ignore[misc]
 
 
-def _forget_agreed(key: int, _: object) -> None:
-    _agreed.pop(key, None)
+def _is_agreed(variable: Any) -> bool:
+    return tags.get_tag(find_tf_variable(variable), _AGREED) is not None
 
 
 def select_new(variables: Iterable[Any]) -> list[Any]:
     """Those variables on which the ranks have not agreed yet, each once, in the order of their making."""
-    return _select_readable(one for one in variables if id(reduction.find_tf_variable(one)) not in _agreed)
+    return _select_readable(one for one in variables if not _is_agreed(one))
 
 
 def list_agreed() -> list[Any]:
     """The variables that all ranks once agreed on and that still live on all of them. Collective."""
-    found = {number: reference() for number, reference in list(_agreed.values())}
+    found = {number: reference() for number, reference in list(_agreed.items())}
     mine = [number for number, variable in found.items() if variable is not None]
     everyone = objects.allgather(mine, "which variables still live")
     return [found[number] for number in sorted(set(mine).intersection(*everyone))]

@@ -1,1 +1,0 @@
-"""Gradients in, global gradients out; variables that are equal on all ranks."""
