@@ -56,7 +56,7 @@ class WholeBatch:
 
     def __init__(self, tensors: Sequence[Any], are_rows: Sequence[bool]):
         self.tensors, self.are_rows = list(tensors), list(are_rows)
-        counts = {one.shape.as_list()[0] for one in self._list_rows()}
+        counts = {len(one) for one in self._list_rows()}
         self.total, self.is_even = max(counts, default=0), len(counts) < 2
 
     def _list_rows(self) -> list[Any]:

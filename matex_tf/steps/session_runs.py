@@ -19,6 +19,7 @@ from matex_tf.runtime import excepthook
 from matex_tf.steps import capture, cond_turns, events, explain, failures, gradients, session_graphs, shares, worth
 from matex_tf.steps.agreement import agree_on_plan
 from matex_tf.steps.batch_watch import BatchWatch
+from matex_tf.steps.batches import WholeBatch
 from matex_tf.steps.exchanger import RankExchanger
 from matex_tf.steps.plan import NO_WORK
 from matex_tf.steps.session_draws import SessionCopy
@@ -213,7 +214,8 @@ class SessionPlan:
         import tensorflow as tf
 
         try:
-            with self.batches.compare_batches((), () if self.are_own else rows), failures.fail_together(PLACE):
+            batch = None if self.are_own else WholeBatch(rows, [True] * len(rows))
+            with self.batches.compare_batches((), batch), failures.fail_together(PLACE):
                 return self._run_shared(rows, run)
         except tf.errors.OpError:  # some ranks may have set variables that others have not
             held.forget(op.name for op in self.variables)

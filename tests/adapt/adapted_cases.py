@@ -37,7 +37,7 @@ rows = []
 
 def note_rows():
     """Note how many rows this rank has of each batch that trains, which takes its time."""
-    make, trains = shares.make_share_of_rows, []
+    trains = []
     events.step_begins.add_listener(lambda plan: trains.append(bool(plan.trained)))
 
     def work(count):
@@ -47,12 +47,16 @@ def note_rows():
             now += int(count) * slowness[rank]
         return count
 
-    def make_noted(*given):
-        share = make(*given)
-        share.count = tf.ensure_shape(tf.numpy_function(work, [share.count], tf.int64), [])
-        return share
+    def note(make):
+        def make_noted(*given):
+            share = make(*given)
+            share.count = tf.ensure_shape(tf.numpy_function(work, [share.count], tf.int64), [])
+            return share
 
-    shares.make_share_of_rows = make_noted
+        return make_noted
+
+    shares.make_share_of_rows = note(shares.make_share_of_rows)
+    shares.make_given_share = note(shares.make_given_share)
 
 
 def data(rows=ROWS):
