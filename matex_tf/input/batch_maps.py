@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from matex_tf.input.functions import Split
 from matex_tf.rewrite.emit import Copy
 from matex_tf.rewrite.placement import BATCH, REPLICATED, SIZES, WHOLE
 from matex_tf.rewrite.programs import Program
@@ -54,9 +53,6 @@ def find_row_map(function: Any, are_rows: Sequence[bool]) -> RowMap | str:
     are_rows: which of the tensors that it is given have the rows of the batch.
     """
     captured = list(function.captured_inputs)
-    split = Split(function)
-    if split.front is not None:
-        return ", ".join(split.ordered)
     placements = [BATCH if one else WHOLE for one in are_rows] + [WHOLE] * len(captured)
     try:
         program = read_program(function.graph, placements, takes_batches=False)

@@ -101,10 +101,23 @@ class Split:
     def build_back(self, travelling: Sequence[Any]) -> list[Any]:
         return self.back.build([*travelling, *self.captured])
 
+    def trace_back(self) -> Any:
+        """`build_back` as a ConcreteFunction."""
+        import tensorflow as tf
+
+        specs = [tf.TensorSpec(one.shape, one.dtype) for one in self.back.takes[: self.travelling]]
+        function = tf.function(lambda *given: self.build_back(given), autograph=False, input_signature=specs)
+        return function.get_concrete_function()
+
+    @property
+    def travelling(self) -> int:
+        """How many tensors the back takes but those that are captured."""
+        return len(self.back.takes) - len(self.captured)
+
     @property
     def passed(self) -> list[int | None]:
         """Of each output, the number of the travelling tensor that it is; None of one that is computed."""
-        found = [id(one) for one in self.back.takes[: len(self.back.takes) - len(self.captured)]]
+        found = [id(one) for one in self.back.takes[: self.travelling]]
         return [found.index(id(one)) if id(one) in found else None for one in self.back.gives]
 
 

@@ -45,17 +45,16 @@ class Source:
         self._options = dataset.options().merge(options)
         self.is_compared = False
         self._ticket_size = len(tickets.flatten_specs(made.tickets.element_spec))
-        self._dealt = tf.Variable(self._deal(), trainable=False, shape=[None], name="matex_tf_shares")
+        self._now = self._deal(None)
+        self._dealt = tf.Variable(self._now, False, dtype=tf.int64, shape=[None], name="matex_tf_shares")
         self._made = self._work_ahead()
         self._made_specs = tickets.flatten_specs(self._made.element_spec)
-        self._again = tf.function(self._take, autograph=False, input_signature=self._list_inputs())
-        self._whole = tf.function(self._take_whole, autograph=False)
         self._whole_function: Any = None
 
-    def _deal(self) -> np.ndarray:
+    def _deal(self, shares: Any) -> list[int]:
         """Whether shares are worked on, the rank, and the share of each."""
         me = world.get_world()
-        return np.array([1, me.rank, *([1] * me.trainers), *([0] * me.servers)], np.int64)
+        return [1, me.rank, *(shares or [1] * me.trainers + [0] * me.servers)]
 
     def _list_inputs(self) -> list[Any]:
         import tensorflow as tf
@@ -134,7 +133,8 @@ class Source:
         if self._whole_function is None:
             with tf.init_scope():
                 given = tf.TensorSpec([], tf.int64), tf.TensorSpec([], tf.resource)
-                self._whole_function = self._whole.get_concrete_function(*given)
+                whole = tf.function(self._take_whole, autograph=False)
+                self._whole_function = whole.get_concrete_function(*given)
         function = self._whole_function
         handle = shares.iterator._iterator_resource
         variant = tf.raw_ops.MapDataset(
@@ -179,6 +179,13 @@ class Source:
             ]
         return rows
 
+    @functools.cached_property
+    def _again(self) -> Any:
+        """`_take` as a ConcreteFunction: its calls are no steps."""
+        import tensorflow as tf
+
+        return tf.function(self._take, autograph=False, input_signature=self._list_inputs()).get_concrete_function()
+
     def make_again(self, ticket: Sequence[Any], first: int, count: int, total: int) -> list[Any]:
         import tensorflow as tf
 
@@ -186,14 +193,16 @@ class Source:
 
     def work_whole(self) -> None:
         """From now on whole batches are worked on ahead."""
-        self._dealt[0].assign(0)
+        self._work_as([0, *self._deal(None)[1:]])
 
     def work_on(self, shares: Any) -> None:
         """From now on this rank's rows are worked on ahead; `shares`: see `batches.find_bounds`."""
-        wanted = self._deal()
-        if shares is not None:
-            wanted[2 : 2 + len(shares)] = shares
-        self._dealt.assign(wanted)
+        self._work_as(self._deal(shares))
+
+    def _work_as(self, dealt: list[int]) -> None:
+        if dealt != self._now:
+            self._now = dealt
+            self._dealt.assign(np.array(dealt, np.int64))
 
 
 class Shares:
@@ -237,8 +246,10 @@ class Batch:
         rows = {one.shape.as_list()[0] for one, is_rows in zip(self._own, source.batches.are_rows) if is_rows}
         self.is_even = len(rows) == 1 and count <= self.total
 
-    def take_share(self, bounds: batches.Bounds) -> list[Any]:
+    def take_share(self, shares: Any = None) -> list[Any]:
+        bounds = batches.find_bounds(self.total, shares)
         is_made = bounds == self._bounds
+        self.source.work_on(shares)
         numbers = self._numbers if is_made else batches.make_numbers(bounds, self.total)
         return [*self.source.pad_alike(self._own if is_made else self._make(bounds)), *numbers]
 

@@ -406,13 +406,33 @@ def count_workers() -> int:
 
 
 def _map_batches(dataset: Any) -> Batches:
-    inner, function = find_batches(dataset._input_dataset), dataset._map_func.function
-    found = batch_maps.find_row_map(function, inner.are_rows)
-    spec = dataset._map_func.output_structure
-    if isinstance(found, str) or inner.pads:
-        return _make_batch_leaf(dataset, *inner.kept, found if isinstance(found, str) else "a map of padded batches")
+    inner, split = find_batches(dataset._input_dataset), Split(dataset._map_func.function)
+    spec, kept = dataset._map_func.output_structure, (*inner.kept, *split.ordered)
+    if split.front_takes or inner.pads:
+        return _make_batch_leaf(dataset, *kept, "a map of padded batches" if inner.pads else "a map of batches")
+    function = dataset._map_func.function if split.front is None else split.trace_back()
+    held = list(range(len(inner.are_rows))) if split.front is None else split.held
+    drawn = 0 if split.front is None else split.travelling - len(held)
+    found = batch_maps.find_row_map(function, [inner.are_rows[number] for number in held] + [False] * drawn)
+    if isinstance(found, str):
+        return _make_batch_leaf(dataset, *kept, found)
+    size = len(flatten_specs(inner.tickets.element_spec))
+
+    def run(*element: Any) -> Any:
+        ticket = flatten_element(inner.tickets.element_spec, element)
+        return *ticket, *split.build_front([None] * len(inner.are_rows))
 
     def take(ticket: Tensors, share: Share) -> Tensors:
-        return found.build(inner.take(ticket, share), share)
+        element = inner.take(ticket[:size], share)
+        return found.build([*(element[number] for number in held), *ticket[size:]], share)
 
-    return inner._replace(take=take, are_rows=found.are_rows, spec=spec, is_work=True)
+    return inner._replace(
+        tickets=inner.tickets if split.front is None else map_dataset(inner.tickets, run),
+        count_rows=lambda ticket: inner.count_rows(ticket[:size]),
+        take=take,
+        digest=lambda ticket: _digest([inner.digest(ticket[:size]), *ticket[size:]]),
+        are_rows=found.are_rows,
+        spec=spec,
+        is_work=True,
+        kept=kept,
+    )

@@ -16,7 +16,6 @@ from matex_tf.rewrite.sharing import Request, Share
 from matex_tf.runtime import objects
 from matex_tf.sharding import fingerprint
 from matex_tf.steps import agreement, failures
-from matex_tf.steps.batches import find_bounds
 from matex_tf.steps.exchanger import RankExchanger
 from matex_tf.world import world
 
@@ -47,7 +46,10 @@ def take_whole(shares: Shares) -> Any:
 def _take(batch: Batch, way: Way) -> list[Any]:
     if way.is_open and batch.is_even:
         return _choose(batch, way)
-    return _put_together(batch) if way.is_shared and batch.is_even else batch.take_whole()
+    if way.is_shared and batch.is_even:
+        return _put_together(batch)
+    batch.source.work_whole()
+    return batch.take_whole()
 
 
 class Way:
@@ -75,8 +77,6 @@ def _choose(batch: Batch, way: Way) -> list[Any]:
     everyone = objects.allgather(took, "choosing how batches are made")
     saved = min(alone for _, alone in everyone) * (1 - 1 / world.get_world().trainers)
     way.is_open, way.is_shared = False, max(together for together, _ in everyone) < saved
-    if not way.is_shared:
-        batch.source.work_whole()
     return found
 
 
@@ -84,7 +84,7 @@ def _put_together(batch: Batch) -> list[Any]:
     """The rows of all ranks. Collective."""
     import tensorflow as tf
 
-    *own, first, count, total, contributes = batch.take_share(find_bounds(batch.total))
+    *own, first, count, total, contributes = batch.take_share()
     digest = tf.constant(batch.ticket_digest, tf.int64)
     join = tags.get_or_make_tag(batch.source, f"put together by {world.get_world().size}", lambda: _make_join(batch))
     with failures.fail_together(_PLACE):

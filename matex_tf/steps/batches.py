@@ -38,10 +38,13 @@ class Batch(Protocol):
     total: int
     is_even: bool
 
-    def take_share(self, bounds: Bounds) -> list[Any]:
-        """Its flat tensors with these rows, and first, count, total, contributes as `Share` has them.
+    def take_share(self, shares: Any = None) -> list[Any]:
+        """Its flat tensors with this rank's rows, and first, count, total, contributes as `Share` has them.
 
         Collective where rows are padded to the longest of the batch.
+
+        Args:
+            shares: see `find_bounds`.
         """
 
     def take_whole(self) -> list[Any]:
@@ -62,7 +65,8 @@ class WholeBatch:
     def _list_rows(self) -> list[Any]:
         return [one for one, is_rows in zip(self.tensors, self.are_rows) if is_rows]
 
-    def take_share(self, bounds: Bounds) -> list[Any]:
+    def take_share(self, shares: Any = None) -> list[Any]:
+        bounds = find_bounds(self.total, shares)
         return [*slice_rows(self.tensors, self.are_rows, bounds), *make_numbers(bounds, self.total)]
 
     def take_whole(self) -> list[Any]:

@@ -35,7 +35,7 @@ from matex_tf.steps import (
     whole_code,
     worth,
 )
-from matex_tf.steps.batches import Batch, Shares, WholeBatch, find_bounds, find_shares
+from matex_tf.steps.batches import Batch, Shares, WholeBatch, find_shares
 from matex_tf.steps.exchanger import RankExchanger
 from matex_tf.world import world
 
@@ -293,4 +293,4 @@ class StepPlan:
         """What the copy takes of a batch: this rank's share, or all rows."""
         if not is_shared:
             return batch.take_whole()
-        return batch.take_share(find_bounds(batch.total, None if self.parts is None else self.parts.deal(batch.total)))
+        return batch.take_share(None if self.parts is None else self.parts.deal(batch.total))

@@ -65,6 +65,11 @@ def rescale(image, number):
     return image / 255.0, number
 
 
+def flip():
+    layer = keras.layers.RandomFlip("horizontal", seed=5)
+    return lambda image, number: (layer(image, training=True), number)
+
+
 def records(folder):
     return tf.data.TFRecordDataset(str(folder / "rows.tfrecord"))
 
@@ -102,7 +107,8 @@ PIPELINES = {
     "enumerate": lambda at: paths(at).map(load).enumerate().batch(BATCH),
     "options": lambda at: paths(at).map(load).batch(BATCH).with_options(tf.data.Options()).prefetch(2),
     "a layer": lambda at: paths(at).map(load).batch(BATCH).map(lambda a, b: (keras.layers.Rescaling(2.0, 1.0)(a), b)),
-    "a drawn number for a batch": lambda at: paths(at).map(load).batch(BATCH).shuffle(3, seed=2),
+    "batches are shuffled": lambda at: paths(at).map(load).batch(BATCH).shuffle(3, seed=2),
+    "a layer that draws": lambda at: paths(at).map(load).batch(BATCH).map(flip()).shuffle(3, seed=1),
     "generator, map": lambda at: (
         tf.data.Dataset.from_generator(lambda: iter(range(ROWS)), output_signature=tf.TensorSpec([], tf.int64))
         .map(lambda number: tf.cast(number + counted(number), tf.float32))
@@ -146,7 +152,7 @@ def test_each_rank_works_on_its_rows(name, ranks, files):
     want = make(name, files)
     sources = [own_shares.find_source(make(name, files)) for _ in range(ranks)]
     for rank, source in enumerate(sources):
-        source._dealt.assign([1, rank, *[1] * ranks])
+        source._work_as([1, rank, *[1] * ranks])
     for _ in range(2):
         taken = [batches.find_shares(source.iterate(tf.data.Dataset.__iter__)) for source in sources]
         expected = [flat(one) for one in want]
@@ -172,7 +178,7 @@ def test_each_rank_works_on_its_rows(name, ranks, files):
 def test_each_row_is_worked_on_by_one_rank(files):
     source = own_shares.find_source(paths(files).map(load).batch(BATCH))
     for rank in range(2):
-        source._dealt.assign([1, rank, 1, 1])
+        source._work_as([1, rank, 1, 1])
         del worked[:]
         shares = batches.find_shares(source.iterate(tf.data.Dataset.__iter__))
         for _ in range(-(-ROWS // BATCH)):
