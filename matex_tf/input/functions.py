@@ -13,15 +13,7 @@ from typing import Any
 from matex_tf.rewrite import functions, graph_ops
 from matex_tf.sharding import pipelines
 
-_HARMLESS = frozenset(
-    "Assert VarHandleOp ReadFile LookupTableFind LookupTableFindV2 LookupTableSizeV2 MatexReadRecord".split()
-)
-"""Ops that TensorFlow calls stateful, and that give the same for the same tensors while a pipeline runs."""
 _READS = "ReadVariableOp"
-_CALLS = frozenset(
-    "StatefulPartitionedCall PartitionedCall StatefulIf If StatelessIf While StatelessWhile Case StatelessCase".split()
-)
-"""Ops whose effects are those of the functions that they call."""
 PYTHON = frozenset(("PyFunc", "EagerPyFunc"))
 
 
@@ -141,9 +133,9 @@ def _list_ordered(graph: Any) -> list[Any]:
 
 
 def _is_ordered(op: Any) -> bool:
-    if op.type == "Placeholder" or op.type in _HARMLESS or op.type == _READS or _finds_files(op.name):
+    if op.type == "Placeholder" or op.type in pipelines.HARMLESS or _finds_files(op.name):
         return False
-    if op.type in _CALLS:
+    if op.type in pipelines.CALLS:
         return has_effects(op)
     return functions.is_stateful(op)
 
@@ -170,7 +162,7 @@ def has_effects(op: Any) -> bool:
             called = graph_ops.list_functions(node)
             pending += called
             known = op_def_registry.get(node.op)
-            may_wait = node.op in _CALLS or node.op in _HARMLESS or node.op == _READS or _finds_files(node.name)
+            may_wait = node.op in pipelines.CALLS | pipelines.HARMLESS or _finds_files(node.name)
             if not may_wait and (known is None or known.is_stateful):
                 return True
     return False

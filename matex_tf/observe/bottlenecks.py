@@ -119,8 +119,9 @@ class Pace:
         if waiting > _MUCH:
             _say_once(
                 "waiting",
-                f"{waiting:.0%} of the time of training steps goes into waiting for the input pipeline, which every "
-                "rank runs whole. `cache()` or a reader (matex_tf.readers.DataSet) may save that",
+                f"{waiting:.0%} of the time of training steps goes into waiting for the input pipeline. "
+                "MATEX_EXPLAIN=1 says what every rank runs whole; `cache()` or a reader (matex_tf.readers.DataSet) may "
+                "save that",
             )
 
 

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-_HARMLESS = {"Assert", "ReadVariableOp", "VarHandleOp", "ReadFile", "LookupTableFind", "LookupTableFindV2"}
+HARMLESS = frozenset(
+    "Assert ReadVariableOp VarHandleOp ReadFile LookupTableFind LookupTableFindV2 LookupTableSizeV2".split()
+)
 """Ops that TensorFlow calls stateful, but that give the same for the same row wherever it comes in the order."""
-_CALLS = {"StatefulPartitionedCall", "PartitionedCall", "StatefulIf", "If", "StatelessIf", "While"}
+CALLS = frozenset(
+    "StatefulPartitionedCall PartitionedCall StatefulIf If StatelessIf While StatelessWhile Case StatelessCase".split()
+)
 """Stateful if what they call is, which is looked at by itself."""
 PLACES_OF_FILES = "matex_places_of_files"
 """The name of the calls of Python by which the ranks after the first find their files; the first has none."""
@@ -48,5 +52,5 @@ def _list_stateful(function: Any) -> list[Any]:
     graph = function.function.graph.as_graph_def()
     nodes = [*graph.node, *(node for function in graph.library.function for node in function.node_def)]
     nodes = [node for node in nodes if not node.name.split("/")[-1].startswith(PLACES_OF_FILES)]
-    known = [op_def_registry.get(node.op) for node in nodes if node.op not in _HARMLESS | _CALLS]
+    known = [op_def_registry.get(node.op) for node in nodes if node.op not in HARMLESS | CALLS]
     return [op for op in known if op is not None and op.is_stateful]
