@@ -21,6 +21,8 @@ from matex_tf.rewrite.rules.registry import add_rules, register_rule
 
 IDENTITIES = "CheckNumerics CheckNumericsV2 DebugIdentityV2"
 LINEAR = "Neg Real Imag Conj"
+SUMS = "AddV2 Add Sub AddN AccumulateNV2"
+PRODUCTS = "Mul RealDiv Div DivNoNan MulNoNan"
 NONLINEAR = """
     Abs Acos Acosh Asin Asinh Atan Atanh BesselI0e BesselI1e Ceil ComplexAbs Cos Cosh Digamma Elu Erf Erfc Erfinv Exp
     Expm1 Floor Inv Invert IsFinite IsInf IsNan Lgamma Log Log1p LogicalNot Ndtri Reciprocal Relu Relu6 LeakyRelu Rint
@@ -35,6 +37,9 @@ LINEAR_IN = {
     **dict.fromkeys("ReluGrad Relu6Grad EluGrad SeluGrad LeakyReluGrad SoftplusGrad SoftsignGrad".split(), 0),
     **dict.fromkeys("SigmoidGrad TanhGrad RsqrtGrad SqrtGrad ReciprocalGrad InvGrad".split(), 1),
 }
+
+TYPES = frozenset(" ".join((NONLINEAR, LINEAR, SUMS, PRODUCTS, *LINEAR_IN, "Cast")).split())
+"""Ops each entry of whose result is made of the entries at its place, broadcast, and of nothing else."""
 
 
 def find_frame(node: Node, indexes: Sequence[int]) -> tuple[list[Placement | None], Placement] | None:
@@ -109,7 +114,7 @@ def _add_up(node: Node) -> Decision:
     return compute_entries(node)
 
 
-@register_rule("AddV2 Add Sub AddN AccumulateNV2")
+@register_rule(SUMS)
 def add(node: Node) -> Decision:
     if any(one.kind == LIST for one in node.placements):
         items = {one.item for one in node.placements if one.kind == LIST and one.item is not None}
@@ -122,7 +127,7 @@ def add(node: Node) -> Decision:
     return sizes or _add_up(node)
 
 
-@register_rule("Mul RealDiv Div DivNoNan MulNoNan")
+@register_rule(PRODUCTS)
 def multiply(node: Node) -> Decision:
     divides = node.type in ("RealDiv", "Div", "DivNoNan")
     if not divides and node.type == "Mul":
