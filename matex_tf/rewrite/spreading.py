@@ -1,6 +1,6 @@
 """What is the same in all rows of a batch, as the gradient of a mean, is made for this rank's rows where it meets rows.
 
-Else each rank would make it for all rows, and then cut it.
+Else each rank would make it for all rows, and then cut it; a sum would travel once for each row.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from matex_tf.rewrite.nodes import Decision, Node, NoRuleError, Value
-from matex_tf.rewrite.placement import Placement, Size, shard
+from matex_tf.rewrite.placement import PARTIAL, REPLICATED, WHOLE, Placement, Size, shard
 from matex_tf.rewrite.rules.entrywise import TYPES
 from matex_tf.rewrite.rules.sizes import find_need
 
@@ -22,10 +22,10 @@ Decide = Callable[[Node], Any]
 
 
 def spread_rows(node: Node, decide: Decide) -> list[Node]:
-    """The nodes that make the rows which a node, whose decision is known, needs of inputs that are the same in all."""
+    """The nodes that make the rows which a node, whose decision is known, needs of inputs that all ranks have."""
     made: list[Node] = []
     for index, need in enumerate(node.decision.needs):
-        if need is not None and need.is_sharded and node.inputs[index].placement.is_replicated:
+        if need is not None and need.is_sharded and node.inputs[index].placement.kind in (REPLICATED, PARTIAL):
             found = _make_rows(node, index, need, (*node.key, "rows", index), decide)
             if found:
                 made += found
@@ -62,7 +62,7 @@ def _repeat_rows(node: Node, need: Placement) -> Decision:
             raise NoRuleError
     sizes = node.read_sizes(at)
     wanted = (*sizes[: need.axis], Size(need.rows), *sizes[need.axis + 1 :])
-    needs = [find_need(node, index, wanted) if index == at else None for index in range(len(node.inputs))]
+    needs = [find_need(node, index, wanted) if index == at else WHOLE for index in range(len(node.inputs))]
     return Decision(needs, [shard(*need.layout)])
 
 
