@@ -78,19 +78,27 @@ class _Inlining:
         before = [one for one in given if one[0] == "^"]
         arguments = dict(zip((one.name for one in run.signature.input_arg), given))
         constants = {node.name for node in run.node_def if node.op == _CONSTANT}
+        known: dict[str, tuple[str, bool]] = {}  # inputs here, and whether an op of the run makes them
         for node in run.node_def:
-            name = names[node.name]
+            name, waits = names[node.name], node.op != _CONSTANT
             if self._constants.get(name, node) is not node:
                 continue  # another run has it
             made = self.definition.node_def.add()
             made.CopyFrom(node)
             made.name = name
-            made.input[:] = [_rename(one, names, arguments) for one in node.input]
-            waits = all(_split(one)[0] in arguments or _split(one)[0] in constants for one in node.input)
-            if waits and node.op != _CONSTANT:
+            for index, one in enumerate(node.input):
+                if one not in known:
+                    of = _find_op(one)
+                    here = arguments[one] if one in arguments else one.replace(of, names[of], 1)
+                    known[one] = here, of not in arguments and of not in constants
+                here, is_made = known[one]
+                waits = waits and not is_made
+                if here != one:
+                    made.input[index] = here
+            if waits:
                 made.input.extend(before)
         if f"^{call.name}" in self._awaited:
-            ends = run.control_ret.values() or {_split(one)[0] for one in run.ret.values()}
+            ends = run.control_ret.values() or set(map(_find_op, run.ret.values()))
             self.definition.node_def.add(name=call.name, op="NoOp", input=sorted(f"^{names[one]}" for one in ends))
 
     def _find(self, name: str) -> str:
@@ -106,14 +114,6 @@ class _Inlining:
         return name
 
 
-def _split(given: str) -> tuple[str, str]:
-    """The name of the op or argument that an input is of, and what comes after it."""
-    name, colon, at = given.lstrip("^").partition(":")
-    return name, colon + at
-
-
-def _rename(given: str, names: dict[str, str], arguments: dict[str, str]) -> str:
-    name, at = _split(given)
-    if name in arguments:
-        return arguments[name]
-    return ("^" if given[0] == "^" else "") + names[name] + at
+def _find_op(given: str) -> str:
+    """The name of the op or argument that an input is of."""
+    return given.lstrip("^").split(":", 1)[0]
