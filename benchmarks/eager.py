@@ -1,12 +1,10 @@
-"""Steps in eager code: the time of one whose model is called by slices beside one that every rank computes whole.
-
-Between them is a step of which only the way back is shared, as without a Keras model.
+"""Steps in eager code: the time of one whose model's call ranks share beside one that every rank computes whole.
 
     mpirun -n 2 python benchmarks/eager.py [--rounds 10]
 
-All train the same network on the same batches, in turns, so that a busy machine disturbs them alike. A model that is
-called by `model.call` is none that ranks share; gradients that are given `output_gradients` are taken whole. Beside
-them stands three times the forward pass of a slice, about the least that a step can take.
+Both train the same network on the same batches, in turns, so that a busy machine disturbs them alike. What is called by
+`model.call` is ops in eager code, which every rank computes whole. Beside them stands three times the forward pass of a
+slice, about the least that a step can take.
 """
 
 from __future__ import annotations
@@ -33,10 +31,10 @@ def network(kind: str) -> keras.Model:
     return keras.Sequential([keras.Input((32, 32, 3)), *wide, layers.GlobalAveragePooling2D(), layers.Dense(10)])
 
 
-def step(model: keras.Model, call, optimizer, x: tf.Tensor, given=None) -> None:
+def step(model: keras.Model, call, optimizer, x: tf.Tensor) -> None:
     with tf.GradientTape() as tape:
         loss = tf.reduce_mean(tf.square(call(x)))
-    gradients = tape.gradient(loss, model.trainable_variables, **(given or {}))
+    gradients = tape.gradient(loss, model.trainable_variables)
     optimizer.apply_gradients(zip(gradients, model.trainable_variables))
 
 
@@ -45,15 +43,14 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=10)
     rounds = parser.parse_args().rounds
     if matex_tf.rank() == 0:
-        heads = f"{'whole':>9} {'back':>9} {'ratio':>6} {'shared':>9} {'ratio':>6}"
+        heads = f"{'whole':>9} {'shared':>9} {'ratio':>6}"
         print(f"{'network':8} {'rows':>5} {heads}   3 x forward pass of a slice")
     for kind, rows in (("dense", 64), ("dense", 1024), ("conv", 32)):
         model, optimizer = network(kind), keras.optimizers.SGD(0.01)
         optimizer.build(model.trainable_variables)
         x = tf.constant(np.random.default_rng(0).random((rows, *model.input_shape[1:]), "float32"))
         timed = {
-            "whole": functools.partial(step, model, model.call, optimizer, x, {"output_gradients": tf.ones([])}),
-            "back": functools.partial(step, model, model.call, optimizer, x),
+            "whole": functools.partial(step, model, model.call, optimizer, x),
             "shared": functools.partial(step, model, model, optimizer, x),
             "forward": functools.partial(model.call, x[: rows // matex_tf.size()]),
         }
@@ -66,10 +63,10 @@ def main() -> None:
                 matex_tf.barrier()
                 if turn >= WARM_UP:
                     times[name].append(1e3 * (time.perf_counter() - begin))
-        whole, back, shared, forward = (statistics.median(times[name]) for name in timed)
+        whole, shared, forward = (statistics.median(times[name]) for name in timed)
         if matex_tf.rank() == 0:
-            ratios = f"{back:6.1f} ms {back / whole:6.2f} {shared:6.1f} ms {shared / whole:6.2f}"
-            print(f"{kind:8} {rows:5} {whole:6.1f} ms {ratios}   {3 * forward:6.1f} ms")
+            ratio = f"{shared:6.1f} ms {shared / whole:6.2f}"
+            print(f"{kind:8} {rows:5} {whole:6.1f} ms {ratio}   {3 * forward:6.1f} ms")
 
 
 main()

@@ -19,6 +19,7 @@ import tensorflow as tf
 from keras import layers
 
 from matex_tf.rewrite.emit import Copy
+from matex_tf.rewrite.inlining import inline_runs
 from matex_tf.rewrite.placement import BATCH, WHOLE
 from matex_tf.rewrite.propagate import read_program
 from matex_tf.rewrite.sharing import Share
@@ -55,7 +56,7 @@ class StandIns:
 
     def exchange(self, requests, share, *_):
         self.waves += 1
-        return tf.identity_n([tensor for _, tensor in requests])
+        return tf.identity_n([one.tensor for one in requests])
 
 
 def copy_program(program, graph):
@@ -70,7 +71,9 @@ def copy_program(program, graph):
 
     share = [tf.TensorSpec([], tf.int64)] * 3 + [tf.TensorSpec([], tf.bool)]
     function = tf.function(build, autograph=False, input_signature=[*share, *specs])
-    return function.get_concrete_function().graph, exchanger.waves
+    made = function.get_concrete_function()
+    inline_runs(made)
+    return made.graph, exchanger.waves
 
 
 def measure_step(name, make_model, make_optimizer, rounds):

@@ -14,6 +14,7 @@ from .collectives import (
     barrier,
     broadcast,
     can_take_addresses,
+    make_weight,
     reduce_gradients,
 )
 from .handles import let_go, pass_turn
@@ -58,6 +59,7 @@ __all__ = [
     "hash_content",
     "let_go",
     "load_tensorflow_ops",
+    "make_weight",
     "pass_turn",
     "read_failure",
     "read_waiting",

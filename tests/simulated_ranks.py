@@ -16,6 +16,7 @@ import tensorflow as tf
 
 from matex_tf.parts import attach, sizes
 from matex_tf.rewrite.emit import Copy
+from matex_tf.rewrite.inlining import inline_runs
 from matex_tf.rewrite.nodes import USUAL_SIZE
 from matex_tf.rewrite.placement import BATCH, WHOLE, Placement
 from matex_tf.rewrite.propagate import read_program
@@ -159,7 +160,9 @@ class Simulation:
                 copy.transform = functools.partial(attach.cut_program, sized, self.left, [])
             return copy.build(self.program, inputs, [WHOLE] * len(self.program.outputs))
 
-        return step.get_concrete_function()
+        made = step.get_concrete_function()
+        inline_runs(made)
+        return made
 
     def run(self, counts: Sequence[int], steps: int = 1) -> list[list[np.ndarray]]:
         """What each rank gives, where they have so many rows of the batch, and then its variables."""

@@ -19,6 +19,7 @@ from matex_tf.rewrite.rules import RULES
 from matex_tf.rewrite.rules.randoms import draw_once, has_no_seed
 from matex_tf.rewrite.rules.registry import decide_without_rule
 from matex_tf.rewrite.sources import SOURCES, count_rows, is_batch, place_batch, put_first
+from matex_tf.rewrite.spreading import spread_rows
 from matex_tf.rewrite.whole_sums import WHOLE_SUM, find_needed_sums
 
 ALIASES = ("Identity", "IdentityN", "StopGradient", "PreventGradient", "Snapshot")
@@ -184,6 +185,8 @@ class Reader:
             outputs, _ = self._read_into(nodes, trace_expansion(decision, inputs), inputs, key, controls)
             return outputs, [value.node for value in outputs if value.node is not None]
         node.decide_on(decision)
+        if self.reused is None:
+            nodes += spread_rows(node, self._decide)
         for value in node.outputs:
             if value.placement.sizes and value.placement.is_replicated:
                 note_sizes(value)
@@ -191,8 +194,9 @@ class Reader:
             for value, shape in zip(node.outputs, find_shapes(node)):
                 if shape is not None:
                     value.set_shape(shape)
-        if last and last[0].key == key and has_same_outputs(last[0], node):
-            node = last[0].become(node)
+        before = next((one for one in last if one.key == key), None)
+        if before is not None and has_same_outputs(before, node):
+            node = before.become(node)
         nodes.append(node)
         return [self._convert_sum(nodes, value) for value in node.outputs], [node]
 

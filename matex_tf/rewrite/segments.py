@@ -15,6 +15,9 @@ from matex_tf.rewrite.compiled import MUST_COMPILE
 from matex_tf.rewrite.functions import is_stateful
 from matex_tf.rewrite.nodes import Node, Value
 
+CALLS = "PartitionedCall", "StatefulPartitionedCall"
+"""The types of ops that call a run: of ops without effects, of ops some of which have effects."""
+
 _numbers = itertools.count()
 
 
@@ -82,7 +85,7 @@ class Segment:
         for index, node in enumerate(controls):
             signature.control_output.append(f"effect_{index}")
             self.definition.control_ret[f"effect_{index}"] = self._nodes[id(node)]
-        function = _Function(self.definition)
+        function = Run(self.definition)
         given = [graph.capture(one) if one.graph is not graph else one for one in self.tensors]
         read_only = [
             index for index, (tensor, name) in enumerate(zip(self.tensors, self._arguments.values()))
@@ -96,7 +99,7 @@ class Segment:
             # Read by what orders the effects of a `tf.function`: the call writes to no other resources.
             "_read_only_resource_inputs": Attribute(list=Attribute.ListValue(i=read_only)),
         }
-        kind = "StatefulPartitionedCall" if signature.is_stateful else "PartitionedCall"
+        kind = CALLS[signature.is_stateful]
         dtypes = [one.dtype for one in values]
         op = graph._create_op_internal(kind, given, dtypes, name=signature.name, attrs=attributes)
         graph._add_function(function)  # not before: TensorFlow would look for the shapes of all that is in it
@@ -112,8 +115,8 @@ class Segment:
         return name
 
 
-class _Function:
-    """A function of TensorFlow's runtime, as long as a graph calls it."""
+class Run:
+    """A function of a run of ops in TensorFlow's runtime, as long as a graph calls it."""
 
     def __init__(self, definition: Any):
         from tensorflow.python.eager import context

@@ -32,6 +32,7 @@ class RankExchanger:
 
     def __init__(self, place: str, is_ordered: bool = True, checked: bool = False):
         self.place, self.is_ordered, self.checked = place, is_ordered, checked
+        self._weights: dict[tuple[int, int, bool], tuple[Share, Any]] = {}
 
     @property
     def rank(self) -> int:
@@ -97,11 +98,22 @@ class RankExchanger:
 
         tensors = [one.tensor for one in requests] or [tf.zeros([])]
         names, numbers = name_sums(tensors, labels or [None])
-        weight = tf.stack([tf.cast(one, tf.float64) for one in (share.contributes, share.total)])
+        weight = self._find_weight(share, is_update)
         cuts = [one.cuts for one in requests]
         given = [] if settings.get_settings().elastic or not any(cuts) else cuts
         summed = ops.reduce_gradients(tensors, names, weight, self.place, checked, numbers, is_update, given)
         return [self._cut(one, cut) for one, cut in zip(summed, cuts)], summed[0].op
+
+    def _find_weight(self, share: Share, is_update: bool) -> Any:
+        """The weight of the rank's terms: one tensor for all such sums of a graph."""
+        import tensorflow as tf
+
+        key = id(tf.compat.v1.get_default_graph()), id(share), is_update
+        if key not in self._weights:
+            with tf.control_dependencies(None):
+                # The share stays, and with it what its id says.
+                self._weights[key] = share, ops.make_weight(share.contributes, share.total if is_update else None)
+        return self._weights[key][1]
 
     def _cut(self, tensor: Any, cuts: tuple[int, ...]) -> Any:
         """This rank's piece, where there are cuts."""

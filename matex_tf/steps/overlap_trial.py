@@ -77,9 +77,8 @@ class Trial:
         self.is_overlapped = overlap.is_usual()
         other = functools.partial(overlap.trace_as, not self.is_overlapped)
         self.kinds = {self.is_overlapped: plan.copy_kind.make_within, not self.is_overlapped: other}
-        size = None if plan.program is None else report.describe(plan.program).bytes
-        # Another copy would begin anew a sequence of random numbers.
-        self.is_over = (size or 0) < LEAST_BYTES or has_sequence(plan.own.graph)
+        size = None if plan.program is None else report.count_summed_bytes(plan.program)
+        self.is_over = (size or 0) < LEAST_BYTES
         self._first: float | None = None  # seconds of a call the first way
         self._begin_timing()
 
@@ -117,8 +116,9 @@ class Trial:
                 self._go_on_with(plan, not self.is_overlapped)
             return
         self._first = slowest
-        # The rank that the others wait for has the time of the sums themselves.
-        if min(sums for _, sums in everyone) < LEAST_SHARE * slowest:
+        # The rank that the others wait for has the time of the sums themselves. Another copy would begin anew a
+        # sequence of random numbers.
+        if min(sums for _, sums in everyone) < LEAST_SHARE * slowest or has_sequence(plan.own.graph):
             self.is_over = True
             return
         copies = [plan.find_copy()]

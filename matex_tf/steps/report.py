@@ -36,18 +36,21 @@ class Report(NamedTuple):
 
 def describe(program: Program) -> Report:
     collectives = len(waves.schedule(program, [WHOLE] * len(program.outputs)))
-    sums: dict[int, Value] = {}
     rows: dict[int, Gathering] = {}
     for value, node in _list_needs(program, [WHOLE] * len(program.outputs)):
-        if value.placement.kind == PARTIAL:
-            sums[id(value)] = value
-        elif value.placement.kind == SHARDED:
+        if value.placement.kind == SHARDED:
             op = "the result" if node is None else node.type
             made = value.tensor.op if node is None else node.op
             rows.setdefault(id(value), Gathering(op, find_line(made), count_bytes(value, value.placement.axis)))
+    return Report(collectives, count_summed_bytes(program), list(dict.fromkeys(rows.values())))
+
+
+def count_summed_bytes(program: Program) -> int | None:
+    """Bytes of all sums; None where that is not known."""
+    needs = _list_needs(program, [WHOLE] * len(program.outputs))
+    sums = {id(value): value for value, _ in needs if value.placement.kind == PARTIAL}
     sizes = [count_bytes(value) for value in sums.values()]
-    total = None if None in sizes else sum(one for one in sizes if one is not None)
-    return Report(collectives, total, list(dict.fromkeys(rows.values())))
+    return None if None in sizes else sum(one for one in sizes if one is not None)
 
 
 def _list_needs(program: Program, gives: Sequence[Placement]) -> Iterator[tuple[Value, Node | None]]:

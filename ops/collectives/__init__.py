@@ -8,7 +8,7 @@ from .allreduce import allreduce
 from .barrier import barrier
 from .broadcast import broadcast
 from .common import DTYPES
-from .reduce_gradients import reduce_gradients, reduce_inline
+from .reduce_gradients import make_weight, reduce_gradients, reduce_inline
 from .reduce_on_device import agree_on_addresses, can_take_addresses
 
 __all__ = [
@@ -21,6 +21,7 @@ __all__ = [
     "barrier",
     "broadcast",
     "can_take_addresses",
+    "make_weight",
     "reduce_gradients",
     "reduce_inline",
 ]

@@ -17,6 +17,19 @@ _NO_UPDATE = -1.0
 """In the place of the rows of the global batch (`sequence/mismatch.h`)."""
 
 
+def make_weight(weight: Any, rows: Any = None) -> Any:
+    """The vector that `reduce_gradients` takes, of scalars.
+
+    Args:
+        weight: this rank's weight, a number or a truth value.
+        rows: those of the global batch, a whole number; None for a sum that is no update.
+    """
+    import tensorflow as tf
+
+    given = tf.constant(_NO_UPDATE, tf.float64) if rows is None else tf.cast(rows, tf.float64)
+    return tf.stack([tf.cast(weight, tf.float64), given])
+
+
 def reduce_gradients(
     tensors: Sequence[Any],
     names: Sequence[str],
@@ -39,7 +52,7 @@ def reduce_gradients(
         variables: this process's number of the variable that each is the gradient of, 0 where it is of none; by these
             `MATEX_COMPRESSION` keeps what it leaves out. What is of no variable is not compressed.
         is_update: False: more gradients of the update come later, or none. This sum is then made at once, and is
-            counted and recorded as another collective.
+            counted and recorded as another collective, by a weight of `make_weight` without rows.
         cuts: for each tensor nothing, or where in its entries the piece of each rank begins and that of the last rank
             ends: then the sum need be right on a rank in that rank's piece only.
 
@@ -66,9 +79,7 @@ def reduce_gradients(
     weight = common.make_tensor("reduce_gradients", weight, tf.float64)
     if not any(weight.shape.is_compatible_with(shape) for shape in ([], [2])):
         raise ValueError(f"reduce_gradients: expected a scalar weight, or weight and rows; given shape {weight.shape}")
-    if not is_update:
-        weight = tf.stack([tf.reshape(weight, [-1])[0], tf.constant(_NO_UPDATE, tf.float64)])
-    elif overlap.is_chosen(tensors):
+    if is_update and overlap.is_chosen(tensors):
         return overlap.reduce_gradients(tensors, names, weight, place, checked, variables, cuts)
     if not world.is_active():
         return common.scale(tensors, weight)

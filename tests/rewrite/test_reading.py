@@ -11,6 +11,7 @@ import growing
 import pytest
 import tensorflow as tf
 from simulated_ranks import Meeting, Simulation, find_difference
+from tensorflow.python.eager import context
 
 from matex_tf.rewrite import bodies
 from matex_tf.rewrite.placement import BATCH, WHOLE
@@ -71,8 +72,6 @@ def test_what_a_branch_gives_may_take_a_collective():
 
 
 def _list_functions():
-    from tensorflow.python.eager import context
-
     return {name for name in context.context().list_function_names() if "matex_segment" in str(name)}
 
 
@@ -105,3 +104,25 @@ def test_effects_keep_their_order_between_runs_of_ops(monkeypatch):
     expected = simulation.run_alone(3)
     for given in simulation.run((2, 1), 3):
         assert not find_difference(expected, given, 1e-6)
+
+
+def test_a_write_waits_for_a_read_in_another_run_of_ops(monkeypatch):
+    monkeypatch.setattr(bodies, "FEW", 1)
+    variable = tf.Variable(1.0)
+
+    def step(x):
+        total = tf.math.exp(tf.reduce_sum(x * variable))
+        variable.assign(2.0)
+        return total
+
+    function = Simulation(step, [tf.ones([4, 3])]).build(Meeting(1), 0, [])
+    nodes = context.context().get_function_def(function.name).node_def
+    before = {node.name: {one.lstrip("^").split(":")[0] for one in node.input} for node in nodes}
+    assert not any("PartitionedCall" in node.op for node in nodes)
+    (read,), (write,) = (
+        [one.name for one in nodes if one.op == kind] for kind in ("ReadVariableOp", "AssignVariableOp")
+    )
+    reached = {write}
+    while more := {name for one in reached for name in before.get(one, ())} - reached:
+        reached |= more
+    assert read in reached

@@ -19,6 +19,8 @@ from matex_tf.rewrite.rules.registry import add_rules, keep_sum, register_rule
 
 IDENTITIES = "CheckNumerics CheckNumericsV2 DebugIdentityV2"
 LINEAR = "Neg Real Imag Conj"
+SUMS = "AddV2 Add Sub AddN AccumulateNV2"
+PRODUCTS = "Mul RealDiv Div DivNoNan MulNoNan"
 NONLINEAR = """
     Abs Acos Acosh Asin Asinh Atan Atanh BesselI0e BesselI1e Ceil ComplexAbs Cos Cosh Digamma Elu Erf Erfc Erfinv Exp
     Expm1 Floor Inv Invert IsFinite IsInf IsNan Lgamma Log Log1p LogicalNot Ndtri Reciprocal Relu Relu6 LeakyRelu Rint
@@ -33,6 +35,9 @@ LINEAR_IN = {
     **dict.fromkeys("ReluGrad Relu6Grad EluGrad SeluGrad LeakyReluGrad SoftplusGrad SoftsignGrad".split(), 0),
     **dict.fromkeys("SigmoidGrad TanhGrad RsqrtGrad SqrtGrad ReciprocalGrad InvGrad".split(), 1),
 }
+
+TYPES = frozenset(" ".join((NONLINEAR, LINEAR, SUMS, PRODUCTS, *LINEAR_IN, "Cast")).split())
+"""Ops each entry of whose result is made of the entries at its place, broadcast, and of nothing else."""
 
 
 def find_frame(node: Node, indexes: Sequence[int]) -> tuple[list[Placement | None], Placement] | None:
@@ -90,7 +95,7 @@ def cast(node: Node) -> Decision:
     return compute_entries(node)
 
 
-@register_rule("AddV2 Add Sub AddN AccumulateNV2", linear=slice(None))
+@register_rule(SUMS, linear=slice(None))
 def add(node: Node) -> Decision:
     if any(one.kind == LIST for one in node.placements):
         items = {one.item for one in node.placements if one.kind == LIST and one.item is not None}

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from matex_tf.rewrite import sources
 from matex_tf.rewrite.emit import Copy
+from matex_tf.rewrite.inlining import inline_runs
 from matex_tf.rewrite.parts import GraphPart
 from matex_tf.rewrite.placement import BATCH, WHOLE
 from matex_tf.rewrite.programs import Program
@@ -133,6 +134,8 @@ class CallPlan:
         local = specify(self.forward.outputs[count:])
         signature = [tf.TensorSpec([], tf.int64), *specify(backward.graph.inputs[: len(sliced)]), *local]
         self.backward = tf.function(backward_step, autograph=False, input_signature=signature).get_concrete_function()
+        inline_runs(self.forward)
+        inline_runs(self.backward)
         self.pack = backward.pack
 
     def call(self, given: Sequence[Any], rows: int, followed: Sequence[Any]) -> list[Any]:

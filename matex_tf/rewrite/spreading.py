@@ -1,0 +1,84 @@
+"""What is the same in all rows of a batch, as the gradient of a mean, is made for this rank's rows where it meets rows.
+
+Else each rank would make it for all rows, and then cut it; a sum would travel once for each row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from matex_tf.rewrite.nodes import Decision, Node, NoRuleError, Value
+from matex_tf.rewrite.placement import PARTIAL, REPLICATED, WHOLE, Placement, Size, shard
+from matex_tf.rewrite.rules.entrywise import TYPES
+from matex_tf.rewrite.rules.sizes import find_need
+
+_SIZES = {"Tile": 1, "BroadcastTo": 1, "Fill": 0}
+"""By the types of ops that repeat entries, the input that says how often, or how many there are then."""
+
+_KNOWN = TYPES.union(_SIZES)
+
+Decide = Callable[[Node], Any]
+
+
+def spread_rows(node: Node, decide: Decide) -> list[Node]:
+    """The nodes that make the rows which a node, whose decision is known, needs of inputs that all ranks have."""
+    made: list[Node] = []
+    for index, need in enumerate(node.decision.needs):
+        if need is not None and need.is_sharded and node.inputs[index].placement.kind in (REPLICATED, PARTIAL):
+            found = _make_rows(node, index, need, (*node.key, "rows", index), decide)
+            if found:
+                made += found
+                node.inputs[index] = found[-1].outputs[0]
+    return made
+
+
+def _make_rows(user: Node, index: int, need: Placement, key: tuple[Any, ...], decide: Decide) -> list[Node]:
+    """The nodes that make the rows of an input of `user`, the last one their value; none where it has to be cut."""
+    source = user.inputs[index].node
+    if source is None or source.type not in _KNOWN or source.controls or not user.has_length(index, need):
+        return []
+    node = Node(source.op, key, list(source.inputs), [])
+    node.rows, node.batch_rows, node.repeats = source.rows, user.batch_rows, source.repeats
+    node.outputs = [Value(source.outputs[0].tensor, (*key, 0), need, node)]
+    before: list[Node] = []
+    try:
+        if source.type in _SIZES:
+            node.decide_on(_repeat_rows(node, need))
+        else:
+            before = _compute_rows(node, need, decide)
+    except NoRuleError:
+        return []
+    return [*before, node] if node.decision.gives and node.outputs[0].placement.has_layout(need) else []
+
+
+def _repeat_rows(node: Node, need: Placement) -> Decision:
+    """The op makes entries for so many rows as the rank has."""
+    at = _SIZES[node.type]
+    if node.type != "Fill":
+        given = node.read_shape(0)
+        axis = need.axis - len(node.outputs[0].whole_shape or []) + len(given)
+        if axis >= 0 and given[axis] != 1:
+            raise NoRuleError
+    sizes = node.read_sizes(at)
+    wanted = (*sizes[: need.axis], Size(need.rows), *sizes[need.axis + 1 :])
+    needs = [find_need(node, index, wanted) if index == at else WHOLE for index in range(len(node.inputs))]
+    return Decision(needs, [shard(*need.layout)])
+
+
+def _compute_rows(node: Node, need: Placement, decide: Decide) -> list[Node]:
+    """The op computes the rows of inputs that have them; the nodes that make these."""
+    count, made = len(node.outputs[0].whole_shape or []), list[Node]()
+    for index in range(len(node.inputs)):
+        shape = node.read_shape(index)
+        axis = need.axis - count + len(shape)
+        if axis >= 0 and shape[axis] != 1:
+            found = _make_rows(node, index, shard(axis, need.rows), (*node.key, index), decide)
+            if not found:
+                raise NoRuleError
+            made += found
+            node.inputs[index] = found[-1].outputs[0]
+    decision = decide(node)
+    if isinstance(decision, Decision) and decision.emit is None:
+        node.decide_on(decision)
+    return made
