@@ -1,0 +1,156 @@
+"""What ranks save of reading and decoding: bytes, decoded rows and rows a second, beside the script alone, in one run.
+
+    python benchmarks/input.py [--rounds 3] [--rows 400] [--pipelines images records text cached]
+
+Each process has one core. "alone" is one process, "ranks" are two by `mpirun`; they take turns, and figures are medians of
+the epochs after the first. The physical reference is "halves": two processes without the library, each with half of the
+rows, which is all that two cores can do.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from statistics import median
+
+EPOCHS = 4
+PIPELINES = ("images", "records", "text", "cached")
+
+
+def make_data(folder: Path, rows: int) -> None:
+    """JPEGs of 500 x 375, records of 100 KB, and lines of 200 numbers."""
+    import numpy as np
+    import tensorflow as tf
+
+    generator = np.random.default_rng(0)
+    smooth = generator.integers(0, 256, (24, 32, 3)).astype(np.float32)
+    with (
+        tf.io.TFRecordWriter(str(folder / "rows.tfrecord")) as records,
+        (folder / "rows.csv").open("w") as lines,
+    ):
+        for number in range(rows):
+            image = tf.image.resize(np.roll(smooth, number, 0), [375, 500]) + generator.normal(0, 12, (375, 500, 3))
+            image = tf.cast(tf.clip_by_value(image, 0, 255), tf.uint8)
+            tf.io.write_file(str(folder / f"{number:05}.jpg"), tf.io.encode_jpeg(image))
+            records.write(generator.bytes(100_000))
+            lines.write(",".join(f"{one:.6f}" for one in generator.random(200)) + "\n")
+
+
+def make_pipeline(name: str, folder: Path, part: slice):
+    """The pipeline, and the shape of its rows."""
+    import tensorflow as tf
+
+    paths = sorted(map(str, folder.glob("*.jpg")))[part]
+
+    def load(path):
+        image = tf.io.decode_jpeg(tf.io.read_file(path), 3)
+        return tf.image.resize(image, [224, 224]) / 255.0
+
+    def parse(record):
+        return tf.reshape(tf.cast(tf.io.decode_raw(record, tf.uint8), tf.float32), [50, 40, 50])[:, :, :3] / 255.0
+
+    def split(line):
+        numbers = tf.strings.to_number(tf.strings.split([line], ",").values)
+        return tf.reshape(tf.ensure_shape(numbers, [200]), [10, 20, 1])
+
+    step = 1 if part.step is None else part.step
+    if name in ("images", "cached"):
+        rows = tf.data.Dataset.from_tensor_slices(paths)
+        work, shape = load, (224, 224, 3)
+    elif name == "records":
+        rows = tf.data.TFRecordDataset(str(folder / "rows.tfrecord")).shard(step, part.start or 0)
+        work, shape = parse, (50, 40, 3)
+    else:
+        rows = tf.data.TextLineDataset(str(folder / "rows.csv")).shard(step, part.start or 0)
+        work, shape = split, (10, 20, 1)
+    rows = rows.map(work, tf.data.AUTOTUNE)
+    rows = rows.cache() if name == "cached" else rows
+    batches = rows.batch(32 // step).map(lambda x: (x, tf.zeros([tf.shape(x)[0], 1])))
+    return batches.prefetch(2), shape, len(paths)
+
+
+def work(name: str, folder: Path, setting: str, number: int) -> None:
+    """Train a small CNN; print rows a second and bytes of an epoch."""
+    rank = int(os.environ.get("OMPI_COMM_WORLD_RANK", os.environ.get("PMI_RANK", number)))
+    os.sched_setaffinity(0, {sorted(os.sched_getaffinity(0))[rank]})
+    import keras
+
+    part = slice(number, None, 2) if setting == "halves" else slice(None)
+    batches, shape, rows = make_pipeline(name, folder, part)
+    layers = [keras.layers.Conv2D(8, 5, 4, activation="relu", padding="same"), keras.layers.GlobalAveragePooling2D()]
+    model = keras.Sequential([keras.Input(shape), *layers, keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    speeds, read = [], []
+
+    class Times(keras.callbacks.Callback):
+        def on_epoch_begin(self, epoch, logs=None):
+            self.began, self.read = time.perf_counter(), count_read()
+
+        def on_epoch_end(self, epoch, logs=None):
+            speeds.append(rows / (time.perf_counter() - self.began))
+            read.append(count_read() - self.read)
+
+    model.fit(batches, epochs=EPOCHS, verbose=0, callbacks=[Times()])
+    if rank == number:
+        print(json.dumps({"speed": median(speeds[1:]), "bytes": median(read[1:]), "first": speeds[0]}), flush=True)
+
+
+def count_read() -> int:
+    return int(Path("/proc/self/io").read_text().split()[1])
+
+
+def run(name: str, folder: Path, setting: str) -> dict[str, float]:
+    environment = {"TF_CPP_MIN_LOG_LEVEL": "3", "MATEX_QUIET": "1", **os.environ}
+    words = [str(Path(__file__).resolve()), "--worker", name, str(folder), setting]
+    if setting == "ranks":
+        commands = [[sys.executable, "-m", "matex_tf", "run", "-n", "2", *words, "0"]]
+    else:
+        commands = [[sys.executable, *words, str(number)] for number in range(2 if setting == "halves" else 1)]
+    children = [subprocess.Popen(one, env=environment, stdout=subprocess.PIPE, text=True) for one in commands]
+    found = []
+    for child in children:
+        output, _ = child.communicate(timeout=600)
+        if child.returncode:
+            sys.exit(f"input: {setting} of {name} ended with exit code {child.returncode}")
+        found.append(json.loads(next(line for line in output.splitlines() if line.startswith("{"))))
+    total = sum(one["speed"] for one in found) if setting == "halves" else found[0]["speed"]
+    return {**found[0], "speed": total}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rows", type=int, default=384)
+    parser.add_argument("--pipelines", nargs="+", default=PIPELINES, choices=PIPELINES)
+    parser.add_argument("--worker", nargs=4, help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.worker:
+        name, folder, setting, number = given.worker
+        work(name, Path(folder), setting, int(number))
+        return
+    print(f"{'pipeline':10} {'alone rows/s':>13} {'ranks':>9} {'halves':>9} {'ranks/alone':>12} {'halves/alone':>13} "
+          f"{'bytes of a rank':>16}")  # fmt: skip
+    with tempfile.TemporaryDirectory() as temporary:
+        make_data(Path(temporary), given.rows)
+        for name in given.pipelines:
+            rounds = [
+                {setting: run(name, Path(temporary), setting) for setting in ("alone", "ranks", "halves")}
+                for _ in range(given.rounds)
+            ]
+            alone, ranks, halves = (median(one[setting]["speed"] for one in rounds) for setting in rounds[0])
+            share = median(one["ranks"]["bytes"] / max(one["alone"]["bytes"], 1) for one in rounds)
+            print(
+                f"{name:10} {alone:13.1f} {ranks:9.1f} {halves:9.1f} {ranks / alone:12.2f} {halves / alone:13.2f} "
+                f"{share:15.0%}",
+                flush=True,
+            )
+
+
+if __name__ == "__main__":
+    main()
