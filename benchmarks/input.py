@@ -2,9 +2,9 @@
 
     python benchmarks/input.py [--rounds 3] [--rows 400] [--pipelines images records text cached]
 
-Each process has one core. "alone" is one process, "ranks" are two by `mpirun`; they take turns, and figures are medians of
-the epochs after the first. The physical reference is "halves": two processes without the library, each with half of the
-rows, which is all that two cores can do.
+Each process has one core. "alone" is one process, "ranks" are two by `matex run`; they take turns, and figures are
+medians of the epochs after the first. The physical reference is "halves": two processes without the library, each with
+half of the rows, which is all that two cores can do.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ import tempfile
 import time
 from pathlib import Path
 from statistics import median
+
+from matex_tf.launch import cli
 
 EPOCHS = 4
 PIPELINES = ("images", "records", "text", "cached")
@@ -109,7 +111,7 @@ def run(name: str, folder: Path, setting: str) -> dict[str, float]:
     environment = {"TF_CPP_MIN_LOG_LEVEL": "3", "MATEX_QUIET": "1", **os.environ}
     words = [str(Path(__file__).resolve()), "--worker", name, str(folder), setting]
     if setting == "ranks":
-        commands = [[sys.executable, "-m", "matex_tf", "run", "-n", "2", *words, "0"]]
+        commands = [cli.make_command_line(cli.Run(2, [*words, "0"]))]
     else:
         commands = [[sys.executable, *words, str(number)] for number in range(2 if setting == "halves" else 1)]
     children = [subprocess.Popen(one, env=environment, stdout=subprocess.PIPE, text=True) for one in commands]
