@@ -73,8 +73,8 @@ FAULTS = {
     ),
     "a rank without rows counts the row that it computes": Fault(
         "matex_tf/steps/exchanger.py",
-        "for one in (share.contributes, share.total)])",
-        "for one in (True, share.total)])",
+        "ops.make_weight(share.contributes, share.total",
+        "ops.make_weight(True, share.total",
         "tests/loops/test_borders.py",
     ),
     "a rank without rows gives the row that it computes": Fault(
