@@ -118,8 +118,9 @@ class Source:
             made = self._take(ticket, tf.zeros_like(total), total, total)
             return tickets.pack(self.spec, [tf.ensure_shape(one, shape) for one, (_, shape) in zip(made, self.specs)])
 
-        made = tickets.map_dataset(self.batches.tickets, work, **self._read_ahead())
-        return made.with_options(self._options)
+        with tf.init_scope():  # functions that are traced later iterate it, too
+            made = tickets.map_dataset(self.batches.tickets, work, **self._read_ahead())
+            return made.with_options(self._options)
 
     def _read_ahead(self) -> dict[str, Any]:
         """How maps of the tickets run. What a generator has given does not come again: it is read as alone."""
