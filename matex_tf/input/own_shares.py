@@ -303,7 +303,7 @@ def _find_source(dataset: Any) -> Source | None:
         why = f"these cannot wait until the rank of a row is known: {kept}" if kept else "it has no map of rows"
         _explain(dataset, f"every rank runs it whole: {why}")
         return None
-    whole = f"; every rank runs for each row: {kept}" if kept else ""
+    whole = f"; every rank runs, in the order of the script: {kept}" if kept else ""
     _explain(dataset, f"each rank reads and computes its rows of every batch{whole}")
     return Source(dataset, made)
 
