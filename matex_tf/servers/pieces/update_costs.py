@@ -118,15 +118,17 @@ def _mark_end() -> None:
 
 def _place_slots(plan: Any, found: list[Any]) -> tuple[Program | None, list[Any], str]:
     """The program of a step if this rank of all had the only piece of each slot, those slots, and why no others."""
-    graph, why_not = plan.own.graph, plan.why_whole
+    why_not = plan.why_whole
     by_handle = {id(one.handle): one for one in found}
-    outer = [one for one, _ in graph.captures]
+    outer = [one for one, _ in plan.own.graph.captures]
     while by_handle and plan.program is not None:
         sizes = [by_handle[id(one)].shape.num_elements() if id(one) in by_handle else None for one in outer]
         placed = [WHOLE if size is None else hold((0, size), at) for at, size in enumerate(sizes)]
         try:
-            given = [value.placement for value in plan.program.inputs[: -len(outer)]] + placed
-            return read_program(graph, given), list(by_handle.values()), why_not
+            given = [value.placement for value in plan.program.inputs]
+            given[plan.given : plan.given + len(outer)] = placed
+            program = read_program(plan.graph, given, takes_batches=plan.source is None)
+            return program, list(by_handle.values()), why_not
         except PiecesRefusedError as error:
             first, op = next(iter(error.refused.items()))
             name = find_name(by_handle[id(outer[first])])
