@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import warnings
 from pathlib import Path
 from statistics import median
 
@@ -98,6 +99,7 @@ def work(name: str, folder: Path, setting: str, number: int) -> None:
             speeds.append(rows / (time.perf_counter() - self.began))
             read.append(count_read() - self.read)
 
+    warnings.simplefilter("ignore")
     model.fit(batches, epochs=EPOCHS, verbose=0, callbacks=[Times()])
     if rank == number:
         print(json.dumps({"speed": median(speeds[1:]), "bytes": median(read[1:]), "first": speeds[0]}), flush=True)

@@ -361,8 +361,11 @@ def _batch(dataset: Any) -> Batches:
         def digest_row(*one: Any) -> Any:
             return _digest(flatten_element(inner.tickets.element_spec, one))
 
-        rows = map_dataset(open_window(ticket), digest_row)
-        return _digest([rows.batch(count(ticket)[0]).get_single_element()])
+        rows = open_window(ticket)
+        if not all(shape.is_fully_defined() for _, shape in flatten_specs(rows.element_spec)):
+            rows = map_dataset(rows, digest_row)  # which are no batch by themselves
+        batch = rows.batch(count(ticket)[0])
+        return _digest(flatten(batch.element_spec, batch.get_single_element()))
 
     are_rows = [bool(shape.rank) for _, shape in flatten_specs(spec)]
     pads = _find_pads(dataset) if is_padded else {}
