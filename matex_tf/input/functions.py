@@ -10,7 +10,7 @@ import contextlib
 from collections.abc import Container, Iterable, Sequence
 from typing import Any
 
-from matex_tf.rewrite import functions, graph_ops
+from matex_tf.rewrite import graph_ops
 from matex_tf.sharding import pipelines
 
 _READS = "ReadVariableOp"
@@ -133,39 +133,22 @@ def _list_ordered(graph: Any) -> list[Any]:
 
 
 def _is_ordered(op: Any) -> bool:
-    if op.type == "Placeholder" or op.type in pipelines.HARMLESS or _finds_files(op.name):
-        return False
-    if op.type in pipelines.CALLS:
-        return has_effects(op)
-    return functions.is_stateful(op)
+    """Whether an op, or one in a function that it calls, must run in order; also one that is not known."""
+    nodes = list(graph_ops.iterate_nodes(op.graph, [op]))
+    names = {name for node in nodes for name in graph_ops.list_functions(node)}
+    if any(getattr(op.graph._get_function(name), "cached_definition", None) is None for name in names):
+        return True
+    return any(map(_must_run, nodes))
 
 
-def _finds_files(name: str) -> bool:
-    """Whether an op is our own, by which the ranks after the first find their files."""
-    return name.split("/")[-1].startswith(pipelines.PLACES_OF_FILES)
-
-
-def has_effects(op: Any) -> bool:
-    """Whether a function that `op` calls has an op that must run in order."""
+def _must_run(node: Any) -> bool:
     from tensorflow.python.framework import op_def_registry
 
-    pending, seen = graph_ops.list_functions(op.node_def), set()
-    while pending:
-        name = pending.pop()
-        if name in seen:
-            continue
-        seen.add(name)
-        definition = getattr(op.graph._get_function(name), "cached_definition", None)
-        if definition is None:
-            return True
-        for node in definition.node_def:
-            called = graph_ops.list_functions(node)
-            pending += called
-            known = op_def_registry.get(node.op)
-            may_wait = node.op in pipelines.CALLS | pipelines.HARMLESS or _finds_files(node.name)
-            if not may_wait and (known is None or known.is_stateful):
-                return True
-    return False
+    finds_files = node.name.split("/")[-1].startswith(pipelines.PLACES_OF_FILES)  # of ours, on ranks after the first
+    if finds_files or node.op in pipelines.CALLS | pipelines.HARMLESS or node.op == "Placeholder":
+        return False
+    known = op_def_registry.get(node.op)
+    return known is None or known.is_stateful
 
 
 def _find_needed(ops: Iterable[Any], given: set[int], without: Container[int] = ()) -> list[Any]:

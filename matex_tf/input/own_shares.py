@@ -49,7 +49,6 @@ class Source:
         self._dealt = tf.Variable(self._now, False, dtype=tf.int64, shape=[None], name="matex_tf_shares")
         self._made = self._work_ahead()
         self._made_specs = tickets.flatten_specs(self._made.element_spec)
-        self._whole_function: Any = None
 
     def _deal(self, shares: Any) -> list[int]:
         """Whether shares are worked on, the rank, and the share of each."""
@@ -68,8 +67,8 @@ class Source:
 
         share = Share(first, count, total, tf.constant(True), tf.constant(False))
         made = self.batches.take(list(ticket), share)
-        for one, (_, shape), is_rows in zip(made, self.specs, self.batches.are_rows):
-            one.set_shape([None, *shape[1:]] if is_rows else shape)
+        for one, (_, shape) in zip(made, tickets.open_rows(self.specs, self.batches.are_rows)):
+            one.set_shape(shape)
         return made
 
     def _work_ahead(self) -> Any:
@@ -131,11 +130,6 @@ class Source:
         import tensorflow as tf
         from tensorflow.python.data.ops import dataset_ops
 
-        if self._whole_function is None:
-            with tf.init_scope():
-                given = tf.TensorSpec([], tf.int64), tf.TensorSpec([], tf.resource)
-                whole = tf.function(self._take_whole, autograph=False)
-                self._whole_function = whole.get_concrete_function(*given)
         function = self._whole_function
         handle = shares.iterator._iterator_resource
         variant = tf.raw_ops.MapDataset(
@@ -150,15 +144,19 @@ class Source:
         options.autotune.enabled = options.experimental_optimization.apply_default_optimizations = False
         return dataset_ops._VariantDataset(variant, self.spec).with_options(options)
 
+    @functools.cached_property
+    def _whole_function(self) -> Any:
+        """`_take_whole` as a ConcreteFunction."""
+        import tensorflow as tf
+
+        with tf.init_scope():
+            given = tf.TensorSpec([], tf.int64), tf.TensorSpec([], tf.resource)
+            return tf.function(self._take_whole, autograph=False).get_concrete_function(*given)
+
     def _take_whole(self, _: Any, handle: Any) -> list[Any]:
         import tensorflow as tf
 
-        taken = tf.raw_ops.IteratorGetNext(
-            iterator=handle,
-            output_types=[dtype for dtype, _ in self._made_specs],
-            output_shapes=[shape for _, shape in self._made_specs],
-        )
-        first, count, total, _, _, *made = taken
+        first, count, total, _, _, *made = tickets.take_next(handle, self._made_specs)
         own, ticket = made[: len(self.specs)], made[len(self.specs) :]
         is_whole = tf.logical_and(tf.equal(first, 0), count >= total)
         whole = tf.cond(is_whole, lambda: own, lambda: self._take(ticket, tf.zeros_like(first), total, total))
@@ -221,15 +219,7 @@ class Shares:
         Raises:
             tf.errors.OutOfRangeError: at the end.
         """
-        import tensorflow as tf
-
-        specs = self.source._made_specs
-        made = tf.raw_ops.IteratorGetNext(
-            iterator=self.iterator._iterator_resource,
-            output_types=[dtype for dtype, _ in specs],
-            output_shapes=[shape for _, shape in specs],
-        )
-        return Batch(self.source, made)
+        return Batch(self.source, tickets.take_next(self.iterator._iterator_resource, self.source._made_specs))
 
 
 class Batch:

@@ -7,6 +7,7 @@ by the rank that computes with the element.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -169,6 +170,24 @@ def flatten_specs(spec: Any) -> list[Any]:
     return list(zip(structure.get_flat_tensor_types(spec), structure.get_flat_tensor_shapes(spec)))
 
 
+def open_rows(specs: Sequence[Any], are_rows: Sequence[bool]) -> list[Any]:
+    """Types and shapes of flat tensors that have any number of rows."""
+    import tensorflow as tf
+
+    return [
+        (dtype, tf.TensorShape([None, *shape[1:]]) if is_rows else shape)
+        for (dtype, shape), is_rows in zip(specs, are_rows)
+    ]
+
+
+def take_next(handle: Any, specs: Sequence[Any]) -> Tensors:
+    """The flat tensors, of these types and shapes, of the next element of the iterator for which `handle` stands."""
+    import tensorflow as tf
+
+    types, shapes = zip(*specs)
+    return list(tf.raw_ops.IteratorGetNext(iterator=handle, output_types=types, output_shapes=shapes))
+
+
 def _put_in_front(inner: Elements, split: Split, dataset: Any) -> Any:
     """The tickets on which the ops in front have run: with what they give behind the tickets of `inner` if work waits.
 
@@ -246,10 +265,7 @@ def _cache_batches(dataset: Any) -> Batches:
     inner = find_batches(dataset._input_dataset)
     if not inner.is_work:
         return inner._replace(tickets=inner.tickets.cache())
-    specs = [
-        (dtype, [None, *shape[1:]] if is_rows else shape)
-        for (dtype, shape), is_rows in zip(flatten_specs(inner.spec), inner.are_rows)
-    ]
+    specs = open_rows(flatten_specs(inner.spec), inner.are_rows)
     if not memories.can_keep(specs):
         return _make_batch_leaf(dataset, *inner.kept)
     memory = memories.Memory(specs)
@@ -403,8 +419,6 @@ def _find_pads(dataset: Any) -> dict[int, Any]:
 
 def count_workers() -> int:
     """How many elements of a batch are worked on at a time: as many as the rank has cores."""
-    import os
-
     return max(1, len(os.sched_getaffinity(0)))
 
 
@@ -413,10 +427,9 @@ def _map_batches(dataset: Any) -> Batches:
     spec, kept = dataset._map_func.output_structure, (*inner.kept, *split.ordered)
     if split.front_takes or inner.pads:
         return _make_batch_leaf(dataset, *kept, "a map of padded batches" if inner.pads else "a map of batches")
-    function = dataset._map_func.function if split.front is None else split.trace_back()
-    held = list(range(len(inner.are_rows))) if split.front is None else split.held
-    drawn = 0 if split.front is None else split.travelling - len(held)
-    found = batch_maps.find_row_map(function, [inner.are_rows[number] for number in held] + [False] * drawn)
+    drawn = split.travelling - len(split.held)
+    are_rows = [inner.are_rows[number] for number in split.held] + [False] * drawn
+    found = batch_maps.find_row_map(split.trace_back(), are_rows)
     if isinstance(found, str):
         return _make_batch_leaf(dataset, *kept, found)
     size = len(flatten_specs(inner.tickets.element_spec))
@@ -427,7 +440,7 @@ def _map_batches(dataset: Any) -> Batches:
 
     def take(ticket: Tensors, share: Share) -> Tensors:
         element = inner.take(ticket[:size], share)
-        return found.build([*(element[number] for number in held), *ticket[size:]], share)
+        return found.build([*(element[number] for number in split.held), *ticket[size:]], share)
 
     return inner._replace(
         tickets=inner.tickets if split.front is None else map_dataset(inner.tickets, run),

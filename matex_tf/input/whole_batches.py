@@ -108,10 +108,7 @@ def _make_join(batch: Batch) -> Any:
         made = [next(whole) if is_rows else one for one, is_rows in zip(own, flags)]
         return [tf.ensure_shape(one, shape) for one, (_, shape) in zip(made, source.specs)]
 
-    specs = [
-        tf.TensorSpec([None, *shape[1:]] if is_rows else shape, dtype)
-        for (dtype, shape), is_rows in zip(source.specs, flags)
-    ]
+    specs = [tf.TensorSpec(shape, dtype) for dtype, shape in tickets.open_rows(source.specs, flags)]
     numbers = [tf.TensorSpec([], tf.int64)] * 4
     function = tf.function(join, autograph=False, input_signature=[specs, *numbers, tf.TensorSpec([], tf.bool)])
     return function.get_concrete_function()
