@@ -112,12 +112,6 @@ class Csv(TableFormat):
 
     # Records: every rank looks for their ends in its part of the bytes, and keeps what it parses as it goes.
 
-    def survey(self, turn: int, ranks: Ranks) -> Any:
-        return getattr(self, f"_survey_{self._turns[turn]}")(ranks)
-
-    def settle(self, turn: int, ranks: Ranks, found: Sequence[Any]) -> None:
-        getattr(self, f"_settle_{self._turns[turn]}")(ranks, found)
-
     def settled(self) -> None:
         self._unpacking.remove_files()
 

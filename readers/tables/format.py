@@ -19,11 +19,13 @@ from matex_tf.sharding.share_arrays import ShareArray
 class TableFormat(Format):
     """A table whose columns are chosen by `columns`.
 
-    Subclasses set `columns`, count, and give tables of some rows. Ranks count the texts of their rows in one survey;
+    Subclasses set `columns`, count, and give tables of some rows. They name the surveys in `_turns`, in their order:
+    `_survey_NAME` and `_settle_NAME` are the halves of one. Ranks count the texts of their rows in one;
     `_count_texts` and `_settle_texts` are its two halves.
     """
 
     columns: Columns
+    _turns: list[str]
 
     def __init__(self) -> None:
         self.categories = {}
@@ -45,6 +47,12 @@ class TableFormat(Format):
     @abstractmethod
     def list_parts(self, ranks: Ranks) -> list[tuple[int, int]]:
         """The rows (start, stop) that each rank reads when the table is opened."""
+
+    def survey(self, turn: int, ranks: Ranks) -> Any:
+        return getattr(self, f"_survey_{self._turns[turn]}")(ranks)
+
+    def settle(self, turn: int, ranks: Ranks, found: Sequence[Any]) -> None:
+        getattr(self, f"_settle_{self._turns[turn]}")(ranks, found)
 
     def check_texts(self, found: Sequence[Mapping[int, Mapping[str, int]]], ranks: Ranks) -> None:
         """Raises ReaderError where the texts that ranks have `found`, so many each, are to be none."""

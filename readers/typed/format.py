@@ -90,12 +90,6 @@ class TypedTable(TableFormat):
         columns = self.columns
         return f"columns {columns.names}, text in {columns.texts}, {[str(kind) for kind in columns.types.values()]}"
 
-    def survey(self, turn: int, ranks: Ranks) -> Any:
-        return getattr(self, f"_survey_{self._turns[turn]}")(ranks)
-
-    def settle(self, turn: int, ranks: Ranks, found: Sequence[Any]) -> None:
-        getattr(self, f"_settle_{self._turns[turn]}")(ranks, found)
-
     # Lists: how many values each row has.
 
     def _survey_widths(self, ranks: Ranks) -> dict[int, int]:
