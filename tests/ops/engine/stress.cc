@@ -31,7 +31,7 @@
 #include "engine/store/pulls.h"
 #include "engine/sums/world.h"
 
-extern "C" int matex_rendezvous(int kind, uint64_t key, const char* what, int64_t bytes);
+extern "C" int matex_rendezvous(int kind, uint64_t key, const char* what, int64_t bytes, int64_t rows);
 extern "C" int matex_waiting(double* seconds, int64_t* number, char* text, int size);
 
 // Only the choice of buckets calls it here: made slow, it shows whether MPI ends under the thread's feet.
@@ -556,14 +556,14 @@ void End(Random& random, Random& own) {
   const auto layout = NewLayout(random);
   for (int n = 1; n <= kUpdatesToBuckets; ++n) {
     if (n == kUpdatesToBuckets) {
-      matex_rendezvous(1, 1, "before the last update", 0);  // no other layout is at its buckets then
+      matex_rendezvous(1, 1, "before the last update", 0, 0);  // no other layout is at its buckets then
       barriers = 0;
       barriers_are_slow = true;
     }
     Overlapping(layout, random, own, false).Finish();
   }
   Forgotten forgotten(layout, random);
-  Check(matex_rendezvous(kExit, 0, "the end", 0) == 0, "the end");
+  Check(matex_rendezvous(kExit, 0, "the end", 0, 0) == 0, "the end");
   forgotten.CheckItFailed();
   // A sum in two levels may try its algorithms out meanwhile, and has barriers of its own.
   Check(barriers >= kBarriersOfBuckets && barriers_under_way == 0, "MPI would end while the thread is in it");
