@@ -22,10 +22,11 @@ class Part:
 
     ops: in an order in which they can run.
     takes, gives: tensors of the function's graph.
+    awaits: which of the ops must have run before it gives anything.
     """
 
-    def __init__(self, ops: Sequence[Any], takes: Sequence[Any], gives: Sequence[Any]):
-        self.ops, self.takes, self.gives = list(ops), list(takes), list(gives)
+    def __init__(self, ops: Sequence[Any], takes: Sequence[Any], gives: Sequence[Any], awaits: Sequence[Any] = ()):
+        self.ops, self.takes, self.gives, self.awaits = list(ops), list(takes), list(gives), list(awaits)
 
     def build(self, inputs: Sequence[Any]) -> list[Any]:
         """What it gives for these inputs, in the graph that is being built."""
@@ -33,17 +34,25 @@ class Part:
 
         graph = tf.compat.v1.get_default_graph()
         tensors = {id(one): tensor for one, tensor in zip(self.takes, inputs, strict=True)}
+        made = dict[int, Any]()
         for op in self.ops:
             given = [tensors[id(one)] for one in op.inputs]
             given = [graph.capture(one) if one.graph is not graph else one for one in map(tf.convert_to_tensor, given)]
-            with tf.device(op.device) if op.device else contextlib.nullcontext():
+            before = [made[id(one)] for one in op.control_inputs if id(one) in made]
+            device = tf.device(op.device) if op.device else contextlib.nullcontext()
+            with device, tf.control_dependencies(before):
                 attributes = dict(op.node_def.attr.items())
                 dtypes = [one.dtype for one in op.outputs]
                 new = graph._create_op_internal(op.type, given, dtypes, name=op.name, attrs=attributes)
+            made[id(op)] = new
             for old, one in zip(op.outputs, new.outputs):
                 one.set_shape(old.shape)
                 tensors[id(old)] = one
-        return [tensors[id(one)] for one in self.gives]
+        gives = [tensors[id(one)] for one in self.gives]
+        if not self.awaits:
+            return gives
+        with tf.control_dependencies([made[id(op)] for op in self.awaits]):
+            return [tf.identity(one) for one in gives]
 
 
 class Split:
@@ -67,9 +76,11 @@ class Split:
         self.ordered = sorted({op.type for op in ordered})
         outputs = [_find_origin(one) for one in graph.outputs]
         first = _find_needed(ordered, given)
-        checks = [op for op in graph.get_operations() if op.type == "Assert"]
-        roots = [one.op for one in outputs if id(one) not in given] + checks
-        rest = _find_needed(roots, given | _list_outputs(first), set(map(id, first)))
+        in_front, given_back = set(map(id, first)), given | _list_outputs(first)
+        roots = [one.op for one in outputs if id(one) not in given]
+        computed = _find_needed(roots, given_back, in_front, and_awaited=True)
+        awaited = _list_awaited(graph, first)
+        rest = _find_needed([*roots, *awaited], given_back, in_front, and_awaited=True)
         needed = {id(one): one for op in rest for one in op.inputs} | {id(one): one for one in outputs}
         made = {id(one) for op in rest for one in op.outputs}
         crossing = [one for key, one in needed.items() if key not in made and all(one is not other for other in inner)]
@@ -82,7 +93,9 @@ class Split:
             return sorted(ops, key=lambda op: order[id(op)])
 
         self.front = Part(arrange(first), [*self.inputs, *inner], crossing) if ordered else None
-        self.back = Part(arrange(rest), [*held, *crossing, *inner], outputs)
+        done = in_front | {id(op) for op in computed}
+        awaits = [op for op in awaited if id(op) not in done]
+        self.back = Part(arrange(rest), [*held, *crossing, *inner], outputs, awaits)
         taken = {id(one) for op in first for one in op.inputs}
         self.front_takes = [number for number, one in enumerate(self.inputs) if id(one) in taken]
 
@@ -107,14 +120,43 @@ class Split:
         return len(self.back.takes) - len(self.captured)
 
     @property
+    def is_work(self) -> bool:
+        """Whether the back computes or checks anything."""
+        return bool(self.back.ops)
+
+    @property
     def passed(self) -> list[int | None]:
         """Of each output, the number of the travelling tensor that it is; None of one that is computed."""
         found = [id(one) for one in self.back.takes[: self.travelling]]
         return [found.index(id(one)) if id(one) in found else None for one in self.back.gives]
 
 
+def _list_awaited(graph: Any, first: Iterable[Any]) -> list[Any]:
+    """The ops that run although no output needs their tensors: all with effects, and those that others wait for."""
+    copies = [one for output in graph.outputs for one in _list_copies(output)]
+    found = [one for op in (*first, *copies) for one in op.control_inputs]
+    found += filter(_has_effect, graph.get_operations())
+    return list({id(op): op for op in found if op.type != "Placeholder"}.values())
+
+
+def _has_effect(op: Any) -> bool:
+    """Whether a function runs this op also if nothing needs its outputs."""
+    from tensorflow.python.framework import op_def_registry
+
+    known = op_def_registry.get(op.type)
+    return known is None or known.is_stateful
+
+
+def _list_copies(tensor: Any) -> list[Any]:
+    found = []
+    while tensor.op.type == "Identity":
+        found.append(tensor.op)
+        tensor = tensor.op.inputs[0]
+    return found
+
+
 def _find_origin(tensor: Any) -> Any:
-    """The tensor of which this is a copy. What a copy waits for runs in any case."""
+    """The tensor of which this is a copy. `_list_awaited` finds all for which a copy waits."""
     while tensor.op.type == "Identity":
         tensor = tensor.op.inputs[0]
     return tensor
@@ -151,8 +193,13 @@ def _must_run(node: Any) -> bool:
     return known is None or known.is_stateful
 
 
-def _find_needed(ops: Iterable[Any], given: set[int], without: Container[int] = ()) -> list[Any]:
-    """These ops and all whose tensors they need, up to the tensors `given`; but those of the ids `without`."""
+def _find_needed(
+    ops: Iterable[Any], given: set[int], without: Container[int] = (), and_awaited: bool = False
+) -> list[Any]:
+    """These ops and all whose tensors they need, up to the tensors `given`; but those of the ids `without`.
+
+    and_awaited: also all for which they wait.
+    """
     found: dict[int, Any] = {}
     pending = list(ops)
     while pending:
@@ -160,4 +207,5 @@ def _find_needed(ops: Iterable[Any], given: set[int], without: Container[int] = 
         if id(op) not in found and id(op) not in without and op.type != "Placeholder":
             found[id(op)] = op
             pending += [one.op for one in op.inputs if id(one) not in given]
+            pending += op.control_inputs if and_awaited else ()
     return list(found.values())

@@ -28,6 +28,7 @@ class Elements(NamedTuple):
     work: builds, of the flat tensors of a ticket, those of the element.
     passed: of each of these, the number of the ticket's tensor that it is; None of one that is computed.
     spec: of an element.
+    is_work: whether anything is computed or checked behind the tickets.
     kept: the types of ops because of which work is done for each element on every rank.
     files: the datasets of records that were found by an index, which follows changes between iterations.
     """
@@ -36,12 +37,9 @@ class Elements(NamedTuple):
     work: Callable[[Tensors], Tensors]
     passed: list[int | None]
     spec: Any
+    is_work: bool
     kept: tuple[str, ...] = ()
     files: tuple[Any, ...] = ()
-
-    @property
-    def is_work(self) -> bool:
-        return None in self.passed
 
 
 class Batches(NamedTuple):
@@ -156,12 +154,12 @@ def _read_records(dataset: Any, found: records.Records) -> Elements:
         return flatten(dataset.element_spec, found.read(ticket[0]))
 
     passed: list[int | None] = [None for _ in flatten_specs(dataset.element_spec)]
-    return Elements(found.tickets, work, passed, dataset.element_spec, files=(dataset,))
+    return Elements(found.tickets, work, passed, dataset.element_spec, True, files=(dataset,))
 
 
 def _make_leaf(dataset: Any, *kept: str) -> Elements:
     count = len(flatten_specs(dataset.element_spec))
-    return Elements(dataset, lambda ticket: ticket, list(range(count)), dataset.element_spec, kept)
+    return Elements(dataset, lambda ticket: ticket, list(range(count)), dataset.element_spec, False, kept)
 
 
 def flatten_specs(spec: Any) -> list[Any]:
@@ -212,17 +210,18 @@ def _map_elements(dataset: Any) -> Elements:
     split, inner = Split(dataset._map_func.function), find_elements(dataset._input_dataset)
     spec, kept = dataset._map_func.output_structure, (*inner.kept, *split.ordered)
     if split.front is None:
+        is_work = inner.is_work or split.is_work
 
         def work(ticket: Tensors) -> Tensors:
             element = inner.work(ticket)
             return split.build_back([element[number] for number in split.held])
 
         passed = [None if at is None else inner.passed[split.held[at]] for at in split.passed]
-        return Elements(inner.tickets, work, passed, spec, kept, inner.files)
+        return Elements(inner.tickets, work, passed, spec, is_work, kept, inner.files)
     if any(inner.passed[number] is None for number in split.front_takes):
         inner = _make_leaf(dataset._input_dataset, *inner.kept)
     waits, size = inner.is_work, len(flatten_specs(inner.tickets.element_spec))
-    held = len(split.held)
+    is_work, held = waits or split.is_work, len(split.held)
 
     def work_behind(ticket: Tensors) -> Tensors:
         if not waits:
@@ -236,7 +235,7 @@ def _map_elements(dataset: Any) -> Elements:
         return inner.passed[split.held[at]] if at < held else at - held + size
 
     tickets = _put_in_front(inner, split, dataset)
-    return Elements(tickets, work_behind, [*map(find_passed, split.passed)], spec, kept, inner.files)
+    return Elements(tickets, work_behind, [*map(find_passed, split.passed)], spec, is_work, kept, inner.files)
 
 
 def is_in_memory(dataset: Any) -> bool:
@@ -295,7 +294,7 @@ def _zip_elements(dataset: Any) -> Elements:
     passed = [None if at is None else at + start for one, start in zip(parts, starts) for at in one.passed]
     tickets = tf.data.Dataset.zip(tuple(one.tickets for one in parts))
     kept, files = (tuple(each for one in parts for each in getattr(one, name)) for name in ("kept", "files"))
-    return Elements(tickets, work, passed, dataset.element_spec, kept, files)
+    return Elements(tickets, work, passed, dataset.element_spec, any(one.is_work for one in parts), kept, files)
 
 
 def find_batches(dataset: Any) -> Batches:

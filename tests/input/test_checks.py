@@ -1,0 +1,92 @@
+"""Checks in maps: a batch that raises an error alone raises it on a rank that makes rows of it."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from matex_tf.input import own_shares
+from matex_tf.steps import batches
+
+X = np.arange(24, dtype=np.float32).reshape(12, 2)
+BAD = X[7, 0]
+
+
+def is_good(x):
+    return tf.reduce_all(tf.not_equal(x, BAD))
+
+
+def assert_beside(x):
+    """The copy of the input waits for a check that no output needs."""
+    with tf.control_dependencies([tf.debugging.Assert(is_good(x), [x])]):
+        return tf.identity(x)
+
+
+def assert_alone(x):
+    tf.debugging.assert_none_equal(x, tf.constant(BAD, x.dtype))
+    return x
+
+
+def assert_in_branch(x):
+    tf.cond(is_good(x), lambda: True, lambda: tf.reduce_all(tf.debugging.check_numerics(x / 0.0, "") > 0))
+    return x
+
+
+def check_numerics_beside(x):
+    with tf.control_dependencies([tf.debugging.check_numerics(tf.where(x == BAD, np.float32(np.nan), x), "")]):
+        return tf.identity(x)
+
+
+def check_numerics_before_work(x):
+    return tf.debugging.check_numerics(tf.where(x == BAD, np.float32(np.nan), x), "") * 2
+
+
+CHECKS = [assert_beside, assert_alone, assert_in_branch, check_numerics_beside, check_numerics_before_work]
+
+
+def work(x):
+    return x * 3 + 1
+
+
+PLACES = {
+    "behind the work": lambda rows, check: rows.map(work).map(lambda x: check((x - 1) / 3)).batch(6),
+    "before the work": lambda rows, check: rows.map(check).map(work).batch(6),
+    "before a cache": lambda rows, check: rows.map(check).cache().map(work).batch(6),
+    "before work on batches": lambda rows, check: rows.map(check).batch(6).map(work),
+    "of batches": lambda rows, check: rows.map(work).batch(6).map(lambda x: check((x - 1) / 3)),
+    "beside the work": lambda rows, check: tf.data.Dataset.zip((rows.map(check), rows.map(work))).batch(6),
+    "before random numbers": lambda rows, check: (
+        rows.map(check).map(lambda x: x + tf.random.uniform([], seed=1)).batch(6)
+    ),
+}
+
+
+@pytest.mark.parametrize("check", CHECKS)
+@pytest.mark.parametrize("place", PLACES)
+def test_a_batch_with_a_bad_row_raises(place, check):
+    dataset = PLACES[place](tf.data.Dataset.from_tensor_slices(X), check)
+    with pytest.raises(tf.errors.InvalidArgumentError):
+        list(dataset)
+    source = own_shares.find_source(dataset)
+    if source is None:
+        return  # ranks run the script's own pipeline
+    whole = source.iterate(tf.data.Dataset.__iter__)
+    next(whole)
+    with pytest.raises(tf.errors.InvalidArgumentError):
+        next(whole)
+    outcomes = []
+    for rank in range(2):
+        source._work_as([1, rank, 1, 1])
+        shares = batches.find_shares(source.iterate(tf.data.Dataset.__iter__))
+        shares.take()
+        try:
+            shares.take()
+            outcomes.append("")
+        except tf.errors.InvalidArgumentError:
+            outcomes.append("raised")
+    assert "raised" in outcomes
+
+
+def test_most_of_these_are_shared():
+    rows = tf.data.Dataset.from_tensor_slices(X)
+    found = [own_shares.find_source(make(rows, check)) for make in PLACES.values() for check in CHECKS]
+    assert sum(one is not None for one in found) > 0.8 * len(found)
