@@ -7,6 +7,7 @@ by the rank that computes with the element.
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -349,11 +350,65 @@ def _digest(tensors: Tensors) -> Any:
 
 
 def _batch(dataset: Any) -> Batches:
+    inner = find_elements(dataset._input_dataset)
+    is_padded = pipelines.name_kind(dataset) == "PaddedBatchDataset"
+    is_dense = all(shape.is_fully_defined() for _, shape in flatten_specs(inner.tickets.element_spec))
+    return _batch_windows(dataset, inner, is_padded) if is_padded or not is_dense else _batch_tensors(dataset, inner)
+
+
+def _batch_tensors(dataset: Any, inner: Elements) -> Batches:
+    """Batches of tickets of one shape: tensors with the rows of a batch, on each of which a function does the work."""
     import tensorflow as tf
 
-    inner = find_elements(dataset._input_dataset)
+    tickets = inner.tickets.batch(dataset._batch_size, drop_remainder=dataset._drop_remainder)
+    specs, ticket_specs = flatten_specs(inner.spec), flatten_specs(inner.tickets.element_spec)
+    computed = [at for at, number in enumerate(inner.passed) if number is None]
+    computed = computed or list(range(len(specs) if inner.is_work else 0))  # of checks alone
+
+    @functools.cache
+    def trace_work() -> Any:
+        given = [tf.TensorSpec(shape, dtype) for dtype, shape in ticket_specs]
+        work = tf.function(lambda *ticket: [inner.work(list(ticket))[at] for at in computed], given, autograph=False)
+        with tf.init_scope():
+            return work.get_concrete_function()
+
+    def work_on(rows: Tensors) -> Tensors:
+        types, shapes = zip(*(specs[at] for at in computed))
+        function = trace_work()
+        return list(
+            tf.raw_ops.MapDefun(
+                arguments=rows,
+                captured_inputs=function.captured_inputs,
+                output_types=types,
+                output_shapes=shapes,
+                f=function,
+                max_intra_op_parallelism=count_workers(),
+            )
+        )
+
+    def take(ticket: Tensors, share: Share) -> Tensors:
+        rows = [row_shares.slice_rows(one, share.first, share.first + share.count) for one in ticket]
+        made = dict(zip(computed, work_on(rows))) if computed else {}
+        return [made[at] if number is None or at in made else rows[number] for at, number in enumerate(inner.passed)]
+
+    are_rows = [True for _ in specs]
+    return Batches(
+        tickets, _count_rows, take, _digest, are_rows, dataset.element_spec, inner.is_work, inner.kept, {}, inner.files
+    )
+
+
+def _count_rows(tensors: Tensors) -> Tensors:
+    import tensorflow as tf
+
+    return [tf.shape(tensors[0], tf.int64)[0]]
+
+
+def _batch_windows(dataset: Any, inner: Elements, is_padded: bool) -> Batches:
+    """Batches of tickets of any kind: datasets of the rows of a batch."""
+    import tensorflow as tf
+
     tickets = inner.tickets.window(dataset._batch_size, drop_remainder=dataset._drop_remainder)
-    spec, is_padded = dataset.element_spec, pipelines.name_kind(dataset) == "PaddedBatchDataset"
+    spec = dataset.element_spec
     put_rows = _put_padded(dataset) if is_padded else lambda rows, count: rows.batch(count)
 
     def open_window(ticket: Tensors) -> Any:
