@@ -14,6 +14,7 @@ import numpy as np
 
 from matex_tf import settings, tags
 from matex_tf.input import records, tickets
+from matex_tf.ops import deal_rows
 from matex_tf.rewrite.sharing import Share
 from matex_tf.rewrite.sources import find_components
 from matex_tf.runtime import notes, objects
@@ -80,15 +81,9 @@ class Source:
         def work(*element: Any) -> Any:
             ticket = tickets.flatten_element(spec, element)
             counts = self.batches.count_rows(ticket)
-            total = counts[0]
-            start, stop, has_rows = row_shares.find_slice_bounds(total, self._dealt[1], self._dealt[2:])
-            is_whole = tf.equal(self._dealt[0], 0)
-            for other in counts[1:]:  # rows that do not belong together: the batch is taken whole
-                is_whole = tf.logical_or(is_whole, tf.not_equal(other, total))
-            first = tf.where(is_whole, tf.zeros_like(start), start)
-            count = tf.where(is_whole, tf.reduce_max(tf.stack(counts)), stop - start)
+            rows = deal_rows.deal_rows(tf.stack(counts), self._dealt)  # all, where components have other numbers
             digest = tf.bitcast(self.batches.digest(ticket), tf.int64)
-            return first, count, total, has_rows, digest, *self._take(ticket, first, count, total), *ticket
+            return *rows, digest, *self._take(ticket, *rows[:3]), *ticket
 
         options = self._read_ahead()
         made = tickets.map_dataset(self.batches.tickets, work, **options)

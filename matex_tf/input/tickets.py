@@ -17,7 +17,7 @@ from matex_tf.input import batch_maps, memories, records
 from matex_tf.input.functions import PYTHON, Split
 from matex_tf.rewrite import sources
 from matex_tf.rewrite.sharing import Share
-from matex_tf.sharding import pipelines, row_shares
+from matex_tf.sharding import pipelines
 
 Tensors = list[Any]
 
@@ -326,8 +326,8 @@ def _make_batch_leaf(dataset: Any, *kept: str) -> Batches:
         return [tf.shape(one, tf.int64)[0] for one, is_rows in zip(ticket, are_rows) if is_rows]
 
     def take(ticket: Tensors, share: Share) -> Tensors:
-        bounds = share.first, share.first + share.count
-        return [row_shares.slice_rows(one, *bounds) if is_rows else one for one, is_rows in zip(ticket, are_rows)]
+        rows = iter(_slice_rows([one for one, is_rows in zip(ticket, are_rows) if is_rows], share))
+        return [next(rows) if is_rows else one for one, is_rows in zip(ticket, are_rows)]
 
     def digest(ticket: Tensors) -> Any:
         return _digest([one for one, is_rows in zip(ticket, are_rows) if is_rows])
@@ -387,7 +387,7 @@ def _batch_tensors(dataset: Any, inner: Elements) -> Batches:
         )
 
     def take(ticket: Tensors, share: Share) -> Tensors:
-        rows = [row_shares.slice_rows(one, share.first, share.first + share.count) for one in ticket]
+        rows = _slice_rows(ticket, share)
         made = dict(zip(computed, work_on(rows))) if computed else {}
         return [made[at] if number is None or at in made else rows[number] for at, number in enumerate(inner.passed)]
 
@@ -395,6 +395,15 @@ def _batch_tensors(dataset: Any, inner: Elements) -> Batches:
     return Batches(
         tickets, _count_rows, take, _digest, are_rows, dataset.element_spec, inner.is_work, inner.kept, {}, inner.files
     )
+
+
+def _slice_rows(tensors: Tensors, share: Share) -> Tensors:
+    """The share's rows of tensors."""
+    import tensorflow as tf
+
+    first = tf.reshape(share.first, [1])
+    last = first + share.count
+    return [tf.strided_slice(one, first, last) for one in tensors]
 
 
 def _count_rows(tensors: Tensors) -> Tensors:

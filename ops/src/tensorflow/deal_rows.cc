@@ -1,0 +1,75 @@
+// MatexDealRows: which rows of a batch this rank makes, as `sharding/row_shares.py` deals them.
+#include <algorithm>
+#include <numeric>
+#include <vector>
+
+#include "kernel.h"
+#include "tensorflow/core/framework/common_shape_fns.h"
+
+namespace matex {
+namespace {
+
+using namespace tensorflow;
+
+// The first row of `rank` and the row behind its last, of `total` rows that are dealt by `shares`.
+std::pair<int64_t, int64_t> DealBlock(int64_t total, int64_t rank, const int64_t* shares, int64_t ranks) {
+  const int64_t sum = std::accumulate(shares, shares + ranks, int64_t{0});
+  std::vector<int64_t> rows(ranks), order(ranks);
+  for (int64_t i = 0; i < ranks; ++i) rows[i] = total * shares[i] / sum;
+  const int64_t left = total - std::accumulate(rows.begin(), rows.end(), int64_t{0});
+  std::iota(order.begin(), order.end(), 0);
+  // Who loses most by rounding has one of the rows that are left, the earlier rank first.
+  std::stable_sort(order.begin(), order.end(), [&](int64_t one, int64_t other) {
+    return total * shares[one] % sum > total * shares[other] % sum;
+  });
+  for (int64_t i = 0; i < left; ++i) ++rows[order[i]];
+  const int64_t start = std::accumulate(rows.begin(), rows.begin() + rank, int64_t{0});
+  return {start, start + rows[rank]};
+}
+
+class DealRowsKernel : public OpKernel {
+ public:
+  using OpKernel::OpKernel;
+
+  void Compute(OpKernelContext* context) override {
+    const Tensor& counts = context->input(0);
+    const Tensor& dealt = context->input(1);
+    const int64_t ranks = dealt.NumElements() - 2;
+    OP_REQUIRES(context, counts.dims() == 1 && counts.NumElements() > 0 && dealt.dims() == 1 && ranks > 0,
+                errors::InvalidArgument("MatexDealRows: expected counts [k > 0] and dealt [2 + ranks], not ",
+                                        counts.shape().DebugString(), " and ", dealt.shape().DebugString()));
+    const auto* const rows = reinterpret_cast<const int64_t*>(counts.flat<tensorflow::int64>().data());
+    const auto* const deal = reinterpret_cast<const int64_t*>(dealt.flat<tensorflow::int64>().data());
+    const int64_t total = rows[0], rank = deal[1], most = *std::max_element(rows, rows + counts.NumElements());
+    OP_REQUIRES(context, rank >= 0 && rank < ranks && std::accumulate(deal + 2, deal + 2 + ranks, int64_t{0}) > 0,
+                errors::InvalidArgument("MatexDealRows: rank ", rank, " of ", ranks, " ranks cannot be dealt rows"));
+    auto [start, stop] = DealBlock(total, rank, deal + 2, ranks);
+    const bool has_rows = stop > start;
+    if (!has_rows) start = 0, stop = std::min<int64_t>(1, total);
+    const bool is_even = std::all_of(rows, rows + counts.NumElements(), [&](int64_t one) { return one == total; });
+    if (deal[0] == 0 || !is_even) start = 0, stop = most;
+    const int64_t found[] = {start, stop - start, total};
+    for (int i = 0; i < 4; ++i) {
+      Tensor* output = nullptr;
+      OP_REQUIRES_OK(context, context->allocate_output(i, TensorShape(), &output));
+      i < 3 ? void(output->scalar<tensorflow::int64>()() = found[i]) : void(output->scalar<bool>()() = has_rows);
+    }
+  }
+};
+
+REGISTER_OP("MatexDealRows")
+    .Input("counts: int64")
+    .Input("dealt: int64")
+    .Output("first: int64")
+    .Output("number: int64")
+    .Output("total: int64")
+    .Output("has_rows: bool")
+    .SetShapeFn([](shape_inference::InferenceContext* context) -> TfStatus {
+      for (int i = 0; i < 4; ++i) context->set_output(i, context->Scalar());
+      return TfStatus();
+    });
+
+REGISTER_KERNEL_BUILDER(Name("MatexDealRows").Device(DEVICE_CPU), DealRowsKernel);
+
+}  // namespace
+}  // namespace matex
