@@ -42,6 +42,7 @@ _CONSTANT = frozenset(
     "AnonymousMemoryCache".split()
 )
 """Ops that TensorFlow calls stateful, but that make the same names of files each time; or those that they call do."""
+_READS = frozenset("ReadVariableOp ReadFile LookupTableFind LookupTableFindV2".split())
 
 
 def read_kinds(function: Any) -> set[str]:
@@ -52,6 +53,11 @@ def read_kinds(function: Any) -> set[str]:
 def list_changing_ops(function: Any) -> list[str]:
     """The types of the ops in a function of a pipeline that may give something else each time, but for datasets."""
     return _list_changing(_list_nodes(function))
+
+
+def reads_state(function: Any) -> bool:
+    """Whether a function of a pipeline reads what the script can change: variables, tables, whole files."""
+    return any(node.op in _READS for node in _list_nodes(function))
 
 
 def _list_changing(nodes: Iterable[Any]) -> list[str]:

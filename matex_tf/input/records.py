@@ -16,7 +16,7 @@ from matex_tf.input import record_functions, record_index
 from matex_tf.input.record_maps import CannotBeIndexed, Map
 from matex_tf.ops import record_files
 from matex_tf.runtime import objects
-from matex_tf.sharding import pipelines
+from matex_tf.sharding import pipelines, row_shares
 from matex_tf.world import placement, world
 
 _READERS = ("TFRecordDatasetV2", "TextLineDatasetV2", "FixedLengthRecordDatasetV2")
@@ -28,7 +28,8 @@ _ORDERS = (
 """Steps over names of files without which there are the same names, or more."""
 _SOURCES = ("TensorSliceDataset", "TensorDataset", "RangeDataset")
 _NAMES_AT_ONCE = 1 << 16
-_WHY = "why its records are not indexed"
+_FUNCTIONS = ("_map_func", "_predicate")
+_WHY, _MADE = "why its records are not indexed", "its records"
 
 
 class Records(NamedTuple):
@@ -37,10 +38,13 @@ class Records(NamedTuple):
     tickets: a dataset of int64 tensors [3], in the order in which the script's dataset gives its elements.
     read: builds, of a ticket, the element that the script's dataset gives: a scalar string, unless the function that
         reads the files maps records, too. Without such maps, of tickets [..., 3] the records, of shape [...].
+    names, kind: the files that it may read, and their format; no names where they may be others each time.
     """
 
     tickets: Any
     read: Callable[[Any], Any]
+    names: tuple[bytes, ...]
+    kind: str
 
 
 def make_tickets(dataset: Any) -> Records | None:
@@ -49,11 +53,13 @@ def make_tickets(dataset: Any) -> Records | None:
     All ranks call it with the dataset of the same place of the script. The first call finds where records begin.
     Another call finds that of files that have changed since: tickets that it gave before are those of the new files.
     """
+    before = tags.get_tag(dataset, _MADE)
     try:
-        made: Records | str = _make_tickets(dataset)
+        made: Records | str = _renew(before) if before and before.names else _make_tickets(dataset)
     except CannotBeIndexed as reason:
         made = str(reason)
     tags.set_tag(dataset, _WHY, made if isinstance(made, str) else "")
+    tags.set_tag(dataset, _MADE, made if before is None and isinstance(made, Records) else before)
     return None if isinstance(made, str) else made
 
 
@@ -80,7 +86,15 @@ def _make_tickets(dataset: Any) -> Records | str:
     if reason:
         return reason
     read = _make_reader(maps, step.element_spec) if maps else record_files.read_records
-    return Records(_make_dataset(step, function, cpus), read)
+    steps = row_shares.list_pipeline(step)
+    functions = [one.function for step in steps for name in _FUNCTIONS if (one := getattr(step, name, None))]
+    changes = any(map(record_functions.reads_state, functions))
+    return Records(_make_dataset(step, function, cpus), read, () if changes else tuple(names), kind)
+
+
+def _renew(made: Records) -> Records | str:
+    """The same, where the files are as they were or have been indexed anew; else why not. Collective."""
+    return record_index.index_files(made.names, made.kind) or made
 
 
 def _make_reader(maps: Sequence[Map], spec: Any) -> Callable[[Any], Any]:
