@@ -40,7 +40,7 @@ class Source:
         # TensorFlow's optimizer fails at some datasets that functions of pipelines make.
         options = tf.data.Options()
         options.experimental_optimization.map_and_batch_fusion = False
-        options.experimental_optimization.inject_prefetch = False
+        options.experimental_optimization.inject_prefetch = options.experimental_optimization.noop_elimination = False
         self._is_free = not any(map(pipelines.has_outside_state, row_shares.list_pipeline(dataset)))
         self._as_alone = iteration.count_ahead(dataset)
         self._options = dataset.options().merge(options)
@@ -151,11 +151,16 @@ class Source:
     def _take_whole(self, _: Any, handle: Any) -> list[Any]:
         import tensorflow as tf
 
-        first, count, total, _, _, *made = tickets.take_next(handle, self._made_specs)
-        own, ticket = made[: len(self.specs)], made[len(self.specs) :]
-        is_whole = tf.logical_and(tf.equal(first, 0), count >= total)
-        whole = tf.cond(is_whole, lambda: own, lambda: self._take(ticket, tf.zeros_like(first), total, total))
-        return [tf.ensure_shape(one, shape) for one, (_, shape) in zip(whole, self.specs)]
+        made = tickets.take_next(handle, self._made_specs)
+        whole = tf.py_function(self._make_whole, made, [dtype for dtype, _ in self.specs])
+        whole = whole if isinstance(whole, list) else [whole]
+        for one, (_, shape) in zip(whole, self.specs):
+            one.set_shape(shape)
+        return whole
+
+    def _make_whole(self, *made: Any) -> list[Any]:
+        """A whole batch of what an iterator of shares gives, in eager code: a function of few ops is made quickly."""
+        return Batch(self, made).take_whole()
 
     def pad_alike(self, rows: list[Any]) -> list[Any]:
         """Rows that are padded to the longest of this rank's, padded to the longest of all ranks'. Collective if so."""
