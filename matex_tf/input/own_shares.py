@@ -148,7 +148,7 @@ class Source:
             given = tf.TensorSpec([], tf.int64), tf.TensorSpec([], tf.resource)
             return tf.function(self._take_whole, autograph=False).get_concrete_function(*given)
 
-    def _take_whole(self, _: Any, handle: Any) -> list[Any]:
+    def _take_whole(self, number: Any, handle: Any) -> list[Any]:
         import tensorflow as tf
 
         made = tickets.take_next(handle, self._made_specs)
