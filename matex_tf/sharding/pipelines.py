@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 HARMLESS = frozenset(
-    "Assert CheckNumerics CheckNumericsV2 ReadVariableOp VarHandleOp ReadFile LookupTableFind LookupTableFindV2 LookupTableSizeV2".split()
+    "Assert CheckNumerics CheckNumericsV2 ReadVariableOp VarHandleOp ReadFile LookupTableFind LookupTableFindV2 "
+    "LookupTableSizeV2".split()
 )
 """Ops that TensorFlow calls stateful, but that give the same for the same row wherever it comes in the order."""
 CALLS = frozenset(
