@@ -78,6 +78,12 @@ def from_directory(folder):
     return keras.utils.image_dataset_from_directory(folder, image_size=(6, 6), batch_size=BATCH, seed=1)
 
 
+def vectorize(folder):
+    layer = keras.layers.TextVectorization(vocabulary=list(map(str, range(10))), output_sequence_length=4)
+    lines = tf.data.TextLineDataset(str(folder / "rows.txt")).map(lambda line: tf.strings.regex_replace(line, ",", " "))
+    return lines.batch(BATCH).map(lambda line: layer(tf.expand_dims(line, -1)))
+
+
 def words(folder):
     rows = tf.data.Dataset.range(ROWS).map(lambda number: (tf.range(number % 7), number))
     return rows.map(lambda row, number: (row * 2 + tf.cast(counted(number), tf.int64), number))
@@ -100,6 +106,7 @@ PIPELINES = {
         .map(lambda line: tf.strings.to_number(tf.strings.split([line], ",").values))
         .batch(BATCH)
     ),
+    "text, batch, words": vectorize,
     "dropped remainder": lambda at: paths(at).map(load).batch(BATCH, drop_remainder=True).repeat(2),
     "take, skip, shard": lambda at: paths(at).shard(2, 1).map(load).skip(1).take(9).batch(2),
     "dictionary": lambda at: paths(at).map(load).map(lambda a, b: {"y": b, "x": a}).batch(BATCH, num_parallel_calls=2),

@@ -37,8 +37,10 @@ def _look_up(words, lengths):
 
 def _split_texts(texts):
     words = tf.strings.split(texts)
+    parts = tf.raw_ops.StringSplitV2(input=texts, sep=" ")
     return (words.to_tensor(), words.row_lengths(), tf.strings.to_hash_bucket_fast(words.values, 100),
-            tf.strings.reduce_join(words, 1))  # fmt: skip
+            tf.strings.reduce_join(words, 1), words.to_tensor(shape=[None, 2]), parts.indices, parts.shape,
+            parts.shape[1:], parts.indices[:, 0], parts.indices[:, 1], parts.values)  # fmt: skip
 
 
 def _make_sparse(x):

@@ -6,6 +6,7 @@ from matex_tf.rewrite.rules import (  # noqa: F401 - each adds its rules to the 
     layers,
     lists,
     products,
+    ragged,
     randoms,
     reductions,
     selections,

@@ -5,16 +5,50 @@ from __future__ import annotations
 from typing import Any
 
 from matex_tf.rewrite.nodes import Decision, Node, NoRuleError
-from matex_tf.rewrite.placement import SIZES, WHOLE, Placement, Rows, Size, shard
+from matex_tf.rewrite.placement import PARTIAL, SIZES, WHOLE, Placement, Rows, Size, make_sizes, shard
 from matex_tf.rewrite.rules.arrays import count_rows, take_blocks
 from matex_tf.rewrite.rules.registry import register_rule
-from matex_tf.rewrite.rules.sizes import find_need, find_rows, read_along
+from matex_tf.rewrite.rules.sizes import find_need, find_rows, mark_taker, read_along
 
 
 @register_rule("StridedSlice", moves=0)
 def slice_with_strides(node: Node) -> Decision:
-    found, needs = follow_axis(node, node.require_rows(), node.count_axes(0), node.read_length(0))
-    return node.decide([None, *needs], found)
+    if node.get_placement(0).kind == PARTIAL and node.get_placement(0).sizes:
+        return _take_size(node)
+    one = node.require_rows()
+    found, needs = follow_axis(node, one, node.count_axes(0), node.read_length(0))
+    is_column = one.numbers is not None and node.count_axes(0) == 2 and _find_entry(node) == (None, 0)
+    return node.decide([None, *needs], found._replace(numbers=one.numbers) if is_column else found)
+
+
+def _find_entry(node: Node) -> tuple[int | None, ...]:
+    """What a slice takes of each axis that it names: the entry of this number, None for all entries, -1 for others."""
+    begin, stride = (node.read_constant(index).tolist() for index in (1, 3))
+    masks = [node.read_attribute(f"{name}_mask") for name in ("begin", "end", "shrink_axis", "ellipsis", "new_axis")]
+    if masks[3] or masks[4]:
+        return ()
+    found: list[int | None] = []
+    for at, step in enumerate(stride):
+        opened, shrinks = (masks[0] & masks[1]) >> at & 1, masks[2] >> at & 1
+        found.append(begin[at] if shrinks else None if opened and step == 1 else -1)
+    return tuple(found)
+
+
+def _take_size(node: Node) -> Decision:
+    """A number of rows out of a shape of which other numbers are the largest of the ranks'."""
+    sizes = node.get_placement(0).sizes
+    numbers = [number for number in _find_entry(node) if number is not None]
+    rows = sizes[numbers[0]].rows if len(numbers) == 1 and numbers[0] in range(len(sizes)) else None
+    if rows is None or rows.unit is None:
+        raise NoRuleError
+    unit = rows.unit
+
+    def emit(copy: Any, *_: Any) -> list[Any]:
+        import tensorflow as tf
+
+        return [tf.cast(copy.share.count * unit, node.inputs[0].dtype)]
+
+    return node.decide([None, WHOLE, WHOLE, WHOLE], make_sizes([Size(rows)]), emit=mark_taker(emit))
 
 
 def follow_axis(node: Node, one: Placement, count: int, length: int | None) -> tuple[Placement, list[Placement | None]]:
