@@ -120,6 +120,12 @@ class Split:
         return len(self.back.takes) - len(self.captured)
 
     @property
+    def computes_with(self) -> list[int]:
+        """The numbers of the inputs that ops of the back take, which does not merely pass them."""
+        taken = {id(one) for op in self.back.ops for one in op.inputs}
+        return [number for number in self.held if id(self.inputs[number]) in taken]
+
+    @property
     def is_work(self) -> bool:
         """Whether the back computes or checks anything."""
         return bool(self.back.ops)

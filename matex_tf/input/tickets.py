@@ -488,8 +488,9 @@ def count_workers() -> int:
 def _map_batches(dataset: Any) -> Batches:
     inner, split = find_batches(dataset._input_dataset), Split(dataset._map_func.function)
     spec, kept = dataset._map_func.output_structure, (*inner.kept, *split.ordered)
-    if split.front_takes or inner.pads:
+    if split.front_takes or not inner.pads.keys().isdisjoint(split.computes_with):
         return _make_batch_leaf(dataset, *kept, "a map of padded batches" if inner.pads else "a map of batches")
+    held = [None if at is None or at >= len(split.held) else split.held[at] for at in split.passed]
     drawn = split.travelling - len(split.held)
     are_rows = [inner.are_rows[number] for number in split.held] + [False] * drawn
     found = batch_maps.find_row_map(split.trace_back(), are_rows)
@@ -514,4 +515,5 @@ def _map_batches(dataset: Any) -> Batches:
         spec=spec,
         is_work=True,
         kept=kept,
+        pads={at: inner.pads[number] for at, number in enumerate(held) if number in inner.pads},
     )

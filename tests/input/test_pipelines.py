@@ -100,6 +100,7 @@ PIPELINES = {
     "map, cache, shuffle, batch, prefetch": lambda at: paths(at).map(load).cache().shuffle(9).batch(BATCH).prefetch(1),
     "zip": lambda at: tf.data.Dataset.zip((paths(at).map(load, AUTO), paths(at))).batch(BATCH),
     "padded": lambda at: words(at).padded_batch(BATCH),
+    "padded, map": lambda at: words(at).padded_batch(BATCH).map(lambda a, b: {"y": tf.one_hot(b, 9), "x": a}),
     "batch, map": lambda at: paths(at).map(load).batch(BATCH).map(rescale),
     "text": lambda at: (
         tf.data.TextLineDataset(str(at / "rows.txt"))
