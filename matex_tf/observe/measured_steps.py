@@ -65,14 +65,14 @@ class Measured:
         self._began: tuple[float, float] | None = None
         """When the first update was over, by the clock and by what this process had computed."""
         self._is_late = False
-        self.trained = 0
-        """How many steps have changed weights, those among them that every rank computes whole."""
+        self._called: list[int] = []
+        """When each step was over that has changed weights, those among them that every rank computes whole."""
         self._lock = threading.Lock()
         self._stored = False
 
     def note_step(self, plan: Any) -> None:
         """A step has changed weights."""
-        self.trained += 1
+        self._called.append(records.read_clock())
 
     def watch_updates(self) -> None:
         """Wait until there are enough updates, and end the process."""
@@ -87,7 +87,7 @@ class Measured:
                     self._began = time.monotonic(), time.process_time()
                 late = self._began is not None and time.monotonic() - self._began[0] > seconds
                 self._is_late = time.monotonic() - started > LIMIT
-                is_whole = not updates and self.trained >= self.asked.steps
+                is_whole = not updates and len(self._called) >= self.asked.steps
                 if self._is_late or is_whole or updates >= self.asked.steps or (late and updates >= LEAST):
                     break
         self.store_steps()
@@ -110,7 +110,8 @@ class Measured:
                     base=self.base, peak=read_resident_bytes("VmHWM"), updates=ops.count_completed(_GRADIENTS),
                     has_tensorflow="tensorflow" in sys.modules, overlaps=bool(np.any(events["activity"] == _READY)),
                     update=json.dumps(self._describe_updates()), cores=self._count_cores(),
-                    epoch=json.dumps(epochs.describe_epoch()), is_late=self._is_late, trained=self.trained,
+                    epoch=json.dumps(epochs.describe_epoch()), is_late=self._is_late,
+                    called=np.array(self._called, np.int64),
                 )  # fmt: skip
                 os.replace(file.with_suffix(".part.npz"), file)
 

@@ -212,7 +212,7 @@ def read_copy(
     file = folder / f"copy-{copy}.npz"
     notes = dict(np.load(file, allow_pickle=False)) if file.exists() else {}
     updates = int(notes.get("updates", 0))
-    steps = steps_of_events.find_steps(notes["events"], notes["labels"].tolist()) if notes else None
+    steps = steps_of_events.find_steps(notes["events"], notes["labels"].tolist(), notes["called"]) if notes else None
     if steps is not None and (code == 0 or len(steps.seconds) >= steps_of_events.FIRST):
         return notes, steps, bool(notes["overlaps"])
     is_late = code is None or bool(notes.get("is_late"))
@@ -230,7 +230,7 @@ def read_copy(
         reached = "how far it had come is not known"
     elif not notes["has_tensorflow"]:
         reached = "it had not imported TensorFlow"
-    elif not updates and notes.get("trained"):
+    elif not updates and len(notes["called"]):
         reached = (
             "it had trained, but every rank computes the whole of each step, so that ranks make it no faster: `matex "
             "run --explain` says why"
