@@ -10,6 +10,7 @@ from typing import Any
 
 from rich.table import Table
 
+from matex_tf import settings
 from matex_tf.planner.choice import Choice, describe_no_epoch, find_most_rows
 from matex_tf.planner.compute import count_measured_rows
 from matex_tf.planner.plan_file import SIGNS, Plan, Size
@@ -59,7 +60,7 @@ def format_heading(plan: Plan, predictor: Predictor) -> str:
             f"{speed:.2f} GB/s of sums" + (f", not measured now but kept of a run: {link.kept}" if link.kept else "")
         )
     small = describe_kinds([one.kind for one in plan.collectives])
-    lines.append(f"{plan.gradient_bytes / 1e6:.3g} MB of gradients in {len(plan.gradients)}; {small} a step")
+    lines.append(f"{settings.format_bytes(plan.gradient_bytes)} of gradients in {len(plan.gradients)}; {small} a step")
     if plan.epoch_steps:
         lines.append(f"an epoch of the script alone: {plan.epoch_steps} steps")
     else:
