@@ -123,7 +123,7 @@ def test_shares_of_batches_are_not_adapted_where_a_rank_trains_whole_ones(strate
         settings.Settings({"MATEX_ADAPT": "on", "MATEX_STRATEGY": strategy})
 
 
-@pytest.mark.parametrize("exponent", range(0, 12))
+@pytest.mark.parametrize("exponent", range(12))
 def test_bytes_for_people_are_near_what_they_stand_for(exponent):
     for digits in (1, 1.04, 9.96, 9.994):
         amount = round(digits * 10**exponent)
