@@ -61,7 +61,7 @@ def give_batch(iterator: Any, is_over: bool) -> None:
         end_epoch()
 
 
-def take_batch(plan: Any, seconds: float) -> None:
+def take_batch(plan: Any, seconds: float, take: Any) -> None:
     """The batch of a step was taken before its call."""
     global _waited
     _waited += seconds
