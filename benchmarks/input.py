@@ -5,13 +5,20 @@
 Each process has one core. "alone" is one process, "ranks" are two by `matex run`; they take turns, and figures are
 medians of the epochs after the first. The physical reference is "halves": two processes without the library, each with
 half of the rows, which is all that two cores can do.
+
+"autoshard" is the input of `tf.distribute.MultiWorkerMirroredStrategy` in two processes, by its policy DATA: what each
+reads and decodes, as a share of what the script alone does, without any training. `fit` of Keras 3 does not run under
+that strategy, so that there are no rows a second. The policy FILE gives other batches, and refuses these pipelines,
+which have a list of names, or one file for two processes. "-": nearly nothing is read, as of `cache` after an epoch.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
+import socket
 import subprocess
 import sys
 import tempfile
@@ -23,6 +30,7 @@ from statistics import median
 from matex_tf.launch import cli
 
 EPOCHS = 4
+LITTLE = 1 << 16  # bytes of an epoch
 PIPELINES = ("images", "records", "text", "cached")
 
 
@@ -45,8 +53,8 @@ def make_data(folder: Path, rows: int) -> None:
             lines.write(",".join(f"{one:.6f}" for one in generator.random(200)) + "\n")
 
 
-def make_pipeline(name: str, folder: Path, part: slice):
-    """The pipeline, and the shape of its rows."""
+def make_pipeline(name: str, folder: Path, part: slice, note=None):
+    """The pipeline, the shape of its rows, and their number; `note` is called with each row that is worked on."""
     import tensorflow as tf
 
     paths = sorted(map(str, folder.glob("*.jpg")))[part]
@@ -72,6 +80,12 @@ def make_pipeline(name: str, folder: Path, part: slice):
     else:
         rows = tf.data.TextLineDataset(str(folder / "rows.csv")).shard(step, part.start or 0)
         work, shape = split, (10, 20, 1)
+    if note is not None:
+        counted = work
+
+        def work(row):
+            return tf.ensure_shape(tf.numpy_function(note, [counted(row)], tf.float32, stateful=False), shape)
+
     rows = rows.map(work, tf.data.AUTOTUNE)
     rows = rows.cache() if name == "cached" else rows
     batches = rows.batch(32 // step).map(lambda x: (x, tf.zeros([tf.shape(x)[0], 1])))
@@ -105,6 +119,38 @@ def work(name: str, folder: Path, setting: str, number: int) -> None:
         print(json.dumps({"speed": median(speeds[1:]), "bytes": median(read[1:]), "first": speeds[0]}), flush=True)
 
 
+def distribute(name: str, folder: Path, number: int) -> None:
+    """Go through the pipeline as tf.distribute shards it; print the bytes and decoded rows of an epoch."""
+    os.sched_setaffinity(0, {sorted(os.sched_getaffinity(0))[number]})
+    import tensorflow as tf
+
+    decoded = [0]
+
+    def note(row):
+        decoded[0] += 1
+        return row
+
+    strategy = tf.distribute.MultiWorkerMirroredStrategy()
+    batches, _, rows = make_pipeline(name, folder, slice(None), note)
+    options = tf.data.Options()
+    options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.DATA
+    batches = strategy.experimental_distribute_dataset(batches.with_options(options))
+    found = []
+    for _ in range(EPOCHS):
+        before = count_read(), decoded[0]
+        for _ in batches:
+            pass
+        found.append((count_read() - before[0], (decoded[0] - before[1]) / rows))
+    reads, shares = zip(*found)
+    print(json.dumps({"speed": 0.0, "bytes": median(reads[1:]), "decoded": max(shares)}), flush=True)
+
+
+def choose_ports(count: int) -> list[int]:
+    with contextlib.ExitStack() as held:
+        sockets = [held.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
+        return [one.getsockname()[1] for one in sockets]
+
+
 def count_read() -> int:
     return int(Path("/proc/self/io").read_text().split()[1])
 
@@ -115,8 +161,16 @@ def run(name: str, folder: Path, setting: str) -> dict[str, float]:
     if setting == "ranks":
         commands = [cli.make_command_line(cli.Run(2, [*words, "0"]))]
     else:
-        commands = [[sys.executable, *words, str(number)] for number in range(2 if setting == "halves" else 1)]
-    children = [subprocess.Popen(one, env=environment, stdout=subprocess.PIPE, text=True) for one in commands]
+        commands = [[sys.executable, *words, str(number)] for number in range(1 if setting == "alone" else 2)]
+    environments = [environment for _ in commands]
+    if setting == "autoshard":
+        cluster = {"worker": [f"127.0.0.1:{port}" for port in choose_ports(2)]}
+        tasks = [{"cluster": cluster, "task": {"type": "worker", "index": number}} for number in range(2)]
+        environments = [{**environment, "TF_CONFIG": json.dumps(task)} for task in tasks]
+    children = [
+        subprocess.Popen(command, env=one, stdout=subprocess.PIPE, text=True)
+        for command, one in zip(commands, environments)
+    ]
     found = []
     for child in children:
         output, _ = child.communicate(timeout=600)
@@ -136,22 +190,27 @@ def main() -> None:
     given = parser.parse_args()
     if given.worker:
         name, folder, setting, number = given.worker
-        work(name, Path(folder), setting, int(number))
+        if setting == "autoshard":
+            distribute(name, Path(folder), int(number))
+        else:
+            work(name, Path(folder), setting, int(number))
         return
     print(f"{'pipeline':10} {'alone rows/s':>13} {'ranks':>9} {'halves':>9} {'ranks/alone':>12} {'halves/alone':>13} "
-          f"{'bytes of a rank':>16}")  # fmt: skip
+          f"{'bytes of a rank':>16} {'by autoshard':>13} {'it decodes':>11}")  # fmt: skip
     with tempfile.TemporaryDirectory() as temporary:
         make_data(Path(temporary), given.rows)
         for name in given.pipelines:
+            settings = ("alone", "ranks", "halves")
             rounds = [
-                {setting: run(name, Path(temporary), setting) for setting in ("alone", "ranks", "halves")}
-                for _ in range(given.rounds)
+                {setting: run(name, Path(temporary), setting) for setting in settings} for _ in range(given.rounds)
             ]
-            alone, ranks, halves = (median(one[setting]["speed"] for one in rounds) for setting in rounds[0])
-            share = median(one["ranks"]["bytes"] / max(one["alone"]["bytes"], 1) for one in rounds)
+            alone, ranks, halves = (median(one[setting]["speed"] for one in rounds) for setting in settings)
+            sharded = run(name, Path(temporary), "autoshard")
+            read = [median(one[setting]["bytes"] for one in rounds) for setting in ("alone", "ranks")]
+            shares = [f"{one / read[0]:.0%}" if read[0] > LITTLE else "-" for one in (read[1], sharded["bytes"])]
             print(
                 f"{name:10} {alone:13.1f} {ranks:9.1f} {halves:9.1f} {ranks / alone:12.2f} {halves / alone:13.2f} "
-                f"{share:15.0%}",
+                f"{shares[0]:>16} {shares[1]:>13} {sharded['decoded']:11.0%}",
                 flush=True,
             )
 

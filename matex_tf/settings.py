@@ -127,6 +127,15 @@ def parse_size(text: str) -> float:
     return float(match[1]) * _UNITS[match[2]]
 
 
+def format_bytes(amount: float) -> str:
+    """Bytes for people, in powers of 1000: 8 B, 1.5 MB."""
+    for unit in ("B", "KB", "MB", "GB"):
+        if amount < 999.5:
+            return f"{amount:.0f} {unit}" if amount >= 99.5 or unit == "B" else f"{amount:.1f} {unit}"
+        amount /= 1000
+    return f"{amount:.1f} TB"
+
+
 def _parse_steps_and_folder(text: str) -> str:
     steps, _, folder = text.partition(":")
     if text and not (steps.isascii() and steps.isdigit() and folder):

@@ -29,7 +29,9 @@ def start(folder: Path, ranks: int, samples: int, slow: int | None = None, numbe
 
 
 def sample(rank: int, slow: int | None, second: float, began: float, gpu: bool = False) -> dict:
-    """What `rank` has counted `second` seconds after the start: 20 steps of 50 ms a second, of 64 rows."""
+    """What `rank` has counted `second` seconds after the start: 20 steps of 50 ms a second, of 64 rows, 5 ms of each in
+    waiting for the input.
+    """
     steps, late = int(second * 20), 0.01 if rank == slow else 0.0
     has_slow = slow is not None
     waits = 0.004 if has_slow and rank == slow else 0.014 if has_slow else 0.004
@@ -39,6 +41,7 @@ def sample(rank: int, slow: int | None, second: float, began: float, gpu: bool =
         "busy": second * 12.5, "free": 10**10, "rx": int(second * 2e6), "tx": int(second * 1e6),
         "up": steps, "rows": steps * 64,
         "com": steps * (0.03 + late), "wait": steps * waits, "sum": steps * 0.006, "st": steps,
+        "in": steps * 0.005, "read": int(second * 3e6),
     }  # fmt: skip
     return {**one, "gpu": 90.0, "vram": 4 * 10**9} if gpu else one
 

@@ -121,3 +121,12 @@ def test_elastic_runs_overlap_nothing():
 def test_shares_of_batches_are_not_adapted_where_a_rank_trains_whole_ones(strategy):
     with pytest.raises(settings.SettingError, match="MATEX_ADAPT=on and MATEX_STRATEGY=async do not go together"):
         settings.Settings({"MATEX_ADAPT": "on", "MATEX_STRATEGY": strategy})
+
+
+@pytest.mark.parametrize("exponent", range(12))
+def test_bytes_for_people_are_near_what_they_stand_for(exponent):
+    for digits in (1, 1.04, 9.96, 9.994):
+        amount = round(digits * 10**exponent)
+        text = settings.format_bytes(amount)
+        assert settings.parse_size(text) == pytest.approx(amount, rel=0.05) and len(text) <= 7
+        assert 1 <= float(text.split()[0]) < 1000

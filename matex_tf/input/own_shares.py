@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from matex_tf import settings, tags
-from matex_tf.input import records, tickets
+from matex_tf.input import advice, records, tickets
 from matex_tf.ops import deal_rows
 from matex_tf.rewrite.sharing import Share
 from matex_tf.rewrite.sources import find_components
@@ -284,14 +284,14 @@ def _find_source(dataset: Any) -> Source | None:
         return None  # ranks take turns at whole batches
     specs = tf.nest.flatten(dataset.element_spec, expand_composites=False)
     if not all(isinstance(one, tf.TensorSpec) for one in specs):
-        _explain(dataset, "every rank runs it whole: its elements are no dense tensors")
+        _explain(dataset, f"every rank runs it whole, because of {advice.explain_kept(dataset, [advice.NOT_DENSE])}")
         return None
     made = tickets.find_batches(dataset)
-    kept = ", ".join(sorted(set(made.kept)))
+    kept = advice.explain_kept(dataset, made.kept)
     rows = find_components([shape for _, shape in tickets.flatten_specs(dataset.element_spec)])
     if not made.is_work or not any(rows) or rows != made.are_rows:
-        why = f"these cannot wait until the rank of a row is known: {kept}" if kept else "it has no map of rows"
-        _explain(dataset, f"every rank runs it whole: {why}")
+        why = f", because of {kept}" if kept else ": it has no map of rows"
+        _explain(dataset, f"every rank runs it whole{why}")
         return None
     whole = f"; every rank runs, in the order of the script: {kept}" if kept else ""
     _explain(dataset, f"each rank reads and computes its rows of every batch{whole}")
@@ -300,5 +300,5 @@ def _find_source(dataset: Any) -> Source | None:
 
 def _explain(dataset: Any, text: str) -> None:
     if settings.get_settings().explain and world.get_world().size > 1:
-        kinds = [pipelines.name_kind(one).removesuffix("Dataset") for one in row_shares.list_pipeline(dataset)]
-        notes.print_note(f"the pipeline {', '.join(reversed(kinds))}: {text}")
+        kinds = map(advice.name_step, reversed(row_shares.list_pipeline(dataset)))
+        notes.print_note(f"the pipeline {', '.join(kinds)}: {text}")

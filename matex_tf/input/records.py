@@ -30,6 +30,8 @@ _SOURCES = ("TensorSliceDataset", "TensorDataset", "RangeDataset")
 _NAMES_AT_ONCE = 1 << 16
 _FUNCTIONS = ("_map_func", "_predicate")
 _WHY, _MADE = "why its records are not indexed", "its records"
+NO_RECORDS = "it reads no files of records"
+"""Such a reason of a step that reads none."""
 
 
 class Records(NamedTuple):
@@ -72,7 +74,7 @@ def _make_tickets(dataset: Any) -> Records | str:
     step = _find_step(dataset)
     kinds = record_functions.read_kinds(step._map_func.function)
     if len(kinds) != 1:
-        return "it reads files of several formats" if kinds else "it reads no files of records"
+        return "it reads files of several formats" if kinds else NO_RECORDS
     [kind] = kinds
     cpus, maps, names, reason = _count_cpus(), tuple[Map, ...](), list[bytes](), ""
     try:
@@ -122,7 +124,7 @@ def _find_step(dataset: Any) -> Any:
         return dataset._impl
     if kind in _STEPS:
         return dataset
-    raise CannotBeIndexed("it reads no files of records")
+    raise CannotBeIndexed(NO_RECORDS)
 
 
 def _count_cpus() -> int:

@@ -36,6 +36,8 @@ def start_listening(find_call: Callable[[Any], int | None]) -> None:
 def listen_for(measured: measured_steps.Measured) -> None:
     """From here on, in a process that `matex plan` measures."""
     events.step_trained.add_listener(measured.note_step)
+    events.batch_taken.add_listener(measured.note_batch)
+    events.batch_given.add_listener(measured.note_batch_of_loop)
     events.training_begins.add_listener(epochs.begin_fit)
     events.step_ended.add_listener(epochs.end_step)
     events.epoch_ended.add_listener(epochs.end_epoch)

@@ -10,6 +10,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from matex_tf.observe.input_costs import parse_read_bytes
+
 _MOST = 1 << 16
 _TICKS = os.sysconf("SC_CLK_TCK")
 _PAGE = os.sysconf("SC_PAGE_SIZE")
@@ -23,6 +25,9 @@ class Machine:
 
     def __init__(self, root: str = "/"):
         self._memory = _open_file(root, "proc/self/statm")
+        self._reading = _open_file(root, "proc/self/io")
+        self._own = 0
+        """Bytes that samples have read."""
         self._cores = _open_file(root, "proc/stat")
         self._network = _open_file(root, "proc/net/dev")
         self._available = _open_file(root, "proc/meminfo")
@@ -34,18 +39,22 @@ class Machine:
         self._sent = [_open_file(root, str(path)) for path in ports.glob("*/ports/*/counters/port_xmit_data")]
 
     def take_sample(self) -> dict[str, float]:
-        """The figures now: of this process `cpu` (seconds so far, of all threads) and `mem` (bytes resident); of its
-        host `busy` (seconds so far that cores worked), `free` (bytes available), `rx` and `tx` (bytes so far).
+        """The figures now: of this process `cpu` (seconds so far, of all threads), `read` (bytes so far that it
+        has read by system calls, without those of samples) and `mem` (bytes resident); of its host `busy` (seconds so
+        far that cores worked), `free` (bytes available), `rx` and `tx` (bytes so far).
         """
         found: dict[str, float] = {"cpu": round(time.process_time(), 3)}
-        if text := _read_file(self._memory):
+        own = self._own
+        if text := self._read_file(self._reading):
+            found["read"] = parse_read_bytes(text) - own
+        if text := self._read_file(self._memory):
             found["mem"] = int(text.split(None, 2)[1]) * _PAGE
-        if text := _read_file(self._cores):
+        if text := self._read_file(self._cores):
             found["busy"] = round(parse_busy_seconds(text), 2)
-        text = _read_file(self._available)
+        text = self._read_file(self._available)
         if (at := text.find(_AVAILABLE)) >= 0:
             found["free"] = int(text[at + len(_AVAILABLE) :].split(None, 1)[0]) << 10
-        if text := _read_file(self._network):
+        if text := self._read_file(self._network):
             received = sent = 0
             for line in text.split(b"\n")[2:-1]:
                 name, _, rest = line.partition(b":")
@@ -53,9 +62,20 @@ class Machine:
                     columns = rest.split(None, _SENT + 1)
                     received += int(columns[_RECEIVED])
                     sent += int(columns[_SENT])
-            found["rx"] = received + _WORD * _sum_counters(self._received)
-            found["tx"] = sent + _WORD * _sum_counters(self._sent)
+            found["rx"] = received + _WORD * self._sum_counters(self._received)
+            found["tx"] = sent + _WORD * self._sum_counters(self._sent)
         return found
+
+    def _read_file(self, descriptor: int) -> bytes:
+        try:
+            text = os.pread(descriptor, _MOST, 0) if descriptor >= 0 else b""
+        except OSError:
+            text = b""
+        self._own += len(text)
+        return text
+
+    def _sum_counters(self, descriptors: Sequence[int]) -> int:
+        return sum(int(self._read_file(one).strip() or 0) for one in descriptors)
 
 
 def parse_busy_seconds(text: bytes) -> float:
@@ -69,14 +89,3 @@ def _open_file(root: str, path: str) -> int:
         return os.open(os.path.join(root, path), os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
         return -1
-
-
-def _read_file(descriptor: int) -> bytes:
-    try:
-        return os.pread(descriptor, _MOST, 0) if descriptor >= 0 else b""
-    except OSError:
-        return b""
-
-
-def _sum_counters(descriptors: Sequence[int]) -> int:
-    return sum(int(_read_file(one).strip() or 0) for one in descriptors)

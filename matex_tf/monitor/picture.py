@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
@@ -12,19 +13,20 @@ from rich.table import Table
 from rich.text import Text
 
 from matex_tf.monitor import progress, waits
-from matex_tf.monitor.progress import format_bytes
 from matex_tf.monitor.recording import Run, Series, Start, read_recent
 from matex_tf.runtime.exits import exit_marks
+from matex_tf.settings import format_bytes
 
 WINDOW = 10.0
 """Seconds that the figures are means of."""
 SILENT = 10
 """Times as long as samples are apart: then a rank is silent."""
 _AROUND = 7  # lines of the picture that are no ranks
-_LEAST_FIRST = ("GPU mem", "sent/s", "recv/s", "memory", "GPU", "sums", "CPU", "host", "compute")
+_LEAST_FIRST = ("GPU mem", "sent/s", "recv/s", "memory", "GPU", "sums", "CPU", "read/s", "input", "host", "compute")
 """Columns that a narrow terminal may lack, the first to go first."""
 _WIDEST = 1000
-_COLUMNS = ("cpu", "mem", "tx", "rx", "up", "com", "wait")
+_OF_MACHINE = 5
+"""The first figures of a rank: CPU to read/s."""
 
 
 def draw_run(run: Run, height: int = 0, now: float | None = None) -> RenderableType:
@@ -137,7 +139,10 @@ def _make_table(
     start: Start, recent: Mapping[int, Series], steps: Mapping[int, waits.Step], shown: Sequence[int]
 ) -> RenderableType:
     has_gpu = any("gpu" in series.samples[-1] for series in recent.values())
-    names = ("rank", "host", "CPU", "memory", "sent/s", "recv/s", "compute", "waiting", "sums", "GPU", "GPU mem")
+    names = (
+        "rank", "host", "CPU", "memory", "sent/s", "recv/s", "read/s", "compute", "input", "waiting", "sums", "GPU",
+        "GPU mem",
+    )  # fmt: skip
     slow = waits.find_slowest(steps)
     rows = []
     for rank in shown:
@@ -147,7 +152,7 @@ def _make_table(
     if len(shown) < len(recent):
         figures = [_compute_figures(series, steps.get(rank)) for rank, series in recent.items()]
         middle = [median(column) for column in zip(*figures)]
-        texts = [*_format_machine(middle[:4]), *(f"{value * 1e3:.1f} ms" for value in middle[4:])]
+        texts = [*_format_machine(middle[:_OF_MACHINE]), *map(_format_milliseconds, middle[_OF_MACHINE:])]
         rows.append((["all", "(medians)", *texts], "dim"))
 
     def make_table(columns: Collection[str]) -> Table:
@@ -174,19 +179,24 @@ def _compute_figures(series: Series, step: waits.Step | None) -> tuple[float, ..
         memory,
         progress.compute_mean_rate(series, "tx"),
         progress.compute_mean_rate(series, "rx"),
+        progress.compute_mean_rate(series, "read") if series["read"][-1] == series["read"][-1] else math.nan,
     )
-    return (*machine, *((step.compute, step.waiting, step.sums) if step else (0.0, 0.0, 0.0)))
+    return (*machine, *((step.compute, step.input, step.waiting, step.sums) if step else [0.0] * 4))
 
 
 def _format_machine(figures: Sequence[float]) -> list[str]:
-    cpu, memory, sent, received = figures
-    known = format_bytes(memory) if memory == memory else "-"
-    return [f"{cpu:.0%}", known, format_bytes(sent), format_bytes(received)]
+    cpu, *sizes = figures
+    return [f"{cpu:.0%}", *("-" if math.isnan(size) else format_bytes(size) for size in sizes)]
+
+
+def _format_milliseconds(seconds: float) -> str:
+    return "-" if math.isnan(seconds) else f"{seconds * 1e3:.1f} ms"
 
 
 def _format_cells(series: Series, step: waits.Step | None, has_gpu: bool) -> list[str]:
     figures = _compute_figures(series, step)
-    cells = _format_machine(figures[:4]) + ([f"{value * 1e3:.1f} ms" for value in figures[4:]] if step else ["-"] * 3)
+    cells = _format_machine(figures[:_OF_MACHINE])
+    cells += map(_format_milliseconds, figures[_OF_MACHINE:]) if step else ["-"] * 4
     if has_gpu:
         last = series.samples[-1]
         cells += [f"{last['gpu']:.0f}%", format_bytes(last["vram"])] if "gpu" in last else ["-", "-"]

@@ -94,12 +94,3 @@ def format_seconds(seconds: float) -> str:
     if seconds >= HOUR:
         return f"{int(seconds // HOUR)} h {int(seconds % HOUR // MINUTE):02} min"
     return f"{int(seconds // MINUTE)} min {int(seconds % MINUTE):02} s" if seconds >= MINUTE else f"{seconds:.0f} s"
-
-
-def format_bytes(amount: float) -> str:
-    """Bytes in words."""
-    for unit in ("B", "KB", "MB", "GB"):
-        if amount < 999.5:
-            return f"{amount:.0f} {unit}" if amount >= 99.5 or unit == "B" else f"{amount:.1f} {unit}"
-        amount /= 1000
-    return f"{amount:.1f} TB"

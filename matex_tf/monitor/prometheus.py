@@ -15,6 +15,8 @@ _METRICS = (
     ("com", "matex_rank_compute_seconds_total", "counter", "Seconds of those steps between collectives."),
     ("wait", "matex_rank_waiting_seconds_total", "counter", "Seconds of those steps waiting for other ranks."),
     ("sum", "matex_rank_sums_seconds_total", "counter", "Seconds of those steps in collectives, without the waiting."),
+    ("in", "matex_rank_input_seconds_total", "counter", "Seconds of the rank waiting for its input."),
+    ("read", "matex_rank_read_bytes_total", "counter", "Bytes that the rank has read by system calls."),
     ("gpu", "matex_rank_gpu_percent", "gauge", "How busy the rank's GPUs are."),
     ("vram", "matex_rank_gpu_bytes", "gauge", "Memory that is used on the rank's GPUs."),
     ("rx", "matex_host_received_bytes_total", "counter", "Bytes that the rank's host has received."),

@@ -23,7 +23,7 @@ from matex_tf.monitor.gpu import Gpus
 from matex_tf.monitor.log import HALVED, Log, pick_numbers
 from matex_tf.monitor.machine import Machine
 from matex_tf.monitor.recording import EVENTS, FORMAT, PROFILE, RANK, START
-from matex_tf.observe import profile
+from matex_tf.observe import bottlenecks, profile
 from matex_tf.ops import records
 from matex_tf.runtime import notes, objects, real_files, shutdown
 from matex_tf.version import __version__
@@ -164,7 +164,7 @@ class Recorder:
             sums += one.exposed + one.collectives
             steps += one.steps
         line["com"], line["wait"], line["sum"] = (round(each / 1e9, 4) for each in (compute, waiting, sums))
-        line["st"] = steps
+        line["st"], line["in"] = steps, round(bottlenecks.read_waited_seconds(), 4)
         held = ops.read_waiting()
         if held.seconds >= _LONG:
             line["now"] = [round(held.seconds, 1), held.what]

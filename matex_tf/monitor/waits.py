@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -15,11 +16,15 @@ STALLED = 5.0
 
 @dataclass(frozen=True)
 class Step:
-    """What a training step of one rank takes, seconds; None of them where there were no steps."""
+    """What a training step of one rank takes, seconds; None of them where there were no steps.
+
+    input: of `compute`, the waiting for a batch; NaN where that was not recorded.
+    """
 
     compute: float
     waiting: float
     sums: float
+    input: float = math.nan
 
     @property
     def whole(self) -> float:
@@ -31,7 +36,7 @@ def compute_mean_step(series: Series) -> Step | None:
     steps = series.compute_growth("st")
     if not steps > 0:
         return None
-    return Step(*(series.compute_growth(name) / steps for name in ("com", "wait", "sum")))
+    return Step(*(series.compute_growth(name) / steps for name in ("com", "wait", "sum", "in")))
 
 
 def find_stalled(ranks: Mapping[int, Series]) -> tuple[list[int], list[int], float, str] | None:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from matex_tf import ops
+from matex_tf.ops import records
 from matex_tf.runtime import notes
 from matex_tf.world import world
 
@@ -19,6 +20,7 @@ _ENOUGH_STEPS, _ENOUGH_SECONDS = 20, 2.0
 _said: set[str] = set()
 _waited = _wanted = 0.0
 _waited_in_functions: Any = None  # a variable, float64
+_told_in_functions = 0.0  # as far as it was read where steps end
 _pace: Pace | None = None
 
 
@@ -59,7 +61,7 @@ def give_batch(iterator: Any, is_over: bool) -> None:
         end_epoch()
 
 
-def take_batch(plan: Any, seconds: float) -> None:
+def take_batch(plan: Any, seconds: float, take: Any) -> None:
     """The batch of a step was taken before its call."""
     global _waited
     _waited += seconds
@@ -67,7 +69,9 @@ def take_batch(plan: Any, seconds: float) -> None:
 
 def end_step(plan: Any) -> None:
     """A call of a step has run."""
-    global _pace
+    global _pace, _told_in_functions
+    if records.is_on() and _waited_in_functions is not None:
+        _told_in_functions = float(_waited_in_functions.numpy())
     if plan.trained:
         _pace = _pace or Pace()
         _pace.count_step()
@@ -83,6 +87,11 @@ def end_epoch(*_: Any) -> None:
 def get_waited_seconds() -> float:
     """Seconds that went into waiting for batches."""
     return _waited + (0.0 if _waited_in_functions is None else float(_waited_in_functions.numpy()))
+
+
+def read_waited_seconds() -> float:
+    """The same for another thread, as of the last step; within functions only where something is recorded."""
+    return _waited + _told_in_functions
 
 
 class Pace:

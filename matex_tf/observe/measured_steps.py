@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ import numpy as np
 
 from matex_tf import ops, settings
 from matex_tf.observe import epochs
+from matex_tf.observe.input_costs import InputCost, measure_input
 from matex_tf.ops import records
 from matex_tf.runtime import real_files
 from matex_tf.world import world
@@ -28,6 +30,8 @@ LEAST = 8
 """Updates after which a process may be ended because its time is over."""
 SECONDS, SECONDS_OF_RANKS = 40, 200
 """Of a phantom rank; of ranks, which choose on the way how they reduce."""
+INPUT_SECONDS = 10
+"""For which the next step is waited for, after which the input is measured."""
 LIMIT = 300
 """Seconds after which a process ends wherever it is; imports and traces are among them."""
 _EVENTS = 1 << 18
@@ -65,14 +69,30 @@ class Measured:
         self._began: tuple[float, float] | None = None
         """When the first update was over, by the clock and by what this process had computed."""
         self._is_late = False
-        self.trained = 0
-        """How many steps have changed weights, those among them that every rank computes whole."""
+        self._called: list[int] = []
+        """When each step was over that has changed weights, those among them that every rank computes whole."""
+        self._take_next: Callable[[], bool] | None = None
+        """Takes the next batch of what has trained; False at the end."""
+        self._are_enough = threading.Event()
+        self.input: InputCost | None = None
         self._lock = threading.Lock()
         self._stored = False
 
     def note_step(self, plan: Any) -> None:
-        """A step has changed weights."""
-        self.trained += 1
+        """A step has changed weights. After enough of them the input is measured, and the process ends."""
+        self._called.append(records.read_clock())
+        if self._take_next is not None and self._are_enough.is_set():
+            self.input = measure_input(self._take_next)
+            self.store_steps()
+            os._exit(0)
+
+    def note_batch(self, plan: Any, seconds: float, take: Callable[[], Any]) -> None:
+        """The batch of a step was taken before its call."""
+        self._take_next = lambda: take() is not None
+
+    def note_batch_of_loop(self, iterator: Any, is_over: bool) -> None:
+        """Eager code has taken a batch."""
+        self._take_next = lambda: next(iterator, None) is not None
 
     def watch_updates(self) -> None:
         """Wait until there are enough updates, and end the process."""
@@ -87,9 +107,13 @@ class Measured:
                     self._began = time.monotonic(), time.process_time()
                 late = self._began is not None and time.monotonic() - self._began[0] > seconds
                 self._is_late = time.monotonic() - started > LIMIT
-                is_whole = not updates and self.trained >= self.asked.steps
-                if self._is_late or is_whole or updates >= self.asked.steps or (late and updates >= LEAST):
+                is_whole = not updates and len(self._called) >= self.asked.steps
+                are_enough = updates >= self.asked.steps or (late and updates >= LEAST)
+                if self._is_late or is_whole or are_enough:
                     break
+            if are_enough and self.asked.ranks and self._take_next is not None:
+                self._are_enough.set()
+                time.sleep(INPUT_SECONDS)  # the thread that trains ends the process
         self.store_steps()
         os._exit(0)
 
@@ -110,7 +134,9 @@ class Measured:
                     base=self.base, peak=read_resident_bytes("VmHWM"), updates=ops.count_completed(_GRADIENTS),
                     has_tensorflow="tensorflow" in sys.modules, overlaps=bool(np.any(events["activity"] == _READY)),
                     update=json.dumps(self._describe_updates()), cores=self._count_cores(),
-                    epoch=json.dumps(epochs.describe_epoch()), is_late=self._is_late, trained=self.trained,
+                    epoch=json.dumps(epochs.describe_epoch()), is_late=self._is_late,
+                    called=np.array(self._called, np.int64),
+                    input=json.dumps(None if self.input is None else asdict(self.input)),
                 )  # fmt: skip
                 os.replace(file.with_suffix(".part.npz"), file)
 

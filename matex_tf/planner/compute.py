@@ -7,7 +7,7 @@ from math import ceil
 
 import numpy as np
 
-from matex_tf.planner.plan_file import EXTRAPOLATED, MEASURED, Plan, Size, compute_typical_step
+from matex_tf.planner.plan_file import EXTRAPOLATED, MEASURED, Input, Plan, Size, compute_typical_step
 
 FAR = 2
 """So many times beyond what was measured is extrapolated."""
@@ -81,6 +81,10 @@ class Compute:
         self._bytes = [
             Line([float(size.rows) for size in told], column) for column in zip(*(one.bytes for one in told))
         ]
+        known = [(float(size.ranks if plan.scaling == "weak" else size.rows), size.input) for size in plan.sizes]
+        of_input = [(x, one.seconds, one.bytes) for x, one in known if one is not None]
+        x, *costs = zip(*of_input) if of_input else [()]
+        self._input = [Line(x, column) for column in costs]
         self._memory = Line([float(size.rows) for size in plan.sizes], [float(size.peak_bytes) for size in plan.sizes])
 
     def _find_position(self, ranks: int) -> float:
@@ -99,8 +103,23 @@ class Compute:
         return min(ranks, self._full)
 
     def estimate_seconds(self, ranks: int) -> float:
-        """A step of a rank of so many, without sums, typically."""
-        return self._interpolate_line(ranks, self._choose_group(ranks).seconds)
+        """A step of a rank of so many, without sums, typically; no less than its input takes on all cores of the rank.
+
+        Measured steps hold what their own input costs beyond that: input of the next batch runs beside the step, on
+        cores that this leaves idle, else in turns with it.
+        """
+        group, found = self._choose_group(ranks), self.estimate_input(ranks)
+        cores = self.plan.cores / group.sizes[0].copies
+        return max(self._interpolate_line(ranks, group.seconds), found.seconds / cores if found else 0.0)
+
+    def estimate_input(self, ranks: int) -> Input | None:
+        """What a step's input costs a rank of so many: a + b * rows, by pieces; None where that was not measured.
+
+        Of input that ranks share, `a` is what each does for all rows, as to order them. Of other input `b` is 0. With
+        weak scaling all slices have as many rows, and a rank may work on the batches of all ranks: a + b * ranks.
+        """
+        at = float(ranks) if self.plan.scaling == "weak" else self._find_position(ranks)
+        return Input(*(line(at) for line in self._input)) if self._input else None
 
     def estimate_whole_batch(self, ranks: int) -> float:
         """A step of which each of so many ranks on one host trains the whole batch by itself, typically."""

@@ -58,6 +58,14 @@ class Collective:
 
 
 @dataclass(frozen=True)
+class Input:
+    """What a batch of a step costs a rank to read and decode: seconds of a core, and bytes."""
+
+    seconds: float
+    bytes: float
+
+
+@dataclass(frozen=True)
 class Size:
     """What was measured of phantom ranks: the script as rank 0 of `ranks`, in `copies` at once on this host."""
 
@@ -83,6 +91,8 @@ class Size:
     """How many cores a copy kept busy while it trained; None where that was not measured."""
     bytes: tuple[int, ...] = ()
     """Of each of the plan's collectives; medians. None of them where this size does not tell."""
+    input: Input | None = None
+    """The mean of the copies; None where the steps take no batches of a `tf.data` pipeline before they begin."""
 
     @property
     def typical(self) -> float:

@@ -11,7 +11,7 @@ from matex_tf.costs import collectives
 from matex_tf.costs.collectives import AnyLink, MeasuredLink
 from matex_tf.planner import buckets
 from matex_tf.planner.compute import Compute, count_slice_rows
-from matex_tf.planner.plan_file import ALL_RANKS, ASSUMED, EXTRAPOLATED, MEASURED, ONE_HOST, TWO_HOSTS, Plan
+from matex_tf.planner.plan_file import ALL_RANKS, ASSUMED, EXTRAPOLATED, MEASURED, ONE_HOST, TWO_HOSTS, Input, Plan
 
 MPI = "mpi"
 GATHERED = ("allgather", "message")
@@ -45,6 +45,8 @@ class Prediction:
     link_mark: str
     alone_mark: str
     """Of one rank with as many cores as each of these, which efficiency compares with."""
+    input: Input | None = None
+    """What a rank's part of a batch costs to read and decode; None where that was not measured."""
 
     @property
     def mark(self) -> str:
@@ -210,7 +212,7 @@ class Predictor:
         return Prediction(
             ranks, ceil(ranks / plan.ranks_per_host), rows, compute, exposed, small, waiting, step,
             min(low, step), max(high, step), batch / step, times, self.compute.estimate_memory_of_rows(rows), algorithm,
-            overlapped, compute_mark, link_mark, alone_mark,
+            overlapped, compute_mark, link_mark, alone_mark, self.compute.estimate_input(ranks),
         )  # fmt: skip
 
     def _estimate_small(self, ranks: int) -> float:

@@ -10,6 +10,7 @@ from typing import Any
 
 from rich.table import Table
 
+from matex_tf import settings
 from matex_tf.planner.choice import Choice, describe_no_epoch, find_most_rows
 from matex_tf.planner.compute import count_measured_rows
 from matex_tf.planner.plan_file import SIGNS, Plan, Size
@@ -20,7 +21,8 @@ from matex_tf.planner.strategies import Price, Refusal, choose_strategy
 def format_table(plan: Plan, predictions: Sequence[Prediction]) -> Table:
     """A row for each number of ranks; milliseconds, MiB."""
     made = Table(box=None, pad_edge=False)
-    for name in ("ranks", "hosts", "rows/rank", "step ms", "range", "compute", "exposed", "small", "waiting"):
+    for name in ("ranks", "hosts", "rows/rank", "step ms", "range", "compute", "exposed", "small", "waiting",
+                 *(["input", "MB read"] if predictions[0].input else [])):  # fmt: skip
         made.add_column(name, justify="right")
     for name in (
         "rows/s" if plan.rows else "steps/s",
@@ -33,11 +35,13 @@ def format_table(plan: Plan, predictions: Sequence[Prediction]) -> Table:
         epoch = plan.epoch_steps * one.step / 60 / (one.ranks if plan.scaling == "weak" else 1)
         sign, shares = SIGNS[one.mark], SIGNS[one.efficiency_mark]
         rate = one.rows_a_second if plan.rows else 1 / one.step
+        read = [f"{one.input.seconds * 1e3:.1f}", f"{one.input.bytes / 1e6:.3g}"] if one.input else []
         parts = [f"{SIGNS[one.compute_mark]}{one.compute * 1e3:.1f}"]
         parts += [f"{SIGNS[one.link_mark]}{part * 1e3:.1f}" for part in (one.exposed, one.small)]
         made.add_row(
             str(one.ranks), str(one.hosts), str(one.rows or "all"), f"{sign}{one.step * 1e3:.1f}",
             f"{sign}{one.low * 1e3:.1f} - {one.high * 1e3:.1f}", *parts, f"{sign}{one.waiting * 1e3:.1f}",
+            *(f"{SIGNS[one.compute_mark]}{each}" for each in read),
             f"{sign}{f'{rate:.4g}' if rate < 1e4 else f'{rate:.0f}'}", f"{shares}{one.efficiency:.2f}",
             *([f"{sign}{epoch:.{1 if epoch >= 1 else 3}f}"] if plan.epoch_steps else []),
             f"{SIGNS[one.compute_mark]}{one.memory / 2**20:.0f}",
@@ -59,12 +63,25 @@ def format_heading(plan: Plan, predictor: Predictor) -> str:
             f"{speed:.2f} GB/s of sums" + (f", not measured now but kept of a run: {link.kept}" if link.kept else "")
         )
     small = describe_kinds([one.kind for one in plan.collectives])
-    lines.append(f"{plan.gradient_bytes / 1e6:.3g} MB of gradients in {len(plan.gradients)}; {small} a step")
+    lines.append(f"{settings.format_bytes(plan.gradient_bytes)} of gradients in {len(plan.gradients)}; {small} a step")
+    lines += _describe_input(plan)
     if plan.epoch_steps:
         lines.append(f"an epoch of the script alone: {plan.epoch_steps} steps")
     else:
         lines.append(f"epoch: its steps {describe_no_epoch(plan)}")
     return "\n".join(lines)
+
+
+def _describe_input(plan: Plan) -> list[str]:
+    """What a batch costs to read and decode on the fewest and on the most ranks that were measured."""
+    known = [(size.ranks, size.input) for size in plan.sizes if size.input is not None]
+    if not known:
+        return ["input: not measured, since steps take no batches of a tf.data pipeline before they begin"]
+    costs = [
+        f"rank 0 of {ranks} {one.seconds * 1e3:.3g} ms of a core and {settings.format_bytes(one.bytes)}"
+        for ranks, one in dict([known[0], known[-1]]).items()
+    ]
+    return [f"to read and decode a batch takes {', and '.join(costs)}"]
 
 
 def _describe_computation(plan: Plan, predictor: Predictor) -> str:

@@ -268,6 +268,5 @@ def _describe_reason(usual: Price, best: Price, exact: Sequence[Price], memory: 
 
 
 def _describe_slots(one: Price, usual: Price) -> str:
-    return (
-        f"with {one.slots / 1e6:.1f} MB of the optimizer's variables on a rank in place of {usual.slots / 1e6:.1f} MB"
-    )
+    size, usual_size = map(settings.format_bytes, (one.slots, usual.slots))
+    return f"with {size} of the optimizer's variables on a rank in place of {usual_size}"

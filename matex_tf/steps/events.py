@@ -73,7 +73,10 @@ batch_wanted = Event()
 batch_given = Event()
 """(iterator, is_over): eager code has that batch, or there is none any more."""
 batch_taken = Event()
-"""(plan, seconds): the batch of a call of a step has been taken before the call, for which it waited so long."""
+"""(plan, seconds, take): the batch of a call of a step has been taken before the call, which waited so long for it.
+
+`take` takes the next one of the same data: a `batches.Batch`, or None at the end.
+"""
 figures_told = Event()
 """(model, logs): callbacks are about to be told of the end of an epoch; a listener may change the figures in `logs`."""
 ranks_meet = Event()

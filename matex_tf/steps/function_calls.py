@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -129,7 +130,7 @@ def _take_batch(plan: StepPlan, inputs: list[Any]) -> Batch | None:
     except tf.errors.OpError:  # of the pipeline, maybe on this rank alone
         with failures.fail_together(plan.place):
             raise
-    events.batch_taken(plan, time.perf_counter() - began)
+    events.batch_taken(plan, time.perf_counter() - began, functools.partial(plan.take_batch, inputs))
     return batch
 
 

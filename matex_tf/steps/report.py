@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
+from matex_tf import settings
 from matex_tf.rewrite import waves
 from matex_tf.rewrite.control import needs_exchange
 from matex_tf.rewrite.nodes import Node, Value
@@ -82,9 +83,9 @@ def find_line(op: Any) -> str:
 
 def tell(report: Report) -> str:
     """What `--explain` says of it."""
-    size = "sums" if report.bytes is None else f"sums of {report.bytes / 1e6:.3g} MB"
+    size = "sums" if report.bytes is None else f"sums of {settings.format_bytes(report.bytes)}"
     found = [f"{report.collectives} collective{'s' if report.collectives != 1 else ''} a step, {size}"]
     for one in report.gatherings:
-        amount = "rows" if one.bytes is None else f"{one.bytes} bytes a row"
+        amount = "rows" if one.bytes is None else f"{settings.format_bytes(one.bytes)} a row"
         found.append(f"gathered for {one.op} ({one.place}): {amount}")
     return "; ".join(found)

@@ -54,6 +54,54 @@ def test_a_run_is_recorded_rank_by_rank(tmp_path):
     assert "wait for rank 1" in page.format_page(run)
 
 
+READING = """
+import os
+import sys
+import time
+import keras
+import numpy as np
+import tensorflow as tf
+import matex_tf
+
+def wait(number):
+    time.sleep(0.01)
+    return number
+
+def load(path):
+    row = tf.io.decode_raw(tf.io.read_file(path), tf.float32)[:16]
+    return tf.ensure_shape(row, [16]), tf.zeros([1])
+
+model = keras.Sequential([keras.Input((16,)), keras.layers.Dense(1)])
+model.compile("sgd", "mse")
+paths = [os.path.join(sys.argv[1], f"{number}") for number in range(32)]
+rows = tf.data.Dataset.from_tensor_slices(paths).map(load).batch(8)
+model.fit(rows, epochs=2, verbose=0)
+late = rows.map(lambda x, y: (tf.ensure_shape(x + tf.py_function(wait, [0.0], tf.float32), [None, 16]), y))
+for x, y in late:
+    model.train_on_batch(x, y)
+step = tf.function(lambda iterator: model.train_step(next(iterator)))
+iterator = iter(late)
+for _ in range(4):
+    step(iterator)
+"""
+
+
+def test_what_each_rank_reads_and_waits_for_its_input_is_recorded(tmp_path):
+    """In `fit` each rank reads its part of 32 files, twice, and all of the first batch. In a loop, and in steps that
+    take batches by themselves, it reads all files, since a map of Python needs whole batches, and waits for it.
+    """
+    size = 500_000
+    for number in range(32):
+        (tmp_path / str(number)).write_bytes(bytes(size))
+    env = {"MATEX_RECORD": str(tmp_path / "run"), "MATEX_RECORD_SECONDS": "0.05"}
+    launch.run(2, READING, tmp_path, env=env).check()
+    (start,) = recording.open_run(tmp_path / "run").starts
+    for series in recording.read_all(start).values():
+        assert series["in"][0] == 0 and list(series["in"]) == sorted(series["in"])
+        assert 8 * 0.01 <= series["in"][-1] <= series["t"][-1] - series["t"][0]
+        assert 96 <= series.compute_growth("read") / size <= 112
+
+
 def test_without_the_setting_nothing_is_recorded_and_no_thread_samples(tmp_path):
     script = """
 import threading

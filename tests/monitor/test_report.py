@@ -38,14 +38,15 @@ def test_the_page_has_every_quantity_with_a_line_for_each_rank(tmp_path):
     simulated.write_events(where, "events-0.jsonl", *epochs(20))
     (where / "profile.txt").write_text("profile of <4> ranks")
     text, read = report(tmp_path)
-    for title in ("loss", "accuracy", "Rows a second", "Compute", "Waiting for other ranks", "CPU", "Memory", "GPU",
+    for title in ("loss", "accuracy", "Rows a second", "Compute", "Waiting for the input",
+                  "Waiting for other ranks", "CPU", "Memory", "Read", "GPU",
                   "GPU memory", "Received", "Sent", "Busy cores"):  # fmt: skip
         assert f"<b>{title}</b>" in text, title
     lines = [one["data-of"] for one in read.of("path") if "data-of" in one]
-    # Compute, waiting, sums, CPU, memory, GPU and its memory
-    assert [lines.count(f"rank {rank}") for rank in range(4)] == [7] * 4
+    # Compute, waiting for the input and for ranks, sums, CPU, memory, read, GPU and its memory
+    assert [lines.count(f"rank {rank}") for rank in range(4)] == [9] * 4
     assert lines.count("loss") == lines.count("val_loss") == lines.count("accuracy") == 1
-    assert len(read.of("svg")) == len(read.of("figure")) == 15 and all(one["aria-label"] for one in read.of("svg"))
+    assert len(read.of("svg")) == len(read.of("figure")) == 17 and all(one["aria-label"] for one in read.of("svg"))
     assert "the others wait for rank 2 (n000): 10.0 ms in each step" in text and "profile of &lt;4&gt; ranks" in text
 
 

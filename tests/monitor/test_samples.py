@@ -26,6 +26,7 @@ NETWORK = """Inter-|   Receive                                                | 
 
 def test_the_figures_are_those_of_the_files(tmp_path):
     files = {
+        "proc/self/io": "rchar: 70000\nwchar: 5\nsyscr: 1\nsyscw: 1\nread_bytes: 4096\n",
         "proc/self/statm": "900 300 20 1 0 200 0\n",
         "proc/stat": STAT,
         "proc/net/dev": NETWORK,
@@ -40,6 +41,7 @@ def test_the_figures_are_those_of_the_files(tmp_path):
     found = Machine(str(tmp_path)).take_sample()
     assert found.pop("cpu") > 0
     assert found == {
+        "read": 70000,
         "mem": 300 * os.sysconf("SC_PAGE_SIZE"),
         "busy": round((100 + 20 + 30 + 6 + 7 + 8) / os.sysconf("SC_CLK_TCK"), 2),
         "free": 50 << 10, "rx": 1070 + 4000, "tx": 230 + 8000,
@@ -55,8 +57,19 @@ def test_this_machine_has_all_figures_and_its_memory_grows_with_what_it_holds():
     before = machine.take_sample()
     held = b"x" * (64 << 20)
     after = machine.take_sample()
-    assert set(before) == {"cpu", "mem", "busy", "free", "rx", "tx"}
+    assert set(before) == {"cpu", "read", "mem", "busy", "free", "rx", "tx"}
     assert after["mem"] - before["mem"] >= len(held) * 0.9 and after["cpu"] >= before["cpu"]
+
+
+def test_what_a_process_has_read_counts_wherever_it_lay_and_its_samples_do_not(tmp_path):
+    (tmp_path / "file").write_bytes(b"x" * (1 << 20))
+    machine = Machine()
+    found = [machine.take_sample()["read"] for _ in range(2)]
+    for _ in range(2):  # the page cache has it the second time
+        (tmp_path / "file").read_bytes()
+        found.append(machine.take_sample()["read"])
+    assert found[1] - found[0] < 4096
+    assert [0 <= later - before - (1 << 20) < 4096 for before, later in zip(found[1:], found[2:])] == [True] * 2
 
 
 class FakeDriver:

@@ -11,6 +11,7 @@ from rich.console import Console
 
 import launch
 from matex_tf.monitor import picture, progress, recording, waits
+from matex_tf.monitor.report import page
 
 TOP = [sys.executable, "-m", "matex_tf.launch.cli", "top"]
 
@@ -30,9 +31,9 @@ def test_the_slow_rank_is_named_with_what_it_costs(tmp_path):
     assert text.startswith("train.py --epochs 9, 4 ranks on 1 host, epoch 3 of 9 done, 1180 updates, 50.0 ms an update")
     assert "1,280 rows/s, loss 0.4113, left 3 min 00 s" in " ".join(text.split())
     rows = [line.split() for line in text.splitlines() if line.split()[:1] in [["0"], ["1"], ["2"], ["3"]]]
-    assert [row[9:14:2] for row in rows] == [["30.0", "14.0", "6.0"]] * 2 + [
-        ["40.0", "4.0", "6.0"],
-        ["30.0", "14.0", "6.0"],
+    assert [row[9:19:2] for row in rows] == [["3.0", "30.0", "5.0", "14.0", "6.0"]] * 2 + [
+        ["3.0", "40.0", "5.0", "4.0", "6.0"],
+        ["3.0", "30.0", "5.0", "14.0", "6.0"],
     ]
     assert "the others wait for rank 2 (n000): 10.0 ms in each step, 20% of it" in text
     assert "other processes of n000 keep 7.9 of its cores busy" in text
@@ -50,7 +51,18 @@ def test_a_narrow_terminal_shows_fewer_columns_and_each_rank(tmp_path, gpu):
         assert ranks == sorted(ranks) and "waiting" in lines[head] and max(map(len, lines)) <= width
         assert all(line.split()[-1] for line in rows) and "\u2026" not in "".join(lines[head : head + 5])
         assert before <= (before := len(lines[head].split()))
-    assert before == (12 if gpu else 9)
+    assert before == (14 if gpu else 11)
+
+
+def test_a_recording_without_reading_and_waiting_for_the_input_has_dashes_there(tmp_path):
+    where = simulated.start(tmp_path, 2, 20)
+    for path in where.glob("rank-*.jsonl"):
+        lines = [json.loads(line) for line in path.read_text().splitlines()]
+        path.write_text("".join(json.dumps({**one, "in": None, "read": None}) + "\n" for one in lines))
+        path.write_text(path.read_text().replace(', "in": null, "read": null', ""))
+    row = next(line.split() for line in drawn(tmp_path).splitlines() if line.split()[:1] == ["1"])
+    assert row[9:14] == ["-", "30.0", "ms", "-", "4.0"]
+    page.format_page(recording.open_run(tmp_path))
 
 
 def test_even_ranks_are_said_to_be_even(tmp_path):

@@ -88,3 +88,12 @@ def test_a_pipeline_that_is_slower_than_the_steps():
     errors = launch.run(2, SCRIPT).check().stderr
     lines = [line for line in errors.splitlines() if "waiting for the input pipeline" in line]
     assert len(lines) == 1, errors
+
+
+def test_what_functions_wait_for_batches_is_told_to_other_threads_where_steps_end(monkeypatch):
+    monkeypatch.setattr(bottlenecks.records, "is_on", lambda: True)
+    monkeypatch.setattr(bottlenecks, "_told_in_functions", 0.0)
+    monkeypatch.setattr(bottlenecks, "_waited_in_functions", SimpleNamespace(numpy=lambda: 1.5))
+    before = bottlenecks.read_waited_seconds()
+    bottlenecks.end_step(SimpleNamespace(trained=[]))
+    assert bottlenecks.read_waited_seconds() - before == 1.5

@@ -55,6 +55,23 @@ def test_collectives_are_known_by_kind_and_place():
     assert steps.bytes == (64, 108) and steps.at == pytest.approx([0.01, 0.02])
 
 
+def test_a_collective_beside_an_overlapped_update_belongs_to_its_call():
+    """A gather that the update does not need begins before it is over or after it, as threads run."""
+    events, called = [_events(12, overlapped=True)], [(100 * step + 104) * 10**6 for step in range(12)]
+    for step in range(12):
+        at = 100 * step + (99 if step % 3 == 1 else 101)
+        events.append(np.array([_event("allgather", at * 10**6, 10**6, 8, 3)], records.EVENT))
+    steps = find_steps(np.concatenate(events), LABELS, called)
+    assert len(steps.seconds) == 12 - FIRST - 1
+    assert steps.form[1] == ("collective", "announcement", "allgather")
+    assert all(0.0985 < at < 0.1015 for at in steps.at[2:]) and steps.bytes[2] == 8
+
+
+def test_of_several_updates_in_a_call_each_is_a_step():
+    called = [(200 * step + 204) * 10**6 for step in range(6)]
+    assert find_steps(_events(12, overlapped=True), LABELS, called) == find_steps(_events(12, overlapped=True), LABELS)
+
+
 def test_what_lies_between_epochs_is_no_step():
     events = np.append(_events(12), np.array([_event("between steps", 605 * 10**6)], records.EVENT))
     assert len(find_steps(events, LABELS).seconds) == 12 - FIRST - 2

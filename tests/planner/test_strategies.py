@@ -88,7 +88,7 @@ def test_where_memory_is_short_others_own_the_pieces():
     nodes = [0, 0, 2, 2]
     known = Hosts(nodes, {0: 1e9, 2: 1e6})
     count, why = owners.choose_count(known, 1e8, 2e8)
-    assert count == 1 and "S = 1: the optimizer's 200.0 MB are in pieces on rank 0 of 4. " in why
+    assert count == 1 and "S = 1: the optimizer's 200 MB are in pieces on rank 0 of 4. " in why
     assert "with S = 4 it takes" in why and "but memory does not hold it" in why
     assert "3.13 GB/s between hosts, too" in why
     # What fits is taken, as many as can be: three pieces of 67 MB, one of them where there are 70.

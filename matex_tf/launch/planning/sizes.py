@@ -184,8 +184,8 @@ class Sizes:
 
 def describe_form(gradients: Sequence[Gradient], kinds: Sequence[str]) -> str:
     """What a step reduces, in a few words."""
-    size = sum(one.bytes for one in gradients) / 1e6
-    return f"{len(gradients)} gradient{'s' * (len(gradients) > 1)} of {size:.3g} MB, and {describe_kinds(kinds)}"
+    size = settings.format_bytes(sum(one.bytes for one in gradients))
+    return f"{len(gradients)} gradient{'s' * (len(gradients) > 1)} of {size}, and {describe_kinds(kinds)}"
 
 
 def choose_memory(asked: Asked) -> float:

@@ -174,10 +174,11 @@ def _format_ranks(start: Start, ranks: Mapping[int, Series], steps: Mapping[int,
     rows = []
     for rank, series in list(ranks.items())[:_ALL]:
         memory = np.nanmax(series["mem"]) if np.isfinite(series["mem"]).any() else np.nan
-        values = [progress.compute_mean_rate(series, "cpu"), memory / 2**30]
+        values = [progress.compute_mean_rate(series, "cpu"), memory / 2**30, series["read"][-1] / 1e9, series["in"][-1]]
         step = steps.get(rank)
         values += [1e3 * one for one in (step.compute, step.waiting, step.sums)] if step else [np.nan] * 3
         cells = "".join(f"<td>{format_number(value) if value == value else '-'}" for value in values)
         rows.append(f"<tr><th>{rank}<td>{escape(start.hosts[rank])}{cells}<td>{escape(series.ended)}")
-    head = "<tr><th>rank<th>host<th>CPU, cores<th>most memory, GiB<th>compute, ms<th>waiting, ms<th>sums, ms<th>end"
+    head = "<tr><th>rank<th>host<th>CPU, cores<th>most memory, GiB<th>read, GB<th>waiting for the input, s"
+    head += "<th>compute, ms<th>waiting, ms<th>sums, ms<th>end"
     return f"<details><summary>Each rank: means over the run</summary><table>{head}{''.join(rows)}</table></details>"

@@ -25,7 +25,7 @@ from matex_tf.observe import measured_steps
 from matex_tf.planner.measurement import machine, started
 from matex_tf.planner.measurement import steps as steps_of_events
 from matex_tf.planner.measurement.steps import Steps
-from matex_tf.planner.plan_file import Size, Update, compute_typical_step
+from matex_tf.planner.plan_file import Input, Size, Update, compute_typical_step
 
 STEPS, LEAST = 25, 8
 """At each size: by default, and at least, since the first of them do not count."""
@@ -94,6 +94,7 @@ def measure_copies(
         max(int(notes["base"]) for notes, _, _ in found), max(int(notes["peak"]) for notes, _, _ in found), busy,
         statistics.median(steps.update for steps in alike),
         _count_cores([float(notes["cores"]) for notes, _, _ in found]), first.bytes,
+        read_input([notes for notes, _, _ in found]),
     )  # fmt: skip
     told, update = (json.loads(str(found[0][0][name])) for name in ("epoch", "update"))
     epoch = count_epoch_steps(told["batches"], told["given"], told["updates"] * first.share)
@@ -108,6 +109,16 @@ def count_epoch_steps(batches: int, given: int, updates: float) -> int:
     if not batches or not given or not updates:
         return 0
     return round(batches * round(updates / given)) if updates > given else ceil(batches / round(given / updates))
+
+
+def read_input(of_copies: Sequence[Mapping[str, Any]]) -> Input | None:
+    """The mean of those copies that tell: the data of others may have ended."""
+    told = [json.loads(str(notes["input"])) for notes in of_copies]
+    known = [Input(**one) for one in told if one is not None]
+    if not known:
+        return None
+    seconds, size = (statistics.mean(getattr(one, name) for one in known) for name in ("seconds", "bytes"))
+    return Input(seconds, size)
 
 
 def _count_cores(of_copies: Sequence[float]) -> float | None:
@@ -212,7 +223,7 @@ def read_copy(
     file = folder / f"copy-{copy}.npz"
     notes = dict(np.load(file, allow_pickle=False)) if file.exists() else {}
     updates = int(notes.get("updates", 0))
-    steps = steps_of_events.find_steps(notes["events"], notes["labels"].tolist()) if notes else None
+    steps = steps_of_events.find_steps(notes["events"], notes["labels"].tolist(), notes["called"]) if notes else None
     if steps is not None and (code == 0 or len(steps.seconds) >= steps_of_events.FIRST):
         return notes, steps, bool(notes["overlaps"])
     is_late = code is None or bool(notes.get("is_late"))
@@ -230,7 +241,7 @@ def read_copy(
         reached = "how far it had come is not known"
     elif not notes["has_tensorflow"]:
         reached = "it had not imported TensorFlow"
-    elif not updates and notes.get("trained"):
+    elif not updates and len(notes["called"]):
         reached = (
             "it had trained, but every rank computes the whole of each step, so that ranks make it no faster: `matex "
             "run --explain` says why"

@@ -61,9 +61,12 @@ class _Step:
     update: float
 
 
-def find_steps(events: np.ndarray, labels: Sequence[str]) -> Steps | None:
+def find_steps(events: np.ndarray, labels: Sequence[str], called: Sequence[int] = ()) -> Steps | None:
     """The steps among `events` (dtype `records.EVENT`): each from the end of an update to that of the next one of its
     place, which is the place that most updates have. None if there are none after the first ones.
+
+    Args:
+        called: when each call that trains was over, in nanoseconds by the clock of events, in order.
     """
     kinds = np.array(records.ACTIVITIES)[events["activity"]]
     ends = events["start"] + events["duration"]
@@ -72,12 +75,15 @@ def find_steps(events: np.ndarray, labels: Sequence[str]) -> Steps | None:
     if not places:
         return None
     place = places.most_common(1)[0][0]
-    borders = np.sort(ends[is_update & (events["label"] == place)])[FIRST:]
+    is_border = is_update & (events["label"] == place)
+    order = np.argsort(ends[is_border])[FIRST:]
+    borders, is_beside = ends[is_border][order], kinds[is_border][order] == "exposed"
+    script = np.where(is_beside, _find_ends_of_calls(borders, called), borders)
     pauses = events["start"][kinds == "between steps"]
     found = []
-    for begin, end in zip(borders, borders[1:]):
+    for begin, end, first, past in zip(borders, borders[1:], script, script[1:]):
         if not np.any((pauses > begin) & (pauses <= end)):
-            inside = (events["start"] >= begin) & (events["start"] < end)
+            inside = (events["start"] >= first) & (events["start"] < past)
             reduced = ends[is_update & (ends >= begin)]
             found.append(_read_step(events[inside], kinds[inside], labels, int(begin), int(end), reduced))
     alike = _keep_most_common(found, lambda step: step.gradients)
@@ -92,6 +98,18 @@ def find_steps(events: np.ndarray, labels: Sequence[str]) -> Steps | None:
         float(np.median([step.update for step in alike])),
         places[place] / sum(places.values()),
     )  # fmt: skip
+
+
+def _find_ends_of_calls(borders: np.ndarray, called: Sequence[int]) -> np.ndarray:
+    """Where the script's own collectives of the steps end that end, by their updates, at `borders`.
+
+    A collective that an update beside the script does not need, as that of a sparse gradient, begins before or after
+    the update is over, as threads run. It belongs to the call of its update. Of several updates in a call the borders
+    are all that is known, except of the last.
+    """
+    never = np.iinfo(np.int64).max
+    found = np.append(np.asarray(called, np.int64), never)[np.searchsorted(called, borders)]
+    return np.where(found < np.append(borders[1:], never), found, borders)
 
 
 def _read_step(

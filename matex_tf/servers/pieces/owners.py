@@ -145,8 +145,8 @@ def choose_count(hosts: Hosts, weights: float, slots: float) -> tuple[int, str]:
     which = ", ".join(map(str, partition.choose_owners(hosts.nodes, best)))
     where = f"each of the {ranks} ranks" if best == ranks else f"rank {which} of {ranks}"
     took = {count: f"{1e3 * hosts.estimate_step(count, weights, slots):.1f} ms" for count in (best, 1, ranks)}
-    text = f"S = {best}: the optimizer's {slots / 1e6:.1f} MB are in pieces on {where}. To sum, update and publish "
-    text += f"{weights / 1e6:.1f} MB of weights takes {took.pop(best)}"
+    text = f"S = {best}: the optimizer's {settings.format_bytes(slots)} are in pieces on {where}. To sum, update and "
+    text += f"publish {settings.format_bytes(weights)} of weights takes {took.pop(best)}"
     for count, seconds in took.items():
         why = "" if count in fits else ", but memory does not hold it"
         text += f"; with S = {count} it takes {seconds}{why}"

@@ -1,0 +1,111 @@
+"""What keeps work of a pipeline on every rank, and what to write instead: `--explain` tells both."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from matex_tf.input import records, tickets
+from matex_tf.sharding import pipelines, row_shares
+
+_MAPS, _BATCHES = ("Map", "ParallelMap"), ("Batch", "ParallelBatch", "PaddedBatch")
+_SPREADS, _READERS = ("FlatMap", "Interleave", "ParallelInterleave"), ("TFRecord", "TextLine", "FixedLengthRecord")
+
+OF_STEPS = (
+    ("a generator", "`Dataset.range(n)` and a map that makes element i"),
+    ("a cache in a file", "`cache()` in memory, or `matex_tf.readers.DataSet`"),
+    ("Filter", "`filter` of names or indices, before the first map; or rows with a weight of 0"),
+    ("Batch|ParallelBatch|PaddedBatch", "one `batch`, and maps of rows before it"),
+    ("Unbatch|Rebatch|Window|GroupByWindow", "maps of rows behind this step"),
+    ("DenseToRagged|DenseToSparseBatch", "`padded_batch`"),
+    (".*: .*compressed.*", "files that are not compressed"),
+    (".*: .*worked on where.*", "a map behind this step, in place of one in its function"),
+    (".*: .*names of files.*", "a list of names, or `list_files`"),
+    ("FlatMap|Interleave|ParallelInterleave", "this step over names or indices, and a map of rows behind it"),
+    (".*", "this step over names or indices, before the first map"),
+)
+OF_OPS = (
+    ("elements that are no dense tensors", "a map by `to_tensor` or `tf.sparse.to_dense`, or `padded_batch`"),
+    ("elements that are no batches", "`batch` behind the map"),
+    ("a map of padded batches", "a map of rows, before `padded_batch`"),
+    ("a map .*", "a map of rows, before `batch`; or the model does it"),
+    ("PyFunc|EagerPyFunc", "ops of TensorFlow; or `tf.numpy_function(..., stateful=False)`, if it keeps no state"),
+    (
+        ".*(Random|Normal|Uniform|Gamma|Poisson|Multinomial|Distorted|Rng).*",
+        "`tf.random.stateless_*` or `tf.image.stateless_*`, with the number that `enumerate()` gives as seed",
+    ),
+    ("Assign.*|ReadVariableOp|ResourceScatter.*", "no variable that a map assigns: `enumerate()` counts"),
+    (".*", "ops without effects"),
+)
+"""What keeps work, a step or a type of op (a regular expression, of which the first counts), and what to write."""
+NOT_DENSE, NO_BATCHES = OF_OPS[0][0], OF_OPS[1][0]
+
+
+def explain_kept(dataset: Any, kept: Sequence[str]) -> str:
+    """What keeps work of a pipeline on every rank, each with what to write instead; "" where nothing does.
+
+    Args:
+        kept: the types of ops because of which work is done in front (see `tickets.Elements`).
+    """
+    has_batches = any(name_step(one) in _BATCHES for one in row_shares.list_pipeline(dataset))
+    parts = [*kept, *([] if has_batches or not _has_work(dataset) else [NO_BATCHES])]
+    told = []
+    for step in _list_steps(dataset, False):
+        name, _, why = step.partition(": ")
+        told.append(f"{name} with all before it ({why + '; ' if why else ''}instead: {find_advice(step, OF_STEPS)})")
+    told += [f"{one} (instead: {find_advice(one, OF_OPS)})" for one in sorted(set(parts))]
+    return ", ".join(told)
+
+
+def find_advice(kept: str, instead: Sequence[tuple[str, str]]) -> str:
+    """What to write instead of a step, or of an op, in one of the two tables."""
+    return next(text for pattern, text in instead if re.fullmatch(pattern, kept))
+
+
+def name_step(dataset: Any) -> str:
+    """The kind of a step, for people."""
+    return re.sub(r"Dataset(V\d)?$", "", pipelines.name_kind(dataset))
+
+
+def _list_steps(dataset: Any, are_rows: bool) -> Iterator[str]:
+    """The uppermost steps that wait for the work on what they are given, as `tickets` finds them.
+
+    are_rows: whether they give rows, of which batches are made.
+    """
+    kind = name_step(dataset)
+    is_in_memory = kind == "Cache" and tickets.is_in_memory(dataset)
+    if pipelines.name_kind(dataset) in tickets._ORDER or kind in _MAPS or is_in_memory:
+        yield from _list_steps(dataset._input_dataset, are_rows)
+    elif kind in _BATCHES and not are_rows:
+        yield from _list_steps(dataset._input_dataset, True)
+    elif kind == "Zip" and are_rows:
+        for one in dataset._inputs():
+            yield from _list_steps(one, True)
+    elif kind == "FlatMap" and "GeneratorDataset" in _list_types(dataset):
+        yield "a generator"
+    elif (why := records.why_not(dataset)) not in ("", records.NO_RECORDS):
+        yield f"{kind}: {why}"
+    elif kind == "Cache":
+        yield "a cache in a file"
+    elif not (are_rows and kind in (*_SPREADS, *_READERS) and not why) and _has_work(dataset):
+        yield kind
+
+
+def _has_work(dataset: Any) -> bool:
+    """Whether a step of a pipeline reads or maps, beside the map that TensorFlow puts before `unbatch`."""
+    steps = row_shares.list_pipeline(dataset)
+    of_unbatch = [one._input_dataset for one in steps if name_step(one) == "Restructured"]
+    return any(_is_work(one) and one not in of_unbatch for one in steps)
+
+
+def _is_work(step: Any) -> bool:
+    kind = name_step(step)
+    if kind in _SPREADS:
+        return any(re.search("Map|TFRecord|TextLine|FixedLength|ReadFile", one) for one in _list_types(step))
+    return kind in (*_MAPS, *_READERS)
+
+
+def _list_types(step: Any) -> list[str]:
+    """The types of the ops in the function of a step."""
+    return [op.type for op in step._map_func.function.graph.get_operations()]
