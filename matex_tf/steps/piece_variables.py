@@ -82,7 +82,8 @@ class PieceVariable(BaseResourceVariable):
             return
         self.updates += 1
         first, last = self.cuts[world.get_world().rank :][:2]
-        _assign(self.piece, tf.identity(tf.reshape(value, [-1])[first:last]))
+        # A slice lies in the memory of the whole value, which would stay.
+        _assign(self.piece, tf.raw_ops.DeepCopy(x=tf.reshape(value, [-1])[first:last]))
         tf.raw_ops.DestroyResourceOp(resource=self.handle, ignore_lookup_error=True)
 
     def _gather(self) -> Any:

@@ -31,6 +31,7 @@ from matex_tf.steps import (
     gradients,
     own_data,
     pieces,
+    publishing,
     shares,
     weak_scaling,
     whole_code,
@@ -277,6 +278,7 @@ class StepPlan:
         def compute(instead: Mapping[int, Any]) -> Any:
             with failures.fail_together(self.place, self.own.graph.variables, self.own.graph):
                 copy = self.find_copy(divided)
+                publishing.settle()
                 self.pieces.take_apart()
                 tensors = [instead.get(id(one), one) for one in inputs]
                 outputs = copy(*tensors, *([] if taken is None else self._take_rows(taken, is_shared)))

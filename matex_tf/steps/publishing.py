@@ -21,6 +21,8 @@ _LEAST_BYTES = 256 << 10
 _MOST_GROUPS = 8
 _holdings: dict[tuple[int, ...], int] = {}
 _numbers = itertools.count()
+_unsettled: list[tuple[list[Any], dict[str, Any]]] = []
+"""Handles of variables that have yet to be moved to common memory, and arguments of the op that does it."""
 
 
 def can_publish(handle: Any, dtype: Any) -> bool:
@@ -63,19 +65,40 @@ def _publish_group(group: Sequence[Publication], place: str, number: int) -> Any
         with tf.control_dependencies([lend] if at in lent else one.before):
             updates.append(getattr(tf.raw_ops, one.kind)(resource=handles[at], value=one.value))
     several = f" and {len(group) - 1} more" if len(group) > 1 else ""
+    arguments = {
+        "T": dtype,
+        "cuts": [cut for one in group for cut in one.cuts],
+        "place": f"new weights of {place}",
+        "names": [f"weight {at}{several}" for at in range(len(group))],
+    }
+    arguments["holding"] = -1 if _is_sent() else _find_holding(group, arguments)
     with tf.control_dependencies(updates):
         return make_in_order(
             ops.get_library().ops.matex_publish,
             wholes=[one.handle for one in group],
             pieces=handles,
-            T=dtype,
-            cuts=[cut for one in group for cut in one.cuts],
-            place=f"new weights of {place}",
-            holding=-1 if _is_sent() else _find_holding(group),
             later=_is_later(),
             needed=number,
-            names=[f"weight {at}{several}" for at in range(len(group))],
+            **arguments,
         )
+
+
+def settle() -> None:
+    """Have the weights that steps publish lie in common memory, before a first step makes anything else. Collective.
+
+    So what they took is free for the optimizer's variables.
+    """
+    import tensorflow as tf
+    from tensorflow.python.ops.resource_variable_ops import ResourceVariable
+
+    library = ops.get_library().ops
+    while _unsettled:
+        wholes, arguments = _unsettled.pop(0)
+        dtype = arguments["T"]
+        kept = [ResourceVariable(tf.zeros([0], dtype), trainable=False, shape=[None]) for _ in wholes]
+        pieces = [one.handle for one in kept]
+        library.matex_lend(wholes=wholes, pieces=pieces, T=dtype, cuts=arguments["cuts"])
+        library.matex_publish(wholes=wholes, pieces=pieces, order=[], **arguments)
 
 
 def _is_sent() -> bool:
@@ -118,13 +141,17 @@ def _find_outer(handle: Any) -> Any:
     return handle
 
 
-def _find_holding(group: Sequence[Publication]) -> int:
-    """The number of the common memory of these variables, which goes with the first of them."""
+def _find_holding(group: Sequence[Publication], arguments: dict[str, Any]) -> int:
+    """The number of the common memory of these variables, which goes with the first of them.
+
+    arguments: those of the op that publishes the variables.
+    """
     outer = [_find_outer(one.handle) for one in group]
     key = tuple(map(id, outer))
     if key not in _holdings:
         number = _holdings[key] = next(_numbers)
         weakref.finalize(outer[0], _drop_memory, key, number).atexit = False
+        _unsettled.append((outer, {**arguments, "holding": number}))
     return _holdings[key]
 
 
