@@ -41,6 +41,8 @@ class Source:
         options = tf.data.Options()
         options.experimental_optimization.map_and_batch_fusion = False
         options.experimental_optimization.inject_prefetch = options.experimental_optimization.noop_elimination = False
+        # Nothing is left to be tuned, and the thread that tunes may sleep for a minute after the end.
+        options.autotune.enabled = False
         self._is_free = not any(map(pipelines.has_outside_state, row_shares.list_pipeline(dataset)))
         self._as_alone = iteration.count_ahead(dataset)
         self._options = dataset.options().merge(options)
