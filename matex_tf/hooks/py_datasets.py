@@ -1,0 +1,41 @@
+"""`PyDataset` and `Sequence` of Keras 3: ranks take turns at their items."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from matex_tf import tags
+from matex_tf.input import turns
+from matex_tf.runtime.keras_table import KerasTable
+from matex_tf.steps import agreement
+
+HOOKS = KerasTable()
+_LOST = "every rank makes all items of a PyDataset"
+_WHOLE = "is gone through whole"
+
+
+@HOOKS.replace_in(_LOST, "trainers.epoch_iterator:EpochIterator.__init__", since="3.6", optional=True)
+def _wrap_source(original: Any) -> Any:
+    def __init__(self, *args, **kwargs):
+        original(self, *args, **kwargs)
+        if hasattr(self.data_adapter, "py_dataset"):
+            is_whole = self.steps_per_epoch in (None, self._num_batches)
+            tags.set_tag(self.data_adapter, _WHOLE, is_whole and self.steps_per_execution == 1)
+
+    return __init__
+
+
+@HOOKS.replace_in(
+    _LOST,
+    "trainers.data_adapters.py_dataset_adapter:PyDatasetAdapter.get_tf_dataset",
+    since="3.6",
+    optional=True,
+)
+def _wrap_dataset(original: Any) -> Any:
+    def get_tf_dataset(self):
+        # Of what is left from an epoch over a part of the items, Keras' threads and processes know the order.
+        if not agreement.is_watched() or not tags.get_tag(self, _WHOLE, False):
+            return original(self)
+        return turns.take_turns(self, lambda: original(self))
+
+    return get_tf_dataset
