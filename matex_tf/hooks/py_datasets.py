@@ -11,7 +11,7 @@ from matex_tf.steps import agreement
 
 HOOKS = KerasTable()
 _LOST = "every rank makes all items of a PyDataset"
-_WHOLE = "is gone through whole"
+_OBSTACLE = "why ranks take no turns"
 
 
 @HOOKS.replace_in(_LOST, "trainers.epoch_iterator:EpochIterator.__init__", since="3.6", optional=True)
@@ -19,8 +19,11 @@ def _wrap_source(original: Any) -> Any:
     def __init__(self, *args, **kwargs):
         original(self, *args, **kwargs)
         if hasattr(self.data_adapter, "py_dataset"):
-            is_whole = self.steps_per_epoch in (None, self._num_batches)
-            tags.set_tag(self.data_adapter, _WHOLE, is_whole and self.steps_per_execution == 1)
+            obstacle = "" if self.steps_per_execution == 1 else "a call of a step takes several (steps_per_execution)"
+            if self.steps_per_epoch not in (None, self._num_batches):
+                # Of what is left from an epoch over a part of them, Keras' threads and processes know the order.
+                obstacle = "an epoch has a part of them (steps_per_epoch, validation_steps)"
+            tags.set_tag(self.data_adapter, _OBSTACLE, obstacle)
 
     return __init__
 
@@ -33,9 +36,9 @@ def _wrap_source(original: Any) -> Any:
 )
 def _wrap_dataset(original: Any) -> Any:
     def get_tf_dataset(self):
-        # Of what is left from an epoch over a part of the items, Keras' threads and processes know the order.
-        if not agreement.is_watched() or not tags.get_tag(self, _WHOLE, False):
+        obstacle = tags.get_tag(self, _OBSTACLE)
+        if obstacle is None or not agreement.is_watched():
             return original(self)
-        return turns.take_turns(self, lambda: original(self))
+        return turns.take_turns(self, lambda: original(self), obstacle)
 
     return get_tf_dataset

@@ -119,16 +119,15 @@ class _Kind(NamedTuple):
 def _list_kinds() -> list[_Kind]:
     import tensorflow as tf
 
-    keras = sys.modules.get("keras")
     kinds = [
         _Kind(random.Random, lambda one: one.getstate(), lambda one, state: one.setstate(state)),
         _Kind(np.random.RandomState, lambda one: one.get_state(), lambda one, state: one.set_state(state)),
         _Kind(np.random.Generator, lambda one: one.bit_generator.state, _put_state_of_bits),
         _Kind(tf.random.Generator, lambda one: one.state.numpy(), lambda one, state: one.state.assign(state)),
     ]
-    if hasattr(getattr(keras, "random", None), "SeedGenerator"):
-        get = lambda one: np.array(one.state)  # noqa: E731
-        kinds.append(_Kind(keras.random.SeedGenerator, get, lambda one, state: one.state.assign(state)))
+    of_keras = getattr(sys.modules.get("keras.random"), "SeedGenerator", None)
+    if of_keras is not None:
+        kinds.append(_Kind(of_keras, lambda one: np.array(one.state), lambda one, state: one.state.assign(state)))
     return kinds
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import random
+import re
 import sys
 import threading
 import time
@@ -27,21 +28,25 @@ from matex_tf.world import membership, world
 
 _SOURCE = "items by turns"
 _NEXT, _ROWS = "the next item of a PyDataset", "the rows of an item of a PyDataset"
+_OP = re.compile(r"^\{\{function_node [^}]*\}\} ")
 _AHEAD = 2
 """Items that a rank has ready, where the object does not say how many."""
 _MEASURED = 4
 """Items that are sent before ranks choose whether that is faster than each making all of them."""
+_COMPARED = 4
+"""The number, from 1, of the first item that all ranks make; the others are twice the one before."""
 
 
-def take_turns(adapter: Any, make_dataset: Callable[[], Any]) -> Any:
+def take_turns(adapter: Any, make_dataset: Callable[[], Any], obstacle: str = "") -> Any:
     """The dataset of a `PyDataset`'s items that Keras goes through. Collective.
 
     Args:
         adapter: Keras' `PyDatasetAdapter`.
         make_dataset: makes the dataset of what its `_get_iterator` gives.
+        obstacle: why Keras itself does not let ranks take turns.
     """
     whole, name = adapter.py_dataset, type(adapter.py_dataset).__name__
-    obstacle = _find_obstacle(whole)
+    obstacle = obstacle or _find_obstacle(whole)
     if obstacle:
         _explain(name, f"every rank makes every item: {obstacle}")
         return make_dataset()
@@ -273,7 +278,7 @@ class Pass:
 
     def _is_compared(self, at: int) -> bool:
         number = self._before + at + 1
-        return number & (number - 1) == 0
+        return number >= _COMPARED and number & (number - 1) == 0
 
     def _deal(self) -> None:
         """Have this rank's items, of those that are left, made ahead."""
@@ -330,7 +335,8 @@ class Pass:
 
     def _tell_failure(self, number: int, error: Any) -> str:
         me = world.get_world()
-        return f"rank {me.rank} ({me.host}) cannot make item {number} of {self.source.name}: {error.message}"
+        text = _OP.sub("", error.message)
+        return f"rank {me.rank} ({me.host}) cannot make item {number} of {self.source.name}: {text}"
 
     def _compare(self, everyone: Sequence[Any], number: int) -> None:
         other = next((rank for rank, one in enumerate(everyone) if one[3] != everyone[0][3]), 0)
