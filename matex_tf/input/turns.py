@@ -7,6 +7,7 @@ the threads or processes that the object asks for; the others never do. Now and 
 from __future__ import annotations
 
 import functools
+import queue
 import random
 import re
 import sys
@@ -33,6 +34,7 @@ _AHEAD = 2
 """Items that a rank has ready, where the object does not say how many."""
 _MEASURED = 4
 """Items that are sent before ranks choose whether that is faster than each making all of them."""
+_PATIENCE = 0.5
 _COMPARED = 4
 """The number, from 1, of the first item that all ranks make; the others are twice the one before."""
 
@@ -108,6 +110,30 @@ class Own:
         """See `on_epoch_begin`."""
 
 
+class _Queue(queue.Queue):
+    """Of what Keras' `enqueuer` makes ahead. Its thread waits for room no longer than the enqueuer runs."""
+
+    def __init__(self, enqueuer: Any):
+        super().__init__(enqueuer.future_queue.maxsize)
+        self._refer = weakref.ref(enqueuer)
+
+    def put(self, item: Any, block: bool = True, timeout: float | None = None) -> None:
+        while True:
+            try:
+                return super().put(item, timeout=_PATIENCE)
+            except queue.Full:
+                enqueuer = self._refer()
+                if enqueuer is None or not enqueuer.running:
+                    return None
+
+
+def _stop(adapter: Any) -> None:
+    """Have no more items made ahead; waits for nothing, so that it may run in any thread, and while objects end."""
+    if adapter.enqueuer is not None:
+        adapter.enqueuer.running = False
+        sys.modules[type(adapter).__module__]._SHARED_SEQUENCES[adapter.enqueuer.uid] = None  # as Keras does
+
+
 class Source:
     """A dataset of items at which ranks take turns.
 
@@ -169,6 +195,8 @@ class Source:
         if is_ahead and adapter.enqueuer is None:
             enqueuer = sys.modules[kind.__module__].OrderedEnqueuer
             adapter.enqueuer = enqueuer(adapter.py_dataset, workers=1, max_queue_size=_AHEAD)
+        if adapter.enqueuer is not None:
+            adapter.enqueuer.future_queue = _Queue(adapter.enqueuer)
         if is_ahead:
             adapter.enqueuer.start()
         return adapter
@@ -193,7 +221,7 @@ class Source:
             if adapter.num_batches:
                 yield from adapter._get_iterator()
         finally:
-            adapter.on_epoch_end()
+            _stop(adapter)
 
     def choose(self) -> None:
         """Find whether turns are faster. Collective."""
@@ -295,7 +323,7 @@ class Pass:
         self._dealt, self._iterator = dealt, None
         if numbers:
             self._adapter = self.source.make_adapter(numbers, is_ahead=True)
-            self._stop = weakref.finalize(self, self._adapter.on_epoch_end)
+            self._stop = weakref.finalize(self, _stop, self._adapter)
 
     def _pull(self) -> list[Any]:
         """The flat tensors of this rank's next item."""
@@ -361,7 +389,7 @@ class Turn:
 
     def __init__(self, source: Source, number: int, maker: int, made: Any, shapes: Any, failed: Any):
         self.source, self.number, self.failed = source, number, failed
-        self._maker, self._made, self._shapes, self._ranks = maker, made, shapes, world.get_world().size
+        self._holder, self._made, self._shapes, self._ranks = maker, made, shapes, world.get_world().size
         counts = {shape[0] for shape, is_rows in zip(shapes or (), source.are_rows) if is_rows}
         self.total, self.is_even = max(counts, default=0), len(counts) < 2
 
@@ -383,21 +411,21 @@ class Turn:
 
     def _exchange(self, cut: Callable[[int], slice | None]) -> list[Any]:
         """The tensors with the rows that `cut` gives of a rank's number. Collective."""
-        self._find_maker()
-        with objects.start_exchange(_ROWS, f"sending from {self._maker}"):
+        self._find_holder()
+        with objects.start_exchange(_ROWS, f"sending from {self._holder}"):
             began = time.perf_counter()
             found = self._send(cut) if self._made is not None else self._receive(cut(world.get_world().rank))
             if self.source.is_open:
                 self.source.exchanges.append(time.perf_counter() - began)
         return found
 
-    def _find_maker(self) -> None:
+    def _find_holder(self) -> None:
         """After a rank is lost: who has the item, else rank 0, which makes it again."""
         me = world.get_world()
         if self._ranks == me.size:
             return
         held = objects.allgather(self._made is not None, f"looking for {_NEXT}")
-        self._maker, self._ranks = held.index(True) if any(held) else 0, me.size
+        self._holder, self._ranks = held.index(True) if any(held) else 0, me.size
         if not any(held) and me.rank == 0:
             adapter = self.source.make_adapter([self.number], is_ahead=True)
             _, self._made = self.source.start(adapter, iter)
@@ -423,11 +451,11 @@ class Turn:
         comm, found = world.get_communicator("control"), []
         for (dtype, _), shape, is_rows in zip(self.source.specs, self._shapes, self.source.are_rows):
             if dtype == tf.string:
-                part = comm.recv(source=self._maker)
+                part = comm.recv(source=self._holder)
             else:
                 shape = (rows.stop - rows.start, *shape[1:]) if is_rows and rows else shape
                 part = np.empty(shape, dtype.as_numpy_dtype)
-                comm.Recv(_view_bytes(part), self._maker)
+                comm.Recv(_view_bytes(part), self._holder)
             found.append(tf.constant(part, dtype))
         return found
 
