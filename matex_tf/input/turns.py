@@ -36,7 +36,7 @@ _MEASURED = 4
 """Items that are sent before ranks choose whether that is faster than each making all of them."""
 _PATIENCE = 0.5
 _COMPARED = 4
-"""The number, from 1, of the first item that all ranks make; the others are twice the one before."""
+"""The number, from 1, of an item that all ranks make; further ones are twice the one before, or the first of a pass."""
 
 
 def take_turns(adapter: Any, make_dataset: Callable[[], Any], obstacle: str = "") -> Any:
@@ -306,7 +306,7 @@ class Pass:
 
     def _is_compared(self, at: int) -> bool:
         number = self._before + at + 1
-        return number >= _COMPARED and number & (number - 1) == 0
+        return at == 0 or (number >= _COMPARED and number & (number - 1) == 0)
 
     def _deal(self) -> None:
         """Have this rank's items, of those that are left, made ahead."""
@@ -349,7 +349,7 @@ class Pass:
         mine = at, number, shapes, digest, failed
         if is_compared:
             everyone = objects.allgather(mine, f"comparing {_NEXT}")
-            self._compare(everyone[: me.trainers], number)
+            self._compare(everyone[: me.trainers])
             told = next((one for one in everyone if one[-1]), everyone[maker])
         else:
             told = _send_to_all(mine if me.rank == maker else None, maker)
@@ -366,13 +366,13 @@ class Pass:
         text = _OP.sub("", error.message)
         return f"rank {me.rank} ({me.host}) cannot make item {number} of {self.source.name}: {text}"
 
-    def _compare(self, everyone: Sequence[Any], number: int) -> None:
+    def _compare(self, everyone: Sequence[Any]) -> None:
         other = next((rank for rank, one in enumerate(everyone) if one[3] != everyone[0][3]), 0)
         if other and not any(one[-1] for one in everyone):
             notes.print_note(
-                f"ranks 0 and {other} made different items {number} of {self.source.name}, at whose items ranks take "
-                "turns: an item depends on those that were made before it. The results are not exactly those of the "
-                "script alone"
+                f"ranks 0 and {other} made different items of the same number of {self.source.name}, at whose items "
+                "ranks take turns: they depend on what else was made. The results are not exactly those of the script "
+                "alone"
             )
 
 

@@ -4,6 +4,7 @@ A name that ends with "|made" is the number of items that the rank has made. Ran
 however long it takes to send rows.
 """
 
+import itertools
 import sys
 import types
 from pathlib import Path
@@ -18,6 +19,8 @@ turns._MEASURED = None
 keras.backend.set_floatx("float64")
 ITEMS, EPOCHS = 23, 3
 results = {}
+made = {}
+numbers = itertools.count()
 hidden = types.ModuleType("hidden")
 hidden.generator = np.random.default_rng(9)
 
@@ -27,13 +30,18 @@ class Items(keras.utils.PyDataset):
 
     def __init__(self, seed=0, **options):
         super().__init__(**options)
-        self.seed, self.made, self.order = seed, 0, np.arange(ITEMS)
+        self.seed, self.order, self.counter = seed, np.arange(ITEMS), f"counter {next(numbers)}"
+        made[self.counter] = 0
+
+    @property
+    def made(self):
+        return made[self.counter]
 
     def __len__(self):
         return ITEMS
 
     def __getitem__(self, number):
-        self.made += 1
+        made[self.counter] += 1  # which is no part of the object
         generator = np.random.default_rng([self.seed, int(self.order[number])])
         rows = generator.normal(size=({3: 1, ITEMS - 1: 5}.get(number, 6), 4))
         return self.change(rows, rows[:, :1] * 2 + 1)
@@ -80,6 +88,28 @@ class DrawsElsewhere(Items):
 class Counts(Items):
     def change(self, x, y):
         return x + self.made, y
+
+
+class Remembers(Items):
+    """The order of an epoch follows from what this object has made."""
+
+    def on_epoch_end(self):
+        self.order = np.random.default_rng(self.made).permutation(ITEMS)
+
+
+class Notes(Items):
+    """What was made decides upon the order of an epoch; it is noted in the object."""
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.noted = []
+
+    def __getitem__(self, number):
+        self.noted.append(number)
+        return super().__getitem__(number)
+
+    def on_epoch_end(self):
+        self.order = np.random.default_rng(len(self.noted)).permutation(ITEMS)
 
 
 class Fails(Items):
@@ -134,8 +164,12 @@ train("draws globally", DrawsGlobally())
 train("draws sometimes", DrawsSometimes())
 train("draws elsewhere", DrawsElsewhere())
 train("counts", Counts())
+train("notes", Notes())
 train("two steps at once", Items(), compiled={"steps_per_execution": 2})
 train("eager", Items(), compiled={"run_eagerly": True})
+network_of_memory = network()
+network_of_memory.compile("sgd", "mse")
+network_of_memory.fit(Remembers(), epochs=2, verbose=0)
 try:
     train("fails", Fails())
 except tf.errors.OpError as error:
