@@ -13,6 +13,7 @@ import random
 import sys
 import time
 import types
+import weakref
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -181,6 +182,8 @@ class _Walk:
         pending, found = [root], 0
         while pending:
             one = pending.pop()
+            if isinstance(one, weakref.ReferenceType):
+                continue  # no part of what has it
             if isinstance(one, _VALUES):
                 found = hash((found, type(one), one))
             elif id(one) in self._seen or isinstance(one, _NOT_ENTERED):

@@ -50,7 +50,7 @@ def take_turns(adapter: Any, make_dataset: Callable[[], Any], obstacle: str = ""
     whole, name = adapter.py_dataset, type(adapter.py_dataset).__name__
     obstacle = obstacle or _find_obstacle(whole)
     if obstacle:
-        _explain(name, f"every rank makes every item: {obstacle}")
+        _explain(name, f"every rank makes all: {obstacle}")
         return make_dataset()
     found = items.compare_items(whole, name)
     source = None if found.why else Source(adapter, name, found.seconds)
@@ -61,16 +61,15 @@ def take_turns(adapter: Any, make_dataset: Callable[[], Any], obstacle: str = ""
         adapter.py_dataset = whole
     if source is None:
         notes.print_note(
-            f"the items of {name} are no functions of their numbers ({found.why}), so that every rank makes all of "
-            "them. Ranks would take turns if the item of a number were always the same, for instance drawn by "
-            "np.random.default_rng([seed, number])"
+            f"every rank makes all items of {name}: {found.why}. Ranks take turns at items that depend on nothing but "
+            "their numbers, for instance drawn by np.random.default_rng([seed, number])"
         )
     elif why := source.find_obstacle(dataset):
         source.leave()
-        _explain(name, f"every rank makes every item: {why}")
+        _explain(name, f"every rank makes all: {why}")
     else:
         source.begin(dataset)
-        _explain(name, "ranks take turns at its items")
+        _explain(name, "ranks take turns")
     return dataset
 
 
@@ -230,7 +229,7 @@ class Source:
         saved = min(making for _, making in everyone) * (1 - 1 / world.get_world().trainers)
         self.is_open, self.is_shared = False, max(sending for sending, _ in everyone) < saved
         if not self.is_shared:
-            _explain(self.name, "every rank makes every item: that is faster than to send rows")
+            _explain(self.name, "every rank makes all from now on: that is faster than to send rows")
 
 
 def find_source(dataset: Any) -> Source | None:
