@@ -24,6 +24,8 @@ def _wrap_source(original: Any) -> Any:
                 # Of what is left from an epoch over a part of them, Keras' threads and processes know the order.
                 obstacle = "an epoch has a part of them (steps_per_epoch, validation_steps)"
             tags.set_tag(self.data_adapter, _OBSTACLE, obstacle)
+        elif hasattr(self.data_adapter, "generator"):
+            turns.explain_generator()
 
     return __init__
 

@@ -80,7 +80,7 @@ def compare_items(source: Any, name: str) -> Found:
     other = next((rank for rank, one in enumerate(everyone) if one[0] != everyone[0][0]), 0)
     attribute = next((one[2] for one in everyone if one[2]), "")
     why = f"ranks 0 and {other} made different items of the same number" if other else ""
-    why = f"the making of an item changes the attribute {attribute!r}" if attribute else why
+    why = f"the making of an item changes its attribute {attribute!r}" if attribute else why
     why = "the making of an item draws random numbers" if any(one[1] for one in everyone) else why
     return Found([made[number] for number in FIRST], why, min(one[3] for one in everyone))
 
@@ -104,7 +104,7 @@ class State:
         walk = _Walk(holder)
         for one in _list_global(holder):
             walk.visit(one)
-        self._attributes = {name: walk.visit(value) for name, value in vars(holder).items()}
+        self._attributes = {name: walk.visit(value) for name, value in list(vars(holder).items())}
         self._generators = list(walk.generators.values())
         self._states = [_kind_of(one).get(one) for one in self._generators]
         self._spawned = seeding.count_spawned()

@@ -88,6 +88,10 @@ def _explain(name: str, text: str) -> None:
         notes.print_note(f"the items of {name}: {text}")
 
 
+def explain_generator() -> None:
+    _explain("a generator", "every rank makes all, as they have no numbers. Ranks take turns at those of a PyDataset")
+
+
 class Own:
     """In place of a `PyDataset`: those of its items that have these numbers.
 
@@ -109,7 +113,7 @@ class Own:
         """See `on_epoch_begin`."""
 
 
-class _Queue(queue.Queue):
+class _Queue(queue.Queue[Any]):
     """Of what Keras' `enqueuer` makes ahead. Its thread waits for room no longer than the enqueuer runs."""
 
     def __init__(self, enqueuer: Any):
