@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 from matex_tf import tags
@@ -20,14 +21,24 @@ def _wrap_source(original: Any) -> Any:
         original(self, *args, **kwargs)
         if hasattr(self.data_adapter, "py_dataset"):
             obstacle = "" if self.steps_per_execution == 1 else "a call of a step takes several (steps_per_execution)"
-            if self.steps_per_epoch not in (None, self._num_batches):
-                # Of what is left from an epoch over a part of them, Keras' threads and processes know the order.
+            if self.steps_per_epoch not in (None, self._num_batches) and _is_read_ahead(self.data_adapter):
                 obstacle = "an epoch has a part of them (steps_per_epoch, validation_steps)"
             tags.set_tag(self.data_adapter, _OBSTACLE, obstacle)
         elif hasattr(self.data_adapter, "generator"):
             turns.explain_generator()
 
     return __init__
+
+
+def _is_read_ahead(adapter: Any) -> bool:
+    """Whether it makes a difference how far items are made ahead when an epoch ends before its items do.
+
+    Keras' threads and processes keep what is left of them, and the object may make others in the next epoch.
+    """
+    base, given = sys.modules[type(adapter).__module__].PyDataset, adapter.py_dataset
+    methods = ((getattr(given, name), getattr(base, name)) for name in ("on_epoch_begin", "on_epoch_end"))
+    is_told = any(getattr(mine, "__func__", None) is not usual for mine, usual in methods)
+    return is_told or adapter.enqueuer is not None
 
 
 @HOOKS.replace_in(
