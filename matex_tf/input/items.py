@@ -63,13 +63,13 @@ def compare_items(source: Any, name: str) -> Found:
             seconds = time.perf_counter() - began
             draws, changed = before.is_drawn_from() or draws, before.find_changed()
             before = State(source)  # the first item may have opened a file
-        if draws and me.rank > 0:
+        if draws and not changed and me.rank > 0:
             first.put_back()
             made = {number: source[number] for number in FIRST}
     except Exception as error:
         failed = error
     what = f"items {FIRST[0]} and {FIRST[1]} of {name}"
-    digests = [] if failed else [_digest(made[number]) for number in FIRST]
+    digests = [] if failed else [source.num_batches, *(_digest(made[number]) for number in FIRST)]
     told = f"{type(failed).__name__}: {failed}" if failed else ""
     everyone = objects.allgather((digests, draws, changed, seconds, told), f"comparing {what}")
     if failed:

@@ -23,7 +23,7 @@ from matex_tf import settings, tags
 from matex_tf.input import items, tickets
 from matex_tf.rewrite.sources import find_components
 from matex_tf.runtime import notes, objects
-from matex_tf.sharding import row_shares
+from matex_tf.sharding import fingerprint, row_shares
 from matex_tf.steps import batches, failures
 from matex_tf.world import membership, world
 
@@ -35,6 +35,7 @@ _AHEAD = 2
 _MEASURED = 4
 """Items that are sent before ranks choose whether that is faster than each making all of them."""
 _PATIENCE = 0.5
+"""Seconds after which a thread that makes items ahead looks whether it still should."""
 _COMPARED = 4
 """The number, from 1, of an item that all ranks make; further ones are twice the one before, or the first of a pass."""
 
@@ -153,6 +154,7 @@ class Source:
         self.exchanges: list[float] = []
         self._asked: Any = None
         self._begun: Pass | None = None
+        self._make_iterator: Callable[[Any], Any] = iter
         self._lock = threading.Lock()
         self._is_left = False
         adapter._get_iterator = self._generate
@@ -178,7 +180,8 @@ class Source:
 
     def iterate(self, make_iterator: Callable[[Any], Any]) -> Any:
         """An iterator of the items, all of which this rank makes; steps take turns at those that it has to give."""
-        self._begun = begun = Pass(self, make_iterator)
+        self._make_iterator, self._begun = make_iterator, Pass(self)
+        begun = self._begun
         iterator = make_iterator(self.dataset)
         begun.whole = weakref.ref(iterator)
         batches.note_shares(iterator, begun)
@@ -204,11 +207,11 @@ class Source:
             adapter.enqueuer.start()
         return adapter
 
-    def start(self, adapter: Any, make_iterator: Callable[[Any], Any]) -> tuple[Any, list[Any]]:
+    def start(self, adapter: Any) -> tuple[Any, list[Any]]:
         """An iterator of the items of `adapter`, and the flat tensors of its first."""
         with self._lock:
             self._asked = adapter
-            iterator = make_iterator(self.dataset)
+            iterator = self._make_iterator(self.dataset)
             return iterator, tickets.take_next(iterator._iterator_resource, self.specs)
 
     def _generate(self) -> Iterator[Any]:
@@ -246,15 +249,14 @@ class Pass:
     whole: a reference to the iterator of whole items.
     """
 
-    def __init__(self, source: Source, make_iterator: Callable[[Any], Any] = iter):
-        self.source, self._make_iterator = source, make_iterator
-        self._at, self._before = 0, source.turns
+    def __init__(self, source: Source):
+        self.source, self._at, self._before = source, 0, source.turns
         self._order: list[int] | None = None
         self._dealt: tuple[int, bool] | None = None
         self._adapter: Any = None
         self._stop: Callable[[], object] = lambda: None
         self._iterator: Any = None
-        self._is_given_up = False
+        self._is_given_up = self._is_agreed = False
         self.whole: Callable[[], Any] = lambda: None
 
     @property
@@ -280,6 +282,7 @@ class Pass:
         source = self.source
         if self._is_given_up:
             return self._make_whole(self.whole())
+        self._agree_on_order()
         if self._at >= len(self.order):
             raise tf.errors.OutOfRangeError(None, None, "the items of a PyDataset have all been taken")
         if source.is_open and source.turns == _MEASURED:
@@ -295,6 +298,19 @@ class Pass:
             code, text = batch.failed
             raise tf.compat.v1.errors.exception_type_from_error_code(code)(None, None, text)
         return batch
+
+    def _agree_on_order(self) -> None:
+        """Take rank 0's, where ranks have shuffled otherwise. Collective in the first call."""
+        if self._is_agreed:
+            return
+        self._is_agreed = True
+        mine = fingerprint.digest_value(np.array(self.order))
+        if len(set(objects.allgather(mine, "comparing the order of items"))) > 1:
+            self._order = objects.broadcast(self.order, "sending the order of items")
+            notes.print_note(
+                f"ranks have put the items of {self.source.name} into different orders, as where one has drawn numbers "
+                "of Python's random that others have not. All take that of rank 0"
+            )
 
     def _go_to(self, at: int) -> None:
         self._at, self.source.turns = at, self._before + at
@@ -331,7 +347,7 @@ class Pass:
     def _pull(self) -> list[Any]:
         """The flat tensors of this rank's next item."""
         if self._iterator is None:
-            self._iterator, tensors = self.source.start(self._adapter, self._make_iterator)
+            self._iterator, tensors = self.source.start(self._adapter)
             return tensors
         return tickets.take_next(self._iterator._iterator_resource, self.source.specs)
 
@@ -431,7 +447,7 @@ class Turn:
         self._holder, self._ranks = held.index(True) if any(held) else 0, me.size
         if not any(held) and me.rank == 0:
             adapter = self.source.make_adapter([self.number], is_ahead=True)
-            _, self._made = self.source.start(adapter, iter)
+            _, self._made = self.source.start(adapter)
 
     def _send(self, cut: Callable[[int], slice | None]) -> list[Any]:
         from mpi4py import MPI
