@@ -12,7 +12,7 @@ import launch
 from matex_tf.input import items
 
 CASES = Path(__file__).with_name("turns_cases.py")
-BY_TURNS = ("plain", "tested", "threads", "structured", "classes", "eager")
+BY_TURNS = ("plain", "tested", "ordered", "threads", "structured", "classes", "eager")
 BY_ALL = {"draws globally": "DrawsGlobally", "draws sometimes": "DrawsSometimes", "draws elsewhere": "DrawsElsewhere"}
 BY_ALL |= {"counts": "Counts", "notes": "Notes", "two steps at once": ""}
 
@@ -37,6 +37,7 @@ def test_the_results_are_those_of_the_script_alone_and_each_item_is_made_by_one_
         made, total = [int(one[f"{name}|made"]) for one in found], int(want[f"{name}|made"])
         assert made[0] == total <= min(made) and max(made) <= total + len(items.FIRST), (name, made)
         assert result.stderr.count(f"every rank makes all items of {kind}:") == bool(kind)
+    assert result.stderr.count("the items of Items into different orders") == 1
     assert result.stderr.count("of Remembers, at whose items ranks take turns") == 1
     for one in found:
         text = str(one["told|text"])
