@@ -19,6 +19,8 @@ _OBSTACLE = "why ranks take no turns"
 def _wrap_source(original: Any) -> Any:
     def __init__(self, *args, **kwargs):
         original(self, *args, **kwargs)
+        if not agreement.is_watched():
+            return
         if hasattr(self.data_adapter, "py_dataset"):
             obstacle = "" if self.steps_per_execution == 1 else "a call of a step takes several (steps_per_execution)"
             if self.steps_per_epoch not in (None, self._num_batches) and _is_read_ahead(self.data_adapter):
