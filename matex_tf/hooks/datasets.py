@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from matex_tf import ops, settings
-from matex_tf.input import own_shares, whole_batches
+from matex_tf.input import own_shares, turns, whole_batches
 from matex_tf.runtime.hooks import Table
 from matex_tf.runtime.loop_hooks import put_loop
 from matex_tf.sharding import iteration, row_shares, share_arrays, share_batches
@@ -37,8 +37,11 @@ def _wrap_iter(original: Any) -> Any:
         if is_eager:
             share_batches.prepare_epoch(self)
         may_share = agreement.is_watched() and not share_arrays.is_share(self)
-        source = own_shares.find_source(self) if may_share else None
-        if source is not None:
+        by_turns = turns.find_source(self) if may_share and is_eager else None
+        source = own_shares.find_source(self) if may_share and by_turns is None else None
+        if by_turns is not None:
+            iterator = by_turns.iterate(original)
+        elif source is not None:
             iterator = source.iterate(original) if is_eager else original(source.whole)
         else:
             iterator = original(iteration.read_alike(self) if is_eager else self)
@@ -125,11 +128,21 @@ def _wrap_next(original: Any) -> Any:
     def take(self):
         if own_data.is_own(self):
             return own_data.take_whole(self)
-        shares = batches.find_shares(self)
-        pull = lambda: original(self) if shares is None else whole_batches.take_whole(shares)  # noqa: E731
+        shares = _find_shares(self)
+        pull = lambda: original(self) if shares is None else _take_whole(shares)  # noqa: E731
         return weak_scaling.take_next(self, pull) if weak_scaling.is_on() else pull()
 
     return take_next
+
+
+def _find_shares(iterator: Any) -> Any:
+    """What batches for eager code are made of; None where the iterator itself makes them."""
+    shares = batches.find_shares(iterator)
+    return None if isinstance(shares, turns.Pass) and not agreement.is_watched() else shares
+
+
+def _take_whole(shares: Any) -> Any:
+    return turns.take_element(shares) if isinstance(shares, turns.Pass) else whole_batches.take_whole(shares)
 
 
 def _raises_events() -> bool:
@@ -144,11 +157,11 @@ def _wrap_optional(original: Any) -> Any:
 
         if not tf.executing_eagerly():
             return _take_in_trace(self, original)
-        shares = batches.find_shares(self)
+        shares = _find_shares(self)
         if own_data.is_alone() or not (own_data.is_own(self) or shares):
             return original(self)
         try:
-            whole = own_data.take_whole(self) if shares is None else whole_batches.take_whole(shares)
+            whole = own_data.take_whole(self) if shares is None else _take_whole(shares)
             return tf.experimental.Optional.from_value(whole)
         except tf.errors.OutOfRangeError:
             return tf.experimental.Optional.empty(self.element_spec)

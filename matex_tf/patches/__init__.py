@@ -15,8 +15,8 @@ from matex_tf.runtime.hooks import Hook
 from matex_tf.servers.pieces import owners, slots, update_costs
 
 _IN_ORDER = """
-    hooks.eager_code hooks.functions hooks.datasets hooks.keras_data hooks.models hooks.callbacks
-    hooks.sessions patches.imports patches.tf.control_flow patches.tf.xla patches.tf.strategy
+    hooks.eager_code hooks.functions hooks.datasets hooks.keras_data hooks.py_datasets hooks.models
+    hooks.callbacks hooks.sessions patches.imports patches.tf.control_flow patches.tf.xla patches.tf.strategy
     patches.tf.errors patches.files.saving patches.files.downloads patches.files.python patches.files.libraries
     patches.files.tensorflow patches.files.datasets patches.files.commands
 """.split()

@@ -49,6 +49,18 @@ def agree_on_seeds(entropy: int | None = None) -> int:
     return entropy
 
 
+def count_spawned() -> int:
+    """How many generators NumPy has made without a seed."""
+    return _roots[0].n_children_spawned if _roots else 0
+
+
+def spawn_from(number: int) -> None:
+    """The next generator without a seed is this one of those that NumPy makes, counted from 0."""
+    _roots[:] = [
+        np.random.SeedSequence(one.entropy, spawn_key=one.spawn_key, n_children_spawned=number) for one in _roots
+    ]
+
+
 def _seed_tensorflow(seed: int) -> None:
     """Seed TensorFlow, unless the script has: it may have imported it before `matex_tf`."""
     from tensorflow.python.eager import context

@@ -1,0 +1,59 @@
+"""`PyDataset` and `Sequence` of Keras 3: ranks take turns at their items."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from matex_tf import tags
+from matex_tf.input import turns
+from matex_tf.runtime.keras_table import KerasTable
+from matex_tf.steps import agreement
+
+HOOKS = KerasTable()
+_LOST = "every rank makes all items of a PyDataset"
+_OBSTACLE = "why ranks take no turns"
+
+
+@HOOKS.replace_in(_LOST, "trainers.epoch_iterator:EpochIterator.__init__", since="3.6", optional=True)
+def _wrap_source(original: Any) -> Any:
+    def __init__(self, *args, **kwargs):
+        original(self, *args, **kwargs)
+        if not agreement.is_watched():
+            return
+        if hasattr(self.data_adapter, "py_dataset"):
+            obstacle = "" if self.steps_per_execution == 1 else "a call of a step takes several (steps_per_execution)"
+            if self.steps_per_epoch not in (None, self._num_batches) and _is_read_ahead(self.data_adapter):
+                obstacle = "an epoch has a part of them (steps_per_epoch, validation_steps)"
+            tags.set_tag(self.data_adapter, _OBSTACLE, obstacle)
+        elif hasattr(self.data_adapter, "generator"):
+            turns.explain_generator()
+
+    return __init__
+
+
+def _is_read_ahead(adapter: Any) -> bool:
+    """Whether it makes a difference how far items are made ahead when an epoch ends before its items do.
+
+    Keras' threads and processes keep what is left of them, and the object may make others in the next epoch.
+    """
+    base, given = sys.modules[type(adapter).__module__].PyDataset, adapter.py_dataset
+    methods = ((getattr(given, name), getattr(base, name)) for name in ("on_epoch_begin", "on_epoch_end"))
+    is_told = any(getattr(mine, "__func__", None) is not usual for mine, usual in methods)
+    return is_told or adapter.enqueuer is not None
+
+
+@HOOKS.replace_in(
+    _LOST,
+    "trainers.data_adapters.py_dataset_adapter:PyDatasetAdapter.get_tf_dataset",
+    since="3.6",
+    optional=True,
+)
+def _wrap_dataset(original: Any) -> Any:
+    def get_tf_dataset(self):
+        obstacle = tags.get_tag(self, _OBSTACLE)
+        if obstacle is None or not agreement.is_watched():
+            return original(self)
+        return turns.take_turns(self, lambda: original(self), obstacle)
+
+    return get_tf_dataset

@@ -1,0 +1,505 @@
+"""Batches of a `PyDataset`: ranks take turns at its items, and each gets its rows from the rank that made the item.
+
+Item k of such an object is a function of k (`items.py`). So the rank whose turn it is makes it, ahead of the step, by
+the threads or processes that the object asks for; the others never do. Now and then all make one, and compare.
+"""
+
+from __future__ import annotations
+
+import functools
+import queue
+import random
+import re
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from matex_tf import settings, tags
+from matex_tf.input import items, tickets
+from matex_tf.rewrite.sources import find_components
+from matex_tf.runtime import notes, objects
+from matex_tf.sharding import fingerprint, row_shares
+from matex_tf.steps import batches, failures
+from matex_tf.world import membership, world
+
+_SOURCE = "items by turns"
+_NEXT, _ROWS = "the next item of a PyDataset", "the rows of an item of a PyDataset"
+_OP = re.compile(r"^\{\{function_node [^}]*\}\} ")
+_AHEAD = 2
+"""Items that a rank has ready, where the object does not say how many."""
+_MEASURED = 4
+"""Items that are sent before ranks choose whether that is faster than each making all of them."""
+_PATIENCE = 0.5
+"""Seconds after which a thread that makes items ahead looks whether it still should."""
+_COMPARED = 4
+"""The number, from 1, of an item that all ranks make; further ones are twice the one before, or the first of a pass."""
+
+
+def take_turns(adapter: Any, make_dataset: Callable[[], Any], obstacle: str = "") -> Any:
+    """The dataset of a `PyDataset`'s items that Keras goes through. Collective.
+
+    Args:
+        adapter: Keras' `PyDatasetAdapter`.
+        make_dataset: makes the dataset of what its `_get_iterator` gives.
+        obstacle: why Keras itself does not let ranks take turns.
+    """
+    whole, name = adapter.py_dataset, type(adapter.py_dataset).__name__
+    obstacle = obstacle or _find_obstacle(whole)
+    if obstacle:
+        _explain(name, f"every rank makes all: {obstacle}")
+        return make_dataset()
+    found = items.compare_items(whole, name)
+    source = None if found.why else Source(adapter, name, found.seconds)
+    adapter.py_dataset = Own(whole, found.made, items.FIRST)  # Keras learns from these what the items are like
+    try:
+        dataset = make_dataset()
+    finally:
+        adapter.py_dataset = whole
+    if source is None:
+        notes.print_note(
+            f"every rank makes all items of {name}: {found.why}. Ranks take turns at items that depend on nothing but "
+            "their numbers, for instance drawn by np.random.default_rng([seed, number])"
+        )
+    elif why := source.find_obstacle(dataset):
+        source.leave()
+        _explain(name, f"every rank makes all: {why}")
+    else:
+        source.begin(dataset)
+        _explain(name, "ranks take turns")
+    return dataset
+
+
+def _find_obstacle(whole: Any) -> str:
+    me, strategy = world.get_world(), settings.get_settings().strategy
+    if me.is_phantom or me.trainers < 2:
+        return "one rank trains"
+    if settings.get_strategy_name(strategy) in ("async", "local"):
+        return "ranks train apart"
+    number = whole.num_batches
+    return "" if number is not None and number >= len(items.FIRST) else "it has one item, or no end"
+
+
+def _explain(name: str, text: str) -> None:
+    if settings.get_settings().explain and world.get_world().size > 1:
+        notes.print_note(f"the items of {name}: {text}")
+
+
+def explain_generator() -> None:
+    _explain("a generator", "every rank makes all, as they have no numbers. Ranks take turns at those of a PyDataset")
+
+
+class Own:
+    """In place of a `PyDataset`: those of its items that have these numbers.
+
+    whole: what gives items by number. like: the `PyDataset` that says how they are made.
+    """
+
+    def __init__(self, like: Any, whole: Any, numbers: Sequence[int]):
+        self.workers, self.use_multiprocessing = like.workers, like.use_multiprocessing
+        self.max_queue_size, self.num_batches = like.max_queue_size, len(numbers)
+        self._whole, self._numbers = whole, numbers
+
+    def __getitem__(self, at: int) -> Any:
+        return self._whole[self._numbers[at]]
+
+    def on_epoch_begin(self) -> None:
+        """The object itself is told by Keras."""
+
+    def on_epoch_end(self) -> None:
+        """See `on_epoch_begin`."""
+
+
+class _Queue(queue.Queue[Any]):
+    """Of what Keras' `enqueuer` makes ahead. Its thread waits for room no longer than the enqueuer runs."""
+
+    def __init__(self, enqueuer: Any):
+        super().__init__(enqueuer.future_queue.maxsize)
+        self._refer = weakref.ref(enqueuer)
+
+    def put(self, item: Any, block: bool = True, timeout: float | None = None) -> None:
+        while True:
+            try:
+                return super().put(item, timeout=_PATIENCE)
+            except queue.Full:
+                enqueuer = self._refer()
+                if enqueuer is None or not enqueuer.running:
+                    return None
+
+
+def _stop(adapter: Any) -> None:
+    """Have no more items made ahead; waits for nothing, so that it may run in any thread, and while objects end."""
+    if adapter.enqueuer is not None:
+        adapter.enqueuer.running = False
+        sys.modules[type(adapter).__module__]._SHARED_SEQUENCES[adapter.enqueuer.uid] = None  # as Keras does
+
+
+class Source:
+    """A dataset of items at which ranks take turns.
+
+    name: of its class. seconds: what making an item took.
+    specs: of the flat tensors of an item; are_rows: which of them have rows.
+    is_shared: whether ranks take turns; else each makes all items. is_open: whether they have yet to choose.
+    turns: how many items have been taken.
+    """
+
+    def __init__(self, adapter: Any, name: str, seconds: float):
+        self._adapter, self.name, self.seconds = adapter, name, seconds
+        self.is_shared = self.is_open = True
+        self.turns = 0
+        self.exchanges: list[float] = []
+        self._asked: Any = None
+        self._begun: Pass | None = None
+        self._make_iterator: Callable[[Any], Any] = iter
+        self._lock = threading.Lock()
+        self._is_left = False
+        adapter._get_iterator = self._generate
+
+    def find_obstacle(self, dataset: Any) -> str:
+        import tensorflow as tf
+
+        specs = tf.nest.flatten(dataset.element_spec, expand_composites=False)
+        if not all(isinstance(one, tf.TensorSpec) for one in specs):
+            return "they are no dense tensors"
+        return "" if any(find_components([one.shape for one in specs])) else "they have no rows"
+
+    def leave(self) -> None:
+        """Keras goes on as without ranks."""
+        self._is_left = True
+
+    def begin(self, dataset: Any) -> None:
+        self._adapter.enqueuer = None  # which would make all items
+        self.dataset, self.spec = dataset, dataset.element_spec
+        self.specs = tickets.flatten_specs(self.spec)
+        self.are_rows = find_components([shape for _, shape in self.specs])
+        tags.set_tag(dataset, _SOURCE, self)
+
+    def iterate(self, make_iterator: Callable[[Any], Any]) -> Any:
+        """An iterator of the items, all of which this rank makes; steps take turns at those that it has to give."""
+        self._make_iterator, self._begun = make_iterator, Pass(self)
+        begun = self._begun
+        iterator = make_iterator(self.dataset)
+        begun.whole = weakref.ref(iterator)
+        batches.note_shares(iterator, begun)
+        return iterator
+
+    def order_items(self) -> list[int]:
+        """The numbers of the items of a pass, of which the first is taken."""
+        order = list(range(self._adapter.py_dataset.num_batches))
+        if self._adapter.shuffle:
+            random.shuffle(order)  # as Keras does
+        return order
+
+    def make_adapter(self, numbers: Sequence[int], is_ahead: bool) -> Any:
+        """Keras' adapter of these items alone; is_ahead: they are made from now on."""
+        kind, whole = type(self._adapter), self._adapter.py_dataset
+        adapter = kind(Own(whole, whole, numbers), class_weight=self._adapter.class_weight, shuffle=False)
+        if is_ahead and adapter.enqueuer is None:
+            enqueuer = sys.modules[kind.__module__].OrderedEnqueuer
+            adapter.enqueuer = enqueuer(adapter.py_dataset, workers=1, max_queue_size=_AHEAD)
+        if adapter.enqueuer is not None:
+            adapter.enqueuer.future_queue = _Queue(adapter.enqueuer)
+        if is_ahead:
+            adapter.enqueuer.start()
+        return adapter
+
+    def start(self, adapter: Any) -> tuple[Any, list[Any]]:
+        """An iterator of the items of `adapter`, and the flat tensors of its first."""
+        with self._lock:
+            self._asked = adapter
+            iterator = self._make_iterator(self.dataset)
+            return iterator, tickets.take_next(iterator._iterator_resource, self.specs)
+
+    def _generate(self) -> Iterator[Any]:
+        """What Keras makes a dataset of; runs in another thread."""
+        if self._is_left:
+            yield from type(self._adapter)._get_iterator(self._adapter)
+            return
+        adapter, self._asked = self._asked, None
+        if adapter is None:
+            begun, self._begun = self._begun or Pass(self), None
+            adapter = begun.give_up()
+        try:
+            if adapter.num_batches:
+                yield from adapter._get_iterator()
+        finally:
+            _stop(adapter)
+
+    def choose(self) -> None:
+        """Find whether turns are faster. Collective."""
+        mine = min(self.exchanges, default=0.0), self.seconds
+        everyone = objects.allgather(mine, "choosing how items are made")
+        saved = min(making for _, making in everyone) * (1 - 1 / world.get_world().trainers)
+        self.is_open, self.is_shared = False, max(sending for sending, _ in everyone) < saved
+        if not self.is_shared:
+            _explain(self.name, "every rank makes all from now on: that is faster than to send rows")
+
+
+def find_source(dataset: Any) -> Source | None:
+    return tags.get_tag(dataset, _SOURCE)
+
+
+class Pass:
+    """Over the items of a source, once. See `batches.Shares`.
+
+    whole: a reference to the iterator of whole items.
+    """
+
+    def __init__(self, source: Source):
+        self.source, self._at, self._before = source, 0, source.turns
+        self._order: list[int] | None = None
+        self._dealt: tuple[int, bool] | None = None
+        self._adapter: Any = None
+        self._stop: Callable[[], object] = lambda: None
+        self._iterator: Any = None
+        self._is_given_up = self._is_agreed = False
+        self.whole: Callable[[], Any] = lambda: None
+
+    @property
+    def order(self) -> list[int]:
+        if self._order is None:
+            self._order = self.source.order_items()
+        return self._order
+
+    def give_up(self) -> Any:
+        """The adapter of all items that are left: from now on this rank makes all of them."""
+        self._is_given_up = True
+        return self.source.make_adapter(self.order[self._at :], is_ahead=False)
+
+    def take(self) -> Any:
+        """The next item, a `batches.Batch`. Collective where ranks take turns.
+
+        Raises:
+            tf.errors.OutOfRangeError: at the end.
+            tf.errors.OpError: on every rank, where a rank cannot make its item.
+        """
+        import tensorflow as tf
+
+        source = self.source
+        if self._is_given_up:
+            return self._make_whole(self.whole())
+        self._agree_on_order()
+        if self._at >= len(self.order):
+            raise tf.errors.OutOfRangeError(None, None, "the items of a PyDataset have all been taken")
+        if source.is_open and source.turns == _MEASURED:
+            source.choose()
+        if not source.is_shared:
+            self._deal()
+            tensors, self._at = self._pull(), self._at + 1
+            return batches.WholeBatch(tensors, source.are_rows)
+        at = self._at
+        batch = membership.attempt_collectives(_NEXT, self._take_turn, lambda: self._go_to(at))
+        if batch.failed:
+            self._go_to(len(self.order))
+            code, text = batch.failed
+            raise tf.compat.v1.errors.exception_type_from_error_code(code)(None, None, text)
+        return batch
+
+    def _agree_on_order(self) -> None:
+        """Take rank 0's, where ranks have shuffled otherwise. Collective in the first call."""
+        if self._is_agreed:
+            return
+        self._is_agreed = True
+        mine = fingerprint.digest_value(np.array(self.order))
+        if len(set(objects.allgather(mine, "comparing the order of items"))) > 1:
+            self._order = objects.broadcast(self.order, "sending the order of items")
+            notes.print_note(
+                f"ranks have put the items of {self.source.name} into different orders, as where one has drawn numbers "
+                "of Python's random that others have not. All take that of rank 0"
+            )
+
+    def _go_to(self, at: int) -> None:
+        self._at, self.source.turns = at, self._before + at
+
+    def _make_whole(self, iterator: Any) -> batches.WholeBatch:
+        tensors = tickets.take_next(iterator._iterator_resource, self.source.specs)
+        return batches.WholeBatch(tensors, self.source.are_rows)
+
+    def _find_maker(self, at: int) -> int:
+        """Turns go on from pass to pass, so that no rank makes more of the last items than others."""
+        return (self._before + at) % world.get_world().trainers
+
+    def _is_compared(self, at: int) -> bool:
+        number = self._before + at + 1
+        return at == 0 or (number >= _COMPARED and number & (number - 1) == 0)
+
+    def _deal(self) -> None:
+        """Have this rank's items, of those that are left, made ahead."""
+        me, dealt = world.get_world(), (world.get_world().size, self.source.is_shared)
+        if dealt == self._dealt:
+            return
+
+        def is_mine(at: int) -> bool:
+            makes = self._find_maker(at) == me.rank or (me.rank < me.trainers and self._is_compared(at))
+            return makes or not self.source.is_shared
+
+        numbers = [number for at, number in enumerate(self.order) if at >= self._at and is_mine(at)]
+        self._stop()
+        self._dealt, self._iterator = dealt, None
+        if numbers:
+            self._adapter = self.source.make_adapter(numbers, is_ahead=True)
+            self._stop = weakref.finalize(self, _stop, self._adapter)
+
+    def _pull(self) -> list[Any]:
+        """The flat tensors of this rank's next item."""
+        if self._iterator is None:
+            self._iterator, tensors = self.source.start(self._adapter)
+            return tensors
+        return tickets.take_next(self._iterator._iterator_resource, self.source.specs)
+
+    def _take_turn(self) -> Turn:
+        import tensorflow as tf
+
+        self._deal()
+        me, at = world.get_world(), self._at
+        maker, number, is_compared = self._find_maker(at), self.order[at], self._is_compared(at)
+        made, failed, shapes, digest = None, None, None, None
+        if me.rank == maker or (is_compared and me.rank < me.trainers):
+            try:
+                made = self._pull()
+                shapes = [tuple(one.shape) for one in made]
+                digest = batches.digest_tensors(made) if is_compared else None
+            except tf.errors.OpError as error:
+                failed = error.error_code, self._tell_failure(number, error)
+        mine = at, number, shapes, digest, failed
+        if is_compared:
+            everyone = objects.allgather(mine, f"comparing {_NEXT}")
+            self._compare(everyone[: me.trainers])
+            told = next((one for one in everyone if one[-1]), everyone[maker])
+        else:
+            told = _send_to_all(mine if me.rank == maker else None, maker)
+        if told[:2] != mine[:2]:
+            raise world.RankError(
+                f"ranks take other items of {self.source.name}: rank {maker} item {told[1]} as number {told[0]} of an "
+                f"epoch, rank {me.rank} ({me.host}) item {number} as number {at}"
+            )
+        self._go_to(at + 1)
+        return Turn(self.source, number, maker, made if me.rank == maker else None, told[2], told[-1])
+
+    def _tell_failure(self, number: int, error: Any) -> str:
+        me = world.get_world()
+        text = _OP.sub("", error.message)
+        return f"rank {me.rank} ({me.host}) cannot make item {number} of {self.source.name}: {text}"
+
+    def _compare(self, everyone: Sequence[Any]) -> None:
+        other = next((rank for rank, one in enumerate(everyone) if one[3] != everyone[0][3]), 0)
+        if other and not any(one[-1] for one in everyone):
+            notes.print_note(
+                f"ranks 0 and {other} made different items of the same number of {self.source.name}, at whose items "
+                "ranks take turns: they depend on what else was made. The results are not exactly those of the script "
+                "alone"
+            )
+
+
+def _send_to_all(value: Any, root: int) -> Any:
+    with objects.start_exchange(_NEXT, f"broadcast from {root}"):
+        return world.get_communicator("control").bcast(value, root=root)
+
+
+class Turn:
+    """An item that one rank has made. See `batches.Batch`.
+
+    failed: the code and the text of the error that came in place of it.
+    """
+
+    def __init__(self, source: Source, number: int, maker: int, made: Any, shapes: Any, failed: Any):
+        self.source, self.number, self.failed = source, number, failed
+        self._holder, self._made, self._shapes, self._ranks = maker, made, shapes, world.get_world().size
+        counts = {shape[0] for shape, is_rows in zip(shapes or (), source.are_rows) if is_rows}
+        self.total, self.is_even = max(counts, default=0), len(counts) < 2
+
+    def take_share(self, shares: Any = None) -> list[Any]:
+        rows = membership.attempt_collectives(_ROWS, lambda: self._exchange(functools.partial(self._cut, shares)))
+        return [*rows, *batches.make_numbers(batches.find_bounds(self.total, shares), self.total)]
+
+    def take_whole(self) -> list[Any]:
+        return membership.attempt_collectives(_ROWS, lambda: self._exchange(lambda rank: None))
+
+    def digest(self) -> tuple[int, int]:
+        """All ranks have the rows of one item: they need not be compared."""
+        return self.total, self.number
+
+    def _cut(self, shares: Any, rank: int) -> slice:
+        me = world.get_world()
+        start, stop, _ = row_shares.find_slice_bounds(self.total, rank, me.trainers if shares is None else shares)
+        return slice(int(start), int(stop))
+
+    def _exchange(self, cut: Callable[[int], slice | None]) -> list[Any]:
+        """The tensors with the rows that `cut` gives of a rank's number. Collective."""
+        self._find_holder()
+        with objects.start_exchange(_ROWS, f"sending from {self._holder}"):
+            began = time.perf_counter()
+            found = self._send(cut) if self._made is not None else self._receive(cut(world.get_world().rank))
+            if self.source.is_open:
+                self.source.exchanges.append(time.perf_counter() - began)
+        return found
+
+    def _find_holder(self) -> None:
+        """After a rank is lost: who has the item, else rank 0, which makes it again."""
+        me = world.get_world()
+        if self._ranks == me.size:
+            return
+        held = objects.allgather(self._made is not None, f"looking for {_NEXT}")
+        self._holder, self._ranks = held.index(True) if any(held) else 0, me.size
+        if not any(held) and me.rank == 0:
+            adapter = self.source.make_adapter([self.number], is_ahead=True)
+            _, self._made = self.source.start(adapter)
+
+    def _send(self, cut: Callable[[int], slice | None]) -> list[Any]:
+        from mpi4py import MPI
+
+        me, comm = world.get_world(), world.get_communicator("control")
+        values = [one.numpy() for one in self._made]
+        sent = []
+        for rank in range(me.size):
+            if rank != me.rank:
+                for value, is_rows in zip(values, self.source.are_rows):
+                    part = _take_rows(value, is_rows, cut(rank))
+                    is_text = part.dtype.hasobject
+                    sent.append(comm.isend(part, rank) if is_text else comm.Isend(_view_bytes(part), rank))
+        MPI.Request.waitall(sent)
+        return [_take_rows(one, is_rows, cut(me.rank)) for one, is_rows in zip(self._made, self.source.are_rows)]
+
+    def _receive(self, rows: slice | None) -> list[Any]:
+        import tensorflow as tf
+
+        comm, found = world.get_communicator("control"), []
+        for (dtype, _), shape, is_rows in zip(self.source.specs, self._shapes, self.source.are_rows):
+            if dtype == tf.string:
+                part = comm.recv(source=self._holder)
+            else:
+                shape = (rows.stop - rows.start, *shape[1:]) if is_rows and rows else shape
+                part = np.empty(shape, dtype.as_numpy_dtype)
+                comm.Recv(_view_bytes(part), self._holder)
+            found.append(tf.constant(part, dtype))
+        return found
+
+
+def _take_rows(value: Any, is_rows: bool, rows: slice | None) -> Any:
+    return value[rows] if is_rows and rows else value
+
+
+def _view_bytes(array: np.ndarray) -> np.ndarray:
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+
+
+def take_element(shares: Pass) -> Any:
+    """The next item, whole, as eager code is given it. Collective where ranks take turns.
+
+    Raises:
+        tf.errors.OutOfRangeError: at the end.
+    """
+    import tensorflow as tf
+
+    try:
+        batch = shares.take()
+    except tf.errors.OutOfRangeError:
+        raise
+    except tf.errors.OpError:  # maybe on this rank alone
+        with failures.fail_together(_NEXT):
+            raise
+    return tickets.pack(shares.source.spec, batch.take_whole())

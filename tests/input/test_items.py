@@ -1,0 +1,66 @@
+"""Whether an item of a Python object draws random numbers is seen, and the draws are taken back."""
+
+import random
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from matex_tf.input import items
+
+
+class Holder:
+    """As a `PyDataset` holds generators."""
+
+    def __init__(self):
+        self.layers = [{"numpy": np.random.default_rng(1), "legacy": np.random.RandomState(1)}]
+        self.python, self.tensorflow = random.Random(1), tf.random.Generator.from_seed(1)
+        self.keras = keras.random.SeedGenerator(1)
+        within = np.random.default_rng(2)
+        self.augment = lambda: within.normal()
+        self.array = np.zeros(5)
+        self.itself = self
+
+
+of_module = np.random.default_rng(3)
+DRAWS = {
+    "numpy": lambda it: it.layers[0]["numpy"].normal(),
+    "legacy": lambda it: it.layers[0]["legacy"].normal(),
+    "python": lambda it: it.python.random(),
+    "tensorflow": lambda it: float(it.tensorflow.normal([])),
+    "keras": lambda it: float(keras.random.normal((), seed=it.keras)),
+    "a function": lambda it: it.augment(),
+    "the module": lambda it: of_module.normal(),
+    "NumPy's own": lambda it: np.random.normal(),
+    "Python's own": lambda it: random.random(),
+}
+
+
+@pytest.mark.parametrize("name", DRAWS)
+def test_a_draw_is_seen_and_can_be_taken_back(name):
+    holder, draw = Holder(), DRAWS[name]
+    before = items.State(holder)
+    assert not before.is_drawn_from()
+    first = draw(holder)
+    assert before.is_drawn_from()
+    before.put_back()
+    assert not before.is_drawn_from() and draw(holder) == first
+
+
+CHANGES = {
+    "a counter": lambda it: setattr(it, "count", getattr(it, "count", 0) + 1),
+    "a list": lambda it: it.layers.append(1),
+    "a dictionary within": lambda it: it.layers[0].update(new=1),
+    "an array": lambda it: it.array.__setitem__(2, 5.0),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_change_of_the_object_is_seen(name):
+    holder = Holder()
+    before = items.State(holder)
+    assert [draw(holder) for draw in DRAWS.values()] and not before.find_changed()
+    CHANGES[name](holder)
+    assert before.find_changed() in {"count", "layers", "array"}
+    assert not items.State(holder).find_changed()

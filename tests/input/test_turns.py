@@ -1,0 +1,103 @@
+"""Ranks take turns at the items of a `PyDataset`, where an item is a function of its number; results are alone's."""
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from comparing import differences, stored
+from resilience.test_elastic import run
+
+import launch
+from matex_tf.input import items
+
+CASES = Path(__file__).with_name("turns_cases.py")
+BY_TURNS = ("plain", "tested", "ordered", "threads", "structured", "classes", "eager")
+BY_ALL = {"draws globally": "DrawsGlobally", "draws sometimes": "DrawsSometimes", "draws elsewhere": "DrawsElsewhere"}
+BY_ALL |= {"counts": "Counts", "notes": "Notes", "two steps at once": ""}
+
+
+@pytest.mark.timeout(500)
+@pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.more)])
+def test_the_results_are_those_of_the_script_alone_and_each_item_is_made_by_one_rank(tmp_path, ranks):
+    alone, together = tmp_path / "alone", tmp_path / "together"
+    alone.mkdir()
+    together.mkdir()
+    launch.run_alone(CASES, alone).check()
+    result = launch.run(ranks, CASES, together, env=launch.ALL_FILES, timeout=300).check()
+    want, found = stored(alone)[0], stored(together, ranks)
+    results = {name: array for name, array in want.items() if not name.endswith(("|made", "|text"))}
+    wrong = differences(results, found)
+    assert not wrong, "\n".join(wrong)
+    for name in BY_TURNS:
+        made, total = [int(one[f"{name}|made"]) for one in found], int(want[f"{name}|made"])
+        compared = 3 * (len(items.FIRST) + 1) + 2 * math.log2(total)  # of fit, evaluate and predict
+        assert sum(made) >= total and max(made) <= total / ranks + compared, (name, made)
+    for name, kind in BY_ALL.items():
+        made, total = [int(one[f"{name}|made"]) for one in found], int(want[f"{name}|made"])
+        assert made[0] == total <= min(made) and max(made) <= total + len(items.FIRST), (name, made)
+        assert result.stderr.count(f"every rank makes all items of {kind}:") == bool(kind)
+    assert result.stderr.count("the items of Items into different orders") == 1
+    assert result.stderr.count("of Remembers, at whose items ranks take turns") == 1
+    for one in found:
+        text = str(one["told|text"])
+        assert "item 9 of Fails" in text and "rank " in text and "no file of item 9" in text, text
+
+
+LOST = """
+import os, posix, signal, sys
+import keras, numpy as np
+from matex_tf.input import turns
+from matex_tf.world import world
+
+mark, place, at = sys.argv[1:]
+keras.utils.set_random_seed(1)
+keras.backend.set_floatx("float64")
+turns._MEASURED = None
+exchanged = []
+
+def lose(original):
+    def call(turn, *args):
+        exchanged.append(0)
+        holds = (turn._made is not None) == (place == "maker")
+        if holds and len(exchanged) >= int(at) and world.get_world().rank and not posix.access(mark, posix.F_OK):
+            posix.close(posix.open(mark, os.O_CREAT | os.O_WRONLY))
+            os.kill(os.getpid(), signal.SIGKILL)
+        return original(turn, *args)
+    return call
+
+class Items(keras.utils.PyDataset):
+    def __len__(self):
+        return 7
+    def __getitem__(self, number):
+        rows = np.random.default_rng(number).normal(size=(6, 4))
+        return rows, rows[:, :1] * 2 + 1
+
+if "mpi4py" in sys.modules:
+    turns.Turn._exchange = lose(turns.Turn._exchange)
+model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(8, "tanh"), keras.layers.Dense(1)])
+model.compile(keras.optimizers.Adam(0.01), "mse")
+print("LOSSES", *model.fit(Items(), epochs=3, verbose=0).history["loss"], *model.predict(Items(), verbose=0)[:, 0])
+"""
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    "place, at",
+    [
+        ("maker", 9),
+        pytest.param("other", 9, marks=pytest.mark.more),
+        pytest.param("maker", 23, marks=pytest.mark.more),
+    ],
+)
+def test_the_item_of_a_lost_rank_is_made_by_another(tmp_path, place, at):
+    script = tmp_path / "script.py"
+    script.write_text(LOST)
+    want = launch.run_alone(script, tmp_path / "mark", place, at).check()
+    found = run(3, script, [tmp_path / "mark", place, at], tmp_path / "state").check()
+    assert "2 go on without it" in found.stderr and "restart" not in found.stderr, found.output
+    got, losses = (
+        np.array([line.split()[1:] for line in one.stdout.splitlines() if line.startswith("LOSSES")], float)
+        for one in (found, want)
+    )
+    assert got.shape == losses.shape == (1, 45) and np.allclose(got, losses, rtol=1e-10)
