@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from matex_tf import ops, settings
-from matex_tf.input import own_shares, whole_batches
+from matex_tf.input import own_shares, tickets, whole_batches
 from matex_tf.runtime.hooks import Table
 from matex_tf.runtime.loop_hooks import put_loop
 from matex_tf.sharding import iteration, row_shares, share_arrays, share_batches
@@ -177,6 +177,24 @@ def _wrap_make_initializer(original: Any) -> Any:
         return original(self, dataset, *args, **kwargs)
 
     return make_initializer
+
+
+@HOOKS.replace("tensorflow.python.ops.gen_dataset_ops", "shuffle_dataset_v3", "tickets have an order of their own")
+def _wrap_shuffle(original: Any) -> Any:
+    """How often a dataset was iterated decides its order: the script's dataset and tickets of it count together."""
+
+    def shuffle_dataset_v3(input_dataset, buffer_size, seed, seed2, seed_generator, *args, **kwargs):
+        import tensorflow as tf
+
+        if not tf.executing_eagerly():
+            return original(input_dataset, buffer_size, seed, seed2, seed_generator, *args, **kwargs)
+        is_reshuffled = kwargs.get("reshuffle_each_iteration") is not False
+        generator = tf.raw_ops.AnonymousSeedGenerator(seed=seed, seed2=seed2, reshuffle=is_reshuffled)
+        variant = original(input_dataset, buffer_size, seed, seed2, generator.handle, *args, **kwargs)
+        tickets.note_generator(variant, generator)
+        return variant
+
+    return shuffle_dataset_v3
 
 
 @HOOKS.replace("tensorflow.python.framework.constant_op", "_constant_impl", _LOST)

@@ -20,6 +20,8 @@ from matex_tf.sharding import pipelines, row_shares
 
 Tensors = list[Any]
 
+_GENERATOR = "seeds of iterations"
+
 
 class Elements(NamedTuple):
     """The elements of a dataset before they are put into batches.
@@ -108,17 +110,23 @@ _ORDER: dict[str, Callable[[Any, Any], Any]] = {
 """What a step that only orders elements makes of tickets."""
 
 
+def note_generator(shuffled: Any, generator: Any) -> None:
+    """What gives the seed of each iteration of the dataset whose variant tensor is `shuffled`: a handle and its end."""
+    tags.set_tag(shuffled, _GENERATOR, generator)
+
+
 def _shuffle(step: Any, tickets: Any) -> Any:
     import tensorflow as tf
     from tensorflow.python.data.ops import dataset_ops
     from tensorflow.python.ops import gen_dataset_ops
 
+    generator = tags.get_tag(step._variant_tensor, _GENERATOR)
     variant = tf.raw_ops.ShuffleDatasetV3(
         input_dataset=tickets._variant_tensor,
         buffer_size=step._buffer_size,
         seed=step._seed,
         seed2=step._seed2,
-        seed_generator=gen_dataset_ops.dummy_seed_generator(),
+        seed_generator=gen_dataset_ops.dummy_seed_generator() if generator is None else generator.handle,
         reshuffle_each_iteration=step._reshuffle_each_iteration is not False,
         **tickets._flat_structure,
     )
