@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from matex_tf import settings, tags
-from matex_tf.input import records, tickets
+from matex_tf.input import functions, records, tickets
 from matex_tf.rewrite.sharing import Share
 from matex_tf.rewrite.sources import find_components
 from matex_tf.runtime import notes, objects
@@ -285,6 +285,9 @@ def _find_source(dataset: Any) -> Source | None:
     specs = tf.nest.flatten(dataset.element_spec, expand_composites=False)
     if not all(isinstance(one, tf.TensorSpec) for one in specs):
         _explain(dataset, "every rank runs it whole: its elements are no dense tensors")
+        return None
+    if conflict := functions.tell_conflict(dataset):
+        _explain(dataset, f"every rank runs it whole: it has {conflict}")
         return None
     made = tickets.find_batches(dataset)
     kept = ", ".join(sorted(set(made.kept)))

@@ -17,10 +17,12 @@ from matex_tf.input.functions import PYTHON, Split
 from matex_tf.rewrite import sources
 from matex_tf.rewrite.sharing import Share
 from matex_tf.sharding import pipelines, row_shares
+from matex_tf.sharding.row_shares import list_pipeline
 
 Tensors = list[Any]
 
 _GENERATOR = "seeds of iterations"
+_MAPS = ("MapDataset", "ParallelMapDataset")
 
 
 class Elements(NamedTuple):
@@ -149,7 +151,7 @@ def _find_elements(dataset: Any) -> Elements:
     if kind in _ORDER:
         inner = find_elements(dataset._input_dataset)
         return inner._replace(tickets=_ORDER[kind](dataset, inner.tickets))
-    if kind in ("MapDataset", "ParallelMapDataset"):
+    if kind in _MAPS:
         return _map_elements(dataset)
     if kind == "CacheDataset" and is_in_memory(dataset):
         return _cache_elements(dataset)
@@ -258,7 +260,7 @@ def _cache_elements(dataset: Any) -> Elements:
     if not inner.is_work:
         return inner._replace(tickets=inner.tickets.cache())
     specs = flatten_specs(inner.spec)
-    if not memories.can_keep(specs):
+    if not memories.can_keep(specs) or _reads_variables(dataset):
         return _make_leaf(dataset, *inner.kept)
     memory = memories.Memory(specs)
 
@@ -269,12 +271,18 @@ def _cache_elements(dataset: Any) -> Elements:
     return inner._replace(tickets=inner.tickets.enumerate().cache(), work=work, passed=passed)
 
 
+def _reads_variables(dataset: Any) -> bool:
+    """Whether the work on what a `cache` keeps reads variables: what is worked on later would see other values."""
+    steps = (one for one in list_pipeline(dataset) if pipelines.name_kind(one) in _MAPS)
+    return any(Split(one._map_func.function).reads_variables for one in steps)
+
+
 def _cache_batches(dataset: Any) -> Batches:
     inner = find_batches(dataset._input_dataset)
     if not inner.is_work:
         return inner._replace(tickets=inner.tickets.cache())
     specs = open_rows(flatten_specs(inner.spec), inner.are_rows)
-    if not memories.can_keep(specs):
+    if not memories.can_keep(specs) or _reads_variables(dataset):
         return _make_batch_leaf(dataset, *inner.kept)
     memory = memories.Memory(specs)
 
@@ -318,7 +326,7 @@ def _find_batches(dataset: Any) -> Batches:
         return inner._replace(tickets=_ORDER[kind](dataset, inner.tickets))
     if kind in ("BatchDataset", "ParallelBatchDataset", "PaddedBatchDataset"):
         return _batch(dataset)
-    if kind in ("MapDataset", "ParallelMapDataset"):
+    if kind in _MAPS:
         return _map_batches(dataset)
     if kind == "CacheDataset" and is_in_memory(dataset):
         return _cache_batches(dataset)

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+from matex_tf.sharding.row_shares import list_pipeline
+
 HARMLESS = frozenset(
     "Assert ReadVariableOp VarHandleOp ReadFile LookupTableFind LookupTableFindV2 LookupTableSizeV2".split()
 )
 """Ops that TensorFlow calls stateful, but that give the same for the same row wherever it comes in the order."""
+READS = HARMLESS - {"Assert", "VarHandleOp"}
+"""Those that read what other ops may change."""
 CALLS = frozenset(
     "StatefulPartitionedCall PartitionedCall StatefulIf If StatelessIf While StatelessWhile Case StatelessCase".split()
 )
@@ -23,10 +27,17 @@ def name_kind(dataset: Any) -> str:
 def has_outside_state(step: Any) -> bool:
     """Whether one step of a pipeline changes what other iterations of it meet: it calls Python or assigns variables.
 
-    Each iteration makes its own datasets, and its own random numbers by a seed that an op itself holds.
+    Each iteration makes its own datasets, and its own random numbers by a seed that an op itself holds. A `shuffle`
+    has another order each time that it begins anew, for a `repeat`, too.
     """
+    if name_kind(step) == "RepeatDataset":
+        return any(map(_is_shuffled_anew, list_pipeline(step)))
     function = getattr(step, "_map_func", None) or getattr(step, "_predicate", None)
     return function is not None and not all(map(_is_each_iterations, _list_stateful(function)))
+
+
+def _is_shuffled_anew(step: Any) -> bool:
+    return name_kind(step) == "ShuffleDataset" and step._reshuffle_each_iteration is not False
 
 
 def _is_each_iterations(op: Any) -> bool:
