@@ -122,33 +122,6 @@ class Split:
         return [found.index(id(one)) if id(one) in found else None for one in self.back.gives]
 
 
-def keep_apart(tensors: Sequence[Any]) -> list[Any]:
-    """Tensors beyond which TensorFlow merges no sums: it optimizes each function of the script by itself, too."""
-    import tensorflow as tf
-
-    def keep(tensor: Any) -> Any:
-        if not (tensor.dtype.is_floating or tensor.dtype.is_complex):
-            return tensor
-        shape = tf.TensorShape(None if tensor.shape.rank is None else [None] * tensor.shape.rank)
-        return tf.raw_ops.EnsureShape(input=tensor, shape=shape)
-
-    return list(map(keep, tensors))
-
-
-def tell_conflict(dataset: Any) -> str:
-    """What a function of a pipeline changes and another one reads, in words; "" if that is nothing.
-
-    Every rank would change it for each element, and read it for its own elements only once others have changed it.
-    """
-    functions = [one.function for step in list_pipeline(dataset) for one in step._functions()]
-    handles = [{id(one) for one in function.captured_inputs if one.dtype.name == "resource"} for function in functions]
-    if sum(map(len, handles)) == len(set[int]().union(*handles)):
-        return ""
-    splits = list(map(Split, functions))
-    is_read = any(one.writes & other.reads & held for one in splits for other, held in zip(splits, handles))
-    return "a variable or a table that one function changes and another one reads" if is_read else ""
-
-
 def _find_origin(tensor: Any) -> Any:
     """The tensor of which this is a copy. What a copy waits for runs in any case."""
     while tensor.op.type == "Identity":
@@ -234,3 +207,30 @@ def _find_needed(ops: Iterable[Any], given: set[int], without: Container[int] = 
             found[id(op)] = op
             pending += [one.op for one in op.inputs if id(one) not in given]
     return list(found.values())
+
+
+def keep_apart(tensors: Sequence[Any]) -> list[Any]:
+    """Tensors beyond which TensorFlow merges no sums: it optimizes each function of the script by itself, too."""
+    import tensorflow as tf
+
+    def keep(tensor: Any) -> Any:
+        if not (tensor.dtype.is_floating or tensor.dtype.is_complex):
+            return tensor
+        shape = tf.TensorShape(None if tensor.shape.rank is None else [None] * tensor.shape.rank)
+        return tf.raw_ops.EnsureShape(input=tensor, shape=shape)
+
+    return list(map(keep, tensors))
+
+
+def tell_conflict(dataset: Any) -> str:
+    """What a function of a pipeline changes and another one reads, in words; "" if that is nothing.
+
+    Every rank would change it for each element, and read it for its own elements only once others have changed it.
+    """
+    functions = [one.function for step in list_pipeline(dataset) for one in step._functions()]
+    handles = [{id(one) for one in function.captured_inputs if one.dtype.name == "resource"} for function in functions]
+    if sum(map(len, handles)) == len(set[int]().union(*handles)):
+        return ""
+    splits = list(map(Split, functions))
+    is_read = any(one.writes & other.reads & held for one in splits for other, held in zip(splits, handles))
+    return "a variable or a table that one function changes and another one reads" if is_read else ""
