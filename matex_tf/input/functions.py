@@ -172,10 +172,13 @@ def _is_wide(node: Any) -> bool:
     from tensorflow.python.framework import op_def_registry
 
     known = op_def_registry.get(node.op)
-    if not _must_run(node) or known is None:
-        return known is None
-    takes_resource = any(types_pb2.DT_RESOURCE in (one.type, *node.attr[one.type_list_attr].list.type) for one in known.input_arg)
-    return not takes_resource and all(one.name != "seed2" for one in known.attr)
+    if known is None:
+        return True
+    types = {one.type for one in known.input_arg}
+    for one in known.input_arg:
+        types.update(node.attr[one.type_list_attr].list.type if one.type_list_attr else ())
+    draws = any(one.name == "seed2" for one in known.attr)
+    return _must_run(node) and not draws and types_pb2.DT_RESOURCE not in types
 
 
 def _is_ordered(op: Any) -> bool:

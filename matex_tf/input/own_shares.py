@@ -236,8 +236,11 @@ class Batch:
         self._numbers, self._own, self._ticket = made[:4], list(made[5:end]), list(made[end:])
         rows = {one.shape.as_list()[0] for one, is_rows in zip(self._own, source.batches.are_rows) if is_rows}
         self.is_even = len(rows) == 1 and count <= self.total
+        self._error: Exception | None = None
 
     def take_share(self, shares: Any = None) -> list[Any]:
+        if self._error is not None:
+            raise self._error
         bounds = batches.find_bounds(self.total, shares)
         is_made = bounds == self._bounds
         self.source.work_on(shares)
@@ -253,12 +256,18 @@ class Batch:
         is_made = not self.is_even or self._bounds[:2] == (0, self.total)
         return self._own if is_made else self._make(batches.Bounds(0, self.total, True))
 
-    def digest(self) -> tuple[int, int]:
+    def digest(self) -> tuple[int, int] | None:
         """Of the first batch of a dataset, a hash of what this rank makes of all of its rows; else of its ticket."""
+        import tensorflow as tf
+
         if self.source.is_compared:
             return self.total, self.ticket_digest
         self.source.is_compared = True
-        return self.total, batches.digest_tensors(self.take_whole())
+        try:
+            return self.total, batches.digest_tensors(self.take_whole())
+        except tf.errors.OpError as error:
+            self._error = error
+            return None
 
 
 def give_whole(dataset: Any) -> Any:

@@ -16,7 +16,7 @@ import numpy as np
 
 from matex_tf.rewrite.sharing import Share
 from matex_tf.sharding import fingerprint
-from matex_tf.steps import failures, shares
+from matex_tf.steps import shares
 from matex_tf.steps.batches import Batch, digest_tensors
 
 
@@ -52,13 +52,9 @@ class BatchWatch:
         self._digest = len(components[0]), digest_tensors(components)
         return np.array(False)
 
-    def _digest_batch(self, batch: Batch) -> tuple[int, int]:
-        with failures.fail_together(self.what):  # it may be made for that, of rows of which another rank cannot make one
-            return batch.digest()
-
     def is_same(self, batch: Batch) -> bool:
         """Whether all ranks have this batch. Collective."""
-        return fingerprint.is_batch_of_all(self._digest_batch(batch), self.what)
+        return fingerprint.is_batch_of_all(batch.digest(), self.what)
 
     @contextlib.contextmanager
     def compare_batches(self, sources: Sequence[Any], batch: Batch | None) -> Iterator[None]:
@@ -80,7 +76,7 @@ class BatchWatch:
             self._sources = [weakref.ref(one) for one in sources]
             self._digest = None
             if batch is not None:
-                fingerprint.compare_batch(self._digest_batch(batch), self.what)
+                fingerprint.compare_batch(batch.digest(), self.what)
             elif self._flag is not None:
                 self._flag.assign(True)
         yield
