@@ -132,6 +132,26 @@ def _wrap_next(original: Any) -> Any:
     return take_next
 
 
+@HOOKS.replace(_ITERATORS, "OwnedIterator._serialize_to_tensors", "an iterator of shares cannot be saved")
+def _wrap_serialize(original: Any) -> Any:
+    """An iterator of whole batches holds no state but that of the shares which it is made of."""
+
+    def _serialize_to_tensors(self):
+        shares = batches.find_shares(self)
+        return original(self if shares is None else shares.iterator)
+
+    return _serialize_to_tensors
+
+
+@HOOKS.replace(_ITERATORS, "OwnedIterator._restore_from_tensors", "an iterator of shares cannot be saved")
+def _wrap_restore(original: Any) -> Any:
+    def _restore_from_tensors(self, restored_tensors):
+        shares = batches.find_shares(self)
+        return original(self if shares is None else shares.iterator, restored_tensors)
+
+    return _restore_from_tensors
+
+
 def _raises_events() -> bool:
     """What other threads do is at other places on each rank."""
     return agreement.is_watched() and not own_data.is_alone()

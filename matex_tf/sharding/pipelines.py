@@ -32,8 +32,7 @@ def has_outside_state(step: Any) -> bool:
     """
     if name_kind(step) == "RepeatDataset":
         return any(map(_is_shuffled_anew, list_pipeline(step)))
-    function = getattr(step, "_map_func", None) or getattr(step, "_predicate", None)
-    return function is not None and not all(map(_is_each_iterations, _list_stateful(function)))
+    return not all(map(_is_each_iterations, list_stateful(step)))
 
 
 def _is_shuffled_anew(step: Any) -> bool:
@@ -56,10 +55,13 @@ def skip_kinds(dataset: Any, kinds: tuple[str, ...]) -> tuple[Any, list[Any]]:
     return dataset, above
 
 
-def _list_stateful(function: Any) -> list[Any]:
-    """The definitions of the ops with a state of their own in a function of a pipeline."""
+def list_stateful(step: Any) -> list[Any]:
+    """The definitions of the ops with a state of their own in the function of one step of a pipeline."""
     from tensorflow.python.framework import op_def_registry
 
+    function = getattr(step, "_map_func", None) or getattr(step, "_predicate", None)
+    if function is None:
+        return []
     graph = function.function.graph.as_graph_def()
     nodes = [*graph.node, *(node for function in graph.library.function for node in function.node_def)]
     nodes = [node for node in nodes if not node.name.split("/")[-1].startswith(PLACES_OF_FILES)]
