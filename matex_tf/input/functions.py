@@ -144,13 +144,21 @@ def _list_ordered(graph: Any) -> list[Any]:
 
 
 def _list_near(changing: Sequence[Any], graph: Any) -> set[int]:
-    """The ops for which these wait, and all that wait for these or need what they make."""
-    near = {id(one) for op in changing for one in op.control_inputs}
+    """The ops that run before these in any case, and those that run after them."""
+    before, pending = set[int](), list(changing)
+    while pending:
+        found = [one for one in _list_previous(pending.pop()) if id(one) not in before]
+        before.update(map(id, found))
+        pending += found
     behind = set(map(id, changing))
     for op in graph.get_operations() if behind else ():
-        if not behind.isdisjoint(map(id, (*op.control_inputs, *(one.op for one in op.inputs)))):
+        if not behind.isdisjoint(map(id, _list_previous(op))):
             behind.add(id(op))
-    return near | behind
+    return before | behind
+
+
+def _list_previous(op: Any) -> list[Any]:
+    return [*op.control_inputs, *(one.op for one in op.inputs)]
 
 
 def _reads_state(op: Any) -> bool:

@@ -293,12 +293,16 @@ def find_source(dataset: Any) -> Source | None:
 
 def _find_source(dataset: Any) -> Source | None:
     import tensorflow as tf
+    from tensorflow.python.data.ops import debug_mode
 
     if settings.is_asynchronous(settings.get_settings().strategy):
         return None  # ranks take turns at whole batches
     specs = tf.nest.flatten(dataset.element_spec, expand_composites=False)
     if not all(isinstance(one, tf.TensorSpec) for one in specs):
         _explain(dataset, "every rank runs it whole: its elements are no dense tensors")
+        return None
+    if debug_mode.DEBUG_MODE:
+        _explain(dataset, "every rank runs it whole: with enable_debug_mode() its functions are Python")
         return None
     if conflict := functions.tell_conflict(dataset):
         _explain(dataset, f"every rank runs it whole: it has {conflict}")
