@@ -40,13 +40,11 @@ class Source:
         options = tf.data.Options()
         options.experimental_optimization.map_and_batch_fusion = False
         options.experimental_optimization.inject_prefetch = False
-        steps = row_shares.list_pipeline(dataset)
-        self._is_free = not any(map(pipelines.has_outside_state, steps))
-        if not any(
-            map(pipelines.list_stateful, steps)
-        ):  # to save an iterator, as alone: what it reads of ours is no state
-            options.experimental_external_state_policy = tf.data.experimental.ExternalStatePolicy.IGNORE
+        self._is_free = not any(map(pipelines.has_outside_state, row_shares.list_pipeline(dataset)))
         self._as_alone = iteration.count_ahead(dataset)
+        if not any(map(pipelines.list_stateful, row_shares.list_pipeline(dataset))):
+            # An iterator can be saved, as alone: the variable that pipelines of ours read is no state.
+            options.experimental_external_state_policy = tf.data.experimental.ExternalStatePolicy.IGNORE
         self._options = dataset.options().merge(options)
         self.is_compared = False
         self._ticket_size = len(tickets.flatten_specs(made.tickets.element_spec))
