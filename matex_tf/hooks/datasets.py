@@ -23,6 +23,10 @@ from matex_tf.world import world
 HOOKS = Table()
 
 _DATASETS, _ITERATORS = "tensorflow.python.data.ops.dataset_ops", "tensorflow.python.data.ops.iterator_ops"
+_OTHER_ITERATOR = (
+    "the checkpoint holds an iterator of another pipeline, or one that the script saved alone: matex_tf restores an "
+    "iterator that was saved under ranks, of any number. Restore the checkpoint without its iterator"
+)
 _LOST = "a dataset of each rank's own rows gives each rank other batches"
 
 
@@ -146,8 +150,15 @@ def _wrap_serialize(original: Any) -> Any:
 @HOOKS.replace(_ITERATORS, "OwnedIterator._restore_from_tensors", "an iterator of shares cannot be saved")
 def _wrap_restore(original: Any) -> Any:
     def _restore_from_tensors(self, restored_tensors):
+        import tensorflow as tf
+
         shares = batches.find_shares(self)
-        return original(self if shares is None else shares.iterator, restored_tensors)
+        if shares is None:
+            return original(self, restored_tensors)
+        try:
+            return original(shares.iterator, restored_tensors)
+        except tf.errors.NotFoundError as error:
+            raise tf.errors.NotFoundError(None, None, f"{_OTHER_ITERATOR} ({error.message})") from error
 
     return _restore_from_tensors
 

@@ -157,6 +157,17 @@ def python_writes_the_file_that_a_map_reads():
 
 
 @case
+def an_iterator_is_saved():
+    iterator = iter(NUMBERS.map(double).cache().shuffle(9, seed=1).batch(4).repeat(2))
+    checkpoint = tf.train.Checkpoint(iterator=iterator)
+    seen = [[next(iterator).numpy()] for _ in range(3)]
+    path = checkpoint.save("checkpoint")
+    seen += [[next(iterator).numpy()] for _ in range(5)]
+    checkpoint.restore(path)
+    return seen + see(iterator)
+
+
+@case
 def one_row_cannot_be_read():
     rows = tf.data.Dataset.from_tensor_slices(["no file" if at == 6 else "file" for at in range(9)])
     for name in ("file", "lost later"):
