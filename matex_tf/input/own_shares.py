@@ -41,7 +41,7 @@ class Source:
         options.experimental_optimization.map_and_batch_fusion = False
         options.experimental_optimization.inject_prefetch = False
         self._is_free = not any(map(pipelines.has_outside_state, row_shares.list_pipeline(dataset)))
-        self._as_alone = iteration.count_ahead(dataset)
+        self._as_alone = iteration.count_ahead_at_least(dataset)
         if not any(map(pipelines.list_stateful, row_shares.list_pipeline(dataset))):
             # An iterator can be saved, as alone: the variable that pipelines of ours read is no state.
             options.experimental_external_state_policy = tf.data.experimental.ExternalStatePolicy.IGNORE

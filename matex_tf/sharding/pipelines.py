@@ -25,13 +25,19 @@ def name_kind(dataset: Any) -> str:
 
 
 def has_outside_state(step: Any) -> bool:
-    """Whether one step of a pipeline changes what other iterations of it meet: it calls Python or assigns variables.
+    """Whether one step of a pipeline changes what other iterations of it meet.
 
-    Each iteration makes its own datasets, and its own random numbers by a seed that an op itself holds. A `shuffle`
-    has another order each time that it begins anew, for a `repeat`, too.
+    A `shuffle` has another order each time that it begins anew, for a `repeat`, too.
     """
-    if name_kind(step) == "RepeatDataset":
-        return any(map(_is_shuffled_anew, list_pipeline(step)))
+    is_repeated = name_kind(step) == "RepeatDataset" and any(map(_is_shuffled_anew, list_pipeline(step)))
+    return is_repeated or changes_outside(step)
+
+
+def changes_outside(step: Any) -> bool:
+    """Whether the function of a step calls Python or assigns variables.
+
+    Each iteration makes its own datasets, and its own random numbers by a seed that an op itself holds.
+    """
     return not all(map(_is_each_iterations, list_stateful(step)))
 
 
