@@ -124,11 +124,10 @@ def _take_batch(plan: StepPlan, inputs: list[Any]) -> Batch | None:
     import tensorflow as tf
 
     began = time.perf_counter()
-    batch: Batch | None
     try:
         batch = plan.take_batch(inputs)
     except tf.errors.OpError as error:  # of the pipeline, maybe on this rank alone
-        batch = LostBatch(error)
+        return LostBatch(error)
     events.batch_taken(plan, time.perf_counter() - began)
     return batch
 
