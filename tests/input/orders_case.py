@@ -42,7 +42,7 @@ def twice(x):
 def fit(dataset, **settings):
     model = keras.Sequential([keras.Input(()), keras.layers.Reshape([1]), keras.layers.Dense(1)])
     model.compile(keras.optimizers.SGD(1e-4), "mse")
-    history = model.fit(dataset.map(twice), verbose=0, **settings).history
+    history = model.fit(dataset.map(twice).prefetch(1), verbose=0, **settings).history
     return {
         **{name: np.array(all_epochs) for name, all_epochs in history.items()},
         "kernel": model.layers[1].kernel.numpy(),
@@ -75,10 +75,10 @@ def batches_are_reduced_and_saved_between_epochs():
 
 @case
 def an_endless_dataset_is_left():
-    rows = NUMBERS.map(double).shuffle(23, seed=1).batch(4).repeat()
+    rows = NUMBERS.map(double).shuffle(23, seed=1).batch(4).repeat().prefetch(1)
     validation = NUMBERS.map(double).shuffle(23, seed=2).batch(4).repeat()
     seen = [batch.numpy() for _ in range(3) for batch, _ in zip(rows, range(3))]
-    return [seen, fit(rows, epochs=4, steps_per_epoch=4, validation_data=validation.map(twice), validation_steps=3)]
+    return [seen, fit(rows, epochs=4, steps_per_epoch=4, validation_data=validation.map(twice).prefetch(1), validation_steps=3)]
 
 
 @case
