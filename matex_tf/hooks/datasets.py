@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from matex_tf import ops, settings
-from matex_tf.input import own_shares, turns, whole_batches
+from matex_tf.input import own_shares, tickets, turns, whole_batches
 from matex_tf.runtime.hooks import Table
 from matex_tf.runtime.loop_hooks import put_loop
 from matex_tf.sharding import iteration, row_shares, share_arrays, share_batches
@@ -23,6 +23,10 @@ from matex_tf.world import world
 HOOKS = Table()
 
 _DATASETS, _ITERATORS = "tensorflow.python.data.ops.dataset_ops", "tensorflow.python.data.ops.iterator_ops"
+_OTHER_ITERATOR = (
+    "the checkpoint holds an iterator of another pipeline, or one that the script saved alone: matex_tf restores an "
+    "iterator that was saved under ranks, of any number. Restore the checkpoint without its iterator"
+)
 _LOST = "a dataset of each rank's own rows gives each rank other batches"
 
 
@@ -145,6 +149,33 @@ def _take_whole(shares: Any) -> Any:
     return turns.take_element(shares) if isinstance(shares, turns.Pass) else whole_batches.take_whole(shares)
 
 
+@HOOKS.replace(_ITERATORS, "OwnedIterator._serialize_to_tensors", "an iterator of shares cannot be saved")
+def _wrap_serialize(original: Any) -> Any:
+    """An iterator of whole batches holds no state but that of the shares which it is made of."""
+
+    def _serialize_to_tensors(self):
+        shares = batches.find_shares(self)
+        return original(shares.iterator if isinstance(shares, own_shares.Shares) else self)
+
+    return _serialize_to_tensors
+
+
+@HOOKS.replace(_ITERATORS, "OwnedIterator._restore_from_tensors", "an iterator of shares cannot be saved")
+def _wrap_restore(original: Any) -> Any:
+    def _restore_from_tensors(self, restored_tensors):
+        import tensorflow as tf
+
+        shares = batches.find_shares(self)
+        if not isinstance(shares, own_shares.Shares):
+            return original(self, restored_tensors)
+        try:
+            return original(shares.iterator, restored_tensors)
+        except tf.errors.NotFoundError as error:
+            raise tf.errors.NotFoundError(None, None, f"{_OTHER_ITERATOR} ({error.message})") from error
+
+    return _restore_from_tensors
+
+
 def _raises_events() -> bool:
     """What other threads do is at other places on each rank."""
     return agreement.is_watched() and not own_data.is_alone()
@@ -190,6 +221,24 @@ def _wrap_make_initializer(original: Any) -> Any:
         return original(self, dataset, *args, **kwargs)
 
     return make_initializer
+
+
+@HOOKS.replace("tensorflow.python.ops.gen_dataset_ops", "shuffle_dataset_v3", "tickets have an order of their own")
+def _wrap_shuffle(original: Any) -> Any:
+    """How often a dataset was iterated decides its order: the script's dataset and tickets of it count together."""
+
+    def shuffle_dataset_v3(input_dataset, buffer_size, seed, seed2, seed_generator, *args, **kwargs):
+        import tensorflow as tf
+
+        if not tf.executing_eagerly():
+            return original(input_dataset, buffer_size, seed, seed2, seed_generator, *args, **kwargs)
+        is_reshuffled = kwargs.get("reshuffle_each_iteration") is not False
+        generator = tf.raw_ops.AnonymousSeedGenerator(seed=seed, seed2=seed2, reshuffle=is_reshuffled)
+        variant = original(input_dataset, buffer_size, seed, seed2, generator.handle, *args, **kwargs)
+        tickets.note_generator(variant, generator)
+        return variant
+
+    return shuffle_dataset_v3
 
 
 @HOOKS.replace("tensorflow.python.framework.constant_op", "_constant_impl", _LOST)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from matex_tf.input.functions import keep_apart
 from matex_tf.rewrite.emit import Copy
 from matex_tf.rewrite.placement import BATCH, REPLICATED, SIZES, WHOLE
 from matex_tf.rewrite.programs import Program
@@ -44,7 +45,7 @@ class RowMap(NamedTuple):
         copy = Copy(share, _NoExchanger())
         given = [*inputs, *map(graph.capture, self.captured)]
         gives = [BATCH if one else WHOLE for one in self.are_rows]
-        return copy.build(self.program, given, gives)
+        return keep_apart(copy.build(self.program, given, gives))
 
 
 def find_row_map(function: Any, are_rows: Sequence[bool]) -> RowMap | str:

@@ -12,8 +12,8 @@ from typing import Any
 
 from matex_tf.rewrite import graph_ops
 from matex_tf.sharding import pipelines
+from matex_tf.sharding.row_shares import list_pipeline
 
-_READS = "ReadVariableOp"
 PYTHON = frozenset(("PyFunc", "EagerPyFunc"))
 
 
@@ -64,12 +64,15 @@ class Split:
     front_takes: the numbers of those that the front needs.
     ordered: the types of the ops because of which there is a front.
     captured: what both parts take besides, tensors outside of all graphs of pipelines.
+    writes, reads: the identities of those that the ops in front, and those that the ops of the rest take.
+    reads_variables: whether the rest reads variables, which may have other values later.
     """
 
     def __init__(self, function: Any):
         graph = function.graph
         self.captured = list(function.captured_inputs)
         inner = graph.inputs[len(graph.inputs) - len(self.captured) :]
+        outer = {id(one): id(captured) for one, captured in zip(inner, self.captured)}
         self.inputs = graph.inputs[: len(graph.inputs) - len(self.captured)]
         given = set(map(id, graph.inputs))
         ordered = _list_ordered(graph)
@@ -97,6 +100,10 @@ class Split:
         awaits = [op for op in awaited if id(op) not in done]
         self.back = Part(arrange(rest), [*held, *crossing, *inner], outputs, awaits)
         taken = {id(one) for op in first for one in op.inputs}
+        changing = (op for op in ordered if op.type not in pipelines.READS)
+        self.writes = {outer[id(one)] for op in changing for one in op.inputs if id(one) in outer}
+        self.reads = {outer[id(one)] for op in rest for one in op.inputs if id(one) in outer}
+        self.reads_variables = any(map(_reads_variables, rest))
         self.front_takes = [number for number, one in enumerate(self.inputs) if id(one) in taken]
 
     def build_front(self, element: Sequence[Any]) -> list[Any]:
@@ -104,14 +111,16 @@ class Split:
         return self.front.build([*element, *self.captured]) if self.front else []
 
     def build_back(self, travelling: Sequence[Any]) -> list[Any]:
-        return self.back.build([*travelling, *self.captured])
+        return keep_apart(self.back.build([*travelling, *self.captured]))
 
     def trace_back(self) -> Any:
-        """`build_back` as a ConcreteFunction."""
+        """The back as a ConcreteFunction of what travels."""
         import tensorflow as tf
 
         specs = [tf.TensorSpec(one.shape, one.dtype) for one in self.back.takes[: self.travelling]]
-        function = tf.function(lambda *given: self.build_back(given), autograph=False, input_signature=specs)
+        function = tf.function(
+            lambda *given: self.back.build([*given, *self.captured]), autograph=False, input_signature=specs
+        )
         return function.get_concrete_function()
 
     @property
@@ -173,11 +182,59 @@ def _list_outputs(ops: Iterable[Any]) -> set[int]:
 
 
 def _list_ordered(graph: Any) -> list[Any]:
-    """The ops that must run for each element, in the script's order."""
+    """The ops that must run for each element, in the script's order, and those that read what such an op changes."""
     found = [op for op in graph.get_operations() if _is_ordered(op)]
     written = {id(one) for op in found for one in op.inputs if one.dtype.name == "resource"}
-    reads = (op for op in graph.get_operations() if op.type == _READS and id(op.inputs[0]) in written)
-    return [*found, *reads]
+    near = _list_near([op for op in found if _changes_anything(op)], graph)
+    known = set(map(id, found))
+    reads = (op for op in graph.get_operations() if id(op) not in known and _reads_state(op))
+    return [*found, *(op for op in reads if id(op) in near or not written.isdisjoint(map(id, op.inputs)))]
+
+
+def _list_near(changing: Sequence[Any], graph: Any) -> set[int]:
+    """The ops that run before these in any case, and those that run after them."""
+    before, pending = set[int](), list(changing)
+    while pending:
+        found = [one for one in _list_previous(pending.pop()) if id(one) not in before]
+        before.update(map(id, found))
+        pending += found
+    behind = set(map(id, changing))
+    for op in graph.get_operations() if behind else ():
+        if not behind.isdisjoint(map(id, _list_previous(op))):
+            behind.add(id(op))
+    return before | behind
+
+
+def _list_previous(op: Any) -> list[Any]:
+    return [*op.control_inputs, *(one.op for one in op.inputs)]
+
+
+def _reads_state(op: Any) -> bool:
+    """Whether an op, or one in a function that it calls, reads what may be other than before: a file, a variable."""
+    return any(node.op in pipelines.READS for node in graph_ops.iterate_nodes(op.graph, [op]))
+
+
+def _reads_variables(op: Any) -> bool:
+    return graph_ops.has_op(op, ("ReadVariableOp", "ResourceGather", "ResourceGatherNd"))
+
+
+def _changes_anything(op: Any) -> bool:
+    """Whether an op in front may change more than the resources that it takes and the random numbers to come."""
+    return any(map(_is_wide, graph_ops.iterate_nodes(op.graph, [op])))
+
+
+def _is_wide(node: Any) -> bool:
+    from tensorflow.core.framework import types_pb2
+    from tensorflow.python.framework import op_def_registry
+
+    known = op_def_registry.get(node.op)
+    if known is None:
+        return True
+    types = {one.type for one in known.input_arg}
+    for one in known.input_arg:
+        types.update(node.attr[one.type_list_attr].list.type if one.type_list_attr else ())
+    draws = any(one.name == "seed2" for one in known.attr)
+    return _must_run(node) and not draws and types_pb2.DT_RESOURCE not in types
 
 
 def _is_ordered(op: Any) -> bool:
@@ -215,3 +272,30 @@ def _find_needed(
             pending += [one.op for one in op.inputs if id(one) not in given]
             pending += op.control_inputs if and_awaited else ()
     return list(found.values())
+
+
+def keep_apart(tensors: Sequence[Any]) -> list[Any]:
+    """Tensors beyond which TensorFlow merges no sums: it optimizes each function of the script by itself, too."""
+    import tensorflow as tf
+
+    def keep(tensor: Any) -> Any:
+        if not (tensor.dtype.is_floating or tensor.dtype.is_complex):
+            return tensor
+        shape = tf.TensorShape(None if tensor.shape.rank is None else [None] * tensor.shape.rank)
+        return tf.raw_ops.EnsureShape(input=tensor, shape=shape)
+
+    return list(map(keep, tensors))
+
+
+def tell_conflict(dataset: Any) -> str:
+    """What a function of a pipeline changes and another one reads, in words; "" if that is nothing.
+
+    Every rank would change it for each element, and read it for its own elements only once others have changed it.
+    """
+    functions = [one.function for step in list_pipeline(dataset) for one in step._functions()]
+    handles = [{id(one) for one in function.captured_inputs if one.dtype.name == "resource"} for function in functions]
+    if sum(map(len, handles)) == len(set[int]().union(*handles)):
+        return ""
+    splits = list(map(Split, functions))
+    is_read = any(one.writes & other.reads & held for one in splits for other, held in zip(splits, handles))
+    return "a variable or a table that one function changes and another one reads" if is_read else ""

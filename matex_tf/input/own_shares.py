@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from matex_tf import settings, tags
-from matex_tf.input import advice, records, tickets
+from matex_tf.input import advice, functions, records, tickets
 from matex_tf.ops import deal_rows
 from matex_tf.rewrite.sharing import Share
 from matex_tf.rewrite.sources import find_components
@@ -44,7 +44,10 @@ class Source:
         # Nothing is left to be tuned, and the thread that tunes may sleep for a minute after the end.
         options.autotune.enabled = False
         self._is_free = not any(map(pipelines.has_outside_state, row_shares.list_pipeline(dataset)))
-        self._as_alone = iteration.count_ahead(dataset)
+        self._as_alone = iteration.count_ahead_at_least(dataset)
+        if not any(map(pipelines.list_stateful, row_shares.list_pipeline(dataset))):
+            # An iterator can be saved, as alone: the variable that pipelines of ours read is no state.
+            options.experimental_external_state_policy = tf.data.experimental.ExternalStatePolicy.IGNORE
         self._options = dataset.options().merge(options)
         self.is_compared = False
         self._ticket_size = len(tickets.flatten_specs(made.tickets.element_spec))
@@ -238,8 +241,11 @@ class Batch:
         self._numbers, self._own, self._ticket = made[:4], list(made[5:end]), list(made[end:])
         rows = {one.shape.as_list()[0] for one, is_rows in zip(self._own, source.batches.are_rows) if is_rows}
         self.is_even = len(rows) == 1 and count <= self.total
+        self._error: Exception | None = None
 
     def take_share(self, shares: Any = None) -> list[Any]:
+        if self._error is not None:
+            raise self._error
         bounds = batches.find_bounds(self.total, shares)
         is_made = bounds == self._bounds
         self.source.work_on(shares)
@@ -255,12 +261,18 @@ class Batch:
         is_made = not self.is_even or self._bounds[:2] == (0, self.total)
         return self._own if is_made else self._make(batches.Bounds(0, self.total, True))
 
-    def digest(self) -> tuple[int, int]:
+    def digest(self) -> tuple[int, int] | None:
         """Of the first batch of a dataset, a hash of what this rank makes of all of its rows; else of its ticket."""
+        import tensorflow as tf
+
         if self.source.is_compared:
             return self.total, self.ticket_digest
         self.source.is_compared = True
-        return self.total, batches.digest_tensors(self.take_whole())
+        try:
+            return self.total, batches.digest_tensors(self.take_whole())
+        except tf.errors.OpError as error:
+            self._error = error
+            return None
 
 
 def give_whole(dataset: Any) -> Any:
@@ -281,12 +293,19 @@ def find_source(dataset: Any) -> Source | None:
 
 def _find_source(dataset: Any) -> Source | None:
     import tensorflow as tf
+    from tensorflow.python.data.ops import debug_mode
 
     if settings.is_asynchronous(settings.get_settings().strategy):
         return None  # ranks take turns at whole batches
     specs = tf.nest.flatten(dataset.element_spec, expand_composites=False)
     if not all(isinstance(one, tf.TensorSpec) for one in specs):
         _explain(dataset, f"every rank runs it whole, because of {advice.explain_kept(dataset, [advice.NOT_DENSE])}")
+        return None
+    if debug_mode.DEBUG_MODE:
+        _explain(dataset, "every rank runs it whole: with enable_debug_mode() its functions are Python")
+        return None
+    if conflict := functions.tell_conflict(dataset):
+        _explain(dataset, f"every rank runs it whole: it has {conflict}")
         return None
     made = tickets.find_batches(dataset)
     kept = advice.explain_kept(dataset, made.kept)

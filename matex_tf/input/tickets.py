@@ -18,8 +18,12 @@ from matex_tf.input.functions import PYTHON, Split
 from matex_tf.rewrite import sources
 from matex_tf.rewrite.sharing import Share
 from matex_tf.sharding import pipelines
+from matex_tf.sharding.row_shares import list_pipeline
 
 Tensors = list[Any]
+
+_GENERATOR = "seeds of iterations"
+_MAPS = ("MapDataset", "ParallelMapDataset")
 
 
 class Elements(NamedTuple):
@@ -107,17 +111,23 @@ _ORDER: dict[str, Callable[[Any, Any], Any]] = {
 """What a step that only orders elements makes of tickets."""
 
 
+def note_generator(shuffled: Any, generator: Any) -> None:
+    """What gives the seed of each iteration of the dataset whose variant tensor is `shuffled`: a handle and its end."""
+    tags.set_tag(shuffled, _GENERATOR, generator)
+
+
 def _shuffle(step: Any, tickets: Any) -> Any:
     import tensorflow as tf
     from tensorflow.python.data.ops import dataset_ops
     from tensorflow.python.ops import gen_dataset_ops
 
+    generator = tags.get_tag(step._variant_tensor, _GENERATOR)
     variant = tf.raw_ops.ShuffleDatasetV3(
         input_dataset=tickets._variant_tensor,
         buffer_size=step._buffer_size,
         seed=step._seed,
         seed2=step._seed2,
-        seed_generator=gen_dataset_ops.dummy_seed_generator(),
+        seed_generator=gen_dataset_ops.dummy_seed_generator() if generator is None else generator.handle,
         reshuffle_each_iteration=step._reshuffle_each_iteration is not False,
         **tickets._flat_structure,
     )
@@ -140,7 +150,7 @@ def _find_elements(dataset: Any) -> Elements:
     if kind in _ORDER:
         inner = find_elements(dataset._input_dataset)
         return inner._replace(tickets=_ORDER[kind](dataset, inner.tickets))
-    if kind in ("MapDataset", "ParallelMapDataset"):
+    if kind in _MAPS:
         return _map_elements(dataset)
     if kind == "CacheDataset" and is_in_memory(dataset):
         return _cache_elements(dataset)
@@ -250,7 +260,7 @@ def _cache_elements(dataset: Any) -> Elements:
     if not inner.is_work:
         return inner._replace(tickets=inner.tickets.cache())
     specs = flatten_specs(inner.spec)
-    if not memories.can_keep(specs):
+    if not memories.can_keep(specs) or _reads_variables(dataset):
         return _make_leaf(dataset, *inner.kept)
     memory = memories.Memory(specs)
 
@@ -261,12 +271,18 @@ def _cache_elements(dataset: Any) -> Elements:
     return inner._replace(tickets=inner.tickets.enumerate().cache(), work=work, passed=passed)
 
 
+def _reads_variables(dataset: Any) -> bool:
+    """Whether the work on what a `cache` keeps reads variables: what is worked on later would see other values."""
+    steps = (one for one in list_pipeline(dataset) if pipelines.name_kind(one) in _MAPS)
+    return any(Split(one._map_func.function).reads_variables for one in steps)
+
+
 def _cache_batches(dataset: Any) -> Batches:
     inner = find_batches(dataset._input_dataset)
     if not inner.is_work:
         return inner._replace(tickets=inner.tickets.cache())
     specs = open_rows(flatten_specs(inner.spec), inner.are_rows)
-    if not memories.can_keep(specs):
+    if not memories.can_keep(specs) or _reads_variables(dataset):
         return _make_batch_leaf(dataset, *inner.kept)
     memory = memories.Memory(specs)
 
@@ -310,7 +326,7 @@ def _find_batches(dataset: Any) -> Batches:
         return inner._replace(tickets=_ORDER[kind](dataset, inner.tickets))
     if kind in ("BatchDataset", "ParallelBatchDataset", "PaddedBatchDataset"):
         return _batch(dataset)
-    if kind in ("MapDataset", "ParallelMapDataset"):
+    if kind in _MAPS:
         return _map_batches(dataset)
     if kind == "CacheDataset" and is_in_memory(dataset):
         return _cache_batches(dataset)

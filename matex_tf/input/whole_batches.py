@@ -33,14 +33,14 @@ def take_whole(shares: Shares) -> Any:
     source = shares.source
     if not agreement.is_watched():
         return tickets.pack(source.spec, shares.take().take_whole())
-    try:
-        batch = shares.take()
-    except tf.errors.OutOfRangeError:
-        raise
-    except tf.errors.OpError:  # maybe on this rank alone
-        with failures.fail_together(_PLACE):
-            raise
-    return tickets.pack(source.spec, _take(batch, tags.get_or_make_tag(source, _WAY, Way)))
+    with failures.fail_together(_PLACE):
+        try:
+            batch = shares.take()
+        except tf.errors.OutOfRangeError as error:
+            end = error
+        else:
+            return tickets.pack(source.spec, _take(batch, tags.get_or_make_tag(source, _WAY, Way)))
+    raise end
 
 
 def _take(batch: Batch, way: Way) -> list[Any]:
@@ -87,8 +87,7 @@ def _put_together(batch: Batch) -> list[Any]:
     *own, first, count, total, contributes = batch.take_share()
     digest = tf.constant(batch.ticket_digest, tf.int64)
     join = tags.get_or_make_tag(batch.source, f"put together by {world.get_world().size}", lambda: _make_join(batch))
-    with failures.fail_together(_PLACE):
-        return list(join(own, first, count, total, digest, contributes))
+    return list(join(own, first, count, total, digest, contributes))
 
 
 def _make_join(batch: Batch) -> Any:

@@ -28,10 +28,13 @@ def digest_value(value: Any, seed: int = 0) -> int:
     return ops.hash_content(np.ascontiguousarray(array), seed)
 
 
-def is_batch_of_all(mine: tuple[int, int], what: str) -> bool:
-    """Whether (rows, hash) of this rank's whole batch are those of every rank. Collective. A difference is noted."""
-    everyone = objects.allgather(mine, f"comparing {what}", rows=mine[0])
-    if all(batch == mine for batch in everyone):
+def is_batch_of_all(mine: tuple[int, int] | None, what: str) -> bool:
+    """Whether (rows, hash) of this rank's whole batch are those of every rank. Collective. A difference is noted.
+
+    None where this rank has no batch.
+    """
+    everyone = objects.allgather(mine, f"comparing {what}", rows=0 if mine is None else mine[0])
+    if len({batch for batch in everyone if batch is not None}) < 2:
         return True
     notes.print_note(f"{_OTHER_ROWS.format(what=what)} Each rank computes its own batch, whole.")
     return False

@@ -38,6 +38,12 @@ def count_ahead(dataset: Any) -> int:
     return 1 if ahead == tf.data.AUTOTUNE else ahead
 
 
+def count_ahead_at_least(dataset: Any) -> int:
+    """As `count_ahead`, but 1 or more where an element that is lost comes again: the next one is made meanwhile."""
+    is_lost = any(map(pipelines.changes_outside, row_shares.list_pipeline(dataset)))
+    return count_ahead(dataset) if is_lost else max(1, count_ahead(dataset))
+
+
 def _is_prefetch_added(last: Any, options: Any) -> bool:
     """Whether TensorFlow adds a `prefetch` to a pipeline of which `last` is the last step."""
     is_off = options.autotune.enabled is False or options.experimental_optimization.inject_prefetch is False

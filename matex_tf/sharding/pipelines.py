@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+from matex_tf.sharding.row_shares import list_pipeline
+
 HARMLESS = frozenset(
     "Assert CheckNumerics CheckNumericsV2 ReadVariableOp VarHandleOp ReadFile LookupTableFind LookupTableFindV2 "
     "LookupTableSizeV2".split()
 )
 """Ops that TensorFlow calls stateful, but that give the same for the same row wherever it comes in the order."""
+READS = HARMLESS - {"Assert", "CheckNumerics", "CheckNumericsV2", "VarHandleOp"}
+"""Those that read what other ops may change."""
 CALLS = frozenset(
     "StatefulPartitionedCall PartitionedCall StatefulIf If StatelessIf While StatelessWhile Case StatelessCase".split()
 )
@@ -22,12 +26,24 @@ def name_kind(dataset: Any) -> str:
 
 
 def has_outside_state(step: Any) -> bool:
-    """Whether one step of a pipeline changes what other iterations of it meet: it calls Python or assigns variables.
+    """Whether one step of a pipeline changes what other iterations of it meet.
+
+    A `shuffle` has another order each time that it begins anew, for a `repeat`, too.
+    """
+    is_repeated = name_kind(step) == "RepeatDataset" and any(map(_is_shuffled_anew, list_pipeline(step)))
+    return is_repeated or changes_outside(step)
+
+
+def changes_outside(step: Any) -> bool:
+    """Whether the function of a step calls Python or assigns variables.
 
     Each iteration makes its own datasets, and its own random numbers by a seed that an op itself holds.
     """
-    function = getattr(step, "_map_func", None) or getattr(step, "_predicate", None)
-    return function is not None and not all(map(_is_each_iterations, _list_stateful(function)))
+    return not all(map(_is_each_iterations, list_stateful(step)))
+
+
+def _is_shuffled_anew(step: Any) -> bool:
+    return name_kind(step) == "ShuffleDataset" and step._reshuffle_each_iteration is not False
 
 
 def _is_each_iterations(op: Any) -> bool:
@@ -46,10 +62,13 @@ def skip_kinds(dataset: Any, kinds: tuple[str, ...]) -> tuple[Any, list[Any]]:
     return dataset, above
 
 
-def _list_stateful(function: Any) -> list[Any]:
-    """The definitions of the ops with a state of their own in a function of a pipeline."""
+def list_stateful(step: Any) -> list[Any]:
+    """The definitions of the ops with a state of their own in the function of one step of a pipeline."""
     from tensorflow.python.framework import op_def_registry
 
+    function = getattr(step, "_map_func", None) or getattr(step, "_predicate", None)
+    if function is None:
+        return []
     graph = function.function.graph.as_graph_def()
     nodes = [*graph.node, *(node for function in graph.library.function for node in function.node_def)]
     nodes = [node for node in nodes if not node.name.split("/")[-1].startswith(PLACES_OF_FILES)]

@@ -50,8 +50,29 @@ class Batch(Protocol):
     def take_whole(self) -> list[Any]:
         """Its flat tensors."""
 
-    def digest(self) -> tuple[int, int]:
-        """Its number of rows, and a hash by which ranks find whether they have the same batch."""
+    def digest(self) -> tuple[int, int] | None:
+        """Its number of rows, and a hash by which ranks find whether they have the same batch.
+
+        None if it cannot be made: what it raises is raised where its rows are taken, in the step that ranks share.
+        """
+
+
+class LostBatch:
+    """A batch that this rank could not take: `error` is raised where its rows are wanted."""
+
+    total, is_even = 1, True
+
+    def __init__(self, error: Exception):
+        self._error = error
+
+    def take_share(self, shares: Any = None) -> list[Any]:
+        raise self._error
+
+    def take_whole(self) -> list[Any]:
+        raise self._error
+
+    def digest(self) -> None:
+        return None
 
 
 class WholeBatch:

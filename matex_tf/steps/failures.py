@@ -52,8 +52,8 @@ def fail_together(place: str, used: Iterable[Any] = (), graph: Any = None) -> It
             if ops.read_failure():
                 raise
         mine = None if is_told else (error.error_code, error.message)
-        everyone = objects.allgather(mine, f"which ranks failed in {place}")
-        variables.synchronize_variables(used, f"comparing variables after an error in {place}")
+        everyone = objects.allgather(mine, "which ranks failed in a step")
+        variables.synchronize_variables(used, "comparing variables after an error in a step")
         if None not in everyone and len({code for code, _ in everyone}) == 1:
             raise
         failed = [(rank, *one) for rank, one in enumerate(everyone) if one is not None]

@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from matex_tf import tags
-from matex_tf.steps import agreement, capture, events, explain, failures, own_data, pieces
+from matex_tf.steps import agreement, capture, events, explain, own_data, pieces
 from matex_tf.steps.arguments import Arguments, is_source
-from matex_tf.steps.batches import Batch
+from matex_tf.steps.batches import Batch, LostBatch
 from matex_tf.steps.plan import StepPlan
 from matex_tf.steps.tapes import calls
 from matex_tf.world import world
@@ -127,9 +127,8 @@ def _take_batch(plan: StepPlan, inputs: list[Any]) -> Batch | None:
     began = time.perf_counter()
     try:
         batch = plan.take_batch(inputs)
-    except tf.errors.OpError:  # of the pipeline, maybe on this rank alone
-        with failures.fail_together(plan.place):
-            raise
+    except tf.errors.OpError as error:  # of the pipeline, maybe on this rank alone
+        return LostBatch(error)
     events.batch_taken(plan, time.perf_counter() - began, functools.partial(plan.take_batch, inputs))
     return batch
 

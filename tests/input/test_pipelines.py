@@ -65,6 +65,14 @@ def rescale(image, number):
     return image / 255.0, number
 
 
+def scale(image, number):
+    return image * 3 * 1.7 + 1, number  # TensorFlow makes one product of these, within a map
+
+
+def shift(image, number):
+    return image + 0.1, number
+
+
 def flip():
     layer = keras.layers.RandomFlip("horizontal", seed=5)
     return lambda image, number: (layer(image, training=True), number)
@@ -116,6 +124,7 @@ PIPELINES = {
     "options": lambda at: paths(at).map(load).batch(BATCH).with_options(tf.data.Options()).prefetch(2),
     "a layer": lambda at: paths(at).map(load).batch(BATCH).map(lambda a, b: (keras.layers.Rescaling(2.0, 1.0)(a), b)),
     "batches are shuffled": lambda at: paths(at).map(load).batch(BATCH).shuffle(3, seed=2),
+    "sums in a row": lambda at: paths(at).map(load).map(scale).map(shift).batch(BATCH).map(scale).map(shift),
     "a layer that draws": lambda at: paths(at).map(load).batch(BATCH).map(flip()).shuffle(3, seed=1),
     "generator, map": lambda at: (
         tf.data.Dataset.from_generator(lambda: iter(range(ROWS)), output_signature=tf.TensorSpec([], tf.int64))
