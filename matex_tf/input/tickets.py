@@ -384,9 +384,8 @@ def _batch_tensors(dataset: Any, inner: Elements) -> Batches:
     @functools.cache
     def trace_work() -> Any:
         given = [tf.TensorSpec(shape, dtype) for dtype, shape in ticket_specs]
-        work = tf.function(lambda *ticket: [inner.work(list(ticket))[at] for at in computed], given, autograph=False)
         with tf.init_scope():
-            return work.get_concrete_function()
+            return call_as_maps_do(lambda ticket: [inner.work(ticket)[at] for at in computed], given)
 
     def work_on(rows: Tensors) -> Tensors:
         types, shapes = zip(*(specs[at] for at in computed))
@@ -411,6 +410,35 @@ def _batch_tensors(dataset: Any, inner: Elements) -> Batches:
     return Batches(
         tickets, _count_rows, take, _digest, are_rows, dataset.element_spec, inner.is_work, inner.kept, {}, inner.files
     )
+
+
+def call_as_maps_do(build: Callable[[Tensors], Tensors], given: Sequence[Any]) -> Any:
+    """A ConcreteFunction of tensors `given` that calls what `build` makes, optimized as functions of `map` are.
+
+    TensorFlow merges constants in a function that an op calls, as `map` does, but not in one that is inlined or that
+    `MapDefun` takes. Where `map` calls a function it does not fold constants, as into reciprocals of divisors.
+    """
+    import tensorflow as tf
+    from tensorflow.core.protobuf import config_pb2, rewriter_config_pb2
+
+    config = config_pb2.ConfigProto()
+    config.graph_options.rewrite_options.constant_folding = rewriter_config_pb2.RewriterConfig.OFF
+    kept = {"_noinline": True}
+    work = tf.function(lambda *tensors: build(list(tensors)), given, autograph=False, experimental_attributes=kept)
+    function = work.get_concrete_function()
+
+    def call(*tensors: Any) -> Tensors:
+        graph = tf.compat.v1.get_default_graph()
+        return list(
+            tf.raw_ops.StatefulPartitionedCall(
+                args=[*tensors, *map(graph.capture, function.captured_inputs)],
+                Tout=[one.dtype for one in function.outputs],
+                f=function,
+                config_proto=config.SerializeToString(),
+            )
+        )
+
+    return tf.function(call, given, autograph=False).get_concrete_function()
 
 
 def _slice_rows(tensors: Tensors, share: Share) -> Tensors:
