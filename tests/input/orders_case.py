@@ -78,7 +78,10 @@ def an_endless_dataset_is_left():
     rows = NUMBERS.map(double).shuffle(23, seed=1).batch(4).repeat().prefetch(1)
     validation = NUMBERS.map(double).shuffle(23, seed=2).batch(4).repeat()
     seen = [batch.numpy() for _ in range(3) for batch, _ in zip(rows, range(3))]
-    return [seen, fit(rows, epochs=4, steps_per_epoch=4, validation_data=validation.map(twice).prefetch(1), validation_steps=3)]
+    return [
+        seen,
+        fit(rows, epochs=4, steps_per_epoch=4, validation_data=validation.map(twice).prefetch(1), validation_steps=3),
+    ]
 
 
 @case
