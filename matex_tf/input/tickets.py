@@ -23,6 +23,7 @@ from matex_tf.sharding.row_shares import list_pipeline
 Tensors = list[Any]
 
 _GENERATOR = "seeds of iterations"
+_CACHED_VARIABLES = "a map that reads variables, and whose results are cached"
 _MAPS = ("MapDataset", "ParallelMapDataset")
 
 
@@ -260,8 +261,10 @@ def _cache_elements(dataset: Any) -> Elements:
     if not inner.is_work:
         return inner._replace(tickets=inner.tickets.cache())
     specs = flatten_specs(inner.spec)
-    if not memories.can_keep(specs) or _reads_variables(dataset):
+    if not memories.can_keep(specs):
         return _make_leaf(dataset, *inner.kept)
+    if _reads_variables(dataset):
+        return _make_leaf(dataset, *inner.kept, _CACHED_VARIABLES)
     memory = memories.Memory(specs)
 
     def work(ticket: Tensors) -> Tensors:
@@ -282,8 +285,10 @@ def _cache_batches(dataset: Any) -> Batches:
     if not inner.is_work:
         return inner._replace(tickets=inner.tickets.cache())
     specs = open_rows(flatten_specs(inner.spec), inner.are_rows)
-    if not memories.can_keep(specs) or _reads_variables(dataset):
+    if not memories.can_keep(specs):
         return _make_batch_leaf(dataset, *inner.kept)
+    if _reads_variables(dataset):
+        return _make_batch_leaf(dataset, *inner.kept, _CACHED_VARIABLES)
     memory = memories.Memory(specs)
 
     def take(ticket: Tensors, share: Share) -> Tensors:

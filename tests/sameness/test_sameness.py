@@ -59,11 +59,11 @@ def wrong_rows(name, alone, parts, servers=0):
         computed = [int(part[step]) for part in parts]
         train = ranks - servers
         share = [count // train + (rank < count % train) for rank in range(train)] + [0] * servers
-        # A rank without rows computes one with weight 0. A function, or a model in eager code, is called for the first
-        # time as the script alone calls it.
+        # A rank without rows computes one with weight 0. A model in eager code is called for the first time with so
+        # many rows as the script alone calls it.
         sliced = [max(rows, 1) for rows in share]
-        whole_first = name.startswith(("loop eager", "loop function", "loop apply")) and step == 0
-        if computed != ([count] * ranks if whole_first else sliced):
+        is_first = name.startswith("loop eager") and count not in alone[:step]
+        if computed != ([count] * ranks if is_first else sliced):
             yield f"step {step} of {count} rows was computed as {computed}"
             return
 
