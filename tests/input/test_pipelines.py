@@ -125,6 +125,7 @@ PIPELINES = {
     "a layer": lambda at: paths(at).map(load).batch(BATCH).map(lambda a, b: (keras.layers.Rescaling(2.0, 1.0)(a), b)),
     "batches are shuffled": lambda at: paths(at).map(load).batch(BATCH).shuffle(3, seed=2),
     "sums in a row": lambda at: paths(at).map(load).map(scale).map(shift).batch(BATCH).map(scale).map(shift),
+    "a divisor": lambda at: paths(at).map(load).map(lambda a, b: (a / 255.0 - 0.3, b)).batch(BATCH),
     "a layer that draws": lambda at: paths(at).map(load).batch(BATCH).map(flip()).shuffle(3, seed=1),
     "generator, map": lambda at: (
         tf.data.Dataset.from_generator(lambda: iter(range(ROWS)), output_signature=tf.TensorSpec([], tf.int64))
