@@ -65,7 +65,6 @@ class Split:
     ordered: the types of the ops because of which there is a front.
     captured: what both parts take besides, tensors outside of all graphs of pipelines.
     writes, reads: the identities of those that the ops in front, and those that the ops of the rest take.
-    reads_variables: whether the rest reads variables, which may have other values later.
     """
 
     def __init__(self, function: Any):
@@ -103,7 +102,6 @@ class Split:
         changing = (op for op in ordered if op.type not in pipelines.READS)
         self.writes = {outer[id(one)] for op in changing for one in op.inputs if id(one) in outer}
         self.reads = {outer[id(one)] for op in rest for one in op.inputs if id(one) in outer}
-        self.reads_variables = any(map(_reads_variables, rest))
         self.front_takes = [number for number, one in enumerate(self.inputs) if id(one) in taken]
 
     def build_front(self, element: Sequence[Any]) -> list[Any]:
@@ -214,10 +212,6 @@ def _reads_state(op: Any) -> bool:
     return any(node.op in pipelines.READS for node in graph_ops.iterate_nodes(op.graph, [op]))
 
 
-def _reads_variables(op: Any) -> bool:
-    return graph_ops.has_op(op, ("ReadVariableOp", "ResourceGather", "ResourceGatherNd"))
-
-
 def _changes_anything(op: Any) -> bool:
     """Whether an op in front may change more than the resources that it takes and the random numbers to come."""
     return any(map(_is_wide, graph_ops.iterate_nodes(op.graph, [op])))
@@ -299,3 +293,37 @@ def tell_conflict(dataset: Any) -> str:
     splits = list(map(Split, functions))
     is_read = any(one.writes & other.reads & held for one in splits for other, held in zip(splits, handles))
     return "a variable or a table that one function changes and another one reads" if is_read else ""
+
+
+def reads_changing(function: Any) -> bool:
+    """Whether a function, a ConcreteFunction, reads what eager code can change: variables, and tables that can grow.
+
+    Files count as data, which stay.
+    """
+    captured = dict(zip(map(id, function.graph.inputs[len(function.inputs) - len(function.captured_inputs) :]),
+                        function.captured_inputs))  # fmt: skip
+    tables = [op for op in function.graph.get_operations() if op.type in _TABLES and id(op.inputs[0]) in captured]
+    fixed = sum(_is_fixed_table(captured[id(op.inputs[0])], op) for op in tables)
+    nodes = list(graph_ops.iterate_nodes(function.graph))
+    return any(one.op in _VARIABLES for one in nodes) or sum(one.op in _TABLES for one in nodes) > fixed
+
+
+_VARIABLES = ("ReadVariableOp", "ResourceGather", "ResourceGatherNd")
+_TABLES = ("LookupTableFindV2", "LookupTableFind", "LookupTableSizeV2")
+
+
+def _is_fixed_table(handle: Any, op: Any) -> bool:
+    """Whether nothing can be put into a table: it refuses to take no keys at all."""
+    import tensorflow as tf
+
+    if op.type != "LookupTableFindV2" or not hasattr(handle, "numpy"):
+        return False
+    keys, values = (tf.zeros([0], one.dtype) for one in (op.inputs[1], op.inputs[2]))
+    try:
+        with tf.init_scope():
+            tf.raw_ops.LookupTableInsertV2(table_handle=handle, keys=keys, values=values)
+    except (tf.errors.UnimplementedError, tf.errors.FailedPreconditionError):
+        return True
+    except tf.errors.OpError:
+        return False
+    return False

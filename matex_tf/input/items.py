@@ -44,7 +44,8 @@ class Found(NamedTuple):
 def compare_items(source: Any, name: str) -> Found:
     """The items `FIRST` of `source`, compared on all ranks. Collective.
 
-    Where an item draws random numbers, all generators are afterwards where the script alone would have them.
+    Where an item draws random numbers or sets attributes of `source`, these are afterwards as the script alone would
+    have them.
 
     Args:
         source: gives items by number.
@@ -61,9 +62,10 @@ def compare_items(source: Any, name: str) -> Found:
             began = time.perf_counter()
             made[number] = source[number]
             seconds = time.perf_counter() - began
-            draws, changed = before.is_drawn_from() or draws, before.find_changed()
-            before = State(source)  # the first item may have opened a file
-        if draws and not changed and me.rank > 0:
+            now = State(source)
+            draws, changed = before.is_drawn_from() or draws, before.find_changed(now)
+            before = now  # the first item may have opened a file
+        if (draws or changed) and me.rank > 0 and first.can_be_put_back():
             first.put_back()
             made = {number: source[number] for number in FIRST}
     except Exception as error:
@@ -104,6 +106,7 @@ class State:
         walk = _Walk(holder)
         for one in _list_global(holder):
             walk.visit(one)
+        self._values = dict(vars(holder))
         self._attributes = {name: walk.visit(value) for name, value in list(vars(holder).items())}
         self._generators = list(walk.generators.values())
         self._states = [_kind_of(one).get(one) for one in self._generators]
@@ -114,15 +117,24 @@ class State:
         now = [_kind_of(one).get(one) for one in self._generators]
         return pickle.dumps(now) != pickle.dumps(self._states) or seeding.count_spawned() != self._spawned
 
+    def can_be_put_back(self) -> bool:
+        """Whether the values that the attributes had are as they were."""
+        walk = _Walk(self._holder)
+        for one in _list_global(self._holder):
+            walk.visit(one)
+        return all(walk.visit(value) == self._attributes[name] for name, value in self._values.items())
+
     def put_back(self) -> None:
-        """Have the generators give the same numbers again."""
+        """Have the generators give the same numbers again, and the object the attributes that it had."""
+        vars(self._holder).clear()
+        vars(self._holder).update(self._values)
         for one, state in zip(self._generators, self._states):
             _kind_of(one).put(one, state)
         seeding.spawn_from(self._spawned)
 
-    def find_changed(self) -> str:
-        """An attribute of the object that has changed since; empty if none has."""
-        now = State(self._holder)._attributes
+    def find_changed(self, later: State) -> str:
+        """An attribute of the object that is another in a `later` state; empty if none is."""
+        now = later._attributes
         names = [*self._attributes, *(name for name in now if name not in self._attributes)]
         return next((name for name in names if now.get(name) != self._attributes.get(name)), "")
 
@@ -179,9 +191,9 @@ class _Walk:
 
     def visit(self, root: Any) -> int:
         """A hash of what is met first from `root` on."""
-        pending, found = [root], 0
-        while pending:
-            one = pending.pop()
+        pending, found, left = [root], 0, _MOST_OBJECTS
+        while pending and left:
+            one, left = pending.pop(), left - 1
             if isinstance(one, weakref.ReferenceType):
                 continue  # no part of what has it
             if isinstance(one, _VALUES):
@@ -207,5 +219,7 @@ class _Walk:
 
 _MOST_BYTES = 16 << 20
 """Larger arrays are data: what an item writes to them is not looked for."""
+_MOST_OBJECTS = 50_000
+"""Of an attribute so many objects are looked at, in some 0.1 s: the rest is data."""
 _VALUES = (str, bytes, int, float, complex, type(None))
 _NOT_ENTERED = (type, types.ModuleType, types.CodeType, types.FrameType, random.SystemRandom)

@@ -190,6 +190,10 @@ class Source:
 
         return tf.function(self._take, autograph=False, input_signature=self._list_inputs()).get_concrete_function()
 
+    def prepare(self) -> None:
+        """Trace what makes shares again, so that nobody measures it."""
+        _ = self._again
+
     def make_again(self, ticket: Sequence[Any], first: int, count: int, total: int) -> list[Any]:
         import tensorflow as tf
 
@@ -239,6 +243,7 @@ class Batch:
         first, count, self.total, has_rows, self.ticket_digest = (one.numpy().item() for one in made[:5])
         self._bounds, end = batches.Bounds(first, count, has_rows), 5 + len(source.specs)
         self._numbers, self._own, self._ticket = made[:4], list(made[5:end]), list(made[end:])
+        self._whole: list[Any] | None = None
         rows = {one.shape.as_list()[0] for one, is_rows in zip(self._own, source.batches.are_rows) if is_rows}
         self.is_even = len(rows) == 1 and count <= self.total
         self._error: Exception | None = None
@@ -259,7 +264,9 @@ class Batch:
 
     def take_whole(self) -> list[Any]:
         is_made = not self.is_even or self._bounds[:2] == (0, self.total)
-        return self._own if is_made else self._make(batches.Bounds(0, self.total, True))
+        if self._whole is None:
+            self._whole = self._own if is_made else self._make(batches.Bounds(0, self.total, True))
+        return self._whole
 
     def digest(self) -> tuple[int, int] | None:
         """Of the first batch of a dataset, a hash of what this rank makes of all of its rows; else of its ticket."""

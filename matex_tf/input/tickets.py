@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from matex_tf import tags
-from matex_tf.input import batch_maps, memories, records
+from matex_tf.input import batch_maps, functions, memories, records
 from matex_tf.input.functions import PYTHON, Split
 from matex_tf.rewrite import sources
 from matex_tf.rewrite.sharing import Share
@@ -261,23 +261,29 @@ def _cache_elements(dataset: Any) -> Elements:
     if not inner.is_work:
         return inner._replace(tickets=inner.tickets.cache())
     specs = flatten_specs(inner.spec)
-    if not memories.can_keep(specs):
+    if not memories.can_keep(specs) or not memories.can_keep(flatten_specs(inner.tickets.element_spec)):
         return _make_leaf(dataset, *inner.kept)
-    if _reads_variables(dataset):
+    if _reads_changing(dataset):
         return _make_leaf(dataset, *inner.kept, _CACHED_VARIABLES)
     memory = memories.Memory(specs)
 
     def work(ticket: Tensors) -> Tensors:
-        return memory.recall(ticket[0], [], lambda: inner.work(ticket[1:]))
+        return memory.recall(ticket[0], [_name(_digest(ticket[1:]))], lambda: inner.work(ticket[1:]))
 
     passed = [None if at is None else at + 1 for at in inner.passed]
     return inner._replace(tickets=inner.tickets.enumerate().cache(), work=work, passed=passed)
 
 
-def _reads_variables(dataset: Any) -> bool:
-    """Whether the work on what a `cache` keeps reads variables: what is worked on later would see other values."""
-    steps = (one for one in list_pipeline(dataset) if pipelines.name_kind(one) in _MAPS)
-    return any(Split(one._map_func.function).reads_variables for one in steps)
+def _name(digest: Any) -> Any:
+    """8 bytes as a number. A pass that ends early is dropped: in the next one a number may be another ticket's."""
+    import tensorflow as tf
+
+    return tf.bitcast(digest, tf.int64)
+
+
+def _reads_changing(dataset: Any) -> bool:
+    """Whether the work on what a `cache` keeps reads variables or tables that may change before it is done."""
+    return any(functions.reads_changing(one.function) for step in list_pipeline(dataset) for one in step._functions())
 
 
 def _cache_batches(dataset: Any) -> Batches:
@@ -287,12 +293,13 @@ def _cache_batches(dataset: Any) -> Batches:
     specs = open_rows(flatten_specs(inner.spec), inner.are_rows)
     if not memories.can_keep(specs):
         return _make_batch_leaf(dataset, *inner.kept)
-    if _reads_variables(dataset):
+    if _reads_changing(dataset):
         return _make_batch_leaf(dataset, *inner.kept, _CACHED_VARIABLES)
     memory = memories.Memory(specs)
 
     def take(ticket: Tensors, share: Share) -> Tensors:
-        return memory.recall(ticket[0], [share.first, share.count], lambda: inner.take(ticket[1:], share))
+        of = [share.first, share.count, _name(inner.digest(ticket[1:]))]
+        return memory.recall(ticket[0], of, lambda: inner.take(ticket[1:], share))
 
     return inner._replace(
         tickets=inner.tickets.enumerate().cache(),

@@ -105,7 +105,10 @@ class Own:
         self._whole, self._numbers = whole, numbers
 
     def __getitem__(self, at: int) -> Any:
-        return self._whole[self._numbers[at]]
+        item = self._whole[self._numbers[at]]
+        if item is None:  # which an enqueuer of Keras would pass over
+            raise ValueError(f"item {self._numbers[at]} of a PyDataset is None")
+        return item
 
     def on_epoch_begin(self) -> None:
         """The object itself is told by Keras."""
@@ -285,7 +288,7 @@ class Pass:
         self._agree_on_order()
         if self._at >= len(self.order):
             raise tf.errors.OutOfRangeError(None, None, "the items of a PyDataset have all been taken")
-        if source.is_open and source.turns == _MEASURED:
+        if source.is_open and source.turns >= _MEASURED:
             source.choose()
         if not source.is_shared:
             self._deal()

@@ -65,6 +65,8 @@ class Way:
 
 
 def _choose(batch: Batch, way: Way) -> list[Any]:
+    batch.source.prepare()
+    _find_join(batch)
     began = time.perf_counter()
     if way.alone is None:
         found = batch.take_whole()
@@ -86,8 +88,11 @@ def _put_together(batch: Batch) -> list[Any]:
 
     *own, first, count, total, contributes = batch.take_share()
     digest = tf.constant(batch.ticket_digest, tf.int64)
-    join = tags.get_or_make_tag(batch.source, f"put together by {world.get_world().size}", lambda: _make_join(batch))
-    return list(join(own, first, count, total, digest, contributes))
+    return list(_find_join(batch)(own, first, count, total, digest, contributes))
+
+
+def _find_join(batch: Batch) -> Any:
+    return tags.get_or_make_tag(batch.source, f"put together by {world.get_world().size}", lambda: _make_join(batch))
 
 
 def _make_join(batch: Batch) -> Any:

@@ -40,7 +40,7 @@ def count_ahead(dataset: Any) -> int:
 
 def count_ahead_at_least(dataset: Any) -> int:
     """As `count_ahead`, but 1 or more where an element that is lost comes again: the next one is made meanwhile."""
-    is_lost = any(map(pipelines.changes_outside, row_shares.list_pipeline(dataset)))
+    is_lost = any(map(pipelines.has_outside_state, row_shares.list_pipeline(dataset)))
     return count_ahead(dataset) if is_lost else max(1, count_ahead(dataset))
 
 

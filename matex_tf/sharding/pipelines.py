@@ -28,10 +28,11 @@ def name_kind(dataset: Any) -> str:
 def has_outside_state(step: Any) -> bool:
     """Whether one step of a pipeline changes what other iterations of it meet.
 
-    A `shuffle` has another order each time that it begins anew, for a `repeat`, too.
+    A `shuffle` has another order each time that it begins anew, for a `repeat`, too. A `cache` keeps the one that fills
+    it.
     """
-    is_repeated = name_kind(step) == "RepeatDataset" and any(map(_is_shuffled_anew, list_pipeline(step)))
-    return is_repeated or changes_outside(step)
+    is_kept = name_kind(step) in ("RepeatDataset", "CacheDataset") and any(map(_is_shuffled_anew, list_pipeline(step)))
+    return is_kept or changes_outside(step)
 
 
 def changes_outside(step: Any) -> bool:

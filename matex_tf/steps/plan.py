@@ -127,6 +127,8 @@ class StepPlan:
         events.step_planned(self)
         if self.why_whole and any(self.are_own):
             raise world.RankError(own_data.explain_obstacle(place, self.why_whole))
+        if self.why_whole:
+            publishing.leave()
         if self.why_whole or self.program is None:
             explain.say_whole(place, self.why_whole, is_usual=False)
         else:

@@ -83,6 +83,11 @@ def _publish_group(group: Sequence[Publication], place: str, number: int) -> Any
         )
 
 
+def leave() -> None:
+    """The weights of copies that are not run stay where they are."""
+    _unsettled.clear()
+
+
 def settle() -> None:
     """Have the weights that steps publish lie in common memory, before a first step makes anything else. Collective.
 
@@ -147,7 +152,7 @@ def _find_holding(group: Sequence[Publication], arguments: dict[str, Any]) -> in
     arguments: those of the op that publishes the variables.
     """
     outer = [_find_outer(one.handle) for one in group]
-    key = tuple(map(id, outer))
+    key = tuple(one._id for one in outer)
     if key not in _holdings:
         number = _holdings[key] = next(_numbers)
         weakref.finalize(outer[0], _drop_memory, key, number).atexit = False

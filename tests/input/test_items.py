@@ -48,6 +48,25 @@ def test_a_draw_is_seen_and_can_be_taken_back(name):
     assert not before.is_drawn_from() and draw(holder) == first
 
 
+class Mixes:
+    """Each item is mixed with the one before."""
+
+    num_batches, last = 3, 0.0
+
+    def __getitem__(self, number):
+        found, self.last = np.array([number, self.last]), float(number)
+        return (found,)
+
+
+def test_an_object_that_changes_is_afterwards_as_alone(monkeypatch):
+    alone, here = Mixes(), Mixes()
+    want = [alone[number] for number in items.FIRST]
+    monkeypatch.setattr(items.world, "get_world", lambda: type("", (), {"rank": 1, "hosts": [], "is_several": False}))
+    found = items.compare_items(here, "it")
+    assert found.why and here.last == alone.last
+    np.testing.assert_array_equal(found.made, want)
+
+
 CHANGES = {
     "a counter": lambda it: setattr(it, "count", getattr(it, "count", 0) + 1),
     "a list": lambda it: it.layers.append(1),
@@ -60,7 +79,7 @@ CHANGES = {
 def test_a_change_of_the_object_is_seen(name):
     holder = Holder()
     before = items.State(holder)
-    assert [draw(holder) for draw in DRAWS.values()] and not before.find_changed()
+    assert [draw(holder) for draw in DRAWS.values()] and not before.find_changed(items.State(holder))
     CHANGES[name](holder)
-    assert before.find_changed() in {"count", "layers", "array"}
-    assert not items.State(holder).find_changed()
+    now = items.State(holder)
+    assert before.find_changed(now) in {"count", "layers", "array"} and not now.find_changed(items.State(holder))

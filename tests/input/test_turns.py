@@ -53,7 +53,7 @@ from matex_tf.world import world
 mark, place, at = sys.argv[1:]
 keras.utils.set_random_seed(1)
 keras.backend.set_floatx("float64")
-turns._MEASURED = None
+turns._MEASURED = float("inf")
 exchanged = []
 
 def lose(original):
