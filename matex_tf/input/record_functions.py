@@ -42,7 +42,6 @@ _CONSTANT = frozenset(
     "AnonymousMemoryCache".split()
 )
 """Ops that TensorFlow calls stateful, but that make the same names of files each time; or those that they call do."""
-_READS = frozenset("ReadVariableOp ReadFile LookupTableFind LookupTableFindV2".split())
 
 
 def read_kinds(function: Any) -> set[str]:
@@ -57,7 +56,7 @@ def list_changing_ops(function: Any) -> list[str]:
 
 def reads_state(function: Any) -> bool:
     """Whether a function of a pipeline reads what the script can change: variables, tables, whole files."""
-    return any(node.op in _READS for node in _list_nodes(function))
+    return any(node.op in pipelines.READS for node in _list_nodes(function))
 
 
 def _list_changing(nodes: Iterable[Any]) -> list[str]:

@@ -64,14 +64,12 @@ def skip_kinds(dataset: Any, kinds: tuple[str, ...]) -> tuple[Any, list[Any]]:
 
 
 def list_stateful(step: Any) -> list[Any]:
-    """The definitions of the ops with a state of their own in the function of one step of a pipeline."""
+    """The definitions of the ops with a state of their own in the functions of one step of a pipeline."""
     from tensorflow.python.framework import op_def_registry
 
-    function = getattr(step, "_map_func", None) or getattr(step, "_predicate", None)
-    if function is None:
-        return []
-    graph = function.function.graph.as_graph_def()
-    nodes = [*graph.node, *(node for function in graph.library.function for node in function.node_def)]
+    graphs = [one.function.graph.as_graph_def() for one in step._functions()]
+    nodes = [node for graph in graphs for part in (graph.node, *(one.node_def for one in graph.library.function))
+             for node in part]  # fmt: skip
     nodes = [node for node in nodes if not node.name.split("/")[-1].startswith(PLACES_OF_FILES)]
     known = [op_def_registry.get(node.op) for node in nodes if node.op not in HARMLESS | CALLS]
     return [op for op in known if op is not None and op.is_stateful]
