@@ -170,9 +170,8 @@ def _list_copies(tensor: Any) -> list[Any]:
 
 def _find_origin(tensor: Any) -> Any:
     """The tensor of which this is a copy. `_list_awaited` finds all for which a copy waits."""
-    while tensor.op.type == "Identity":
-        tensor = tensor.op.inputs[0]
-    return tensor
+    copies = _list_copies(tensor)
+    return copies[-1].inputs[0] if copies else tensor
 
 
 def _list_outputs(ops: Iterable[Any]) -> set[int]:
@@ -322,8 +321,6 @@ def _is_fixed_table(handle: Any, op: Any) -> bool:
     try:
         with tf.init_scope():
             tf.raw_ops.LookupTableInsertV2(table_handle=handle, keys=keys, values=values)
-    except (tf.errors.UnimplementedError, tf.errors.FailedPreconditionError):
-        return True
-    except tf.errors.OpError:
-        return False
+    except tf.errors.OpError as error:
+        return isinstance(error, (tf.errors.UnimplementedError, tf.errors.FailedPreconditionError))
     return False

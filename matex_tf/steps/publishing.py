@@ -47,11 +47,10 @@ def publish(publications: Sequence[Publication], place: str) -> list[Any]:
 
 def _publish_group(group: Sequence[Publication], place: str, number: int) -> Any:
     import tensorflow as tf
-    from tensorflow.python.ops.resource_variable_ops import ResourceVariable
 
     dtype = group[0].value.dtype
     with tf.init_scope():
-        pieces = [ResourceVariable(tf.zeros([0], dtype), trainable=False, shape=[None]) for _ in group]
+        pieces = _make_pieces(len(group), dtype)
     handles = [one.handle for one in pieces]
     lent = [at for at, one in enumerate(group) if one.kind != "AssignVariableOp"]
     if lent:
@@ -83,6 +82,14 @@ def _publish_group(group: Sequence[Publication], place: str, number: int) -> Any
         )
 
 
+def _make_pieces(count: int, dtype: Any) -> list[Any]:
+    """Variables in eager code to which pieces of others are lent."""
+    import tensorflow as tf
+    from tensorflow.python.ops.resource_variable_ops import ResourceVariable
+
+    return [ResourceVariable(tf.zeros([0], dtype), trainable=False, shape=[None]) for _ in range(count)]
+
+
 def leave() -> None:
     """The weights of copies that are not run stay where they are."""
     _unsettled.clear()
@@ -93,14 +100,11 @@ def settle() -> None:
 
     So what they took is free for the optimizer's variables.
     """
-    import tensorflow as tf
-    from tensorflow.python.ops.resource_variable_ops import ResourceVariable
-
     library = ops.get_library().ops
     while _unsettled:
         wholes, arguments = _unsettled.pop(0)
         dtype = arguments["T"]
-        kept = [ResourceVariable(tf.zeros([0], dtype), trainable=False, shape=[None]) for _ in wholes]
+        kept = _make_pieces(len(wholes), dtype)
         pieces = [one.handle for one in kept]
         library.matex_lend(wholes=wholes, pieces=pieces, T=dtype, cuts=arguments["cuts"])
         library.matex_publish(wholes=wholes, pieces=pieces, order=[], **arguments)
