@@ -66,8 +66,7 @@ def pass_epochs(kept: Fit) -> None:
     source = kept.source
     for _ in range(kept.epoch - kept.first_epoch):
         _pass_epoch(kept, ((iterator, source.steps_per_execution) for _, _, iterator in source))
-    kept.put_back()
-    kept.put_back_random()
+    kept.return_to_epoch()
     kept.seeks_step = kept.goes_on
 
 
@@ -166,8 +165,7 @@ def _wrap_epochs(original: Any) -> Any:
             if kept.is_over:
                 return
             if kept.is_away:
-                kept.put_back()
-                kept.put_back_random()
+                kept.return_to_epoch()
                 kept.seeks_step, kept.iterator = True, iterator
             yield epoch, iterator
 

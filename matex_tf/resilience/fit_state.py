@@ -89,12 +89,19 @@ class Fit:
 
     def put_back(self) -> None:
         """Put back what is there of the model's variables, and what callbacks know."""
-        present = state.load_values(self.model, self.saved["variables"])
+        present = state.load_values(self.model, self.source, self.saved["variables"])
         kept = self.saved["variables"]
         if self.step == 0 and not self.is_over:  # an epoch begins with empty metrics
             kept = {group: values for group, values in kept.items() if group != state.METRICS}
         self.missing = not state.is_complete(present, kept)
         callback_state.restore_states(self.callbacks, self.saved["callbacks"])
+
+    def return_to_epoch(self) -> None:
+        """Its epoch begins in which the state was kept, or what comes after a call that had ended."""
+        self.put_back()
+        # Within an epoch the data are passed over first, whose code draws what it drew: see `reach_step`.
+        if self.step == 0:
+            self.put_back_random()
 
     def put_back_random(self) -> None:
         """Go on drawing random numbers where the state was kept; generators that data draw from have come there."""
@@ -266,7 +273,7 @@ class Fit:
     def _keep_state(self, kind: str, epoch: int, step: int, ended: bool, history: Any) -> None:
         run = self.run
         events.ranks_meet("keeping the state of the run")
-        variables = state.read_values(self.model)
+        variables = state.read_values(self.model, self.source)
         if world.get_world().rank == 0:
             content = {
                 "fit": self.number,

@@ -17,10 +17,15 @@ METRICS = "metrics"
 Kept = dict[str, list[tuple[str, np.ndarray]]]
 
 
-def group_variables(model: Any) -> dict[str, list[Any]]:
-    """The variables of a Keras model: weights, those of its optimizers, metrics, and sources of random numbers."""
+def group_variables(model: Any, source: Any) -> dict[str, list[Any]]:
+    """The variables of a Keras model: weights, those of its optimizers, metrics, and sources of random numbers.
+
+    source: of the model's data. Its variables say where it is in an epoch (in Keras 2 how many batches the step under
+    way takes): it sets them itself as its data are passed over.
+    """
     layers = [layer for layer in _list_layers(model) if layer is not model]
     seen: set[int] = set()
+    _select_new([] if source is None else _list_attributes(source), seen)
     counted = _select_new(_list_counted(model, layers), seen)
     found = {
         "weights": _select_new(_list_weights(model), seen),
@@ -121,22 +126,22 @@ def _list_keras_seed() -> list[Any]:
     return [] if generator is None else [generator.state]
 
 
-def read_values(model: Any) -> Kept:
-    """The value of every variable, for all ranks alike: of one that ranks hold in pieces a read is collective."""
+def read_values(model: Any, source: Any) -> Kept:
+    """The values of `group_variables`, for all ranks alike: of one that ranks hold in pieces a read is collective."""
     return {
         group: [(find_name(one), np.asarray(find_tf_variable(one).numpy())) for one in variables]
-        for group, variables in group_variables(model).items()
+        for group, variables in group_variables(model, source).items()
     }
 
 
-def load_values(model: Any, kept: Kept) -> dict[str, int]:
-    """Give the variables that are there the values `kept`; how many of each group they are.
+def load_values(model: Any, source: Any, kept: Kept) -> dict[str, int]:
+    """Give those of `group_variables` that are there the values `kept`; how many of each group they are.
 
     Raises:
         RankError: what was kept is of another model.
     """
     present = {}
-    for group, variables in group_variables(model).items():
+    for group, variables in group_variables(model, source).items():
         values = kept.get(group, [])
         if len(variables) > len(values):
             raise describe_difference(f"{len(variables)} variables of the group '{group}'", f"{len(values)}")

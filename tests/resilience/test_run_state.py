@@ -96,6 +96,18 @@ def test_what_was_kept_as_an_epoch_ends_is_of_that_epoch(tmp_path, keras, lose, 
     assert not differences(want, shown(found))
 
 
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("keras", ["1", pytest.param("0", marks=pytest.mark.more)])
+def test_a_call_goes_on_within_its_first_epoch(tmp_path, keras):
+    """Where its generator draws random numbers, and where the epoch's last step has fewer batches than the others."""
+    (tmp_path / "alone").mkdir()
+    want = shown(launch.run_alone(CASE, tmp_path / "alone", env={"TF_USE_LEGACY_KERAS": keras}).check())
+    for place in ("", "epoch 1, step 3 of call 3", "epoch 1, step 6 of call 4"):
+        found = run(1, tmp_path / "lost", tmp_path / "state", keras, "2:0:2:0:SIGUSR1 3:0:5:0:SIGUSR1")
+        assert place in found.stderr, found.output
+    assert not differences(want, shown(found.check()))
+
+
 SLOW_DISK = """
 import os, signal, time
 import keras, numpy as np
