@@ -94,9 +94,10 @@ def evaluate(node: Node, given: Sequence[np.ndarray]) -> list[np.ndarray]:
 
 
 def _is_foldable(node: Node) -> bool:
-    if not node.inputs or any(one.constant is None for one in node.inputs):
-        return False
-    if any(one.dtype.name not in _FOLDED for one in node.outputs) or node.op.op_def is None:
+    for one in node.inputs:
+        if one.constant is None:
+            return False
+    if not node.inputs or any(one.dtype.name not in _FOLDED for one in node.outputs) or node.op.op_def is None:
         return False
     if node.op.op_def.is_stateful or node.type in FLOW:
         return False

@@ -60,8 +60,7 @@ class Copy:
                 program = self.transform(program, gives)
             body = Body(self, program, gives)
             made = body.build(inputs)
-        after = [op for node in program.effects for op in body.operations.get(id(node), ())]
-        return made, after if self.is_ordered else after + body.last
+        return made, body.after if self.is_ordered else body.after + body.last
 
     def keep_once(self, tensor: Any) -> Any:
         """This rank's part of a sum over the ranks that is what all of them have: one rank's is that, others' are 0."""

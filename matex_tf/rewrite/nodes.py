@@ -265,7 +265,7 @@ class Node:
 
     def decide_whole(self) -> Decision:
         """All inputs are made whole, and so the outputs are those of the script."""
-        return Decision([WHOLE] * len(self.inputs), [WHOLE] * len(self.op.outputs))
+        return Decision([WHOLE] * len(self.inputs), [WHOLE] * len(self.outputs))
 
 
 class StandIn:

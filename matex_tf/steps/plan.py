@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from matex_tf.rewrite import sources
 from matex_tf.rewrite.emit import Copy
 from matex_tf.rewrite.graph_ops import has_sequence
-from matex_tf.rewrite.inlining import inline_runs
+from matex_tf.rewrite.kept import trace_copy
 from matex_tf.rewrite.nodes import USUAL_SIZE
 from matex_tf.rewrite.own_batches import OwnRowsError
 from matex_tf.rewrite.pieces import PiecesRefusedError
@@ -237,9 +237,7 @@ class StepPlan:
             events.step_copied()
             return outputs
 
-        made = tf.function(step, autograph=False, input_signature=specs).get_concrete_function()
-        inline_runs(made)
-        return made
+        return trace_copy(step, specs)
 
     def take_batch(self, inputs: Sequence[Any]) -> Batch | None:
         """The batch of a call with these tensors, where it is taken before the call; None at the end of data."""

@@ -74,6 +74,8 @@ def decide_without_rule(node: Node) -> Decision:
 
 def keep_sum(node: Node, linear: int | slice = 0) -> Decision:
     """Of an op that is linear in inputs: of sums it makes a sum, and of 0 it makes 0."""
+    if all(one.placement is WHOLE for one in node.inputs):
+        return node.decide_whole()
     indexes, count = _select(node, linear), len(node.op.outputs)
     found = [node.get_placement(index) for index in indexes]
     needs: list[Placement | None] = [WHOLE] * len(node.inputs)

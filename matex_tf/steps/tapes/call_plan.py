@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from matex_tf.rewrite import sources
 from matex_tf.rewrite.emit import Copy
-from matex_tf.rewrite.inlining import inline_runs
+from matex_tf.rewrite.kept import trace_copy
 from matex_tf.rewrite.parts import GraphPart
 from matex_tf.rewrite.placement import BATCH, WHOLE
 from matex_tf.rewrite.programs import Program
@@ -129,13 +129,10 @@ class CallPlan:
             return [tf.TensorSpec(one.shape, one.dtype) for one in tensors]
 
         inputs = [graph.inputs[index] for index in self.taken]
-        forward = tf.function(forward_step, autograph=False, input_signature=specify(inputs))
-        self.forward = forward.get_concrete_function()
+        self.forward = trace_copy(forward_step, specify(inputs))
         local = specify(self.forward.outputs[count:])
         signature = [tf.TensorSpec([], tf.int64), *specify(backward.graph.inputs[: len(sliced)]), *local]
-        self.backward = tf.function(backward_step, autograph=False, input_signature=signature).get_concrete_function()
-        inline_runs(self.forward)
-        inline_runs(self.backward)
+        self.backward = trace_copy(backward_step, signature)
         self.pack = backward.pack
 
     def call(self, given: Sequence[Any], rows: int, followed: Sequence[Any]) -> list[Any]:
