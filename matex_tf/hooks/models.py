@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from matex_tf.lazy import tf
 from matex_tf.runtime.hooks import Table, put_function
 from matex_tf.steps.tapes import calls, first_calls
 
@@ -63,8 +64,6 @@ def _wrap_call(original: Any) -> Any:
     from tensorflow.python.eager import record
 
     def __call__(self, *args, **kwargs):
-        import tensorflow as tf
-
         if not tf.executing_eagerly() or not record.could_possibly_record() or not first_calls.may_be_shared():
             return original(self, *args, **kwargs)
         return calls.call_model(original, self, args, kwargs)

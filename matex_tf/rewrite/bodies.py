@@ -7,6 +7,7 @@ import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from matex_tf.lazy import tf
 from matex_tf.rewrite import labels, paths, waves
 from matex_tf.rewrite.kept import Kept
 from matex_tf.rewrite.nodes import Node, Value
@@ -21,8 +22,6 @@ class Body:
     """The copy of one program in one graph."""
 
     def __init__(self, copy: Any, program: Program, gives: Sequence[Placement]):
-        import tensorflow as tf
-
         self.copy, self.program, self.gives = copy, paths.drop_unused(program, gives), list(gives)
         self.kept = Kept(tf.compat.v1.get_default_graph())
         self.tensors: dict[int, Any] = {}
@@ -78,8 +77,6 @@ class Body:
         return {id(node) for node in self.publications.values()}
 
     def _build_node(self, node: Node) -> None:
-        import tensorflow as tf
-
         if node.is_reused:
             self.tensors.update((id(value), value.tensor) for value in node.outputs)
             self.operations[id(node)] = [node.op]
@@ -105,8 +102,6 @@ class Body:
             self.last = [made[0].op]
 
     def _create(self, node: Node, inputs: Sequence[Any]) -> list[Any]:
-        import tensorflow as tf
-
         made = self.copy.create_op(node, inputs)
         if not made:
             self.operations[id(node)] = [tf.compat.v1.get_default_graph().get_operations()[-1]]
@@ -149,8 +144,6 @@ class Body:
 
     def _count(self, value: Value, sizes: Sequence[Size], rows: Any) -> Any:
         """Numbers that count rows, of which there are so many."""
-        import tensorflow as tf
-
         key = tuple(sizes), value.dtype, value.shape == [], id(rows)
         if key not in self.counted:
             with tf.control_dependencies(None):
@@ -190,7 +183,6 @@ class Body:
 
     def _exchange(self, wave: Sequence[tuple[waves.Exchange, Any]], is_last: bool) -> None:
         """One wave, of exchanges and their labels, after the wave before. is_last: no later one has labelled values."""
-        import tensorflow as tf
 
         from matex_tf.rewrite.gathering import prepare
 
@@ -214,8 +206,6 @@ class Body:
 
     def _publish(self, values: Sequence[Value]) -> None:
         """The assignments of these pieces to variables."""
-        import tensorflow as tf
-
         nodes = [self.publications[id(value)] for value in values]
         before = [self._wait_for(node.controls) for node in nodes]
         given = [

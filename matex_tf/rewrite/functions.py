@@ -6,14 +6,13 @@ import functools
 from collections.abc import Container, Iterable, Sequence
 from typing import Any
 
+from matex_tf.lazy import tf
 from matex_tf.rewrite.nodes import Expansion, NoRuleError, Value
 from matex_tf.rewrite.parts import list_inputs
 
 
 def trace_expansion(expansion: Expansion, inputs: Sequence[Value]) -> Any:
     """The graph of an expansion's function, which takes tensors like these."""
-    import tensorflow as tf
-
     specs = tuple(tf.TensorSpec(value.shape, value.dtype) for value in inputs)
     # What a function holds besides its arguments may differ from one to the next, and would be kept.
     trace = _trace.__wrapped__ if expansion.function.__closure__ else _trace
@@ -22,7 +21,6 @@ def trace_expansion(expansion: Expansion, inputs: Sequence[Value]) -> Any:
 
 @functools.lru_cache(maxsize=256)
 def _trace(expansion: Expansion, specs: tuple[Any, ...]) -> Any:
-    import tensorflow as tf
     from tensorflow.python.framework import func_graph
 
     def expand(*inputs: Any) -> Any:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from matex_tf import tags
+from matex_tf.lazy import tf
 from matex_tf.rewrite.compiled import CALLS, MUST_COMPILE
 from matex_tf.rewrite.functions import is_movable, is_stateful, read_only_types
 from matex_tf.rewrite.nodes import Node, Value
@@ -21,8 +22,6 @@ _are_kept = ThreadFlag()
 
 def trace_copy(function: Callable[..., Any], specs: Sequence[Any]) -> Any:
     """The ConcreteFunction of a Python function that builds copies, of tensors like these; see `tf.function`."""
-    import tensorflow as tf
-
     with _are_kept.set():
         made = tf.function(function, autograph=False, input_signature=specs).get_concrete_function()
     pending = [(made.name, made.graph)]
@@ -80,7 +79,6 @@ class Kept:
 
     def stand_in(self, value: Value, shape: Sequence[int | None] | None) -> Any:
         """What stands in the graph for a tensor of this shape that a kept op makes."""
-        import tensorflow as tf
         from tensorflow.core.framework import attr_value_pb2
 
         Attribute = attr_value_pb2.AttrValue
@@ -95,8 +93,6 @@ class Kept:
 
     def wait_for(self, nodes: Sequence[Node]) -> list[Any]:
         """An operation that waits for these kept ops, if there are any."""
-        import tensorflow as tf
-
         if not nodes:
             return []
         with tf.control_dependencies(None):
@@ -106,7 +102,6 @@ class Kept:
 
     def finish(self, effects: Sequence[Node]) -> list[Any]:
         """The operation that takes all that kept ops take, and waits for `effects`; none where no op is kept."""
-        import tensorflow as tf
         from tensorflow.core.framework import attr_value_pb2
 
         if not self.uses:
@@ -126,7 +121,7 @@ class Kept:
             kind = CALLS[any(is_stateful(one.node.op) for one in self.uses)]
             self.call = graph._create_op_internal(kind, given, [], attrs=attributes)
         self.waiting[self.call] = list(effects)
-        tags.get_or_make_tag(graph, _KEPT, list).append(self)
+        tags.get_or_make_tag(graph, _KEPT, list[Kept]).append(self)
         return [self.call]
 
 

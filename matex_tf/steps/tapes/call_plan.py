@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from matex_tf.lazy import tf
 from matex_tf.rewrite import sources
 from matex_tf.rewrite.emit import Copy
 from matex_tf.rewrite.kept import trace_copy
@@ -89,8 +90,6 @@ class CallPlan:
         return ""
 
     def _build(self, program: Program, backward: _Backward) -> None:
-        import tensorflow as tf
-
         graph = self.graph
         self.count = count = len(graph.outputs)  # TensorFlow may add to them what gradients need
         results, residuals = program.outputs[:count], program.outputs[count:]
@@ -140,7 +139,6 @@ class CallPlan:
 
         followed: those of `given` of which gradients are to be had.
         """
-        import tensorflow as tf
         from tensorflow.python.eager import record
 
         count = self.count
@@ -192,7 +190,6 @@ def _list_variables(graph: Any, tensors: Sequence[Any]) -> list[Any]:
 
 def _trace_backward(graph: Any, followed: Sequence[Any]) -> _Backward:
     """The gradients of a graph's outputs with respect to `followed`, inputs of it."""
-    import tensorflow as tf
     from tensorflow.python.eager import backprop_util
     from tensorflow.python.eager.graph_only_ops import graph_placeholder
     from tensorflow.python.framework import func_graph
