@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from matex_tf.lazy import tf
-from matex_tf.runtime.hooks import Table, put_function
+from matex_tf.runtime.hooks import put_function
+from matex_tf.runtime.keras_table import KerasTable
 from matex_tf.steps.tapes import calls, first_calls
 
-HOOKS = Table()
+HOOKS = KerasTable()
 _LOST = "a call of a model that a tape records is shared, whatever its first call shows"
 
 
@@ -52,14 +53,7 @@ def _wrap_pop(original: Any) -> Any:
     return _pop_tape
 
 
-@HOOKS.replace("keras.src.models.model", "Model.__call__", "no call of a model is shared", since="3", early=True)
-@HOOKS.replace(
-    "keras.src.engine.training tf_keras.src.engine.training",
-    "Model.__call__",
-    "no call of a model is shared",
-    until="3",
-    early=True,
-)
+@HOOKS.replace_in("no call of a model is shared", "models.model:Model.__call__", "engine.training:Model.__call__")
 def _wrap_call(original: Any) -> Any:
     from tensorflow.python.eager import record
 

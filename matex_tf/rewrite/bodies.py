@@ -9,12 +9,13 @@ from typing import Any
 
 from matex_tf.lazy import tf
 from matex_tf.rewrite import labels, paths, waves
+from matex_tf.rewrite.control import needs_exchange
 from matex_tf.rewrite.kept import Kept
 from matex_tf.rewrite.nodes import Node, Value
 from matex_tf.rewrite.own_batches import has_collective
+from matex_tf.rewrite.pieces import ASSIGNS
 from matex_tf.rewrite.placement import PARTIAL, PIECE, REPLICATED, SHARDED, SIZES, WHOLE, Placement, Size
 from matex_tf.rewrite.programs import Program
-from matex_tf.rewrite.publishing import find_publications
 from matex_tf.rewrite.sharing import Publication, cut_piece
 
 
@@ -38,7 +39,7 @@ class Body:
         if self.copy.is_ordered:
             self.publications = {
                 value: node
-                for value, node in find_publications(self.program, self.gives).items()
+                for value, node in _find_publications(self.program, self.gives).items()
                 if self.copy.exchanger.can_publish(self._find_tensor(node.inputs[0]), node.inputs[1].dtype)
             }
         exchanges = waves.schedule(self.program, self.gives, self._list_published())
@@ -226,3 +227,16 @@ class Body:
             return [last - first]
         shape, at = value.whole_shape, placement.axis if placement.is_sharded else -1
         return None if shape is None else [None if at == axis else size for axis, size in enumerate(shape)]
+
+
+def _find_publications(program: Program, needs: Sequence[Placement]) -> dict[int, Node]:
+    """By the id of a value in pieces, the assignment of it to a variable, where nothing else needs it whole.
+
+    Every rank has the variable whole; so the ranks publish their new values.
+    """
+    users: dict[int, list[Node | None]] = {}
+    for value, need, node in program.iterate_needs(needs):
+        if value.placement.is_piece and needs_exchange(value.placement, need):
+            is_assigned = node is not None and node.type in ASSIGNS and node.inputs[1] is value
+            users.setdefault(id(value), []).append(node if is_assigned else None)
+    return {value: of[0] for value, of in users.items() if len(of) == 1 and of[0] is not None}

@@ -7,7 +7,7 @@ from collections.abc import Container, Iterable, Sequence
 from typing import Any
 
 from matex_tf.lazy import tf
-from matex_tf.rewrite.nodes import Expansion, NoRuleError, Value
+from matex_tf.rewrite.nodes import Expansion, Node, NoRuleError, Value
 from matex_tf.rewrite.parts import list_inputs
 
 
@@ -64,16 +64,16 @@ def is_stateful(op: Any) -> bool:
 _movable: dict[str, bool] = {}
 
 
-def is_movable(op: Any) -> bool:
-    """Whether an op can be in a function of its own: it calls none, and has no references of variables."""
-    found = _movable.get(op.type)
+def is_movable(node: Node) -> bool:
+    """Whether an op can be put into another function: it calls none, and has no references of variables."""
+    found = _movable.get(node.type)
     if found is None:
-        definition = op.op_def
+        definition = node.op.op_def
         if definition is None:
             return False
         calls = any(one.type in ("func", "list(func)") for one in definition.attr)
         refers = any(one.is_ref for one in (*definition.input_arg, *definition.output_arg))
-        found = _movable[op.type] = not calls and not refers
+        found = _movable[node.type] = not calls and not refers
     return found
 
 

@@ -57,7 +57,7 @@ class Kept:
 
     def takes(self, node: Node) -> bool:
         """Whether the op of a node can be kept."""
-        return self._are_kept and node.decision.emit is None and is_movable(node.op)
+        return self._are_kept and node.decision.emit is None and is_movable(node)
 
     def __contains__(self, one: Node | Value) -> bool:
         return id(one) in (self._nodes if isinstance(one, Node) else self._values)
@@ -154,7 +154,7 @@ class _Definition:
         results: dict[int, str] = {}  # of kept ops, by the ids of values
         for node in (use.node for one in found for use in one.uses):
             own = self._names[id(node)] = self._find_name(node.definition.name)
-            for value, output in zip(node.outputs, name_outputs(node)):
+            for value, output in zip(node.outputs, _name_outputs(node)):
                 results[id(value)] = own + output
         self._instead: dict[str, str] = {}  # inputs of given nodes
         for op, value in ((op, value) for one in found for op, value in one.stand_ins.items()):
@@ -189,7 +189,7 @@ class _Definition:
             controls = (self._names[id(one) if isinstance(one, Node) else one] for one in use.controls)
             inputs += {f"^{one}": None for one in controls}
         new.input[:] = inputs
-        if len(new.attr) > len(use.node.op.op_def.attr):
+        if len(new.attr) > _find_outputs(use.node)[1]:
             for name in [name for name in new.attr if name[0] == "_" and name != MUST_COMPILE]:
                 del new.attr[name]
 
@@ -206,18 +206,24 @@ class _Definition:
         return name
 
 
-_outputs: dict[str, list[tuple[str, Any]]] = {}
+_outputs: dict[str, tuple[list[Any], int]] = {}
 
 
-def name_outputs(node: Node) -> list[str]:
-    """What follows the name of the op in the names of its outputs, in the definition of a function."""
+def _find_outputs(node: Node) -> tuple[list[Any], int]:
+    """The outputs in the definition of the op's type, and how many attributes it has there."""
     if node.type not in _outputs:
-        _outputs[node.type] = [(one.name, one) for one in node.op.op_def.output_arg]
-    outputs = _outputs[node.type]
+        definition = node.op.op_def
+        _outputs[node.type] = list(definition.output_arg), len(definition.attr)
+    return _outputs[node.type]
+
+
+def _name_outputs(node: Node) -> list[str]:
+    """What follows the name of the op in the names of its outputs, in the definition of a function."""
+    outputs, _ = _find_outputs(node)
     if len(outputs) == len(node.outputs) == 1:
-        return [f":{outputs[0][0]}:0"]
+        return [f":{outputs[0].name}:0"]
     attributes = node.definition.attr
-    return [f":{name}:{at}" for name, one in outputs for at in range(_count(one, attributes))]
+    return [f":{one.name}:{at}" for one in outputs for at in range(_count(one, attributes))]
 
 
 def _count(output: Any, attributes: Any) -> int:

@@ -293,12 +293,12 @@ def _is_split(inputs: Iterable[Value]) -> bool:
 
 def _wrap_whole(nodes: list[Node], outputs: Iterable[Value]) -> None:
     """What leaves as an optional is made whole before it is wrapped."""
-    taken = {id(value) for node in nodes for value in node.inputs}
     for value in outputs:
         node = value.node
-        if node is not None and node.type == "OptionalFromValue" and id(value) not in taken:
-            value.placement = list_of(WHOLE)
-            node.decision = Decision([WHOLE] * len(node.inputs), [value.placement])
+        if node is None or node.type != "OptionalFromValue" or any(value in one.inputs for one in nodes):
+            continue
+        value.placement = list_of(WHOLE)
+        node.decision = Decision([WHOLE] * len(node.inputs), [value.placement])
 
 
 def read_program(

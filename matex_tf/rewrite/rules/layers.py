@@ -63,6 +63,7 @@ _TABLE: list[tuple[str, Mixes, str]] = [
         Conv2DBackpropFilter Conv3DBackpropFilterV2 DepthwiseConv2dNativeBackpropFilter"""),
     ("rows -> rows", _mix_channels, "BiasAdd BiasAddV1"),
     ("rows -> rows", _mix_last(1), "Softmax LogSoftmax TopKV2 TopK FFT IFFT RFFT IRFFT MatrixDiagV3"),
+    ("rows -> sum", _mix_last(0), "L2Loss"),
     ("rows -> rows", _mix_last(2), """
         FFT2D IFFT2D RFFT2D IRFFT2D MatrixDiagPartV3 MatrixBandPart MatrixInverse Cholesky MatrixDeterminant
         LogMatrixDeterminant SelfAdjointEigV2 Qr Svd"""),
@@ -82,6 +83,7 @@ _LINEAR: list[tuple[str, Mixes, str]] = [
     ("rows -> sum", _mix_channels, "BiasAddGrad"),
     ("rows -> rows", _mix_named(1), "Cumsum ReverseV2"),
     ("rows -> rows", _mix_named(2), "Roll"),
+    ("rows, rows -> rows", _mix_last(1), "Cross"),
 ]
 """Of those that are linear in the first input."""
 

@@ -122,12 +122,6 @@ def _make_norm(axes: tuple[int, ...], keeps: bool, rows: Any, _: Any) -> Any:
     return tf.cast(tf.sqrt(tf.reduce_sum(tf.square(_widen(rows)), axes, keepdims=keeps)), rows.dtype)
 
 
-@register_rule("L2Loss")
-def half_the_squares(node: Node) -> Decision:
-    node.require_rows()
-    return node.decide([None], SUM)
-
-
 @register_rule("ArgMax ArgMin")
 def find_along_axis(node: Node) -> Decision:
     one = node.require_rows()
