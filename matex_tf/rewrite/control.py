@@ -11,6 +11,7 @@ from matex_tf.rewrite.placement import (
     LIST,
     PARTIAL,
     PIECE,
+    REPLICATED,
     SHARDED,
     SIZES,
     WHOLE,
@@ -26,7 +27,7 @@ MOST_TURNS = 12
 
 def needs_exchange(placement: Placement, need: Placement | None) -> bool:
     """Whether bringing a tensor from one placement to another takes a collective; None: it stays as it is."""
-    if need is None or placement.is_replicated:
+    if placement.kind == REPLICATED or need is None:
         return False
     if placement.kind == PARTIAL:
         return need.kind != PARTIAL
