@@ -146,52 +146,53 @@ class _Definition:
         del self.made.node_def[:]
         taken = {tensor.op for tensor in graph.inputs}
         operations = [op for op in graph.get_operations() if op not in taken]
-        self._names: dict[Any, str] = {}  # of operations, and of kept nodes by their ids
-        self._nodes = dict(zip(operations, given.node_def, strict=True))
-        self._names.update((op, node.name) for op, node in self._nodes.items())
+        nodes = dict(zip(operations, given.node_def, strict=True))
+        self._names = {op: node.name for op, node in nodes.items()}
         self._used = {one.name for one in (*given.signature.input_arg, *given.node_def)}
         self._numbers: dict[str, int] = {}
-        results: dict[int, str] = {}  # of kept ops, by the ids of values
-        for node in (use.node for one in found for use in one.uses):
-            own = self._names[id(node)] = self._find_name(node.definition.name)
-            for value, output in zip(node.outputs, _name_outputs(node)):
-                results[id(value)] = own + output
         self._instead: dict[str, str] = {}  # inputs of given nodes
-        for op, value in ((op, value) for one in found for op, value in one.stand_ins.items()):
-            self._instead[f"{self._names[op]}:output:0"] = results[id(value)]
-            self._instead[f"^{self._names[op]}"] = f"^{self._names[id(value.node)]}"
-        calls = {one.call for one in found}
-        waiting = {op: nodes for one in found for op, nodes in one.waiting.items()}
-        stand_ins = {op for one in found for op in one.stand_ins}
-        for op, node in self._nodes.items():
-            if op in stand_ins:
-                continue
-            if op in calls:
-                new = self.made.node_def.add(name=node.name, op="NoOp")
-            else:
+        waited: dict[str, list[str]] = {}  # by the names of given nodes
+        own = [self._name_nodes(one, waited) for one in found]
+        left_out = {self._names[op] for one in found for op in (one.call, *one.stand_ins)}
+        for node in given.node_def:
+            if node.name not in left_out:
                 new = self.made.node_def.add()
                 new.CopyFrom(node)
-                new.input[:] = map(self._find, node.input)
-            new.input.extend(f"^{self._names[id(one)]}" for one in waiting.get(op, ()))
-        for one in found:
-            inputs = list(map(self._find, self._nodes[one.call].input))
-            start = len(self.made.node_def)
-            self.made.node_def.extend(use.node.definition for use in one.uses)
-            for use, new in zip(one.uses, self.made.node_def[start:]):
-                self._change(new, use, [inputs[at] if type(at) is int else results[id(at)] for at in use.inputs])
+                new.input[:] = [*map(self._find, node.input), *waited.get(node.name, ())]
+        for one, names in zip(found, own):
+            call = nodes[one.call]
+            self.made.node_def.add(name=call.name, op="NoOp", input=waited[call.name])
+            self._add(one, names, list(map(self._find, call.input)))
         for name, result in given.ret.items():
             self.made.ret[name] = self._find(result)
 
-    def _change(self, new: Any, use: _Use, inputs: list[str]) -> None:
-        """Make the definition of a kept op that of an op here."""
-        new.name = self._names[id(use.node)]
-        if use.controls:
-            controls = (self._names[id(one) if isinstance(one, Node) else one] for one in use.controls)
-            inputs += {f"^{one}": None for one in controls}
-        new.input[:] = inputs
-        if len(new.attr) > _find_outputs(use.node)[1]:
-            for name in [name for name in new.attr if name[0] == "_" and name != MUST_COMPILE]:
-                del new.attr[name]
+    def _name_nodes(self, kept: Kept, waited: dict[str, list[str]]) -> dict[int, str]:
+        """The names here of the kept ops, by the ids of nodes, and of their results, by the ids of values."""
+        names: dict[int, str] = {}
+        for node in (use.node for use in kept.uses):
+            own = names[id(node)] = self._find_name(node.definition.name)
+            for value, output in zip(node.outputs, _name_outputs(node)):
+                names[id(value)] = own + output
+        for op, value in kept.stand_ins.items():
+            self._instead[f"{self._names[op]}:output:0"] = names[id(value)]
+            self._instead[f"^{self._names[op]}"] = f"^{names[id(value.node)]}"
+        waited.update((self._names[op], [f"^{names[id(one)]}" for one in nodes]) for op, nodes in kept.waiting.items())
+        return names
+
+    def _add(self, kept: Kept, names: dict[int, str], tensors: Sequence[str]) -> None:
+        """Add kept ops, of which the names are known. `tensors`: what gives `kept.tensors`."""
+        start = len(self.made.node_def)
+        self.made.node_def.extend(use.node.definition for use in kept.uses)
+        for use, new in zip(kept.uses, self.made.node_def[start:]):
+            new.name = names[id(use.node)]
+            inputs = [tensors[one] if type(one) is int else names[id(one)] for one in use.inputs]
+            before = (names[id(one)] if isinstance(one, Node) else self._names.get(one) for one in use.controls)
+            # Without a name it is an input of the function, or outside of it.
+            inputs += dict.fromkeys(self._find(f"^{name}") for name in before if name is not None)
+            new.input[:] = inputs
+            if len(new.attr) > _find_outputs(use.node)[1]:
+                for name in [name for name in new.attr if name[0] == "_" and name != MUST_COMPILE]:
+                    del new.attr[name]
 
     def _find(self, name: str) -> str:
         """What gives this tensor, or what is waited for, here."""
