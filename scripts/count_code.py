@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parent.parent / "matex_tf"
 EXTRAS = "deploy launch monitor observe planner tune adapt resilience".split()
 UPPER = "sharding rewrite steps hooks patches/tf".split()
 WEAK = ("WeakKeyDictionary", "WeakValueDictionary")
-OF_FRAMES = ("_getframe", "currentframe", "stack", "walk_stack", "extract_stack")
+OF_FRAMES = ("_getframe", "currentframe", "walk_stack", "extract_stack")
 EXCHANGED = ("__class__", "__dict__")
 BESIDE = tuple(one for one in patches._ON_REQUEST if one != "patches.files.journal")
 """Patches of a run that is checked and of a trial, which other runs do not install."""

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+from matex_tf.lazy import tf
 from matex_tf.rewrite.functions import find_callee
 from matex_tf.rewrite.nodes import Decision, Node, NoRuleError
 from matex_tf.rewrite.placement import (
     LIST,
     PARTIAL,
     PIECE,
+    REPLICATED,
     SHARDED,
     SIZES,
     WHOLE,
@@ -25,7 +27,7 @@ MOST_TURNS = 12
 
 def needs_exchange(placement: Placement, need: Placement | None) -> bool:
     """Whether bringing a tensor from one placement to another takes a collective; None: it stays as it is."""
-    if need is None or placement.is_replicated:
+    if placement.kind == REPLICATED or need is None:
         return False
     if placement.kind == PARTIAL:
         return need.kind != PARTIAL
@@ -87,8 +89,6 @@ def place_branches(reader: Any, node: Node) -> Decision:
         body.gives = gives
 
     def emit(copy: Any, index: Any, *arguments: Any) -> list[Any]:
-        import tensorflow as tf
-
         def run(body: Any) -> Any:
             made = copy.build(body, arguments, body.gives)
             return made or [tf.constant(0)]
@@ -147,8 +147,6 @@ def place_loop(reader: Any, node: Node) -> Decision:
     turns = node.read_attribute("parallel_iterations", 10)
 
     def emit(copy: Any, *arguments: Any) -> list[Any]:
-        import tensorflow as tf
-
         made = tf.while_loop(
             lambda *held: copy.build(condition, held, condition.gives)[0],
             lambda *held: copy.build(body, held, body.gives),

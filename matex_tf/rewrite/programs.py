@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from matex_tf.rewrite.control import needs_exchange
 from matex_tf.rewrite.nodes import Node, Value
 from matex_tf.rewrite.own_batches import has_collective
-from matex_tf.rewrite.placement import Placement
+from matex_tf.rewrite.placement import REPLICATED, Placement
 
 
 class Program:
@@ -34,15 +34,17 @@ class Program:
     def iterate_needs(
         self, gives: Sequence[Placement] | None = None
     ) -> Iterator[tuple[Value, Placement | None, Node | None]]:
-        """Each value with the placement in which a node takes it, and the node; None: as an output, brought to `gives`.
+        """Each value that is not replicated, with the placement in which a node takes it, and the node.
 
-        None for the placement: as it is.
+        None for the placement: as it is. None for the node: it is an output, brought to `gives`.
         """
         for node in self.nodes:
             for value, need in zip(node.inputs, node.decision.needs):
-                yield value, need, node
+                if value.placement.kind != REPLICATED:
+                    yield value, need, node
         for value, need in zip(self.outputs, self.gives if gives is None else gives):
-            yield value, need, None
+            if value.placement.kind != REPLICATED:
+                yield value, need, None
 
     @property
     def has_collectives(self) -> bool:

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from matex_tf import tags
+from matex_tf.lazy import tf
 from matex_tf.rewrite.placement import Placement, hold
 from matex_tf.runtime import objects
 from matex_tf.steps import events, whole_code
@@ -124,7 +125,6 @@ class Holding:
 
 def _make_check(handles: Sequence[Any]) -> Any:
     """A function that says whether any of these resources exists."""
-    import tensorflow as tf
 
     def check() -> Any:
         return tf.reduce_any([tf.raw_ops.VarIsInitializedOp(resource=one) for one in handles])

@@ -9,7 +9,8 @@ import numpy as np
 import tensorflow as tf
 import matex_tf
 from matex_tf import settings, tags
-from matex_tf.steps import events, overlap_trial
+from matex_tf.adapt import overlap_trial
+from matex_tf.steps import events
 from matex_tf.world import world
 
 calls = sum(overlap_trial.IGNORED.values()) + 2 * overlap_trial.TIMED
