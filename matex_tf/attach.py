@@ -76,7 +76,7 @@ def attach_runtime() -> None:
     from matex_tf.parts import attach as parts
     from matex_tf.resilience import elastic, elastic_step, fit_hooks, run_state
     from matex_tf.runtime import hooks, watchdog
-    from matex_tf.steps import overlap_trial
+    from matex_tf.steps import step_trials
 
     elastic.enable_attempts()
     elastic_step.attempt_steps()
@@ -100,7 +100,7 @@ def attach_runtime() -> None:
     link_costs.start_links()
     parts.start_parts()
     patches.install()
-    overlap_trial.start_trials()
+    step_trials.start_trials()
     if run_state.is_kept():
         fit_hooks.install()  # around what prepares the data of fit: it is told what the script gives
     _let_ranks_train_apart()
