@@ -30,8 +30,12 @@ def _has_python(graph: Any) -> bool:
 
 
 def has_length(source: Any) -> bool:
-    """Whether it is known how many steps an epoch of the source has."""
-    known = getattr(source, "_num_batches", None) or getattr(source, "_inferred_steps", None)
+    """Whether it is known how many steps an epoch of the source has.
+
+    What Keras 3 infers from an epoch whose data came to their end is one step more, which finds no batch.
+    """
+    adapter = getattr(source, "data_adapter", None)
+    known = getattr(source, "_inferred_steps", None) if adapter is None else adapter.num_batches
     return bool(known or getattr(source, "steps_per_epoch", None))
 
 

@@ -17,11 +17,11 @@ METRICS = "metrics"
 Kept = dict[str, list[tuple[str, np.ndarray]]]
 
 
-def group_variables(model: Any, source: Any) -> dict[str, list[Any]]:
+def group_variables(model: Any, source: Any = None) -> dict[str, list[Any]]:
     """The variables of a Keras model: weights, those of its optimizers, metrics, and sources of random numbers.
 
-    source: of the model's data. Its variables say where it is in an epoch (in Keras 2 how many batches the step under
-    way takes): it sets them itself as its data are passed over.
+    source: of the data that the model trains on. Its variables say where it is in an epoch (in Keras 2 how many batches
+    the step under way takes): it sets them itself as its data are passed over.
     """
     layers = [layer for layer in _list_layers(model) if layer is not model]
     seen: set[int] = set()

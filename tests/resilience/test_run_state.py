@@ -102,8 +102,21 @@ def test_a_call_goes_on_within_its_first_epoch(tmp_path, keras):
     """Where its generator draws random numbers, and where the epoch's last step has fewer batches than the others."""
     (tmp_path / "alone").mkdir()
     want = shown(launch.run_alone(CASE, tmp_path / "alone", env={"TF_USE_LEGACY_KERAS": keras}).check())
+    lose = "2:0:2:0:SIGUSR1 3:0:5:0:SIGUSR1"
     for place in ("", "epoch 1, step 3 of call 3", "epoch 1, step 6 of call 4"):
-        found = run(1, tmp_path / "lost", tmp_path / "state", keras, "2:0:2:0:SIGUSR1 3:0:5:0:SIGUSR1")
+        found = run(1, tmp_path / "lost", tmp_path / "state", keras, lose)
+        assert place in found.stderr, found.output
+    assert not differences(want, shown(found.check()))
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("keras", [pytest.param("1", marks=pytest.mark.more), "0"])
+def test_a_call_goes_on_after_epochs_of_unknown_length(tmp_path, keras):
+    """Its data are shuffled anew in each of the epochs that are passed over."""
+    (tmp_path / "alone").mkdir()
+    want = shown(launch.run_alone(CASE, tmp_path / "alone", env={"TF_USE_LEGACY_KERAS": keras}).check())
+    for place in ("", "epoch 3, step 0 of call 2", "epoch 4, step 5 of call 2"):
+        found = run(1, tmp_path / "lost", tmp_path / "state", keras, "1:1:6:0:SIGUSR1 1:3:4:0:SIGUSR1")
         assert place in found.stderr, found.output
     assert not differences(want, shown(found.check()))
 
