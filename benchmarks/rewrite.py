@@ -19,7 +19,7 @@ import tensorflow as tf
 from keras import layers
 
 from matex_tf.rewrite.emit import Copy
-from matex_tf.rewrite.inlining import inline_runs
+from matex_tf.rewrite.kept import trace_copy
 from matex_tf.rewrite.placement import BATCH, WHOLE
 from matex_tf.rewrite.propagate import read_program
 from matex_tf.rewrite.sharing import Share
@@ -70,10 +70,7 @@ def copy_program(program, graph):
         return copy.build(program, inputs, [WHOLE] * len(program.outputs))
 
     share = [tf.TensorSpec([], tf.int64)] * 3 + [tf.TensorSpec([], tf.bool)]
-    function = tf.function(build, autograph=False, input_signature=[*share, *specs])
-    made = function.get_concrete_function()
-    inline_runs(made)
-    return made.graph, exchanger.waves
+    return trace_copy(build, [*share, *specs]).graph, exchanger.waves
 
 
 def measure_step(name, make_model, make_optimizer, rounds):

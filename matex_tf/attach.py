@@ -70,13 +70,12 @@ def attach_runtime() -> None:
         # Its C++ notes would repeat those of the first rank.
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")
     from matex_tf import ops, patches
-    from matex_tf.adapt import executor
+    from matex_tf.adapt import executor, step_trials
     from matex_tf.monitor import listeners, sampler
     from matex_tf.observe import link_costs, profile, timeline
     from matex_tf.parts import attach as parts
     from matex_tf.resilience import elastic, elastic_step, fit_hooks, run_state
     from matex_tf.runtime import hooks, watchdog
-    from matex_tf.steps import step_trials
 
     elastic.enable_attempts()
     elastic_step.attempt_steps()

@@ -12,7 +12,17 @@ from dataclasses import dataclass
 from typing import Any
 
 PREFIX = "MATEX_"
-STRATEGIES = ("auto", "allreduce", "sharded", "async", "servers:auto", "servers:S", "servers:S:only", "async:K", "local:H")
+STRATEGIES = (
+    "auto",
+    "allreduce",
+    "sharded",
+    "async",
+    "servers:auto",
+    "servers:S",
+    "servers:S:only",
+    "async:K",
+    "local:H",
+)
 _ONLY = ":only"
 ADAPT = ("off", "on", "ranks")
 _MOST = 2**53  # in every language's numbers

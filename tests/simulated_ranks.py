@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from matex_tf.parts import attach, sizes
 from matex_tf.rewrite.emit import Copy
-from matex_tf.rewrite.inlining import inline_runs
+from matex_tf.rewrite.kept import trace_copy
 from matex_tf.rewrite.nodes import USUAL_SIZE
 from matex_tf.rewrite.placement import BATCH, WHOLE, Placement
 from matex_tf.rewrite.propagate import read_program
@@ -148,7 +148,6 @@ class Simulation:
         captures = [own.get(id(outer), outer) for outer, _ in self.own.graph.captures]
         rows, flag = tf.TensorSpec([3], tf.int64), tf.TensorSpec([], tf.bool)
 
-        @tf.function(autograph=False, input_signature=[rows, flag, *self.specs])
         def step(rows: Any, contributes: Any, *arguments: Any) -> Any:
             first, count, total = tf.unstack(rows)
             share = Share(first, count, total, contributes, tf.logical_and(contributes, tf.equal(first, 0)))
@@ -160,9 +159,7 @@ class Simulation:
                 copy.transform = functools.partial(attach.cut_program, sized, self.left, [])
             return copy.build(self.program, inputs, [WHOLE] * len(self.program.outputs))
 
-        made = step.get_concrete_function()
-        inline_runs(made)
-        return made
+        return trace_copy(step, [rows, flag, *self.specs])
 
     def run(self, counts: Sequence[int], steps: int = 1) -> list[list[np.ndarray]]:
         """What each rank gives, where they have so many rows of the batch, and then its variables."""

@@ -1,1 +1,1 @@
-"""Slices of batches follow the speed of the ranks (`matex run --adapt`)."""
+"""What a run learns from its times: slices of batches (`matex run --adapt`), and the way of the sums."""

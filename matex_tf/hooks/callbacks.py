@@ -11,7 +11,7 @@ from typing import Any
 
 from matex_tf import settings
 from matex_tf.runtime import notes, objects
-from matex_tf.runtime.hooks import Table
+from matex_tf.runtime.keras_table import KerasTable
 from matex_tf.steps import agreement, events
 from matex_tf.world import world
 
@@ -25,12 +25,11 @@ _WITHIN_AN_EPOCH = (
 )
 
 
-HOOKS = Table(early=True)
+HOOKS = KerasTable()
 _LOST = "a callback that stops fit stops one rank alone, and weights are not compared"
 
 
-@HOOKS.replace("keras.src.callbacks.callback_list", "CallbackList.__init__", _LOST, since="3")
-@HOOKS.replace("keras.src.callbacks tf_keras.src.callbacks", "CallbackList.__init__", _LOST, until="3")
+@HOOKS.replace_in(_LOST, "callbacks.callback_list:CallbackList.__init__", "callbacks:CallbackList.__init__")
 def _wrap_list(original: Any) -> Any:
     base = sys.modules[original.__module__].Callback
     first, last, last_of_batches = _make_callbacks(base)
@@ -130,14 +129,10 @@ def _agree_to_stop(model: Any) -> None:
         model.stop_training = True
 
 
-@HOOKS.replace(
-    "keras.src.callbacks.remote_monitor", "RemoteMonitor.on_epoch_end", "every rank sends its logs away", since="3"
-)
-@HOOKS.replace(
-    "keras.src.callbacks tf_keras.src.callbacks",
-    "RemoteMonitor.on_epoch_end",
+@HOOKS.replace_in(
     "every rank sends its logs away",
-    until="3",
+    "callbacks.remote_monitor:RemoteMonitor.on_epoch_end",
+    "callbacks:RemoteMonitor.on_epoch_end",
 )
 def _wrap_remote_monitor(original: Any) -> Any:
     """What is sent away is sent once."""

@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from matex_tf.lazy import tf
 from matex_tf.runtime.hooks import Table
 from matex_tf.steps import agreement, events, gradients, whole_code
 from matex_tf.steps.variables import find_tf_variable
@@ -18,8 +19,6 @@ _KERAS_2 = {"until": "3", "early": True}
 @HOOKS.replace("tensorflow.python.eager.backprop", "GradientTape.gradient", _LOST)
 def _wrap_gradient(original: Any) -> Any:
     def gradient(self, target, sources, *args, **kwargs):
-        import tensorflow as tf
-
         result = original(self, target, sources, *args, **kwargs)
         if not tf.executing_eagerly():
             gradients.note_gradients(result, sources)
@@ -40,8 +39,6 @@ def _wrap_update(list_updated: Callable[[Any, list[Any], Any], Iterable[Any]]) -
         _, first, second, *_ = signature.parameters
 
         def apply(self, *args, **kwargs):
-            import tensorflow as tf
-
             if not tf.executing_eagerly() or not agreement.is_watched():
                 return original(self, *args, **kwargs)
             given = signature.bind(self, *args, **kwargs)

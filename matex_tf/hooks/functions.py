@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from matex_tf.input import own_shares
+from matex_tf.lazy import tf
 from matex_tf.runtime.hooks import Table
 from matex_tf.sharding import share_arrays
 from matex_tf.steps import agreement, function_calls
@@ -32,8 +33,6 @@ def _wrap_call(original: Any) -> Any:
     from tensorflow.python.eager import record
 
     def __call__(self, *args, **kwargs):
-        import tensorflow as tf
-
         if not tf.executing_eagerly():
             return original(self, *args, **kwargs)
         if agreement.is_watched():
@@ -49,7 +48,5 @@ def _wrap_call(original: Any) -> Any:
 
 
 def _give_whole(argument: Any) -> Any:
-    import tensorflow as tf
-
     is_other = not isinstance(argument, tf.data.Dataset) or share_arrays.is_share(argument)
     return argument if is_other else own_shares.give_whole(argument)

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from matex_tf.lazy import tf
 from matex_tf.runtime.keras_table import KerasTable
 from matex_tf.sharding import share_arrays
 from matex_tf.steps import events, own_arrays, own_data, weak_scaling
@@ -106,8 +107,6 @@ def _wrap_fit(original: Any) -> Any:
 
 def _cut_validation(given: dict[str, Any]) -> None:
     """The last `validation_split` of each rank's own rows validate, as Keras takes them; a rank may have no row."""
-    import tensorflow as tf
-
     share, inputs = given.get("validation_split") or 0.0, _take_inputs(given)
     is_cut = share and given.get("validation_data") is None and not _is_source(given.get("x"))
     if not is_cut or not any(map(share_arrays.is_share, tf.nest.flatten(inputs))):
@@ -160,8 +159,6 @@ def _wrap_predict(original: Any) -> Any:
     signature = inspect.signature(original)
 
     def predict(*args, **kwargs):
-        import tensorflow as tf
-
         given = signature.bind(*args, **kwargs)
         x = given.arguments.get("x")
         if not world.is_active() or own_data.is_alone():

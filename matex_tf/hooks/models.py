@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from matex_tf.runtime.hooks import Table, put_function
+from matex_tf.lazy import tf
+from matex_tf.runtime.hooks import put_function
+from matex_tf.runtime.keras_table import KerasTable
 from matex_tf.steps.tapes import calls, first_calls
 
-HOOKS = Table()
+HOOKS = KerasTable()
 _LOST = "a call of a model that a tape records is shared, whatever its first call shows"
 
 
@@ -51,20 +53,11 @@ def _wrap_pop(original: Any) -> Any:
     return _pop_tape
 
 
-@HOOKS.replace("keras.src.models.model", "Model.__call__", "no call of a model is shared", since="3", early=True)
-@HOOKS.replace(
-    "keras.src.engine.training tf_keras.src.engine.training",
-    "Model.__call__",
-    "no call of a model is shared",
-    until="3",
-    early=True,
-)
+@HOOKS.replace_in("no call of a model is shared", "models.model:Model.__call__", "engine.training:Model.__call__")
 def _wrap_call(original: Any) -> Any:
     from tensorflow.python.eager import record
 
     def __call__(self, *args, **kwargs):
-        import tensorflow as tf
-
         if not tf.executing_eagerly() or not record.could_possibly_record() or not first_calls.may_be_shared():
             return original(self, *args, **kwargs)
         return calls.call_model(original, self, args, kwargs)

@@ -11,16 +11,15 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from matex_tf.rewrite import phases, waves
+from matex_tf.rewrite import paths, waves
 from matex_tf.rewrite.compiled import is_compiled
 from matex_tf.rewrite.control import needs_exchange
-from matex_tf.rewrite.functions import is_stateful
+from matex_tf.rewrite.functions import is_stateful, read_only_types
 from matex_tf.rewrite.nodes import Decision, Node, StandIn, Value
 from matex_tf.rewrite.own_batches import has_collective
 from matex_tf.rewrite.placement import LIST, PARTIAL, REPLICATED, SHARDED, SIZES, WHOLE, Placement
 from matex_tf.rewrite.programs import Program
 from matex_tf.rewrite.rules.sizes import mark_taker
-from matex_tf.rewrite.segments import read_only_types
 from matex_tf.rewrite.sources import is_batch
 from matex_tf.rewrite.whole_sums import WHOLE_SUM
 
@@ -66,7 +65,7 @@ def cut(program: Program, gives: Sequence[Placement], make_emit: Callable[[Regio
         make_emit: what makes the outputs of a region in the copy, see `Decision.emit`.
         left: ops on rows that are in no region are added to it.
     """
-    program = phases.drop_unused(program, gives)
+    program = paths.drop_unused(program, gives)
     waves.schedule(program, list(gives), is_early=_is_end_of_rows)
     nodes = sorted(program.nodes, key=lambda node: node.level)
     program = Program(nodes, program.inputs, program.outputs, program.effects, program.takes_batch)
@@ -126,7 +125,7 @@ def _find_obstacle(node: Node) -> str:
 def _list_used(node: Node) -> Iterator[tuple[Value, Placement | None]]:
     """The values whose tensors, as their ops make them, are used for an op, or are exchanged for it."""
     for value, need in zip(node.inputs, node.decision.needs):
-        if phases.uses_tensor(value, need):
+        if paths.uses_tensor(value, need):
             yield value, need
 
 
@@ -148,7 +147,7 @@ def _find_places(nodes: Sequence[Node], outside: Any) -> dict[int, _Place]:
         if any(id(one) in core or id(one) in follows for one in before[number]):
             follows.add(number)
         is_in = number in core or (number in follows and number in feeds and number not in outside)
-        is_in = is_in and not phases.is_constant(node)
+        is_in = is_in and not paths.is_constant(node)
         for one in before[number]:
             _, other, is_other_in = places[id(one)]
             stage = max(stage, other + (is_other_in and not is_in))
@@ -184,7 +183,7 @@ def _find_refused(program: Program, gives: Sequence[Placement], places: dict[int
         for value, need in _list_used(node):
             check(value, need, places[id(node)], node)
     for value, need in zip(program.outputs, gives):
-        if phases.uses_tensor(value, need):
+        if paths.uses_tensor(value, need):
             check(value, need, None, None)
     return refused
 
@@ -254,7 +253,7 @@ class _Rebuilt:
         takes: dict[tuple[int, Placement | None], tuple[Value, Placement | None]] = {}
         for node in nodes:
             for value, need in _list_used(node):
-                if value.node is not None and phases.is_constant(value.node):
+                if value.node is not None and paths.is_constant(value.node):
                     constants[id(value.node)] = value.node
                 elif id(value.node) not in own:
                     taken = _find_taken(value, need)
@@ -278,12 +277,12 @@ def _find_taken(value: Value, need: Placement | None) -> Placement | None:
     """The placement in which a region takes a value: what is made whole elsewhere is whole."""
     if value.placement.is_replicated:
         return None
-    is_whole = needs_exchange(value.placement, need) or phases.find_path(value, need) == phases.CONVERTED
+    is_whole = needs_exchange(value.placement, need) or paths.find_path(value, need) == paths.CONVERTED
     return WHOLE if is_whole else None
 
 
 def _list_used_elsewhere(program: Program, gives: Sequence[Placement], places: dict[int, _Place]) -> set[int]:
-    found = {id(value) for value, need in zip(program.outputs, gives) if phases.uses_tensor(value, need)}
+    found = {id(value) for value, need in zip(program.outputs, gives) if paths.uses_tensor(value, need)}
     for node in program.nodes:
         for value, _ in _list_used(node):
             if value.node is not None and places.get(id(value.node)) != places[id(node)]:

@@ -116,9 +116,8 @@ def _make_part(copy: Any, region: Region, rows: Any, tensors: Sequence[Any]) -> 
     for (value, need), tensor in zip(region.takes, tensors):
         _give(body, rows, value, need, tensor, is_first)
     made = body.build_levels([])
-    after = [op for node in region.awaited for op in body.operations.get(id(node), ())]
-    with tf.control_dependencies(after):
-        return [tf.identity(one) for one in made] if after else made
+    with tf.control_dependencies(body.after):
+        return [tf.identity(one) for one in made] if body.after else made
 
 
 def _give(body: Body, rows: Any, value: Value, need: Placement | None, tensor: Any, is_first: Any) -> None:

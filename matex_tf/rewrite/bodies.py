@@ -1,29 +1,30 @@
-"""The copy of one program: its ops one after the other, runs of unchanged ones together, collectives in between."""
+"""The copy of one program: its ops one after the other, collectives in between."""
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from matex_tf.rewrite import labels, phases, waves
+from matex_tf.lazy import tf
+from matex_tf.rewrite import labels, paths, waves
+from matex_tf.rewrite.control import needs_exchange
+from matex_tf.rewrite.kept import Kept
 from matex_tf.rewrite.nodes import Node, Value
 from matex_tf.rewrite.own_batches import has_collective
+from matex_tf.rewrite.pieces import ASSIGNS
 from matex_tf.rewrite.placement import PARTIAL, PIECE, REPLICATED, SHARDED, SIZES, WHOLE, Placement, Size
 from matex_tf.rewrite.programs import Program
-from matex_tf.rewrite.publishing import find_publications
-from matex_tf.rewrite.segments import Segment
 from matex_tf.rewrite.sharing import Publication, cut_piece
-
-FEW = 8
-"""Ops that are made one by one rather than as a function that is called."""
 
 
 class Body:
     """The copy of one program in one graph."""
 
     def __init__(self, copy: Any, program: Program, gives: Sequence[Placement]):
-        self.copy, self.program, self.gives = copy, phases.drop_unused(program, gives), list(gives)
+        self.copy, self.program, self.gives = copy, paths.drop_unused(program, gives), list(gives)
+        self.kept = Kept(tf.compat.v1.get_default_graph())
         self.tensors: dict[int, Any] = {}
         self.whole: dict[int, Any] = {}
         self.brought: dict[tuple[int, Placement], Any] = {}
@@ -31,13 +32,14 @@ class Body:
         self.operations: dict[int, list[Any]] = {}
         self.publications: dict[int, Node] = {}  # assignments of pieces to variables, by the ids of the pieces
         self.last: list[Any] = []  # what the next collective waits for
+        self.after: list[Any] = []  # the operations that are over when all effects are
 
     def build(self, inputs: Sequence[Any]) -> list[Any]:
         self.tensors = {id(value): tensor for value, tensor in zip(self.program.inputs, inputs)}
         if self.copy.is_ordered:
             self.publications = {
                 value: node
-                for value, node in find_publications(self.program, self.gives).items()
+                for value, node in _find_publications(self.program, self.gives).items()
                 if self.copy.exchanger.can_publish(self._find_tensor(node.inputs[0]), node.inputs[1].dtype)
             }
         exchanges = waves.schedule(self.program, self.gives, self._list_published())
@@ -47,25 +49,28 @@ class Body:
     def build_levels(self, exchanges: Sequence[Sequence[waves.Exchange]]) -> list[Any]:
         """The outputs, after the ops of each level and the exchanges of each wave; nodes are in the order of levels."""
         published = self._list_published()
-        self.plan = phases.Phases(self.program, self.gives, len(exchanges) + 1, self.copy.is_ordered)
-        for wave in exchanges:
-            self.plan.exported.update(id(one.value) for one in wave)
         values = [[one.value for one in wave if id(one.value) not in self.publications] for wave in exchanges]
         found_labels = labels.label_waves(self.program, values)
         last = max((level for level, wave in enumerate(found_labels) if any(wave)), default=None)
-        for level, found in enumerate(self.plan.levels):
-            for phase in found:
-                for node in phase.made:
+        nodes = (one for one in self.program.nodes if id(one) not in published and not paths.is_constant(one))
+        of_level = {level: list(some) for level, some in itertools.groupby(nodes, lambda node: node.level)}
+        for level in range(len(exchanges) + 1):
+            for node in of_level.get(level, ()):
+                if self.kept.takes(node):
+                    self._keep(node)
+                else:
                     self._build_node(node)
-                for run in phase.runs:
-                    self._build_segment([node for node in run if id(node) not in published])
             if level < len(exchanges):
                 wave = [one for one in exchanges[level] if id(one.value) not in self.publications]
                 self._exchange(list(zip(wave, found_labels[level])), level == last)
                 self._publish([one.value for one in exchanges[level] if id(one.value) in self.publications])
         made = [self._convert(value, need) for value, need in zip(self.program.outputs, self.gives)]
         for tensor, value, need in zip(made, self.program.outputs, self.gives):
-            self._set_shape(tensor, value, need)
+            if (shape := self._find_shape(value, need)) is not None:
+                tensor.set_shape(shape)
+        kept = [one for one in self.program.effects if one in self.kept]
+        self.after = self._wait_for([one for one in self.program.effects if one not in self.kept])
+        self.after += self.kept.finish(kept)
         return made
 
     def _list_published(self) -> set[int]:
@@ -73,14 +78,12 @@ class Body:
         return {id(node) for node in self.publications.values()}
 
     def _build_node(self, node: Node) -> None:
-        import tensorflow as tf
-
         if node.is_reused:
             self.tensors.update((id(value), value.tensor) for value in node.outputs)
             self.operations[id(node)] = [node.op]
             return
         inputs = [self._convert(value, need) for value, need in zip(node.inputs, node.decision.needs)]
-        before = [op for one in node.controls for op in self.operations.get(id(one), ())]
+        before = self._wait_for(node.controls)
         ordered = has_collective(node) or any(body.has_collectives or not self.copy.is_ordered for body in node.bodies)
         before += self.last if ordered else []
         with tf.control_dependencies(before) if before else contextlib.nullcontext():
@@ -100,65 +103,48 @@ class Body:
             self.last = [made[0].op]
 
     def _create(self, node: Node, inputs: Sequence[Any]) -> list[Any]:
-        import tensorflow as tf
-
         made = self.copy.create_op(node, inputs)
         if not made:
             self.operations[id(node)] = [tf.compat.v1.get_default_graph().get_operations()[-1]]
         return made
 
-    def _build_segment(self, nodes: Sequence[Node]) -> None:
-        """Make ops that stay as they are: many in one function, few by themselves."""
-        import tensorflow as tf
+    def _wait_for(self, nodes: Sequence[Node]) -> list[Any]:
+        """The operations of the graph that are over once these ops have run."""
+        made = [op for one in nodes for op in self.operations.get(id(one), ())]
+        return made + self.kept.wait_for([one for one in nodes if one in self.kept])
 
-        if len(nodes) < FEW:
-            for node in nodes:
-                self._build_node(node)
-            return
-        segment = Segment()
-        before: dict[Any, None] = {}
-        for node in nodes:
-            inputs = [
-                segment.find(value) or self._find_input(segment, value, need)
-                if value.placement.kind == REPLICATED and (need is None or need.kind == REPLICATED)
-                else self._find_input(segment, value, need)
-                for value, need in zip(node.inputs, node.decision.needs)
-            ]
-            segment.add(node, inputs, [one for one in node.controls if one in segment])
-            before.update((op, None) for one in node.controls for op in self.operations.get(id(one), ()))
-        made = [value for node in nodes for value in node.outputs if id(value) in self.plan.exported]
-        awaited = [node for node in nodes if id(node) in self.plan.awaited]
-        with tf.control_dependencies(list(before)) if before else contextlib.nullcontext():
-            op = segment.call(tf.compat.v1.get_default_graph(), made, awaited)
-        for value, tensor in zip(made, op.outputs):
-            self._set_shape(tensor, value, value.placement)
-            self.tensors[id(value)] = tensor
-        self.operations.update((id(node), [op]) for node in awaited)
+    def _keep(self, node: Node) -> None:
+        """Leave an op as it is."""
+        inputs = [self._find_input(value, need) for value, need in zip(node.inputs, node.decision.needs)]
+        controls: list[Any] = []
+        for one in node.controls:
+            controls += [one] if one in self.kept else self.operations.get(id(one), ())
+        self.kept.add(node, inputs, controls)
 
-    def _find_input(self, segment: Segment, value: Value, need: Placement | None) -> str:
-        if phases.find_path(value, need) == phases.SAME:
+    def _find_input(self, value: Value, need: Placement | None) -> Any:
+        """The tensor that a kept op takes, or the value, where another kept op makes it."""
+        if paths.find_path(value, need) == paths.SAME:
             node = value.node
-            if node is not None and phases.is_constant(node) and node not in segment:
-                segment.add(node, [], [])
-            found = segment.find(value)
-            if found is not None:
-                return found
-        return segment.add_argument(self._convert(value, need))
+            if node is not None and paths.is_constant(node) and node not in self.kept and self.kept.takes(node):
+                self.kept.add(node, [], [])
+            if value in self.kept:
+                return value
+        return self._convert(value, need)
 
     def _find_tensor(self, value: Value) -> Any:
         """The tensor of a value as it is here."""
         if id(value) not in self.tensors:
-            counts = phases.find_counts(value)
+            counts = paths.find_counts(value)
             if counts is not None:
                 return self._count(value, counts, self.copy.share.count)
-            if value.node is not None and phases.is_constant(value.node):
+            if value.node is not None and paths.is_constant(value.node):
                 self.tensors[id(value)] = self.copy.create_op(value.node, [])[0]
+            elif value in self.kept:
+                self.tensors[id(value)] = self.kept.stand_in(value, self._find_shape(value, value.placement))
         return self.tensors[id(value)]
 
     def _count(self, value: Value, sizes: Sequence[Size], rows: Any) -> Any:
         """Numbers that count rows, of which there are so many."""
-        import tensorflow as tf
-
         key = tuple(sizes), value.dtype, value.shape == [], id(rows)
         if key not in self.counted:
             with tf.control_dependencies(None):
@@ -174,10 +160,10 @@ class Body:
     def _convert(self, value: Value, need: Placement | None) -> Any:
         """The tensor of a value in another placement than it has."""
 
-        path = phases.find_path(value, need)
-        if path == phases.SAME or need is None:
+        path = paths.find_path(value, need)
+        if path == paths.SAME or need is None:
             return self._find_tensor(value)
-        if path == phases.COUNTED:
+        if path == paths.COUNTED:
             share = self.copy.share
             sizes = value.placement.sizes or need.sizes
             return self._count(value, sizes, share.total if need.kind == REPLICATED else share.count)
@@ -198,7 +184,6 @@ class Body:
 
     def _exchange(self, wave: Sequence[tuple[waves.Exchange, Any]], is_last: bool) -> None:
         """One wave, of exchanges and their labels, after the wave before. is_last: no later one has labelled values."""
-        import tensorflow as tf
 
         from matex_tf.rewrite.gathering import prepare
 
@@ -222,10 +207,8 @@ class Body:
 
     def _publish(self, values: Sequence[Value]) -> None:
         """The assignments of these pieces to variables."""
-        import tensorflow as tf
-
         nodes = [self.publications[id(value)] for value in values]
-        before = [[op for one in node.controls for op in self.operations.get(id(one), ())] for node in nodes]
+        before = [self._wait_for(node.controls) for node in nodes]
         given = [
             Publication(
                 node.type, self._find_tensor(node.inputs[0]), self._find_tensor(value), value.placement.cuts, ops
@@ -237,11 +220,23 @@ class Body:
                 self.last = self.copy.exchanger.publish(given)
         self.operations.update((id(node), self.last) for node in nodes)
 
-    def _set_shape(self, tensor: Any, value: Value, placement: Placement) -> None:
-        """Tell the sizes of a tensor that stands for the value in this placement."""
+    def _find_shape(self, value: Value, placement: Placement) -> list[int | None] | None:
+        """What is known of the shape of a tensor that stands for the value in this placement."""
         if placement.is_piece:
             first, last = placement.cuts[self.copy.exchanger.rank :][:2]
-            tensor.set_shape([last - first])
-        elif (shape := value.whole_shape) is not None:
-            at = placement.axis if placement.is_sharded else -1
-            tensor.set_shape([None if at == axis else size for axis, size in enumerate(shape)])
+            return [last - first]
+        shape, at = value.whole_shape, placement.axis if placement.is_sharded else -1
+        return None if shape is None else [None if at == axis else size for axis, size in enumerate(shape)]
+
+
+def _find_publications(program: Program, needs: Sequence[Placement]) -> dict[int, Node]:
+    """By the id of a value in pieces, the assignment of it to a variable, where nothing else needs it whole.
+
+    Every rank has the variable whole; so the ranks publish their new values.
+    """
+    users: dict[int, list[Node | None]] = {}
+    for value, need, node in program.iterate_needs(needs):
+        if value.placement.is_piece and needs_exchange(value.placement, need):
+            is_assigned = node is not None and node.type in ASSIGNS and node.inputs[1] is value
+            users.setdefault(id(value), []).append(node if is_assigned else None)
+    return {value: of[0] for value, of in users.items() if len(of) == 1 and of[0] is not None}

@@ -6,6 +6,7 @@ import copy as copies
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from matex_tf.lazy import tf
 from matex_tf.rewrite.control import needs_exchange
 from matex_tf.rewrite.functions import find_callee
 from matex_tf.rewrite.nodes import Decision, Node, NoRuleError
@@ -36,8 +37,6 @@ def place_call(reader: Any, node: Node) -> Decision:
         inner.exchanger, inner.transform = _Padding(copy), None
 
         def run() -> list[Any]:
-            import tensorflow as tf
-
             return inner.build(body, inputs, gives) or [tf.constant(0)]
 
         run.__name__ = callee.name
@@ -51,8 +50,6 @@ def compile_function(function: Callable[[], list[Any]]) -> Callable[[], list[Any
     """What `function` captures are arguments of the compiled one: of those that sizes are made of, XLA knows the values
     and compiles the function for each.
     """
-    import tensorflow as tf
-
     return tf.function(function, jit_compile=True, autograph=False)
 
 
@@ -92,8 +89,6 @@ class _Padding:
         return found
 
     def _pad(self, rows: Any) -> Any:
-        import tensorflow as tf
-
         share = self.share
         length = tf.shape(rows, tf.int64)[0]
         unit = length // share.count

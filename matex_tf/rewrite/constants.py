@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from matex_tf.lazy import tf
 from matex_tf.rewrite.graph_ops import evaluate_op, list_functions
 from matex_tf.rewrite.nodes import MOST, Node, Value
 from matex_tf.rewrite.parts import FLOW
@@ -42,8 +43,6 @@ def note_sizes(value: Value) -> None:
 
 def find_shapes(node: Node) -> list[list[int | None] | None]:
     """The shapes of a node's outputs where more is known of those of its inputs than the script's graph tells."""
-    import tensorflow as tf
-
     op = node.op
     if op.op_def is None or op.op_def.is_stateful:
         return []
@@ -66,7 +65,6 @@ def find_shapes(node: Node) -> list[list[int | None] | None]:
 @functools.lru_cache(maxsize=4096)
 def _read(serialized: bytes) -> np.ndarray | None:
     """The array of a tensor's message, if it is one of those that are followed; steps repeat few of them often."""
-    import tensorflow as tf
     from tensorflow.core.framework import tensor_pb2
 
     proto = tensor_pb2.TensorProto.FromString(serialized)
@@ -94,9 +92,10 @@ def evaluate(node: Node, given: Sequence[np.ndarray]) -> list[np.ndarray]:
 
 
 def _is_foldable(node: Node) -> bool:
-    if not node.inputs or any(one.constant is None for one in node.inputs):
-        return False
-    if any(one.dtype.name not in _FOLDED for one in node.outputs) or node.op.op_def is None:
+    for one in node.inputs:
+        if one.constant is None:
+            return False
+    if not node.inputs or any(one.dtype.name not in _FOLDED for one in node.outputs) or node.op.op_def is None:
         return False
     if node.op.op_def.is_stateful or node.type in FLOW:
         return False

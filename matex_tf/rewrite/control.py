@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from matex_tf.lazy import tf
 from matex_tf.rewrite.functions import find_callee
 from matex_tf.rewrite.nodes import Decision, Node, NoRuleError
 from matex_tf.rewrite.placement import (
@@ -87,8 +88,6 @@ def place_branches(reader: Any, node: Node) -> Decision:
         body.gives = gives
 
     def emit(copy: Any, index: Any, *arguments: Any) -> list[Any]:
-        import tensorflow as tf
-
         def run(body: Any) -> Any:
             made = copy.build(body, arguments, body.gives)
             return made or [tf.constant(0)]
@@ -147,8 +146,6 @@ def place_loop(reader: Any, node: Node) -> Decision:
     turns = node.read_attribute("parallel_iterations", 10)
 
     def emit(copy: Any, *arguments: Any) -> list[Any]:
-        import tensorflow as tf
-
         made = tf.while_loop(
             lambda *held: copy.build(condition, held, condition.gives)[0],
             lambda *held: copy.build(body, held, body.gives),

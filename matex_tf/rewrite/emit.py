@@ -7,6 +7,7 @@ import copy as copies
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from matex_tf.lazy import tf
 from matex_tf.rewrite.bodies import Body
 from matex_tf.rewrite.compiled import MUST_COMPILE
 from matex_tf.rewrite.nodes import Node
@@ -43,8 +44,6 @@ class Copy:
 
     def build(self, program: Program, inputs: Sequence[Any], gives: Sequence[Placement]) -> list[Any]:
         """The outputs of a program for these inputs, brought to the placements `gives`, after its effects."""
-        import tensorflow as tf
-
         # The share of a batch that a branch or a turn of a loop takes holds within it.
         copy = copies.copy(self) if program.takes_batch else self
         made, after = copy.build_apart(program, inputs, gives)
@@ -60,19 +59,14 @@ class Copy:
                 program = self.transform(program, gives)
             body = Body(self, program, gives)
             made = body.build(inputs)
-        after = [op for node in program.effects for op in body.operations.get(id(node), ())]
-        return made, after if self.is_ordered else after + body.last
+        return made, body.after if self.is_ordered else body.after + body.last
 
     def keep_once(self, tensor: Any) -> Any:
         """This rank's part of a sum over the ranks that is what all of them have: one rank's is that, others' are 0."""
-        import tensorflow as tf
-
         return tf.where(self.share.keeps, tensor, tf.zeros_like(tensor))
 
     def make_once(self, of: Sequence[Any], make: Callable[[], list[Any]]) -> list[Any]:
         """The tensors that `make` makes in the graph that is being built, once for equal `of`, a tensor and more."""
-        import tensorflow as tf
-
         tensor, *rest = of
         key = id(tf.compat.v1.get_default_graph()), id(tensor), *rest
         if key not in self._made:
@@ -82,13 +76,10 @@ class Copy:
 
     def find_first(self, rows: Rows, count: Any) -> Any:
         """The number, int64, of the first of the `count` entries along an axis with these rows that this rank has."""
-        import tensorflow as tf
-
         return tf.cast(count, tf.int64) // self.share.count * self.share.first
 
     def create_op(self, node: Node, inputs: Sequence[Any], **changes: Any) -> list[Any]:
         """The op of a node with other inputs; `changes`: attributes that differ, by name."""
-        import tensorflow as tf
         from tensorflow.core.framework import attr_value_pb2
 
         attributes = {
@@ -113,8 +104,6 @@ class Copy:
 
     def slice_rows(self, tensor: Any, to: Placement) -> Any:
         """This rank's rows of a replicated tensor; the tensor itself where the axis has one entry for all rows."""
-        import tensorflow as tf
-
         share, blocks = self.share, to.rows.blocks
         sizes = tf.shape(tensor, tf.int64)
         length, is_axis = sizes[to.axis], tf.equal(tf.range(tf.rank(tensor)), to.axis)
@@ -139,8 +128,6 @@ class Copy:
 
     def make_sizes_whole(self, tensor: Any, placement: Placement) -> Any:
         """Numbers of rows, of which each row has as many on all ranks, as those of the script's batch: no message."""
-        import tensorflow as tf
-
         count, total = (tf.cast(one, tensor.dtype) for one in (self.share.count, self.share.total))
         counts = [one.rows is not None and one.rows.chosen is None for one in placement.sizes]
         mask = counts[0] if tensor.shape.rank == 0 else counts

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from typing import Any
 
-from matex_tf.rewrite.nodes import Expansion, NoRuleError, Value
+from matex_tf.lazy import tf
+from matex_tf.rewrite.nodes import Expansion, Node, NoRuleError, Value
 from matex_tf.rewrite.parts import list_inputs
 
 
 def trace_expansion(expansion: Expansion, inputs: Sequence[Value]) -> Any:
     """The graph of an expansion's function, which takes tensors like these."""
-    import tensorflow as tf
-
     specs = tuple(tf.TensorSpec(value.shape, value.dtype) for value in inputs)
     # What a function holds besides its arguments may differ from one to the next, and would be kept.
     trace = _trace.__wrapped__ if expansion.function.__closure__ else _trace
@@ -22,7 +21,6 @@ def trace_expansion(expansion: Expansion, inputs: Sequence[Value]) -> Any:
 
 @functools.lru_cache(maxsize=256)
 def _trace(expansion: Expansion, specs: tuple[Any, ...]) -> Any:
-    import tensorflow as tf
     from tensorflow.python.framework import func_graph
 
     def expand(*inputs: Any) -> Any:
@@ -35,14 +33,17 @@ def _trace(expansion: Expansion, specs: tuple[Any, ...]) -> Any:
 class Step:
     """What is read of an op each time that its graph is: its tensors and ops by their ids."""
 
-    __slots__ = ("before", "controls", "inputs", "is_stateful", "name", "number", "op", "outputs", "type")
+    __slots__ = ("before", "controls", "inputs", "is_stateful", "name", "needs", "number", "op", "outputs", "type")
 
-    def __init__(self, op: Any, inputs: Sequence[Any]):
+    def __init__(self, op: Any, inputs: Sequence[Any], given: Container[int]):
+        """given: the ids of the inputs of the graph."""
+        controls = op.control_inputs
         self.op, self.number, self.name, self.type = op, id(op), op.name, op.type
+        self.needs = [tensor.op for tensor in inputs if id(tensor) not in given] + controls
         self.inputs = [id(tensor) for tensor in inputs]
         self.outputs = [id(tensor) for tensor in op.outputs]
-        self.controls = [id(one) for one in op.control_inputs]
-        self.before = [*self.inputs, *self.controls] if self.controls else self.inputs
+        self.controls = [id(one) for one in controls]
+        self.before = [*self.inputs, *self.controls] if controls else self.inputs
         self.is_stateful = is_stateful(op)
 
 
@@ -63,17 +64,25 @@ def is_stateful(op: Any) -> bool:
 _movable: dict[str, bool] = {}
 
 
-def is_movable(op: Any) -> bool:
-    """Whether an op can be in a function of its own: it calls none, and has no references of variables."""
-    found = _movable.get(op.type)
+def is_movable(node: Node) -> bool:
+    """Whether an op can be put into another function: it calls none, and has no references of variables."""
+    found = _movable.get(node.type)
     if found is None:
-        definition = op.op_def
+        definition = node.op.op_def
         if definition is None:
             return False
         calls = any(one.type in ("func", "list(func)") for one in definition.attr)
         refers = any(one.is_ref for one in (*definition.input_arg, *definition.output_arg))
-        found = _movable[op.type] = not calls and not refers
+        found = _movable[node.type] = not calls and not refers
     return found
+
+
+@functools.cache
+def read_only_types() -> frozenset[str]:
+    """The ops that only read a resource."""
+    from tensorflow.python.framework import auto_control_deps_utils
+
+    return frozenset(auto_control_deps_utils.RESOURCE_READ_OPS)
 
 
 def find_callee(op: Any, name: str, inputs: Sequence[Any] | None = None) -> Any:
@@ -103,25 +112,23 @@ def list_steps(graph: Any, run: Iterable[Any], has_loops: bool = False) -> list[
     """
     given = {id(tensor) for tensor in graph.inputs}
     pending = [*(tensor.op for tensor in graph.outputs if id(tensor) not in given), *run]
-    before: dict[Any, list[Any]] = {}
-    taken: dict[Any, Sequence[Any]] = {}
+    steps: dict[Any, Step] = {}
     while pending:
         op = pending.pop()
-        if op not in before:
-            taken[op] = list_inputs(op) if has_loops else op.inputs
-            before[op] = [*(tensor.op for tensor in taken[op] if id(tensor) not in given), *op.control_inputs]
-            pending += before[op]
+        if op not in steps:
+            one = steps[op] = Step(op, list_inputs(op) if has_loops else op.inputs, given)
+            pending += one.needs
     found: list[Step] = []
     is_found: dict[Any, bool] = {}  # False while it waits for what it needs
     for made in graph.get_operations():
-        waiting = [made] if made in before else []
+        waiting = [made] if made in steps else []
         while waiting:
             op = waiting[-1]
-            missing = [one for one in before[op] if not is_found.get(one)]
+            missing = [one for one in steps[op].needs if not is_found.get(one)]
             if not missing:
                 if not is_found.get(op):
                     is_found[op] = True
-                    found.append(Step(op, taken[op]))
+                    found.append(steps[op])
                 waiting.pop()
                 continue
             if op in is_found:

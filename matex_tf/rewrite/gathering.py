@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from matex_tf.lazy import tf
 from matex_tf.rewrite.nodes import Value
 from matex_tf.rewrite.placement import LIST, PARTIAL, PIECE, SIZES, Placement, Rows
 from matex_tf.rewrite.sharing import Request
@@ -34,8 +35,6 @@ def prepare(copy: Any, value: Value, tensor: Any, piece: Placement | None = None
 
 def _prepare_rows(copy: Any, tensor: Any, axis: int, rows: Rows) -> Prepared:
     """The rows as the first axis; of blocks each by itself."""
-    import tensorflow as tf
-
     turned = swap_axes(tensor, axis)
     parts = [turned]
     if len(rows.blocks) > 1:
@@ -53,8 +52,6 @@ def _prepare_rows(copy: Any, tensor: Any, axis: int, rows: Rows) -> Prepared:
 
 
 def _prepare_piece(value: Value, tensor: Any) -> Prepared:
-    import tensorflow as tf
-
     return Prepared(
         [Request("gather", tensor, value.placement.cuts, owned=True)], lambda found: tf.reshape(found[0], value.shape)
     )
@@ -62,8 +59,6 @@ def _prepare_piece(value: Value, tensor: Any) -> Prepared:
 
 def swap_axes(tensor: Any, axis: int) -> Any:
     """The tensor with this axis and the first one exchanged."""
-    import tensorflow as tf
-
     if axis == 0:
         return tensor
     places = tf.range(tf.rank(tensor))
@@ -73,8 +68,6 @@ def swap_axes(tensor: Any, axis: int) -> Any:
 
 def _prepare_sizes(tensor: Any, placement: Placement) -> Prepared:
     """Of entries that masks chose only the ranks together know the number."""
-    import tensorflow as tf
-
     chosen = [one.rows is not None and one.rows.chosen is not None for one in placement.sizes]
     mask = tf.constant(chosen[0] if tensor.shape.rank == 0 else chosen)
     part = tf.where(mask, tensor, tf.zeros_like(tensor))
@@ -83,8 +76,6 @@ def _prepare_sizes(tensor: Any, placement: Placement) -> Prepared:
 
 def _prepare_list(copy: Any, value: Value, tensor: Any) -> Prepared:
     """All items in one tensor."""
-    import tensorflow as tf
-
     item = value.placement.item
     dtype = value.placement.dtype
     stacked = tf.raw_ops.TensorListStack(input_handle=tensor, element_shape=-1, element_dtype=dtype)

@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from matex_tf.lazy import tf
+
 _CALLS = ("Call", "If", "While", "Case", "Dataset")
 """What is in the names of ops that call functions."""
 
@@ -63,7 +65,6 @@ def _is_call(op: Any) -> bool:
 
 def evaluate_op(op: Any, inputs: list[Any]) -> list[Any]:
     """The arrays that an op makes of such as are known, run at once; none where it cannot be run so."""
-    import tensorflow as tf
     from tensorflow.python.eager import context, execute
 
     if any(part.dtype.name in ("variant", "resource", "string") for part in (*op.inputs, *op.outputs)):

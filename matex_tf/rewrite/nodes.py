@@ -213,10 +213,7 @@ class Node:
         return getattr(value, kind) if kind in _PLAIN else self.op.get_attr(name)
 
     def count_axes(self, index: int) -> int:
-        shape = self.inputs[index].shape
-        if shape is None:
-            raise NoRuleError
-        return len(shape)
+        return len(self.read_shape(index))
 
     def read_shape(self, index: int) -> list[int | None]:
         shape = self.inputs[index].shape
@@ -265,7 +262,7 @@ class Node:
 
     def decide_whole(self) -> Decision:
         """All inputs are made whole, and so the outputs are those of the script."""
-        return Decision([WHOLE] * len(self.inputs), [WHOLE] * len(self.op.outputs))
+        return Decision([WHOLE] * len(self.inputs), [WHOLE] * len(self.outputs))
 
 
 class StandIn:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from matex_tf.lazy import tf
 from matex_tf.rewrite.nodes import Decision, Node
 from matex_tf.rewrite.placement import BATCH, WHOLE
 from matex_tf.rewrite.rules.sizes import mark_taker
@@ -65,8 +66,6 @@ def place_own_end(node: Node) -> Decision:
     """`OptionalHasValue`: whether any rank has a batch."""
 
     def emit(copy: Any, optional: Any) -> list[Any]:
-        import tensorflow as tf
-
         has = tf.raw_ops.OptionalHasValue(optional=optional)
         (found,) = copy.exchanger.exchange([Request("max", tf.cast(has, tf.int32))], copy.share.of_all())
         return [tf.cast(found, tf.bool)]
@@ -94,8 +93,6 @@ def take_own_rows(make_own_share: Any, kind: str, handle: Any, outputs: Sequence
         handle: what that op takes: an iterator, or an optional.
         outputs: tensors or specifications of the components.
     """
-    import tensorflow as tf
-
     attributes = {"output_types": [one.dtype for one in outputs], "output_shapes": [one.shape for one in outputs]}
     is_optional = kind == "OptionalGetValue"
     optional = handle if is_optional else tf.raw_ops.IteratorGetNextAsOptional(iterator=handle, **attributes)
@@ -123,7 +120,6 @@ def take_own_rows(make_own_share: Any, kind: str, handle: Any, outputs: Sequence
 
 def fill_rows(rows: Sequence[Any], own: OwnRows) -> list[Any]:
     """The components of this rank's rows, or one row of zeros where it has none."""
-    import tensorflow as tf
 
     def make_row() -> list[Any]:
         shapes = [tf.concat([[tf.constant(1, tf.int64)], sizes], 0) for sizes in own.sizes]
@@ -133,8 +129,6 @@ def fill_rows(rows: Sequence[Any], own: OwnRows) -> list[Any]:
 
 
 def _choose(condition: Any, first: Any, second: Any, outputs: Sequence[Any]) -> list[Any]:
-    import tensorflow as tf
-
     made = tf.cond(condition, first, second)
     made = list(made) if isinstance(made, (list, tuple)) else [made]
     for tensor, one in zip(made, outputs):

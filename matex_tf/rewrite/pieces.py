@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from matex_tf.lazy import tf
 from matex_tf.rewrite.nodes import Decision, Node, NoRuleError, Value
 from matex_tf.rewrite.placement import PARTIAL, WHOLE, Placement, cut
 from matex_tf.rewrite.rules.entrywise import IDENTITIES, LINEAR, LINEAR_IN, NONLINEAR
@@ -111,8 +112,6 @@ def _compute_entries(node: Node) -> Decision:
 
 def _describe(node: Node) -> Decision:
     """Numbers that the shape of the whole tensor tells."""
-    import tensorflow as tf
-
     shape = find_shape(node.inputs[0])
     if shape is None:
         raise NoRuleError
@@ -133,8 +132,6 @@ def _reduce(node: Node) -> Decision:
         raise NoRuleError
 
     def emit(piece: Any, _: Any) -> Sequence[Any]:
-        import tensorflow as tf
-
         reduce = {"Sum": tf.reduce_sum, "Mean": tf.reduce_sum, "Max": tf.reduce_max, "Min": tf.reduce_min,
                   "All": tf.reduce_all, "Any": tf.reduce_any}[node.type]  # fmt: skip
         made = reduce(piece) / cuts[-1] if node.type == "Mean" else reduce(piece)

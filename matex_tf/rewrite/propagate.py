@@ -22,7 +22,7 @@ from matex_tf.rewrite.sources import SOURCES, count_rows, is_batch, place_batch,
 from matex_tf.rewrite.spreading import spread_rows
 from matex_tf.rewrite.whole_sums import WHOLE_SUM, find_needed_sums
 
-ALIASES = ("Identity", "IdentityN", "StopGradient", "PreventGradient", "Snapshot")
+ALIASES = frozenset(("Identity", "IdentityN", "StopGradient", "PreventGradient", "Snapshot"))
 """Identity ops: the copy of the graph leaves them out."""
 
 
@@ -209,9 +209,11 @@ class Reader:
 
     def _convert_sum(self, nodes: list[Node], value: Value) -> Value:
         """A sum that is needed whole is whole for all that follow; so is each of half precision: see `HALF`."""
+        if value.placement.kind != PARTIAL:
+            return value
         is_rounded = value.dtype.name in HALF and not self.loops
         need = self.converted.get(value.key, WHOLE if is_rounded else None)
-        if value.placement.kind != PARTIAL or need is None:
+        if need is None:
             return value
         key = (*value.key, "whole")
         node = Node(StandIn(WHOLE_SUM, [value.tensor]), key, [value], [])
@@ -227,7 +229,8 @@ class Reader:
         return self.takes_batches and not self._have_batch[-1] and has_op(op, SOURCES)
 
     def _decide(self, node: Node) -> Decision | Expansion:
-        is_own = any(one.own for one in node.placements)
+        special = [one.placement for one in node.inputs if one.placement is not WHOLE]
+        is_own = any(one.own for one in special)
         if is_own and node.type in SOURCES:
             is_batch = self.takes_batches and not self._have_batch[-1]
             self._have_batch[-1] = self._have_batch[-1] or is_batch
@@ -238,7 +241,7 @@ class Reader:
             node.type in SOURCES
             and self.takes_batches
             and not self._have_batch[-1]
-            and all(one.is_replicated for one in node.placements)
+            and all(one.is_replicated for one in special)
         ):
             decision = place_batch(node)
             self._have_batch[-1] = any(one.is_sharded for one in decision.gives)
@@ -251,18 +254,18 @@ class Reader:
         try:
             if node.type in control.FLOW and self.is_shared(node.op, node.inputs):
                 return control.FLOW[node.type](self, node)
-            if any(one.is_held or one.is_piece for one in node.placements):
+            if any(one.is_held or one.is_piece for one in special):
                 return pieces.place(node)
             # A session waits for no collective of a function that XLA compiles: all ranks call it with all rows.
-            if self.reused is None and compiled.is_compiled(node.op) and _is_split(node.inputs):
+            if special and self.reused is None and compiled.is_compiled(node.op) and _is_split(node.inputs):
                 return compiled.place_call(self, node)
             if node.type in RULES:
                 return RULES[node.type](node)
         except NoRuleError:
             node.bodies = []
-        for value in node.inputs:
-            if value.placement.is_held:
-                self.refused.setdefault(value.placement.variable, node.op)
+        for one in special:
+            if one.is_held:
+                self.refused.setdefault(one.variable, node.op)
         if is_own:
             return _pass_own(node)
         is_drawn = has_no_seed(node.op) and not any(one.dtype.name == "string" for one in node.outputs)
@@ -290,12 +293,12 @@ def _is_split(inputs: Iterable[Value]) -> bool:
 
 def _wrap_whole(nodes: list[Node], outputs: Iterable[Value]) -> None:
     """What leaves as an optional is made whole before it is wrapped."""
-    taken = {id(value) for node in nodes for value in node.inputs}
     for value in outputs:
         node = value.node
-        if node is not None and node.type == "OptionalFromValue" and id(value) not in taken:
-            value.placement = list_of(WHOLE)
-            node.decision = Decision([WHOLE] * len(node.inputs), [value.placement])
+        if node is None or node.type != "OptionalFromValue" or any(value in one.inputs for one in nodes):
+            continue
+        value.placement = list_of(WHOLE)
+        node.decision = Decision([WHOLE] * len(node.inputs), [value.placement])
 
 
 def read_program(

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
+from matex_tf.lazy import tf
+
 
 class Request(NamedTuple):
     """What ranks are to do with a tensor.
@@ -36,8 +38,6 @@ class Publication(NamedTuple):
 
 def cut_piece(tensor: Any, cuts: Sequence[int], rank: int) -> Any:
     """The piece of a whole tensor that a rank owns, in a vector."""
-    import tensorflow as tf
-
     first, last = cuts[rank], cuts[rank + 1]
     piece = tf.slice(tf.reshape(tensor, [-1]), [first], [last - first])
     piece.set_shape([last - first])
@@ -82,8 +82,6 @@ class Share:
 
     def of_all(self) -> Share:
         """The share in what all ranks have something of, rows or not."""
-        import tensorflow as tf
-
         return Share(self.first, self.count, self.total, tf.constant(True), self.keeps)
 
     def map(self, function: Callable[[Any], Any]) -> Share:

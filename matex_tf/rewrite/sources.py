@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from matex_tf.rewrite.functions import is_movable
 from matex_tf.rewrite.graph_ops import has_op, iterate_nodes
 from matex_tf.rewrite.nodes import Decision, Node, Value
 from matex_tf.rewrite.parts import GraphPart
@@ -13,7 +12,7 @@ from matex_tf.rewrite.placement import BATCH, SIZES, WHOLE
 from matex_tf.rewrite.rules.sizes import mark_taker
 
 _ITERATIONS = ("IteratorGetNext", "IteratorGetNextSync")
-SOURCES = (*_ITERATIONS, "OptionalGetValue")
+SOURCES = frozenset((*_ITERATIONS, "OptionalGetValue"))
 
 
 def give_batch(graph: Any, source: Any) -> GraphPart:
@@ -88,11 +87,6 @@ def place_batch(node: Node) -> Decision:
 def is_batch(node: Node) -> bool:
     """Whether a node that was read gives the batch of its program."""
     return node.type in SOURCES and any(one.is_sharded for one in node.decision.gives)
-
-
-def may_take_batch(node: Node) -> bool:
-    """Whether an op, or a function that it calls, takes a batch: where there is none any more, it fails."""
-    return node.type in SOURCES or (not is_movable(node.op) and has_op(node.op, SOURCES))
 
 
 def put_first(nodes: list[Node]) -> list[Node]:

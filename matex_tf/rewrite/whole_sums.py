@@ -27,7 +27,8 @@ def find_needed_sums(program: Program) -> dict[Key, Placement]:
     _note_needs(program, needed, kept)
     found = dict.fromkeys(needed & kept, WHOLE)
     cuts: dict[Key, tuple[int, ...]] = {}
-    _find_cuts(program, {}, needed, cuts)
+    if any(one.placement.cuts for one in program.inputs):  # what pieces are made of
+        _find_cuts(program, {}, needed, cuts)
     return found | {key: cut(one) for key, one in cuts.items()}
 
 
@@ -35,8 +36,9 @@ def _note_needs(program: Program, needed: set[Key], kept: set[Key]) -> None:
     for value, need, node in program.iterate_needs([WHOLE] * len(program.outputs)):
         if value.placement.kind == PARTIAL and (node is None or node.type != WHOLE_SUM):
             (kept if need is None else needed).add(value.key)
-    for body in (body for node in program.nodes for body in node.bodies):
-        _note_needs(body, needed, kept)
+    for node in program.nodes:
+        for body in node.bodies:
+            _note_needs(body, needed, kept)
 
 
 def _find_cuts(

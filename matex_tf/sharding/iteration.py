@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from matex_tf.lazy import tf
 from matex_tf.sharding import pipelines, row_shares
 
 
@@ -28,8 +29,6 @@ def read_alike(dataset: Any) -> Any:
 
 def count_ahead(dataset: Any) -> int:
     """How many elements the script alone reads ahead at the end of a pipeline, 1 where TensorFlow has the choice."""
-    import tensorflow as tf
-
     last, _ = pipelines.skip_kinds(dataset, ("OptionsDataset",))
     if pipelines.name_kind(last) == "PrefetchDataset":
         ahead = int(last._buffer_size)

@@ -11,14 +11,13 @@ from collections.abc import Callable
 from typing import Any
 
 from matex_tf import tags
+from matex_tf.lazy import tf
 
 _KNOWN = "_py_funcs_used_in_graph"
 
 
 def hold_py_functions(make: Callable[[], Any]) -> Any:
     """The dataset that `make` makes. In eager code it, and what is made of it, holds our functions that it calls."""
-    import tensorflow as tf
-
     if not tf.executing_eagerly():
         return make()
     graph = tf.compat.v1.get_default_graph()

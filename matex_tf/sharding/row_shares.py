@@ -11,6 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from matex_tf.lazy import tf
+
 
 def deal_block(n: Any, rank: int, shares: Any) -> tuple[Any, Any]:
     """(start, stop) of the rows of `rank` when `n` rows are dealt to ranks in contiguous blocks.
@@ -47,8 +49,6 @@ def count_dealt_rows(n: int, shares: Sequence[int]) -> list[int]:
 
 
 def _deal_block_in_graph(n: Any, rank: Any, shares: Any) -> tuple[Any, Any]:
-    import tensorflow as tf
-
     shares = tf.cast(shares, tf.int64)
     total, wanted = tf.reduce_sum(shares), tf.cast(n, tf.int64) * shares
     rows = wanted // total
@@ -71,8 +71,6 @@ def find_slice_bounds(n: Any, rank: int, shares: Any) -> tuple[Any, Any, Any]:
     start, stop = deal_block(n, rank, shares)
     if not _is_tensor(start):
         return (start, stop, True) if stop > start else (0, min(1, n), False)
-    import tensorflow as tf
-
     has_rows = stop > start
     return tf.where(has_rows, start, tf.zeros_like(start)), tf.where(has_rows, stop, _take_minimum(1, n)), has_rows
 
@@ -103,8 +101,6 @@ def slice_rows(component: Any, start: Any, stop: Any) -> Any:
 
 
 def _slice_sparse(component: Any, start: Any, stop: Any) -> Any:
-    import tensorflow as tf
-
     shape = component.dense_shape
     first = tf.cast(start, tf.int64)
     rows = tf.cast(stop, tf.int64) - first
@@ -121,8 +117,6 @@ def count_batch_rows(batch: Any) -> Any:
 
     Raises ValueError if no component has a dimension.
     """
-    import tensorflow as tf
-
     for component in tf.nest.flatten(batch):
         if isinstance(component, tf.SparseTensor):
             return component.dense_shape[0]
@@ -171,7 +165,5 @@ def _is_tensor(x: Any) -> bool:
 def _take_minimum(a: Any, b: Any) -> Any:
     if not (_is_tensor(a) or _is_tensor(b)):
         return min(a, b)
-    import tensorflow as tf
-
     dtype = a.dtype if _is_tensor(a) else b.dtype
     return tf.minimum(tf.cast(a, dtype), tf.cast(b, dtype))

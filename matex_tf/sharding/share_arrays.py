@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from matex_tf.lazy import tf
 from matex_tf.sharding import row_shares
 from matex_tf.thread_flag import ThreadFlag
 
@@ -157,8 +158,6 @@ def _check_rows(arrays: Mapping[Any, Any]) -> None:
 
 
 def _shard_dataset(dataset: Any, rank: int, size: int) -> Any:
-    import tensorflow as tf
-
     if row_shares.is_batched(dataset) is False:
         raise ValueError("shard: the dataset yields single elements; put .batch(...) before shard(dataset)")
 

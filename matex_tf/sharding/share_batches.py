@@ -6,6 +6,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from matex_tf.lazy import tf
 from matex_tf.sharding import row_shares, share_arrays
 from matex_tf.world import world
 
@@ -15,7 +16,6 @@ _before_epoch: weakref.WeakKeyDictionary[Any, Callable[[], None]] = weakref.Weak
 def make_row_reader(inputs: Any, counts: Sequence[int], reshuffle: int | None) -> tuple[Callable[[Any], Any], Any]:
     """A function that gives chosen rows of `inputs`, and what is to be called before each epoch (None if nothing)."""
     import numpy as np
-    import tensorflow as tf
 
     rows = counts[world.get_world().rank]
     # A rank without rows computes one of zeros, which adds nothing to any sum.

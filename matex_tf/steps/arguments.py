@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from matex_tf import tags
+from matex_tf.lazy import tf
 from matex_tf.steps import capture, own_data
 
 
@@ -23,8 +24,6 @@ class Arguments:
     """
 
     def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any]):
-        import tensorflow as tf
-
         self.given = args, kwargs
         self.kept: list[Any] = []
         self.leaves = tf.nest.flatten(self.given)
@@ -42,8 +41,6 @@ class Arguments:
 
     def make_key(self) -> Any:
         """What calls have in common that one trace is for."""
-        import tensorflow as tf
-
         kinds: list[Any] = []
         self.kept = []
         for leaf in self.leaves:
@@ -67,8 +64,6 @@ class Arguments:
     @property
     def has_lasting_key(self) -> bool:
         """Whether the last key knows nothing by its address but variables: of others the next may have the address."""
-        import tensorflow as tf
-
         return all(isinstance(refer(), tf.Variable) for refer in self.kept)
 
     def _keep(self, leaf: Any) -> int:
@@ -77,8 +72,6 @@ class Arguments:
 
     def list_tensors(self) -> list[Any]:
         """The tensors among the leaves, and those that Python has hung on them as attributes, such as masks."""
-        import tensorflow as tf
-
         leaves = [leaf for leaf in self.leaves if isinstance(leaf, tf.Tensor)]
         return leaves + [one for leaf in leaves for one in list_hung(leaf).values()]
 
@@ -92,7 +85,6 @@ class Arguments:
         Its structured outputs are what the function gives, and for each tensor of that what Python has hung on it. None
         where the Python of the function raises an error.
         """
-        import tensorflow as tf
 
         def call(*tensors: Any) -> Any:
             count = sum(isinstance(leaf, tf.Tensor) for leaf in self.leaves)
@@ -111,8 +103,6 @@ class Arguments:
 
 def list_hung(tensor: Any) -> dict[str, Any]:
     """The tensors that Python has hung on a tensor as attributes, by name: Keras does that with masks and logits."""
-    import tensorflow as tf
-
     return {name: one for name, one in getattr(tensor, "__dict__", {}).items() if isinstance(one, tf.Tensor)}
 
 
@@ -130,8 +120,6 @@ def _make_reference(leaf: Any) -> Any:
 
 
 def is_source(leaf: Any) -> bool:
-    import tensorflow as tf
-
     return isinstance(leaf, (tf.data.Iterator, tf.data.Dataset))
 
 
@@ -150,8 +138,6 @@ def _list_sizes(array: Any) -> tuple[Any, ...]:
 
 def _count_rows(leaf: Any) -> int | None:
     """The first size of an eager tensor."""
-    import tensorflow as tf
-
     if isinstance(leaf, tf.Tensor) and leaf.shape.rank:
         rows: int = _list_sizes(leaf)[0]
         return rows

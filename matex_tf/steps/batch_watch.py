@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from matex_tf.lazy import tf
 from matex_tf.rewrite.sharing import Share
 from matex_tf.sharding import fingerprint
 from matex_tf.steps import shares
@@ -32,7 +33,6 @@ class BatchWatch:
 
     def make_share(self, components: Sequence[Any], parts: shares.Parts | None = None) -> Share:
         """The share of a batch that is taken within the graph, where its digest is kept if the flag asks for it."""
-        import tensorflow as tf
         from tensorflow.python.ops.resource_variable_ops import ResourceVariable
 
         if self._flag is None:

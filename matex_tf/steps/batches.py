@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
 from matex_tf import tags
+from matex_tf.lazy import tf
 from matex_tf.sharding import fingerprint, row_shares
 from matex_tf.world import world
 
@@ -105,8 +106,6 @@ def slice_rows(tensors: Sequence[Any], are_rows: Sequence[bool], bounds: Bounds)
 @functools.lru_cache(maxsize=256)
 def make_numbers(bounds: Bounds, total: int) -> tuple[Any, ...]:
     """first, count, total, contributes: eager tensors, int64 and bool."""
-    import tensorflow as tf
-
     numbers = (tf.constant(one, tf.int64) for one in (bounds.first, bounds.number, total))
     return *numbers, tf.constant(bounds.contributes)
 

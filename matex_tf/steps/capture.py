@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from matex_tf import tags
+from matex_tf.lazy import tf
 
 _state = threading.local()
 _UNLIKE = frozenset(
@@ -48,7 +49,6 @@ def trace_step(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     It is that of a function which calls it, where XLA compiles it, or where TensorFlow has added to its graph what
     gradients through it need. Raises what the script's Python raises in the call.
     """
-    import tensorflow as tf
 
     def make_caller() -> Any:
         caller = tf.function(lambda *given, **named: function(*given, **named), autograph=False)
@@ -126,7 +126,6 @@ def digest_nodes(
 
 def open_spec(spec: Any) -> Any:
     """The specification of a batch of any number of rows, of one of some batches."""
-    import tensorflow as tf
 
     def open_component(one: Any) -> Any:
         if isinstance(one, tf.TensorSpec) and one.shape.rank:

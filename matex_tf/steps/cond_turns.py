@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from matex_tf import ops
+from matex_tf.lazy import tf
 
 
 def is_within(op: Any) -> bool:
@@ -22,8 +23,6 @@ def pass_turns(graph: Any, collectives: Sequence[Any]) -> tuple[list[Any], set[A
 
     Also those of them that are within a loop, which have no turn.
     """
-    import tensorflow as tf
-
     made, within_loops = [], set()
     finalized = graph.finalized
     graph._unsafe_unfinalize()

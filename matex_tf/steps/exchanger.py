@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from matex_tf import ops, settings
+from matex_tf.lazy import tf
 from matex_tf.rewrite.sharing import Publication, Request, Share, cut_piece
 from matex_tf.steps import publishing
 from matex_tf.steps.gradients import name_sums
@@ -41,8 +42,6 @@ class RankExchanger:
     def exchange(
         self, requests: Sequence[Request], share: Share, labels: Sequence[Any] = (), is_last: bool = False
     ) -> list[Any]:
-        import tensorflow as tf
-
         made: list[Any] = [None] * len(requests)
         labels = labels or [None] * len(requests)
         before: list[Any] = []
@@ -94,8 +93,6 @@ class RankExchanger:
         self, requests: Sequence[Request], share: Share, labels: Sequence[Any], checked: bool, is_update: bool
     ) -> tuple[list[Any], Any]:
         """Sums of floats, in one message, and its op."""
-        import tensorflow as tf
-
         tensors = [one.tensor for one in requests] or [tf.zeros([])]
         names, numbers = name_sums(tensors, labels or [None])
         weight = self._find_weight(share, is_update)
@@ -106,8 +103,6 @@ class RankExchanger:
 
     def _find_weight(self, share: Share, is_update: bool) -> Any:
         """The weight of the rank's terms: one tensor for all such sums of a graph."""
-        import tensorflow as tf
-
         key = id(tf.compat.v1.get_default_graph()), id(share), is_update
         if key not in self._weights:
             with tf.control_dependencies(None):
@@ -130,8 +125,6 @@ class RankExchanger:
 
     def _reduce_numbers(self, requests: Sequence[Request], _: Share) -> list[Any]:
         """Numbers of which each rank has a part, whatever rows it has: in one message."""
-        import tensorflow as tf
-
         parts = [tf.reshape(one.tensor, [-1]) for one in requests]
         whole = self._reduce(requests[0].kind, tf.concat(parts, 0), tf.constant(True))
         sizes = [one.tensor.shape.num_elements() for one in requests]
@@ -139,8 +132,6 @@ class RankExchanger:
 
     def _gather_pieces(self, requests: Sequence[Request], _: Share) -> list[Any]:
         """Pieces, each put together, in one message."""
-        import tensorflow as tf
-
         whole = self._gather(tf.concat([one.tensor for one in requests], 0), tf.constant(True))
         owned = [[last - first for first, last in itertools.pairwise(one.cuts)] for one in requests]
         sizes = [size for of_rank in zip(*owned) for size in of_rank]
@@ -149,8 +140,6 @@ class RankExchanger:
 
     def _reduce(self, kind: str, tensor: Any, contributes: Any) -> Any:
         """A sum of whole numbers, or an extreme, of those ranks that contribute."""
-        import tensorflow as tf
-
         dtype = tensor.dtype
         if dtype.is_complex:
             parts = tf.stack([tf.math.real(tensor), tf.math.imag(tensor)])
@@ -166,8 +155,6 @@ class RankExchanger:
         return ops.allreduce(given, kind, name=f"{self.place}: {tensor.op.name}")
 
     def _gather(self, tensor: Any, contributes: Any) -> Any:
-        import tensorflow as tf
-
         rows = tf.cond(contributes, lambda: tensor, lambda: tensor[:0])
         rows.set_shape([None, *tensor.shape[1:]])
         name = f"{self.place}: {tensor.op.name}"
@@ -184,8 +171,6 @@ class RankExchanger:
 
 def _keep_rows(copies: Any, mine: Any, share: Share) -> Any:
     """As many rows as all ranks have: those that are not there give copies of rank 0's, which may have one more."""
-    import tensorflow as tf
-
     return copies[: tf.shape(mine, tf.int64)[0] * share.total // share.count]
 
 
@@ -204,8 +189,6 @@ def _group(requests: Sequence[Request], made: Sequence[Any]) -> Iterator[tuple[l
 
 def _gather_strings(rows: Any, name: str) -> Any:
     """The strings' bytes and lengths travel."""
-    import tensorflow as tf
-
     shape = tf.shape(rows, tf.int64)
     flat = tf.reshape(rows, [-1])
     lengths = ops.allgather(tf.strings.length(flat), name)

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from matex_tf import ops
+from matex_tf.lazy import tf
 from matex_tf.rewrite.graph_ops import iterate_graphs
 from matex_tf.runtime import objects
 from matex_tf.steps import variables
@@ -35,8 +36,6 @@ def fail_together(place: str, used: Iterable[Any] = (), graph: Any = None) -> It
         tf.errors.OpError: on every rank, of the kind of the first that failed, which the text names. Where all have
             failed alike each raises its own.
     """
-    import tensorflow as tf
-
     before = ops.count_completed(_FAILURE)
     try:
         yield

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from matex_tf import tags
+from matex_tf.lazy import tf
 from matex_tf.steps import agreement, capture, events, explain, own_data, pieces
 from matex_tf.steps.arguments import Arguments, is_source
 from matex_tf.steps.batches import Batch, LostBatch
@@ -59,8 +60,6 @@ class _Plans:
         return plan
 
     def _find_by_trace(self, function: Any, arguments: Arguments) -> StepPlan:
-        import tensorflow as tf
-
         given, named = arguments.given
         for leaf in arguments.leaves:
             if isinstance(leaf, tf.data.Dataset) and own_data.is_own(leaf):
@@ -122,8 +121,6 @@ def call_function(
 
 
 def _take_batch(plan: StepPlan, inputs: list[Any]) -> Batch | None:
-    import tensorflow as tf
-
     began = time.perf_counter()
     try:
         batch = plan.take_batch(inputs)
@@ -154,8 +151,6 @@ def _find_plan(function: Any, arguments: Arguments) -> StepPlan:
 
 def call_whole(original: Callable[..., Any], function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """What `original(function, *args, **kwargs)` gives where every rank computes it by itself."""
-    import tensorflow as tf
-
     place = explain.name_step(function)
     args, kwargs = own_data.make_arrays_whole((args, kwargs), place)
     leaves = tf.nest.flatten((args, kwargs), expand_composites=False)

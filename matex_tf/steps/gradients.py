@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from matex_tf import settings, tags
+from matex_tf.lazy import tf
 from matex_tf.ops import xla
 from matex_tf.rewrite import labels
 from matex_tf.rewrite.programs import Program
@@ -26,8 +27,6 @@ class Label(NamedTuple):
 
 def note_gradients(found: Any, sources: Any) -> None:
     """Label gradients that were taken in a graph, one for each of `sources`, which may be variables."""
-    import tensorflow as tf
-
     for gradient, source in zip(tf.nest.flatten(found), tf.nest.flatten(sources)):
         values = gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
         owner = _find_owner(source)

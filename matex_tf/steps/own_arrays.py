@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from matex_tf import tags
+from matex_tf.lazy import tf
 from matex_tf.runtime import notes, objects
 from matex_tf.sharding import apportion, fingerprint, py_functions, row_shares, share_arrays, share_batches
 from matex_tf.steps import own_data
@@ -39,8 +40,6 @@ def are_for_one(inputs: Any, name: str) -> bool:
 
 
 def _list_arrays(inputs: Any) -> list[np.ndarray]:
-    import tensorflow as tf
-
     leaves = [leaf for leaf in tf.nest.flatten(inputs, expand_composites=True) if leaf is not None]
     arrays = [leaf if isinstance(leaf, np.ndarray) else np.asarray(leaf) for leaf in leaves]
     return [array for array in arrays if array.ndim or array.dtype != object]  # a matrix of SciPy is no array
@@ -85,8 +84,6 @@ def make_dataset(inputs: Any, counts: Sequence[int], batch_size: int, shuffle: b
         shuffle: whether this rank's rows come in a new order in each epoch.
         dealt: how the rows came to the ranks.
     """
-    import tensorflow as tf
-
     rank, number = world.get_world().rank, -(-sum(counts) // batch_size)
     taken = [apportion.apportion_step_rows(counts, step, batch_size, dealt.batch_size)[rank] for step in range(number)]
     ends = np.cumsum([0, *taken]).astype(np.int64)
@@ -121,8 +118,6 @@ def pad_batches(dataset: Any, name: str) -> Any:
 
     Where a rank's number of batches is not known, all say that theirs is not, and go on until all have ended.
     """
-    import tensorflow as tf
-
     if tags.get_tag(dataset, _EVEN, False):
         return dataset
     numbers = objects.allgather(int(dataset.cardinality()), f"counting the batches of {name}")
@@ -143,8 +138,6 @@ def prepare_alone(x: Any) -> tuple[Any, bool]:
     For no rows Keras would not call the model, and models cannot be relied on to accept an empty batch: batches without
     rows are left out, and a row of zeros stands for no rows at all.
     """
-    import tensorflow as tf
-
     if not hasattr(x, "element_spec"):
         if any(len(array) for array in _list_arrays(x)):
             return x, True
@@ -156,6 +149,4 @@ def prepare_alone(x: Any) -> tuple[Any, bool]:
 
 
 def _make_rows(spec: Any, rows: int) -> Any:
-    import tensorflow as tf
-
     return tf.zeros([rows, *(size or rows for size in spec.shape.as_list()[1:])], spec.dtype)

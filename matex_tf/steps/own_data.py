@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from matex_tf import tags
+from matex_tf.lazy import tf
 from matex_tf.rewrite import own_batches
 from matex_tf.runtime import notes
 from matex_tf.sharding import exchange, row_shares, share_arrays
@@ -45,8 +46,6 @@ def note_constant(array: np.ndarray) -> None:
     Raises:
         RankError: in a graph, where all ranks would be taken to have the same.
     """
-    import tensorflow as tf
-
     if share_arrays.keeps_rows or not world.is_active() or is_alone() or not share_arrays.is_share(array):
         return
     advice = (
@@ -130,8 +129,6 @@ def note_batches(dataset: Any) -> Any:
 
 
 def _require_batches(dataset: Any) -> None:
-    import tensorflow as tf
-
     try:
         known = any(tags.get_tag(step, _BATCHES, False) for step in row_shares.list_pipeline(dataset))
         if not known and row_shares.is_batched(dataset) is False:
@@ -153,8 +150,6 @@ def take_whole(iterator: Any) -> Any:
     Raises:
         tf.errors.OutOfRangeError: on every rank, once no rank has a batch any more.
     """
-    import tensorflow as tf
-
     spec = iterator.element_spec
     name = f"{_TAKER} of {world.get_world().size} ranks"
     taker = tags.get_or_make_tag(iterator, name, lambda: _make_taker(name, repr(spec), tuple(tf.nest.flatten(spec))))
@@ -163,8 +158,6 @@ def take_whole(iterator: Any) -> Any:
 
 @functools.lru_cache(maxsize=64)
 def _make_taker(name: str, _: str, specs: Any) -> Any:
-    import tensorflow as tf
-
     exchanger = RankExchanger("the next batch of each rank's own rows")
     make_own_share = functools.partial(shares.make_own_share, exchanger)
 
@@ -178,8 +171,6 @@ def _make_taker(name: str, _: str, specs: Any) -> Any:
 
 def make_arrays_whole(arrays: Any, doing: str) -> Any:
     """A structure in whose place of this rank's own rows, marked arrays, those of all ranks stand. Collective if so."""
-    import tensorflow as tf
-
     flat = tf.nest.flatten(arrays, expand_composites=False)
     own = [isinstance(leaf, np.ndarray) and share_arrays.is_share(leaf) for leaf in flat]
     if not any(own) or not world.is_active() or is_alone():

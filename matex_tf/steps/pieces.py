@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from matex_tf import tags
+from matex_tf.lazy import tf
 from matex_tf.rewrite.placement import Placement, hold
 from matex_tf.runtime import objects
 from matex_tf.steps import events, whole_code
@@ -134,7 +135,6 @@ class Holding:
 
 def _make_count(handles: Sequence[Any]) -> Any:
     """A function that counts which of these resources exist."""
-    import tensorflow as tf
 
     def count() -> Any:
         exist = [tf.raw_ops.VarIsInitializedOp(resource=one) for one in handles]

@@ -10,10 +10,11 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from matex_tf.lazy import tf
 from matex_tf.rewrite import sources
 from matex_tf.rewrite.emit import Copy
 from matex_tf.rewrite.graph_ops import has_sequence
-from matex_tf.rewrite.inlining import inline_runs
+from matex_tf.rewrite.kept import trace_copy
 from matex_tf.rewrite.nodes import USUAL_SIZE
 from matex_tf.rewrite.own_batches import OwnRowsError
 from matex_tf.rewrite.pieces import PiecesRefusedError
@@ -208,8 +209,6 @@ class StepPlan:
         return self._copies[key]
 
     def _make_copy(self, program: Program, divided: Sequence[bool]) -> Any:
-        import tensorflow as tf
-
         outer = self.pieces.find_handles(one for one, _ in self.own.graph.captures)
         end = self.given + len(outer)
         taken = [*self.graph.inputs[: self.given], *self.graph.inputs[end:]]
@@ -237,14 +236,10 @@ class StepPlan:
             events.step_copied()
             return outputs
 
-        made = tf.function(step, autograph=False, input_signature=specs).get_concrete_function()
-        inline_runs(made)
-        return made
+        return trace_copy(step, specs)
 
     def take_batch(self, inputs: Sequence[Any]) -> Batch | None:
         """The batch of a call with these tensors, where it is taken before the call; None at the end of data."""
-        import tensorflow as tf
-
         handle = [*inputs, *self.own.captured_inputs][self._find_handle(self.source)]
         try:
             found: Shares | None = find_shares(handle)

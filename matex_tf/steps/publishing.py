@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from matex_tf import ops, settings
+from matex_tf.lazy import tf
 from matex_tf.ops.order import make_in_order
 from matex_tf.rewrite.sharing import Publication
 from matex_tf.world import world
@@ -34,8 +35,6 @@ def can_publish(handle: Any, dtype: Any) -> bool:
 
 def publish(publications: Sequence[Publication], place: str) -> list[Any]:
     """The operations after which the variables, in host memory, have the new values on every rank. Collective."""
-    import tensorflow as tf
-
     found = sorted(publications, key=lambda one: _find_outer(one.handle)._id)
     made: list[Any] = []
     for dtype in dict.fromkeys(one.value.dtype for one in found):
@@ -46,8 +45,6 @@ def publish(publications: Sequence[Publication], place: str) -> list[Any]:
 
 
 def _publish_group(group: Sequence[Publication], place: str, number: int) -> Any:
-    import tensorflow as tf
-
     dtype = group[0].value.dtype
     with tf.init_scope():
         pieces = _make_pieces(len(group), dtype)
@@ -84,7 +81,6 @@ def _publish_group(group: Sequence[Publication], place: str, number: int) -> Any
 
 def _make_pieces(count: int, dtype: Any) -> list[Any]:
     """Variables in eager code to which pieces of others are lent."""
-    import tensorflow as tf
     from tensorflow.python.ops.resource_variable_ops import ResourceVariable
 
     return [ResourceVariable(tf.zeros([0], dtype), trainable=False, shape=[None]) for _ in range(count)]

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from matex_tf import tags
+from matex_tf.lazy import tf
 from matex_tf.rewrite.emit import Copy
 from matex_tf.rewrite.nodes import Node
 
@@ -34,8 +35,6 @@ class SessionCopy(Copy):
         self.graph, self.starts = graph, dict[str, Any]()
 
     def draw(self, node: Node, inputs: Sequence[Any]) -> Any:
-        import tensorflow as tf
-
         op = node.op
         if op.type not in _STATELESS or op.graph is not self.graph:
             return super().draw(node, inputs)
@@ -54,8 +53,6 @@ class SessionCopy(Copy):
 
 def _find_state(op: Any) -> tuple[Any, Any]:
     """The variable with the number of the next value of Philox' counter, and what sets it to 0."""
-    import tensorflow as tf
-
     states: dict[str, tuple[Any, Any]] = tags.get_or_make_tag(op.graph, _STATES, dict)
     if op.name not in states:
         with tf.control_dependencies(None):

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from matex_tf import tags
+from matex_tf.lazy import tf
 
 _SCOPE = "matex_step"
 _ADDED = "added to the graph"
@@ -15,8 +16,6 @@ _ADDED = "added to the graph"
 @contextlib.contextmanager
 def add_to(graph: Any) -> Iterator[None]:
     """Within it ops are made in `graph`, finalized or not, wherever the script is."""
-    import tensorflow as tf
-
     v1 = tf.compat.v1
     finalized = graph.finalized
     scopes, functions = tags.get_or_make_tag(graph, _ADDED, lambda: ([], set()))
@@ -41,8 +40,6 @@ def use_v2_behavior() -> Iterator[None]:
 
     Collectives in functions run in their order, and those of a branch that is not taken are not waited for.
     """
-    import tensorflow as tf
-
     v1 = tf.compat.v1
     has_numbers, has_functions = isinstance(tf.TensorShape([1])[0], int), v1.control_flow_v2_enabled()
     v1.enable_v2_tensorshape()

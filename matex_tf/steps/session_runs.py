@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from matex_tf import ops, tags
+from matex_tf.lazy import tf
 from matex_tf.rewrite import own_batches, sources
 from matex_tf.rewrite.parts import Part, list_needed
 from matex_tf.rewrite.placement import BATCH, WHOLE
@@ -162,8 +163,6 @@ class SessionPlan:
 
     def _build(self) -> tuple[list[Any], list[Any]]:
         """The operations and tensors to ask for in place of the script's, of a copy in the same graph."""
-        import tensorflow as tf
-
         program, part = self.program, self.part
         assert program is not None
         with session_graphs.add_to(self.graph):
@@ -211,8 +210,6 @@ class SessionPlan:
             excepthook.refuse_after_loss(PLACE)
         held.start(session, self.starts)
         held.agree(session, self.variables)
-        import tensorflow as tf
-
         try:
             batch = None if self.are_own else WholeBatch(rows, [True] * len(rows))
             with self.batches.compare_batches((), batch), failures.fail_together(PLACE):

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from matex_tf import tags
+from matex_tf.lazy import tf
 from matex_tf.rewrite.rules.randoms import has_no_seed
 from matex_tf.runtime import objects
 from matex_tf.steps import session_graphs, variables
@@ -37,8 +38,6 @@ def list_changed(needed: Sequence[Any], has_feeds: bool) -> set[str]:
 
 def list_trained(graph: Any, needed: Sequence[Any], changed: set[str]) -> set[str]:
     """The names of the weights among `changed` that the run reads, too: a run that only sets weights trains nothing."""
-    import tensorflow as tf
-
     weights = {one.op.name for one in graph.get_collection(tf.compat.v1.GraphKeys.TRAINABLE_VARIABLES)}
     return changed & weights & _list_used(needed, _reads)
 
@@ -143,8 +142,6 @@ def _find_readers(graph: Any, new: Sequence[Any]) -> list[tuple[Any, Any, Any]]:
 
 def _read(session: Any, tensors: Sequence[Any]) -> list[np.ndarray]:
     """Their values; an empty vector stands for one that has no value yet."""
-    import tensorflow as tf
-
     try:
         return [np.asarray(one) for one in session.run(tensors)]
     except tf.errors.FailedPreconditionError:
@@ -154,8 +151,6 @@ def _read(session: Any, tensors: Sequence[Any]) -> list[np.ndarray]:
 
 
 def _make_reader(op: Any) -> tuple[Any, Any, Any]:
-    import tensorflow as tf
-
     variable, dtype = op.outputs[0], op.get_attr("dtype")
     given = tf.compat.v1.placeholder(dtype)
     if op.type == "VarHandleOp":

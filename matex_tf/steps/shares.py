@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Sequence
 from typing import Any
 
+from matex_tf.lazy import tf
 from matex_tf.rewrite.own_batches import OwnRows
 from matex_tf.rewrite.sharing import Exchanger, Request, Share
 from matex_tf.runtime import excepthook
@@ -27,8 +28,6 @@ class Parts:
     """
 
     def __init__(self) -> None:
-        import tensorflow as tf
-
         with tf.init_scope():
             self.shares = tf.Variable(tf.ones([world.get_world().trainers], tf.int64), trainable=False)
             self.rows = tf.Variable(tf.zeros([], tf.int64), trainable=False)
@@ -55,8 +54,6 @@ def make_parts() -> Parts | None:
 
 def make_share(components: Sequence[Any], parts: Parts | None = None) -> Share:
     """This rank's share of a whole batch, of its components: tensors with as many rows as one another."""
-    import tensorflow as tf
-
     return make_share_of_rows(tf.shape(components[0], tf.int64)[0], parts)
 
 
@@ -65,8 +62,6 @@ def make_checked_share(components: Sequence[Any], parts: Parts | None = None) ->
 
     Where the components have different numbers of rows, all ranks raise an error.
     """
-    import tensorflow as tf
-
     counts = [tf.shape(one, tf.int64)[0] for one in components]
     if len(counts) > 1:
         is_even = tf.reduce_all(tf.equal(tf.stack(counts[1:]), counts[0]))
@@ -78,8 +73,6 @@ def make_checked_share(components: Sequence[Any], parts: Parts | None = None) ->
 
 def make_share_of_rows(total: Any, parts: Parts | None = None) -> Share:
     """This rank's share of a batch of `total` rows, a scalar int64."""
-    import tensorflow as tf
-
     me = world.get_world()
     shares: Any = me.trainers
     if parts is not None:
@@ -91,8 +84,6 @@ def make_share_of_rows(total: Any, parts: Parts | None = None) -> Share:
 
 def make_given_share(first: Any, count: Any, total: Any, contributes: Any) -> Share:
     """This rank's share of a batch of which it is given its rows, by scalar tensors; see `Share`."""
-    import tensorflow as tf
-
     return Share(first, count, total, contributes, tf.constant(world.get_world().rank == 0))
 
 
@@ -101,8 +92,6 @@ def make_own_share(exchanger: Exchanger, components: Sequence[Any], has_batch: A
 
     An error is raised, on all ranks alike, where the components of one have different numbers of rows.
     """
-    import tensorflow as tf
-
     excepthook.refuse_after_loss("a step on each rank's own rows")
     me = world.get_world()
     shapes = tf.concat([[tf.cast(has_batch, tf.int64)], *(tf.shape(one, tf.int64) for one in components)], 0)
@@ -128,8 +117,6 @@ def make_own_share(exchanger: Exchanger, components: Sequence[Any], has_batch: A
 
 def _make_share_of_ranks() -> Share:
     """That of rows of which each rank has one."""
-    import tensorflow as tf
-
     me = world.get_world()
     rank, one, size = (tf.constant(number, tf.int64) for number in (me.rank, 1, me.size))
     return Share(rank, one, size, tf.constant(True), tf.constant(me.rank == 0))
@@ -137,8 +124,6 @@ def _make_share_of_ranks() -> Share:
 
 def make_no_share() -> Share:
     """Before any batch is there: all ranks compute the same."""
-    import tensorflow as tf
-
     zero, one = tf.constant(0, tf.int64), tf.constant(1, tf.int64)
     keeps = tf.constant(world.get_world().rank == 0)
     return Share(zero, one, one, tf.constant(True), keeps)

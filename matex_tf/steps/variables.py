@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from matex_tf import ops, tags
+from matex_tf.lazy import tf
 from matex_tf.runtime import objects
 from matex_tf.world import world
 
@@ -63,8 +64,6 @@ def _select_readable(variables: Iterable[Any]) -> list[Any]:
 
 
 def _read_value(variable: Any) -> np.ndarray:
-    import tensorflow as tf
-
     inner = find_tf_variable(variable)
     with tf.device(inner.device):  # else one in the host's memory is copied to a GPU and back
         return np.asarray(inner.numpy())

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from matex_tf import settings, tags
+from matex_tf.lazy import tf
 from matex_tf.runtime import notes
 from matex_tf.world import world
 
@@ -32,8 +33,6 @@ class _Loop:
 
 def take_next(iterator: Any, pull: Callable[[], Any]) -> Any:
     """What an iterator in eager code gives: once a step has trained since its last batch, as many as ranks train."""
-    import tensorflow as tf
-
     loop = tags.get_or_make_tag(iterator, _LOOP, _Loop)
     if not loop.trains and loop.calls not in (None, _calls):
         loop.trains = True
@@ -57,8 +56,6 @@ def say_weak(what: str) -> None:
 
 def group_source(source: Any) -> Any:
     """A dataset whose batches are each as many of those of `source` as ranks train, one after the other."""
-    import tensorflow as tf
-
     specs = tf.nest.flatten(getattr(source, "element_spec", None), expand_composites=False)
     if not all(isinstance(spec, tf.TensorSpec) for spec in specs):
         notes.print_note(
@@ -72,7 +69,6 @@ def group_source(source: Any) -> Any:
 
 def group_batches(dataset: Any, number: int) -> Any:
     """A dataset of `number` batches in turn, one after the other; the last has what is left."""
-    import tensorflow as tf
 
     def join(batches: Any) -> Any:
         """Of a component: its first axis counts the batches."""
@@ -96,8 +92,6 @@ def group_batches(dataset: Any, number: int) -> Any:
 
 def join_batches(batches: Any) -> Any:
     """A component of batches, one after the other."""
-    import tensorflow as tf
-
     if isinstance(batches[0], tf.SparseTensor):
         return tf.sparse.concat(0, list(batches))
     return tf.concat(list(batches), 0) if batches[0].shape.rank else batches[0]

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from matex_tf import tags
+from matex_tf.lazy import tf
 from matex_tf.runtime import notes, objects
 from matex_tf.steps import agreement, events
 from matex_tf.world import world
@@ -80,8 +81,6 @@ def count_gradients() -> int:
 
 
 def _take_first_rank(found: Any) -> Any:
-    import tensorflow as tf
-
     parts = tf.nest.flatten(found, expand_composites=True)
     mine = [part.numpy() if isinstance(part, tf.Tensor) else part for part in parts]
     first = objects.broadcast(mine, "the gradients of variables that ranks had begun with other values")

@@ -9,7 +9,7 @@ import tensorflow as tf
 from op_cases import ARRAYS, CASES, DRAWN, OPEN
 from simulated_ranks import Simulation, find_difference
 
-from matex_tf.rewrite import bodies
+from matex_tf.rewrite.kept import Kept
 
 SPLITS = ((4, 1), (2, 0, 3))
 FAIL_ALONE = {"rows that two masks choose", "rows that masks choose in calls", "pairs of rows", "a longer range"}
@@ -25,12 +25,13 @@ def _simulate(function, is_open=True):
 
 @pytest.mark.parametrize("index", range(len(CASES)), ids=[f"{i}-{one[0].split()[0]}" for i, one in enumerate(CASES)])
 def test_ranks_compute_what_the_op_computes_alone(index, monkeypatch):
-    """Copied by itself and in the function of a run of ops, traced for a fixed and for any number of rows."""
+    """Made anew in the copy and kept as it is, traced for a fixed and for any number of rows."""
     kinds, function = CASES[index]
-    for counts, few, is_open in zip(SPLITS, (1, 99), (False, True)):
+    for counts, is_kept, is_open in zip(SPLITS, (True, False), (False, True)):
         simulation = _simulate(function, is_open)
         expected = simulation.run_alone()
-        monkeypatch.setattr(bodies, "FEW", few)
+        if not is_kept:
+            monkeypatch.setattr(Kept, "takes", lambda *_: False)
         for given in simulation.run(counts):
             if function not in DRAWN:
                 assert not find_difference(expected, given, _INEXACT.get(kinds, 1e-10)), counts

@@ -6,14 +6,11 @@ import growing
 import pytest
 from simulated_ranks import Simulation, find_difference
 
-from matex_tf.rewrite import bodies
-
 EXPRESSIONS = 3
 
 
 @pytest.mark.parametrize("seed", [*range(8), *(pytest.param(seed, marks=pytest.mark.more) for seed in range(8, 160))])
-def test_ranks_compute_what_the_function_computes_alone(seed, monkeypatch):
-    monkeypatch.setattr(bodies, "FEW", 1 if seed % 2 else bodies.FEW)
+def test_ranks_compute_what_the_function_computes_alone(seed):
     function, arguments, counts = growing.grow(seed, EXPRESSIONS)
     simulation = Simulation(function, arguments, is_open=seed % 4 < 2)
     expected = simulation.run_alone()

@@ -10,6 +10,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+from matex_tf.lazy import tf
 from matex_tf.rewrite.nodes import Decision, Expansion, Node, NoRuleError
 from matex_tf.rewrite.placement import SUM, WHOLE, Placement, Size, shard
 from matex_tf.rewrite.rules.registry import add_rules, register_rule
@@ -62,6 +63,7 @@ _TABLE: list[tuple[str, Mixes, str]] = [
         Conv2DBackpropFilter Conv3DBackpropFilterV2 DepthwiseConv2dNativeBackpropFilter"""),
     ("rows -> rows", _mix_channels, "BiasAdd BiasAddV1"),
     ("rows -> rows", _mix_last(1), "Softmax LogSoftmax TopKV2 TopK FFT IFFT RFFT IRFFT MatrixDiagV3"),
+    ("rows -> sum", _mix_last(0), "L2Loss"),
     ("rows -> rows", _mix_last(2), """
         FFT2D IFFT2D RFFT2D IRFFT2D MatrixDiagPartV3 MatrixBandPart MatrixInverse Cholesky MatrixDeterminant
         LogMatrixDeterminant SelfAdjointEigV2 Qr Svd"""),
@@ -81,6 +83,7 @@ _LINEAR: list[tuple[str, Mixes, str]] = [
     ("rows -> sum", _mix_channels, "BiasAddGrad"),
     ("rows -> rows", _mix_named(1), "Cumsum ReverseV2"),
     ("rows -> rows", _mix_named(2), "Roll"),
+    ("rows, rows -> rows", _mix_last(1), "Cross"),
 ]
 """Of those that are linear in the first input."""
 
@@ -138,8 +141,6 @@ def _make_norm(
     x: Any, scale: Any, offset: Any, mean: Any, variance: Any,
 ) -> Any:  # fmt: skip
     """The formulas of the fused op, whose statistics are those of all rows."""
-    import tensorflow as tf
-
     axes = [axis for axis in range(rank) if axis != channels]
     wide = tf.cast(x, scale.dtype)
     count = tf.reduce_prod(tf.gather(tf.shape(x, tf.int64), axes))
@@ -172,8 +173,6 @@ def _make_norm_backward(
     dy: Any, x: Any, scale: Any, mean: Any, spread: Any, *_: Any,
 ) -> Any:  # fmt: skip
     """Ioffe and Szegedy (arXiv 1502.03167), section 3; in inference the statistics are constants."""
-    import tensorflow as tf
-
     axes = [axis for axis in range(rank) if axis != channels]
     dy, wide = tf.cast(dy, scale.dtype), tf.cast(x, scale.dtype)
     root = tf.math.rsqrt(spread + epsilon)
@@ -191,6 +190,4 @@ def _make_norm_backward(
 
 def _spread(vector: Any, channels: int, rank: int) -> Any:
     """A number for each channel, in a shape that is broadcast against a batch."""
-    import tensorflow as tf
-
     return tf.reshape(vector, [-1 if axis == channels else 1 for axis in range(rank)])

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from matex_tf.lazy import tf
 from matex_tf.rewrite.nodes import Decision, Node, NoRuleError
 from matex_tf.rewrite.placement import (
     EMPTY,
@@ -42,8 +43,6 @@ def make(node: Node) -> Decision:
     sizes, rows = node.inputs[0].constant, node.batch_rows
 
     def emit(shape: Any, count: Any) -> list[Any]:
-        import tensorflow as tf
-
         if sizes is not None and rows:  # which of these are of rows is known once an item is there
             shape = tf.constant(np.where(sizes % rows, sizes, -1), shape.dtype)
         kind = tf.raw_ops.EmptyTensorList if node.type == "EmptyTensorList" else tf.raw_ops.TensorListReserve

@@ -55,24 +55,3 @@ def _label_axes(term: str, count: int) -> list[str]:
     before, after = term.split("...")
     dots = count - len(before) - len(after)
     return [*before, *(f"...{index - dots}" for index in range(dots)), *after]
-
-
-@register_rule("Cross", is_product=True)
-def cross(node: Node) -> Decision:
-    labels = [str(axis) for axis in range(node.count_axes(0))]
-    if any(one.is_sharded and one.axis == len(labels) - 1 for one in node.placements):
-        raise NoRuleError
-    return place_product(node, [labels, labels], labels)
-
-
-@register_rule("SparseTensorDenseMatMul")
-def multiply_sparse(node: Node) -> Decision:
-    *sparse, dense = node.placements
-    if (
-        dense.is_sharded
-        and dense.axis == 1
-        and not node.read_attribute("adjoint_b")
-        and not any(one.is_sharded for one in sparse)
-    ):
-        return node.decide([WHOLE, WHOLE, WHOLE, None], shard(1, dense.rows))
-    return node.decide_whole()

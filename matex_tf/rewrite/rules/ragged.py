@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from matex_tf.lazy import tf
 from matex_tf.rewrite.nodes import Decision, Node, NoRuleError
 from matex_tf.rewrite.placement import PARTIAL, SIZES, WHOLE, Placement, Rows, Size, shard
 from matex_tf.rewrite.rules.registry import register_rule
@@ -23,8 +24,6 @@ def split_texts(node: Node) -> Decision:
     chosen = Rows(rows.blocks, ("parts", node.inputs[0].key))
 
     def emit(copy: Any, texts: Any, separator: Any) -> list[Any]:
-        import tensorflow as tf
-
         indices, parts, shape = copy.create_op(node, [texts, separator])
         count = tf.shape(texts, tf.int64)[0]
         first = copy.find_first(rows, count)
@@ -50,8 +49,6 @@ def make_dense(node: Node) -> Decision:
         raise NoRuleError
 
     def emit(copy: Any, shape: Any, entries: Any, default: Any, count: Any, numbered: Any) -> list[Any]:
-        import tensorflow as tf
-
         numbered -= tf.cast(copy.find_first(rows, count), numbered.dtype)
         return list(copy.create_op(node, [shape, entries, default, count, numbered]))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from matex_tf.lazy import tf
 from matex_tf.rewrite.nodes import Decision, Node, NoRuleError
 from matex_tf.rewrite.placement import SIZES, SUM, WHOLE, Placement, Rows, Size, make_sizes, shard
 from matex_tf.rewrite.rules.registry import register_rule
@@ -24,8 +25,6 @@ def draw_by_counter(node: Node) -> Decision:
     axis, rows = found
 
     def emit(copy: Any, sizes: Any, key: Any, counter: Any, algorithm: Any) -> list[Any]:
-        import tensorflow as tf
-
         def count() -> list[Any]:
             """What draws of one shape have in common."""
             wide = tf.cast(sizes, tf.int64)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from matex_tf.lazy import tf
 from matex_tf.rewrite.nodes import Decision, Expansion, Node, NoRuleError
 from matex_tf.rewrite.placement import (
     HALF,
@@ -68,8 +69,6 @@ def average(node: Node) -> Decision | Expansion:
 
 
 def _make_mean(axes: tuple[int, ...], keeps: bool, rows: Any, _: Any) -> Any:
-    import tensorflow as tf
-
     sizes = tf.gather(tf.shape(rows, tf.int64), axes)
     wide = _widen(rows)
     total = tf.reduce_sum(wide, axes, keepdims=keeps)
@@ -79,8 +78,6 @@ def _make_mean(axes: tuple[int, ...], keeps: bool, rows: Any, _: Any) -> Any:
 
 def _widen(rows: Any) -> Any:
     """In half precision a sum, or a number of rows, may overflow although what is made of it does not."""
-    import tensorflow as tf
-
     return tf.cast(rows, tf.float32) if rows.dtype.name in HALF else rows
 
 
@@ -122,15 +119,7 @@ def take_norm(node: Node) -> Decision | Expansion:
 
 
 def _make_norm(axes: tuple[int, ...], keeps: bool, rows: Any, _: Any) -> Any:
-    import tensorflow as tf
-
     return tf.cast(tf.sqrt(tf.reduce_sum(tf.square(_widen(rows)), axes, keepdims=keeps)), rows.dtype)
-
-
-@register_rule("L2Loss")
-def half_the_squares(node: Node) -> Decision:
-    node.require_rows()
-    return node.decide([None], SUM)
 
 
 @register_rule("ArgMax ArgMin")

@@ -9,9 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
-from matex_tf.rewrite.nodes import Decision, Expansion, Node
-from matex_tf.rewrite.placement import SIZES, SUM, WHOLE, ZERO, Placement
-from matex_tf.rewrite.rules.moving import move_sizes
+import numpy as np
+
+from matex_tf.rewrite.constants import evaluate
+from matex_tf.rewrite.nodes import Decision, Expansion, Node, NoRuleError
+from matex_tf.rewrite.placement import SIZES, SUM, WHOLE, ZERO, Placement, Size, make_sizes
 
 Rule = Callable[[Node], Decision | Expansion]
 _Rule = TypeVar("_Rule", bound=Rule)
@@ -26,7 +28,7 @@ def register_rule(
     """Use the function for ops of these types; one text may name several, with blanks between.
 
     linear: the numbers of the inputs in which these ops are linear together, whatever the others are.
-    moves: of inputs whose entries they only move (`moving`), so that they are linear in them.
+    moves: of inputs whose entries they only move to other places, so that they are linear in them.
     is_product: whether they are linear in each of their inputs.
     """
 
@@ -43,10 +45,29 @@ def _move_or(moves: int | slice, rule: Rule) -> Rule:
     def decide(node: Node) -> Decision | Expansion:
         indexes = _select(node, moves)
         if any(node.get_placement(index).kind == SIZES for index in indexes):
-            return move_sizes(node, indexes)
+            return _move_sizes(node, indexes)
         return rule(node)
 
     return decide
+
+
+def _move_sizes(node: Node, indexes: Sequence[int]) -> Decision:
+    """Of numbers that count rows each keeps what it counts, at its place, which the op tells, run on the places."""
+    entries = [Size(None, 0)]  # with which an op fills up
+    given: list[np.ndarray] = []
+    for index, value in enumerate(node.inputs):
+        if index not in indexes:
+            given.append(node.read_constant(index))
+            continue
+        sizes = node.read_sizes(index)
+        numbers = np.arange(len(entries), len(entries) + len(sizes))
+        given.append(numbers if value.tensor.shape.rank else numbers.reshape([]))
+        entries += sizes
+    made = evaluate(node, given)
+    if len(made) != len(node.outputs) or any(one.ndim > 1 for one in made):
+        raise NoRuleError
+    needs = [None if one.kind == SIZES else WHOLE for one in node.placements]
+    return Decision(needs, [make_sizes([entries[at] for at in one.reshape(-1)]) for one in made])
 
 
 def _select(node: Node, which: int | slice) -> Sequence[int]:
@@ -74,6 +95,8 @@ def decide_without_rule(node: Node) -> Decision:
 
 def keep_sum(node: Node, linear: int | slice = 0) -> Decision:
     """Of an op that is linear in inputs: of sums it makes a sum, and of 0 it makes 0."""
+    if all(one.placement is WHOLE for one in node.inputs):
+        return node.decide_whole()
     indexes, count = _select(node, linear), len(node.op.outputs)
     found = [node.get_placement(index) for index in indexes]
     needs: list[Placement | None] = [WHOLE] * len(node.inputs)

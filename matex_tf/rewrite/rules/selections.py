@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from matex_tf.lazy import tf
 from matex_tf.rewrite.nodes import Decision, Node, NoRuleError
 from matex_tf.rewrite.placement import WHOLE, Placement, Rows, shard
 from matex_tf.rewrite.rules.registry import register_rule
@@ -12,8 +13,6 @@ from matex_tf.rewrite.rules.sizes import mark_taker
 
 def count_from_here(copy: Any, part: Any, numbers: Any, rows: Rows) -> Any:
     """Numbers of entries of the script's tensor as numbers of entries of `part`, this rank's."""
-    import tensorflow as tf
-
     return numbers - tf.cast(copy.find_first(rows, tf.shape(part)[0]), numbers.dtype)
 
 
@@ -51,8 +50,6 @@ def _take_numbered(node: Node, table: Placement, numbers: Placement, rest: list[
         raise NoRuleError
 
     def emit(copy: Any, part: Any, chosen: Any, *_: Any) -> list[Any]:
-        import tensorflow as tf
-
         return [tf.gather(part, count_from_here(copy, part, chosen, rows))]
 
     return node.decide([None, None, *rest], shard(0, numbers.rows), emit=mark_taker(emit))
@@ -71,8 +68,6 @@ def gather_nd(node: Node) -> Decision:
         rows = numbers.numbers
 
         def emit(copy: Any, part: Any, chosen: Any) -> list[Any]:
-            import tensorflow as tf
-
             return [tf.gather_nd(part, count_from_here(copy, part, chosen, rows))]
 
         return node.decide([None, None], shard(0, numbers.rows), emit=mark_taker(emit))
@@ -90,8 +85,6 @@ def where(node: Node) -> Decision:
     rows = one.rows
 
     def emit(copy: Any, mask: Any) -> list[Any]:
-        import tensorflow as tf
-
         return [tf.where(mask) + tf.cast(copy.find_first(rows, tf.shape(mask)[0]), tf.int64)]
 
     chosen = Rows(rows.blocks, ("chosen", node.inputs[0].key))

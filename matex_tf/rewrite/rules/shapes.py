@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from matex_tf.lazy import tf
 from matex_tf.rewrite.nodes import Decision, Node, NoRuleError
 from matex_tf.rewrite.placement import (
     LIST,
@@ -142,8 +143,6 @@ def squeeze(node: Node) -> Decision:
     after = one._replace(axis=one.axis - sum(axis < one.axis for axis in axes))
 
     def emit(part: Any) -> list[Any]:
-        import tensorflow as tf
-
         return [tf.squeeze(part, axes) if axes else tf.identity(part)]
 
     return node.decide([None], after, emit=emit)
@@ -219,8 +218,6 @@ def count_up(node: Node) -> Decision:
         raise NoRuleError
 
     def emit(copy: Any, start: Any, limit: Any, delta: Any) -> list[Any]:
-        import tensorflow as tf
-
         return [tf.range(limit, dtype=limit.dtype) + tf.cast(copy.find_first(rows, limit), limit.dtype)]
 
     return node.decide([WHOLE, None, WHOLE], shard(0, rows)._replace(numbers=rows), emit=mark_taker(emit))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from matex_tf.lazy import tf
 from matex_tf.rewrite.nodes import Decision, Node, NoRuleError
 from matex_tf.rewrite.placement import PARTIAL, SIZES, WHOLE, Placement, Rows, Size, make_sizes, shard
 from matex_tf.rewrite.rules.arrays import count_rows, take_blocks
@@ -44,8 +45,6 @@ def _take_size(node: Node) -> Decision:
     unit = rows.unit
 
     def emit(copy: Any, *_: Any) -> list[Any]:
-        import tensorflow as tf
-
         return [tf.cast(copy.share.count * unit, node.inputs[0].dtype)]
 
     return node.decide([None, WHOLE, WHOLE, WHOLE], make_sizes([Size(rows)]), emit=mark_taker(emit))

@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from matex_tf.lazy import tf
 from matex_tf.rewrite import sources
 from matex_tf.rewrite.emit import Copy
-from matex_tf.rewrite.inlining import inline_runs
+from matex_tf.rewrite.kept import trace_copy
 from matex_tf.rewrite.parts import GraphPart
 from matex_tf.rewrite.placement import BATCH, WHOLE
 from matex_tf.rewrite.programs import Program
@@ -89,8 +90,6 @@ class CallPlan:
         return ""
 
     def _build(self, program: Program, backward: _Backward) -> None:
-        import tensorflow as tf
-
         graph = self.graph
         self.count = count = len(graph.outputs)  # TensorFlow may add to them what gradients need
         results, residuals = program.outputs[:count], program.outputs[count:]
@@ -129,13 +128,10 @@ class CallPlan:
             return [tf.TensorSpec(one.shape, one.dtype) for one in tensors]
 
         inputs = [graph.inputs[index] for index in self.taken]
-        forward = tf.function(forward_step, autograph=False, input_signature=specify(inputs))
-        self.forward = forward.get_concrete_function()
+        self.forward = trace_copy(forward_step, specify(inputs))
         local = specify(self.forward.outputs[count:])
         signature = [tf.TensorSpec([], tf.int64), *specify(backward.graph.inputs[: len(sliced)]), *local]
-        self.backward = tf.function(backward_step, autograph=False, input_signature=signature).get_concrete_function()
-        inline_runs(self.forward)
-        inline_runs(self.backward)
+        self.backward = trace_copy(backward_step, signature)
         self.pack = backward.pack
 
     def call(self, given: Sequence[Any], rows: int, followed: Sequence[Any]) -> list[Any]:
@@ -143,7 +139,6 @@ class CallPlan:
 
         followed: those of `given` of which gradients are to be had.
         """
-        import tensorflow as tf
         from tensorflow.python.eager import record
 
         count = self.count
@@ -195,7 +190,6 @@ def _list_variables(graph: Any, tensors: Sequence[Any]) -> list[Any]:
 
 def _trace_backward(graph: Any, followed: Sequence[Any]) -> _Backward:
     """The gradients of a graph's outputs with respect to `followed`, inputs of it."""
-    import tensorflow as tf
     from tensorflow.python.eager import backprop_util
     from tensorflow.python.eager.graph_only_ops import graph_placeholder
     from tensorflow.python.framework import func_graph

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from matex_tf import settings
+from matex_tf.lazy import tf
 from matex_tf.rewrite.graph_ops import iterate_nodes
 from matex_tf.runtime import notes, script_frames
 from matex_tf.steps import capture, events, own_data, whole_code
@@ -51,7 +52,6 @@ class _Shared(NamedTuple):
 
 def call_model(original: Callable[..., Any], model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """What `original(model, *args, **kwargs)` gives while tapes record. Collective where ranks share it."""
-    import tensorflow as tf
 
     def trace(arguments: Arguments, kind: Kind) -> list[Any]:
         if kind.trace is None or not kind.is_still():
@@ -235,8 +235,6 @@ def _find_plan(
 
 
 def _pack(structure: Any, outputs: Sequence[Any]) -> Any:
-    import tensorflow as tf
-
     rest = iter(outputs)
     flat = [None if one is None else next(rest) for one in tf.nest.flatten(structure, expand_composites=True)]
     assert next(rest, None) is None

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from matex_tf.lazy import tf
 from matex_tf.steps import agreement, whole_code
 from matex_tf.steps.arguments import list_hung, set_hung
 from matex_tf.steps.tapes.call_plan import AGAIN
@@ -54,7 +55,6 @@ def count_draws() -> int:
 
 def watch_call(plain: Callable[[], Any], kind: Kind) -> Any:
     """What `plain()` gives; what a shared call could not do is noted, now or as gradients are taken through it."""
-    import tensorflow as tf
     from tensorflow.python.eager import record
 
     whole_code.leave_unsaid(get_tapes())

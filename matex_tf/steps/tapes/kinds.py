@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from matex_tf.lazy import tf
 from matex_tf.runtime import objects
 from matex_tf.steps import capture, whole_code
 from matex_tf.steps.tapes.call_plan import CallPlan
@@ -16,8 +17,6 @@ class Trace:
     """The graph of a call; `outer`: the tensors that it captures."""
 
     def __init__(self, graph: Any, outer: Sequence[Any]):
-        import tensorflow as tf
-
         self.graph, self.outer = graph, list(outer)
         held = tuple(id(one) for one in outer if one.dtype == tf.resource)
         self.key = capture.digest_graph(graph), held

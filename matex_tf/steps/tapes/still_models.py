@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from matex_tf.lazy import tf
 from matex_tf.runtime import script_frames
 
 LIBRARIES = ("tensorflow", "keras", "tf_keras")
@@ -36,8 +37,6 @@ def watch_model(model: Any) -> Callable[[], bool]:
 
 def list_kept_tensors(model: Any) -> list[Any]:
     """The tensors that attributes of the model's layers hold, such as losses that layers have added."""
-    import tensorflow as tf
-
     return [one for one in _list_state(model._flatten_layers()) if isinstance(one, tf.Tensor)]
 
 

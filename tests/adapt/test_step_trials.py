@@ -9,7 +9,8 @@ import numpy as np
 import tensorflow as tf
 import matex_tf
 from matex_tf import tags
-from matex_tf.steps import events, step_trials
+from matex_tf.adapt import step_trials
+from matex_tf.steps import events
 from matex_tf.world import world
 
 calls = sum(step_trials.IGNORED.values()) + 2 * step_trials.TIMED
@@ -88,7 +89,8 @@ import numpy as np
 import tensorflow as tf
 import matex_tf
 from matex_tf import tags
-from matex_tf.steps import events, pieces, step_trials
+from matex_tf.adapt import step_trials
+from matex_tf.steps import events, pieces
 
 keras = tf.keras
 plans = []
@@ -131,7 +133,9 @@ def test_the_first_steps_decide_who_updates(hosts):
     """A script that asks for its rank, and may read variables on one rank alone, finds them whole."""
     env = {"MATEX_RANKS_PER_NODE": str(2 // hosts)}
     found = launch.run(2, IN_PIECES, env={**env, "MATEX_STRATEGY": "auto"}, timeout=240).check()
-    usual = launch.run(2, IN_PIECES.replace("trial.is_over and ", ""), env={**env, "MATEX_STRATEGY": "allreduce"}).check()
+    usual = launch.run(
+        2, IN_PIECES.replace("trial.is_over and ", ""), env={**env, "MATEX_STRATEGY": "allreduce"}
+    ).check()
     cases = [line.rpartition(" [") for line in found.stdout.splitlines()]
     wanted = ["by trial, in pieces 4 4", "by trial, whole 4 0", "of small share 4 4", "asked 4 0", "asked before 0 0"]
     assert [how for how, _, _ in cases] == wanted

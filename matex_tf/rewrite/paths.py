@@ -1,0 +1,75 @@
+"""How an op of the copy gets a value in the placement that it needs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from matex_tf.rewrite.control import is_other_list, needs_exchange
+from matex_tf.rewrite.nodes import Node, Value
+from matex_tf.rewrite.placement import ANY, LIST, PARTIAL, PIECE, REPLICATED, SHARDED, SIZES, Placement, Size
+from matex_tf.rewrite.programs import Program, drop_unneeded
+
+SAME, COUNTED, EXCHANGED, CONVERTED = "same", "counted", "exchanged", "converted"
+"""The tensor itself; numbers known from the rank's share of the batch; the result of a collective; what other ops make
+of the tensor."""
+
+
+def find_path(value: Value, need: Placement | None) -> str:
+    placement = value.placement
+    if placement.kind == REPLICATED and need is not None and need.kind == SIZES:
+        return COUNTED
+    if placement.kind == REPLICATED and (need is None or need.kind == REPLICATED):
+        return SAME
+    if (
+        placement.kind == SIZES
+        and find_counts(value) is not None
+        and (need is None or need.kind in (SIZES, REPLICATED))
+    ):
+        return COUNTED
+    if need is None or placement.has_layout(need):
+        return SAME
+    if need.kind == placement.kind and need.kind not in (SHARDED, PIECE, LIST):
+        return SAME
+    if placement.kind == LIST and not is_other_list(placement, need):
+        return SAME
+    if need.kind in (PARTIAL, SHARDED, PIECE):
+        return CONVERTED
+    if placement.kind in (REPLICATED, ANY):
+        return SAME
+    if needs_exchange(placement, need):
+        return CONVERTED if placement.kind == SIZES else EXCHANGED
+    return CONVERTED if placement.kind == SIZES else SAME
+
+
+def uses_tensor(value: Value, need: Placement | None) -> bool:
+    """Whether the tensor that the value's op makes is used for it, maybe by other ops or by a collective."""
+    path = find_path(value, need)
+    return path != COUNTED and not (path == CONVERTED and find_counts(value) is not None)
+
+
+def find_counts(value: Value) -> tuple[Size, ...] | None:
+    """The entries of a vector of sizes, if the rank's number of rows tells all of them."""
+    if value.placement.kind != SIZES:
+        return None
+    sizes = value.placement.sizes
+    for one in sizes:
+        if (one.value is None) if one.rows is None else (one.rows.unit is None or one.value is not None):
+            return None
+    return sizes if value.shape in ([], [len(sizes)]) else None
+
+
+def drop_unused(program: Program, gives: Sequence[Placement]) -> Program:
+    """Without ops whose results the rank's share of the batch tells."""
+    outputs = [value for value, need in zip(program.outputs, gives) if uses_tensor(value, need)]
+    nodes = drop_unneeded(
+        program.nodes,
+        outputs,
+        program.effects,
+        lambda value, need: value.placement.kind != SIZES or uses_tensor(value, need),
+    )
+    return Program(nodes, program.inputs, program.outputs, program.effects, program.takes_batch)
+
+
+def is_constant(node: Node) -> bool:
+    """Whether the op is copied wherever it is needed."""
+    return node.type == "Const" and not node.controls and node.decision.emit is None and not node.is_reused
