@@ -12,17 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 PREFIX = "MATEX_"
-STRATEGIES = (
-    "auto",
-    "allreduce",
-    "sharded",
-    "async",
-    "servers:auto",
-    "servers:S",
-    "servers:S:only",
-    "async:K",
-    "local:H",
-)
+_FIXED = ("auto", "allreduce", "sharded", "async", "servers:auto")
+STRATEGIES = (*_FIXED, "servers:S", "servers:S:only", "async:K", "local:H")
 _ONLY = ":only"
 ADAPT = ("off", "on", "ranks")
 _MOST = 2**53  # in every language's numbers
@@ -69,7 +60,7 @@ def parse_strategy(text: str) -> str:
     number = number.removesuffix(_ONLY) if name == "servers" else number
     is_whole = number.isascii() and number.isdigit() and int(number) < _MOST
     least = {"servers": 1, "async": 0, "local": 1}.get(name)
-    if value not in STRATEGIES[:5] and not (is_whole and least is not None and int(number) >= least):
+    if value not in _FIXED and not (is_whole and least is not None and int(number) >= least):
         raise ValueError("one of " + ", ".join(STRATEGIES) + ", with whole numbers S and H from 1, and K from 0")
     return value
 

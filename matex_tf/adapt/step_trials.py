@@ -139,10 +139,10 @@ class Trial:
                 return
             self._settle()
         other = self._best._replace(is_overlapped=not self._best.is_overlapped)
-        if not self._why_not and other not in self._seconds and may_overlap(self._best.in_pieces):
-            if not self._are_alike(plan, other):
-                self._go_on_with(plan, other)
-                return
+        is_open = not self._why_not and other not in self._seconds and may_overlap(self._best.in_pieces)
+        if is_open and not self._are_alike(plan, other):
+            self._go_on_with(plan, other)
+            return
         self.is_over = True
         if self.way != self._best:
             self._go_on_with(plan, self._best)
