@@ -15,7 +15,7 @@ def rank() -> int:
     A script that asks for it runs commands (`os.system`, `subprocess`) on each rank that comes to them; one that does
     not has them run once, by rank 0.
     """
-    world.script_knows_ranks = True
+    world.note_script_knows_ranks()
     return world.get_world().rank
 
 
@@ -26,7 +26,7 @@ def size() -> int:
 
 def local_rank() -> int:
     """This process's number among the ranks of its node, from 0. For commands see `rank`."""
-    world.script_knows_ranks = True
+    world.note_script_knows_ranks()
     return world.get_world().local_rank
 
 

@@ -70,7 +70,7 @@ def attach_runtime() -> None:
         # Its C++ notes would repeat those of the first rank.
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")
     from matex_tf import ops, patches
-    from matex_tf.adapt import executor, overlap_trial
+    from matex_tf.adapt import executor, step_trials
     from matex_tf.monitor import listeners, sampler
     from matex_tf.observe import link_costs, profile, timeline
     from matex_tf.parts import attach as parts
@@ -99,7 +99,7 @@ def attach_runtime() -> None:
     link_costs.start_links()
     parts.start_parts()
     patches.install()
-    overlap_trial.start_trials()
+    step_trials.start_trials()
     if run_state.is_kept():
         fit_hooks.install()  # around what prepares the data of fit: it is told what the script gives
     _let_ranks_train_apart()

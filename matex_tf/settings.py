@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 PREFIX = "MATEX_"
-STRATEGIES = ("allreduce", "sharded", "async", "servers:auto", "servers:S", "servers:S:only", "async:K", "local:H")
+_FIXED = ("auto", "allreduce", "sharded", "async", "servers:auto")
+STRATEGIES = (*_FIXED, "servers:S", "servers:S:only", "async:K", "local:H")
 _ONLY = ":only"
 ADAPT = ("off", "on", "ranks")
 _MOST = 2**53  # in every language's numbers
@@ -59,7 +60,7 @@ def parse_strategy(text: str) -> str:
     number = number.removesuffix(_ONLY) if name == "servers" else number
     is_whole = number.isascii() and number.isdigit() and int(number) < _MOST
     least = {"servers": 1, "async": 0, "local": 1}.get(name)
-    if value not in STRATEGIES[:4] and not (is_whole and least is not None and int(number) >= least):
+    if value not in _FIXED and not (is_whole and least is not None and int(number) >= least):
         raise ValueError("one of " + ", ".join(STRATEGIES) + ", with whole numbers S and H from 1, and K from 0")
     return value
 
@@ -254,8 +255,9 @@ TABLE = (
     Setting(
         "strategy",
         parse_strategy,
-        "allreduce",
+        "auto",
         ", ".join(STRATEGIES),
+        "auto: allreduce or sharded, which have the same bits: the one that the ranks' first steps find faster. "
         "allreduce: every rank updates all weights. sharded: each rank updates an equal piece of them and holds the "
         "optimizer's variables of that piece only. servers: S of the ranks do, as evenly over the hosts as can be; "
         "with auto as many as the planner's model finds fastest; with :only the last S ranks, and only the others "

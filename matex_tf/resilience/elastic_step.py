@@ -37,7 +37,7 @@ def _attempt_step(step: plan.StepPlan, compute: plan.Compute, given: Sequence[An
     replays = [replay.find_replay(one) for one in filter(_is_iterator, given)] if undo.takes else []
     for one in replays:
         one.keep()
-    step.pieces.take_apart()  # so that pieces are what is kept
+    step.pieces.prepare()  # so that pieces are what is kept
     undo.save()
 
     def go_back() -> None:

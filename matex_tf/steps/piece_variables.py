@@ -34,12 +34,13 @@ class PieceVariable(BaseResourceVariable):
     owner: whose it is, for people.
     updates: how often the value was changed: by a step with `--elastic`, and by eager code.
     is_refused: whether it stays whole, since a step takes it whole.
+    is_settled: whether it is no longer left to trials of steps that it is in pieces.
     """
 
     def __init__(self, *, value: Any, cuts: tuple[int, ...], of: Any, owner: str, name: str, **more: Any):
         """value: a tensor, the first value. To be given by names: else TensorFlow takes it for one of its variables."""
         self.number, self.cuts, self.of, self.owner = next(_numbers), cuts, weakref.ref(of), owner
-        self.is_refused, self.updates = False, 0
+        self.is_refused, self.is_settled, self.updates = False, False, 0
         with framework_ops.name_scope(name, "Variable", skip_on_eager=False) as scope:
             handle_name = framework_ops.name_from_scope_name(scope)
         handle = tf.raw_ops.VarHandleOp(

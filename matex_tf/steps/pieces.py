@@ -14,6 +14,10 @@ from matex_tf.runtime import objects
 from matex_tf.steps import events, whole_code
 
 _VARIABLE = "variable in pieces"
+ASKED = "the script asks for its rank, and may read an optimizer's variables on one rank alone"
+
+is_left_open = False
+"""Whether ranks choose by trial between variables in pieces and whole ones: `MATEX_STRATEGY=auto`."""
 
 _variables: dict[int, weakref.ref[Any]] = {}
 _are_made = False
@@ -75,13 +79,17 @@ def list_kept(variables: Iterable[Any]) -> list[Any]:
 class Holding:
     """The variables in pieces that a step uses, beside the other tensors that its trace captures."""
 
-    def __init__(self, graph: Any):
+    def __init__(self, graph: Any, takes_whole: bool = False):
+        """takes_whole: the step takes the variables whole, and makes them so before each call."""
         self._captured = [None if one is None or one.is_refused else one for one in find_variables(graph)]
         if found := self.list_variables():
             events.pieces_are_used(found)
         self._captured = [one if one is not None and one.cuts else None for one in self._captured]
+        self._whole = self.list_variables() if takes_whole else []
+        if takes_whole:
+            self._captured = [None] * len(self._captured)
         self._cuts = [() if one is None else one.cuts for one in self._captured]
-        self._are_any_whole: Any = None
+        self._count_whole: Any = None
 
     def list_variables(self) -> list[Any]:
         return [one for one in self._captured if one is not None]
@@ -111,22 +119,25 @@ class Holding:
         """What a copy of the step captures in the place of these tensors."""
         return [one if mine is None else mine.piece.handle for one, mine in zip(outer, self._captured)]
 
-    def take_apart(self) -> None:
-        """Before a call of the step: what something else has made whole is in pieces again."""
-        found = self.list_variables()
+    def prepare(self) -> None:
+        """Before a call of the step: the variables are as it takes them, whatever else has used them. Collective if
+        they were in pieces and are taken whole.
+        """
+        found = self._whole or self.list_variables()
         if not found:
             return
-        if self._are_any_whole is None:
-            self._are_any_whole = _make_check([one.handle for one in found])
-        if self._are_any_whole().numpy():
+        if self._count_whole is None:
+            self._count_whole = _make_count([one.handle for one in found])
+        if self._count_whole().numpy() != len(self._whole):
             for one in found:
-                one.take_apart()
+                one.make_whole() if self._whole else one.take_apart()
 
 
-def _make_check(handles: Sequence[Any]) -> Any:
-    """A function that says whether any of these resources exists."""
+def _make_count(handles: Sequence[Any]) -> Any:
+    """A function that counts which of these resources exist."""
 
-    def check() -> Any:
-        return tf.reduce_any([tf.raw_ops.VarIsInitializedOp(resource=one) for one in handles])
+    def count() -> Any:
+        exist = [tf.raw_ops.VarIsInitializedOp(resource=one) for one in handles]
+        return tf.math.count_nonzero(tf.stack(exist))
 
-    return tf.function(check, autograph=False).get_concrete_function()
+    return tf.function(count, autograph=False).get_concrete_function()

@@ -181,9 +181,9 @@ class StepPlan:
                 self.pieces.refuse(error.refused, self.place)
                 placements[self.given : end] = [WHOLE] * len(held)
 
-    def use_copy(self, kind: CopyKind) -> None:
-        """From now on calls run copies of this kind."""
-        self.copy_kind = kind
+    def use_copy(self, kind: CopyKind, held: pieces.Holding | None = None) -> None:
+        """From now on calls run copies of this kind; if given, with variables in pieces as `held` says."""
+        self.copy_kind, self.pieces = kind, held or self.pieces
 
     def find_copy(self, divided: Sequence[bool] | None = None) -> Any:
         """The copy that divides these inputs, by default all that have rows, for as many ranks as there are.
@@ -194,7 +194,7 @@ class StepPlan:
         if not self.pieces.holds:  # they are cut for other ranks
             self.pieces, self._copies = pieces.Holding(self.own.graph), {}
             self.program = self._read(self.divided)
-        key = world.get_world().size, self.copy_kind, *divided
+        key = world.get_world().size, self.copy_kind, self.pieces, *divided
         if key not in self._copies:
             if self._copies and has_sequence(self.own.graph):
                 why = "ranks were lost" if divided == self.divided else "each rank computes some batches whole"
@@ -276,7 +276,7 @@ class StepPlan:
             with failures.fail_together(self.place, self.own.graph.variables, self.own.graph):
                 copy = self.find_copy(divided)
                 publishing.settle()
-                self.pieces.take_apart()
+                self.pieces.prepare()
                 tensors = [instead.get(id(one), one) for one in inputs]
                 outputs = copy(*tensors, *([] if taken is None else self._take_rows(taken, is_shared)))
                 events.step_computed(self)

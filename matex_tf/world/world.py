@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -77,6 +78,17 @@ class CannotGoOn(RankError):
 _world: World | None = None
 # Whether the script asked for its rank, and so may do different things on different ranks.
 script_knows_ranks = False
+when_script_knows_ranks: list[Callable[[], None]] = []
+"""Called as the script asks for the first time, which all ranks do together: until then they run the same code."""
+
+
+def note_script_knows_ranks() -> None:
+    """The script asks for its rank."""
+    global script_knows_ranks
+    if not script_knows_ranks:
+        script_knows_ranks = True
+        for act in when_script_knows_ranks:
+            act()
 
 
 def get_world() -> World:

@@ -12,6 +12,7 @@ from matex_tf.costs.collectives import Link
 from matex_tf.costs.pieces import Hosts
 from matex_tf.runtime import notes, objects
 from matex_tf.servers.pieces import partition
+from matex_tf.steps import pieces
 from matex_tf.steps.variables import find_tf_variable
 from matex_tf.world import world
 
@@ -25,7 +26,25 @@ def is_chosen() -> bool:
     """Whether updates are to be sharded where they can be."""
     # A phantom, whose other ranks are not there, could not get their pieces.
     name = settings.get_strategy_name(settings.get_settings().strategy)
-    return name in ("sharded", "servers") and world.is_active() and not world.get_world().is_phantom
+    is_asked = name in ("sharded", "servers") or (is_left_open() and not find_obstacle())
+    return is_asked and world.is_active() and not world.get_world().is_phantom
+
+
+def is_left_open() -> bool:
+    """Whether ranks choose between `allreduce` and `sharded` by the time that their steps take."""
+    return settings.get_settings().strategy == "auto"
+
+
+def find_obstacle() -> str:
+    """Why `auto` is `allreduce` from the start; empty: nothing but a step can say that."""
+    chosen = settings.get_settings()
+    if chosen.elastic:
+        return "with MATEX_ELASTIC each step would send copies of the pieces"
+    if chosen.adapt == "ranks":
+        return "with MATEX_ADAPT=ranks the number of ranks and the strategy change together"
+    if chosen.compression != settings.NO_COMPRESSION or chosen.check_numerics:
+        return "compressed or checked gradients are summed whole"
+    return pieces.ASKED if world.script_knows_ranks else ""
 
 
 def are_to_be_counted() -> bool:

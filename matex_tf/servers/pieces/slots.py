@@ -17,7 +17,7 @@ from matex_tf import settings, tags
 from matex_tf.runtime import notes
 from matex_tf.runtime.keras_table import KerasTable
 from matex_tf.servers.pieces import owners, piece_copies
-from matex_tf.steps import events, pieces
+from matex_tf.steps import events, pieces, publishing
 from matex_tf.steps.variables import find_tf_variable
 from matex_tf.world import world
 
@@ -25,6 +25,8 @@ HOOKS = KerasTable()
 _LOST = "each rank has an optimizer's variables whole"
 _SLOT, _COUNTED = "slot", "counted"
 EAGER = "it is called outside of a tf.function"
+_LEAST_BYTES = 256 << 10
+"""With `auto`, of a weight: an update of fewer takes less time than the ranks' meeting at its new values."""
 _said: set[tuple[str, str]] = set()
 
 
@@ -90,13 +92,31 @@ def _wrap_v1_apply(original: Any) -> Any:
 def start_pieces() -> None:
     """Hold slots in pieces where that is chosen."""
     HOOKS.install()
+    if owners.is_left_open() and settings.get_settings().explain and owners.find_obstacle():
+        notes.print_note(f"MATEX_STRATEGY=auto: allreduce: {owners.find_obstacle()}")
     if owners.is_chosen():
+        pieces.is_left_open = owners.is_left_open()
+        if pieces.is_left_open:
+            world.when_script_knows_ranks.append(_keep_whole)
         events.pieces_are_used.add_listener(_choose_cuts)
         events.pieces_refused.add_listener(_say_refused)
         events.updates_eagerly.add_listener(_make_whole)
         if settings.get_settings().elastic:
             events.step_computed.add_listener(_send_copies)
             events.step_ended.add_listener(_keep_sent)
+
+
+def _keep_whole() -> None:
+    """The script asks for its rank for the first time, which all ranks do together. Collective.
+
+    Until then all run the same code, and read an optimizer's variables together.
+    """
+    if threading.current_thread() is threading.main_thread():
+        pieces.make_whole()
+        for one in pieces.list_variables():
+            one.is_refused = True
+        if settings.get_settings().explain:
+            notes.print_note(f"MATEX_STRATEGY=auto: allreduce: {pieces.ASKED}")
 
 
 def _send_copies(plan: Any) -> None:
@@ -111,6 +131,8 @@ def say_whole(optimizer: str, why: str) -> None:
     """Say once that an optimizer, or a variable of it, is not sharded though that is chosen."""
     if owners.is_chosen() and (optimizer, why) not in _said:
         _said.add((optimizer, why))
+        if owners.is_left_open() and not settings.get_settings().explain:
+            return
         if world.get_world().servers:
             why += ". Ranks that only serve have no rows all the same; with MATEX_STRATEGY=allreduce they train, too"
         notes.print_note(f"MATEX_STRATEGY={settings.get_settings().strategy}: {optimizer} runs as allreduce: {why}")
@@ -126,6 +148,9 @@ def _create_slot(optimizer: Any, of: Any, create: Callable[..., Any], **options:
     import tensorflow as tf
 
     if threading.current_thread() is not threading.main_thread() or not of.shape.is_fully_defined():
+        return create(**options)
+    is_small = of.shape.num_elements() * of.dtype.size < _LEAST_BYTES
+    if owners.is_left_open() and (is_small or not publishing.can_publish(of.handle, of.dtype)):
         return create(**options)
     is_traced = not tf.executing_eagerly()
     with tf.init_scope():

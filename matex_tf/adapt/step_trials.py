@@ -1,0 +1,200 @@
+"""Which way of a step is the fastest, where settings leave it open: the first calls show it.
+
+With MATEX_OVERLAP=auto, whether updates are overlapped; with MATEX_STRATEGY=auto, whether ranks hold an optimizer's
+variables in pieces (`sharded`) or whole (`allreduce`). All ways give the same bits.
+
+Calls are timed as they are: on one host with each update reduced at once, on several with updates overlapped, with
+variables in pieces where there are such. Where sums take a good part of a call, further copies of the step are made for
+the other ways, and timed so; then the ranks agree on the fastest one.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import time
+from statistics import median
+from typing import Any, NamedTuple
+
+from matex_tf import memory, ops, settings, tags
+from matex_tf.ops import overlap
+from matex_tf.rewrite.graph_ops import has_sequence, iterate_nodes
+from matex_tf.runtime import notes, objects
+from matex_tf.steps import events, pieces, report
+from matex_tf.world import world
+
+KIND_GRADIENTS = 1
+
+TIMED = 8
+"""Calls of a step with an update."""
+IGNORED = {False: 3, True: 16}
+"""Such calls before them that are not timed: the first allocate and wake up threads; overlapped, after the 13th update
+buckets are chosen."""
+LEAST_BYTES = 1 << 20
+LEAST_SHARE = 0.1
+"""Of smaller updates, and where sums that nothing hides take less of a call, another copy gains nothing."""
+GAIN = 0.95
+"""At most so much of the time of a former way must a call take."""
+
+_CORES = os.cpu_count() or 1
+
+TRIAL = "trial of ways"
+"""The tag of a plan."""
+
+
+class Way(NamedTuple):
+    """in_pieces: whether variables that ranks may have in pieces are."""
+
+    in_pieces: bool
+    is_overlapped: bool
+
+
+def start_trials() -> None:
+    """Begin, where settings leave the way to the steps."""
+    if may_overlap() or pieces.is_left_open:
+        events.step_begins.add_listener(_begin_call)
+        events.step_ended.add_listener(_end_call)
+
+
+def may_overlap(in_pieces: bool = False) -> bool:
+    """Whether steps choose between overlapped updates and others."""
+    if settings.get_settings().overlap != "auto" or not world.is_active():
+        return False
+    here = world.get_world()
+    if in_pieces and not here.has_several_nodes:
+        return False  # one op sums a gradient in pieces, of which overlapped each rank would sum the whole
+    # With fewer cores than ranks there is none for a further thread, unless that mostly waits for a network.
+    return (here.has_several_nodes or here.local_size <= _CORES) and world.has_threads()
+
+
+def _begin_call(plan: Any) -> None:
+    if plan.trained:
+        tags.get_or_make_tag(plan, TRIAL, lambda: Trial(plan)).begin_call()
+
+
+def _end_call(plan: Any) -> None:
+    trial = tags.get_tag(plan, TRIAL)
+    if trial is not None:
+        trial.end_call(plan)
+
+
+class Trial:
+    """The trial of one step. way: how the next call goes."""
+
+    def __init__(self, plan: Any) -> None:
+        self._variables = plan.pieces.list_variables()
+        self.way = self._best = Way(bool(self._variables), overlap.is_usual())
+        self._seconds: dict[Way, float] = {}
+        self._why_not = ""
+        self._holdings = {self.way.in_pieces: plan.pieces}
+        other = functools.partial(overlap.trace_as, not self.way.is_overlapped)
+        self.kinds = {
+            self.way.is_overlapped: plan.copy_kind,
+            not self.way.is_overlapped: plan.copy_kind._replace(make_within=other),
+        }
+        size = None if plan.program is None else report.count_summed_bytes(plan.program)
+        self.is_over = (size or 0) < LEAST_BYTES or not (self._is_left_open() or may_overlap(self.way.in_pieces))
+        self._begin_timing()
+
+    def _is_left_open(self) -> bool:
+        """Whether it is, of the step's variables, whether ranks have them in pieces."""
+        return pieces.is_left_open and any(not one.is_refused and not one.is_settled for one in self._variables)
+
+    def _begin_timing(self) -> None:
+        self._calls, self._took, self._sums = 0, list[float](), list[float]()
+
+    def _read_clocks(self) -> tuple[float, float, int]:
+        count = ops.count_completed(KIND_GRADIENTS)
+        return time.perf_counter(), ops.get_collective_seconds(KIND_GRADIENTS), count
+
+    def begin_call(self) -> None:
+        if not self.is_over:
+            self._begin = self._read_clocks()
+
+    def end_call(self, plan: Any) -> None:
+        if self.is_over:
+            return
+        now, sums, updates = self._read_clocks()
+        if updates == self._begin[2]:
+            return
+        self._calls += 1
+        if self._calls > IGNORED[self.way.is_overlapped]:
+            self._took.append(now - self._begin[0])
+            self._sums.append(sums - self._begin[1])
+        if len(self._took) == TIMED:
+            self._judge(plan)
+
+    def _judge(self, plan: Any) -> None:
+        """The way has been timed: go on with another one, or decide. Collective."""
+        everyone = objects.allgather((median(self._took), median(self._sums)), "how long steps take")
+        took = self._seconds[self.way] = max(took for took, _ in everyone)
+        if took < GAIN * self._seconds[self._best]:
+            self._best = self.way
+        if len(self._seconds) == 1:
+            self._why_not = self._find_reason(plan, took, [sums for _, sums in everyone])
+        whole = self._best._replace(in_pieces=False)
+        if self._is_left_open():
+            if not self._why_not and whole not in self._seconds and self._holds_whole():
+                self._go_on_with(plan, whole)
+                return
+            self._settle()
+        other = self._best._replace(is_overlapped=not self._best.is_overlapped)
+        is_open = not self._why_not and other not in self._seconds and may_overlap(self._best.in_pieces)
+        if is_open and not self._are_alike(plan, other):
+            self._go_on_with(plan, other)
+            return
+        self.is_over = True
+        if self.way != self._best:
+            self._go_on_with(plan, self._best)
+
+    def _find_reason(self, plan: Any, took: float, sums: list[float]) -> str:
+        """Why no other way is tried; empty if one is."""
+        # The rank that the others wait for has the time of the sums themselves.
+        if min(sums) < LEAST_SHARE * took:
+            return f"sums take {min(sums) / took:.0%} of a step, so that no other way is tried"
+        if has_sequence(plan.own.graph):
+            return "another copy of the step would begin its random numbers anew, so that no other way is tried"
+        return ""
+
+    def _holds_whole(self) -> bool:
+        """Whether memory holds the variables whole on every rank. Collective."""
+        needed = sum(one.shape.num_elements() * one.dtype.size for one in self._variables)
+        free = memory.measure_free(world.get_world().local_size)
+        return min(objects.allgather(free, "memory for an optimizer's variables")) > memory.MARGIN * needed
+
+    def _settle(self) -> None:
+        """Have the variables stay as the best way has them, and say why. Collective where they become whole."""
+        stays = self._best.in_pieces
+        for one in self._variables:
+            one.is_settled = True
+            if not stays:
+                one.make_whole()
+                one.is_refused = True
+        took = {("sharded" if way.in_pieces else "allreduce"): 1e3 * one for way, one in self._seconds.items()}
+        name, other = ("sharded", "allreduce") if stays else ("allreduce", "sharded")
+        why = self._why_not or "memory does not hold the optimizer's variables whole on every rank"
+        if other in took:
+            why = f"a step takes {took[name]:.1f} ms, and with {other} {took[other]:.1f} ms"
+        notes.print_note(f"MATEX_STRATEGY=auto: {name}: {why}")
+
+    def _are_alike(self, plan: Any, other: Way) -> bool:
+        """Whether no copy of the step overlaps, as where XLA has one way for both."""
+        copies = []
+        for way in (self._best, other):
+            self._use(plan, way)
+            copies.append(plan.find_copy())
+        return not any(map(_has_overlapped, copies))
+
+    def _go_on_with(self, plan: Any, way: Way) -> None:
+        self._use(plan, way)
+        self._begin_timing()
+
+    def _use(self, plan: Any, way: Way) -> None:
+        if way.in_pieces not in self._holdings:
+            self._holdings[way.in_pieces] = pieces.Holding(plan.own.graph, takes_whole=True)
+        self.way = way
+        plan.use_copy(self.kinds[way.is_overlapped], self._holdings[way.in_pieces])
+
+
+def _has_overlapped(step: Any) -> bool:
+    return any(node.op in overlap.OP_TYPES for node in iterate_nodes(step.graph))
