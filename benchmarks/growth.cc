@@ -4,13 +4,17 @@
 //
 // Ranks of one machine take themselves for hosts of RANKS_PER_HOST. Prints, for each part, the most over ranks as JSON.
 //
+// With `lose` the last rank is lost in a sum. Open MPI counts no messages of a run that may go on then; so what is counted
+// are the collectives of MPI that the others call.
+//
 // `counted`: messages and bytes that Open MPI's component `monitoring` sees leave this rank, those within MPI's own
 // collectives, too; and the bytes of C++ memory that the part took at most, and kept. Memory of MPI is not among them.
 //
 // `chain`: the longest chain of messages, each of which is sent after the one before it was received. Every rank has a
 // counter, as Lamport's clock. A message of the engine carries it, plus one, in a second message. In a collective of MPI
-// all ranks go on from the largest counter plus the most messages that a rank sent in it: ranks of a recursive doubling,
-// a ring or a dissemination send as many as there are rounds, and the root of a binomial tree one for each level.
+// all ranks go on from the largest counter plus the rounds of the collective. Those are the most messages that a rank sends
+// in it: ranks of a recursive doubling, a ring or a dissemination send one in each round. Where ranks of a sum, or of a
+// broadcast, send fewer than a doubling would, it was a tree up and one down, or one down, of as many levels.
 #include <mpi.h>
 #if __has_include(<mpi-ext.h>)
 #include <mpi-ext.h>
@@ -19,6 +23,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <cstdio>
 #include <cstdlib>
@@ -113,20 +118,25 @@ class Counter {
     Check(MPI_T_pvar_start(session, handle_));
   }
 
-  int64_t Read() {
+  // To all ranks, and to those of other hosts.
+  int64_t All() { return Sum(0, -1); }
+  int64_t Far(int first, int last) { return All() - Sum(first, last); }
+
+ private:
+  int64_t Sum(size_t first, size_t last) {
     Check(MPI_T_pvar_read(session_, handle_, values_.data()));
     int64_t sum = 0;
-    for (const size_t one : values_) sum += static_cast<int64_t>(one);
+    for (size_t i = first; i < std::min(last, values_.size()); ++i) sum += static_cast<int64_t>(values_[i]);
     return sum;
   }
 
- private:
   const MPI_T_pvar_session session_;
   MPI_T_pvar_handle handle_;
   std::vector<size_t> values_;
 };
 
 std::unique_ptr<Counter> messages, bytes_sent;
+std::atomic<int64_t> calls{0};  // of collectives
 bool follows_chain = false;
 
 // ---- the longest chain
@@ -142,24 +152,34 @@ struct Expected {
 std::mutex expected_mutex;
 std::map<MPI_Request, Expected> expected;
 
-// A collective of `communicator`, which `call` makes and waits for.
+// The levels of a tree of the ranks of `communicator`.
+int64_t LevelsOf(MPI_Comm communicator) {
+  int size = 1, levels = 0;
+  PMPI_Comm_size(communicator, &size);
+  while (1 << levels < size) ++levels;
+  return levels;
+}
+
+// A collective of `communicator`, which `call` makes and waits for, of so many trees where it is of trees.
 template <typename Call>
-int Together(MPI_Comm communicator, Call call) {
+int Together(MPI_Comm communicator, int trees, Call call) {
+  ++calls;
   if (!follows_chain || messages == nullptr) return call();
-  const int64_t before = messages->Read();
+  const int64_t before = messages->All();
   const int code = call();
-  int64_t now[2] = {chain, messages->Read() - before};
+  int64_t now[2] = {chain, messages->All() - before};
   if (code == MPI_SUCCESS) PMPI_Allreduce(MPI_IN_PLACE, now, 2, MPI_INT64_T, MPI_MAX, communicator);
-  chain = now[0] + now[1];
+  const int64_t levels = LevelsOf(communicator);
+  chain = now[0] + (now[1] < levels ? trees * levels : now[1]);
   return code;
 }
 
 // One that the engine does not wait for at once: here it does.
 template <typename Call, typename Later>
 int Together(MPI_Comm communicator, MPI_Request* request, Call call, Later later) {
-  if (!follows_chain) return later();
+  if (!follows_chain) return ++calls, later();
   *request = MPI_REQUEST_NULL;
-  return Together(communicator, call);
+  return Together(communicator, 2, call);
 }
 
 void Sent(int target, int tag, MPI_Comm communicator) {
@@ -190,33 +210,36 @@ void Received(MPI_Request request) {
 extern "C" {
 
 int MPI_Barrier(MPI_Comm c) {
-  return Together(c, [&] { return PMPI_Barrier(c); });
+  return Together(c, 0, [&] { return PMPI_Barrier(c); });
 }
 int MPI_Bcast(void* data, int n, MPI_Datatype type, int root, MPI_Comm c) {
-  return Together(c, [&] { return PMPI_Bcast(data, n, type, root, c); });
+  return Together(c, 1, [&] { return PMPI_Bcast(data, n, type, root, c); });
 }
 int MPI_Allreduce(const void* from, void* to, int n, MPI_Datatype type, MPI_Op op, MPI_Comm c) {
-  return Together(c, [&] { return PMPI_Allreduce(from, to, n, type, op, c); });
+  return Together(c, 2, [&] { return PMPI_Allreduce(from, to, n, type, op, c); });
+}
+int MPI_Reduce(const void* from, void* to, int n, MPI_Datatype type, MPI_Op op, int root, MPI_Comm c) {
+  return Together(c, 1, [&] { return PMPI_Reduce(from, to, n, type, op, root, c); });
 }
 int MPI_Iallreduce(const void* from, void* to, int n, MPI_Datatype type, MPI_Op op, MPI_Comm c, MPI_Request* request) {
   return Together(c, request, [&] { return PMPI_Allreduce(from, to, n, type, op, c); },
                   [&] { return PMPI_Iallreduce(from, to, n, type, op, c, request); });
 }
 int MPI_Allgather(const void* from, int n, MPI_Datatype type, void* to, int m, MPI_Datatype other, MPI_Comm c) {
-  return Together(c, [&] { return PMPI_Allgather(from, n, type, to, m, other, c); });
+  return Together(c, 0, [&] { return PMPI_Allgather(from, n, type, to, m, other, c); });
 }
 int MPI_Allgatherv(const void* from, int n, MPI_Datatype type, void* to, const int* counts, const int* starts,
                    MPI_Datatype other, MPI_Comm c) {
-  return Together(c, [&] { return PMPI_Allgatherv(from, n, type, to, counts, starts, other, c); });
+  return Together(c, 0, [&] { return PMPI_Allgatherv(from, n, type, to, counts, starts, other, c); });
 }
 int MPI_Reduce_scatter(const void* from, void* to, const int* counts, MPI_Datatype type, MPI_Op op, MPI_Comm c) {
-  return Together(c, [&] { return PMPI_Reduce_scatter(from, to, counts, type, op, c); });
+  return Together(c, 0, [&] { return PMPI_Reduce_scatter(from, to, counts, type, op, c); });
 }
 int MPI_Comm_dup(MPI_Comm c, MPI_Comm* made) {
-  return Together(c, [&] { return PMPI_Comm_dup(c, made); });
+  return Together(c, 0, [&] { return PMPI_Comm_dup(c, made); });
 }
 int MPI_Comm_split(MPI_Comm c, int color, int key, MPI_Comm* made) {
-  return Together(c, [&] { return PMPI_Comm_split(c, color, key, made); });
+  return Together(c, 0, [&] { return PMPI_Comm_split(c, color, key, made); });
 }
 int MPI_Isend(const void* data, int n, MPI_Datatype type, int target, int tag, MPI_Comm c, MPI_Request* request) {
   Sent(target, tag, c);
@@ -250,29 +273,41 @@ namespace {
 using namespace matex;
 
 constexpr int kGradients = 84;
-constexpr int64_t kSmall = 1 << 10, kLarge = 96 << 10;  // of float32: 4 KiB, and 384 KiB, of which parts are one message
+constexpr int64_t kSmall = 1 << 10, kLarge = 48 << 10;  // of float32: 4 KiB, and 192 KiB, of which parts are a message
 int my_rank = 0, ranks = 1, per_host = 8;
+MPI_Comm host = MPI_COMM_NULL;  // of the ranks of this one's
 std::string lines;
 
-// Does `work`, and adds the line of the part `name`. The work of all begins when all have come.
+constexpr int kCounts = 7;
+constexpr const char* kNames[kCounts] = {"messages", "bytes", "far", "bytes of host", "most", "kept", "chain"};
+
+// What this rank has counted until now.
+std::array<int64_t, kCounts> CountAll() {
+  const int first = my_rank - my_rank % per_host, last = first + per_host;
+  return {messages->All(), bytes_sent->All(), messages->Far(first, last), bytes_sent->Far(first, last),
+          bytes_most,      bytes_now,         chain};
+}
+
+// Does `work`, and adds a line of what it took. The work of all begins when all have come.
 template <typename Work>
 void Part(const char* name, Work work) {
   PMPI_Barrier(MPI_COMM_WORLD);
-  const int64_t sent = messages->Read(), of_bytes = bytes_sent->Read(), had = bytes_now, began = chain;
-  bytes_most = had;
+  std::array<int64_t, kCounts> before = CountAll();
+  bytes_most = before[4] = before[5];
   work();
-  int64_t found[5] = {messages->Read() - sent, bytes_sent->Read() - of_bytes, bytes_most - had, bytes_now - had,
-                      chain - began};
-  PMPI_Allreduce(MPI_IN_PLACE, found, 5, MPI_INT64_T, MPI_MAX, MPI_COMM_WORLD);
+  std::array<int64_t, kCounts> counts = CountAll();
+  for (int i = 0; i < kCounts; ++i) counts[i] -= before[i];
+  // What the ranks of a host have sent to others goes through one adapter.
+  PMPI_Allreduce(MPI_IN_PLACE, &counts[3], 1, MPI_INT64_T, MPI_SUM, host);
+  PMPI_Allreduce(MPI_IN_PLACE, counts.data(), kCounts, MPI_INT64_T, MPI_MAX, MPI_COMM_WORLD);
   int64_t last = chain;
   PMPI_Allreduce(MPI_IN_PLACE, &last, 1, MPI_INT64_T, MPI_MAX, MPI_COMM_WORLD);
   chain = last;
-  char line[512];
-  std::snprintf(line, sizeof line,
-                "%s\n  \"%s\": {\"messages\": %lld, \"bytes\": %lld, \"most\": %lld, \"kept\": %lld, \"chain\": %lld}",
-                lines.empty() ? "" : ",", name, static_cast<long long>(found[0]), static_cast<long long>(found[1]),
-                static_cast<long long>(found[2]), static_cast<long long>(found[3]), static_cast<long long>(found[4]));
-  lines += line;
+  lines += std::string(lines.empty() ? "" : ",") + "\n  \"" + name + "\": {";
+  for (int i = 0; i < kCounts; ++i) {
+    lines += std::string(i > 0 ? ", " : "") + "\"" + kNames[i] + "\": " + std::to_string(counts[i]);
+  }
+  lines += "}";
 }
 
 std::function<std::string()> At(const char* place) {
@@ -317,7 +352,7 @@ Step InPieces(int64_t count) {
 void Sums(std::vector<float>* numbers) {
   const World& world = TheWorld();
   const auto sum = [&](Adder* adder, int64_t count, const char* name) {
-    Check(adder->Sum(numbers->data(), 1, Type::kFloat32, At("the first sum")));
+    Check(adder->Sum(numbers->data(), count, Type::kFloat32, At("the first sum")));  // which may try ways
     Part(name, [&] { Check(adder->Sum(numbers->data(), count, Type::kFloat32, At(name))); });
   };
   Adder flat(world.gradients, Algorithm::kMpi, world.node, false), ring(world.gradients, Algorithm::kRing, world.node, false),
@@ -325,21 +360,20 @@ void Sums(std::vector<float>* numbers) {
   sum(&flat, kSmall, "small sum");
   sum(&flat, kLarge, "large sum, mpi");
   sum(&ring, kLarge, "large sum, ring");
-  Part("the levels of a sum", [&] { Check(levels.Sum(numbers->data(), 1, Type::kFloat32, At("the first sum"))); });
+  Part("start: levels of a sum", [&] { Check(levels.Sum(numbers->data(), 1, Type::kFloat32, At("the first sum"))); });
   sum(&levels, kLarge, "large sum, two_level");
   const Step pieces = InPieces(kLarge);
   Part("gradients to owners, ring", [&] { Check(ring.Sum(pieces, numbers->data(), nullptr, At("pieces"))); });
   Part("weights from owners, ring", [&] { Check(ring.Gather(pieces, numbers->data())); });
+  Check(levels.Gather(pieces, numbers->data()));
   Part("gradients to owners, two_level", [&] { Check(levels.Sum(pieces, numbers->data(), nullptr, At("pieces"))); });
   Part("weights from owners, two_level", [&] { Check(levels.Gather(pieces, numbers->data())); });
 }
 
 // A host's ranks, in their memory.
 void SumOnHost(std::vector<float>* numbers) {
-  MPI_Comm host;
-  Check(PMPI_Comm_split(MPI_COMM_WORLD, TheWorld().node, my_rank, &host));
   std::unique_ptr<SharedMemory> memory;
-  Part("the memory of a host", [&] { Check(SharedMemory::Make(host, &memory)); });
+  Part("start: memory of a host", [&] { Check(SharedMemory::Make(host, &memory)); });
   if (memory == nullptr) Fail("ranks of one machine have no memory in common");
   Part("sum in memory", [&] {
     for (int64_t first = 0, part = SharedMemory::PartOf(Type::kFloat32); first < kLarge; first += part) {
@@ -390,6 +424,11 @@ void Run() {
   Part("update of 4 KiB", [&] { Check(Reduce(*LayoutOf(1, kSmall), &numbers, "an update")); });
   Overlap(&numbers);
   Part("overlapped update of 4 KiB", [&] { Overlap(&numbers); });
+  Part("broadcast of 4 KiB", [&] { Check(Broadcast({Type::kFloat32, {kSmall}, ""}, 0, numbers.data())); });
+  std::vector<float> all(kSmall * ranks);
+  Part("gather of 4 KiB of each", [&] {
+    Check(Allgather({Type::kFloat32, {kSmall}, ""}, numbers.data(), [&](const std::vector<int64_t>&) { return all.data(); }));
+  });
   Part("mismatch of a layout", [&] {
     const auto mine = LayoutOf(my_rank + 1 == ranks ? kGradients - 1 : kGradients, 0);
     if (!Reduce(*mine, &numbers, "an update")) Fail("ranks with other layouts went on");
@@ -422,9 +461,10 @@ void Lose() {
   std::vector<float> numbers(kSmall, 1.0f);
   Check(Reduce(*LayoutOf(1, kSmall), &numbers, "an update"));
   if (my_rank + 1 == ranks) raise(SIGKILL);
-  const int64_t sent = messages->Read(), of_bytes = bytes_sent->Read(), had = bytes_now;
+  const int64_t called = calls, had = bytes_now;
   if (!Reduce(*LayoutOf(1, kSmall), &numbers, "an update")) Fail("a sum without a rank went on");
-  for (MPI_Comm one : made) MPIX_Comm_revoke(one);
+  for (MPI_Comm one : made) ++calls, MPIX_Comm_revoke(one);
+  ++calls;
   Check(MPIX_Comm_shrink(life, &left));
   int rank = 0, size = 0;
   MPI_Comm_rank(left, &rank);
@@ -434,14 +474,14 @@ void Lose() {
   GoOnAt(100, counts);
   Check(StartAgain(MPI_Comm_c2f(made[0]), MPI_Comm_c2f(made[1]), MPI_Comm_c2f(made[2]), rank, size, 0));
   Check(Reduce(*LayoutOf(1, kSmall), &numbers, "an update"));
-  int64_t found[3] = {messages->Read() - sent, bytes_sent->Read() - of_bytes, bytes_now - had};
-  PMPI_Allreduce(MPI_IN_PLACE, found, 3, MPI_INT64_T, MPI_MAX, left);
+  int64_t found[2] = {calls - called, bytes_now - had};
+  PMPI_Allreduce(MPI_IN_PLACE, found, 2, MPI_INT64_T, MPI_MAX, left);
   if (size != ranks - 1) Fail("another number of ranks is left");
-  char line[256];
-  std::snprintf(line, sizeof line, "\n  \"lost rank\": {\"messages\": %lld, \"bytes\": %lld, \"kept\": %lld}",
-                static_cast<long long>(found[0]), static_cast<long long>(found[1]), static_cast<long long>(found[2]));
-  lines = line;
-  if (rank == 0) std::printf("{%s\n}\n", lines.c_str()), std::fflush(stdout);
+  if (rank == 0) {
+    std::printf("{\"lost rank\": {\"calls\": %lld, \"kept\": %lld}}\n", static_cast<long long>(found[0]),
+                static_cast<long long>(found[1]));
+    std::fflush(stdout);
+  }
   MPI_Barrier(left);
   std::_Exit(0);  // MPI_Finalize would wait for the one that is lost
 }
@@ -458,13 +498,14 @@ int main(int argc, char** argv) {
   MPI_Comm_rank(MPI_COMM_WORLD, &my_rank);
   MPI_Comm_size(MPI_COMM_WORLD, &ranks);
   MPI_T_pvar_session session;
+  Check(PMPI_Comm_split(MPI_COMM_WORLD, my_rank / per_host, my_rank, &host));
+#if defined(OMPI_HAVE_MPI_EXT_FTMPI)
+  if (argc > 3) Lose();
+#endif
   Check(MPI_T_pvar_session_create(&session));
   messages = std::make_unique<Counter>(session, "pml_monitoring_messages_count");
   bytes_sent = std::make_unique<Counter>(session, "pml_monitoring_messages_size");
   follows_chain = std::strcmp(argv[2], "chain") == 0;
-#if defined(OMPI_HAVE_MPI_EXT_FTMPI)
-  if (argc > 3) Lose();
-#endif
   Run();
   if (my_rank == 0) std::printf("{%s\n}\n", lines.c_str());
   MPI_Finalize();

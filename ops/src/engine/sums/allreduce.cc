@@ -171,9 +171,10 @@ int Adder::ChooseForParts(int64_t bytes, Algorithm* algorithm) {
   if (algorithm_ == Algorithm::kAuto) {
     if (const int code = Choose()) return code;
   }
-  const bool is_flat = levels_.places.empty() || levels_.carriers == 1;
+  const bool is_flat = !levels_.even || levels_.carriers == 1;
   *algorithm = algorithm_ == Algorithm::kTwoLevel && is_flat ? Algorithm::kRing : algorithm_;
-  return MPI_SUCCESS;
+  const bool has_places = *algorithm != Algorithm::kTwoLevel || !levels_.places.empty();
+  return has_places ? MPI_SUCCESS : MakePlaces(communicator_, &levels_);
 }
 
 int Adder::ReduceScatter(const Step& step, void* data) {
