@@ -376,13 +376,10 @@ void SumOnHost(std::vector<float>* numbers) {
   Part("start: memory of a host", [&] { Check(SharedMemory::Make(host, &memory)); });
   if (memory == nullptr) Fail("ranks of one machine have no memory in common");
   Part("sum in memory", [&] {
-    for (int64_t first = 0, part = SharedMemory::PartOf(Type::kFloat32); first < kLarge; first += part) {
-      const int64_t count = std::min(part, kLarge - first);
-      std::memcpy(memory->Mine(), numbers->data() + first, count * sizeof(float));
-      Check(memory->Sum(Type::kFloat32, count, [&](const char* one, const char* other, int64_t at, int64_t n) {
-        SharedMemory::Write(Type::kFloat32, one, other, reinterpret_cast<char*>(numbers->data() + first + at), n);
-      }));
-    }
+    const auto put = [&](char* to, int64_t first, int64_t n) { std::memcpy(to, numbers->data() + first, n * sizeof(float)); };
+    Check(memory->Sum(Type::kFloat32, kLarge, put, [&](const char* one, const char* other, int64_t first, int64_t n) {
+      SharedMemory::Write(Type::kFloat32, one, other, reinterpret_cast<char*>(numbers->data() + first), n);
+    }));
   });
 }
 

@@ -135,17 +135,11 @@ int Adder::Run(Algorithm algorithm, void* data, int64_t count, Type type) {
 }
 
 int Adder::SumShared(char* data, int64_t count, Type type) {
-  const int64_t size = static_cast<int64_t>(SizeOf(type)), part = SharedMemory::PartOf(type);
-  for (int64_t first = 0; first < count; first += part) {
-    const int64_t taken = std::min(part, count - first);
-    char* const at = data + first * size;
-    std::memcpy(shared_->Mine(), at, taken * size);
-    const int code = shared_->Sum(type, taken, [&](const char* one, const char* other, int64_t begin, int64_t length) {
-      SharedMemory::Write(type, one, other, at + begin * size, length);
-    });
-    if (code != MPI_SUCCESS) return code;
-  }
-  return MPI_SUCCESS;
+  const int64_t size = static_cast<int64_t>(SizeOf(type));
+  const auto put = [&](char* to, int64_t first, int64_t length) { std::memcpy(to, data + first * size, length * size); };
+  return shared_->Sum(type, count, put, [&](const char* one, const char* other, int64_t first, int64_t length) {
+    SharedMemory::Write(type, one, other, data + first * size, length);
+  });
 }
 
 int Adder::RunCompressed(const Step& step, float* data, float* left) {
