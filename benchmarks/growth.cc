@@ -463,7 +463,10 @@ void Lose() {
                64 << 10, Algorithm::kMpi, {}}));
   std::vector<float> numbers(kSmall, 1.0f);
   Check(Reduce(*LayoutOf(1, kSmall), &numbers, "an update"));
-  if (my_rank + 1 == ranks) raise(SIGKILL);
+  if (my_rank + 1 == ranks) {
+    sleep(1);  // until the others are through with the update
+    raise(SIGKILL);
+  }
   const int64_t called = calls, had = bytes_now;
   if (!Reduce(*LayoutOf(1, kSmall), &numbers, "an update")) Fail("a sum without a rank went on");
   for (MPI_Comm one : made) ++calls, MPIX_Comm_revoke(one);

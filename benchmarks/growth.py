@@ -21,10 +21,6 @@ from __future__ import annotations
 import argparse
 import sys
 from math import ceil
-from pathlib import Path
-
-sys.path[:0] = [str(Path(__file__).resolve().parent)]
-import growth_counts
 
 from matex_tf.costs.collectives import ALGORITHMS, CHUNK, EXACT, NETWORKS, estimate_sum
 
@@ -77,6 +73,8 @@ def main() -> int:
     parser.add_argument("--counted", type=int, nargs="*", default=[], metavar="RANKS", help="count, with so many ranks")
     chosen = parser.parse_args()
     if chosen.counted:
+        import growth_counts  # beside this file
+
         print(growth_counts.tabulate(chosen.counted, chosen.ranks_per_node))
         return 0
     for network in chosen.network:

@@ -1,4 +1,4 @@
-"""What a rank of the engine sends and keeps, counted with few ranks: it grows by their logarithm, as `matex plan` has it."""
+"""What a rank of the engine sends and keeps, counted: it grows by the logarithm of ranks, as `matex plan` has it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,12 @@ _spec.loader.exec_module(growth_counts)
 
 MESSAGES, BYTES, NOTHING = collectives.Link(1.0, 0.0), collectives.Link(0.0, 1.0), collectives.Link(0.0, 0.0)
 SMALL, LARGE = 4 << 10, 192 << 10
-HOSTS_OF_TWO = [pytest.param(4, 2), pytest.param(8, 2, marks=pytest.mark.more), pytest.param(16, 8), pytest.param(16, 2)]
+HOSTS = [
+    pytest.param(4, 2),
+    pytest.param(8, 2, marks=pytest.mark.more),
+    pytest.param(16, 8),
+    pytest.param(16, 2),
+]
 IN_A_RING = ("large sum, ring", "gradients to owners, ring", "weights from owners, ring")
 BY_HOSTS = ("gradients to owners, two_level", "weights from owners, two_level")
 
@@ -44,7 +49,7 @@ def count(program):
     return get
 
 
-@pytest.mark.parametrize("ranks, per_host", HOSTS_OF_TWO)
+@pytest.mark.parametrize("ranks, per_host", HOSTS)
 def test_closed_forms_of_the_plan_are_what_is_counted(count, ranks, per_host):
     counts, hosts = count(ranks, per_host), ranks // per_host
 
@@ -61,9 +66,7 @@ def test_closed_forms_of_the_plan_are_what_is_counted(count, ranks, per_host):
     assert flat["bytes"] == collectives.estimate_halving(ranks, LARGE, BYTES)
     small = counts["small sum"]
     ways = (collectives.estimate_recursive_doubling, collectives.estimate_halving)
-    assert (small["chain"], small["bytes"]) in [
-        (way(ranks, SMALL, MESSAGES), way(ranks, SMALL, BYTES)) for way in ways
-    ]
+    assert (small["chain"], small["bytes"]) in [(way(ranks, SMALL, MESSAGES), way(ranks, SMALL, BYTES)) for way in ways]
     levels = counts["large sum, two_level"]
     assert levels["bytes of host"] == collectives.estimate_two_levels(ranks, per_host, LARGE, BYTES, NOTHING)
     assert levels["bytes of host"] == ring["bytes"] / (ranks - 1) * ranks / hosts * (hosts - 1)
@@ -83,7 +86,7 @@ def test_closed_forms_of_the_plan_are_what_is_counted(count, ranks, per_host):
     )
 
 
-@pytest.mark.parametrize("ranks, per_host", HOSTS_OF_TWO)
+@pytest.mark.parametrize("ranks, per_host", HOSTS)
 def test_messages_are_as_many_as_a_tree_has_levels(count, ranks, per_host):
     """Six collectives of MPI make a communicator; a sentence of ranks at places of their own is of six of them."""
     levels = math.log2(ranks)
