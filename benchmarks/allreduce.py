@@ -8,10 +8,10 @@ function with our op in the identity's place. The last two columns are what the 
 together, and over what the pieces and copies add.
 
 The second table is of the op alone, in milliseconds: `memcpy` of as many bytes by every process at once, which is the
-roofline, since a sum of G bytes reads G bytes of its gradients and writes G of their sums; what a core computes for the op
-(its own time, by the clock of the process, without waiting and without the identity's function); what it computes while
-it waits; how long it waits for the other rank. Then the own time and what the op adds, over the roofline. On a busy
-machine the own time is what to look at.
+roofline, since a sum of G bytes reads G bytes of its gradients and writes G of their sums; what a core computes for the
+op (its own time, by the clock of the process, without waiting and without the identity's function); what it computes
+while it waits; how long it waits for the other rank. Then the own time and what the op adds, over the roofline. On a
+busy machine the own time is what to look at.
 """
 
 from __future__ import annotations

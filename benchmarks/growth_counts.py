@@ -19,8 +19,8 @@ COUNTED = {"pml_monitoring_enable": "1"}
 SURVIVING = {"mpi_ft_detector": "true"}
 
 Counts = dict[str, dict[str, int]]
-"""Of each part of a run, the most over ranks: messages and bytes sent; how many of those messages went to other hosts, and
-the bytes that all ranks of a host sent there; bytes of C++ memory taken at most, and kept; the longest chain of messages.
+"""Of each part of a run, the most over ranks: messages and bytes sent; messages to other hosts, and the bytes that all
+ranks of a host sent there; bytes of C++ memory taken at most, and kept; the longest chain of messages.
 """
 
 
@@ -41,7 +41,7 @@ def count_run(program: Path, ranks: int, per_host: int) -> Counts:
 
 
 def count_loss(program: Path, ranks: int) -> dict[str, int]:
-    """When the last of `ranks` ranks is lost: collectives of MPI that another calls until it goes on, and bytes kept."""
+    """When one of `ranks` ranks is lost: collectives of MPI that another calls until it goes on, and bytes kept."""
     return _start(program, ranks, SURVIVING, ranks, "counted", "lose")["lost rank"]
 
 
