@@ -6,12 +6,20 @@ size, as gradients are, and writes them to variables, with an identity between; 
 copies, timed as one, in which a rank that is through with its function waits for the other, as it does in our op; the
 function with our op in the identity's place. The last two columns are what the op adds to the graph: less that of both
 together, and over what the pieces and copies add.
+
+The second table is of the op alone, in milliseconds: `memcpy` of as many bytes by every process at once, which is the
+roofline, since a sum of G bytes reads G bytes of its gradients and writes G of their sums; what a core computes for the
+op (its own time, by the clock of the process, without waiting and without the identity's function); what it computes
+while it waits; how long it waits for the other rank. Then the own time and what the op adds, over the roofline. On a
+busy machine the own time is what to look at.
 """
 
 from __future__ import annotations
 
+import ctypes
 import statistics
 import time
+from typing import NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -31,14 +39,37 @@ CASES = (
 )
 
 
+class Took(NamedTuple):
+    """Seconds of one round: of the clock and of cores, and how much of each went into waiting for other ranks."""
+
+    wall: float
+    cpu: float
+    waited: float
+    waited_cpu: float
+
+    @property
+    def own(self):
+        return self.cpu - self.waited_cpu
+
+
+def read_clocks():
+    waited, of_a_core = ctypes.c_double(), ctypes.c_double()
+    ops.get_library().c.matex_waited(ctypes.byref(waited), ctypes.byref(of_a_core))
+    return time.perf_counter(), time.process_time(), waited.value, of_a_core.value
+
+
 def seconds(work, rounds):
     took = []
     for _ in range(rounds):
         MPI.COMM_WORLD.Barrier()
-        started = time.perf_counter()
+        started = read_clocks()
         work()
-        took.append(time.perf_counter() - started)
+        took.append(Took(*(now - then for now, then in zip(read_clocks(), started))))
     return took
+
+
+def milliseconds(found, field):
+    return statistics.median(getattr(one, field) for one in found) * 1e3
 
 
 def works(sizes, world):
@@ -79,10 +110,13 @@ def works(sizes, world):
         nothing()
         copies()
 
+    def copy():
+        np.copyto(target, source)
+
     def afresh():
         flat[:] = 1.0
 
-    return (whole, pieces, copies, nothing, together, reduce), afresh
+    return (whole, pieces, copies, nothing, together, reduce, copy), afresh
 
 
 def main():
@@ -94,6 +128,7 @@ def main():
             + "".join(f"{name:>13}" for name in columns)
             + f"{'op adds':>12}{'of + copies':>12}"
         )
+    alone = []
     for name, sizes in CASES:
         todo, afresh = works(sizes, world)
         took = {work: [] for work in todo}
@@ -104,12 +139,22 @@ def main():
             for work, found in took.items():
                 found += seconds(work, 2 if sum(sizes) > 1 << 24 else 20)
                 afresh()
-        medians = [statistics.median(found) * 1e3 for found in took.values()]
+        *_, identity, _, op, copy = took.values()
+        *medians, roofline = (milliseconds(found, "wall") for found in took.values())
         *_, graph, both, ours = medians
+        own = milliseconds(op, "own") - milliseconds(identity, "own")
+        waits = milliseconds(op, "waited_cpu"), milliseconds(op, "waited")
+        copied = milliseconds(copy, "cpu")
+        alone.append(
+            f"{name:24}{roofline:10.3f}{copied:11.3f}{own:11.3f}" + "".join(f"{wait:11.3f}" for wait in waits)
+            + f"{own / copied:12.2f}{(ours - graph) / roofline:12.2f}"
+        )  # fmt: skip
         added = f"{(ours - both) * 1e3:+9.0f} us{(ours - graph) / (both - graph):12.2f}"
         if world.rank == 0:
             print(f"{name:24}" + "".join(f"{value:10.3f} ms" for value in medians) + added, flush=True)
     if world.rank == 0:
+        titles = ("memcpy", "of a core", "own", "waits", "for", "own/memcpy", "adds/memcpy")
+        print(f"\n{'ms':22}" + "".join(f"{title:>12}" for title in titles), *alone, sep="\n")
         print(f"{matex_tf.size()} ranks; medians")
 
 

@@ -1,4 +1,8 @@
-"""What a step would cost on more ranks than there are here: a model, no measurement.
+"""What a step would cost on more ranks than there are here: a model; with `--counted` what ranks send, counted.
+
+    python benchmarks/growth.py --counted 2 4 8 16 32 64 128 --ranks-per-node 8
+
+starts the engine alone (benchmarks/growth.cc) with so many ranks on this machine, which take themselves for hosts of 8.
 
     python benchmarks/growth.py [--parameters 25.6e6] [--compute 0.25] [--ranks-per-node 16] [--network infiniband]
 
@@ -66,7 +70,13 @@ def main() -> int:
     parser.add_argument("--ranks-per-node", type=int, default=16)
     parser.add_argument("--network", choices=NETWORKS, nargs="*", default=list(NETWORKS))
     parser.add_argument("--ranks", type=int, nargs="*", default=[16, 128, 1024])
+    parser.add_argument("--counted", type=int, nargs="*", default=[], metavar="RANKS", help="count, with so many ranks")
     chosen = parser.parse_args()
+    if chosen.counted:
+        import growth_counts  # beside this file
+
+        print(growth_counts.tabulate(chosen.counted, chosen.ranks_per_node))
+        return 0
     for network in chosen.network:
         print(table(chosen.parameters, chosen.compute, chosen.ranks_per_node, network, tuple(chosen.ranks)), "\n")
     return 0

@@ -21,6 +21,7 @@ _FUNCTIONS = {
     "matex_count": (c_int64, [c_int]),
     "matex_rows": (c_int64, []),
     "matex_seconds": (c_double, [c_int]),
+    "matex_waited": (None, [POINTER(c_double), POINTER(c_double)]),
     "matex_blocked_seconds": (c_double, []),
     "matex_waiting": (c_int, [POINTER(c_double), POINTER(c_int64), c_char_p, c_int]),
     "matex_wait": (None, [c_char_p]),

@@ -43,9 +43,27 @@ FAULTS = {
     ),
     "a rank gets the sum of another's part": Fault(
         "ops/src/engine/sums/ring.cc",
-        "starts, {-1, rounds, 0}, type",
-        "starts, {0, rounds, 0}, type",
+        "begin, {-1, rounds, 0}, type",
+        "begin, {0, rounds, 0}, type",
         "tests/ops/engine/test_stress.py",
+    ),
+    "a rank writes a block that the other has not read": Fault(
+        "ops/src/engine/sums/shared_memory.cc",
+        "blocks_.written - seen.read < slots",
+        "true",
+        "tests/ops/engine/test_stress.py",
+    ),
+    "ranks at one place are told one by one": Fault(
+        "ops/src/engine/sequence/reports.cc",
+        "if (same == end) *end++ = more;",
+        "if (same != nullptr) *end++ = more;",
+        "tests/ops/test_collectives.py",
+    ),
+    "ranks of several nodes meet in memory": Fault(
+        "ops/src/engine/sequence/rendezvous.cc",
+        "least[0] && least[1] == -least[2];",
+        "least[0];",
+        "tests/ops/engine/test_growth.py",
     ),
     "new weights are written where the script still reads the old ones": Fault(
         "ops/src/tensorflow/weights/pieces.cc",

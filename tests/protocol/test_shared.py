@@ -22,18 +22,15 @@ class State(NamedTuple):
 
 
 def program(ranks: int, rank: int, without: str) -> list[Op]:
-    """What `SharedMemory::Sum` does with each part: two ranks read all; more add up a share each, and read the sums.
+    """What `SharedMemory` does with each part: ranks add up a share each, and read the sums.
 
-    Every third part is of sums in pieces: each rank adds up its share for itself.
+    Every third part, and each of two ranks, is of sums in pieces: each rank adds up its share for itself.
     """
     ops: list[Op] = []
     for part in range(PARTS):
         ops += [("write", share, part) for share in range(ranks)] + [("come", 0, part), ("meet", 0, part)]
-        if part % 3 == 1:
+        if part % 3 == 1 or ranks == 2:
             ops += [("add", other, part) for other in range(ranks)]
-            continue
-        if ranks == 2:
-            ops += [("read", other, part) for other in range(ranks)]
             continue
         ops += [("add", other, part) for other in range(ranks) if other != rank] + [("sum", rank, part)]
         if without != "second meeting":
@@ -127,6 +124,86 @@ def test_sums_read_what_was_written_for_them(ranks):
 )
 def test_each_rule_is_needed(ranks, without):
     assert "reads" in explored(ranks, without).fault
+
+
+class Blocks(NamedTuple):
+    """Of each of two ranks: the blocks it has written and read, what it shows of that, what it does, and its memory."""
+
+    written: tuple[int, int]
+    read: tuple[int, int]
+    shown: tuple[tuple[int, int], tuple[int, int]]
+    doing: tuple[str, str]
+    memory: tuple[tuple[int, ...], tuple[int, ...]]
+
+
+def explored_blocks(without: str = "", blocks: int = 5, slots: int = 3, ahead: int = 2) -> Finding:
+    """What `SharedMemory::SumOfTwo` does, and then a sum in parts, which lie where the blocks were."""
+    part = -2
+
+    def change(state: Blocks, rank: int, doing: str, **values: object) -> Blocks:
+        changed = {**values, "doing": doing}
+        both = {name: list(getattr(state, name)) for name in changed}
+        for name, value in changed.items():
+            both[name][rank] = value
+        return state._replace(**{name: tuple(pair) for name, pair in both.items()})
+
+    def expect(state: Blocks, rank: int, block: int) -> None:
+        found = [memory[block % slots] for memory in state.memory]
+        if found != [block, block]:
+            raise Fault(f"rank {rank} reads {found} for {block}")
+
+    def transitions(state: Blocks) -> Iterator[tuple[str, Callable[[], Blocks]]]:
+        for rank in range(2):
+            for name, move in moves(state, rank):
+                yield f"rank {rank}: {name}", move
+
+    def moves(state: Blocks, rank: int) -> Iterator[tuple[str, Callable[[], Blocks]]]:
+        wrote, read = state.written[rank], state.read[rank]
+        seen_written, seen_read = state.shown[1 - rank]
+        doing = state.doing[rank]
+        if doing == "copying":
+            yield "shows a block", lambda: change(state, rank, "", shown=(wrote, read))
+        elif doing == "reading":  # all the while
+            yield "has read", lambda: after_reading(state, rank)
+        elif doing == "come":
+            if without == "meeting" or state.doing[1 - rank] in ("come", "parts"):
+                memory = (part,) * slots
+                yield "writes a part", lambda: change(state, rank, "parts", memory=memory)
+        elif doing == "" and read == blocks:
+            yield "comes to the meeting", lambda: change(state, rank, "come")
+        elif doing == "":
+            may_write = wrote < blocks and (without == "room" or wrote - seen_read < slots)
+            may_read = read < (wrote if without == "look" else min(wrote, seen_written))
+            if may_write and (wrote - read < ahead or not may_read):
+                memory = tuple(wrote if at == wrote % slots else held for at, held in enumerate(state.memory[rank]))
+                yield "writes", lambda: change(state, rank, "copying", written=wrote + 1, memory=memory)
+            elif may_read:
+                yield "begins to read", lambda: begin_reading(state, rank)
+
+    def begin_reading(state: Blocks, rank: int) -> Blocks:
+        expect(state, rank, state.read[rank])
+        return change(state, rank, "reading")
+
+    def after_reading(state: Blocks, rank: int) -> Blocks:
+        expect(state, rank, state.read[rank])
+        read = state.read[rank] + 1
+        return change(state, rank, "", read=read, shown=(state.written[rank], read))
+
+    def outcome(state: Blocks) -> str:
+        if state.doing != ("parts", "parts"):
+            raise Fault(f"ranks wait for one another: {state}")
+        return "ok"
+
+    empty = (-1,) * slots
+    return explore(Blocks((0, 0), (0, 0), ((0, 0), (0, 0)), ("", ""), (empty, empty)), transitions, outcome)
+
+
+def test_blocks_of_two_ranks_are_read_as_they_were_written():
+    finding = explored_blocks()
+    assert not finding.fault and finding.outcomes == {"ok"}, str(finding)
+    assert finding.states > 100
+    for without in ("room", "look", "meeting"):
+        assert "reads" in explored_blocks(without).fault
 
 
 @pytest.mark.parametrize("ranks", [2, 3])

@@ -20,6 +20,7 @@
 #include "engine/layout/layout.h"
 #include "engine/update/link_probe.h"
 #include "engine/update/async_reduction.h"
+#include "engine/mpi/arrivals.h"
 #include "engine/mpi/failure.h"
 #include "engine/sequence/trace.h"
 #include "engine/sequence/rendezvous.h"
@@ -99,6 +100,13 @@ MATEX_EXPORT int64_t matex_count(int kind) {
 MATEX_EXPORT int matex_failure() { return matex::Result(matex::FailureOfSequence()); }  // 1: no collective goes on
 MATEX_EXPORT int64_t matex_rows() { return matex::RowsOfUpdates(); }
 MATEX_EXPORT double matex_blocked_seconds() { return matex::BlockedSeconds(); }
+// How long this process has waited for others of its host in their memory, in sums and meetings since this was first
+// called, in seconds; and the seconds of a core that this has taken.
+MATEX_EXPORT void matex_waited(double* seconds, double* of_a_core) {
+  const matex::Arrivals::Waited waited = matex::Arrivals::WaitedSoFar();
+  *seconds = waited.seconds;
+  *of_a_core = waited.of_a_core;
+}
 MATEX_EXPORT double matex_seconds(int kind) {
   return kind > 0 && kind < matex::kKinds ? matex::SecondsOf(static_cast<matex::Kind>(kind)) : 0;
 }

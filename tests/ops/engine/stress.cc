@@ -576,6 +576,19 @@ int Choice(const std::string& word, const std::vector<std::string>& words) {
   return static_cast<int>(found - words.begin());
 }
 
+// Gradients larger than the memory that ranks have in common, on ranks that come at other times.
+void Large(Random& random, Random& own) {
+  const World& world = TheWorld();
+  for (int update = 0; update < 4; ++update) {
+    const Layout layout({{"large", static_cast<Type>(Up(random, 2)), {700'000}}}, 1 << 30, world.fuse_bytes, world.compression);
+    Gradients gradients(layout.entries(), Weights(random), Up(random, 2) == 0);
+    if (Up(own, 2)) usleep(20'000);
+    Check(ReduceInline(layout, gradients.from.data(), gradients.to.data(), gradients.weights[my_rank], step,
+                       [] { return std::string("a large update"); }));
+    gradients.CheckSum(0);
+  }
+}
+
 // One rank has no memory for a result: an error on all, and on all from then on.
 void NoMemory() {
   std::vector<char> all(ranks);
@@ -637,6 +650,7 @@ int main(int argc, char** argv) {
     }
   }
   Computing(random);
+  Large(random, own);
   End(random, own);
   NoMemory();
   ended = true;

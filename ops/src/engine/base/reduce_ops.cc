@@ -98,8 +98,38 @@ MPI_Op OwnOp(Reduction reduction) {
   return OwnOp<T, Sum>();
 }
 
+// The two loops in which most bytes of gradients are, with the wide registers of processors that have them. Numbers are
+// rounded as without: each loop has one operation. `to` may be one of the others, and overlaps none in part.
+#if defined(__x86_64__)
+bool HasWideRegisters() {
+  static const bool has = __builtin_cpu_supports("avx");
+  return has;
+}
+#define MATEX_WIDE __attribute__((target("avx")))
+#else
+bool HasWideRegisters() { return false; }
+#define MATEX_WIDE
+#endif
+
+template <typename T>
+MATEX_WIDE void ScaleWide(const T* from, T* to, int64_t count, T factor) {
+#pragma GCC ivdep
+  for (int64_t i = 0; i < count; ++i) to[i] = from[i] * factor;
+}
+
+template <typename T>
+MATEX_WIDE void AddWide(const T* one, const T* other, T* to, int64_t count) {
+#pragma GCC ivdep
+  for (int64_t i = 0; i < count; ++i) to[i] = one[i] + other[i];
+}
+
 template <typename T>
 void ScaleAs(const void* from, void* to, int64_t count, double weight) {
+  if constexpr (std::is_floating_point_v<T>) {
+    if (HasWideRegisters()) {
+      return ScaleWide(static_cast<const T*>(from), static_cast<T*>(to), count, static_cast<T>(weight));
+    }
+  }
   InBlocks(static_cast<const T*>(from), static_cast<T*>(to), count, [weight](auto* a, auto* b, int64_t n) {
     using Wide = std::remove_reference_t<decltype(*b)>;
     const Wide factor = static_cast<Wide>(weight);
@@ -109,6 +139,11 @@ void ScaleAs(const void* from, void* to, int64_t count, double weight) {
 
 template <typename T>
 void AddAs(const void* one, const void* other, void* to, int64_t count) {
+  if constexpr (std::is_floating_point_v<T>) {
+    if (HasWideRegisters()) {
+      return AddWide(static_cast<const T*>(one), static_cast<const T*>(other), static_cast<T*>(to), count);
+    }
+  }
   CombineAs<T, Sum>(static_cast<const T*>(one), static_cast<const T*>(other), static_cast<T*>(to), count);
 }
 

@@ -2,6 +2,7 @@
 
 #include <sched.h>
 #include <sys/mman.h>
+#include <time.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -16,6 +17,7 @@ namespace matex {
 struct alignas(128) Arrivals::Line {
   std::atomic<int64_t> count{0};
   Words words[2] = {};
+  std::atomic<int64_t> written{0}, read{0};
 };
 
 namespace {
@@ -23,6 +25,15 @@ namespace {
 constexpr int kLooks = 2'000;  // some ten microseconds, or a hundred where a pause is a long one
 constexpr int kYields = 1'000;  // less than a millisecond, if nobody else computes
 constexpr std::chrono::milliseconds kLongest(1);  // a pause: MPI may have to go on for another rank to come
+std::atomic<bool> counts_waits{false};  // it takes as long as a small sum
+std::atomic<int64_t> waited_nanoseconds{0}, waited_of_a_core{0};
+
+int64_t ReadClock(clockid_t clock) {
+  timespec now;
+  clock_gettime(clock, &now);
+  return now.tv_sec * 1'000'000'000 + now.tv_nsec;
+}
+
 constexpr int kUnaided = 16;  // meetings after which MPI goes on, also with a rank that never waits
 
 static_assert(std::atomic<int64_t>::is_always_lock_free, "an atomic number must be one in the memory of several processes");
@@ -74,35 +85,64 @@ int Arrivals::Meet(const Words& words, bool* same) {
   Line* const lines = this->lines();
   lines[rank_].words[number % 2] = words;
   lines[rank_].count.store(number, std::memory_order_release);
-  // What MPI has still to send another rank may be waiting for, the script's own, too.
-  const auto progress = [this] {
-    int any = 0;
-    return MPI_Iprobe(MPI_ANY_SOURCE, MPI_ANY_TAG, communicator_, &any, MPI_STATUS_IGNORE);
-  };
-  int code = number % kUnaided == 0 ? progress() : MPI_SUCCESS;
-  int looks = 0;
-  Pause pause(kLongest);
-  for (int one = 1; one < size_; ++one) {
+  int code = number % kUnaided == 0 ? Progress() : MPI_SUCCESS;
+  for (int one = 1; one < size_ && code == MPI_SUCCESS; ++one) {
     const Line& other = lines[(rank_ + one) % size_];
-    while (other.count.load(std::memory_order_acquire) < number) {
-      if (code != MPI_SUCCESS) return code;
-      if (++looks <= looks_) {
-#if defined(__x86_64__)
-        __builtin_ia32_pause();
-#endif
-      } else if (looks <= looks_ + kYields) {
-        sched_yield();
-      } else {
-        pause.Take();
-        code = progress();
-      }
-    }
+    code = WaitUntil([&] { return other.count.load(std::memory_order_acquire) >= number; });
   }
+  if (code != MPI_SUCCESS) return code;
   if (same != nullptr) {
     *same = std::all_of(lines, lines + size_,
                         [&](const Line& line) { return line.words[number % 2] == lines[0].words[number % 2]; });
   }
   return MPI_SUCCESS;
+}
+
+void Arrivals::Show(const Blocks& mine) {
+  Line& line = lines()[rank_];
+  line.written.store(mine.written, std::memory_order_release);
+  line.read.store(mine.read, std::memory_order_release);
+}
+
+Arrivals::Blocks Arrivals::See(int rank) const {
+  const Line& line = lines()[rank];
+  return {line.written.load(std::memory_order_acquire), line.read.load(std::memory_order_acquire)};
+}
+
+// What MPI has still to send another rank may be waiting for, the script's own, too.
+int Arrivals::Progress() const {
+  int any = 0;
+  return MPI_Iprobe(MPI_ANY_SOURCE, MPI_ANY_TAG, communicator_, &any, MPI_STATUS_IGNORE);
+}
+
+int Arrivals::WaitUntil(const std::function<bool()>& is_there) {
+  if (is_there()) return MPI_SUCCESS;
+  const bool counts = counts_waits;
+  const int64_t start = counts ? ReadClock(CLOCK_MONOTONIC) : 0, used = counts ? ReadClock(CLOCK_THREAD_CPUTIME_ID) : 0;
+  int code = MPI_SUCCESS, looks = 0;
+  Pause pause(kLongest);
+  do {
+    if (++looks <= looks_) {
+#if defined(__x86_64__)
+      __builtin_ia32_pause();
+#endif
+    } else if (looks <= looks_ + kYields) {
+      sched_yield();
+    } else {
+      pause.Take();
+      code = Progress();
+    }
+  } while (code == MPI_SUCCESS && !is_there());
+  if (counts) {
+    waited_nanoseconds += ReadClock(CLOCK_MONOTONIC) - start;
+    waited_of_a_core += ReadClock(CLOCK_THREAD_CPUTIME_ID) - used;
+  }
+  return code;
+}
+
+Arrivals::Waited Arrivals::WaitedSoFar() {
+  counts_waits = true;
+  return {1e-9 * waited_nanoseconds, 1e-9 * waited_of_a_core};
 }
 
 }  // namespace matex

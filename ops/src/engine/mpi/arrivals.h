@@ -6,6 +6,7 @@
 #include <array>
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <memory>
 
 #include "engine/mpi/common_memory.h"
@@ -33,8 +34,29 @@ class Arrivals {
   // time calls it.
   int Meet(const Words& words = {}, bool* same = nullptr);
 
+  // What two ranks give each other without a meeting: how many blocks this one has written into its part since the start, and
+  // how many of the other's it has read, for that to see; and what it sees of the other.
+  struct Blocks {
+    int64_t written = 0;
+    int64_t read = 0;
+  };
+  void Show(const Blocks& mine);
+  Blocks See(int rank) const;
+
+  // Returns when `is_there`, which looks at what another rank has shown, with an error code as `Meet` does.
+  int WaitUntil(const std::function<bool()>& is_there);
+
+  // How long this process has waited for others in its memory since this was first asked, and how much of a core that took.
+  struct Waited {
+    double seconds = 0;
+    double of_a_core = 0;
+  };
+  static Waited WaitedSoFar();
+
  private:
   struct Line;
+
+  int Progress() const;
 
   Arrivals(MPI_Comm communicator, char* memory, const CommonLayout& layout, int rank, int size, int processors);
   Line* lines() const;

@@ -8,27 +8,21 @@
 namespace matex {
 namespace {
 
-std::string Named(size_t rank, const std::vector<Report>& reports) {
-  return "rank " + std::to_string(rank) + " (" + reports[rank].host + ")";
-}
+std::string Name(const Standing::Named& one) { return "rank " + std::to_string(one.rank) + " (" + one.host + ")"; }
 
-bool SamePlace(const Report& a, const Report& b) {
-  return a.kind == b.kind && a.what == b.what && a.number == b.number && a.entries == b.entries &&
-         a.chunk_bytes == b.chunk_bytes && a.fuse_bytes == b.fuse_bytes && a.compression == b.compression &&
-         a.compiled == b.compiled && a.checked == b.checked && a.way == b.way &&
-         a.batch.rows == b.batch.rows;
-}
+std::string NameFirst(const Standing& standing) { return Name(standing.named.front()); }
 
 std::string Settings(const Report& report) {
   return "MATEX_CHUNK_BYTES=" + std::to_string(report.chunk_bytes) +
          " and MATEX_FUSE_BYTES=" + std::to_string(report.fuse_bytes);
 }
 
-// How the layout of rank `b` differs from that of rank `a`; empty if it does not.
-std::string Difference(size_t a, size_t b, const std::vector<Report>& reports) {
-  const std::vector<Entry>& mine = reports[a].entries;
-  const std::vector<Entry>& theirs = reports[b].entries;
-  const std::string first = Named(a, reports), second = Named(b, reports);
+// How the layout of `other` differs from that of `one`; empty if it does not.
+std::string Difference(const Standing& one, const Standing& other) {
+  const Report &a = one.report, &b = other.report;
+  const std::vector<Entry>& mine = a.entries;
+  const std::vector<Entry>& theirs = b.entries;
+  const std::string first = NameFirst(one), second = NameFirst(other);
   const size_t common = std::min(mine.size(), theirs.size());
   for (size_t i = 0; i < common; ++i) {
     if (mine[i] == theirs[i]) continue;
@@ -48,65 +42,59 @@ std::string Difference(size_t a, size_t b, const std::vector<Report>& reports) {
            (longer ? second : first) + " has not (" + std::to_string(mine.size()) + " and " +
            std::to_string(theirs.size()) + " gradients)";
   }
-  if (reports[a].chunk_bytes != reports[b].chunk_bytes || reports[a].fuse_bytes != reports[b].fuse_bytes) {
-    return first + " has " + Settings(reports[a]) + ", " + second + " has " + Settings(reports[b]);
+  if (a.chunk_bytes != b.chunk_bytes || a.fuse_bytes != b.fuse_bytes) {
+    return first + " has " + Settings(a) + ", " + second + " has " + Settings(b);
   }
-  if (reports[a].compression != reports[b].compression) {
-    return first + " has " + reports[a].compression + ", " + second + " has " + reports[b].compression;
+  if (a.compression != b.compression) {
+    return first + " has " + a.compression + ", " + second + " has " + b.compression;
   }
-  if (reports[a].compiled != reports[b].compiled) {
-    return "XLA has compiled the step on " + (reports[a].compiled ? first : second) + " but not on " +
-           (reports[a].compiled ? second : first) + ", where it may not be available; MATEX_XLA=off turns it off";
+  if (a.compiled != b.compiled) {
+    return "XLA has compiled the step on " + (a.compiled ? first : second) + " but not on " +
+           (a.compiled ? second : first) + ", where it may not be available; MATEX_XLA=off turns it off";
   }
-  if (reports[a].checked != reports[b].checked) {
-    return "MATEX_CHECK_NUMERICS looks at this update on " + (reports[a].checked ? first : second) + " but not on " +
-           (reports[a].checked ? second : first) + ", where a LossScaleOptimizer is in use";
+  if (a.checked != b.checked) {
+    return "MATEX_CHECK_NUMERICS looks at this update on " + (a.checked ? first : second) + " but not on " +
+           (a.checked ? second : first) + ", where a LossScaleOptimizer is in use";
   }
-  if (reports[a].way != reports[b].way) return first + " " + reports[a].way + ", " + second + " " + reports[b].way;
+  if (a.way != b.way) return first + " " + a.way + ", " + second + " " + b.way;
   return "";
 }
 
-std::string ExplainBatches(const std::vector<Report>& reports) {
-  for (size_t rank = 1; rank < reports.size(); ++rank) {
-    const int64_t first = reports[0].batch.rows, other = reports[rank].batch.rows;
-    if (first != other) {
-      return "the ranks' batches have different numbers of rows at " + reports[0].what + ": " + std::to_string(first) +
-             " on " + Named(0, reports) + ", " + std::to_string(other) + " on " + Named(rank, reports) +
-             ". Every rank must read the same data in the same order.";
+std::string ExplainBatches(const std::vector<Standing>& places) {
+  for (const Standing& other : places) {
+    const int64_t first = places[0].report.batch.rows, rows = other.report.batch.rows;
+    if (first != rows) {
+      return "the ranks' batches have different numbers of rows at " + places[0].report.what + ": " +
+             std::to_string(first) + " on " + NameFirst(places[0]) + ", " + std::to_string(rows) + " on " +
+             NameFirst(other) + ". Every rank must read the same data in the same order.";
     }
   }
   return "";
 }
 
-std::string ExplainLayouts(const std::vector<Report>& reports) {
-  for (size_t rank = 1; rank < reports.size(); ++rank) {
-    const std::string difference = Difference(0, rank, reports);
+std::string ExplainLayouts(const std::vector<Standing>& places) {
+  for (const Standing& other : places) {
+    const std::string difference = Difference(places[0], other);
     if (difference.empty()) continue;
-    return "ranks compute different gradients for " + reports[0].what + ": " + difference +
+    return "ranks compute different gradients for " + places[0].report.what + ": " + difference +
            ". All ranks must build the same model and run with the same settings: look for what depends on the rank, "
            "the host, the time or an unseeded choice.";
   }
-  return ExplainBatches(reports);
+  return ExplainBatches(places);
 }
 
 // "rank 0 (a), rank 2 (a) are at X; rank 1 (b) is at Y": ranks at the same place are named together.
-std::string Places(const std::vector<Report>& reports) {
-  constexpr size_t kNamed = 4;  // of hundreds of ranks, a few tell enough
-  std::vector<bool> told(reports.size(), false);
+std::string Places(const Standings& standings) {
   std::string text;
-  for (size_t rank = 0; rank < reports.size(); ++rank) {
-    if (told[rank]) continue;
-    size_t alike = 0;
+  for (const Standing& one : standings.places) {
     std::string names;
-    for (size_t other = rank; other < reports.size(); ++other) {
-      if (told[other] || !SamePlace(reports[rank], reports[other])) continue;
-      told[other] = true;
-      if (alike++ < kNamed) names += (names.empty() ? "" : ", ") + Named(other, reports);
-    }
-    if (alike > kNamed) names += " and " + std::to_string(alike - kNamed) + " more";
-    text += (text.empty() ? "" : "; ") + names + (alike > 1 ? " are " : " is ");
-    text += reports[rank].kind == Kind::kExit ? "at the end of the script" : "at " + reports[rank].what;
+    for (const Standing::Named& named : one.named) names += (names.empty() ? "" : ", ") + Name(named);
+    const int64_t more = one.ranks - static_cast<int64_t>(one.named.size());
+    if (more > 0) names += " and " + std::to_string(more) + " more";
+    text += (text.empty() ? "" : "; ") + names + (one.ranks > 1 ? " are " : " is ");
+    text += one.report.kind == Kind::kExit ? "at the end of the script" : "at " + one.report.what;
   }
+  if (standings.others > 0) text += "; " + std::to_string(standings.others) + " more ranks are at other places";
   return text;
 }
 
@@ -147,40 +135,27 @@ Report Decode(const std::string& text) {
   return report;
 }
 
-bool IsFailedStep(const std::vector<Report>& reports) {
-  bool failed = false, others_compute = true;
-  for (const Report& report : reports) {
-    const bool mine = report.kind == Kind::kFailure;
-    failed = failed || mine;
-    others_compute = others_compute && (mine || report.kind <= Kind::kAllgather);
-  }
-  return failed && others_compute;
-}
-
-std::string Explain(const std::vector<Report>& reports) {
-  bool all_reduce = true;
-  for (const Report& report : reports) all_reduce = all_reduce && !report.way.empty();
-  if (all_reduce) {
-    const std::string text = ExplainLayouts(reports);
+std::string Explain(const Standings& standings) {
+  const std::vector<Standing>& places = standings.places;
+  if (standings.all_reduce) {
+    const std::string text = ExplainLayouts(places);
     if (!text.empty()) return text;
   }
-  for (size_t rank = 0; rank < reports.size(); ++rank) {
-    if (reports[rank].kind == Kind::kFailure) return Named(rank, reports) + " failed in " + reports[rank].what;
+  for (const Standing& one : places) {
+    if (one.report.kind == Kind::kFailure) return NameFirst(one) + " failed in " + one.report.what;
   }
   const std::string advice =
       "All ranks must go through the same steps: look for a loop, a break or an exit that depends on the rank, on "
       "local data or on the time.";
-  const std::string number = "; it is collective number " + std::to_string(reports[0].number) + ". ";
-  for (size_t rank = 0; rank < reports.size(); ++rank) {
-    if (reports[rank].kind != Kind::kExit) continue;
-    return Named(rank, reports) + " has ended its script (" + reports[rank].what +
-           ") while others go on: " + Places(reports) + number + advice;
+  const std::string number = "; it is collective number " + std::to_string(places[0].report.number) + ". ";
+  for (const Standing& one : places) {
+    if (one.report.kind != Kind::kExit) continue;
+    return NameFirst(one) + " has ended its script (" + one.report.what +
+           ") while others go on: " + Places(standings) + number + advice;
   }
-  bool all_have_batches = true;
-  for (const Report& report : reports) all_have_batches = all_have_batches && report.batch.rows > 0;
-  const std::string batches = all_have_batches ? ExplainBatches(reports) : "";
+  const std::string batches = standings.all_have_batches ? ExplainBatches(places) : "";
   if (!batches.empty()) return batches;
-  return "ranks are at different places in the program: " + Places(reports) + number + advice;
+  return "ranks are at different places in the program: " + Places(standings) + number + advice;
 }
 
 }  // namespace matex

@@ -51,11 +51,26 @@ struct Report {
 std::string Encode(const Report& report);
 Report Decode(const std::string& text);
 
-// Whether a step has failed on some ranks, and all others are within a step.
-bool IsFailedStep(const std::vector<Report>& reports);
+// Ranks that are at one place: the report of the lowest of them, how many they are, and the first ones.
+struct Standing {
+  Report report;
+  int64_t ranks = 1;
+  struct Named {
+    int rank = 0;
+    std::string host;
+  };
+  std::vector<Named> named;  // in their order; the report is of the first
+};
 
-// The message for all ranks: the first variable that differs, who has failed or ended, or who is where. Reports are by
-// rank.
-std::string Explain(const std::vector<Report>& reports);
+// Where the ranks of a meeting are.
+struct Standings {
+  std::vector<Standing> places;  // some of them, in the order of their lowest ranks; first that of rank 0
+  int64_t others = 0;            // ranks at further places
+  bool all_reduce = true;        // whether all ranks reduce gradients
+  bool all_have_batches = true;  // and have told the rows of a batch
+};
+
+// The message for all ranks: the first variable that differs, who has failed or ended, or who is where.
+std::string Explain(const Standings& standings);
 
 }  // namespace matex

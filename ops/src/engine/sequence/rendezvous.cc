@@ -5,12 +5,12 @@
 #include <array>
 #include <atomic>
 #include <chrono>
-#include <limits>
 #include <memory>
 #include <vector>
 
 #include "engine/mpi/failure.h"
 #include "engine/mpi/arrivals.h"
+#include "engine/sequence/reports.h"
 #include "engine/sequence/trace.h"
 #include "engine/sequence/wait_state.h"
 #include "engine/sums/world.h"
@@ -36,7 +36,7 @@ Sequence& TheSequence() {
   return *sequence;
 }
 
-Error Exchange(const World& world, const Call& call, int64_t number, bool* is_failed_step) {
+Report ReportOf(const World& world, const Call& call, int64_t number) {
   Report mine;
   mine.kind = call.kind;
   mine.number = number;
@@ -53,33 +53,17 @@ Error Exchange(const World& world, const Call& call, int64_t number, bool* is_fa
     if (call.announced != nullptr) mine.way = call.announced->more ? "will compute more" : "computes no more";
   }
   mine.batch = call.batch;
-  std::string text = Encode(mine);
-  if (text.size() > static_cast<size_t>(std::numeric_limits<int>::max() / world.size)) {
-    mine.entries.clear();
-    text = Encode(mine);
-  }
-  const int length = static_cast<int>(text.size());
-  std::vector<int> lengths(world.size), starts(world.size, 0);
-  int code = MPI_Allgather(&length, 1, MPI_INT, lengths.data(), 1, MPI_INT, world.sequence);
-  if (Error error = MpiError(code, "MPI_Allgather", mine.what)) return error;
-  for (int rank = 1; rank < world.size; ++rank) starts[rank] = starts[rank - 1] + lengths[rank - 1];
-  std::string all(starts.back() + lengths.back(), '\0');
-  code =
-      MPI_Allgatherv(text.data(), length, MPI_CHAR, &all[0], lengths.data(), starts.data(), MPI_CHAR, world.sequence);
-  if (Error error = MpiError(code, "MPI_Allgatherv", mine.what)) return error;
-  std::vector<Report> reports;
-  for (int rank = 0; rank < world.size; ++rank) reports.push_back(Decode(all.substr(starts[rank], lengths[rank])));
-  *is_failed_step = IsFailedStep(reports);
-  return Error(Explain(reports));
+  return mine;
 }
 
-// Finds where the ranks of one host meet, if all choose a way that may use its memory. Collective: all come to their first
-// meeting together, at which their settings may still differ.
+// Finds where the ranks of one node meet, if they are all and choose a way that may use its memory. Collective: all come to
+// their first meeting together, at which their settings may still differ.
 int Prepare(const World& world, Sequence* sequence) {
   if (sequence->prepared) return MPI_SUCCESS;
   sequence->prepared = true;
-  int may = world.algorithm == Algorithm::kAuto;
-  const int code = MPI_Allreduce(MPI_IN_PLACE, &may, 1, MPI_INT, MPI_MIN, world.sequence);
+  int least[] = {world.algorithm == Algorithm::kAuto, world.node, -world.node};
+  const int code = MPI_Allreduce(MPI_IN_PLACE, least, 3, MPI_INT, MPI_MIN, world.sequence);
+  const bool may = least[0] && least[1] == -least[2];
   if (code != MPI_SUCCESS || !may) return code;
   return Arrivals::Make(world.sequence, 0, &sequence->here);
 }
@@ -95,7 +79,7 @@ Error Check(const World& world, const Call& call, Sequence* sequence, bool* is_f
   if (sequence->here != nullptr) {
     bool same = false;
     if (Error error = MpiError(sequence->here->Meet(mine, &same), "the meeting", call.what())) return error;
-    return same ? Error() : Exchange(world, call, mine.back(), is_failed_step);
+    return same ? Error() : ExplainMismatch(ReportOf(world, call, mine.back()), is_failed_step);
   }
   // The largest of x and of ~x over all ranks: they are each other's complement only if x is the same everywhere.
   constexpr int kWords = mine.size();
@@ -107,7 +91,7 @@ Error Check(const World& world, const Call& call, Sequence* sequence, bool* is_f
   const int code = MPI_Allreduce(MPI_IN_PLACE, words, 2 * kWords, MPI_INT64_T, MPI_MAX, world.sequence);
   if (code != MPI_SUCCESS) return MpiError(code, "MPI_Allreduce", call.what());
   for (int i = 0; i < kWords; ++i) {
-    if (words[i] != ~words[kWords + i]) return Exchange(world, call, mine.back(), is_failed_step);
+    if (words[i] != ~words[kWords + i]) return ExplainMismatch(ReportOf(world, call, mine.back()), is_failed_step);
   }
   return Error();
 }

@@ -135,17 +135,11 @@ int Adder::Run(Algorithm algorithm, void* data, int64_t count, Type type) {
 }
 
 int Adder::SumShared(char* data, int64_t count, Type type) {
-  const int64_t size = static_cast<int64_t>(SizeOf(type)), part = SharedMemory::PartOf(type);
-  for (int64_t first = 0; first < count; first += part) {
-    const int64_t taken = std::min(part, count - first);
-    char* const at = data + first * size;
-    std::memcpy(shared_->Mine(), at, taken * size);
-    const int code = shared_->Sum(type, taken, [&](const char* one, const char* other, int64_t begin, int64_t length) {
-      SharedMemory::Write(type, one, other, at + begin * size, length);
-    });
-    if (code != MPI_SUCCESS) return code;
-  }
-  return MPI_SUCCESS;
+  const int64_t size = static_cast<int64_t>(SizeOf(type));
+  const auto put = [&](char* to, int64_t first, int64_t length) { std::memcpy(to, data + first * size, length * size); };
+  return shared_->Sum(type, count, put, [&](const char* one, const char* other, int64_t first, int64_t length) {
+    SharedMemory::Write(type, one, other, data + first * size, length);
+  });
 }
 
 int Adder::RunCompressed(const Step& step, float* data, float* left) {
@@ -171,9 +165,10 @@ int Adder::ChooseForParts(int64_t bytes, Algorithm* algorithm) {
   if (algorithm_ == Algorithm::kAuto) {
     if (const int code = Choose()) return code;
   }
-  const bool is_flat = levels_.places.empty() || levels_.carriers == 1;
+  const bool is_flat = !levels_.even || levels_.carriers == 1;
   *algorithm = algorithm_ == Algorithm::kTwoLevel && is_flat ? Algorithm::kRing : algorithm_;
-  return MPI_SUCCESS;
+  const bool has_places = *algorithm != Algorithm::kTwoLevel || !levels_.places.empty();
+  return has_places ? MPI_SUCCESS : MakePlaces(communicator_, &levels_);
 }
 
 int Adder::ReduceScatter(const Step& step, void* data) {

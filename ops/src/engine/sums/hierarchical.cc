@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include "engine/mpi/mpi_calls.h"
 #include "engine/sums/ring.h"
@@ -86,11 +87,17 @@ int MakeLevels(MPI_Comm communicator, int node, Levels* levels) {
   levels->nodes = nodes;
   const int slice = local < levels->carriers ? local : MPI_UNDEFINED;
   if (const int code = MPI_Comm_split(communicator, slice, rank, &levels->across)) return code;
+  levels->even = Calls{communicator, false}.size() == nodes * levels->carriers;
+  return MPI_SUCCESS;
+}
+
+int MakePlaces(MPI_Comm communicator, Levels* levels) {
   const Calls all{communicator, false};
-  if (all.size() != nodes * levels->carriers) return MPI_SUCCESS;
-  const int place = local * nodes + Calls{levels->across, false}.rank();
-  levels->places.resize(all.size());
-  return all.Allgather(&place, levels->places.data(), sizeof place);
+  const int place = Calls{levels->within, false}.rank() * levels->nodes + Calls{levels->across, false}.rank();
+  std::vector<int> places(all.size());
+  const int code = all.Allgather(&place, places.data(), sizeof place);
+  if (code == MPI_SUCCESS) levels->places = std::move(places);
+  return code;
 }
 
 int ReduceScatterInTwoLevels(const Levels& levels, void* data, const std::vector<int64_t>& starts, Type type, bool asleep,

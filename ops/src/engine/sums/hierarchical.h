@@ -18,13 +18,17 @@ struct Levels {
   MPI_Comm across = MPI_COMM_NULL;  // null on a rank that carries nothing
   int nodes = 1;
   int carriers = 1;
-  // Of each rank, which it is if the first ranks of all nodes are counted first, then the second ones; empty where nodes
-  // have different numbers of ranks.
+  bool even = false;  // whether all nodes have as many ranks
+  // Of each rank, which it is if the first ranks of all nodes are counted first, then the second ones; empty until
+  // `MakePlaces`, which only what ranks own in parts needs.
   std::vector<int> places;
 };
 
 // Of the ranks of `communicator`, which call it together, each with the number of its node. Returns an error code of MPI.
 int MakeLevels(MPI_Comm communicator, int node, Levels* levels);
+
+// The places of ranks on nodes that are even; of the same communicator, whose ranks call it together.
+int MakePlaces(MPI_Comm communicator, Levels* levels);
 
 // Numbers [first, first + count) at `slice`, which are to become their sum over `across`. Returns an error code of MPI.
 using AcrossNodes = std::function<int(void* slice, int64_t first, int64_t count)>;

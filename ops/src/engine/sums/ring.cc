@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <functional>
 #include <utility>
 
 #include "engine/mpi/sleeping_wait.h"
@@ -15,6 +16,8 @@ constexpr int kTag = 1;
 // it over TCP at once. A larger one asks first, and the answer waits behind what is on its way to that rank: between two
 // ranks all would travel one way and then the other.
 constexpr int64_t kPartBytes = 60 << 10;
+// Rounds of which messages may still be on their way to the right: what a rank keeps of a ring does not grow with it.
+constexpr int kOpen = 4;
 // For a message that has begun to come when another has failed. With its sender lost, too, it may never be over.
 constexpr std::chrono::seconds kLeave(2);
 
@@ -28,17 +31,15 @@ struct Rounds {
 
 class Ring {
  public:
-  // Segment i of the data is from starts[i] up to starts[i + 1].
-  Ring(MPI_Comm communicator, char* data, std::vector<int64_t> starts, const Rounds& rounds, Type type, bool asleep)
-      : communicator_(communicator), data_(data), starts_(std::move(starts)), adding_(rounds.adding),
+  // Segment i of the data is from begin(i) up to begin(i + 1).
+  Ring(MPI_Comm communicator, char* data, std::function<int64_t(int)> begin, const Rounds& rounds, Type type, bool asleep)
+      : communicator_(communicator), data_(data), begin_(std::move(begin)), adding_(rounds.adding),
         rounds_(rounds.adding + rounds.copying), type_(type), asleep_(asleep) {
     MPI_Comm_rank(communicator, &rank_);
     MPI_Comm_size(communicator, &size_);
     first_ = rank_ + rounds.first;
     element_ = static_cast<int64_t>(SizeOf(type));
     part_ = std::max<int64_t>(kPartBytes / element_, 1);
-    sends_.resize(rounds_);
-    receives_.resize(rounds_);
   }
 
   int Run(std::vector<char>* buffer) {
@@ -63,10 +64,13 @@ class Ring {
     for (int round = 0; round < rounds_; ++round) {
       if (round + 1 < rounds_) {
         if (const int code = Receive(round + 1)) return code;
+        if (const int code = AwaitSends(round + 1 - kOpen)) return code;
+        newest_ = round + 1;
+        sends_[newest_ % kOpen].clear();
       }
       const int64_t length = Length(round + 1);
       for (int64_t at = 0, part = 0; at < length; at += part_, ++part) {
-        if (const int code = Wait(&receives_[round][part])) return code;
+        if (const int code = Wait(&receives_[round % 2][part])) return code;
         if (Adds(round)) {
           const int code = MPI_Reduce_local(buffers_[round % 2] + at * element_, Place(round + 1) + at * element_,
                                             Taken(length, at), MpiType(type_), MpiOp(type_, Reduction::kSum));
@@ -94,7 +98,7 @@ class Ring {
 
   // The segment sent in `round`, which is the one received in the round before.
   int Segment(int round) const { return ((first_ - round) % size_ + size_) % size_; }
-  int64_t Begin(int segment) const { return starts_[segment]; }
+  int64_t Begin(int segment) const { return begin_(segment); }
   int64_t Length(int round) const { return Begin(Segment(round) + 1) - Begin(Segment(round)); }
   char* Place(int round) const { return data_ + Begin(Segment(round)) * element_; }
   int Taken(int64_t length, int64_t at) const { return static_cast<int>(std::min(part_, length - at)); }
@@ -103,24 +107,32 @@ class Ring {
   int Receive(int round) {
     // What is overwritten now has been sent before: that must be over.
     if (!Adds(round) && adding_ > 0) {
-      if (const int code = WaitAll(&sends_[round - adding_])) return code;
+      if (const int code = AwaitSends(round - adding_)) return code;
     }
+    std::vector<MPI_Request>& receives = receives_[round % 2];
+    receives.clear();
     char* const to = Adds(round) ? buffers_[round % 2] : Place(round + 1);
     const int64_t length = Length(round + 1);
     const int left = (rank_ + size_ - 1) % size_;
     for (int64_t at = 0; at < length; at += part_) {
-      receives_[round].push_back(MPI_REQUEST_NULL);
+      receives.push_back(MPI_REQUEST_NULL);
       const int code = MPI_Irecv(to + at * element_, Taken(length, at), MpiType(type_), left, kTag, communicator_,
-                                 &receives_[round].back());
+                                 &receives.back());
       if (code != MPI_SUCCESS) return code;
     }
     return MPI_SUCCESS;
   }
 
   int Send(int round, int64_t at) {
-    sends_[round].push_back(MPI_REQUEST_NULL);
+    std::vector<MPI_Request>& sends = sends_[round % kOpen];
+    sends.push_back(MPI_REQUEST_NULL);
     return MPI_Isend(Place(round) + at * element_, Taken(Length(round), at), MpiType(type_), (rank_ + 1) % size_, kTag,
-                     communicator_, &sends_[round].back());
+                     communicator_, &sends.back());
+  }
+
+  // Those of `round`; it is over once a later one has its place.
+  int AwaitSends(int round) {
+    return round < 0 || round <= newest_ - kOpen ? MPI_SUCCESS : WaitAll(&sends_[round % kOpen]);
   }
 
   int Wait(MPI_Request* request) const { return asleep_ ? Await(request) : MPI_Wait(request, MPI_STATUS_IGNORE); }
@@ -133,14 +145,15 @@ class Ring {
 
   const MPI_Comm communicator_;
   char* const data_;
-  const std::vector<int64_t> starts_;
+  const std::function<int64_t(int)> begin_;
   const int adding_, rounds_;
   const Type type_;
   const bool asleep_;
   int rank_ = 0, size_ = 1, first_ = 0;
+  int newest_ = 0;  // the round in which this rank sends
   int64_t element_ = 1, part_ = 1;
   char* buffers_[2] = {nullptr, nullptr};
-  std::vector<std::vector<MPI_Request>> sends_, receives_;  // by round
+  std::vector<MPI_Request> sends_[kOpen], receives_[2];  // of a round, and of those after it in turn
 };
 
 }  // namespace
@@ -148,21 +161,22 @@ class Ring {
 int RingSum(MPI_Comm communicator, void* data, int64_t count, Type type, bool asleep, std::vector<char>* buffer) {
   int size = 1;
   MPI_Comm_size(communicator, &size);
-  std::vector<int64_t> starts{0};
-  for (int64_t i = 0; i < size; ++i) starts.push_back(starts.back() + count / size + (i < count % size));
-  return Ring(communicator, static_cast<char*>(data), starts, {0, size - 1, size - 1}, type, asleep).Run(buffer);
+  const auto begin = [count, size](int64_t i) { return count / size * i + std::min(i, count % size); };
+  return Ring(communicator, static_cast<char*>(data), begin, {0, size - 1, size - 1}, type, asleep).Run(buffer);
 }
 
 int RingReduceScatter(MPI_Comm communicator, void* data, const std::vector<int64_t>& starts, Type type, bool asleep,
                       std::vector<char>* buffer) {
   const int rounds = static_cast<int>(starts.size()) - 2;
-  return Ring(communicator, static_cast<char*>(data), starts, {-1, rounds, 0}, type, asleep).Run(buffer);
+  const auto begin = [&starts](int i) { return starts[i]; };
+  return Ring(communicator, static_cast<char*>(data), begin, {-1, rounds, 0}, type, asleep).Run(buffer);
 }
 
 int RingAllgather(MPI_Comm communicator, void* data, const std::vector<int64_t>& starts, Type type, bool asleep) {
   std::vector<char> none;
   const int rounds = static_cast<int>(starts.size()) - 2;
-  return Ring(communicator, static_cast<char*>(data), starts, {0, 0, rounds}, type, asleep).Run(&none);
+  const auto begin = [&starts](int i) { return starts[i]; };
+  return Ring(communicator, static_cast<char*>(data), begin, {0, 0, rounds}, type, asleep).Run(&none);
 }
 
 }  // namespace matex

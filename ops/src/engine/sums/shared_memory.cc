@@ -12,6 +12,17 @@ namespace matex {
 namespace {
 
 constexpr int kBuffers = 2;
+// What of all ranks is added up at a time stays in the cache that their cores have in common. Ranks meet for each part, so
+// that larger ones are for fewer meetings.
+constexpr int64_t kOfAll = 2 << 20, kLeast = 256 << 10, kMost = 512 << 10;
+// Two ranks go through blocks, which with their numbers stay in the cache of a core: one that has written a few reads the
+// other's, and writes on while those are not there.
+constexpr int64_t kBlockBytes = 64 << 10;
+constexpr int kAhead = 2;
+
+int64_t PartOfRanks(int size) {
+  return std::clamp<int64_t>(kOfAll / size, kLeast, kMost) / kMemoryPage * kMemoryPage;
+}
 
 }  // namespace
 
@@ -20,47 +31,91 @@ int SharedMemory::Make(MPI_Comm communicator, std::unique_ptr<SharedMemory>* mad
   MPI_Comm_rank(communicator, &rank);
   MPI_Comm_size(communicator, &size);
   std::unique_ptr<Arrivals> arrivals;
-  const int code = Arrivals::Make(communicator, kBuffers * kPart, &arrivals);
-  if (arrivals != nullptr) made->reset(new SharedMemory(std::move(arrivals), rank, size));
+  const int64_t part = PartOfRanks(size);
+  const int code = Arrivals::Make(communicator, kBuffers * part, &arrivals);
+  if (arrivals != nullptr) made->reset(new SharedMemory(std::move(arrivals), part, rank, size));
   return code;
 }
 
-SharedMemory::SharedMemory(std::unique_ptr<Arrivals> arrivals, int rank, int size)
-    : arrivals_(std::move(arrivals)), rank_(rank), size_(size) {}
+SharedMemory::SharedMemory(std::unique_ptr<Arrivals> arrivals, int64_t part, int rank, int size)
+    : arrivals_(std::move(arrivals)), part_(part), rank_(rank), size_(size) {}
 
-char* SharedMemory::Of(int rank) const { return arrivals_->PartOf(rank) + parts_ % kBuffers * kPart; }
+char* SharedMemory::Of(int rank) const { return arrivals_->PartOf(rank) + parts_ % kBuffers * part_; }
 
-char* SharedMemory::Mine() const { return Of(rank_); }
+int SharedMemory::BeginPart(char** mine) {
+  *mine = Of(rank_);
+  return BeginBlocks(false);
+}
 
 void SharedMemory::Write(Type type, const char* one, const char* other, char* to, int64_t count) {
   if (other != nullptr) return Add(type, one, other, to, count);
   std::memcpy(to, one, count * SizeOf(type));
 }
 
-// A rank writes into a buffer again once all have come to the meeting after the one at which it was read: by then they
-// are through with it. So two buffers do. Of two ranks each adds up all, of more each its own share for all others.
-int SharedMemory::Sum(Type type, int64_t count, const Take& take) {
-  if (const int code = arrivals_->Meet()) return code;
-  if (size_ == 2) {
-    take(Of(0), Of(1), 0, count);
-  } else {
-    const int64_t width = static_cast<int64_t>(SizeOf(type));
-    const auto begin = [&](int64_t rank) { return count * rank / size_; };
-    const auto share = [&](int64_t rank) { return begin(rank + 1) - begin(rank); };
-    char* const mine = Mine() + begin(rank_) * width;
-    std::vector<const void*> shares;
-    for (int one = 0; one < size_; ++one) shares.push_back(Of(one) + begin(rank_) * width);
-    AddAll(type, shares, mine, share(rank_));
-    if (const int code = arrivals_->Meet()) return code;
-    for (int rank = 0; rank < size_; ++rank) {
-      if (share(rank) > 0) take(Of(rank) + begin(rank) * width, nullptr, begin(rank), share(rank));
+int SharedMemory::Sum(Type type, int64_t count, const Put& put, const Take& take) {
+  return size_ == 2 ? SumOfTwo(type, count, put, take) : SumOfMany(type, count, put, take);
+}
+
+// Blocks and parts lie in the same memory: the other has read what was there once it has come to a meeting.
+int SharedMemory::BeginBlocks(bool in_blocks) {
+  if (in_blocks == in_blocks_) return MPI_SUCCESS;
+  in_blocks_ = in_blocks;
+  return arrivals_->Meet();
+}
+
+int SharedMemory::SumOfTwo(Type type, int64_t count, const Put& put, const Take& take) {
+  if (const int code = BeginBlocks(true)) return code;
+  const int64_t slots = kBuffers * part_ / kBlockBytes, block = kBlockBytes / static_cast<int64_t>(SizeOf(type));
+  const int64_t first = blocks_.written, last = first + (count + block - 1) / block;
+  const int other = 1 - rank_;
+  const auto at = [&](int rank, int64_t number) { return arrivals_->PartOf(rank) + number % slots * kBlockBytes; };
+  const auto taken = [&](int64_t number) { return std::min(block, count - (number - first) * block); };
+  while (blocks_.read < last) {
+    Arrivals::Blocks seen;
+    const auto may_write = [&] { return blocks_.written < last && blocks_.written - seen.read < slots; };
+    const auto may_read = [&] { return blocks_.read < std::min(blocks_.written, seen.written); };
+    const int code = arrivals_->WaitUntil([&] {
+      seen = arrivals_->See(other);
+      return may_write() || may_read();
+    });
+    if (code != MPI_SUCCESS) return code;
+    if (may_write() && (blocks_.written - blocks_.read < kAhead || !may_read())) {
+      const int64_t number = blocks_.written;
+      put(at(rank_, number), (number - first) * block, taken(number));
+      ++blocks_.written;
+    } else {
+      const int64_t number = blocks_.read;
+      take(at(0, number), at(1, number), (number - first) * block, taken(number));
+      ++blocks_.read;
     }
+    arrivals_->Show(blocks_);
   }
-  ++parts_;
   return MPI_SUCCESS;
 }
 
-// One meeting does, as for the sum of two ranks: nobody writes what another is to read.
+// A rank writes into a buffer again once all have come to the meeting after the one at which it was read: by then they
+// are through with it. So two buffers do. Each rank adds up its own share for all others.
+int SharedMemory::SumOfMany(Type type, int64_t count, const Put& put, const Take& take) {
+  const int64_t width = static_cast<int64_t>(SizeOf(type)), part = PartOf(type);
+  std::vector<const void*> shares(size_);
+  for (int64_t first = 0; first < count; first += part) {
+    const int64_t taken = std::min(part, count - first);
+    put(Of(rank_), first, taken);
+    if (const int code = arrivals_->Meet()) return code;
+    const auto begin = [&](int64_t rank) { return taken * rank / size_; };
+    const auto share = [&](int64_t rank) { return begin(rank + 1) - begin(rank); };
+    for (int one = 0; one < size_; ++one) shares[one] = Of(one) + begin(rank_) * width;
+    AddAll(type, shares, Of(rank_) + begin(rank_) * width, share(rank_));
+    if (const int code = arrivals_->Meet()) return code;
+    for (int rank = 0; rank < size_; ++rank) {
+      if (share(rank) > 0) take(Of(rank) + begin(rank) * width, nullptr, first + begin(rank), share(rank));
+    }
+    ++parts_;
+  }
+  return MPI_SUCCESS;
+}
+
+// One meeting does: nobody writes what another is to read.
 int SharedMemory::Sum(Type type, const std::vector<Wanted>& wanted) {
   if (const int code = arrivals_->Meet()) return code;
   for (const Wanted& one : wanted) {

@@ -16,32 +16,31 @@ namespace matex {
 
 class SharedMemory {
  public:
-  // How much of a sum is in the memory at a time; small enough for the cores' own caches.
-  static constexpr int64_t kPart = 256 << 10;
-
   // All ranks of `communicator` call it together. `made` is null on all where they have no memory in common: on several
   // hosts, in containers that hide from one another, or where there is none left. Returns an error code of MPI.
   static int Make(MPI_Comm communicator, std::unique_ptr<SharedMemory>* made);
 
-  // How many numbers of `type` are a part.
-  static int64_t PartOf(Type type) { return kPart / static_cast<int64_t>(SizeOf(type)); }
-
-  // Where this rank puts its numbers of the next part.
-  char* Mine() const;
-
-  // What is done with [first, first + count) of a part: it is the sum of two arrays, or one of them, if `other` is null;
+  // What is done with [first, first + count) of a sum: it is the sum of two arrays, or one of them, if `other` is null;
   // `Write` writes it.
   using Take = std::function<void(const char* one, const char* other, int64_t first, int64_t count)>;
   static void Write(Type type, const char* one, const char* other, char* to, int64_t count);
 
+  // Writes this rank's numbers [first, first + count) to `to`.
+  using Put = std::function<void(char* to, int64_t first, int64_t count)>;
+
   int rank() const { return rank_; }
 
-  // Gives the sum over ranks of `count` numbers, at most a part, to `take`: all of them, the same bits on all ranks, added
-  // in the order of the ranks.
-  // Returns an error code of MPI. One thread at a time calls it.
-  int Sum(Type type, int64_t count, const Take& take);
+  // Gets `count` numbers of this rank from `put`, and gives their sum over ranks to `take`: all of them, the same bits on all
+  // ranks, added in the order of the ranks. Numbers are taken after they were put, so that they may be taken to where
+  // they came from. Returns an error code of MPI. One thread at a time calls it.
+  int Sum(Type type, int64_t count, const Put& put, const Take& take);
 
-  // The same of a part of which each rank wants some numbers only: [first, first + count), written to `to`.
+  // For sums of which each rank wants some numbers only: how many numbers of `type` are a part, and where this rank puts its
+  // numbers of the next one. Returns an error code of MPI.
+  int64_t PartOf(Type type) const { return part_ / static_cast<int64_t>(SizeOf(type)); }
+  int BeginPart(char** mine);
+
+  // The sum of a part, of which this rank wants numbers [first, first + count), written to `to`. Returns an error code of MPI.
   struct Wanted {
     int64_t first;
     int64_t count;
@@ -50,13 +49,19 @@ class SharedMemory {
   int Sum(Type type, const std::vector<Wanted>& wanted);
 
  private:
-  SharedMemory(std::unique_ptr<Arrivals> arrivals, int rank, int size);
+  SharedMemory(std::unique_ptr<Arrivals> arrivals, int64_t part, int rank, int size);
   char* Of(int rank) const;
+  int SumOfTwo(Type type, int64_t count, const Put& put, const Take& take);
+  int SumOfMany(Type type, int64_t count, const Put& put, const Take& take);
+  int BeginBlocks(bool in_blocks);
 
   const std::unique_ptr<Arrivals> arrivals_;
+  const int64_t part_;  // bytes
   const int rank_;
   const int size_;
   int64_t parts_ = 0;  // how many parts have been added up
+  Arrivals::Blocks blocks_;  // of two ranks: how many this one has written and read
+  bool in_blocks_ = false;   // whether the last sum was in blocks
 };
 
 }  // namespace matex

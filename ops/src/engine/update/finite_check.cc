@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstring>
-#include <vector>
 
+#include "engine/mpi/combine.h"
 #include "engine/sums/world.h"
 
 namespace matex {
@@ -20,13 +20,32 @@ constexpr Bits<uint16_t> kFloat16{0x7c00, 0x03ff}, kBfloat16{0x7f80, 0x007f};
 constexpr Bits<uint32_t> kFloat32{0x7f800000u, 0x007fffffu};
 constexpr Bits<uint64_t> kFloat64{0x7ff0000000000000u, 0x000fffffffffffffu};
 
-// What of this rank's part of a step is not finite. As bytes it travels to the other ranks.
+// What of this rank's part of a step is not finite.
 struct Finding {
+  int32_t rank = 0;
   int64_t entry = -1;    // the first with such elements; none: -1
   int64_t element = 0;   // the first of them
   int64_t nans = 0;      // how many of the step's elements of that entry
   int64_t infinite = 0;
   char host[64] = "";
+};
+
+// Those of all ranks: how many ranks have something, and what the lowest of them have. As bytes it travels between ranks.
+struct Findings {
+  static constexpr int kNamed = 4;  // of hundreds of ranks, a few tell enough
+  int64_t ranks = 0;
+  Finding first[kNamed];
+
+  int Named() const { return static_cast<int>(std::min<int64_t>(ranks, kNamed)); }
+
+  void Add(const Findings& other) {
+    Finding both[2 * kNamed];
+    Finding* const middle = std::copy_n(first, Named(), both);
+    Finding* const end = std::copy_n(other.first, other.Named(), middle);
+    std::sort(both, end, [](const Finding& a, const Finding& b) { return a.rank < b.rank; });
+    ranks += other.ranks;
+    std::copy_n(both, Named(), first);
+  }
 };
 
 template <typename Word>
@@ -77,6 +96,7 @@ Finding Find(const Step& step, const void* data) {
     }
     at += piece.count * static_cast<int64_t>(SizeOf(step.type));
   }
+  finding.rank = TheWorld().rank;
   std::snprintf(finding.host, sizeof finding.host, "%s", TheWorld().host.c_str());
   return finding;
 }
@@ -91,17 +111,15 @@ std::string Told(const Finding& finding, const Layout& layout) {
   return text + ", the first at element " + std::to_string(finding.element);
 }
 
-std::string Told(const std::vector<Finding>& all, const Finding& sum, const Layout& layout) {
-  constexpr int kNamed = 4;  // of hundreds of ranks, a few tell enough
-  int guilty = 0;
+std::string Told(const Findings& all, const Finding& sum, const Layout& layout) {
   std::string text;
-  for (size_t rank = 0; rank < all.size(); ++rank) {
-    if (all[rank].entry < 0 || ++guilty > kNamed) continue;
-    text += (text.empty() ? "" : "; ") + std::string("on rank ") + std::to_string(rank) + " (" + all[rank].host + ") " +
-            Told(all[rank], layout);
+  for (int i = 0; i < all.Named(); ++i) {
+    const Finding& one = all.first[i];
+    text += (text.empty() ? "" : "; ") + std::string("on rank ") + std::to_string(one.rank) + " (" + one.host + ") " +
+            Told(one, layout);
   }
-  if (guilty > kNamed) text += "; and on " + std::to_string(guilty - kNamed) + " more ranks";
-  if (guilty > 0) return text;
+  if (all.ranks > all.Named()) text += "; and on " + std::to_string(all.ranks - all.Named()) + " more ranks";
+  if (all.ranks > 0) return text;
   return "in the sum over ranks " + Told(sum, layout) + ". The part of each rank is finite; their sum is not";
 }
 
@@ -119,12 +137,12 @@ Error AddUpFinite(const Layout& layout, const Step& step, MPI_Comm communicator,
   const Finding mine = AreFinite(step.type, data, step.count) ? Finding() : Find(step, data);
   if (Error error = add_up(step, data, left)) return error;
   if (AreFinite(step.type, data, step.count)) return Error();
-  std::vector<Finding> all(TheWorld().has_peers() ? TheWorld().size : 1);
-  if (all.size() == 1) {
-    all[0] = mine;
-  } else {
-    const int code = MPI_Allgather(&mine, sizeof mine, MPI_BYTE, all.data(), sizeof mine, MPI_BYTE, communicator);
-    if (code != MPI_SUCCESS) return MpiError(code, "MPI_Allgather", place());
+  Findings all;
+  all.ranks = mine.entry >= 0;
+  all.first[0] = mine;
+  if (TheWorld().has_peers()) {
+    const int code = CombineOverRanks(communicator, &all);
+    if (code != MPI_SUCCESS) return MpiError(code, "MPI_Reduce", place());
   }
   return Error("gradients are not finite numbers at " + place() + ": " + Told(all, Find(step, data), layout) +
                " (MATEX_CHECK_NUMERICS=1 makes that an error).");

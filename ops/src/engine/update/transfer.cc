@@ -131,27 +131,22 @@ int GatherStep(const Step& step, void* const* wholes, std::vector<char>* buffer,
 
 int RunStep(const Step& step, const void* const* inputs, void* const* outputs, double weight, SharedMemory* memory) {
   const size_t size = SizeOf(step.type);
-  const int64_t bytes = step.count * static_cast<int64_t>(size), part = SharedMemory::PartOf(step.type);
+  const int64_t bytes = step.count * static_cast<int64_t>(size);
   const Span bucket(Activity::kBucket, &step.name, bytes);
   const Span span(Activity::kTransfer, bytes);
-  for (int64_t first = 0; first < step.count; first += part) {
-    const int64_t taken = std::min(part, step.count - first);
-    char* const mine = memory->Mine();
-    InPieces(step, first, taken, [&](const Piece& piece, int64_t at) {
+  const auto put = [&](char* to, int64_t first, int64_t count) {
+    InPieces(step, first, count, [&](const Piece& piece, int64_t at) {
       const char* const from = At(static_cast<const char*>(inputs[piece.entry]), piece.offset, size);
-      Scale(step.type, from, At(mine, at - first, size), piece.count, weight);
+      Scale(step.type, from, At(to, at - first, size), piece.count, weight);
     });
-    const int code = memory->Sum(step.type, taken, [&](const char* one, const char* other, int64_t begin, int64_t count) {
-      InPieces(step, first + begin, count, [&](const Piece& piece, int64_t at) {
-        const int64_t offset = at - first - begin;
-        const char* const more = other == nullptr ? nullptr : At(other, offset, size);
-        char* const to = At(static_cast<char*>(outputs[piece.entry]), piece.offset, size);
-        SharedMemory::Write(step.type, At(one, offset, size), more, to, piece.count);
-      });
+  };
+  return memory->Sum(step.type, step.count, put, [&](const char* one, const char* other, int64_t first, int64_t count) {
+    InPieces(step, first, count, [&](const Piece& piece, int64_t at) {
+      const char* const more = other == nullptr ? nullptr : At(other, at - first, size);
+      char* const to = At(static_cast<char*>(outputs[piece.entry]), piece.offset, size);
+      SharedMemory::Write(step.type, At(one, at - first, size), more, to, piece.count);
     });
-    if (code != MPI_SUCCESS) return code;
-  }
-  return MPI_SUCCESS;
+  });
 }
 
 Scatter::Scatter(const Layout& layout, int ranks) {
@@ -191,10 +186,11 @@ int RunShares(const Shares& shares, const void* const* inputs, void* const* outp
   }
   const Span bucket(Activity::kBucket, &shares.front().name, all * static_cast<int64_t>(size));
   const Span span(Activity::kTransfer, all * static_cast<int64_t>(size));
-  const int64_t part = SharedMemory::PartOf(type) / filled;
+  const int64_t part = memory->PartOf(type) / filled;
   std::vector<SharedMemory::Wanted> wanted;
   for (int64_t first = 0; first < longest; first += part) {
-    char* const mine = memory->Mine();
+    char* mine = nullptr;
+    if (const int code = memory->BeginPart(&mine)) return code;
     int64_t place = 0;
     wanted.clear();
     for (int share = 0; share < static_cast<int>(shares.size()); ++share) {
