@@ -7,8 +7,7 @@ import shutil
 import sys
 from typing import Any
 
-from matex_tf.io import overlay
-from matex_tf.patches.files import queries
+from matex_tf.files import overlay, queries
 from matex_tf.runtime import real_files
 
 

@@ -16,9 +16,7 @@ import shutil
 import sys
 from typing import Any
 
-from matex_tf.io import overlay
-from matex_tf.patches.files import changing, folders, journal, opening, queries
-from matex_tf.resilience import elastic
+from matex_tf.files import changing, folders, opening, overlay, queries
 from matex_tf.runtime import real_files
 from matex_tf.runtime.hooks import Table
 
@@ -44,14 +42,6 @@ def install() -> None:
     overlay.start_overlay()
     if overlay.get_view() is not None:
         _install_view()
-        elastic.after_loss.append(_handle_loss)
-    elif overlay.get_journal() is not None:
-        journal.HOOKS.install()
-
-
-def _handle_loss(became_first: bool) -> None:
-    if became_first:
-        journal.HOOKS.install()
 
 
 def _install_view() -> None:

@@ -1,4 +1,4 @@
-"""Libraries whose C code opens files, so that `patches.files.python` does not see it: they are given the real paths.
+"""Libraries whose C code opens files, so that `files.python` does not see it: they are given the real paths.
 
 On the ranks that are not the first these lie in the rank's private folder; on rank 0 what is written is noted.
 """
@@ -12,9 +12,8 @@ import urllib.parse
 from collections.abc import Sequence
 from typing import Any, TypeGuard
 
-from matex_tf.io import overlay
-from matex_tf.patches.files import journal
-from matex_tf.patches.files.opening import find_real_path
+from matex_tf.files import journal, overlay
+from matex_tf.files.opening import find_real_path
 from matex_tf.runtime import real_files
 from matex_tf.runtime.hooks import Table, put_function
 
@@ -74,7 +73,7 @@ def _find_place(path: Any, mode: str, beside: Sequence[str] = ()) -> Any:
     """
     if mode != "r":
         for ending in ("", *beside):
-            journal.note_made(os.fsdecode(path) + ending)
+            journal.note_change(os.fsdecode(path) + ending)
         return find_real_path(path, mode, bool(beside))
     # Of a folder in which both this rank and others wrote there is no one place that holds all: the one on disk is.
     return path if os.path.isdir(path) and not _is_own(path) else find_real_path(path, None)

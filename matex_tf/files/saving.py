@@ -17,9 +17,8 @@ from typing import Any
 import numpy as np
 
 from matex_tf import ops, settings
-from matex_tf.io import atomic, delivery, overlay
-from matex_tf.patches.files import journal
-from matex_tf.runtime import objects, real_files, watchdog
+from matex_tf.files import delivery, journal, overlay
+from matex_tf.runtime import atomic, objects, real_files, watchdog
 from matex_tf.runtime.keras_table import KerasTable
 from matex_tf.steps import events, pieces
 from matex_tf.world import membership, world
@@ -186,7 +185,7 @@ class _WholeFiles:
             with self._original.File(path, mode) as file:
                 yield file
             return
-        journal.note_made(path)
+        journal.note_change(path)
         with real_files.use_real_files(), atomic.write_beside(path) as place, self._original.File(place, mode) as file:
             yield file
 

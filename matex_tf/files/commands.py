@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from matex_tf import ops, settings
-from matex_tf.io import overlay
+from matex_tf.files import journal, overlay
 from matex_tf.runtime import objects, real_files, watchdog
 from matex_tf.world import world
 
@@ -83,7 +83,7 @@ def _adopt_changes(options: Mapping[str, Any]) -> Iterator[None]:
         own = view.list_own_on_disk() if view is not None else set()
     yield
     with real_files.use_real_files():
-        if (news := overlay.get_journal()) is not None:
+        if (news := journal.get_writer()) is not None:
             news.mark_caught_up()
         elif view is not None:
             names = [getattr(options.get(stream), "name", None) for stream in _STREAMS]

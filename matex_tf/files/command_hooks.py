@@ -1,4 +1,4 @@
-"""`os.system`, `subprocess.run` and the like, where the script itself calls them: see `matex_tf.io.commands`.
+"""`os.system`, `subprocess.run` and the like, where the script itself calls them: see `matex_tf.files.commands`.
 
 What libraries run for themselves, and what a script starts without waiting (`Popen`), each rank does as ever.
 """
@@ -15,7 +15,7 @@ import sys
 from types import FrameType
 from typing import Any
 
-from matex_tf.io import commands, overlay
+from matex_tf.files import commands, overlay
 from matex_tf.runtime import real_files, script_frames
 from matex_tf.runtime.hooks import Table
 

@@ -8,8 +8,7 @@ import stat
 from collections.abc import Callable
 from typing import Any
 
-from matex_tf.io import overlay
-from matex_tf.patches.files import journal, queries
+from matex_tf.files import journal, overlay, queries
 from matex_tf.runtime import real_files
 
 _open_plainly = os.open

@@ -6,8 +6,7 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-from matex_tf.io import overlay
-from matex_tf.patches.files import queries
+from matex_tf.files import overlay, queries
 from matex_tf.runtime import real_files
 
 

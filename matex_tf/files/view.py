@@ -12,8 +12,8 @@ import stat
 from collections.abc import Callable, Container
 from typing import Any
 
-from matex_tf.io import journal, journal_reader, private_folder
-from matex_tf.io.layers import Layers, list_open_descriptors
+from matex_tf.files import journal, journal_reader, private_folder
+from matex_tf.files.layers import Layers, list_open_descriptors
 from matex_tf.world import world
 
 

@@ -10,7 +10,7 @@ import glob
 import os
 from typing import Any
 
-from matex_tf.io import overlay
+from matex_tf.files import journal, overlay
 from matex_tf.runtime import objects, real_files
 from matex_tf.world import world
 
@@ -39,7 +39,7 @@ def deliver_file(path: str) -> None:
     origin, made = objects.broadcast((path, list_parts(path)) if me.rank == 0 else None, "what was saved")
     place = _choose_place(path, origin)
     missing = [part for part in made if not _has_part(place + part[0], *part[1:])]
-    if overlay.get_journal() is not None:
+    if journal.get_writer() is not None:
         _note_parts(path, made)
     elif path == origin and overlay.get_view() is not None:
         _show_parts(path, made)
@@ -79,7 +79,7 @@ def _has_part(path: str, size: int, modified: int) -> bool:
 
 
 def _note_parts(path: str, made: list[Any]) -> None:
-    news = overlay.get_journal()
+    news = journal.get_writer()
     assert news is not None
     with real_files.use_real_files():
         for part in made:

@@ -7,7 +7,7 @@ import stat
 from collections.abc import Callable
 from typing import Any
 
-from matex_tf.io import overlay
+from matex_tf.files import overlay
 from matex_tf.runtime import real_files
 
 _lstat = os.lstat

@@ -1,6 +1,6 @@
 """Files that TensorFlow's own ops read and write: datasets of files, caches, vocabularies, `read_file`.
 
-Each is given the real path of its file (see `patches.files.tensorflow`).
+Each is given the real path of its file (see `files.tensorflow`).
 """
 
 from __future__ import annotations
@@ -11,10 +11,9 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from matex_tf.io import overlay
-from matex_tf.patches.files.journal import note_made
-from matex_tf.patches.files.opening import find_real_path
-from matex_tf.patches.files.tensorflow import find_real_folder, is_local, list_matching, match_type, raise_as_tensorflow
+from matex_tf.files import journal, overlay
+from matex_tf.files.opening import find_real_path
+from matex_tf.files.tensorflow import find_real_folder, is_local, list_matching, match_type, raise_as_tensorflow
 from matex_tf.runtime import real_files
 from matex_tf.runtime.hooks import Table, put_function
 from matex_tf.sharding import pipelines
@@ -179,7 +178,7 @@ def _wrap_load(original: Any) -> Any:
 def _find_place_to_write(filename: Any) -> Any:
     """Where an op is to write the file `filename`, text or a tensor of it."""
     path = filename.numpy() if hasattr(filename, "numpy") else filename
-    note_made(path)
+    journal.note_change(path)
     if overlay.get_view() is None or not is_local(path):
         return filename
     raise_as_tensorflow(os.makedirs, os.path.dirname(path) or path[:0] or ".", exist_ok=True)
@@ -229,7 +228,7 @@ def _find_real_cache(name: Any) -> Any:
     is_there = os.path.exists(index)
     if overlay.get_view() is None:
         if not is_there:
-            note_made(index)
+            journal.note_change(index)
         return name
     place = os.fsdecode(raise_as_tensorflow(find_real_path, index, None if is_there else "w", beside=True))
     return match_type(name, place[: -len(_CACHE_IS_THERE)])

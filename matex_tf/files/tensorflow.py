@@ -12,9 +12,8 @@ import re
 import shutil
 from typing import Any
 
-from matex_tf.io import overlay
-from matex_tf.patches.files.journal import note_made, note_removed
-from matex_tf.patches.files.opening import find_real_path
+from matex_tf.files import journal, overlay
+from matex_tf.files.opening import find_real_path
 from matex_tf.runtime import real_files
 from matex_tf.runtime.hooks import Table
 
@@ -50,7 +49,7 @@ class _Files:
 
     def WritableFile(self, name: Any, mode: Any) -> Any:
         if is_local(name):
-            note_made(name)
+            journal.note_change(name)
             letters = os.fsdecode(mode).replace("b", "")
             name = match_type(name, raise_as_tensorflow(find_real_path, name, "r+" if letters == "r+" else letters[0]))
         return self._original.WritableFile(name, mode)
@@ -83,7 +82,7 @@ class _Files:
     def CreateDir(self, path: Any) -> Any:
         if self._has_view(path):
             return raise_as_tensorflow(os.mkdir, path)
-        note_made(path)
+        journal.note_change(path)
         return self._original.CreateDir(path)
 
     def RecursivelyCreateDir(self, path: Any) -> Any:
@@ -97,34 +96,34 @@ class _Files:
                 missing.append(made)
                 made = os.path.dirname(made)
             for folder in reversed(missing):
-                note_made(folder)
+                journal.note_change(folder)
         return self._original.RecursivelyCreateDir(path)
 
     def DeleteFile(self, path: Any) -> Any:
         if self._has_view(path):
             return raise_as_tensorflow(os.remove, path)
-        note_removed(path)
+        journal.note_change(path, removed=True)
         return self._original.DeleteFile(path)
 
     def DeleteRecursively(self, path: Any) -> Any:
         if self._has_view(path):
             return raise_as_tensorflow(shutil.rmtree, path)
-        note_removed(path)
+        journal.note_change(path, removed=True)
         return self._original.DeleteRecursively(path)
 
     def RenameFile(self, source: Any, target: Any, overwrite: bool) -> Any:
         if self._has_view(source, target):
             _refuse_to_overwrite(target, overwrite)
             return raise_as_tensorflow(os.replace, source, target)
-        note_made(target)
-        note_removed(source)
+        journal.note_change(target)
+        journal.note_change(source, removed=True)
         return self._original.RenameFile(source, target, overwrite)
 
     def CopyFile(self, source: Any, target: Any, overwrite: bool) -> Any:
         if self._has_view(source, target):
             _refuse_to_overwrite(target, overwrite)
             return raise_as_tensorflow(shutil.copyfile, source, target) and None
-        note_made(target)
+        journal.note_change(target)
         return self._original.CopyFile(source, target, overwrite)
 
 
@@ -224,7 +223,7 @@ def _match_pattern(pattern: str) -> list[str]:
 @HOOKS.replace("tensorflow.python.lib.io.tf_record", "TFRecordWriter.__init__", _LOST)
 def _wrap_writer(original: Any) -> Any:
     def __init__(self, path, *args, **kwargs):
-        note_made(path)
+        journal.note_change(path)
         return original(
             self,
             match_type(path, raise_as_tensorflow(find_real_path, path, "w")) if is_local(path) else path,
@@ -241,7 +240,7 @@ def find_real_folder(path: Any) -> Any:
         path = path.numpy()
     if not is_local(path):
         return path
-    note_made(path)
+    journal.note_change(path)
     if overlay.get_view() is None:
         return path
     raise_as_tensorflow(os.makedirs, path, exist_ok=True)
