@@ -133,7 +133,8 @@ class View(Layers):
             return self.ensure_folder(key)
         self.ensure_folder(os.path.dirname(key))
         if keep:
-            shutil.copy2(below, self.locate_upper(key))
+            # Rank 0 may note it, and change it, right now.
+            self.ask_until_steady(lambda: shutil.copy2(self.locate_lower(key) or below, self.locate_upper(key)))
         return self.locate_upper(key)
 
     def confirm_written(self, key: str) -> None:

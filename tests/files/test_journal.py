@@ -4,12 +4,14 @@ import io
 import os
 import pathlib
 import posix
+import shutil
 import sqlite3
 import threading
 
 import pytest
 
 from matex_tf.files import journal, journal_reader
+from matex_tf.files.view import View
 from matex_tf.runtime import real_files
 from matex_tf.world import world
 
@@ -160,3 +162,22 @@ def test_whatever_in_python_changes_a_file_is_noted(ends, tmp_path, monkeypatch)
     with real_files.use_real_files():
         posix.mkdir("of_ours")
     assert there.find_before(str(tmp_path / "of_ours")) is None
+
+
+def test_a_file_that_rank_0_changes_while_another_rank_copies_it_is_copied_as_it_was(ends, tmp_path, monkeypatch):
+    note, there, _ = ends
+    state = tmp_path / "state.json"
+    state.write_text("as it was")
+    (tmp_path / "own").mkdir()
+    seen = View(str(tmp_path / "own"), there)
+    copy = shutil.copy2
+
+    def change_first(source, target, **how):
+        if source == str(state) and target.startswith(seen.root):
+            note(state)
+            state.write_text("")
+        return copy(source, target, **how)
+
+    monkeypatch.setattr(shutil, "copy2", change_first)
+    place = seen.prepare_write(str(state), keep=True)
+    assert pathlib.Path(place).read_text() == "as it was"
