@@ -1,6 +1,7 @@
 """Commands of the system that a script runs and waits for: rank 0 runs them, and every rank has what came of it.
 
-A command sees the real files: run by every rank, `rm -rf logs` would remove what rank 0 has written since.
+A command sees the real files: run by every rank, `rm -rf logs` would remove what rank 0 has written since. What
+libraries run for themselves, and what a script starts without waiting (`Popen`), each rank runs on its own files.
 """
 
 from __future__ import annotations
@@ -8,16 +9,30 @@ from __future__ import annotations
 import contextlib
 import copy
 import hashlib
+import inspect
+import io
 import os
 import pickle
+import re
+import shlex
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from matex_tf import ops, settings
 from matex_tf.files import journal, overlay
-from matex_tf.runtime import objects, real_files, watchdog
+from matex_tf.runtime import objects, real_files, script_frames, watchdog
+from matex_tf.runtime.hooks import Table
 from matex_tf.world import world
+
+HOOKS = Table()
+
+_LOST = "each rank runs a command of the script"
+_NAMES = "a command does not find the files of its rank"
+
+_WORD = re.compile(r"[^\s'\"`$&|;<>(){}*?\[\]\\=]+")
+_COMMAND_BEGINS = re.compile(r"(?:^|[|;&(])\s*$")
 
 _state = threading.local()
 _SHOWN = 60  # characters of a command in messages
@@ -25,7 +40,7 @@ _STREAMS = ("stdout", "stderr")
 _OF_THE_RANK = ("env", "stdin", *_STREAMS, "preexec_fn")
 
 
-def are_shared() -> bool:
+def _are_shared() -> bool:
     """Whether a command that this thread comes to now is one that every rank comes to, and none runs for itself yet.
 
     Where the script asked for its rank, which rank is to run a command is its own affair.
@@ -37,10 +52,16 @@ def are_shared() -> bool:
         or settings.get_settings().output == "all"
     ):
         return False
-    return threading.current_thread() is threading.main_thread() and not real_files.uses_real_files()
+    if threading.current_thread() is not threading.main_thread() or real_files.uses_real_files():
+        return False
+    caller = sys._getframe(2)  # of the function that stands in the place of `os.system` and the like
+    while caller.f_back is not None and caller.f_globals.get("__name__") == "subprocess":
+        caller = caller.f_back
+    own = caller.f_globals.get("__name__", "").partition(".")[0] == "matex_tf"
+    return not own and not script_frames.is_library(caller.f_code.co_filename)
 
 
-def run_on_rank_0(run: Callable[[], Any], name: str, arguments: Sequence[Any], options: Mapping[str, Any]) -> Any:
+def _run_on_rank_0(run: Callable[[], Any], name: str, arguments: Sequence[Any], options: Mapping[str, Any]) -> Any:
     """What `run` returns or raises on rank 0, on every rank, once it is done. Collective.
 
     Ranks whose commands are not the same, such as those that name a temporary folder, run each its own.
@@ -121,3 +142,126 @@ def _normalize_value(value: Any) -> Any:
     if isinstance(value, os.PathLike):
         return os.fspath(value)
     return value if isinstance(value, (str, bytes, int, float, type(None))) else type(value).__name__
+
+
+def _point_to_own(command: Any) -> Any:
+    """A command for `os.system` whose words name the places of this rank's own files."""
+    if isinstance(command, str) and overlay.has_view() and not real_files.uses_real_files():
+        with contextlib.suppress(FileNotFoundError):  # the current folder is gone, and nothing of ours is in it
+            here = os.getcwd()
+            return _point_text(command, here, _find_place(here) is not None)
+    return command
+
+
+@HOOKS.replace("os", "system", _LOST)
+def _wrap_system(original: Any) -> Any:
+    def system(command):
+        if not _are_shared():
+            return original(_point_to_own(command))
+        return _run_on_rank_0(lambda: original(_point_to_own(command)), "system", [command], {})
+
+    return system
+
+
+@HOOKS.replace("subprocess", "run call", _LOST)
+def _wrap_command(original: Any) -> Any:
+    """Of the two that the others in this module are made of."""
+
+    def run(*args, **kwargs):
+        if not _are_shared():
+            return original(*args, **kwargs)
+        return _run_on_rank_0(lambda: original(*args, **kwargs), original.__name__, args, kwargs)
+
+    return run
+
+
+class _Output(io.StringIO):
+    """What a command printed, as `os.popen` gives it to be read."""
+
+    def __init__(self, text: str, status: int | None):
+        super().__init__(text)
+        self._status = status
+
+    def close(self) -> int | None:  # type: ignore[override]  # as of what `os.popen` gives
+        super().close()
+        return self._status
+
+
+@HOOKS.replace("os", "popen", _LOST)
+def _wrap_popen(original: Any) -> Any:
+    def popen(cmd, mode="r", buffering=-1):
+        if mode != "r" or not _are_shared():
+            return original(cmd, mode, buffering)
+
+        def read() -> tuple[str, int | None]:
+            stream = original(cmd, mode, buffering)
+            text = stream.read()
+            return text, stream.close()
+
+        return _Output(*_run_on_rank_0(read, "popen", [cmd], {}))
+
+    return popen
+
+
+@HOOKS.replace("subprocess", "Popen.__init__", _NAMES, when=overlay.has_view)
+def _wrap_process(original: Any) -> Any:
+    signature = inspect.signature(original)
+
+    def __init__(self, *args, **kwargs):
+        given = signature.bind(self, *args, **kwargs)
+        if not real_files.uses_real_files():
+            with contextlib.suppress(FileNotFoundError):  # the current folder is gone, and nothing of ours is in it
+                _point_to_own_files(given.arguments)
+        return original(*given.args, **given.kwargs)
+
+    return __init__
+
+
+def _point_to_own_files(arguments: dict[str, Any]) -> None:
+    """Have the `arguments` of `Popen` name the places of what this rank alone has.
+
+    A process sees the disk, and of what a rank has made for itself only what it is pointed to: the folder that it is
+    started in, and the paths that are its arguments.
+    """
+    here = os.path.join(os.getcwd(), os.fsdecode(arguments.get("cwd") or ""))
+    folder, words = _find_place(here), arguments["args"]
+    if folder is not None:
+        arguments["cwd"] = folder
+    if isinstance(words, str) and arguments.get("shell"):
+        arguments["args"] = _point_text(words, here, folder is not None)
+    if not isinstance(words, (list, tuple)):
+        return
+    arguments["args"] = words = list(words)
+    for at, word in enumerate(words):
+        if not isinstance(word, (str, bytes, os.PathLike)):
+            continue
+        path = os.fsdecode(word)
+        is_looked_for = at == 0 and os.sep not in path
+        is_there = folder is not None and not os.path.isabs(path)  # seen from that folder
+        if not is_looked_for and not is_there:
+            words[at] = _find_place(os.path.join(here, path)) or word
+
+
+def _point_text(text: str, here: str, is_there: bool) -> str:
+    """A line of the shell, run in the folder `here`, whose words that name this rank's own files name their places.
+
+    `is_there`: whether that folder is the rank's own, from which relative paths are seen.
+    """
+
+    def point(found: re.Match[str]) -> str:
+        word = found[0]
+        is_looked_for = os.sep not in word and _COMMAND_BEGINS.search(text[: found.start()]) is not None
+        if is_looked_for or (is_there and not os.path.isabs(word)):
+            return word
+        place = _find_place(os.path.join(here, word))
+        return word if place is None or place != shlex.quote(place) else place
+
+    return _WORD.sub(point, text)
+
+
+def _find_place(path: str) -> str | None:
+    """Where a process finds `path` if not on the disk."""
+    with real_files.use_real_files():
+        key = overlay.get_own_view().find_key(path) if "\0" not in path else None
+        place = key if key is None else overlay.get_own_view().locate_for_child(key)
+    return None if place == key else place

@@ -35,8 +35,8 @@ _LOST = "each rank writes the file that a script saves"
 _state = threading.local()
 
 
-@HOOKS.replace_in(_LOST, "saving.saving_api:save_model save_weights", "saving.saving_api:save_model save_weights")
-@HOOKS.replace_in(_LOST, "models.model:Model.export", "engine.training:Model.save Model.save_weights Model.export")
+@HOOKS.replace_in(_LOST, *["saving.saving_api:save_model save_weights"] * 2)
+@HOOKS.replace_in(_LOST, "", "engine.training:Model.save Model.save_weights")
 @HOOKS.replace("tensorflow.python.saved_model.save", "save_and_return_nodes", _LOST)
 @HOOKS.replace("tensorflow.python.checkpoint.checkpoint", "TrackableSaver.save", _LOST)
 def _wrap_save(original: Any) -> Any:
@@ -70,11 +70,8 @@ def _find_path(call: inspect.BoundArguments) -> str | None:
 
 
 def _write_whole(original: Any, call: inspect.BoundArguments, path: str) -> Any:
-    """What the call returns; what it saves is at `path` once it is complete.
-
-    A function that names the path when it has saved gets the path itself; those that it calls do the saving.
-    """
-    if original.__name__ == "export" or getattr(_state, "beside", False):
+    """What the call returns; what it saves is at `path` once it is complete."""
+    if getattr(_state, "beside", False):
         return original(*call.args, **call.kwargs)
     if not call.arguments.get("overwrite", True):
         if os.path.exists(path) and not _ask_to_overwrite(original, path):

@@ -18,7 +18,7 @@ _IN_ORDER = """
     hooks.eager_code hooks.functions hooks.datasets hooks.keras_data hooks.py_datasets hooks.models
     hooks.callbacks hooks.sessions patches.imports patches.tf.control_flow patches.tf.xla patches.tf.strategy
     patches.tf.errors files.saving files.downloads files.python files.libraries
-    files.tensorflow files.command_hooks
+    files.tensorflow files.commands
 """.split()
 _ON_REQUEST = [
     "observe.check_recorder",
