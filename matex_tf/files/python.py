@@ -16,7 +16,7 @@ import shutil
 import sys
 from typing import Any
 
-from matex_tf.files import changing, folders, opening, overlay, queries
+from matex_tf.files import functions, overlay
 from matex_tf.runtime import real_files
 from matex_tf.runtime.hooks import Table
 
@@ -62,23 +62,23 @@ def _call_also(owner: Any, name: str) -> Any:
 
 
 for _module, _names, _make in (
-    ("builtins", "open", opening.wrap_open),
-    ("os", "open", opening.wrap_os_open),
-    ("os", "stat access statvfs getxattr listxattr", queries.wrap_question),
-    ("os", "lstat readlink", functools.partial(queries.wrap_question, of_link=True)),
-    ("os", "truncate utime chmod chown setxattr removexattr", changing.wrap_change),
-    ("os", "mkdir", changing.wrap_make),
-    ("os", "rmdir", changing.wrap_remove(folder=True)),
-    ("os", "remove", changing.wrap_remove(folder=False)),
-    ("os", "rename", changing.wrap_rename),
-    ("os", "link", changing.wrap_link),
-    ("os", "symlink", changing.wrap_link_by_name),
-    ("os", "listdir", folders.wrap_listdir),
-    ("os", "scandir", folders.wrap_scandir),
-    ("os", "chdir", folders.wrap_chdir),
-    ("os", "fchdir", folders.wrap_fchdir),
-    ("os", "getcwd", folders.wrap_getcwd),
-    ("shutil", "rmtree", changing.wrap_remove_tree),
+    ("builtins", "open", functions.wrap_open),
+    ("os", "open", functions.wrap_os_open),
+    ("os", "stat access statvfs getxattr listxattr", functions.wrap_question),
+    ("os", "lstat readlink", functools.partial(functions.wrap_question, of_link=True)),
+    ("os", "truncate utime chmod chown setxattr removexattr", functions.wrap_change),
+    ("os", "mkdir", functions.wrap_mkdir),
+    ("os", "rmdir", functions.wrap_rmdir),
+    ("os", "remove", functions.wrap_remove),
+    ("os", "rename", functions.wrap_rename),
+    ("os", "link", functions.wrap_link),
+    ("os", "symlink", functions.wrap_symlink),
+    ("os", "listdir", functions.wrap_listdir),
+    ("os", "scandir", functions.wrap_scandir),
+    ("os", "chdir", functions.wrap_chdir),
+    ("os", "fchdir", functions.wrap_fchdir),
+    ("os", "getcwd", functions.wrap_getcwd),
+    ("shutil", "rmtree", functions.wrap_rmtree),
     ("io", "open", _call_also(builtins, "open")),
     ("os", "unlink", _call_also(os, "remove")),
     ("os", "replace", _call_also(os, "rename")),
@@ -121,14 +121,10 @@ def _make_file_class(original: Any) -> Any:
     class FileIO(original, metaclass=Meta):
         def __init__(self, file, mode="r", closefd=True, opener=None):
             if opener is None and not isinstance(file, int):
-                opener = _open_for_all
+                opener = functions.open_for_all
             super().__init__(file, mode, closefd, opener)
 
     return FileIO
-
-
-def _open_for_all(path: Any, flags: int) -> int:
-    return os.open(path, flags, 0o666)
 
 
 class _MergedFinder:
@@ -142,7 +138,7 @@ class _MergedFinder:
 
 def _list_layers(entry: str) -> list[str]:
     """The folders of both layers in which Python is to look for what is in `entry`, of the path."""
-    key = queries.find_key(entry or os.curdir, question=True)
+    key = functions.find_key(entry or os.curdir, question=True)
     if key is None:
         return [entry]
     with real_files.use_real_files():
@@ -171,7 +167,7 @@ def _wrap_open_code(original: Any) -> Any:
 
 def _find_loadable(path: Any) -> Any:
     """Where this rank has the file `path`; `path` itself where it is on the disk, or not there."""
-    key = queries.find_key(path, question=True)
+    key = functions.find_key(path, question=True)
     if key is None:
         return path
     with real_files.use_real_files():

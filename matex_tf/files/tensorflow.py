@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 from matex_tf.files import journal, overlay
-from matex_tf.files.opening import find_real_path
+from matex_tf.files.functions import find_real_path
 from matex_tf.runtime import real_files
 from matex_tf.runtime.hooks import Table, put_function
 from matex_tf.sharding import pipelines

@@ -232,14 +232,18 @@ class View(Layers):
             is_folder = False
         self.known.forget_places() if is_folder else self.known.put_place(key)
 
+    def copy_file(self, key: str) -> str:
+        """Have the file `key` in the upper layer, or a folder without what is in it; returns its place."""
+        place = self.prepare_write(key, keep=True)
+        self.confirm_written(key)
+        return place
+
     def copy_up(self, key: str) -> str:
         """Copy `key`, a file or a whole folder, into the upper layer as this rank sees it; returns its place."""
         if not self.exists(key):
             raise _make_error(errno.ENOENT, key)
         if not self.is_folder(key):
-            place = self.prepare_write(key, keep=True)
-            self.confirm_written(key)
-            return place
+            return self.copy_file(key)
         self.ensure_folder(key)
         for name in self.list_names(key):
             self.copy_up(os.path.join(key, name))
