@@ -5,14 +5,12 @@ What `tempfile` makes has a name of each rank's own and is left alone, and so ar
 
 from __future__ import annotations
 
-import builtins
 import functools
 import glob
 import importlib.machinery
 import inspect
 import os
 import pathlib
-import shutil
 import sys
 from typing import Any
 
@@ -25,18 +23,6 @@ HOOKS = Table()
 
 _LOST = "a rank does not see the files that it wrote itself"
 
-_REPLACED = (
-    (builtins, "open"),
-    *(
-        (os, name)
-        for name in """open stat lstat access readlink statvfs mkdir rmdir remove unlink rename replace listdir scandir
-            chdir fchdir getcwd truncate utime chmod chown link symlink getxattr listxattr setxattr
-            removexattr""".split()
-        if hasattr(os, name)
-    ),
-    (shutil, "rmtree"),
-)
-
 
 def install() -> None:
     overlay.start_overlay()
@@ -45,32 +31,22 @@ def install() -> None:
 
 
 def _install_view() -> None:
-    originals = [(getattr(owner, name), owner, name) for owner, name in _REPLACED]
+    originals = [(getattr(owner, name), owner, name) for owner, name in REPLACED]
     HOOKS.install()
     _replace_captured(originals)
     sys.meta_path.insert(sys.meta_path.index(importlib.machinery.PathFinder), _MergedFinder)
 
 
-def _call_also(owner: Any, name: str) -> Any:
-    """For another name of `owner.name`, which has been replaced."""
-
-    def make(original: Any) -> Any:
-        new = getattr(owner, name)
-        return lambda *args, **kwargs: new(*args, **kwargs)
-
-    return make
-
-
 for _module, _names, _make in (
-    ("builtins", "open", functions.wrap_open),
+    ("builtins io", "open", functions.wrap_open),
     ("os", "open", functions.wrap_os_open),
     ("os", "stat access statvfs getxattr listxattr", functions.wrap_question),
     ("os", "lstat readlink", functools.partial(functions.wrap_question, of_link=True)),
     ("os", "truncate utime chmod chown setxattr removexattr", functions.wrap_change),
     ("os", "mkdir", functions.wrap_mkdir),
     ("os", "rmdir", functions.wrap_rmdir),
-    ("os", "remove", functions.wrap_remove),
-    ("os", "rename", functions.wrap_rename),
+    ("os", "remove unlink", functions.wrap_remove),
+    ("os", "rename replace", functions.wrap_rename),
     ("os", "link", functions.wrap_link),
     ("os", "symlink", functions.wrap_symlink),
     ("os", "listdir", functions.wrap_listdir),
@@ -79,12 +55,11 @@ for _module, _names, _make in (
     ("os", "fchdir", functions.wrap_fchdir),
     ("os", "getcwd", functions.wrap_getcwd),
     ("shutil", "rmtree", functions.wrap_rmtree),
-    ("io", "open", _call_also(builtins, "open")),
-    ("os", "unlink", _call_also(os, "remove")),
-    ("os", "replace", _call_also(os, "rename")),
 ):
-    _here = [name for name in _names.split() if hasattr(sys.modules[_module], name)]  # some are Linux' alone
+    _here = [name for name in _names.split() if hasattr(sys.modules[_module.split()[0]], name)]  # some are Linux' alone
     HOOKS.replace(_module, " ".join(_here), _LOST)(_make)
+REPLACED = [(sys.modules[hook.module], hook.name) for hook in HOOKS]
+"""Modules and names of what is replaced in Python, also where other modules have it."""
 
 
 def _replace_captured(originals: list[tuple[Any, Any, str]]) -> None:
