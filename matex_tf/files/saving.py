@@ -18,6 +18,7 @@ import numpy as np
 
 from matex_tf import ops, settings
 from matex_tf.files import delivery, journal, overlay
+from matex_tf.files.functions import find_real_path
 from matex_tf.runtime import atomic, objects, real_files, watchdog
 from matex_tf.runtime.keras_table import KerasTable
 from matex_tf.steps import events, pieces
@@ -54,7 +55,7 @@ def _wrap_save(original: Any) -> Any:
         if _is_inside():
             return _write_whole(original, call, path)
         if _is_measured():
-            place = _find_own_place(path)
+            place = find_real_path(path, "w")
             call.arguments[list(call.arguments)[1]] = place
             return _save_plainly(lambda: _write_whole(original, call, place))
         return _save_once(lambda: _write_whole(original, call, path), path, original.__name__)
@@ -107,14 +108,6 @@ def _makes_folder(original: Any, path: str) -> bool:
 def _is_measured() -> bool:
     """Whether what this rank saves stays its own, be it the first (see `overlay.start_overlay`)."""
     return settings.get_settings().plan is not None and overlay.get_view() is not None
-
-
-def _find_own_place(path: str) -> str:
-    """Where this rank keeps what it saves to `path` for itself."""
-    view = overlay.get_view()
-    with real_files.use_real_files():
-        key = view.find_key(path) if view is not None else None
-        return path if view is None or key is None else view.prepare_write(key, keep=False)
 
 
 def _save_plainly(write: Callable[[], Any]) -> Any:
@@ -228,7 +221,7 @@ def _wrap_saver(original: Any) -> Any:
             return original(self, sess, save_path, global_step, latest_filename, *args, **kwargs)
 
         if _is_measured():
-            place = _find_own_place(os.fspath(save_path))
+            place = find_real_path(os.fspath(save_path), "w")
             return _save_plainly(lambda: original(self, sess, place, global_step, latest_filename, *args, **kwargs))
 
         def write() -> Any:
