@@ -348,20 +348,28 @@ def _find_one(find: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """`find` for a path, or a tensor of which it is known; what is not known stays."""
 
     def found(path: Any) -> Any:
-        import tensorflow as tf
-
-        known = tf.get_static_value(path) if isinstance(path, tf.Tensor) else path
+        known = _read_static(path)
         return find(known) if is_local(known) else path
 
     return found
+
+
+def _read_static(value: Any) -> Any:
+    """Of a tensor the bytes, or the list of them, that it holds; None where a run of the graph makes it."""
+    import numpy as np
+    import tensorflow as tf
+
+    if not isinstance(value, tf.Tensor):
+        return value
+    known = tf.get_static_value(value)
+    return known.tolist() if isinstance(known, np.ndarray) else known
 
 
 def _wrap_matching_files(original: Any) -> Any:
     def matching_files(pattern, name=None):
         import tensorflow as tf
 
-        known = tf.get_static_value(pattern) if isinstance(pattern, tf.Tensor) else pattern
-        known = known.tolist() if hasattr(known, "tolist") else known
+        known = _read_static(pattern)
         patterns = [known] if is_local(known) else known
         if not isinstance(patterns, (list, tuple)) or not all(map(is_local, patterns)) or _is_like_disk():
             return original(pattern, name)
