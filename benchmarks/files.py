@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 
 import matex_tf
-from matex_tf.io import overlay
+from matex_tf.files import overlay
 from matex_tf.runtime import objects
 
 _FILES = 200

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from matex_tf import patches
-from matex_tf.io import overlay
+from matex_tf.files import overlay
 from matex_tf.runtime.hooks import Hook, find_version
 
 ROOT = Path(__file__).resolve().parent.parent / "matex_tf"
@@ -22,7 +22,7 @@ UPPER = "sharding rewrite steps hooks patches/tf".split()
 WEAK = ("WeakKeyDictionary", "WeakValueDictionary")
 OF_FRAMES = ("_getframe", "currentframe", "walk_stack", "extract_stack")
 EXCHANGED = ("__class__", "__dict__")
-BESIDE = tuple(one for one in patches._ON_REQUEST if one != "patches.files.journal")
+BESIDE = tuple(patches._ON_REQUEST)
 """Patches of a run that is checked and of a trial, which other runs do not install."""
 
 
@@ -66,9 +66,8 @@ def list_replaced(first: bool) -> set[tuple[str, str, str]]:
 
 
 def is_placed(part: str, hook: Hook, first: bool) -> bool:
-    of_others = part == "patches.files.python" or hook.when is overlay.has_view
-    on_rank = not of_others if first else part != "patches.files.journal"
-    return on_rank and hook.library != "tf_keras" and hook.fits(find_version(hook.library))
+    of_others = part == "files.python" or hook.when is overlay.has_view
+    return not (first and of_others) and hook.library != "tf_keras" and hook.fits(find_version(hook.library))
 
 
 def list_rows() -> list[tuple[str, int, int | None]]:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import launch
-from matex_tf.patches.files import downloads
+from matex_tf.files import downloads
 from matex_tf.runtime import temp_folders
 from matex_tf.world import world
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from matex_tf.deploy.job import Job
-from matex_tf.io import atomic
+from matex_tf.runtime import atomic
 
 RUNS = Path("runs")
 NOTE, EXIT_CODE = "job.json", "exit-code"

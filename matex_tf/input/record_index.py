@@ -20,9 +20,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from matex_tf.io import atomic
 from matex_tf.ops import cache, record_files
-from matex_tf.runtime import notes, objects, real_files
+from matex_tf.runtime import atomic, notes, objects, real_files
 from matex_tf.world import world
 
 _NOT_FOUND, _UNAVAILABLE = 5, 14  # of TensorFlow's codes

@@ -15,7 +15,7 @@ from pathlib import Path
 import click
 import numpy as np
 
-from matex_tf.io.mirror import ALL_COPIED_BYTES, Mirror, list_files, make_mirror_command, mirror_folder
+from matex_tf.files.mirror import ALL_COPIED_BYTES, Mirror, list_files, make_mirror_command, mirror_folder
 
 STEPS = 5
 EQUAL, CLOSE = 1e-5, 1e-2

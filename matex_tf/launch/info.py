@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from matex_tf import settings
-from matex_tf.io import private_folder
+from matex_tf.files import private_folder
 from matex_tf.launch import mpirun_command, probe
 from matex_tf.runtime import hooks
 from matex_tf.version import TRIED, __version__

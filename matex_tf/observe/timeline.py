@@ -14,10 +14,9 @@ from typing import Any
 import numpy as np
 
 from matex_tf import settings
-from matex_tf.io import atomic
 from matex_tf.observe import clocks
 from matex_tf.ops import records
-from matex_tf.runtime import notes, objects, real_files, shutdown
+from matex_tf.runtime import atomic, notes, objects, real_files, shutdown
 from matex_tf.world import terminal, world
 
 CAPACITY = 1 << 17

@@ -17,11 +17,10 @@ from matex_tf.servers.pieces import owners, slots, update_costs
 _IN_ORDER = """
     hooks.eager_code hooks.functions hooks.datasets hooks.keras_data hooks.py_datasets hooks.models
     hooks.callbacks hooks.sessions patches.imports patches.tf.control_flow patches.tf.xla patches.tf.strategy
-    patches.tf.errors patches.files.saving patches.files.downloads patches.files.python patches.files.libraries
-    patches.files.tensorflow patches.files.datasets patches.files.commands
+    patches.tf.errors files.saving files.downloads files.python files.libraries
+    files.tensorflow files.commands
 """.split()
 _ON_REQUEST = [
-    "patches.files.journal",
     "observe.check_recorder",
     "monitor.trial_hooks",
     "resilience.fit_hooks",
@@ -29,7 +28,7 @@ _ON_REQUEST = [
     "apart.keras_fit",
     "servers.pieces.slots",
 ]
-"""Installed by others: where this rank is the first, under `matex run --check`, in a trial of `matex tune`, where the
+"""Installed by others: under `matex run --check`, in a trial of `matex tune`, where the
 state of the run is kept, where ranks train apart, where they update pieces."""
 
 

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 from matex_tf import ops, settings
-from matex_tf.io import overlay
+from matex_tf.files import overlay
 from matex_tf.runtime import excepthook, script_frames, shutdown, watchdog
 from matex_tf.runtime.exits import exit_marks
 from matex_tf.servers.pieces import piece_copies

@@ -7,10 +7,9 @@ import inspect
 import os
 from typing import Any
 
-from matex_tf.io import atomic
 from matex_tf.resilience import callback_state, data_hooks, run_state, source_data
 from matex_tf.resilience.fit_state import Fit, find_current, is_nested
-from matex_tf.runtime import notes
+from matex_tf.runtime import atomic, notes
 from matex_tf.runtime.keras_table import KerasTable
 from matex_tf.steps import events
 

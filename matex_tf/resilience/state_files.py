@@ -17,9 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from matex_tf.io import atomic
 from matex_tf.resilience import serialization
-from matex_tf.runtime import temp_folders
+from matex_tf.runtime import atomic, temp_folders
 
 GENERATIONS = 2
 BEGIN, ENDED, LOCK = "begin", "ended", "lock"

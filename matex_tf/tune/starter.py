@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from matex_tf.io.mirror import Mirror, make_mirror_command, mirror_folder
+from matex_tf.files.mirror import Mirror, make_mirror_command, mirror_folder
 from matex_tf.tune.database import Record
 from matex_tf.tune.space_file import Asked
 from matex_tf.tune.trials import place

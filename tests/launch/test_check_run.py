@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import launch
-from matex_tf.io import mirror
+from matex_tf.files import mirror
 from matex_tf.launch import check_run, cli, run_options
 from matex_tf.ops import cache
 from matex_tf.world import mpirun_options

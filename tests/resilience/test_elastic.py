@@ -138,8 +138,8 @@ def test_a_loop_of_its_own_is_started_again(tmp_path):
 
 
 def test_files_of_a_rank_that_becomes_the_first(tmp_path, monkeypatch):
-    from matex_tf.io import journal, overlay
-    from matex_tf.io.view import View
+    from matex_tf.files import journal, overlay
+    from matex_tf.files.view import View
 
     (tmp_path / "own").mkdir()
     (tmp_path / "journal").mkdir()
@@ -147,7 +147,7 @@ def test_files_of_a_rank_that_becomes_the_first(tmp_path, monkeypatch):
     news = journal.Journal(str(tmp_path / "journal"))
     view = View(str(tmp_path / "own"), news)
     monkeypatch.setattr(overlay, "_view", view)
-    monkeypatch.setattr(overlay, "_news", news)
+    monkeypatch.setattr(journal, "_writer", None)
     log, made = tmp_path / "log.csv", tmp_path / "folder" / "made.txt"
     log.write_text("a\n")  # as far as the first rank has written it
     (tmp_path / "folder").mkdir()

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from matex_tf.io import mirror
-from matex_tf.io.mirror import make_mirror_command
+from matex_tf.files import mirror
+from matex_tf.files.mirror import make_mirror_command
 from matex_tf.tune import space_file
 from matex_tf.tune.space_file import SpaceError
 from matex_tf.tune.starter import Starter

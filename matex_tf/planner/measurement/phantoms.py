@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from matex_tf import settings
-from matex_tf.io.mirror import make_mirror_command, mirror_folder
+from matex_tf.files.mirror import make_mirror_command, mirror_folder
 from matex_tf.observe import measured_steps
 from matex_tf.planner.measurement import machine, started
 from matex_tf.planner.measurement import steps as steps_of_events

@@ -8,7 +8,7 @@ import shutil
 from pathlib import Path
 
 from matex_tf.arguments import describe_unknown
-from matex_tf.io.mirror import Mirror, read_stamp
+from matex_tf.files.mirror import Mirror, read_stamp
 from matex_tf.tune.space import ON, Choice, Config, Space, format_value
 from matex_tf.tune.space_file import Asked, SpaceError
 

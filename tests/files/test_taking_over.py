@@ -6,8 +6,8 @@ import signal
 
 import pytest
 
-from matex_tf.io import journal, overlay
-from matex_tf.io.view import View
+from matex_tf.files import journal, overlay
+from matex_tf.files.view import View
 
 
 @pytest.fixture
@@ -19,7 +19,7 @@ def view(tmp_path, monkeypatch):
     news = journal.Journal(str(tmp_path / "journal"))
     made = View(str(tmp_path / "own"), news)
     monkeypatch.setattr(overlay, "_view", made)
-    monkeypatch.setattr(overlay, "_news", news)
+    monkeypatch.setattr(journal, "_writer", None)
     monkeypatch.chdir(tmp_path / "disk")
     return made
 
@@ -100,7 +100,7 @@ def test_nobody_who_lists_the_private_folder_comes_to_the_disk(view):
     sizes = view._limit._list_sizes()
     next(sizes)
     overlay.take_over_files(True)
-    assert overlay.get_view() is None and overlay.get_journal() is not None
+    assert overlay.get_view() is None and journal.get_writer() is not None
     assert sum(len(names) for _, _, names in os.walk(view.root)) <= len(os.listdir(os.sep))
     assert not list(sizes) and not list(view._limit._list_sizes())
 

@@ -9,13 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from matex_tf.io import atomic
-from matex_tf.runtime import temp_folders
+from matex_tf.runtime import atomic, temp_folders
 
 SAVE = """
 import os, signal, sys
 from pathlib import Path
-from matex_tf.io import atomic
+from matex_tf.runtime import atomic
 
 def write(path, text):
     path.parent.mkdir(exist_ok=True)

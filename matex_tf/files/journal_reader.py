@@ -20,6 +20,7 @@ from matex_tf.world import world
 NAME = "notes"
 HEAD = 8
 """Bytes before the first note, for the number of bytes that are written, which ranks of one host share."""
+SYSTEM = ("/dev", "/proc", "/sys", "/run")
 NOT_MOVED = -1
 """In place of the inode of what is moved: what was moved before is in a copy now."""
 _KINDS = range(1, 8)
@@ -196,3 +197,8 @@ def list_parents(key: str) -> Iterator[str]:
         if above == key:
             return
         key = above
+
+
+def is_system(key: str) -> bool:
+    """Whether `key` is no file but a door to the kernel, the same for every process."""
+    return any(path in SYSTEM for path in list_parents(key))

@@ -8,16 +8,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from matex_tf import settings
-from matex_tf.io import journal, journal_reader, known_places
+from matex_tf.files import journal, journal_reader, known_places
 from matex_tf.ops import cache
 
-_SYSTEM = ("/dev", "/proc", "/sys", "/run")
 _MOST_TRIES = 10
-
-
-def is_system(key: str) -> bool:
-    """Whether `key` is no file but a door to the kernel, the same for every process."""
-    return any(path in _SYSTEM for path in journal_reader.list_parents(key))
 
 
 class Layers:
@@ -30,7 +24,11 @@ class Layers:
         self._shown: set[str] = set()
         self.used = False
         self.is_left = False  # every file is the real one: the first rank was lost, and this is the first now
-        self._kept = {*_SYSTEM, os.path.realpath(news.folder), os.path.realpath(cache.find_cache_folder())}
+        self._kept = {
+            *journal_reader.SYSTEM,
+            os.path.realpath(news.folder),
+            os.path.realpath(cache.find_cache_folder()),
+        }
         if settings.get_settings().log_dir:
             self._kept.add(os.path.realpath(settings.get_settings().log_dir))
         self.known = known_places.KnownPlaces(self.find_key, self._list_places)

@@ -75,6 +75,21 @@ def read_in_graph():
         return [part.decode() for part in found]
 
 
+def write_in_graph():
+    """By names that are constants of a graph: a text, a cache and the names that match a pattern."""
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        rows = tf.compat.v1.data.Dataset.range(3).cache(at("of_graph"))
+        row = tf.compat.v1.data.make_one_shot_iterator(rows).get_next()
+        session.run(tf.io.write_file(at("by_graph.txt"), "abc"))
+        names = session.run(tf.io.matching_files(at("by_*.txt")))
+        rows = [int(session.run(row)) for _ in range(3)]
+        try:
+            session.run(row)
+        except tf.errors.OutOfRangeError:
+            with open(at("by_graph.txt")) as file:
+                return [rows, len(names), os.path.exists(at("of_graph.index")), file.read()]
+
+
 def look_up(kind):
     file = kind(at("lines.txt"), tf.string, tf.lookup.TextFileIndex.WHOLE_LINE, tf.int64,
                 tf.lookup.TextFileIndex.LINE_NUMBER)  # fmt: skip
@@ -192,6 +207,7 @@ CASES = {
     "raw_ops.ReadFile": (lambda: tf.raw_ops.ReadFile(filename=text).numpy().decode(), "a\nb\nc\n"),
     "raw_ops.WriteFile": (lambda: tf.io.read_file(at("raw.txt")).numpy().decode(), "abc"),
     "in a graph": (read_in_graph, ["a", "a\nb\nc\n"]),
+    "written in a graph": (write_in_graph, [[0, 1, 2], 1, True, "abc"]),
     "gfile": (lambda: tf.io.gfile.GFile(text).read(), "a\nb\nc\n"),
     "TextFileInitializer": (lambda: look_up(tf.lookup.TextFileInitializer), 3),
     "StringLookup": (lambda: tf.keras.layers.StringLookup(vocabulary=text).vocabulary_size(), 4),

@@ -17,8 +17,8 @@ import stat
 from collections.abc import Iterator
 
 from matex_tf import settings
-from matex_tf.io import journal, layers, private_folder
-from matex_tf.io.view import View
+from matex_tf.files import journal, layers, private_folder
+from matex_tf.files.view import View
 from matex_tf.runtime import real_files, shutdown
 from matex_tf.world import terminal, world
 
@@ -26,7 +26,6 @@ _PREFIX = "matex_tf-files-"
 
 
 _view: View | None = None
-_news: journal.Journal | None = None
 
 
 def get_view() -> View | None:
@@ -40,11 +39,6 @@ def get_own_view() -> View:
     return _view
 
 
-def get_journal() -> journal.Journal | None:
-    """The journal in which rank 0 writes; None on the others."""
-    return _news if get_view() is None else None
-
-
 def has_view() -> bool:
     """Whether this rank has a view of its own, as the ranks that are not the first have."""
     return get_view() is not None
@@ -52,22 +46,24 @@ def has_view() -> bool:
 
 def is_on() -> bool:
     """Whether ranks share one set of files: this one has a view of it, or the journal."""
-    return has_view() or get_journal() is not None
+    return has_view() or journal.get_writer() is not None
 
 
 def start_overlay() -> None:
     """Begin to look at files as `MATEX_OUTPUT` says. Collective."""
-    global _view, _news
+    global _view
     me = world.get_world()
     if settings.get_settings().output == "all":
         return
-    _news = journal.share_journal()
+    news = journal.share_journal()
     # What is measured is not to be kept, be it rank 0's.
     if me.rank > 0 or settings.get_settings().plan is not None:
         root = private_folder.make_folder(_PREFIX, private_folder.choose_parent())
-        _view = View(root, _news)
+        _view = View(root, news)
         # After the ranks have met for the last time: until then this one may have to take over.
         shutdown.after_end.append(functools.partial(_remove_root, root, me.process))
+    else:
+        news.start_writing()
 
 
 def find_private_use() -> str:

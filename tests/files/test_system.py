@@ -1,7 +1,7 @@
 """What lies in /proc and the like is no file of the script's: on rank 0 it is neither read nor noted before a write."""
 
 import launch
-from matex_tf.io import layers
+from matex_tf.files import journal_reader
 
 SCRIPT = """
 import os
@@ -19,9 +19,9 @@ print("done")
 
 def test_paths_of_the_system():
     for path in ("/proc/self/clear_refs", "/dev/null", "/sys"):
-        assert layers.is_system(path)
+        assert journal_reader.is_system(path)
     for path in ("/process/x", "/home/dev/null", "/tmp/proc"):
-        assert not layers.is_system(path)
+        assert not journal_reader.is_system(path)
 
 
 def test_they_can_be_written_to_on_every_rank():

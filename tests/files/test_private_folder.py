@@ -4,7 +4,7 @@ import os
 
 import launch
 from matex_tf import settings
-from matex_tf.io import private_folder
+from matex_tf.files import private_folder
 
 FULL = """
 import os, sys, time

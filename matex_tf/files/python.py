@@ -5,20 +5,16 @@ What `tempfile` makes has a name of each rank's own and is left alone, and so ar
 
 from __future__ import annotations
 
-import builtins
 import functools
 import glob
 import importlib.machinery
 import inspect
 import os
 import pathlib
-import shutil
 import sys
 from typing import Any
 
-from matex_tf.io import overlay
-from matex_tf.patches.files import changing, folders, journal, opening, queries
-from matex_tf.resilience import elastic
+from matex_tf.files import functions, overlay
 from matex_tf.runtime import real_files
 from matex_tf.runtime.hooks import Table
 
@@ -27,74 +23,43 @@ HOOKS = Table()
 
 _LOST = "a rank does not see the files that it wrote itself"
 
-_REPLACED = (
-    (builtins, "open"),
-    *(
-        (os, name)
-        for name in """open stat lstat access readlink statvfs mkdir rmdir remove unlink rename replace listdir scandir
-            chdir fchdir getcwd truncate utime chmod chown link symlink getxattr listxattr setxattr
-            removexattr""".split()
-        if hasattr(os, name)
-    ),
-    (shutil, "rmtree"),
-)
-
 
 def install() -> None:
     overlay.start_overlay()
     if overlay.get_view() is not None:
         _install_view()
-        elastic.after_loss.append(_handle_loss)
-    elif overlay.get_journal() is not None:
-        journal.HOOKS.install()
-
-
-def _handle_loss(became_first: bool) -> None:
-    if became_first:
-        journal.HOOKS.install()
 
 
 def _install_view() -> None:
-    originals = [(getattr(owner, name), owner, name) for owner, name in _REPLACED]
+    originals = [(getattr(owner, name), owner, name) for owner, name in REPLACED]
     HOOKS.install()
     _replace_captured(originals)
     sys.meta_path.insert(sys.meta_path.index(importlib.machinery.PathFinder), _MergedFinder)
 
 
-def _call_also(owner: Any, name: str) -> Any:
-    """For another name of `owner.name`, which has been replaced."""
-
-    def make(original: Any) -> Any:
-        new = getattr(owner, name)
-        return lambda *args, **kwargs: new(*args, **kwargs)
-
-    return make
-
-
 for _module, _names, _make in (
-    ("builtins", "open", opening.wrap_open),
-    ("os", "open", opening.wrap_os_open),
-    ("os", "stat access statvfs getxattr listxattr", queries.wrap_question),
-    ("os", "lstat readlink", functools.partial(queries.wrap_question, of_link=True)),
-    ("os", "truncate utime chmod chown setxattr removexattr", changing.wrap_change),
-    ("os", "mkdir", changing.wrap_make),
-    ("os", "rmdir", changing.wrap_remove(folder=True)),
-    ("os", "remove", changing.wrap_remove(folder=False)),
-    ("os", "rename", changing.wrap_rename),
-    ("os", "link", changing.wrap_link),
-    ("os", "symlink", changing.wrap_link_by_name),
-    ("os", "listdir", folders.wrap_listdir),
-    ("os", "scandir", folders.wrap_scandir),
-    ("os", "chdir", folders.wrap_chdir),
-    ("os", "fchdir", folders.wrap_fchdir),
-    ("os", "getcwd", folders.wrap_getcwd),
-    ("shutil", "rmtree", changing.wrap_remove_tree),
-    ("io", "open", _call_also(builtins, "open")),
-    ("os", "unlink", _call_also(os, "remove")),
-    ("os", "replace", _call_also(os, "rename")),
+    ("builtins io", "open", functions.wrap_open),
+    ("os", "open", functions.wrap_os_open),
+    ("os", "stat access statvfs getxattr listxattr", functions.wrap_question),
+    ("os", "lstat readlink", functools.partial(functions.wrap_question, of_link=True)),
+    ("os", "truncate utime chmod chown setxattr removexattr", functions.wrap_change),
+    ("os", "mkdir", functions.wrap_mkdir),
+    ("os", "rmdir", functions.wrap_rmdir),
+    ("os", "remove unlink", functions.wrap_remove),
+    ("os", "rename replace", functions.wrap_rename),
+    ("os", "link", functions.wrap_link),
+    ("os", "symlink", functions.wrap_symlink),
+    ("os", "listdir", functions.wrap_listdir),
+    ("os", "scandir", functions.wrap_scandir),
+    ("os", "chdir", functions.wrap_chdir),
+    ("os", "fchdir", functions.wrap_fchdir),
+    ("os", "getcwd", functions.wrap_getcwd),
+    ("shutil", "rmtree", functions.wrap_rmtree),
 ):
-    _here = [name for name in _names.split() if hasattr(sys.modules[_module], name)]  # some are Linux' alone
+    _here = [name for name in _names.split() if hasattr(sys.modules[_module.split()[0]], name)]  # some are Linux' alone
     HOOKS.replace(_module, " ".join(_here), _LOST)(_make)
+REPLACED = [(sys.modules[hook.module], hook.name) for hook in HOOKS]
+"""Modules and names of what is replaced in Python, also where other modules have it."""
 
 
 def _replace_captured(originals: list[tuple[Any, Any, str]]) -> None:
@@ -131,14 +96,10 @@ def _make_file_class(original: Any) -> Any:
     class FileIO(original, metaclass=Meta):
         def __init__(self, file, mode="r", closefd=True, opener=None):
             if opener is None and not isinstance(file, int):
-                opener = _open_for_all
+                opener = functions.open_for_all
             super().__init__(file, mode, closefd, opener)
 
     return FileIO
-
-
-def _open_for_all(path: Any, flags: int) -> int:
-    return os.open(path, flags, 0o666)
 
 
 class _MergedFinder:
@@ -152,7 +113,7 @@ class _MergedFinder:
 
 def _list_layers(entry: str) -> list[str]:
     """The folders of both layers in which Python is to look for what is in `entry`, of the path."""
-    key = queries.find_key(entry or os.curdir, question=True)
+    key = functions.find_key(entry or os.curdir, question=True)
     if key is None:
         return [entry]
     with real_files.use_real_files():
@@ -181,7 +142,7 @@ def _wrap_open_code(original: Any) -> Any:
 
 def _find_loadable(path: Any) -> Any:
     """Where this rank has the file `path`; `path` itself where it is on the disk, or not there."""
-    key = queries.find_key(path, question=True)
+    key = functions.find_key(path, question=True)
     if key is None:
         return path
     with real_files.use_real_files():

@@ -1,11 +1,18 @@
 """Rank 0's notes of its files, as other ranks read them."""
 
+import io
 import os
+import pathlib
+import posix
+import shutil
+import sqlite3
 import threading
 
 import pytest
 
-from matex_tf.io import journal, journal_reader
+from matex_tf.files import journal, journal_reader
+from matex_tf.files.view import View
+from matex_tf.runtime import real_files
 from matex_tf.world import world
 
 
@@ -22,7 +29,7 @@ def ends(tmp_path, monkeypatch):
 
     def note(path, **how):
         who[0] = "here"
-        here.note_change(str(path), **how)
+        here.write_note(str(path), **how)
         who[0] = "there"
 
     return note, there, numbers
@@ -125,3 +132,52 @@ def test_several_threads_read_all_notes_once(ends):
     assert not failed
     assert sorted(there.list_before("/a folder"), key=int) == [str(number) for number in range(count)]
     assert all(len(notes) == 1 for notes in there._notes.values())
+
+
+def test_whatever_in_python_changes_a_file_is_noted(ends, tmp_path, monkeypatch):
+    _, there, _ = ends
+    monkeypatch.setattr(journal, "_writer", None)
+    (tmp_path / "old").write_text("as it was")
+    journal.Journal(there.folder).start_writing()
+    monkeypatch.chdir(tmp_path)
+    changes = {
+        "by_open": lambda path: open(path, "w").close(),
+        "by_class": lambda path: io.FileIO(path, "w").close(),
+        "by_flags": lambda path: os.close(os.open(path, os.O_CREAT | os.O_WRONLY)),
+        "by_path": lambda path: pathlib.Path(path).touch(),
+        "folder": lambda path: posix.mkdir(path),
+        "link": lambda path: os.symlink("old", path),
+        "hard_link": lambda path: os.link("old", path),
+        "moved": lambda path: posix.rename("old", path),
+        "database": lambda path: sqlite3.connect(path).close(),
+        "named": lambda path: sqlite3.connect(f"file:{path}?mode=rwc", uri=True).close(),
+    }
+    for name, change in changes.items():
+        path = str(tmp_path / name)
+        assert there.find_before(path) is None
+        change(path)
+        assert there.find_before(path) == "", name
+    with open(there.find_before(str(tmp_path / "old"))) as file:
+        assert file.read() == "as it was"
+    with real_files.use_real_files():
+        posix.mkdir("of_ours")
+    assert there.find_before(str(tmp_path / "of_ours")) is None
+
+
+def test_a_file_that_rank_0_changes_while_another_rank_copies_it_is_copied_as_it_was(ends, tmp_path, monkeypatch):
+    note, there, _ = ends
+    state = tmp_path / "state.json"
+    state.write_text("as it was")
+    (tmp_path / "own").mkdir()
+    seen = View(str(tmp_path / "own"), there)
+    copy = shutil.copy2
+
+    def change_first(source, target, **how):
+        if source == str(state) and target.startswith(seen.root):
+            note(state)
+            state.write_text("")
+        return copy(source, target, **how)
+
+    monkeypatch.setattr(shutil, "copy2", change_first)
+    place = seen.prepare_write(str(state), keep=True)
+    assert pathlib.Path(place).read_text() == "as it was"

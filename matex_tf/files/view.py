@@ -12,8 +12,8 @@ import stat
 from collections.abc import Callable, Container
 from typing import Any
 
-from matex_tf.io import journal, journal_reader, private_folder
-from matex_tf.io.layers import Layers, list_open_descriptors
+from matex_tf.files import journal, journal_reader, private_folder
+from matex_tf.files.layers import Layers, list_open_descriptors
 from matex_tf.world import world
 
 
@@ -133,7 +133,8 @@ class View(Layers):
             return self.ensure_folder(key)
         self.ensure_folder(os.path.dirname(key))
         if keep:
-            shutil.copy2(below, self.locate_upper(key))
+            # Rank 0 may note it, and change it, right now.
+            self.ask_until_steady(lambda: shutil.copy2(self.locate_lower(key) or below, self.locate_upper(key)))
         return self.locate_upper(key)
 
     def confirm_written(self, key: str) -> None:
@@ -231,14 +232,18 @@ class View(Layers):
             is_folder = False
         self.known.forget_places() if is_folder else self.known.put_place(key)
 
+    def copy_file(self, key: str) -> str:
+        """Have the file `key` in the upper layer, or a folder without what is in it; returns its place."""
+        place = self.prepare_write(key, keep=True)
+        self.confirm_written(key)
+        return place
+
     def copy_up(self, key: str) -> str:
         """Copy `key`, a file or a whole folder, into the upper layer as this rank sees it; returns its place."""
         if not self.exists(key):
             raise _make_error(errno.ENOENT, key)
         if not self.is_folder(key):
-            place = self.prepare_write(key, keep=True)
-            self.confirm_written(key)
-            return place
+            return self.copy_file(key)
         self.ensure_folder(key)
         for name in self.list_names(key):
             self.copy_up(os.path.join(key, name))

@@ -10,7 +10,8 @@ import glob
 import os
 from typing import Any
 
-from matex_tf.io import overlay
+from matex_tf.files import journal, overlay
+from matex_tf.files.functions import find_real_path
 from matex_tf.runtime import objects, real_files
 from matex_tf.world import world
 
@@ -37,11 +38,10 @@ def deliver_file(path: str) -> None:
     """Return when what rank 0 saved to its `path` is at this rank's `path`. Collective."""
     me = world.get_world()
     origin, made = objects.broadcast((path, list_parts(path)) if me.rank == 0 else None, "what was saved")
-    place = _choose_place(path, origin)
+    # A rank's copy belongs into its own layer where its path is another, unless that is a temporary one.
+    place = path if path == origin else find_real_path(path, "w")
     missing = [part for part in made if not _has_part(place + part[0], *part[1:])]
-    if overlay.get_journal() is not None:
-        _note_parts(path, made)
-    elif path == origin and overlay.get_view() is not None:
+    if path == origin:
         _show_parts(path, made)
     wanting = objects.allgather((me.host, os.path.realpath(place), missing), "who does not see what was saved")
     seen: set[tuple[str, str]] = set()
@@ -57,16 +57,6 @@ def deliver_file(path: str) -> None:
         objects.barrier("the copies of what was saved are there")
 
 
-def _choose_place(path: str, origin: str) -> str:
-    """Where this rank's copy belongs: a path of its own in its own layer, unless it is one of the temporary folder."""
-    view = overlay.get_view()
-    if view is None or path == origin:
-        return path
-    with real_files.use_real_files():
-        key = view.find_key(path)
-        return path if key is None else view.prepare_write(key, keep=False)
-
-
 def _has_part(path: str, size: int, modified: int) -> bool:
     with real_files.use_real_files():
         try:
@@ -78,22 +68,16 @@ def _has_part(path: str, size: int, modified: int) -> bool:
         return (state.st_size, state.st_mtime_ns) == (size, modified)
 
 
-def _note_parts(path: str, made: list[Any]) -> None:
-    news = overlay.get_journal()
-    assert news is not None
-    with real_files.use_real_files():
-        for part in made:
-            news.mark_delivered(os.path.realpath(path + part[0]))
-
-
 def _show_parts(path: str, made: list[Any]) -> None:
-    view = overlay.get_view()
-    assert view is not None
+    """From here on what rank 0 has saved is what every rank sees."""
+    view, news = overlay.get_view(), journal.get_writer()
     with real_files.use_real_files():
-        view.return_to_disk()
+        if view is not None:
+            view.return_to_disk()
         for part in made:
-            key = view.find_key(path + part[0])
-            if key is not None:
+            if news is not None:
+                news.mark_delivered(os.path.realpath(path + part[0]))
+            elif view is not None and (key := view.find_key(path + part[0])) is not None:
                 view.show_file(key)
 
 

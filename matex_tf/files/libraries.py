@@ -1,6 +1,7 @@
-"""Libraries whose C code opens files, so that `patches.files.python` does not see it: they are given the real paths.
+"""Libraries whose C code opens files, so that `files.python` does not see it: they are given the real paths.
 
-On the ranks that are not the first these lie in the rank's private folder; on rank 0 what is written is noted.
+On the ranks that are not the first these lie in the rank's private folder. On rank 0 what h5py, netCDF4 and Parquet
+write is noted; SQLite is heard like Python.
 """
 
 from __future__ import annotations
@@ -9,12 +10,10 @@ import ctypes
 import glob
 import os
 import urllib.parse
-from collections.abc import Sequence
 from typing import Any, TypeGuard
 
-from matex_tf.io import overlay
-from matex_tf.patches.files import journal
-from matex_tf.patches.files.opening import find_real_path
+from matex_tf.files import journal, overlay
+from matex_tf.files.functions import find_real_path
 from matex_tf.runtime import real_files
 from matex_tf.runtime.hooks import Table, put_function
 
@@ -22,60 +21,48 @@ HOOKS = Table(when=overlay.is_on)
 
 _LOST = "what the library reads and writes is not the rank's own file"
 
-_ARROW = {
-    "pyarrow": (
-        *(("output_stream", "source", 0, "w"), ("input_stream", "source", 0, "r")),
-        *(("memory_map", "path", 0, "r"), ("create_memory_map", "path", 0, "w")),
-    ),
-    "pyarrow.dataset": (
-        ("dataset", "source", 0, "r"),
-        ("parquet_dataset", "metadata_path", 0, "r"),
-        ("write_dataset", "base_dir", 1, "w"),
-    ),
-    "pyarrow.parquet.core": (
-        ("ParquetWriter.__init__", "where", 1, "w"),
-        ("ParquetFile.__init__", "source", 1, "r"),
-        ("ParquetDataset.__init__", "path_or_paths", 1, "r"),
-        ("read_metadata", "where", 0, "r"),
-        ("read_schema", "where", 0, "r"),
-    ),
-    "pyarrow.csv": (
-        ("write_csv", "output_file", 1, "w"),
-        ("read_csv", "input_file", 0, "r"),
-        ("open_csv", "input_file", 0, "r"),
-    ),
-    "pyarrow.json": (("read_json", "input_file", 0, "r"),),
-    "pyarrow.feather": (
-        ("write_feather", "dest", 1, "w"),
-        ("read_table", "source", 0, "r"),
-        ("read_feather", "source", 0, "r"),
-    ),
-    "pyarrow.ipc": (
-        ("RecordBatchFileWriter.__init__", "sink", 1, "w"),
-        ("RecordBatchStreamWriter.__init__", "sink", 1, "w"),
-        ("open_file", "source", 0, "r"),
-        ("open_stream", "source", 0, "r"),
-    ),
-    "pyarrow.orc": (
-        ("ORCWriter.__init__", "where", 1, "w"),
-        ("ORCFile.__init__", "source", 1, "r"),
-        ("read_table", "source", 0, "r"),
-    ),
-}
+_PATHS = """
+    pyarrow output_stream source 0 w
+    pyarrow input_stream source 0 r
+    pyarrow memory_map path 0 r
+    pyarrow create_memory_map path 0 w
+    pyarrow.dataset dataset source 0 r
+    pyarrow.dataset parquet_dataset metadata_path 0 r
+    pyarrow.dataset write_dataset base_dir 1 w
+    pyarrow.parquet.core ParquetWriter.__init__ where 1 w
+    pyarrow.parquet.core ParquetFile.__init__ source 1 r
+    pyarrow.parquet.core ParquetDataset.__init__ path_or_paths 1 r
+    pyarrow.parquet.core read_metadata where 0 r
+    pyarrow.parquet.core read_schema where 0 r
+    pyarrow.csv write_csv output_file 1 w
+    pyarrow.csv read_csv input_file 0 r
+    pyarrow.csv open_csv input_file 0 r
+    pyarrow.json read_json input_file 0 r
+    pyarrow.feather write_feather dest 1 w
+    pyarrow.feather read_table source 0 r
+    pyarrow.feather read_feather source 0 r
+    pyarrow.ipc RecordBatchFileWriter.__init__ sink 1 w
+    pyarrow.ipc RecordBatchStreamWriter.__init__ sink 1 w
+    pyarrow.ipc open_file source 0 r
+    pyarrow.ipc open_stream source 0 r
+    pyarrow.orc ORCWriter.__init__ where 1 w
+    pyarrow.orc ORCFile.__init__ source 1 r
+    pyarrow.orc read_table source 0 r
+    cv2 imwrite filename 0 a
+    cv2 imread filename 0 r
+    sqlite3 connect database 0 a
+    sqlite3.dbapi2 connect database 0 a
+"""
 """Functions and methods of each module: the argument that is a path, its index, and how it is opened."""
-_OF_SQLITE = ("-journal", "-wal", "-shm")
-"""What SQLite adds to a database's name for the files of a transaction."""
+_NOTED = ("ParquetWriter.__init__", "write_dataset")
+"""Functions that rank 0 notes."""
 
 
-def _find_place(path: Any, mode: str, beside: Sequence[str] = ()) -> Any:
-    """Where a library is to open `path`, to read ("r") or to write, with the modes of `find_real_path`.
-
-    It makes and removes other files then, whose names go on as `beside` says.
-    """
+def _find_place(path: Any, mode: str, beside: bool = False) -> Any:
+    """Where a library is to open `path`, to read ("r") or to write, with the modes of `find_real_path`."""
     if mode != "r":
-        for ending in ("", *beside):
-            journal.note_made(os.fsdecode(path) + ending)
-        return find_real_path(path, mode, bool(beside))
+        journal.note_change(path)
+        return find_real_path(path, mode, beside)
     # Of a folder in which both this rank and others wrote there is no one place that holds all: the one on disk is.
     return path if os.path.isdir(path) and not _is_own(path) else find_real_path(path, None)
 
@@ -92,21 +79,39 @@ def _is_path(name: Any) -> TypeGuard[str | bytes | os.PathLike]:
     return isinstance(name, (str, bytes, os.PathLike)) and "://" not in os.fsdecode(name)
 
 
-def _wrap_path_argument(name: str, index: int, mode: str, beside: Sequence[str] = ()) -> Any:
+def _is_file_system(value: Any) -> bool:
+    return hasattr(value, "open_input_file") or hasattr(value, "protocol")  # pyarrow's, fsspec's
+
+
+def _find_database(name: Any, is_uri: bool) -> Any:
+    """Where SQLite, which makes and removes other files beside it, is to open a database, maybe "file:PATH?OPTIONS"."""
+    text = os.fsdecode(name) if isinstance(name, (str, bytes, os.PathLike)) else ""
+    if not text or ":memory:" in text:
+        return name
+    parts = urllib.parse.urlsplit(text)
+    if not is_uri or parts.scheme != "file":
+        return _find_place(name, "a", beside=True)
+    asked = dict(urllib.parse.parse_qsl(parts.query)).get("mode", "rwc")
+    if not parts.path or asked == "memory":
+        return name
+    place = os.path.abspath(_find_place(urllib.parse.unquote(parts.path), "r" if asked == "ro" else "a", beside=True))
+    return parts._replace(netloc="", path=urllib.parse.quote(place)).geturl()
+
+
+def _wrap_path_argument(name: str, index: int, mode: str) -> Any:
     """For functions whose argument `name`, the one of this index, is a path, or a list of paths to read."""
 
     def make(original: Any) -> Any:
         def function(*args, **kwargs):
             given = kwargs.get(name) if name in kwargs else args[index] if len(args) > index else None
-            elsewhere = kwargs.get("uri") or any(map(_is_file_system, (*args[index + 1 :], *kwargs.values())))
-            if elsewhere or (_is_path(given) and os.fsdecode(given) == ":memory:"):
+            if any(map(_is_file_system, (*args[index + 1 :], *kwargs.values()))):
                 return original(*args, **kwargs)
-            if _is_path(given):
-                given = _find_place(given, mode, beside)
+            if name == "database":
+                given = _find_database(given, bool(kwargs.get("uri")))
+            elif _is_path(given):
+                given = _find_place(given, mode)
             elif mode == "r" and isinstance(given, (list, tuple)):
                 given = [_find_place(part, mode) if _is_path(part) else part for part in given]
-            else:
-                return original(*args, **kwargs)
             if name in kwargs:
                 return original(*args, **{**kwargs, name: given})
             return original(*args[:index], given, *args[index + 1 :], **kwargs)
@@ -116,29 +121,10 @@ def _wrap_path_argument(name: str, index: int, mode: str, beside: Sequence[str] 
     return make
 
 
-for _module, _functions in _ARROW.items():
-    for _name, _argument, _index, _mode in _functions:
-        HOOKS.replace(_module, _name, _LOST, later=True)(_wrap_path_argument(_argument, _index, _mode))
-HOOKS.replace("cv2", "imwrite", _LOST)(_wrap_path_argument("filename", 0, "a"))
-
-
-@HOOKS.replace("sqlite3 sqlite3.dbapi2", "connect", _LOST)
-def _wrap_connect(original: Any) -> Any:
-    """For SQLite, whose database may be named as "file:PATH?OPTIONS"."""
-    plain = _wrap_path_argument("database", 0, "a", _OF_SQLITE)(original)
-
-    def connect(database, *args, **kwargs):
-        parts = urllib.parse.urlsplit(database) if kwargs.get("uri") and isinstance(database, str) else None
-        if parts is None or parts.scheme != "file":
-            return plain(database, *args, **kwargs)
-        asked = dict(urllib.parse.parse_qsl(parts.query)).get("mode", "rwc")
-        path = urllib.parse.unquote(parts.path)
-        if path and asked != "memory" and ":memory:" not in path:
-            place = os.path.abspath(_find_place(path, "r" if asked == "ro" else "a", _OF_SQLITE))
-            database = parts._replace(netloc="", path=urllib.parse.quote(place)).geturl()
-        return original(database, *args, **kwargs)
-
-    return connect
+for _module, _name, _argument, _index, _mode in map(str.split, _PATHS.strip().splitlines()):
+    HOOKS.replace(_module, _name, _LOST, later=True, when=overlay.is_on if _name in _NOTED else overlay.has_view)(
+        _wrap_path_argument(_argument, int(_index), _mode)
+    )
 
 
 def _find_hdf5(name: Any, mode: str, fapl: Any = None) -> Any:
@@ -174,13 +160,9 @@ def _wrap_h5py_create(original: Any) -> Any:
     return create
 
 
-@HOOKS.replace("h5py.h5f", "is_hdf5", _LOST)
+@HOOKS.replace("h5py.h5f", "is_hdf5", _LOST, when=overlay.has_view)
 def _wrap_h5py_question(original: Any) -> Any:
     return lambda name: original(_find_hdf5(name, "r"))
-
-
-def _is_file_system(value: Any) -> bool:
-    return hasattr(value, "open_input_file") or hasattr(value, "protocol")  # pyarrow's, fsspec's
 
 
 def _put_public(owner: Any, name: str, make: Any) -> None:
@@ -218,7 +200,7 @@ def _make_dataset(original: Any) -> Any:
     return Dataset
 
 
-@HOOKS.replace("netCDF4", "MFDataset.__init__", _LOST)
+@HOOKS.replace("netCDF4", "MFDataset.__init__", _LOST, when=overlay.has_view)
 def _wrap_netcdf_files(original: Any) -> Any:
     def __init__(self, files, *args, **kwargs):
         if isinstance(files, str) and "://" not in files:
@@ -235,7 +217,7 @@ def _wrap_netcdf_files(original: Any) -> Any:
 # Classes of C, whose methods cannot be replaced
 
 
-@HOOKS.replace("pyarrow", "OSFile", _LOST)
+@HOOKS.replace("pyarrow", "OSFile", _LOST, when=overlay.has_view)
 def _make_arrow_file(original: Any) -> Any:
     class OSFile(original):
         def __new__(cls, path, mode="r", *args, **kwargs):
@@ -244,7 +226,7 @@ def _make_arrow_file(original: Any) -> Any:
     return OSFile
 
 
-@HOOKS.replace("pyarrow.csv", "CSVWriter", _LOST, later=True)
+@HOOKS.replace("pyarrow.csv", "CSVWriter", _LOST, later=True, when=overlay.has_view)
 def _make_arrow_csv(original: Any) -> Any:
     class CSVWriter(original):
         def __init__(self, sink, *args, **kwargs):

@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 
 from matex_tf import ops, settings
-from matex_tf.io import atomic, delivery, overlay
-from matex_tf.patches.files import journal
-from matex_tf.runtime import objects, real_files, watchdog
+from matex_tf.files import delivery, journal, overlay
+from matex_tf.files.functions import find_real_path
+from matex_tf.runtime import atomic, objects, real_files, watchdog
 from matex_tf.runtime.keras_table import KerasTable
 from matex_tf.steps import events, pieces
 from matex_tf.world import membership, world
@@ -36,8 +36,8 @@ _LOST = "each rank writes the file that a script saves"
 _state = threading.local()
 
 
-@HOOKS.replace_in(_LOST, "saving.saving_api:save_model save_weights", "saving.saving_api:save_model save_weights")
-@HOOKS.replace_in(_LOST, "models.model:Model.export", "engine.training:Model.save Model.save_weights Model.export")
+@HOOKS.replace_in(_LOST, *["saving.saving_api:save_model save_weights"] * 2)
+@HOOKS.replace_in(_LOST, "", "engine.training:Model.save Model.save_weights")
 @HOOKS.replace("tensorflow.python.saved_model.save", "save_and_return_nodes", _LOST)
 @HOOKS.replace("tensorflow.python.checkpoint.checkpoint", "TrackableSaver.save", _LOST)
 def _wrap_save(original: Any) -> Any:
@@ -55,7 +55,7 @@ def _wrap_save(original: Any) -> Any:
         if _is_inside():
             return _write_whole(original, call, path)
         if _is_measured():
-            place = _find_own_place(path)
+            place = find_real_path(path, "w")
             call.arguments[list(call.arguments)[1]] = place
             return _save_plainly(lambda: _write_whole(original, call, place))
         return _save_once(lambda: _write_whole(original, call, path), path, original.__name__)
@@ -71,11 +71,8 @@ def _find_path(call: inspect.BoundArguments) -> str | None:
 
 
 def _write_whole(original: Any, call: inspect.BoundArguments, path: str) -> Any:
-    """What the call returns; what it saves is at `path` once it is complete.
-
-    A function that names the path when it has saved gets the path itself; those that it calls do the saving.
-    """
-    if original.__name__ == "export" or getattr(_state, "beside", False):
+    """What the call returns; what it saves is at `path` once it is complete."""
+    if getattr(_state, "beside", False):
         return original(*call.args, **call.kwargs)
     if not call.arguments.get("overwrite", True):
         if os.path.exists(path) and not _ask_to_overwrite(original, path):
@@ -111,14 +108,6 @@ def _makes_folder(original: Any, path: str) -> bool:
 def _is_measured() -> bool:
     """Whether what this rank saves stays its own, be it the first (see `overlay.start_overlay`)."""
     return settings.get_settings().plan is not None and overlay.get_view() is not None
-
-
-def _find_own_place(path: str) -> str:
-    """Where this rank keeps what it saves to `path` for itself."""
-    view = overlay.get_view()
-    with real_files.use_real_files():
-        key = view.find_key(path) if view is not None else None
-        return path if view is None or key is None else view.prepare_write(key, keep=False)
 
 
 def _save_plainly(write: Callable[[], Any]) -> Any:
@@ -186,7 +175,7 @@ class _WholeFiles:
             with self._original.File(path, mode) as file:
                 yield file
             return
-        journal.note_made(path)
+        journal.note_change(path)
         with real_files.use_real_files(), atomic.write_beside(path) as place, self._original.File(place, mode) as file:
             yield file
 
@@ -232,7 +221,7 @@ def _wrap_saver(original: Any) -> Any:
             return original(self, sess, save_path, global_step, latest_filename, *args, **kwargs)
 
         if _is_measured():
-            place = _find_own_place(os.fspath(save_path))
+            place = find_real_path(os.fspath(save_path), "w")
             return _save_plainly(lambda: original(self, sess, place, global_step, latest_filename, *args, **kwargs))
 
         def write() -> Any:

@@ -6,18 +6,30 @@ that has completed no more of them looks there. Nobody waits for anybody.
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import shutil
+import sys
 import time
+import urllib.parse
 from collections.abc import Iterator
+from typing import Any
 
-from matex_tf.io import journal_reader, private_folder
+from matex_tf.files import journal_reader, private_folder
 from matex_tf.ops import cache
-from matex_tf.runtime import shutdown, temp_folders
+from matex_tf.runtime import real_files, shutdown, temp_folders
 from matex_tf.world import world
 
 _PREFIX = "matex_tf-journal-"
+WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+"""The flags of `os.open` by which a file is made or changed."""
+_OF_SQLITE = ("", "-journal", "-wal", "-shm")
+"""What SQLite adds to a database's name for the files of a transaction."""
+_EVENTS = set(
+    "open os.mkdir os.truncate os.remove os.rmdir shutil.rmtree os.rename os.link os.symlink sqlite3.connect".split()
+)
+"""Of the interpreter's audit events, by which Python tells of whatever in it is about to change a file."""
 # What is copied and may still be asked for. More is rarely read and changed in one go.
 _MOST_BYTES = 64 << 20
 
@@ -49,9 +61,16 @@ class Journal(journal_reader.Notes):
         """Write from here on: the rank that did was lost."""
         temp_folders.hold_folder(self.folder)
         self.remove_at_end()
+        self.start_writing()
+
+    def start_writing(self) -> None:
+        """Note what this process changes from here on, whatever in Python does."""
+        global _writer
+        _hear_changes()
+        _writer = self
 
     @journal_reader.lock_method
-    def note_change(self, key: str, removed: bool = False, to: str = "") -> None:
+    def write_note(self, key: str, removed: bool = False, to: str = "") -> None:
         """Rank 0 is about to make or change `key`, or to remove it with all that is in it, or to move it `to` there.
 
         Once is enough: when the others have come to that, they have made or removed `key` for themselves.
@@ -130,6 +149,69 @@ class Journal(journal_reader.Notes):
 
     def _list_touched(self, folder: str, names: list[str]) -> set[str]:
         return {name for name in names if self._is_touched(os.path.join(folder, name))}
+
+
+_writer: Journal | None = None
+
+
+def get_writer() -> Journal | None:
+    """The journal that this rank writes; None where it is not the first."""
+    return _writer
+
+
+def note_change(path: Any, removed: bool = False, to: Any = "") -> None:
+    """Tell the ranks that are not there yet that `path` is about to be made or changed, or removed or moved `to`.
+
+    Called by whatever makes files other than by Python.
+    """
+    if _writer is None or real_files.uses_real_files() or isinstance(path, int) or path is None:
+        return
+    with real_files.use_real_files():
+        try:
+            text = os.path.abspath(os.fsdecode(path))
+        except (TypeError, ValueError):
+            return  # the original says what is wrong
+        # What is removed is the link itself, what is changed is the file that it names.
+        above, name = os.path.split(text)
+        key = os.path.join(os.path.realpath(above), name) if removed else os.path.realpath(text)
+        if not journal_reader.is_system(key):
+            _writer.write_note(key, removed, os.path.realpath(os.fsdecode(to)) if to else "")
+
+
+@functools.cache
+def _hear_changes() -> None:
+    """Once in a process: what listens to its events cannot be removed."""
+    sys.addaudithook(_hear_event)
+
+
+def _hear_event(event: str, given: tuple[Any, ...]) -> None:
+    if event not in _EVENTS or _writer is None:
+        return
+    if event == "open":
+        if given[2] & WRITING:
+            note_change(given[0])
+    elif event == "sqlite3.connect":
+        _note_database(given[0])
+    elif event == "os.truncate":
+        note_change(given[0])
+    elif any(isinstance(value, int) and value != -1 for value in given[-1 - (event in ("os.rename", "os.link")) :]):
+        return  # below an open folder
+    elif event == "os.rename":
+        note_change(given[1], removed=os.path.lexists(given[1]))  # what is replaced
+        note_change(given[0], removed=True, to=given[1])
+    elif event in ("os.link", "os.symlink"):
+        note_change(given[1])
+    else:
+        note_change(given[0], removed=event != "os.mkdir")
+
+
+def _note_database(name: Any) -> None:
+    """SQLite makes and removes files beside a database, which may be named as "file:PATH?OPTIONS"."""
+    text = os.fsdecode(name)
+    text = urllib.parse.unquote(urllib.parse.urlsplit(text).path) if text.startswith("file:") else text
+    if text and ":memory:" not in text:
+        for ending in _OF_SQLITE:
+            note_change(text + ending)
 
 
 def make_file(folder: str) -> None:

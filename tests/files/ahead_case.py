@@ -5,17 +5,14 @@ ranks are played by one process: rank 0 notes what it does, the other looks thro
 """
 
 import builtins
-import io
 import os
 import random
 import shutil
 import sys
 import tempfile
 
-from matex_tf.io import journal, journal_reader, overlay
-from matex_tf.io.view import View
-from matex_tf.patches.files import journal as noting
-from matex_tf.patches.files import python
+from matex_tf.files import journal, journal_reader, overlay, python
+from matex_tf.files.view import View
 from matex_tf.world import world
 
 NAMES = ["a", "b", "folder", "folder/a", "folder/b", "folder/deep", "folder/deep/a", "other", "other/a"]
@@ -97,10 +94,10 @@ class Player:
 
 
 def installed():
-    """Python's functions on files as they are alone, on rank 0 and on another."""
-    places = [*python._REPLACED, (os, "unlink"), (os, "replace"), (io, "open"), (tempfile, "mkdtemp")]
+    """Python's functions on files as they are alone and on rank 0, and as on another."""
+    places = [*python.REPLACED, (tempfile, "mkdtemp")]
     sets = []
-    for install in (lambda: None, noting.HOOKS.install, python._install_view):
+    for install in (lambda: None, python._install_view):
         install()
         sets.append({(owner, name): getattr(owner, name) for owner, name in places})
         use(sets[0])
@@ -126,11 +123,11 @@ def tried(seed, sets):
     read, written = (journal.Journal(os.path.join(base, "journal"), is_on_one_host) for _ in range(2))
     overlay._view = View(os.path.join(base, "own"), read)
     alone = Player(os.path.join(base, "alone"), sets[0])
-    first = Player(os.path.join(base, "ranks"), sets[1])
-    other = Player(os.path.join(base, "ranks"), sets[2])
+    first = Player(os.path.join(base, "ranks"), sets[0])
+    other = Player(os.path.join(base, "ranks"), sets[1])
     who = [first]
     journal_reader.count_collectives = lambda: who[0].met
-    overlay.get_journal = lambda: written if who[0] is first else None
+    written.start_writing()
     world.is_active = lambda: True
     try:
         for _ in range(chance.randrange(1, 5)):
@@ -140,9 +137,10 @@ def tried(seed, sets):
                 chance.shuffle(turns)
             at = {first: 0, other: 0}
             for player in turns:
-                who[0] = player
+                who[0], journal._writer = player, written if player is first else None
                 player.play(steps[at[player]])
                 at[player] += 1
+            journal._writer = None
             for step in steps:
                 alone.play(step)
             first.met += 1
@@ -150,6 +148,7 @@ def tried(seed, sets):
             if not alone.seen == first.seen == other.seen:
                 return alone.seen, first.seen, other.seen
     finally:
+        journal._writer = None
         use(sets[0])
         os.chdir("/")
         shutil.rmtree(base)

@@ -1,0 +1,267 @@
+"""Commands of the system that a script runs and waits for: rank 0 runs them, and every rank has what came of it.
+
+A command sees the real files: run by every rank, `rm -rf logs` would remove what rank 0 has written since. What
+libraries run for themselves, and what a script starts without waiting (`Popen`), each rank runs on its own files.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import hashlib
+import inspect
+import io
+import os
+import pickle
+import re
+import shlex
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from matex_tf import ops, settings
+from matex_tf.files import journal, overlay
+from matex_tf.runtime import objects, real_files, script_frames, watchdog
+from matex_tf.runtime.hooks import Table
+from matex_tf.world import world
+
+HOOKS = Table()
+
+_LOST = "each rank runs a command of the script"
+_NAMES = "a command does not find the files of its rank"
+
+_WORD = re.compile(r"[^\s'\"`$&|;<>(){}*?\[\]\\=]+")
+_COMMAND_BEGINS = re.compile(r"(?:^|[|;&(])\s*$")
+
+_state = threading.local()
+_SHOWN = 60  # characters of a command in messages
+_STREAMS = ("stdout", "stderr")
+_OF_THE_RANK = ("env", "stdin", *_STREAMS, "preexec_fn")
+
+
+def _are_shared() -> bool:
+    """Whether a command that this thread comes to now is one that every rank comes to, and none runs for itself yet.
+
+    Where the script asked for its rank, which rank is to run a command is its own affair.
+    """
+    if (
+        world.script_knows_ranks
+        or getattr(_state, "inside", False)
+        or not world.is_active()
+        or settings.get_settings().output == "all"
+    ):
+        return False
+    if threading.current_thread() is not threading.main_thread() or real_files.uses_real_files():
+        return False
+    caller = sys._getframe(2)  # of the function that stands in the place of `os.system` and the like
+    while caller.f_back is not None and caller.f_globals.get("__name__") == "subprocess":
+        caller = caller.f_back
+    own = caller.f_globals.get("__name__", "").partition(".")[0] == "matex_tf"
+    return not own and not script_frames.is_library(caller.f_code.co_filename)
+
+
+def _run_on_rank_0(run: Callable[[], Any], name: str, arguments: Sequence[Any], options: Mapping[str, Any]) -> Any:
+    """What `run` returns or raises on rank 0, on every rank, once it is done. Collective.
+
+    Ranks whose commands are not the same, such as those that name a temporary folder, run each its own.
+
+    Args:
+        name: of the function that runs the command.
+        arguments: what that is called with; so `options`.
+    """
+    mine = _hash_command(name, arguments, options)
+    ops.records.mark_between_steps()
+    everyone = objects.allgather(mine, "a command that the script runs")
+    _state.inside = True
+    try:
+        if any(digest != mine for digest in everyone):
+            return run()
+        with _adopt_changes(options):
+            objects.barrier("a command begins")
+            outcome = None
+            if world.get_world().rank == 0:
+                with watchdog.excuse_wait(f"running {str(arguments[0] if arguments else name)[:_SHOWN]!r}"):
+                    outcome = _catch_outcome(run)
+            result, error = objects.broadcast(outcome, "what came of a command")
+        objects.barrier("a command has ended")
+    finally:
+        _state.inside = False
+    if error is not None:
+        raise error
+    return result
+
+
+@contextlib.contextmanager
+def _adopt_changes(options: Mapping[str, Any]) -> Iterator[None]:
+    """What is changed on the disk within it is changed for this rank; on other hosts the disk may be another one.
+
+    All ranks have come to it, and none goes on before all have left it: else what the script does is mixed up with it.
+    """
+    me = world.get_world()
+    view = overlay.get_view() if me.host == me.hosts[0] else None
+    with real_files.use_real_files():
+        own = view.list_own_on_disk() if view is not None else set()
+    yield
+    with real_files.use_real_files():
+        if (news := journal.get_writer()) is not None:
+            news.mark_caught_up()
+        elif view is not None:
+            names = [getattr(options.get(stream), "name", None) for stream in _STREAMS]
+            keys = (view.find_key(name) for name in names if isinstance(name, (str, bytes, os.PathLike)))
+            view.adopt_disk(own, {key for key in keys if key is not None})
+
+
+def _catch_outcome(run: Callable[[], Any]) -> tuple[Any, BaseException | None]:
+    """What `run` returns, or the exception that it raises, as the other ranks can have it."""
+    try:
+        outcome: tuple[Any, BaseException | None] = run(), None
+        pickle.dumps(outcome)
+    except Exception as error:
+        try:
+            copy.deepcopy(error)  # by what pickle makes it of
+            outcome = None, error
+        except Exception:  # one that cannot be sent
+            outcome = None, RuntimeError(f"{type(error).__name__}: {error}")
+    return outcome
+
+
+def _hash_command(name: str, arguments: Sequence[Any], options: Mapping[str, Any]) -> str:
+    """Of what a command does; without the open files, which are each rank's."""
+    kept = {key: value for key, value in options.items() if key not in _OF_THE_RANK}
+    text = repr((name, _normalize_value(list(arguments)), _normalize_value(kept), os.getcwd()))
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+def _normalize_value(value: Any) -> Any:
+    """`value` in words that say the same on all ranks."""
+    if isinstance(value, Mapping):
+        return [(str(key), _normalize_value(value[key])) for key in sorted(value, key=str)]
+    if isinstance(value, (list, tuple)):
+        return [_normalize_value(part) for part in value]
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    return value if isinstance(value, (str, bytes, int, float, type(None))) else type(value).__name__
+
+
+def _point_to_own(command: Any) -> Any:
+    """A command for `os.system` whose words name the places of this rank's own files."""
+    if isinstance(command, str) and overlay.has_view() and not real_files.uses_real_files():
+        with contextlib.suppress(FileNotFoundError):  # the current folder is gone, and nothing of ours is in it
+            here = os.getcwd()
+            return _point_text(command, here, _find_place(here) is not None)
+    return command
+
+
+@HOOKS.replace("os", "system", _LOST)
+def _wrap_system(original: Any) -> Any:
+    def system(command):
+        if not _are_shared():
+            return original(_point_to_own(command))
+        return _run_on_rank_0(lambda: original(_point_to_own(command)), "system", [command], {})
+
+    return system
+
+
+@HOOKS.replace("subprocess", "run call", _LOST)
+def _wrap_command(original: Any) -> Any:
+    """Of the two that the others in this module are made of."""
+
+    def run(*args, **kwargs):
+        if not _are_shared():
+            return original(*args, **kwargs)
+        return _run_on_rank_0(lambda: original(*args, **kwargs), original.__name__, args, kwargs)
+
+    return run
+
+
+class _Output(io.StringIO):
+    """What a command printed, as `os.popen` gives it to be read."""
+
+    def __init__(self, text: str, status: int | None):
+        super().__init__(text)
+        self._status = status
+
+    def close(self) -> int | None:  # type: ignore[override]  # as of what `os.popen` gives
+        super().close()
+        return self._status
+
+
+@HOOKS.replace("os", "popen", _LOST)
+def _wrap_popen(original: Any) -> Any:
+    def popen(cmd, mode="r", buffering=-1):
+        if mode != "r" or not _are_shared():
+            return original(cmd, mode, buffering)
+
+        def read() -> tuple[str, int | None]:
+            stream = original(cmd, mode, buffering)
+            text = stream.read()
+            return text, stream.close()
+
+        return _Output(*_run_on_rank_0(read, "popen", [cmd], {}))
+
+    return popen
+
+
+@HOOKS.replace("subprocess", "Popen.__init__", _NAMES, when=overlay.has_view)
+def _wrap_process(original: Any) -> Any:
+    signature = inspect.signature(original)
+
+    def __init__(self, *args, **kwargs):
+        given = signature.bind(self, *args, **kwargs)
+        if not real_files.uses_real_files():
+            with contextlib.suppress(FileNotFoundError):  # the current folder is gone, and nothing of ours is in it
+                _point_to_own_files(given.arguments)
+        return original(*given.args, **given.kwargs)
+
+    return __init__
+
+
+def _point_to_own_files(arguments: dict[str, Any]) -> None:
+    """Have the `arguments` of `Popen` name the places of what this rank alone has.
+
+    A process sees the disk, and of what a rank has made for itself only what it is pointed to: the folder that it is
+    started in, and the paths that are its arguments.
+    """
+    here = os.path.join(os.getcwd(), os.fsdecode(arguments.get("cwd") or ""))
+    folder, words = _find_place(here), arguments["args"]
+    if folder is not None:
+        arguments["cwd"] = folder
+    if isinstance(words, str) and arguments.get("shell"):
+        arguments["args"] = _point_text(words, here, folder is not None)
+    if not isinstance(words, (list, tuple)):
+        return
+    arguments["args"] = words = list(words)
+    for at, word in enumerate(words):
+        if not isinstance(word, (str, bytes, os.PathLike)):
+            continue
+        path = os.fsdecode(word)
+        is_looked_for = at == 0 and os.sep not in path
+        is_there = folder is not None and not os.path.isabs(path)  # seen from that folder
+        if not is_looked_for and not is_there:
+            words[at] = _find_place(os.path.join(here, path)) or word
+
+
+def _point_text(text: str, here: str, is_there: bool) -> str:
+    """A line of the shell, run in the folder `here`, whose words that name this rank's own files name their places.
+
+    `is_there`: whether that folder is the rank's own, from which relative paths are seen.
+    """
+
+    def point(found: re.Match[str]) -> str:
+        word = found[0]
+        is_looked_for = os.sep not in word and _COMMAND_BEGINS.search(text[: found.start()]) is not None
+        if is_looked_for or (is_there and not os.path.isabs(word)):
+            return word
+        place = _find_place(os.path.join(here, word))
+        return word if place is None or place != shlex.quote(place) else place
+
+    return _WORD.sub(point, text)
+
+
+def _find_place(path: str) -> str | None:
+    """Where a process finds `path` if not on the disk."""
+    with real_files.use_real_files():
+        key = overlay.get_own_view().find_key(path) if "\0" not in path else None
+        place = key if key is None else overlay.get_own_view().locate_for_child(key)
+    return None if place == key else place

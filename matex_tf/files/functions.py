@@ -1,0 +1,410 @@
+"""Python's functions on files, on the ranks that are not the first: each acts where this rank's view has the path."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import stat
+import sys
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from matex_tf.files import journal, overlay
+from matex_tf.runtime import real_files
+
+_open_plainly, _lstat = os.open, os.lstat
+
+
+def find_key(path: Any, kwargs: dict | None = None, follow: bool = True, question: bool = False) -> str | None:
+    """The key of `path` where the view is to answer, else None. A `question` of a view like the disk is the disk's."""
+    if real_files.uses_real_files() or isinstance(path, int) or path is None:
+        return None
+    if kwargs and any(kwargs.get(name) is not None for name in ("dir_fd", "src_dir_fd", "dst_dir_fd")):
+        return None
+    with real_files.use_real_files():
+        view = overlay.get_own_view()
+        if question and view.is_untouched():
+            return None
+        try:
+            return view.find_key(path, follow)
+        except (TypeError, ValueError):
+            return None  # the original says what is wrong
+
+
+def find_real_path(path: Any, mode: str | None, beside: bool = False) -> Any:
+    """Where `path` really is for a library that opens files by itself: to read (mode None) or to write.
+
+    A mode "w" replaces the file, "x" and "w-" make a new one, any other keeps what is there. `beside`: the library
+    makes other files beside it.
+    """
+    key = find_key(path) if overlay.get_view() is not None else None
+    if key is None:
+        return path
+    with real_files.use_real_files():
+        view = overlay.get_own_view()
+        if mode is None:
+            return view.ask_until_steady(lambda: view.locate_readable(key))
+        if mode == "r+" and not view.exists(key):
+            return view.locate_real(key)
+        place = view.prepare_write(key, keep=mode != "w", exclusive=mode in ("x", "w-"))
+        view.stop_caching(os.path.dirname(key) if beside else key)
+        return place
+
+
+def _ask_steadily(ask: Any, drop: Any = None) -> Any:
+    return ask() if real_files.uses_real_files() else overlay.get_own_view().ask_until_steady(ask, drop)
+
+
+def _find_text(path: Any) -> str | None:
+    """`path` as text where the view of this rank may know of it without asking both layers."""
+    text = os.fspath(path) if isinstance(path, os.PathLike) else path
+    return text if type(text) is str and not real_files.uses_real_files() else None
+
+
+def _is_as_known() -> bool:
+    """Whether rank 0 has no news, so that what was found at a known place is what this rank is to see."""
+    return overlay.get_own_view().news.is_quiet()
+
+
+# Opening
+
+
+def wrap_open(original: Any) -> Any:
+    """For `open`, which opens by `os.open`."""
+
+    def open(file, mode="r", buffering=-1, encoding=None, errors=None, newline=None, closefd=True, opener=None):
+        if opener is None and not isinstance(file, int) and not real_files.uses_real_files():
+            opener = open_for_all
+        return original(file, mode, buffering, encoding, errors, newline, closefd, opener)
+
+    return open
+
+
+def open_for_all(path: Any, flags: int) -> int:
+    return os.open(path, flags, 0o666)
+
+
+def wrap_os_open(original: Any) -> Any:
+    def open(path, flags, mode=0o777, *, dir_fd=None):
+        writes = bool(flags & journal.WRITING)
+
+        def look_up():
+            key = find_key(path, {"dir_fd": dir_fd}, question=not writes)
+            if key is None:
+                return original(path, flags, mode, dir_fd=dir_fd)
+            return _open_descriptor(key, path, flags, mode)
+
+        text = _find_text(path) if dir_fd is None else None
+        place = None if text is None else overlay.get_own_view().known.find_place(text)
+        # Of what this rank has not made yet, both layers are asked.
+        if place is not None and not (writes and (flags & os.O_EXCL or place == text)):
+            try:
+                found = _open_plainly(place, flags | os.O_NOFOLLOW, mode)
+            except OSError as error:
+                if error.errno != errno.ELOOP and place == text and _is_as_known():
+                    raise
+            else:
+                if _is_as_known() or not _close_file(found):
+                    return found
+        return look_up() if writes else _ask_steadily(look_up, _close_file)
+
+    return open
+
+
+def _close_file(descriptor: int) -> bool:
+    """Close a file that is to be opened again; not one like a pipe, whose other end would notice."""
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        return False
+    os.close(descriptor)
+    return True
+
+
+def _open_descriptor(key: str, path: Any, flags: int, mode: int) -> int:
+    with real_files.use_real_files():
+        view = overlay.get_own_view()
+        try:
+            if not flags & journal.WRITING or flags & os.O_DIRECTORY:
+                return os.open(view.locate_readable(key), flags, mode)
+            if not flags & os.O_CREAT and not view.exists(key):
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+            where = view.prepare_write(key, keep=not flags & os.O_TRUNC, exclusive=bool(flags & os.O_EXCL))
+            descriptor = os.open(where, flags, mode)
+        except OSError as error:
+            raise type(error)(error.errno, error.strerror, path) from None
+        view.confirm_written(key)
+        return descriptor
+
+
+# Questions
+
+
+def wrap_question(original: Any, of_link: bool = False) -> Any:
+    """For what asks about one path."""
+    is_state = original in (os.stat, _lstat)
+
+    def ask(path, *args, **kwargs):
+        follow = not of_link and kwargs.get("follow_symlinks", True)
+
+        def answer():
+            key = find_key(path, kwargs, follow=follow, question=True)
+            if key is None:
+                return original(path, *args, **kwargs)
+            with real_files.use_real_files():
+                try:
+                    return original(overlay.get_own_view().locate_real(key), *args, **kwargs)
+                except OSError as error:
+                    raise type(error)(error.errno, error.strerror, path) from None
+
+        if is_state and not kwargs and not args:
+            state = _read_known_state(path, of_link)
+            if state is not None:
+                return state
+        return _ask_steadily(answer)
+
+    return ask
+
+
+def _read_known_state(path: Any, of_link: bool) -> os.stat_result | None:
+    """The state of `path`; None where both layers must be asked. Raises OSError if it is known not to be there."""
+    text = _find_text(path)
+    place = None if text is None else overlay.get_own_view().known.find_place(text)
+    if place is None:
+        return None
+    try:
+        state = _lstat(place)
+    except OSError:
+        if place is text and _is_as_known():
+            raise
+        return None
+    return state if _is_as_known() and (of_link or not stat.S_ISLNK(state.st_mode)) else None
+
+
+# Folders
+
+
+def _wrap_listing(list_disk: Callable[[Any, Any], Any], make: Callable[[Any, list[str]], Any]) -> Any:
+    """For what lists a folder: `make` gives, of names, what `list_disk` gives of the original."""
+
+    def wrap(original: Any) -> Any:
+        def listing(path="."):
+            path = "." if path is None else path
+            text = _find_text(path)
+            if text is not None and overlay.get_own_view().known.is_untouched(text):
+                try:
+                    found = list_disk(original, path)
+                except OSError:
+                    if _is_as_known():
+                        raise
+                else:
+                    if _is_as_known():
+                        return found
+
+            def list_both():
+                key = find_key(path, question=True)
+                if key is None:
+                    is_plain = real_files.uses_real_files() or isinstance(path, int)
+                    return original(path) if is_plain else list_disk(original, path)
+                with real_files.use_real_files():
+                    names = overlay.get_own_view().list_names(key)
+                return make(path, names)
+
+            return _ask_steadily(list_both)
+
+        return listing
+
+    return wrap
+
+
+class _Entry:
+    """What `os.scandir` yields for one name of a folder of two layers."""
+
+    def __init__(self, folder: Any, name: str):
+        self.name = os.fsencode(name) if isinstance(folder, bytes) else name
+        self.path = os.path.join(folder, self.name)
+
+    def __fspath__(self) -> Any:
+        return self.path
+
+    def __repr__(self) -> str:
+        return f"<DirEntry {self.name!r}>"
+
+    def stat(self, *, follow_symlinks: bool = True) -> os.stat_result:
+        return os.stat(self.path, follow_symlinks=follow_symlinks)
+
+    def inode(self) -> int:
+        return self.stat(follow_symlinks=False).st_ino
+
+    def is_dir(self, *, follow_symlinks: bool = True) -> bool:
+        return os.path.isdir(self.path) and (follow_symlinks or not self.is_symlink())
+
+    def is_file(self, *, follow_symlinks: bool = True) -> bool:
+        return os.path.isfile(self.path) and (follow_symlinks or not self.is_symlink())
+
+    def is_symlink(self) -> bool:
+        return os.path.islink(self.path)
+
+    def is_junction(self) -> bool:
+        return False
+
+
+class _Entries:
+    """The iterator and context that `os.scandir` returns."""
+
+    def __init__(self, entries: Iterable[_Entry | os.DirEntry]):
+        self._entries = iter(entries)
+
+    def __iter__(self) -> _Entries:
+        return self
+
+    def __next__(self) -> _Entry | os.DirEntry:
+        return next(self._entries)
+
+    def __enter__(self) -> _Entries:
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._entries = iter(())
+
+
+def _scan_disk(original: Any, path: Any) -> _Entries:
+    with original(path) as found:
+        return _Entries(list(found))
+
+
+wrap_listdir = _wrap_listing(
+    lambda original, path: original(path),
+    lambda path, names: list(map(os.fsencode, names)) if isinstance(path, bytes) else names,
+)
+wrap_scandir = _wrap_listing(
+    _scan_disk,
+    lambda path, names: _Entries(
+        [_Entry(path if isinstance(path, bytes) else os.fspath(path), name) for name in names]
+    ),
+)
+
+
+def wrap_chdir(original: Any) -> Any:
+    def chdir(path):
+        view = overlay.get_own_view()
+        try:
+            key = find_key(path)
+            if key is None:
+                return original(path)
+            with real_files.use_real_files():
+                if not view.is_own(key) or os.path.isdir(key):
+                    return original(key)  # the folder on disk, where there is one, for what is not Python
+                view.stop_caching(key)  # for processes that are started there
+                return original(view.locate_upper(key))
+        finally:
+            view.known.forget_places()  # what relative paths are
+
+    return chdir
+
+
+def wrap_fchdir(original: Any) -> Any:
+    def fchdir(fd):
+        try:
+            return original(fd)
+        finally:
+            overlay.get_own_view().known.forget_places()
+
+    return fchdir
+
+
+def wrap_getcwd(original: Any) -> Any:
+    def getcwd():
+        folder, root = original(), overlay.get_own_view().root
+        inside = not real_files.uses_real_files() and (folder == root or folder.startswith(root + os.sep))
+        return (folder[len(root) :] or os.sep) if inside else folder
+
+    return getcwd
+
+
+# Changes
+
+
+def _wrap_change(act: Callable[..., Any], follow: bool = True) -> Any:
+    """For a function of one path, which `act` does: given the view, the original, the key and the arguments."""
+
+    def make(original: Any) -> Any:
+        def change(path, *args, **kwargs):
+            key = find_key(path, kwargs, follow)
+            if key is None:
+                return original(path, *args, **kwargs)
+            with real_files.use_real_files():
+                return act(overlay.get_own_view(), original, key, path, *args, **kwargs)
+
+        return change
+
+    return make
+
+
+def _change(view, original, key, path, *args, **kwargs):
+    if not view.exists(key):
+        return original(view.locate_real(key), *args, **kwargs)
+    return original(view.copy_file(key), *args, **kwargs)
+
+
+def _remove_tree(view, original, key, path, ignore_errors=False, onerror=None, *, onexc=None, dir_fd=None):
+    try:
+        view.remove_tree(key)
+    except OSError as error:
+        if onexc is not None:
+            onexc(os.lstat, path, error)
+        elif onerror is not None:
+            onerror(os.lstat, path, sys.exc_info())
+        elif not ignore_errors:
+            raise
+
+
+wrap_change = _wrap_change(_change)
+wrap_mkdir = _wrap_change(lambda view, _, key, path, mode=0o777, dir_fd=None: view.make_folder(key, mode))
+wrap_remove = _wrap_change(lambda view, _, key, path, dir_fd=None: view.remove_file(key), follow=False)
+wrap_rmdir = _wrap_change(lambda view, _, key, path, dir_fd=None: view.remove_file(key, folder=True), follow=False)
+wrap_rmtree = _wrap_change(_remove_tree, follow=False)
+
+
+def wrap_rename(original: Any) -> Any:
+    def rename(src, dst, **kwargs):
+        if find_key(src, kwargs, follow=False) is None and find_key(dst, kwargs, follow=False) is None:
+            return original(src, dst, **kwargs)
+        with real_files.use_real_files():
+            return overlay.get_own_view().move_file(src, dst)
+
+    return rename
+
+
+def wrap_link(original: Any) -> Any:
+    def link(src, dst, **kwargs):
+        source, target = find_key(src, kwargs), find_key(dst, kwargs, follow=False)
+        if target is None and source is None:
+            return original(src, dst, **kwargs)
+        with real_files.use_real_files():
+            view = overlay.get_own_view()
+            place = src if source is None else view.copy_up(source)
+            shutil.copy2(place, dst if target is None else view.prepare_write(target, keep=False, exclusive=True))
+            if target is not None:
+                view.confirm_written(target)
+
+    return link
+
+
+def wrap_symlink(original: Any) -> Any:
+    def symlink(src, dst, target_is_directory=False, *, dir_fd=None):
+        key = find_key(dst, {"dir_fd": dir_fd}, follow=False)
+        if key is None:
+            return original(src, dst, target_is_directory, dir_fd=dir_fd)
+        with real_files.use_real_files():
+            view = overlay.get_own_view()
+            if view.exists(key):
+                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), dst)
+            target = view.find_key(os.path.join(os.path.dirname(key), os.fsdecode(src)))
+            view.ensure_folder(os.path.dirname(key))
+            original(src if target is None else view.locate_real(target), view.locate_upper(key), target_is_directory)
+            view.known.put_place(key)
+
+    return symlink

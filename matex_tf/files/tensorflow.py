@@ -1,0 +1,415 @@
+"""TensorFlow's files: `tf.io.gfile`, records, summaries, and the ops that read and write files.
+
+TensorFlow's C++ knows nothing of the private folder of a rank, so it is given the real path of each file.
+"""
+
+from __future__ import annotations
+
+import errno
+import fnmatch
+import inspect
+import os
+import re
+import shutil
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from matex_tf.files import journal, overlay
+from matex_tf.files.functions import find_real_path
+from matex_tf.runtime import real_files
+from matex_tf.runtime.hooks import Table, put_function
+from matex_tf.sharding import pipelines
+
+HOOKS = Table(when=overlay.is_on)
+
+_LOST = "what TensorFlow reads and writes is not the rank's own file"
+
+_WILD = re.compile(r"[*?\[\\]")
+"""What makes a path a pattern to TensorFlow."""
+_CACHE_IS_THERE = ".index"
+"""What the name of a dataset's cache ends with when it is whole."""
+
+
+def is_local(path: Any) -> bool:
+    """Whether `path` is one of this machine's files, not a tensor nor a bucket."""
+    return isinstance(path, (str, bytes, os.PathLike)) and b"://" not in os.fsencode(path)
+
+
+def _match_type(given: Any, path: Any) -> Any:
+    """`path` as bytes where `given` is bytes, else as text."""
+    return os.fsencode(path) if isinstance(given, bytes) else os.fsdecode(path)
+
+
+def _raise_as_tensorflow(function: Any, *args: Any, **kwargs: Any) -> Any:
+    """What `function` returns; its OSError as the error that TensorFlow raises."""
+    try:
+        return function(*args, **kwargs)
+    except OSError as error:
+        raise _make_error(error.errno, error.filename or "") from None
+
+
+def _make_error(number: Any, path: Any) -> Exception:
+    import tensorflow as tf
+
+    kinds = {errno.ENOENT: "NotFoundError", errno.EEXIST: "AlreadyExistsError"}
+    kinds |= dict.fromkeys((errno.EACCES, errno.EPERM), "PermissionDeniedError")
+    kind: type[Exception] = getattr(tf.errors, kinds.get(number, "FailedPreconditionError"))
+    return kind(None, None, f"{os.fsdecode(path)}; {os.strerror(number)}")
+
+
+def _find_readable(path: Any) -> Any:
+    return _match_type(path, find_real_path(path, None)) if is_local(path) else path
+
+
+def _find_writable(path: Any, mode: str = "w") -> Any:
+    journal.note_change(path)
+    return _match_type(path, _raise_as_tensorflow(find_real_path, path, mode)) if is_local(path) else path
+
+
+def _find_folder(path: Any) -> Any:
+    """Where a log folder really is; made, on the ranks that are not the first, as TensorFlow would make it."""
+    if not is_local(path):
+        return path
+    journal.note_change(path)
+    if overlay.get_view() is None:
+        return path
+    _raise_as_tensorflow(os.makedirs, path, exist_ok=True)
+    return _match_type(path, find_real_path(path, "a"))
+
+
+# Python's side
+
+
+@HOOKS.replace("tensorflow.python.lib.io.file_io", "_pywrap_file_io", _LOST)
+class _Files:
+    """TensorFlow's file functions, of which those on local paths see the files as Python does."""
+
+    def __init__(self, original: Any):
+        self._original = original
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._original, name)
+
+    def _has_view(self, *paths: Any) -> bool:
+        """Whether this rank has a view of the files, in which `paths` are."""
+        return overlay.get_view() is not None and not real_files.uses_real_files() and all(map(is_local, paths))
+
+    def BufferedInputStream(self, name: Any, *args: Any) -> Any:
+        return self._original.BufferedInputStream(_find_readable(name), *args)
+
+    def WritableFile(self, name: Any, mode: Any) -> Any:
+        letters = os.fsdecode(mode).replace("b", "")
+        return self._original.WritableFile(_find_writable(name, "r+" if letters == "r+" else letters[0]), mode)
+
+    def FileExists(self, path: Any) -> Any:
+        if not self._has_view(path):
+            return self._original.FileExists(path)
+        if not os.path.exists(path):  # whatever the reason
+            raise _make_error(errno.ENOENT, path)
+
+    def IsDirectory(self, path: Any) -> Any:
+        return os.path.isdir(path) if self._has_view(path) else self._original.IsDirectory(path)
+
+    def Stat(self, path: Any) -> Any:
+        if self._has_view(path):
+            _raise_as_tensorflow(os.stat, path)
+        return self._original.Stat(_find_readable(path))
+
+    def GetChildren(self, path: Any) -> Any:
+        if self._has_view(path):
+            return _raise_as_tensorflow(os.listdir, os.fsdecode(path))
+        return self._original.GetChildren(path)
+
+    def GetMatchingFiles(self, pattern: Any) -> Any:
+        return _list_matching(os.fsdecode(pattern)) if is_local(pattern) else self._original.GetMatchingFiles(pattern)
+
+    def CreateDir(self, path: Any) -> Any:
+        if self._has_view(path):
+            return _raise_as_tensorflow(os.mkdir, path)
+        journal.note_change(path)
+        return self._original.CreateDir(path)
+
+    def RecursivelyCreateDir(self, path: Any) -> Any:
+        if self._has_view(path):
+            return _raise_as_tensorflow(os.makedirs, path, exist_ok=True) if os.fsdecode(path) else None
+        if is_local(path):
+            folder, missing = os.path.abspath(os.fsdecode(path)), []
+            while not os.path.lexists(folder):
+                missing.append(folder)
+                folder = os.path.dirname(folder)
+            for folder in reversed(missing):
+                journal.note_change(folder)
+        return self._original.RecursivelyCreateDir(path)
+
+    def DeleteFile(self, path: Any) -> Any:
+        return self._remove("DeleteFile", os.remove, path)
+
+    def DeleteRecursively(self, path: Any) -> Any:
+        return self._remove("DeleteRecursively", shutil.rmtree, path)
+
+    def _remove(self, name: str, of_python: Callable[..., Any], path: Any) -> Any:
+        if self._has_view(path):
+            return _raise_as_tensorflow(of_python, path)
+        journal.note_change(path, removed=True)
+        return getattr(self._original, name)(path)
+
+    def RenameFile(self, source: Any, target: Any, overwrite: bool) -> Any:
+        return self._put("RenameFile", os.replace, source, target, overwrite)
+
+    def CopyFile(self, source: Any, target: Any, overwrite: bool) -> Any:
+        return self._put("CopyFile", shutil.copyfile, source, target, overwrite)
+
+    def _put(self, name: str, of_python: Callable[..., Any], source: Any, target: Any, overwrite: bool) -> Any:
+        if not self._has_view(source, target):
+            journal.note_change(target)
+            if name == "RenameFile":
+                journal.note_change(source, removed=True)
+            return getattr(self._original, name)(source, target, overwrite)
+        if not overwrite and os.path.exists(target):
+            raise _make_error(errno.EEXIST, target)
+        _raise_as_tensorflow(of_python, source, target)
+
+
+@HOOKS.replace("tensorflow.python.lib.io.tf_record", "_pywrap_record_io", _LOST, when=overlay.has_view)
+class _Records:
+    """TensorFlow's functions on files of records, of which those that read see the files as Python does."""
+
+    def __init__(self, original: Any):
+        self._original = original
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._original, name)
+
+    def RecordIterator(self, path: Any, *args: Any) -> Any:
+        return self._original.RecordIterator(_find_readable(path), *args)
+
+    def RandomRecordReader(self, path: Any) -> Any:
+        return self._original.RandomRecordReader(_find_readable(path))
+
+
+@HOOKS.replace("tensorflow.python.lib.io.tf_record", "TFRecordWriter.__init__", _LOST)
+def _wrap_writer(original: Any) -> Any:
+    def __init__(self, path, *args, **kwargs):
+        return original(self, _find_writable(path), *args, **kwargs)
+
+    return __init__
+
+
+_OF_EVENTS = "tensorflow.python.summary.writer.event_file_writer"
+
+
+@HOOKS.replace(_OF_EVENTS, "EventFileWriter.__init__", _LOST, later=True, when=overlay.has_view)
+def _wrap_summary_writer(original: Any) -> Any:
+    def __init__(self, logdir, *args, **kwargs):
+        return original(self, _find_folder(logdir), *args, **kwargs)
+
+    return __init__
+
+
+@HOOKS.replace("tensorflow.python.profiler.profiler_v2", "start", _LOST, later=True, when=overlay.has_view)
+def _wrap_profiler(original: Any) -> Any:
+    def start(logdir, *args, **kwargs):
+        return original(_find_folder(logdir), *args, **kwargs)
+
+    return start
+
+
+@HOOKS.replace("tensorflow", "compat.v1.train.string_input_producer", _LOST, when=overlay.has_view)
+def _wrap_queue(original: Any) -> Any:
+    def string_input_producer(string_tensor, *args, **kwargs):
+        if isinstance(string_tensor, (list, tuple)):
+            string_tensor = [_find_readable(path) for path in string_tensor]
+        return original(string_tensor, *args, **kwargs)
+
+    return string_input_producer
+
+
+# Ops
+
+
+def _find_all_readable(names: Any) -> Any:
+    """Where the files `names` (a path, a list or a tensor of them) really are."""
+    import numpy as np
+    import tensorflow as tf
+
+    if is_local(names):
+        return _find_readable(names)
+    if isinstance(names, (list, tuple)) and all(map(is_local, names)):
+        return [_find_readable(name) for name in names]
+    if not isinstance(names, tf.Tensor) or names.dtype != tf.string:
+        return names
+
+    def find(values: Any) -> Any:
+        return np.array([_find_readable(name) for name in np.ravel(values).tolist()], object).reshape(np.shape(values))
+
+    if hasattr(names, "numpy"):
+        return tf.constant(find(names.numpy()), tf.string)
+    with real_files.use_real_files():
+        if overlay.get_own_view().is_untouched():
+            return names
+    found = tf.numpy_function(find, [names], tf.string, name=pipelines.PLACES_OF_FILES)
+    found.set_shape(names.shape)
+    return found
+
+
+def _make_file(path: Any) -> Any:
+    """Where an op is to write the file `path`, whose folder it makes."""
+    if overlay.get_view() is not None:
+        _raise_as_tensorflow(os.makedirs, os.path.dirname(path) or path[:0] or ".", exist_ok=True)
+    return _find_writable(path)
+
+
+def _find_snapshot(path: Any) -> Any:
+    return _find_readable(path) if os.path.isdir(path) else _find_folder(path)
+
+
+def _find_cache(name: Any) -> Any:
+    """Where the cache `name` of a dataset really is: the whole one that this rank sees, else one of its own."""
+    if not os.fspath(name):
+        return name
+    index = os.fsdecode(name) + _CACHE_IS_THERE
+    how = None if os.path.exists(index) else "w"
+    place = os.fsdecode(_raise_as_tensorflow(find_real_path, index, how, beside=True))
+    return _match_type(name, place[: -len(_CACHE_IS_THERE)])
+
+
+_READ = ("filename", "filenames", "data_source_name")
+"""Arguments of ops that are files to read, but for the ops of `_OTHERS` and those that write."""
+_OTHERS: dict[str, tuple[str, Callable[[Any], Any]]] = {
+    "writefile": ("filename", _make_file),
+    "datasettotfrecord": ("filename", _make_file),
+    "savedataset": ("path", _find_folder),
+    "savedatasetv2": ("path", _find_folder),
+    "loaddataset": ("path", _find_readable),
+    "snapshotdataset": ("path", _find_snapshot),
+    "snapshotdatasetv2": ("path", _find_snapshot),
+    "cachedataset": ("filename", _find_cache),
+    "cachedatasetv2": ("filename", _find_cache),
+    "createsummaryfilewriter": ("logdir", _find_folder),
+}
+"""Ops, by their names in small letters: the argument that is a path, and what finds its place."""
+_NOTED = ("writefile", "datasettotfrecord", "savedataset", "savedatasetv2", "createsummaryfilewriter")
+"""Ops that rank 0 does as the others do, and notes."""
+_WRITING = ("write", "save", "merge", "experimentaldataset")
+
+
+def _put_into_ops(owner: Any, name: str, make: Any) -> None:
+    """Replace what a module has generated for each op of files, `name` and others, and where else these stand.
+
+    TensorFlow's own classes, Keras and `tf.raw_ops` call the ops by them.
+    """
+    made = {}
+    for each, function in list(vars(owner).items()):
+        if each.startswith("_") or each.endswith("_eager_fallback") or not inspect.isfunction(function):
+            continue
+        put_function(owner, each, make)
+        if getattr(owner, each) is not function:
+            made[function] = getattr(owner, each)
+    public = ("tensorflow", "tensorflow._api", "tensorflow.compat", "tensorflow.python.ops")
+    for path, module in list(sys.modules.items()):
+        if path == public[0] or path.startswith(public[1:]):
+            for each, value in list(vars(module).items()):
+                if inspect.isfunction(value) and value in made:
+                    setattr(module, each, made[value])
+
+
+_GENERATED = "tensorflow.python.ops.gen_"
+
+
+@HOOKS.replace(_GENERATED + "io_ops", "write_file", _LOST, put=_put_into_ops)
+@HOOKS.replace(_GENERATED + "experimental_dataset_ops", "csv_dataset", _LOST, put=_put_into_ops)
+@HOOKS.replace(_GENERATED + "dataset_ops", "text_line_dataset", _LOST, put=_put_into_ops, when=overlay.has_view)
+@HOOKS.replace(
+    _GENERATED + "lookup_ops", "initialize_table_from_text_file", _LOST, put=_put_into_ops, when=overlay.has_view
+)
+@HOOKS.replace(_GENERATED + "summary_ops", "create_summary_file_writer", _LOST, put=_put_into_ops)
+def _wrap_op(original: Any) -> Any:
+    op = original.__name__.lower().replace("_", "")
+    if op == "matchingfiles":
+        return _wrap_matching_files(original) if overlay.has_view() else original
+    names = list(inspect.signature(original).parameters)
+    given: tuple[str, ...]
+    if op in _OTHERS:
+        given, find = (_OTHERS[op][0],), _find_one(_OTHERS[op][1])
+    else:
+        given, find = () if op.startswith(_WRITING) else _READ, _find_all_readable
+    if not (overlay.has_view() or op in _NOTED) or not set(given).intersection(names):
+        return original
+
+    def call(*args, **kwargs):
+        args = tuple(find(value) if name in given else value for name, value in zip(names, args))
+        return original(*args, **{name: find(kwargs[name]) if name in given else kwargs[name] for name in kwargs})
+
+    return call
+
+
+def _find_one(find: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """`find` for a path, or a tensor of which it is known; what is not known stays."""
+
+    def found(path: Any) -> Any:
+        known = _read_static(path)
+        return find(known) if is_local(known) else path
+
+    return found
+
+
+def _read_static(value: Any) -> Any:
+    """Of a tensor the bytes, or the list of them, that it holds; None where a run of the graph makes it."""
+    import numpy as np
+    import tensorflow as tf
+
+    if not isinstance(value, tf.Tensor):
+        return value
+    known = tf.get_static_value(value)
+    return known.tolist() if isinstance(known, np.ndarray) else known
+
+
+def _wrap_matching_files(original: Any) -> Any:
+    def matching_files(pattern, name=None):
+        import tensorflow as tf
+
+        known = _read_static(pattern)
+        patterns = [known] if is_local(known) else known
+        if not isinstance(patterns, (list, tuple)) or not all(map(is_local, patterns)) or _is_like_disk():
+            return original(pattern, name)
+        found = sorted({path for each in patterns for path in _list_matching(os.fsdecode(each))})
+        return tf.constant(found, tf.string, shape=(len(found),), name=name or "MatchingFiles")
+
+    return matching_files
+
+
+def _is_like_disk() -> bool:
+    if real_files.uses_real_files():
+        return True
+    with real_files.use_real_files():
+        return overlay.get_own_view().is_untouched()
+
+
+def _list_matching(pattern: str) -> list[str]:
+    """The paths that match TensorFlow's `pattern`, in the order of the disk, folder by folder.
+
+    TensorFlow looks into several folders at once and gives what is in them in an order that is another each time, so
+    that ranks would not agree. As there, names that begin with a dot are like others.
+    """
+    start = _WILD.search(pattern)
+    if start is None:
+        return [pattern] if pattern and os.path.exists(pattern) else []
+    if not os.path.dirname(pattern[: start.start()]):
+        pattern = os.path.join(".", pattern)
+    return _match_pattern(pattern.rstrip("/"))
+
+
+def _match_pattern(pattern: str) -> list[str]:
+    if not _WILD.search(pattern):
+        return [pattern]
+    folder, name = os.path.split(pattern)
+    name = re.sub(r"\\(.)", r"[\1]", name).replace("[^", "[!")
+    found = []
+    for each in _match_pattern(folder):
+        try:
+            entries = os.listdir(each)
+        except OSError:  # no folder, or none that may be read: TensorFlow finds nothing there, either
+            continue
+        found += [os.path.join(each, entry) for entry in entries if fnmatch.fnmatchcase(entry, name)]
+    return found

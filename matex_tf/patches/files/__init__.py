@@ -1,1 +1,0 @@
-"""What is replaced in Python and in libraries that open files or start programs."""
