@@ -12,6 +12,7 @@ import numpy as np
 
 from matex_tf import tags
 from matex_tf.steps import capture, own_data
+from matex_tf.steps.batches import find_dealt
 
 
 class Arguments:
@@ -52,7 +53,7 @@ class Arguments:
             elif isinstance(leaf, (np.generic, tf.Tensor)):
                 kinds.append((leaf.dtype, _list_sizes(leaf)))
             elif is_source(leaf):
-                kinds.append((type(leaf), _describe_batches(leaf), own_data.is_own(leaf)))
+                kinds.append((type(leaf), _describe_batches(leaf), own_data.is_own(leaf), find_signature(leaf)))
             elif isinstance(leaf, tf.__internal__.CompositeTensor):
                 kinds.append(tf.type_spec_from_value(leaf))
             elif isinstance(leaf, (bool, int, float, complex, str, bytes, type(None), tf.DType, tf.TypeSpec)):
@@ -133,6 +134,13 @@ def is_source(leaf: Any) -> bool:
     import tensorflow as tf
 
     return isinstance(leaf, (tf.data.Iterator, tf.data.Dataset))
+
+
+def find_signature(source: Any) -> Any:
+    """What steps know of shares, of an iterator, a dataset, or a tensor that stands for one; None of whole batches."""
+    handle = getattr(source, "_iterator_resource", getattr(source, "_variant_tensor", source))
+    dealt = find_dealt(handle)
+    return None if dealt is None else dealt.dealer.signature
 
 
 def _describe_batches(source: Any) -> str:

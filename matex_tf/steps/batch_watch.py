@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
-
-import numpy as np
 
 from matex_tf.rewrite.sharing import Share
 from matex_tf.sharding import fingerprint
@@ -32,6 +30,12 @@ class BatchWatch:
 
     def make_share(self, components: Sequence[Any], parts: shares.Parts | None = None) -> Share:
         """The share of a batch that is taken within the graph, where its digest is kept if the flag asks for it."""
+        read = [one for one in components if one.dtype.name not in ("variant", "resource")]
+        self.keep(read, lambda *rows: (len(rows[0]), digest_tensors(rows)))
+        return shares.make_checked_share(components, parts)
+
+    def keep(self, tensors: Sequence[Any], digest: Callable[..., tuple[int, int] | None]) -> None:
+        """Have the graph keep what `digest` makes of its tensors, eager ones, if the flag asks for it."""
         import tensorflow as tf
         from tensorflow.python.ops.resource_variable_ops import ResourceVariable
 
@@ -39,18 +43,16 @@ class BatchWatch:
             # Not tf.Variable: a function in whose trace one is made is traced twice.
             with tf.init_scope():
                 self._flag = ResourceVariable(False, trainable=False, name="compares_batch")
-        read = [one for one in components if one.dtype not in (tf.variant, tf.resource)]
+
+        def keep_digest(*given: Any) -> Any:
+            self._digest = digest(*given)
+            return tf.constant(False)
 
         def keep() -> Any:
-            kept = tf.numpy_function(self._keep_digest, read, tf.bool)
+            kept = tf.py_function(keep_digest, tensors, tf.bool)
             return self._flag.assign(tf.ensure_shape(kept, []), read_value=False)
 
         tf.cond(self._flag, keep, tf.no_op)
-        return shares.make_checked_share(components, parts)
-
-    def _keep_digest(self, *components: Any) -> np.ndarray:
-        self._digest = len(components[0]), digest_tensors(components)
-        return np.array(False)
 
     def is_same(self, batch: Batch) -> bool:
         """Whether all ranks have this batch. Collective."""

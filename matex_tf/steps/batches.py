@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from matex_tf import tags
 from matex_tf.sharding import fingerprint, row_shares
 from matex_tf.world import world
 
-_SHARES = "shares of batches"
+_SHARES, _DEALT = "shares of batches", "elements of shares"
+NUMBERS = 5
+"""So many tensors of an element of shares come before the rank's rows: first, count, total, contributes (see `Share`)
+and a digest, scalars of int64 but for the bool `contributes`."""
 
 
 class Bounds(NamedTuple):
@@ -50,6 +53,9 @@ class Batch(Protocol):
     def take_whole(self) -> list[Any]:
         """Its flat tensors."""
 
+    def make_rows(self, bounds: Bounds) -> list[Any]:
+        """Its flat tensors with these rows; padded to the longest of them."""
+
     def digest(self) -> tuple[int, int] | None:
         """Its number of rows, and a hash by which ranks find whether they have the same batch.
 
@@ -71,6 +77,9 @@ class LostBatch:
     def take_whole(self) -> list[Any]:
         raise self._error
 
+    def make_rows(self, bounds: Bounds) -> list[Any]:
+        raise self._error
+
     def digest(self) -> None:
         return None
 
@@ -88,10 +97,13 @@ class WholeBatch:
 
     def take_share(self, shares: Any = None) -> list[Any]:
         bounds = find_bounds(self.total, shares)
-        return [*slice_rows(self.tensors, self.are_rows, bounds), *make_numbers(bounds, self.total)]
+        return [*self.make_rows(bounds), *make_numbers(bounds, self.total)]
 
     def take_whole(self) -> list[Any]:
         return self.tensors
+
+    def make_rows(self, bounds: Bounds) -> list[Any]:
+        return slice_rows(self.tensors, self.are_rows, bounds)
 
     def digest(self) -> tuple[int, int]:
         return self.total, digest_tensors(self._list_rows())
@@ -134,3 +146,47 @@ def note_shares(iterator: Any, shares: Shares) -> None:
 def find_shares(iterator: Any) -> Any:
     """The `Shares` of an iterator, or of the tensor that stands for it; None of any other."""
     return tags.get_tag(iterator, _SHARES)
+
+
+class Dealer(Protocol):
+    """What makes batches of the elements of a dataset by shares.
+
+    signature: equal for dealers whose elements a step can take alike, hashable.
+    specs: the dtypes and shapes of the flat tensors of an element: `NUMBERS`, the rank's rows, the ticket.
+    are_rows: which of the flat tensors of a batch have rows.
+    pads: by the numbers of those that are padded to the longest row, with what.
+    """
+
+    @property
+    def signature(self) -> Hashable: ...
+    @property
+    def specs(self) -> Sequence[tuple[Any, Any]]: ...
+    @property
+    def are_rows(self) -> Sequence[bool]: ...
+    @property
+    def pads(self) -> Mapping[int, Any]: ...
+
+    def open(self, made: Sequence[Any]) -> Batch:
+        """The batch of the flat tensors of an element."""
+
+    def work_on(self, shares: Any) -> None:
+        """From now on the rank's rows are worked on ahead; `shares`: see `find_bounds`."""
+
+
+class Dealt(NamedTuple):
+    """What a tensor that stands for an iterator or a dataset of whole batches is made of.
+
+    handle: the tensor that stands for the iterator or the dataset of the elements of `dealer`.
+    """
+
+    dealer: Dealer
+    handle: Any
+
+
+def note_dealt(handle: Any, dealt: Dealt) -> None:
+    tags.set_tag(handle, _DEALT, dealt)
+
+
+def find_dealt(handle: Any) -> Any:
+    """The `Dealt` of a tensor; None of any other."""
+    return tags.get_tag(handle, _DEALT)

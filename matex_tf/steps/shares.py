@@ -36,7 +36,11 @@ class Parts:
     def deal(self, rows: int) -> Any:
         """The shares, of which this rank has its part of a batch with so many rows."""
         self.rows.assign(max(rows, int(self.rows)))
-        return self.shares.numpy().tolist() + [0] * world.get_world().servers
+        return self.list_shares()
+
+    def list_shares(self) -> list[int]:
+        """The share of each rank."""
+        return [*self.shares.numpy().tolist(), *[0] * world.get_world().servers]
 
 
 _may_change = False
