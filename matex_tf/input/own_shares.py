@@ -71,7 +71,7 @@ class Source:
         given = [tf.TensorSpec(shape, dtype) for dtype, shape in self.specs[-self._ticket_size :]]
         return [given, tf.TensorSpec([], tf.int64), tf.TensorSpec([], tf.int64), tf.TensorSpec([], tf.int64)]
 
-    def _take(self, ticket: Sequence[Any], first: Any, count: Any, total: Any) -> list[Any]:
+    def take(self, ticket: Sequence[Any], first: Any, count: Any, total: Any) -> list[Any]:
         """The rows of a share, by the flat tensors of a ticket."""
         import tensorflow as tf
 
@@ -92,7 +92,7 @@ class Source:
             counts = self.batches.count_rows(ticket)
             rows = deal_rows.deal_rows(tf.stack(counts), self._dealt)  # all, where components have other numbers
             digest = tf.bitcast(self.batches.digest(ticket), tf.int64)
-            return *rows, digest, *self._take(ticket, *rows[:3]), *ticket
+            return *rows, digest, *self.take(ticket, *rows[:3]), *ticket
 
         options = self._read_ahead()
         made = tickets.map_dataset(self.batches.tickets, work, **options)
@@ -120,7 +120,7 @@ class Source:
         def work(*element: Any) -> Any:
             ticket = tickets.flatten_element(spec, element)
             total = tf.reduce_max(tf.stack(self.batches.count_rows(ticket)))
-            made = self._take(ticket, tf.zeros_like(total), total, total)
+            made = self.take(ticket, tf.zeros_like(total), total, total)
             return tickets.pack(
                 self.spec, [tf.ensure_shape(one, shape) for one, (_, shape) in zip(made, self.batch_specs)]
             )
@@ -150,6 +150,8 @@ class Source:
             preserve_cardinality=False,
         )
         options = tf.data.Options()  # to be read ahead would take batches from steps
+        # `_make_whole` calls a function, and where TensorFlow has one thread only, that is free for it.
+        options.threading.private_threadpool_size = 1
         options.autotune.enabled = options.experimental_optimization.apply_default_optimizations = False
         return dataset_ops._VariantDataset(variant, self.spec).with_options(options)
 
@@ -198,10 +200,10 @@ class Source:
 
     @functools.cached_property
     def _again(self) -> Any:
-        """`_take` as a ConcreteFunction: its calls are no steps."""
+        """`take` as a ConcreteFunction: its calls are no steps."""
         import tensorflow as tf
 
-        return tf.function(self._take, autograph=False, input_signature=self._list_inputs()).get_concrete_function()
+        return tf.function(self.take, autograph=False, input_signature=self._list_inputs()).get_concrete_function()
 
     def prepare(self) -> None:
         """Trace what makes shares again, so that nobody measures it."""
@@ -268,9 +270,9 @@ class Batch:
         is_made = bounds == self._bounds
         self.source.work_on(shares)
         numbers = self._numbers if is_made else batches.make_numbers(bounds, self.total)
-        return [*self.source.pad_alike(self._own if is_made else self.make_rows(bounds)), *numbers]
+        return [*self.source.pad_alike(self._own if is_made else self._make(bounds)), *numbers]
 
-    def make_rows(self, bounds: batches.Bounds) -> list[Any]:
+    def _make(self, bounds: batches.Bounds) -> list[Any]:
         if self._bounds[:2] == (0, self.total):
             return batches.slice_rows(self._own, self.source.batches.are_rows, bounds)
         return self.source.make_again(self._ticket, bounds.first, bounds.number, self.total)
@@ -278,7 +280,7 @@ class Batch:
     def take_whole(self) -> list[Any]:
         is_made = not self.is_even or self._bounds[:2] == (0, self.total)
         if self._whole is None:
-            self._whole = self._own if is_made else self.make_rows(batches.Bounds(0, self.total, True))
+            self._whole = self._own if is_made else self._make(batches.Bounds(0, self.total, True))
         return self._whole
 
     def digest(self) -> tuple[int, int] | None:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from matex_tf import tags
-from matex_tf.steps import capture, own_data
+from matex_tf.steps import capture, own_data, shares
 from matex_tf.steps.batches import find_dealt
 
 
@@ -140,7 +140,7 @@ def find_signature(source: Any) -> Any:
     """What steps know of shares, of an iterator, a dataset, or a tensor that stands for one; None of whole batches."""
     handle = getattr(source, "_iterator_resource", getattr(source, "_variant_tensor", source))
     dealt = find_dealt(handle)
-    return None if dealt is None else dealt.dealer.signature
+    return None if dealt is None else (dealt.dealer.signature, dealt.dealer if shares.may_change() else None)
 
 
 def _describe_batches(source: Any) -> str:

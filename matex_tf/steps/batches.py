@@ -53,9 +53,6 @@ class Batch(Protocol):
     def take_whole(self) -> list[Any]:
         """Its flat tensors."""
 
-    def make_rows(self, bounds: Bounds) -> list[Any]:
-        """Its flat tensors with these rows; padded to the longest of them."""
-
     def digest(self) -> tuple[int, int] | None:
         """Its number of rows, and a hash by which ranks find whether they have the same batch.
 
@@ -77,9 +74,6 @@ class LostBatch:
     def take_whole(self) -> list[Any]:
         raise self._error
 
-    def make_rows(self, bounds: Bounds) -> list[Any]:
-        raise self._error
-
     def digest(self) -> None:
         return None
 
@@ -97,13 +91,10 @@ class WholeBatch:
 
     def take_share(self, shares: Any = None) -> list[Any]:
         bounds = find_bounds(self.total, shares)
-        return [*self.make_rows(bounds), *make_numbers(bounds, self.total)]
+        return [*slice_rows(self.tensors, self.are_rows, bounds), *make_numbers(bounds, self.total)]
 
     def take_whole(self) -> list[Any]:
         return self.tensors
-
-    def make_rows(self, bounds: Bounds) -> list[Any]:
-        return slice_rows(self.tensors, self.are_rows, bounds)
 
     def digest(self) -> tuple[int, int]:
         return self.total, digest_tensors(self._list_rows())
@@ -151,7 +142,7 @@ def find_shares(iterator: Any) -> Any:
 class Dealer(Protocol):
     """What makes batches of the elements of a dataset by shares.
 
-    signature: equal for dealers whose elements a step can take alike, hashable.
+    signature: equal for dealers whose elements are alike, hashable.
     specs: the dtypes and shapes of the flat tensors of an element: `NUMBERS`, the rank's rows, the ticket.
     are_rows: which of the flat tensors of a batch have rows.
     pads: by the numbers of those that are padded to the longest row, with what.
@@ -168,6 +159,9 @@ class Dealer(Protocol):
 
     def open(self, made: Sequence[Any]) -> Batch:
         """The batch of the flat tensors of an element."""
+
+    def take(self, ticket: Sequence[Any], first: Any, count: Any, total: Any) -> list[Any]:
+        """In a graph, the flat tensors of other rows of the batch of a ticket, by scalars of int64."""
 
     def work_on(self, shares: Any) -> None:
         """From now on the rank's rows are worked on ahead; `shares`: see `find_bounds`."""

@@ -13,7 +13,7 @@ from matex_tf.rewrite.placement import REPLICATED, Placement
 from matex_tf.rewrite.sharing import Request, Share
 from matex_tf.steps import shares
 from matex_tf.steps.batch_watch import BatchWatch
-from matex_tf.steps.batches import NUMBERS, Bounds, Dealer, find_dealt
+from matex_tf.steps.batches import NUMBERS, Dealer, find_dealt
 from matex_tf.steps.exchanger import RankExchanger
 
 
@@ -43,31 +43,28 @@ class StepFeed:
 
         first, count, total = made[:3]
         end = NUMBERS + len(self._are_rows)
-        own = made[NUMBERS:end]
+        own, ticket, dealer = made[NUMBERS:end], made[end:], self._dealer
         counts = tf.stack([tf.shape(one, tf.int64)[0] for one, is_rows in zip(own, self._are_rows) if is_rows])
         is_even = tf.reduce_all(tf.equal(counts, counts[0])) & (count <= total)
-        self._watch.keep(made, self._digest)
+        self._watch.keep(made, lambda *given: self._dealer.open(given))
         check = tf.debugging.Assert(is_even, [shares.UNEVEN, counts], summarize=-1)
         with tf.control_dependencies([] if check is None else [check]):
             share = shares.make_share_of_rows(tf.identity(total), self._parts)
-        is_made = tf.equal(first, share.first) & tf.equal(count, share.count)
+        last = share.first + share.count
+
+        def cut() -> list[Any]:
+            is_inside = tf.debugging.Assert((first <= share.first) & (last <= first + count), [_OTHERS])
+            with tf.control_dependencies([] if is_inside is None else [is_inside]):
+                start, end = share.first - first, last - first
+            return [one[start:end] if is_rows else tf.identity(one) for one, is_rows in zip(own, self._are_rows)]
 
         def make() -> list[Any]:
-            taken = [share.first, share.count, share.contributes, *made]
-            found = tf.py_function(self._make_rows, taken, [one.dtype for one in own])
-            for one, had in zip(found, own):
-                one.set_shape(had.shape)
-            return list(found)
+            return dealer.take(ticket, share.first, share.count, total)
 
-        rows = tf.cond(is_made, lambda: list(map(tf.identity, own)), make)
-        rows = list(rows) if isinstance(rows, (list, tuple)) else [rows]
+        rows = _choose((first <= share.first) & (last <= first + count), cut, make) if shares.may_change() else cut()
+        for one, had in zip(rows, own):
+            one.set_shape(had.shape)
         return self._pad_alike(rows, share), share
-
-    def _digest(self, *made: Any) -> tuple[int, int] | None:
-        return self._dealer.open(made).digest()
-
-    def _make_rows(self, first: Any, count: Any, contributes: Any, *made: Any) -> list[Any]:
-        return self._dealer.open(made).make_rows(Bounds(*(one.numpy().item() for one in (first, count, contributes))))
 
     def _pad_alike(self, rows: list[Any], share: Share) -> list[Any]:
         """Rows that are padded to the longest of this rank's, padded to the longest of all ranks'. Collective if so."""
@@ -84,6 +81,16 @@ class StepFeed:
             found[at] = tf.pad(rows[at], tf.stack([tf.zeros_like(more), more], 1), constant_values=value)
             start = end
         return found
+
+
+_OTHERS = "a batch has been worked on for another share than that which its step takes; please report this"
+
+
+def _choose(condition: Any, first: Any, second: Any) -> list[Any]:
+    import tensorflow as tf
+
+    made = tf.cond(condition, first, second)
+    return list(made) if isinstance(made, (list, tuple)) else [made]
 
 
 def list_feeds(

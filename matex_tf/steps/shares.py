@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Sequence
 from typing import Any
 
+from matex_tf import settings
 from matex_tf.rewrite.own_batches import OwnRows
 from matex_tf.rewrite.sharing import Exchanger, Request, Share
 from matex_tf.runtime import excepthook
@@ -50,6 +51,11 @@ def let_parts_change() -> None:
     """From here on a step that is planned has `Parts`."""
     global _may_change
     _may_change = True
+
+
+def may_change() -> bool:
+    """Whether the ranks' parts of a batch may be others while the program runs."""
+    return _may_change or settings.get_settings().elastic
 
 
 def make_parts() -> Parts | None:
