@@ -10,6 +10,7 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from matex_tf import ops
 from matex_tf.rewrite import sources
 from matex_tf.rewrite.emit import Copy
 from matex_tf.rewrite.feeds import FeedRefusedError
@@ -289,12 +290,15 @@ class StepPlan:
             taken: see `take_batch`; None if there is no `source`. A call with the same batch can be made again.
             given: the iterators and datasets among the arguments.
         """
+        import tensorflow as tf
+
         rows = [tensor for tensor, one in zip(inputs, self.divided) if one]
         batch = WholeBatch(rows, [True] * len(rows)) if taken is None and rows else taken
         self.rows = 0 if batch is None else batch.total
         events.step_begins(self)
         is_compared = batch is not None and not self.trained
-        is_shared = batch is None or (batch.is_even and not (is_compared and not self.batches.is_same(batch)))
+        is_same = batch is None or not is_compared or self.batches.is_same(batch)
+        is_shared = batch is None or (batch.is_even and is_same)
         divided = self.divided if is_shared else [False] * len(self.divided)
 
         def compute(instead: Mapping[int, Any]) -> Any:
@@ -303,7 +307,10 @@ class StepPlan:
                 publishing.settle()
                 self.pieces.take_apart()
                 tensors = [instead.get(id(one), one) for one in self._find_handles(inputs, self.feeds)]
-                outputs = copy(*tensors, *([] if taken is None else self._take_rows(taken, is_shared)))
+                rows = [] if taken is None else self._take_rows(taken, is_shared)
+                if not is_shared:  # ranks that compute alone meet here one that could not take its batch
+                    ops.allreduce(tf.zeros([]), "sum", f"the batch of {self.place}")
+                outputs = copy(*tensors, *rows)
                 events.step_computed(self)
                 return outputs
 
