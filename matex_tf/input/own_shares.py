@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from matex_tf import settings, tags
-from matex_tf.input import advice, functions, records, tickets
+from matex_tf.input import advice, filled_caches, functions, records, tickets
 from matex_tf.ops import deal_rows
 from matex_tf.rewrite.sharing import Share
 from matex_tf.rewrite.sources import find_components
@@ -300,7 +300,7 @@ class Batch:
 def give_whole(dataset: Any) -> Any:
     """The dataset for functions, which iterate it by themselves: of the tickets, so that their order goes on."""
     source = find_source(dataset)
-    return dataset if source is None else source.whole
+    return filled_caches.give_same(dataset) if source is None else source.whole
 
 
 def find_source(dataset: Any) -> Source | None:
@@ -335,6 +335,9 @@ def _find_source(dataset: Any) -> Source | None:
     if not made.is_work or not any(rows) or rows != made.are_rows:
         why = f", because of {kept}" if kept else ": it has no map of rows"
         _explain(dataset, f"every rank runs it whole{why}")
+        return None
+    if not filled_caches.may_share(dataset, made.caches):
+        _explain(dataset, f"every rank runs it whole, because of {filled_caches.CONFLICT}")
         return None
     whole = f"; every rank runs, in the order of the script: {kept}" if kept else ""
     _explain(dataset, f"each rank reads and computes its rows of every batch{whole}")

@@ -37,6 +37,7 @@ class Elements(NamedTuple):
     is_work: whether anything is computed or checked behind the tickets.
     kept: the types of ops because of which work is done for each element on every rank.
     files: the datasets of records that were found by an index, which follows changes between iterations.
+    caches: the datasets of caches in whose place tickets are kept.
     """
 
     tickets: Any
@@ -46,6 +47,7 @@ class Elements(NamedTuple):
     is_work: bool
     kept: tuple[str, ...] = ()
     files: tuple[Any, ...] = ()
+    caches: tuple[Any, ...] = ()
 
 
 class Batches(NamedTuple):
@@ -59,7 +61,7 @@ class Batches(NamedTuple):
     spec: of an element.
     is_work: whether anything is computed behind the tickets.
     pads: by the numbers of those tensors that are padded to the longest row, with what.
-    kept, files: see `Elements`.
+    kept, files, caches: see `Elements`.
     """
 
     tickets: Any
@@ -72,6 +74,7 @@ class Batches(NamedTuple):
     kept: tuple[str, ...] = ()
     pads: dict[int, Any] = {}
     files: tuple[Any, ...] = ()
+    caches: tuple[Any, ...] = ()
 
 
 def flatten(spec: Any, element: Any) -> Tensors:
@@ -229,7 +232,7 @@ def _map_elements(dataset: Any) -> Elements:
             return split.build_back([element[number] for number in split.held])
 
         passed = [None if at is None else inner.passed[split.held[at]] for at in split.passed]
-        return Elements(inner.tickets, work, passed, spec, is_work, kept, inner.files)
+        return inner._replace(work=work, passed=passed, spec=spec, is_work=is_work, kept=kept)
     if any(inner.passed[number] is None for number in split.front_takes):
         inner = _make_leaf(dataset._input_dataset, *inner.kept)
     waits, size = inner.is_work, len(flatten_specs(inner.tickets.element_spec))
@@ -246,8 +249,9 @@ def _map_elements(dataset: Any) -> Elements:
             return at
         return inner.passed[split.held[at]] if at < held else at - held + size
 
-    tickets = _put_in_front(inner, split, dataset)
-    return Elements(tickets, work_behind, [*map(find_passed, split.passed)], spec, is_work, kept, inner.files)
+    passed = [*map(find_passed, split.passed)]
+    made = inner._replace(tickets=_put_in_front(inner, split, dataset), work=work_behind, passed=passed)
+    return made._replace(spec=spec, is_work=is_work, kept=kept)
 
 
 def is_in_memory(dataset: Any) -> bool:
@@ -258,6 +262,7 @@ def is_in_memory(dataset: Any) -> bool:
 
 def _cache_elements(dataset: Any) -> Elements:
     inner = find_elements(dataset._input_dataset)
+    inner = inner._replace(caches=(*inner.caches, dataset))
     if not inner.is_work:
         return inner._replace(tickets=inner.tickets.cache())
     specs = flatten_specs(inner.spec)
@@ -288,6 +293,7 @@ def _reads_changing(dataset: Any) -> bool:
 
 def _cache_batches(dataset: Any) -> Batches:
     inner = find_batches(dataset._input_dataset)
+    inner = inner._replace(caches=(*inner.caches, dataset))
     if not inner.is_work:
         return inner._replace(tickets=inner.tickets.cache())
     specs = open_rows(flatten_specs(inner.spec), inner.are_rows)
@@ -322,8 +328,8 @@ def _zip_elements(dataset: Any) -> Elements:
 
     passed = [None if at is None else at + start for one, start in zip(parts, starts) for at in one.passed]
     tickets = tf.data.Dataset.zip(tuple(one.tickets for one in parts))
-    kept, files = (tuple(each for one in parts for each in getattr(one, name)) for name in ("kept", "files"))
-    return Elements(tickets, work, passed, dataset.element_spec, any(one.is_work for one in parts), kept, files)
+    kept = tuple(tuple(each for one in parts for each in getattr(one, name)) for name in ("kept", "files", "caches"))
+    return Elements(tickets, work, passed, dataset.element_spec, any(one.is_work for one in parts), *kept)
 
 
 def find_batches(dataset: Any) -> Batches:
@@ -419,9 +425,8 @@ def _batch_tensors(dataset: Any, inner: Elements) -> Batches:
         return [made[at] if number is None or at in made else rows[number] for at, number in enumerate(inner.passed)]
 
     are_rows = [True for _ in specs]
-    return Batches(
-        tickets, _count_rows, take, _digest, are_rows, dataset.element_spec, inner.is_work, inner.kept, {}, inner.files
-    )
+    kept = inner.kept, {}, inner.files, inner.caches
+    return Batches(tickets, _count_rows, take, _digest, are_rows, dataset.element_spec, inner.is_work, *kept)
 
 
 def call_as_maps_do(build: Callable[[Tensors], Tensors], given: Sequence[Any]) -> Any:
@@ -504,7 +509,8 @@ def _batch_windows(dataset: Any, inner: Elements, is_padded: bool) -> Batches:
 
     are_rows = [bool(shape.rank) for _, shape in flatten_specs(spec)]
     pads = _find_pads(dataset) if is_padded else {}
-    return Batches(tickets, count, take, digest, are_rows, spec, inner.is_work, inner.kept, pads, inner.files)
+    kept = inner.kept, pads, inner.files, inner.caches
+    return Batches(tickets, count, take, digest, are_rows, spec, inner.is_work, *kept)
 
 
 def _put_padded(dataset: Any) -> Callable[[Any, Any], Any]:

@@ -31,7 +31,7 @@ def has_outside_state(step: Any) -> bool:
     A `shuffle` has another order each time that it begins anew, for a `repeat`, too. A `cache` keeps the one that fills
     it.
     """
-    is_kept = name_kind(step) in ("RepeatDataset", "CacheDataset") and any(map(_is_shuffled_anew, list_pipeline(step)))
+    is_kept = name_kind(step) in ("RepeatDataset", "CacheDataset") and any(map(is_shuffled_anew, list_pipeline(step)))
     return is_kept or changes_outside(step)
 
 
@@ -43,7 +43,7 @@ def changes_outside(step: Any) -> bool:
     return not all(map(_is_each_iterations, list_stateful(step)))
 
 
-def _is_shuffled_anew(step: Any) -> bool:
+def is_shuffled_anew(step: Any) -> bool:
     return name_kind(step) == "ShuffleDataset" and step._reshuffle_each_iteration is not False
 
 

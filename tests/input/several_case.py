@@ -103,11 +103,11 @@ def loop_of_referred():
 
 @tf.function
 def first_two(iterator):
-    total, number = tf.constant(0.0, tf.float64), 0
+    total, left = tf.constant(0.0, tf.float64), 2
     for x, y in iterator:
         total += step(x, y)
-        number += 1
-        if number == 2:
+        left -= 1
+        if left == 0:
             break
     return total
 

@@ -1,4 +1,4 @@
-"""Steps that take several batches within their function read and decode each rank's rows, and give what they do alone."""
+"""Steps that take several batches within their function: each rank decodes its rows, and all give what one does."""
 
 from pathlib import Path
 
@@ -16,16 +16,19 @@ WHOLE = ("whole decoded", "by turns decoded")
 """Cases in which ranks are to decode whole batches."""
 
 
+@pytest.fixture(scope="module")
+def want(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("alone")
+    launch.run_alone(CASE, folder, "equal").check()
+    return dict(np.load(folder / "rank-0.npz"))
+
+
 @pytest.mark.timeout(500)
 @pytest.mark.parametrize("ranks, how, threads", [(2, "equal", ""), (3, "forced", "1")])
-def test_steps_of_several_batches(tmp_path, ranks, how, threads):
-    alone, together = tmp_path / "alone", tmp_path / "together"
-    alone.mkdir(), together.mkdir()
-    launch.run_alone(CASE, alone, how).check()
+def test_steps_of_several_batches(tmp_path, want, ranks, how, threads):
     env = {"TF_NUM_INTEROP_THREADS": threads or None, "MATEX_ADAPT": "on" if how == "forced" else None}
-    launch.run(ranks, CASE, together, how, env={**launch.ALL_FILES, **env}, timeout=300).check()
-    want = dict(np.load(alone / "rank-0.npz"))
-    paths = sorted(together.glob("*.npz"))
+    launch.run(ranks, CASE, tmp_path, how, env={**launch.ALL_FILES, **env}, timeout=300).check()
+    paths = sorted(tmp_path.glob("*.npz"))
     assert len(paths) == ranks and want["error"]
     for path in paths:
         found = dict(np.load(path))
