@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from matex_tf import tags
-from matex_tf.input import tickets
+from matex_tf.input import elements, tickets
 from matex_tf.runtime import notes
 from matex_tf.sharding import pipelines
 from matex_tf.sharding.row_shares import list_pipeline
@@ -70,7 +70,7 @@ def give_same(dataset: Any) -> Any:
         _note(varying, _AS_ELEMENTS)
         return dataset
     with tf.init_scope():
-        found = tickets.find_elements(dataset)
+        found = elements.find_elements(dataset)
         if not {id(one) for one in varying} <= {id(one) for one in found.caches}:
             _note_elements(varying)
             return dataset

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from matex_tf import settings, tags
-from matex_tf.input import advice, filled_caches, functions, records, tickets
+from matex_tf.input import advice, batch_tickets, filled_caches, functions, records, tickets
 from matex_tf.ops import deal_rows
 from matex_tf.rewrite.sharing import Share
 from matex_tf.rewrite.sources import find_components
@@ -32,7 +32,7 @@ class Source:
     spec: of its elements; batches: its tickets and work.
     """
 
-    def __init__(self, dataset: Any, made: tickets.Batches):
+    def __init__(self, dataset: Any, made: batch_tickets.Batches):
         import tensorflow as tf
 
         self.spec, self.batches = dataset.element_spec, made
@@ -329,7 +329,7 @@ def _find_source(dataset: Any) -> Source | None:
     if conflict := functions.tell_conflict(dataset):
         _explain(dataset, f"every rank runs it whole: it has {conflict}")
         return None
-    made = tickets.find_batches(dataset)
+    made = batch_tickets.find_batches(dataset)
     kept = advice.explain_kept(dataset, made.kept)
     rows = find_components([shape for _, shape in tickets.flatten_specs(dataset.element_spec)])
     if not made.is_work or not any(rows) or rows != made.are_rows:
