@@ -27,11 +27,11 @@ _OTHERS = (
 def _list_varying(dataset: Any) -> list[Any]:
     """The caches in memory of a pipeline whose elements come otherwise if they are filled anew."""
     caches = [one for one in list_pipeline(dataset) if pipelines.name_kind(one) == "CacheDataset"]
-    return [one for one in caches if tickets.is_in_memory(one) and any(map(_varies, list_pipeline(one._input_dataset)))]
+    return [one for one in caches if tickets.is_in_memory(one) and _varies(one)]
 
 
-def _varies(step: Any) -> bool:
-    return pipelines.is_shuffled_anew(step) or bool(pipelines.list_stateful(step))
+def _varies(cache: Any) -> bool:
+    return any(map(pipelines.gives_others, list_pipeline(cache._input_dataset)))
 
 
 def _note(caches: Iterable[Any], how: str) -> None:
