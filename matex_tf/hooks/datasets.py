@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from matex_tf import ops, settings
-from matex_tf.input import own_shares, tickets, turns, whole_batches
+from matex_tf.input import filled_caches, own_shares, tickets, turns, whole_batches
 from matex_tf.runtime.hooks import Table
 from matex_tf.runtime.loop_hooks import put_loop
 from matex_tf.sharding import iteration, row_shares, share_arrays, share_batches
@@ -43,12 +43,13 @@ def _wrap_iter(original: Any) -> Any:
         may_share = agreement.is_watched() and not share_arrays.is_share(self)
         by_turns = turns.find_source(self) if may_share and is_eager else None
         source = own_shares.find_source(self) if may_share and by_turns is None else None
+        given = filled_caches.give_same(self) if may_share and by_turns is None and source is None else self
         if by_turns is not None:
             iterator = by_turns.iterate(original)
         elif source is not None:
             iterator = source.iterate(original) if is_eager else original(source.whole)
         else:
-            iterator = original(iteration.read_alike(self) if is_eager else self)
+            iterator = original(iteration.read_alike(given) if is_eager else given)
         own_data.note_iterator(iterator, self)
         if is_eager and _raises_events():
             events.pass_begins(self, iterator)

@@ -75,7 +75,7 @@ def _list_steps(dataset: Any, are_rows: bool) -> Iterator[str]:
     """
     kind = name_step(dataset)
     is_in_memory = kind == "Cache" and tickets.is_in_memory(dataset)
-    if pipelines.name_kind(dataset) in tickets._ORDER or kind in _MAPS or is_in_memory:
+    if pipelines.name_kind(dataset) in tickets.ORDER or kind in _MAPS or is_in_memory:
         yield from _list_steps(dataset._input_dataset, are_rows)
     elif kind in _BATCHES and not are_rows:
         yield from _list_steps(dataset._input_dataset, True)

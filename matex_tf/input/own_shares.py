@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from matex_tf import settings, tags
-from matex_tf.input import advice, functions, records, tickets
+from matex_tf.input import advice, batch_tickets, filled_caches, functions, records, tickets
 from matex_tf.ops import deal_rows
 from matex_tf.rewrite.sharing import Share
 from matex_tf.rewrite.sources import find_components
@@ -32,11 +32,11 @@ class Source:
     spec: of its elements; batches: its tickets and work.
     """
 
-    def __init__(self, dataset: Any, made: tickets.Batches):
+    def __init__(self, dataset: Any, made: batch_tickets.Batches):
         import tensorflow as tf
 
         self.spec, self.batches = dataset.element_spec, made
-        self.specs = tickets.flatten_specs(self.spec)
+        self.batch_specs = tickets.flatten_specs(self.spec)
         # TensorFlow's optimizer fails at some datasets that functions of pipelines make.
         options = tf.data.Options()
         options.experimental_optimization.map_and_batch_fusion = False
@@ -54,7 +54,11 @@ class Source:
         self._now = self._deal(None)
         self._dealt = tf.Variable(self._now, False, dtype=tf.int64, shape=[None], name="matex_tf_shares")
         self._made = self._work_ahead()
-        self._made_specs = tickets.flatten_specs(self._made.element_spec)
+        self.specs = tickets.flatten_specs(self._made.element_spec)
+        self.are_rows, self.pads = made.are_rows, made.pads
+        shapes = [(dtype, None if shape.rank is None else tuple(shape.as_list())) for dtype, shape in self.specs]
+        pads = [(at, repr(value)) for at, value in made.pads.items()]
+        self.signature = tuple(shapes), tuple(made.are_rows), tuple(pads)
 
     def _deal(self, shares: Any) -> list[int]:
         """Whether shares are worked on, the rank, and the share of each."""
@@ -64,16 +68,16 @@ class Source:
     def _list_inputs(self) -> list[Any]:
         import tensorflow as tf
 
-        given = [tf.TensorSpec(shape, dtype) for dtype, shape in self._made_specs[-self._ticket_size :]]
+        given = [tf.TensorSpec(shape, dtype) for dtype, shape in self.specs[-self._ticket_size :]]
         return [given, tf.TensorSpec([], tf.int64), tf.TensorSpec([], tf.int64), tf.TensorSpec([], tf.int64)]
 
-    def _take(self, ticket: Sequence[Any], first: Any, count: Any, total: Any) -> list[Any]:
+    def take(self, ticket: Sequence[Any], first: Any, count: Any, total: Any) -> list[Any]:
         """The rows of a share, by the flat tensors of a ticket."""
         import tensorflow as tf
 
         share = Share(first, count, total, tf.constant(True), tf.constant(False))
         made = self.batches.take(list(ticket), share)
-        for one, (_, shape) in zip(made, tickets.open_rows(self.specs, self.batches.are_rows)):
+        for one, (_, shape) in zip(made, tickets.open_rows(self.batch_specs, self.batches.are_rows)):
             one.set_shape(shape)
         return made
 
@@ -88,7 +92,7 @@ class Source:
             counts = self.batches.count_rows(ticket)
             rows = deal_rows.deal_rows(tf.stack(counts), self._dealt)  # all, where components have other numbers
             digest = tf.bitcast(self.batches.digest(ticket), tf.int64)
-            return *rows, digest, *self._take(ticket, *rows[:3]), *ticket
+            return *rows, digest, *self.take(ticket, *rows[:3]), *ticket
 
         options = self._read_ahead()
         made = tickets.map_dataset(self.batches.tickets, work, **options)
@@ -102,11 +106,13 @@ class Source:
         shares = Shares(self, make_iterator(self._made))
         iterator = make_iterator(self._open(shares))
         batches.note_shares(iterator, shares)
+        handle = shares.iterator._iterator_resource
+        batches.note_dealt(iterator._iterator_resource, batches.Dealt(self, handle))
         return iterator
 
     @functools.cached_property
     def whole(self) -> Any:
-        """The dataset as functions iterate it, which every rank works on whole."""
+        """The dataset as functions iterate it: steps take shares of what it is made of, others work on it whole."""
         import tensorflow as tf
 
         spec = self.batches.tickets.element_spec
@@ -114,12 +120,15 @@ class Source:
         def work(*element: Any) -> Any:
             ticket = tickets.flatten_element(spec, element)
             total = tf.reduce_max(tf.stack(self.batches.count_rows(ticket)))
-            made = self._take(ticket, tf.zeros_like(total), total, total)
-            return tickets.pack(self.spec, [tf.ensure_shape(one, shape) for one, (_, shape) in zip(made, self.specs)])
+            made = self.take(ticket, tf.zeros_like(total), total, total)
+            return tickets.pack(
+                self.spec, [tf.ensure_shape(one, shape) for one, (_, shape) in zip(made, self.batch_specs)]
+            )
 
         with tf.init_scope():  # functions that are traced later iterate it, too
-            made = tickets.map_dataset(self.batches.tickets, work, **self._read_ahead())
-            return made.with_options(self._options)
+            made = tickets.map_dataset(self.batches.tickets, work, **self._read_ahead()).with_options(self._options)
+            batches.note_dealt(made._variant_tensor, batches.Dealt(self, self._made._variant_tensor))
+            return made
 
     def _read_ahead(self) -> dict[str, Any]:
         """How maps of the tickets run. What a generator has given does not come again: it is read as alone."""
@@ -136,11 +145,13 @@ class Source:
             input_dataset=tf.data.Dataset.range(np.iinfo(np.int64).max)._variant_tensor,
             other_arguments=[handle, *function.captured_inputs],
             f=function,
-            output_types=[dtype for dtype, _ in self.specs],
-            output_shapes=[shape for _, shape in self.specs],
+            output_types=[dtype for dtype, _ in self.batch_specs],
+            output_shapes=[shape for _, shape in self.batch_specs],
             preserve_cardinality=False,
         )
         options = tf.data.Options()  # to be read ahead would take batches from steps
+        # `_make_whole` calls a function, and where TensorFlow has one thread only, that is free for it.
+        options.threading.private_threadpool_size = 1
         options.autotune.enabled = options.experimental_optimization.apply_default_optimizations = False
         return dataset_ops._VariantDataset(variant, self.spec).with_options(options)
 
@@ -156,16 +167,20 @@ class Source:
     def _take_whole(self, number: Any, handle: Any) -> list[Any]:
         import tensorflow as tf
 
-        made = tickets.take_next(handle, self._made_specs)
-        whole = tf.py_function(self._make_whole, made, [dtype for dtype, _ in self.specs])
+        made = tickets.take_next(handle, self.specs)
+        whole = tf.py_function(self._make_whole, made, [dtype for dtype, _ in self.batch_specs])
         whole = whole if isinstance(whole, list) else [whole]
-        for one, (_, shape) in zip(whole, self.specs):
+        for one, (_, shape) in zip(whole, self.batch_specs):
             one.set_shape(shape)
         return whole
 
     def _make_whole(self, *made: Any) -> list[Any]:
         """A whole batch of what an iterator of shares gives, in eager code: a function of few ops is made quickly."""
-        return Batch(self, made).take_whole()
+        self.work_whole()
+        return self.open(made).take_whole()
+
+    def open(self, made: Sequence[Any]) -> Batch:
+        return Batch(self, made)
 
     def pad_alike(self, rows: list[Any]) -> list[Any]:
         """Rows that are padded to the longest of this rank's, padded to the longest of all ranks'. Collective if so."""
@@ -185,10 +200,10 @@ class Source:
 
     @functools.cached_property
     def _again(self) -> Any:
-        """`_take` as a ConcreteFunction: its calls are no steps."""
+        """`take` as a ConcreteFunction: its calls are no steps."""
         import tensorflow as tf
 
-        return tf.function(self._take, autograph=False, input_signature=self._list_inputs()).get_concrete_function()
+        return tf.function(self.take, autograph=False, input_signature=self._list_inputs()).get_concrete_function()
 
     def prepare(self) -> None:
         """Trace what makes shares again, so that nobody measures it."""
@@ -228,7 +243,7 @@ class Shares:
         Raises:
             tf.errors.OutOfRangeError: at the end.
         """
-        return Batch(self.source, tickets.take_next(self.iterator._iterator_resource, self.source._made_specs))
+        return Batch(self.source, tickets.take_next(self.iterator._iterator_resource, self.source.specs))
 
 
 class Batch:
@@ -240,9 +255,9 @@ class Batch:
 
     def __init__(self, source: Source, made: Sequence[Any]):
         self.source = source
-        first, count, self.total, has_rows, self.ticket_digest = (one.numpy().item() for one in made[:5])
-        self._bounds, end = batches.Bounds(first, count, has_rows), 5 + len(source.specs)
-        self._numbers, self._own, self._ticket = made[:4], list(made[5:end]), list(made[end:])
+        first, count, self.total, has_rows, self.ticket_digest = (one.numpy().item() for one in made[: batches.NUMBERS])
+        self._bounds, end = batches.Bounds(first, count, has_rows), batches.NUMBERS + len(source.batch_specs)
+        self._numbers, self._own, self._ticket = made[:4], list(made[batches.NUMBERS : end]), list(made[end:])
         self._whole: list[Any] | None = None
         rows = {one.shape.as_list()[0] for one, is_rows in zip(self._own, source.batches.are_rows) if is_rows}
         self.is_even = len(rows) == 1 and count <= self.total
@@ -285,7 +300,7 @@ class Batch:
 def give_whole(dataset: Any) -> Any:
     """The dataset for functions, which iterate it by themselves: of the tickets, so that their order goes on."""
     source = find_source(dataset)
-    return dataset if source is None else source.whole
+    return filled_caches.give_same(dataset) if source is None else source.whole
 
 
 def find_source(dataset: Any) -> Source | None:
@@ -314,12 +329,15 @@ def _find_source(dataset: Any) -> Source | None:
     if conflict := functions.tell_conflict(dataset):
         _explain(dataset, f"every rank runs it whole: it has {conflict}")
         return None
-    made = tickets.find_batches(dataset)
+    made = batch_tickets.find_batches(dataset)
     kept = advice.explain_kept(dataset, made.kept)
     rows = find_components([shape for _, shape in tickets.flatten_specs(dataset.element_spec)])
     if not made.is_work or not any(rows) or rows != made.are_rows:
         why = f", because of {kept}" if kept else ": it has no map of rows"
         _explain(dataset, f"every rank runs it whole{why}")
+        return None
+    if not filled_caches.may_share(dataset, made.caches):
+        _explain(dataset, f"every rank runs it whole, because of {filled_caches.CONFLICT}")
         return None
     whole = f"; every rank runs, in the order of the script: {kept}" if kept else ""
     _explain(dataset, f"each rank reads and computes its rows of every batch{whole}")

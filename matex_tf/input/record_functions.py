@@ -46,17 +46,17 @@ _CONSTANT = frozenset(
 
 def read_kinds(function: Any) -> set[str]:
     """The formats of the files that a function of a pipeline, a ConcreteFunction, reads in itself or what it calls."""
-    return {KINDS[node.op] for node in _list_nodes(function) if node.op in KINDS}
+    return {KINDS[node.op] for node in graph_ops.iterate_nodes(function.graph) if node.op in KINDS}
 
 
 def list_changing_ops(function: Any) -> list[str]:
     """The types of the ops in a function of a pipeline that may give something else each time, but for datasets."""
-    return _list_changing(_list_nodes(function))
+    return _list_changing(graph_ops.iterate_nodes(function.graph))
 
 
 def reads_state(function: Any) -> bool:
     """Whether a function of a pipeline reads what the script can change: variables, tables, whole files."""
-    return any(node.op in pipelines.READS for node in _list_nodes(function))
+    return any(node.op in pipelines.READS for node in graph_ops.iterate_nodes(function.graph))
 
 
 def _list_changing(nodes: Iterable[Any]) -> list[str]:
@@ -72,12 +72,6 @@ def _list_changing(nodes: Iterable[Any]) -> list[str]:
         if not any(output.type == types_pb2.DT_VARIANT for output in op.output_arg):
             found.add(node.op)
     return sorted(found)
-
-
-def _list_nodes(function: Any) -> list[Any]:
-    """The nodes of a function and of those that it calls."""
-    definition = function.graph.as_graph_def()
-    return [*definition.node, *(node for one in definition.library.function for node in one.node_def)]
 
 
 class _Body:

@@ -6,13 +6,9 @@ the threads or processes that the object asks for; the others never do. Now and 
 
 from __future__ import annotations
 
-import functools
-import queue
 import random
 import re
-import sys
 import threading
-import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -20,22 +16,18 @@ from typing import Any
 import numpy as np
 
 from matex_tf import settings, tags
-from matex_tf.input import items, tickets
+from matex_tf.input import items, items_ahead, tickets
+from matex_tf.input.sent_items import NEXT, Turn
 from matex_tf.rewrite.sources import find_components
 from matex_tf.runtime import notes, objects
-from matex_tf.sharding import fingerprint, row_shares
+from matex_tf.sharding import fingerprint
 from matex_tf.steps import batches, failures
 from matex_tf.world import membership, world
 
 _SOURCE = "items by turns"
-_NEXT, _ROWS = "the next item of a PyDataset", "the rows of an item of a PyDataset"
 _OP = re.compile(r"^\{\{function_node [^}]*\}\} ")
-_AHEAD = 2
-"""Items that a rank has ready, where the object does not say how many."""
 _MEASURED = 4
 """Items that are sent before ranks choose whether that is faster than each making all of them."""
-_PATIENCE = 0.5
-"""Seconds after which a thread that makes items ahead looks whether it still should."""
 _COMPARED = 4
 """The number, from 1, of an item that all ranks make; further ones are twice the one before, or the first of a pass."""
 
@@ -55,7 +47,9 @@ def take_turns(adapter: Any, make_dataset: Callable[[], Any], obstacle: str = ""
         return make_dataset()
     found = items.compare_items(whole, name)
     source = None if found.why else Source(adapter, name, found.seconds)
-    adapter.py_dataset = Own(whole, found.made, items.FIRST)  # Keras learns from these what the items are like
+    adapter.py_dataset = items_ahead.Own(
+        whole, found.made, items.FIRST
+    )  # Keras learns from these what the items are like
     try:
         dataset = make_dataset()
     finally:
@@ -91,54 +85,6 @@ def _explain(name: str, text: str) -> None:
 
 def explain_generator() -> None:
     _explain("a generator", "every rank makes all, as they have no numbers. Ranks take turns at those of a PyDataset")
-
-
-class Own:
-    """In place of a `PyDataset`: those of its items that have these numbers.
-
-    whole: what gives items by number. like: the `PyDataset` that says how they are made.
-    """
-
-    def __init__(self, like: Any, whole: Any, numbers: Sequence[int]):
-        self.workers, self.use_multiprocessing = like.workers, like.use_multiprocessing
-        self.max_queue_size, self.num_batches = like.max_queue_size, len(numbers)
-        self._whole, self._numbers = whole, numbers
-
-    def __getitem__(self, at: int) -> Any:
-        item = self._whole[self._numbers[at]]
-        if item is None:  # which an enqueuer of Keras would pass over
-            raise ValueError(f"item {self._numbers[at]} of a PyDataset is None")
-        return item
-
-    def on_epoch_begin(self) -> None:
-        """The object itself is told by Keras."""
-
-    def on_epoch_end(self) -> None:
-        """See `on_epoch_begin`."""
-
-
-class _Queue(queue.Queue[Any]):
-    """Of what Keras' `enqueuer` makes ahead. Its thread waits for room no longer than the enqueuer runs."""
-
-    def __init__(self, enqueuer: Any):
-        super().__init__(enqueuer.future_queue.maxsize)
-        self._refer = weakref.ref(enqueuer)
-
-    def put(self, item: Any, block: bool = True, timeout: float | None = None) -> None:
-        while True:
-            try:
-                return super().put(item, timeout=_PATIENCE)
-            except queue.Full:
-                enqueuer = self._refer()
-                if enqueuer is None or not enqueuer.running:
-                    return None
-
-
-def _stop(adapter: Any) -> None:
-    """Have no more items made ahead; waits for nothing, so that it may run in any thread, and while objects end."""
-    if adapter.enqueuer is not None:
-        adapter.enqueuer.running = False
-        sys.modules[type(adapter).__module__]._SHARED_SEQUENCES[adapter.enqueuer.uid] = None  # as Keras does
 
 
 class Source:
@@ -198,17 +144,11 @@ class Source:
         return order
 
     def make_adapter(self, numbers: Sequence[int], is_ahead: bool) -> Any:
-        """Keras' adapter of these items alone; is_ahead: they are made from now on."""
-        kind, whole = type(self._adapter), self._adapter.py_dataset
-        adapter = kind(Own(whole, whole, numbers), class_weight=self._adapter.class_weight, shuffle=False)
-        if is_ahead and adapter.enqueuer is None:
-            enqueuer = sys.modules[kind.__module__].OrderedEnqueuer
-            adapter.enqueuer = enqueuer(adapter.py_dataset, workers=1, max_queue_size=_AHEAD)
-        if adapter.enqueuer is not None:
-            adapter.enqueuer.future_queue = _Queue(adapter.enqueuer)
-        if is_ahead:
-            adapter.enqueuer.start()
-        return adapter
+        return items_ahead.make_adapter(self._adapter, numbers, is_ahead)
+
+    def make_item(self, number: int) -> list[Any]:
+        """The flat tensors of an item, made by this rank now."""
+        return self.start(self.make_adapter([number], is_ahead=True))[1]
 
     def start(self, adapter: Any) -> tuple[Any, list[Any]]:
         """An iterator of the items of `adapter`, and the flat tensors of its first."""
@@ -230,7 +170,7 @@ class Source:
             if adapter.num_batches:
                 yield from adapter._get_iterator()
         finally:
-            _stop(adapter)
+            items_ahead.stop_adapter(adapter)
 
     def choose(self) -> None:
         """Find whether turns are faster. Collective."""
@@ -295,7 +235,7 @@ class Pass:
             tensors, self._at = self._pull(), self._at + 1
             return batches.WholeBatch(tensors, source.are_rows)
         at = self._at
-        batch = membership.attempt_collectives(_NEXT, self._take_turn, lambda: self._go_to(at))
+        batch = membership.attempt_collectives(NEXT, self._take_turn, lambda: self._go_to(at))
         if batch.failed:
             self._go_to(len(self.order))
             code, text = batch.failed
@@ -345,7 +285,7 @@ class Pass:
         self._dealt, self._iterator = dealt, None
         if numbers:
             self._adapter = self.source.make_adapter(numbers, is_ahead=True)
-            self._stop = weakref.finalize(self, _stop, self._adapter)
+            self._stop = weakref.finalize(self, items_ahead.stop_adapter, self._adapter)
 
     def _pull(self) -> list[Any]:
         """The flat tensors of this rank's next item."""
@@ -370,7 +310,7 @@ class Pass:
                 failed = error.error_code, self._tell_failure(number, error)
         mine = at, number, shapes, digest, failed
         if is_compared:
-            everyone = objects.allgather(mine, f"comparing {_NEXT}")
+            everyone = objects.allgather(mine, f"comparing {NEXT}")
             self._compare(everyone[: me.trainers])
             told = next((one for one in everyone if one[-1]), everyone[maker])
         else:
@@ -399,95 +339,8 @@ class Pass:
 
 
 def _send_to_all(value: Any, root: int) -> Any:
-    with objects.start_exchange(_NEXT, f"broadcast from {root}"):
+    with objects.start_exchange(NEXT, f"broadcast from {root}"):
         return world.get_communicator("control").bcast(value, root=root)
-
-
-class Turn:
-    """An item that one rank has made. See `batches.Batch`.
-
-    failed: the code and the text of the error that came in place of it.
-    """
-
-    def __init__(self, source: Source, number: int, maker: int, made: Any, shapes: Any, failed: Any):
-        self.source, self.number, self.failed = source, number, failed
-        self._holder, self._made, self._shapes, self._ranks = maker, made, shapes, world.get_world().size
-        counts = {shape[0] for shape, is_rows in zip(shapes or (), source.are_rows) if is_rows}
-        self.total, self.is_even = max(counts, default=0), len(counts) < 2
-
-    def take_share(self, shares: Any = None) -> list[Any]:
-        rows = membership.attempt_collectives(_ROWS, lambda: self._exchange(functools.partial(self._cut, shares)))
-        return [*rows, *batches.make_numbers(batches.find_bounds(self.total, shares), self.total)]
-
-    def take_whole(self) -> list[Any]:
-        return membership.attempt_collectives(_ROWS, lambda: self._exchange(lambda rank: None))
-
-    def digest(self) -> tuple[int, int]:
-        """All ranks have the rows of one item: they need not be compared."""
-        return self.total, self.number
-
-    def _cut(self, shares: Any, rank: int) -> slice:
-        me = world.get_world()
-        start, stop, _ = row_shares.find_slice_bounds(self.total, rank, me.trainers if shares is None else shares)
-        return slice(int(start), int(stop))
-
-    def _exchange(self, cut: Callable[[int], slice | None]) -> list[Any]:
-        """The tensors with the rows that `cut` gives of a rank's number. Collective."""
-        self._find_holder()
-        with objects.start_exchange(_ROWS, f"sending from {self._holder}"):
-            began = time.perf_counter()
-            found = self._send(cut) if self._made is not None else self._receive(cut(world.get_world().rank))
-            if self.source.is_open:
-                self.source.exchanges.append(time.perf_counter() - began)
-        return found
-
-    def _find_holder(self) -> None:
-        """After a rank is lost: who has the item, else rank 0, which makes it again."""
-        me = world.get_world()
-        if self._ranks == me.size:
-            return
-        held = objects.allgather(self._made is not None, f"looking for {_NEXT}")
-        self._holder, self._ranks = held.index(True) if any(held) else 0, me.size
-        if not any(held) and me.rank == 0:
-            adapter = self.source.make_adapter([self.number], is_ahead=True)
-            _, self._made = self.source.start(adapter)
-
-    def _send(self, cut: Callable[[int], slice | None]) -> list[Any]:
-        from mpi4py import MPI
-
-        me, comm = world.get_world(), world.get_communicator("control")
-        values = [one.numpy() for one in self._made]
-        sent = []
-        for rank in range(me.size):
-            if rank != me.rank:
-                for value, is_rows in zip(values, self.source.are_rows):
-                    part = _take_rows(value, is_rows, cut(rank))
-                    is_text = part.dtype.hasobject
-                    sent.append(comm.isend(part, rank) if is_text else comm.Isend(_view_bytes(part), rank))
-        MPI.Request.waitall(sent)
-        return [_take_rows(one, is_rows, cut(me.rank)) for one, is_rows in zip(self._made, self.source.are_rows)]
-
-    def _receive(self, rows: slice | None) -> list[Any]:
-        import tensorflow as tf
-
-        comm, found = world.get_communicator("control"), []
-        for (dtype, _), shape, is_rows in zip(self.source.specs, self._shapes, self.source.are_rows):
-            if dtype == tf.string:
-                part = comm.recv(source=self._holder)
-            else:
-                shape = (rows.stop - rows.start, *shape[1:]) if is_rows and rows else shape
-                part = np.empty(shape, dtype.as_numpy_dtype)
-                comm.Recv(_view_bytes(part), self._holder)
-            found.append(tf.constant(part, dtype))
-        return found
-
-
-def _take_rows(value: Any, is_rows: bool, rows: slice | None) -> Any:
-    return value[rows] if is_rows and rows else value
-
-
-def _view_bytes(array: np.ndarray) -> np.ndarray:
-    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
 
 
 def take_element(shares: Pass) -> Any:
@@ -503,6 +356,6 @@ def take_element(shares: Pass) -> Any:
     except tf.errors.OutOfRangeError:
         raise
     except tf.errors.OpError:  # maybe on this rank alone
-        with failures.fail_together(_NEXT):
+        with failures.fail_together(NEXT):
             raise
     return tickets.pack(shares.source.spec, batch.take_whole())

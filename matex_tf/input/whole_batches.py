@@ -110,9 +110,9 @@ def _make_join(batch: Batch) -> Any:
             rows = [Request("gather", tf.identity(one)) for one, is_rows in zip(own, flags) if is_rows]
         whole = iter(exchanger.exchange(rows, share))
         made = [next(whole) if is_rows else one for one, is_rows in zip(own, flags)]
-        return [tf.ensure_shape(one, shape) for one, (_, shape) in zip(made, source.specs)]
+        return [tf.ensure_shape(one, shape) for one, (_, shape) in zip(made, source.batch_specs)]
 
-    specs = [tf.TensorSpec(shape, dtype) for dtype, shape in tickets.open_rows(source.specs, flags)]
+    specs = [tf.TensorSpec(shape, dtype) for dtype, shape in tickets.open_rows(source.batch_specs, flags)]
     numbers = [tf.TensorSpec([], tf.int64)] * 4
     function = tf.function(join, autograph=False, input_signature=[specs, *numbers, tf.TensorSpec([], tf.bool)])
     return function.get_concrete_function()

@@ -12,7 +12,7 @@ from typing import Any
 from matex_tf import ops, tags
 from matex_tf.resilience import elastic, replay
 from matex_tf.rewrite import graph_ops, sources
-from matex_tf.steps import events, pieces, plan, whole_code
+from matex_tf.steps import batches, events, pieces, plan, whole_code
 from matex_tf.world import membership
 
 _UNDO = "how a call of the step is undone"
@@ -34,7 +34,8 @@ def _meet_ranks(step: plan.StepPlan) -> None:
 
 def _attempt_step(step: plan.StepPlan, compute: plan.Compute, given: Sequence[Any]) -> Any:
     undo: Undo = tags.get_or_make_tag(step, _UNDO, lambda: Undo(step))
-    replays = [replay.find_replay(one) for one in filter(_is_iterator, given)] if undo.takes else []
+    iterators = [each for one in filter(_is_iterator, given) for each in _list_taken(one)] if undo.takes else []
+    replays = list(map(replay.find_replay, iterators))
     for one in replays:
         one.keep()
     step.pieces.prepare()  # so that pieces are what is kept
@@ -50,6 +51,12 @@ def _attempt_step(step: plan.StepPlan, compute: plan.Compute, given: Sequence[An
 
 def _is_iterator(source: Any) -> bool:
     return hasattr(source, "_iterator_resource")
+
+
+def _list_taken(iterator: Any) -> list[Any]:
+    """The iterators of which a step that is given this one takes elements: of whole batches, or of shares."""
+    shares = batches.find_shares(iterator)
+    return [iterator, *([shares.iterator] if hasattr(shares, "iterator") else [])]
 
 
 class Undo:

@@ -54,7 +54,7 @@ def strip_placement(placement: Placement) -> Placement:
 def strip_share(placement: Placement) -> Placement:
     """What leaves a body that takes the batch by itself: nothing that is made of its share of the batch."""
     one = strip_placement(placement)
-    if one.own:
+    if one.feed is not None:
         return one
     if one.kind == LIST and (one.item is None or one.item.is_replicated):
         return one

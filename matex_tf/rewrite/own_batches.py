@@ -10,10 +10,12 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from matex_tf.lazy import tf
+from matex_tf.rewrite.graph_ops import has_op
 from matex_tf.rewrite.nodes import Decision, Node
-from matex_tf.rewrite.placement import BATCH, WHOLE
+from matex_tf.rewrite.placement import BATCH, REPLICATED, WHOLE, Placement
 from matex_tf.rewrite.rules.sizes import mark_taker
 from matex_tf.rewrite.sharing import Request
+from matex_tf.rewrite.sources import SOURCES
 
 HANDLES = ("resource", "variant")
 
@@ -43,6 +45,31 @@ def mark_communicating(emit: Any) -> Any:
 
 def has_collective(node: Node) -> bool:
     return getattr(node.decision.emit, "communicates", False)
+
+
+def takes_rows(node: Node) -> bool:
+    """Whether an op gives anything but an iterator, a dataset or an optional, or a function that it calls takes one."""
+    return has_op(node.op, SOURCES) or any(one.dtype.name not in HANDLES for one in node.op.outputs)
+
+
+class OwnFeed:
+    """See `feeds.Feed`."""
+
+    def place_batch(self, node: Node, is_batch: bool) -> Decision:
+        return place_own_batch(node, is_batch)
+
+    def place_end(self, node: Node) -> Decision:
+        return place_own_end(node)
+
+    def pass_on(self, node: Node, one: Placement) -> Decision:
+        if node.type == "MakeIterator":
+            node.inputs[1].placement = one  # what the iterator gives from now on
+        if takes_rows(node):
+            raise OwnRowsError(f"{node.type} '{node.op.name}' takes rows out of their dataset by itself")
+        return Decision([WHOLE] * len(node.inputs), [one] * len(node.op.outputs))
+
+
+OWN = Placement(REPLICATED, feed=OwnFeed())
 
 
 def place_own_batch(node: Node, is_batch: bool) -> Decision:

@@ -69,7 +69,8 @@ class Placement(NamedTuple):
     zero: the tensor is 0 everywhere, so that it is partial, too.
     dtype: of the items of a list.
     axes: of a replicated vector that names axes: whether it names each of them, None where that is not known.
-    own: of an iterator, a dataset or an optional, replicated: it gives each rank rows of its own.
+    feed: of an iterator, a dataset or an optional, replicated: how it gives each rank its rows (`feeds`); None where it
+        gives whole batches.
     cuts: where the entries of each rank's piece begin, and where the last rank's end; of a replicated handle: those of
         the pieces of its variable that the ranks hold, and `variable` is its number.
     owned: of a partial tensor: made of each rank's pieces, so that a rank without rows has a part of it, too.
@@ -85,7 +86,7 @@ class Placement(NamedTuple):
     by: str = "sum"
     dtype: Any = None
     axes: tuple[bool | None, ...] | None = None
-    own: bool = False
+    feed: Any = None
     cuts: tuple[int, ...] = ()
     variable: int = -1
     owned: bool = False
@@ -132,7 +133,6 @@ class Placement(NamedTuple):
 
 
 WHOLE = Placement(REPLICATED)
-OWN = Placement(REPLICATED, own=True)
 ZERO = Placement(REPLICATED, zero=True)
 SUM = Placement(PARTIAL)
 BATCH = Placement(SHARDED)

@@ -6,14 +6,14 @@ from collections.abc import Container, Iterable, Sequence
 from itertools import zip_longest
 from typing import Any
 
-from matex_tf.rewrite import compiled, control, own_batches, pieces
+from matex_tf.rewrite import compiled, control, pieces
 from matex_tf.rewrite.constants import find_constants, find_shapes, note_sizes
 from matex_tf.rewrite.functions import Step, find_callee, is_stateful, list_steps, trace_expansion
 from matex_tf.rewrite.graph_ops import has_op
 from matex_tf.rewrite.labels import get_labels
 from matex_tf.rewrite.nodes import USUAL_SIZE, Decision, Expansion, Node, NoRuleError, StandIn, Value, has_same_outputs
 from matex_tf.rewrite.pauses import pause_collection
-from matex_tf.rewrite.placement import ANY, HALF, LIST, OWN, PARTIAL, REPLICATED, WHOLE, Placement, list_of
+from matex_tf.rewrite.placement import ANY, HALF, LIST, PARTIAL, REPLICATED, WHOLE, Placement, list_of
 from matex_tf.rewrite.programs import Program, drop_unneeded
 from matex_tf.rewrite.rules import RULES
 from matex_tf.rewrite.rules.randoms import draw_once, has_no_seed
@@ -224,31 +224,24 @@ class Reader:
 
     def is_shared(self, op: Any, inputs: Iterable[Value]) -> bool:
         """Whether the functions that `op` calls are to be read: they take rows, or a batch by themselves."""
-        if _is_split(inputs) or any(value.placement.own or value.placement.is_held for value in inputs):
+        if _is_split(inputs) or any(value.placement.feed or value.placement.is_held for value in inputs):
             return True
         return self.takes_batches and not self._have_batch[-1] and has_op(op, SOURCES)
 
     def _decide(self, node: Node) -> Decision | Expansion:
         special = [one.placement for one in node.inputs if one.placement is not WHOLE]
-        is_own = any(one.own for one in special)
-        if is_own and node.type in SOURCES:
-            is_batch = self.takes_batches and not self._have_batch[-1]
-            self._have_batch[-1] = self._have_batch[-1] or is_batch
-            return own_batches.place_own_batch(node, is_batch)
-        if is_own and node.type == "OptionalHasValue":
-            return own_batches.place_own_end(node)
-        if (
-            node.type in SOURCES
-            and self.takes_batches
-            and not self._have_batch[-1]
-            and all(one.is_replicated for one in special)
-        ):
-            decision = place_batch(node)
-            self._have_batch[-1] = any(one.is_sharded for one in decision.gives)
-            for value, one in zip(node.outputs, decision.gives):
-                value.placement = one
-            self.batch_rows = count_rows(node.outputs)
+        fed = next((one for one in special if one.feed is not None), None)
+        is_batch = node.type in SOURCES and self.takes_batches and not self._have_batch[-1]
+        if node.type in SOURCES and (fed or (is_batch and all(one.is_replicated for one in special))):
+            decision = fed.feed.place_batch(node, is_batch) if fed else place_batch(node)
+            if is_batch:
+                self._have_batch[-1] = any(one.is_sharded for one in decision.gives)
+                for value, one in zip(node.outputs, decision.gives):
+                    value.placement = one
+                self.batch_rows = count_rows(node.outputs)
             return decision
+        if fed and node.type == "OptionalHasValue":
+            return fed.feed.place_end(node)
         if node.type in ALIASES:
             return Decision([None] * len(node.inputs), node.placements)
         try:
@@ -266,20 +259,10 @@ class Reader:
         for one in special:
             if one.is_held:
                 self.refused.setdefault(one.variable, node.op)
-        if is_own:
-            return _pass_own(node)
+        if fed:
+            return fed.feed.pass_on(node, fed)
         is_drawn = has_no_seed(node.op) and not any(one.dtype.name == "string" for one in node.outputs)
         return draw_once(node) if is_drawn else decide_without_rule(node)
-
-
-def _pass_own(node: Node) -> Decision:
-    """What is made of an iterator, a dataset or an optional of each rank's own rows is one, too."""
-    if node.type == "MakeIterator":
-        node.inputs[1].placement = OWN  # what the iterator gives from now on
-    takes = has_op(node.op, SOURCES) or any(one.dtype.name not in own_batches.HANDLES for one in node.op.outputs)
-    if takes:
-        raise own_batches.OwnRowsError(f"{node.type} '{node.op.name}' takes rows out of their dataset by itself")
-    return Decision([WHOLE] * len(node.inputs), [OWN] * len(node.op.outputs))
 
 
 def _is_split(inputs: Iterable[Value]) -> bool:

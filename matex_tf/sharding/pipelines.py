@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from matex_tf.rewrite import graph_ops
 from matex_tf.sharding.row_shares import list_pipeline
 
 HARMLESS = frozenset(
@@ -31,7 +32,7 @@ def has_outside_state(step: Any) -> bool:
     A `shuffle` has another order each time that it begins anew, for a `repeat`, too. A `cache` keeps the one that fills
     it.
     """
-    is_kept = name_kind(step) in ("RepeatDataset", "CacheDataset") and any(map(_is_shuffled_anew, list_pipeline(step)))
+    is_kept = name_kind(step) in ("RepeatDataset", "CacheDataset") and any(map(is_shuffled_anew, list_pipeline(step)))
     return is_kept or changes_outside(step)
 
 
@@ -40,18 +41,26 @@ def changes_outside(step: Any) -> bool:
 
     Each iteration makes its own datasets, and its own random numbers by a seed that an op itself holds.
     """
-    return not all(map(_is_each_iterations, list_stateful(step)))
+    return not all(_makes_dataset(op) or _draws(op) for op in list_stateful(step))
 
 
-def _is_shuffled_anew(step: Any) -> bool:
+def gives_others(step: Any) -> bool:
+    """Whether the elements of a step, of the same elements before it, may be others in another iteration."""
+    return is_shuffled_anew(step) or not all(map(_makes_dataset, list_stateful(step)))
+
+
+def is_shuffled_anew(step: Any) -> bool:
     return name_kind(step) == "ShuffleDataset" and step._reshuffle_each_iteration is not False
 
 
-def _is_each_iterations(op: Any) -> bool:
+def _makes_dataset(op: Any) -> bool:
     from tensorflow.core.framework import types_pb2
 
-    is_dataset = any(output.type == types_pb2.DT_VARIANT for output in op.output_arg)
-    return is_dataset or any(part.name == "seed2" for part in op.attr)
+    return any(output.type == types_pb2.DT_VARIANT for output in op.output_arg)
+
+
+def _draws(op: Any) -> bool:
+    return any(part.name == "seed2" for part in op.attr)
 
 
 def skip_kinds(dataset: Any, kinds: tuple[str, ...]) -> tuple[Any, list[Any]]:
@@ -67,9 +76,7 @@ def list_stateful(step: Any) -> list[Any]:
     """The definitions of the ops with a state of their own in the functions of one step of a pipeline."""
     from tensorflow.python.framework import op_def_registry
 
-    graphs = [one.function.graph.as_graph_def() for one in step._functions()]
-    nodes = [node for graph in graphs for part in (graph.node, *(one.node_def for one in graph.library.function))
-             for node in part]  # fmt: skip
+    nodes = [node for one in step._functions() for node in graph_ops.iterate_nodes(one.function.graph)]
     nodes = [node for node in nodes if not node.name.split("/")[-1].startswith(PLACES_OF_FILES)]
     known = [op_def_registry.get(node.op) for node in nodes if node.op not in HARMLESS | CALLS]
     return [op for op in known if op is not None and op.is_stateful]

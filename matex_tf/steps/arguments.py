@@ -12,7 +12,8 @@ import numpy as np
 
 from matex_tf import tags
 from matex_tf.lazy import tf
-from matex_tf.steps import capture, own_data
+from matex_tf.steps import capture, own_data, shares
+from matex_tf.steps.batches import find_dealt
 
 
 class Arguments:
@@ -49,7 +50,7 @@ class Arguments:
             elif isinstance(leaf, (np.generic, tf.Tensor)):
                 kinds.append((leaf.dtype, _list_sizes(leaf)))
             elif is_source(leaf):
-                kinds.append((type(leaf), _describe_batches(leaf), own_data.is_own(leaf)))
+                kinds.append((type(leaf), _describe_batches(leaf), own_data.is_own(leaf), find_signature(leaf)))
             elif isinstance(leaf, tf.__internal__.CompositeTensor):
                 kinds.append(tf.type_spec_from_value(leaf))
             elif isinstance(leaf, (bool, int, float, complex, str, bytes, type(None), tf.DType, tf.TypeSpec)):
@@ -121,6 +122,13 @@ def _make_reference(leaf: Any) -> Any:
 
 def is_source(leaf: Any) -> bool:
     return isinstance(leaf, (tf.data.Iterator, tf.data.Dataset))
+
+
+def find_signature(source: Any) -> Any:
+    """What steps know of shares, of an iterator, a dataset, or a tensor that stands for one; None of whole batches."""
+    handle = getattr(source, "_iterator_resource", getattr(source, "_variant_tensor", source))
+    dealt = find_dealt(handle)
+    return None if dealt is None else (dealt.dealer.signature, dealt.dealer if shares.may_change() else None)
 
 
 def _describe_batches(source: Any) -> str:

@@ -9,16 +9,14 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
-
-import numpy as np
 
 from matex_tf.lazy import tf
 from matex_tf.rewrite.sharing import Share
 from matex_tf.sharding import fingerprint
 from matex_tf.steps import shares
-from matex_tf.steps.batches import Batch, digest_tensors
+from matex_tf.steps.batches import Batch, WholeBatch
 
 
 class BatchWatch:
@@ -29,28 +27,35 @@ class BatchWatch:
         self._flag: Any = None  # a variable
         self._calls = 0
         self._sources: list[Any] = []
-        self._digest: tuple[int, int] | None = None
+        self._kept: Batch | None = None
 
     def make_share(self, components: Sequence[Any], parts: shares.Parts | None = None) -> Share:
         """The share of a batch that is taken within the graph, where its digest is kept if the flag asks for it."""
+        read = [one for one in components if one.dtype.name not in ("variant", "resource")]
+        self.keep(read, lambda *rows: WholeBatch(rows, [True] * len(rows)))
+        return shares.make_checked_share(components, parts)
+
+    def keep(self, tensors: Sequence[Any], make: Callable[..., Batch]) -> None:
+        """Have the graph keep the batch that `make` makes of its tensors, if the flag asks for it.
+
+        No function may be called in it: the thread of the graph that waits for it may be the only one.
+        """
         from tensorflow.python.ops.resource_variable_ops import ResourceVariable
 
         if self._flag is None:
             # Not tf.Variable: a function in whose trace one is made is traced twice.
             with tf.init_scope():
                 self._flag = ResourceVariable(False, trainable=False, name="compares_batch")
-        read = [one for one in components if one.dtype not in (tf.variant, tf.resource)]
+
+        def keep_batch(*given: Any) -> Any:
+            self._kept = make(*given)
+            return tf.constant(False)
 
         def keep() -> Any:
-            kept = tf.numpy_function(self._keep_digest, read, tf.bool)
+            kept = tf.py_function(keep_batch, tensors, tf.bool)
             return self._flag.assign(tf.ensure_shape(kept, []), read_value=False)
 
         tf.cond(self._flag, keep, tf.no_op)
-        return shares.make_checked_share(components, parts)
-
-    def _keep_digest(self, *components: Any) -> np.ndarray:
-        self._digest = len(components[0]), digest_tensors(components)
-        return np.array(False)
 
     def is_same(self, batch: Batch) -> bool:
         """Whether all ranks have this batch. Collective."""
@@ -74,11 +79,12 @@ class BatchWatch:
         compares = is_new or self._calls & (self._calls - 1) == 0
         if compares:
             self._sources = [weakref.ref(one) for one in sources]
-            self._digest = None
+            self._kept = None
             if batch is not None:
                 fingerprint.compare_batch(batch.digest(), self.what)
             elif self._flag is not None:
                 self._flag.assign(True)
         yield
         if compares and batch is None and self._flag is not None:
-            fingerprint.compare_batch(self._digest, self.what)
+            fingerprint.compare_batch(None if self._kept is None else self._kept.digest(), self.what)
+            self._kept = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from matex_tf import tags
@@ -11,7 +11,10 @@ from matex_tf.lazy import tf
 from matex_tf.sharding import fingerprint, row_shares
 from matex_tf.world import world
 
-_SHARES = "shares of batches"
+_SHARES, _DEALT = "shares of batches", "elements of shares"
+NUMBERS = 5
+"""So many tensors of an element of shares come before the rank's rows: first, count, total, contributes (see `Share`)
+and a digest, scalars of int64 but for the bool `contributes`."""
 
 
 class Bounds(NamedTuple):
@@ -133,3 +136,50 @@ def note_shares(iterator: Any, shares: Shares) -> None:
 def find_shares(iterator: Any) -> Any:
     """The `Shares` of an iterator, or of the tensor that stands for it; None of any other."""
     return tags.get_tag(iterator, _SHARES)
+
+
+class Dealer(Protocol):
+    """What makes batches of the elements of a dataset by shares.
+
+    signature: equal for dealers whose elements are alike, hashable.
+    specs: the dtypes and shapes of the flat tensors of an element: `NUMBERS`, the rank's rows, the ticket.
+    are_rows: which of the flat tensors of a batch have rows.
+    pads: by the numbers of those that are padded to the longest row, with what.
+    """
+
+    @property
+    def signature(self) -> Hashable: ...
+    @property
+    def specs(self) -> Sequence[tuple[Any, Any]]: ...
+    @property
+    def are_rows(self) -> Sequence[bool]: ...
+    @property
+    def pads(self) -> Mapping[int, Any]: ...
+
+    def open(self, made: Sequence[Any]) -> Batch:
+        """The batch of the flat tensors of an element."""
+
+    def take(self, ticket: Sequence[Any], first: Any, count: Any, total: Any) -> list[Any]:
+        """In a graph, the flat tensors of other rows of the batch of a ticket, by scalars of int64."""
+
+    def work_on(self, shares: Any) -> None:
+        """From now on the rank's rows are worked on ahead; `shares`: see `find_bounds`."""
+
+
+class Dealt(NamedTuple):
+    """What a tensor that stands for an iterator or a dataset of whole batches is made of.
+
+    handle: the tensor that stands for the iterator or the dataset of the elements of `dealer`.
+    """
+
+    dealer: Dealer
+    handle: Any
+
+
+def note_dealt(handle: Any, dealt: Dealt) -> None:
+    tags.set_tag(handle, _DEALT, dealt)
+
+
+def find_dealt(handle: Any) -> Any:
+    """The `Dealt` of a tensor; None of any other."""
+    return tags.get_tag(handle, _DEALT)

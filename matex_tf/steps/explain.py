@@ -33,6 +33,15 @@ def say_shared(step: str, program: Program) -> None:
         notes.print_note(f"{step} is sharded: each rank computes its slice of every batch. {travels}")
 
 
+def say_whole_batches(step: str, why: str) -> None:
+    """Say that every rank reads and decodes all rows of the batches that a shared step takes by itself."""
+    if settings.get_settings().explain and world.get_world().size > 1:
+        notes.print_note(
+            f"{step}: every rank reads and decodes whole batches, because {why}. Apply take, enumerate, map and "
+            "the like to the dataset before the function is called, and loop over the result in the function"
+        )
+
+
 def say_whole(step: str, why: str, is_usual: bool) -> None:
     """Say, once for each reason, that every rank computes a step; `is_usual`: only where the user asked for it."""
     if (is_usual and not settings.get_settings().explain) or (step, why) in _said:

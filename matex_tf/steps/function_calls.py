@@ -12,7 +12,7 @@ from typing import Any
 from matex_tf import tags
 from matex_tf.lazy import tf
 from matex_tf.steps import agreement, capture, events, explain, own_data, pieces
-from matex_tf.steps.arguments import Arguments, is_source
+from matex_tf.steps.arguments import Arguments, find_signature, is_source
 from matex_tf.steps.batches import Batch, LostBatch
 from matex_tf.steps.plan import StepPlan
 from matex_tf.steps.tapes import calls
@@ -74,9 +74,9 @@ class _Plans:
         rows = {id(leaf) for leaf, one in zip(arguments.leaves, arguments.are_rows) if one}
         inputs = own.function_type.unpack_inputs(own.function_type.bind(*given, **named))
         are_rows, are_own = [id(one) in rows for one in inputs], [own_data.is_own(one) for one in inputs]
-        key = id(own.graph), *are_rows, *are_own
+        key = id(own.graph), *are_rows, *are_own, *map(find_signature, inputs)
         if key not in self.by_trace:
-            self.by_trace[key] = StepPlan(own, are_rows, are_own, place, arguments.rows)
+            self.by_trace[key] = StepPlan(own, are_rows, inputs, place, arguments.rows)
         return self.by_trace[key]
 
 

@@ -10,15 +10,17 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from matex_tf import ops
 from matex_tf.lazy import tf
 from matex_tf.rewrite import sources
 from matex_tf.rewrite.emit import Copy
+from matex_tf.rewrite.feeds import FeedRefusedError
 from matex_tf.rewrite.graph_ops import has_sequence
 from matex_tf.rewrite.kept import trace_copy
 from matex_tf.rewrite.nodes import USUAL_SIZE
-from matex_tf.rewrite.own_batches import OwnRowsError
+from matex_tf.rewrite.own_batches import OWN, OwnRowsError
 from matex_tf.rewrite.pieces import PiecesRefusedError
-from matex_tf.rewrite.placement import BATCH, OWN, WHOLE
+from matex_tf.rewrite.placement import BATCH, WHOLE
 from matex_tf.rewrite.programs import Program
 from matex_tf.rewrite.propagate import read_program
 from matex_tf.rewrite.sharing import Exchanger
@@ -33,6 +35,7 @@ from matex_tf.steps import (
     own_data,
     pieces,
     publishing,
+    shared_feeds,
     shares,
     weak_scaling,
     whole_code,
@@ -80,12 +83,12 @@ class StepPlan:
     copy_kind: of the copies that calls run.
     """
 
-    def __init__(self, own: Any, are_rows: Sequence[bool], are_own: Sequence[bool], place: str, rows: int = 0):
+    def __init__(self, own: Any, are_rows: Sequence[bool], inputs: Sequence[Any], place: str, rows: int = 0):
         """Plan the calls of `own`, and say how they are computed. Collective: all ranks come to the same plan.
 
         Args:
             are_rows: of each tensor that the function takes, whether it has the rows that ranks divide.
-            are_own: of each, whether it stands for an iterator or a dataset of each rank's own rows.
+            inputs: these tensors in this call, eager ones.
             place: names the step in messages.
             rows: how many there are in this call; 0 where that is not known.
 
@@ -97,7 +100,8 @@ class StepPlan:
         self.given = len(are_rows)  # tensors; the rest of what the graph takes it has captured
         self.pieces = pieces.Holding(graph)
         captured = [one for one, _ in graph.captures]
-        self.are_own = [*are_own, *(own_data.is_own(one) for one in captured)]
+        handles = [*inputs, *captured]
+        self.are_own = list(map(own_data.is_own, handles))
         self.divided = [one and bool(tensor.shape.rank) for one, tensor in zip(are_rows, graph.inputs)]
         self.divided += [False] * len(captured)
         self.graph = graph
@@ -111,6 +115,7 @@ class StepPlan:
         self.parts = shares.make_parts()
         self.trained = whole_code.list_trained(own)
         self.batches = batch_watch.BatchWatch(f"a batch of {place}")
+        self.feeds = shared_feeds.list_feeds(handles, self.batches, self.parts, place)
         self.why_whole = self._find_obstacle()
         if self.why_whole in (NO_BATCH, NO_WORK):
             if self.trained and agreement.is_watched():
@@ -169,6 +174,8 @@ class StepPlan:
         placements = [BATCH if one else WHOLE for one in divided]
         placements[: len(self.are_own)] = [OWN if is_own else one for one, is_own in zip(placements, self.are_own)]
         while True:
+            for at, feed in enumerate(self.feeds):
+                placements[at] = placements[at] if feed is None else feed.placement
             held = self.pieces.place()
             end = self.given + len(held)
             placements[self.given : end] = [
@@ -180,6 +187,15 @@ class StepPlan:
             except PiecesRefusedError as error:
                 self.pieces.refuse(error.refused, self.place)
                 placements[self.given : end] = [WHOLE] * len(held)
+            except FeedRefusedError as error:
+                explain.say_whole_batches(self.place, error.why)
+                placements[: len(self.feeds)] = [
+                    WHOLE if feed is not None and feed.placement.feed is error.feed else one
+                    for one, feed in zip(placements, self.feeds)
+                ]
+                self.feeds = [
+                    None if feed is None or feed.placement.feed is error.feed else feed for feed in self.feeds
+                ]
 
     def use_copy(self, kind: CopyKind, held: pieces.Holding | None = None) -> None:
         """From now on calls run copies of this kind; if given, with variables in pieces as `held` says."""
@@ -210,6 +226,7 @@ class StepPlan:
 
     def _make_copy(self, program: Program, divided: Sequence[bool]) -> Any:
         outer = self.pieces.find_handles(one for one, _ in self.own.graph.captures)
+        outer = self._find_handles(outer, self.feeds[self.given :])
         end = self.given + len(outer)
         taken = [*self.graph.inputs[: self.given], *self.graph.inputs[end:]]
         specs = [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in taken]
@@ -238,6 +255,10 @@ class StepPlan:
 
         return trace_copy(step, specs)
 
+    def _find_handles(self, handles: Sequence[Any], feeds: Sequence[Any]) -> list[Any]:
+        """What a copy takes in the place of tensors that stand for iterators and datasets, of which are these feeds."""
+        return [one if feed is None else feed.find_handle(one) for one, feed in zip(handles, feeds)]
+
     def take_batch(self, inputs: Sequence[Any]) -> Batch | None:
         """The batch of a call with these tensors, where it is taken before the call; None at the end of data."""
         handle = [*inputs, *self.own.captured_inputs][self._find_handle(self.source)]
@@ -264,12 +285,15 @@ class StepPlan:
             taken: see `take_batch`; None if there is no `source`. A call with the same batch can be made again.
             given: the iterators and datasets among the arguments.
         """
+        import tensorflow as tf
+
         rows = [tensor for tensor, one in zip(inputs, self.divided) if one]
         batch = WholeBatch(rows, [True] * len(rows)) if taken is None and rows else taken
         self.rows = 0 if batch is None else batch.total
         events.step_begins(self)
         is_compared = batch is not None and not self.trained
-        is_shared = batch is None or (batch.is_even and not (is_compared and not self.batches.is_same(batch)))
+        is_same = batch is None or not is_compared or self.batches.is_same(batch)
+        is_shared = batch is None or (batch.is_even and is_same)
         divided = self.divided if is_shared else [False] * len(self.divided)
 
         def compute(instead: Mapping[int, Any]) -> Any:
@@ -277,8 +301,11 @@ class StepPlan:
                 copy = self.find_copy(divided)
                 publishing.settle()
                 self.pieces.prepare()
-                tensors = [instead.get(id(one), one) for one in inputs]
-                outputs = copy(*tensors, *([] if taken is None else self._take_rows(taken, is_shared)))
+                tensors = [instead.get(id(one), one) for one in self._find_handles(inputs, self.feeds)]
+                rows = [] if taken is None else self._take_rows(taken, is_shared)
+                if not is_shared:  # ranks that compute alone meet here one that could not take its batch
+                    ops.allreduce(tf.zeros([]), "sum", f"the batch of {self.place}")
+                outputs = copy(*tensors, *rows)
                 events.step_computed(self)
                 return outputs
 

@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Sequence
 from typing import Any
 
+from matex_tf import settings
 from matex_tf.lazy import tf
 from matex_tf.rewrite.own_batches import OwnRows
 from matex_tf.rewrite.sharing import Exchanger, Request, Share
@@ -35,7 +36,11 @@ class Parts:
     def deal(self, rows: int) -> Any:
         """The shares, of which this rank has its part of a batch with so many rows."""
         self.rows.assign(max(rows, int(self.rows)))
-        return self.shares.numpy().tolist() + [0] * world.get_world().servers
+        return self.list_shares()
+
+    def list_shares(self) -> list[int]:
+        """The share of each rank."""
+        return [*self.shares.numpy().tolist(), *[0] * world.get_world().servers]
 
 
 _may_change = False
@@ -45,6 +50,11 @@ def let_parts_change() -> None:
     """From here on a step that is planned has `Parts`."""
     global _may_change
     _may_change = True
+
+
+def may_change() -> bool:
+    """Whether the ranks' parts of a batch may be others while the program runs."""
+    return _may_change or settings.get_settings().elastic
 
 
 def make_parts() -> Parts | None:

@@ -94,6 +94,19 @@ def a_cached_map_reads_a_variable():
     return seen
 
 
+@case
+def a_cache_of_random_elements_is_iterated_in_two_ways():
+    def draw(number):
+        return double(number) + tf.random.uniform([], dtype=tf.float64, seed=4)
+
+    seen = []
+    for order in ((0, 1, 0), (1, 0, 3, 1), (2, 1, 2), (3, 0)):
+        rows = NUMBERS.shuffle(23, seed=1).map(draw).cache()
+        ways = rows, rows.map(tf.sin).batch(4), rows.filter(lambda x: x > 9).batch(4), rows.skip(1).map(tf.cos)
+        seen += [see(ways[number]) for number in order]
+    return seen
+
+
 def count_by(change):
     """Batches of rows that a map makes of a counter, which `change` puts before or behind it in the pipeline."""
     counter = tf.Variable(0, dtype=tf.int64)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from matex_tf.input import advice, tickets
+from matex_tf.input import advice, batch_tickets
 
 ROWS = 8
 
@@ -94,14 +94,14 @@ PIPELINES = {
 
 
 def explain(dataset):
-    return advice.explain_kept(dataset, tickets.find_batches(dataset).kept)
+    return advice.explain_kept(dataset, batch_tickets.find_batches(dataset).kept)
 
 
 @pytest.mark.parametrize("kept", PIPELINES)
 def test_the_advised_pipeline_keeps_no_work(kept, records):
     has_it, advised = (make(records) for make in PIPELINES[kept])
     assert re.search(rf"{kept}.*instead: ", explain(has_it))
-    assert explain(advised) == "" and tickets.find_batches(advised).is_work
+    assert explain(advised) == "" and batch_tickets.find_batches(advised).is_work
 
 
 def test_steps_without_work_before_them_keep_none():

@@ -6,8 +6,9 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from keras.src.trainers.data_adapters import py_dataset_adapter
 
-from matex_tf.input import items
+from matex_tf.input import items, items_ahead
 
 
 class Holder:
@@ -83,3 +84,20 @@ def test_a_change_of_the_object_is_seen(name):
     CHANGES[name](holder)
     now = items.State(holder)
     assert before.find_changed(now) in {"count", "layers", "array"} and not now.find_changed(items.State(holder))
+
+
+class Numbers(keras.utils.PyDataset):
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, number):
+        return np.full([2, 1], number), np.zeros([2, 1])
+
+
+def test_items_are_given_up_by_an_enqueuer_that_is_stopped_before_its_thread_has_begun():
+    adapter = py_dataset_adapter.PyDatasetAdapter(Numbers(), shuffle=False)
+    ahead = items_ahead.make_adapter(adapter, [1, 3], is_ahead=True)
+    enqueuer = ahead.enqueuer
+    items_ahead.stop_adapter(ahead)
+    enqueuer._run()  # as its thread may come to this only now
+    assert py_dataset_adapter._SHARED_SEQUENCES[enqueuer.uid] is None

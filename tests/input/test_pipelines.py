@@ -132,6 +132,23 @@ PIPELINES = {
         .map(lambda number: tf.cast(number + counted(number), tf.float32))
         .batch(BATCH)
     ),
+    "numbers as seeds": lambda at: (
+        tf.data.Dataset.zip((paths(at).map(load), tf.data.Dataset.counter()))
+        .shuffle(9, seed=1)
+        .map(lambda row, at: (tf.image.stateless_random_brightness(row[0], 0.3, tf.stack([at, at])), row[1]), AUTO)
+        .batch(BATCH)
+    ),
+    "windows of a series": lambda at: (
+        tf.data.Dataset.range(ROWS)
+        .window(5, shift=1, drop_remainder=True)
+        .flat_map(lambda rows: rows.batch(5))
+        .map(lambda rows: (tf.sqrt(tf.cast(rows[:-1], tf.float64)), rows[-1]))
+        .shuffle(9, seed=1)
+        .batch(BATCH)
+    ),
+    "two mixed": lambda at: tf.data.Dataset.zip(
+        tuple(tf.data.Dataset.range(ROWS).map(tf.square).shuffle(30, seed=seed).batch(BATCH) for seed in (1, 2))
+    ).map(lambda one, two: (one * 2 + two) / 3),
     "arrays, batch, map": lambda at: tf.data.Dataset.from_tensor_slices(np.arange(5.0)).batch(2).map(tf.math.sin),
 }
 

@@ -77,7 +77,7 @@ def test_what_run_was_asked(words, expected):
         ("--elastc -n 2 train.py", "there is no option --elastc; did you mean --elastic?"),
         ("-n 2 --restart 3 train.py", "there is no option --restart; did you mean --restarts?"),
         ("-n 2 --dry_run train.py", "there is no option --dry_run; did you mean --dry-run?"),
-        ("--strategy asynch -n 2 train.py", "one of auto, allreduce, sharded, async, servers:auto, .*; 'asynch' was given"),
+        ("--strategy asynch -n 2 train.py", "one of auto, allreduce, sharded, async, .*; 'asynch' was given"),
         ("--strategy sharded:2 -n 2 train.py", "one of auto, allreduce, sharded, async.*; 'sharded:2' was given"),
         ("--strategy local -n 2 train.py", "local:H, with whole numbers S and H.*; 'local' was given"),
         ("--strategy local:0 -n 2 train.py", "H from 1, and K from 0; 'local:0' was given"),

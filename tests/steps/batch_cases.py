@@ -213,6 +213,37 @@ def rows_that_fail():
     return [*found, w.numpy()]
 
 
+def uneven_batches_that_are_lost():
+    """One rank cannot take a batch whose components have other numbers of rows, which the others compute whole."""
+    w = tf.Variable(W)
+
+    def read(number, x):
+        if number == 1 and is_last:
+            raise ValueError("a file is outside of this host")
+        return x
+
+    def pair(number, x):
+        return tf.ensure_shape(tf.py_function(read, [number, x], tf.float64), [None, 6]), x[:-1]
+
+    @tf.function
+    def train(iterator):
+        x, z = next(iterator)
+        w.assign_sub(0.1 * tf.gradients(tf.reduce_sum(tf.tanh(x @ w)) + tf.reduce_sum(z), w)[0])
+
+    @tf.function
+    def predict(iterator):
+        x, z = next(iterator)
+        return tf.tanh(x @ w), z @ w
+
+    found = []
+    for step in (train, predict):
+        iterator = iter(batch(X, 27).enumerate().map(pair))
+        found.append(step(iterator))
+        fail(step, iterator)
+        found.append(step(iterator))
+    return [*map(np.array, tf.nest.flatten(found[2:])), w.numpy()]
+
+
 def fit_of_rows_that_fail():
     model = keras.Sequential([L.Input((6,)), L.Dense(2)])
     model.compile(keras.optimizers.SGD(0.1), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
@@ -285,13 +316,16 @@ CASES = [
     loops,
     sequences,
     rows_that_fail,
+    uneven_batches_that_are_lost,
     fit_of_rows_that_fail,
     session_that_fails,
 ]
+matex_tf = sys.modules.get("matex_tf")
+rank, ranks = (matex_tf.rank(), matex_tf.size()) if matex_tf else (0, 1)
+is_last = rank == ranks - 1
 found, messages = {"seeds_of_ops": seeds_of_ops()}, []
 for case in CASES:
     tf.keras.utils.set_random_seed(7)
     found[case.__name__] = case()
-rank = sys.modules["matex_tf"].rank() if "matex_tf" in sys.modules else 0
 with open(f"{sys.argv[1]}.{rank}", "wb") as file:
     pickle.dump((found, messages), file)

@@ -74,7 +74,7 @@ def test_a_plan_follows_what_its_variables_are_cut_for():
         weight.assign_sub(slot)
 
     own = capture.trace_step(step, (tf.ones([4, 3]),), {})
-    made = plan.StepPlan(own, [True], [False], "the step")
+    made = plan.StepPlan(own, [True], [tf.ones([4, 3])], "the step")
     assert made.why_whole == "" and slot in made.pieces.list_variables()
     for cuts in ((0, 2, 6), (0, 6)):
         slot.cuts = cuts

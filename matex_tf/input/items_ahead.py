@@ -1,0 +1,91 @@
+"""Items of a `PyDataset` that Keras' enqueuers make ahead, by the threads or processes that the object asks for."""
+
+from __future__ import annotations
+
+import queue
+import sys
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+_AHEAD = 2
+"""Items that a rank has ready, where the object does not say how many."""
+_PATIENCE = 0.5
+"""Seconds after which a thread that makes items ahead looks whether it still should."""
+
+
+class Own:
+    """In place of a `PyDataset`: those of its items that have these numbers.
+
+    whole: what gives items by number. like: the `PyDataset` that says how they are made.
+    """
+
+    def __init__(self, like: Any, whole: Any, numbers: Sequence[int]):
+        self.workers, self.use_multiprocessing = like.workers, like.use_multiprocessing
+        self.max_queue_size, self.num_batches = like.max_queue_size, len(numbers)
+        self._whole, self._numbers = whole, numbers
+
+    def __getitem__(self, at: int) -> Any:
+        item = self._whole[self._numbers[at]]
+        if item is None:  # which an enqueuer of Keras would pass over
+            raise ValueError(f"item {self._numbers[at]} of a PyDataset is None")
+        return item
+
+    def on_epoch_begin(self) -> None:
+        """The object itself is told by Keras."""
+
+    def on_epoch_end(self) -> None:
+        """See `on_epoch_begin`."""
+
+
+class _Queue(queue.Queue[Any]):
+    """Of what Keras' `enqueuer` makes ahead. Its thread waits for room no longer than the enqueuer runs."""
+
+    def __init__(self, enqueuer: Any):
+        super().__init__(enqueuer.future_queue.maxsize)
+        self._refer = weakref.ref(enqueuer)
+
+    def put(self, item: Any, block: bool = True, timeout: float | None = None) -> None:
+        while True:
+            try:
+                return super().put(item, timeout=_PATIENCE)
+            except queue.Full:
+                enqueuer = self._refer()
+                if enqueuer is None or not enqueuer.running:
+                    return None
+
+
+def stop_adapter(adapter: Any) -> None:
+    """Have no more items made ahead; waits for nothing, so that it may run in any thread, and while objects end."""
+    if adapter.enqueuer is not None:
+        adapter.enqueuer.running = False
+        sys.modules[type(adapter).__module__]._SHARED_SEQUENCES[adapter.enqueuer.uid] = None  # as Keras does
+
+
+def make_adapter(like: Any, numbers: Sequence[int], is_ahead: bool) -> Any:
+    """Keras' adapter of the items with these numbers of the one of the adapter `like`.
+
+    is_ahead: they are made from now on.
+    """
+    kind, whole = type(like), like.py_dataset
+    module = sys.modules[kind.__module__]
+    adapter = kind(Own(whole, whole, numbers), class_weight=like.class_weight, shuffle=False)
+    if is_ahead and adapter.enqueuer is None:
+        adapter.enqueuer = module.OrderedEnqueuer(adapter.py_dataset, workers=1, max_queue_size=_AHEAD)
+    if adapter.enqueuer is not None:
+        adapter.enqueuer.future_queue = _Queue(adapter.enqueuer)
+        refer = weakref.ref(adapter.enqueuer)
+        adapter.enqueuer._send_py_dataset = lambda: _send(refer(), module)
+    if is_ahead:
+        adapter.enqueuer.start()
+    return adapter
+
+
+def _send(enqueuer: Any, module: Any) -> None:
+    """What an enqueuer's thread does first: it gives its items to those that make them, unless it is stopped meanwhile.
+
+    `stop_adapter` takes no lock. Whichever of both comes second takes the items away.
+    """
+    module._SHARED_SEQUENCES[enqueuer.uid] = enqueuer.py_dataset
+    if not enqueuer.running:
+        module._SHARED_SEQUENCES[enqueuer.uid] = None

@@ -1,0 +1,107 @@
+"""Iterators, datasets and optionals that give each rank its rows of a batch, rather than the whole batch.
+
+A placement has such a `feed`. What is made of one has the same feed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from matex_tf.rewrite import sources
+from matex_tf.rewrite.nodes import Decision, Node
+from matex_tf.rewrite.own_batches import gather_rows, mark_communicating, takes_rows
+from matex_tf.rewrite.placement import BATCH, WHOLE, Placement
+from matex_tf.rewrite.rules.sizes import mark_taker
+
+
+class Feed(Protocol):
+    """How ops on what gives batches are decided on."""
+
+    def place_batch(self, node: Node, is_batch: bool) -> Decision:
+        """The op that gives a batch: the batch of the program (`is_batch`), or one that is needed whole."""
+
+    def place_end(self, node: Node) -> Decision:
+        """`OptionalHasValue`."""
+
+    def pass_on(self, node: Node, one: Placement) -> Decision:
+        """Another op that takes what has this feed, whose placement is `one`."""
+
+
+class FeedRefusedError(Exception):
+    """An op takes whole batches of a feed; `feed`, and `why`, in words."""
+
+    def __init__(self, feed: Any, why: str):
+        super().__init__(why)
+        self.feed, self.why = feed, why
+
+
+def find_feed(node: Node) -> Placement | None:
+    """The placement of an input of an op that has a feed; None if no input has one."""
+    return next((one for one in node.placements if one.feed is not None), None)
+
+
+class SharedFeed:
+    """Gives elements of which `take` makes this rank's rows of a batch, as all ranks take the same batches.
+
+    specs: the dtypes and shapes of the flat tensors of an element.
+    are_rows: which of the flat tensors of a batch have rows.
+    communicates: whether `take` makes collectives.
+    take: of a copy and of the tensors of an element makes those of a batch, and the share of the rank; in a graph.
+    """
+
+    def __init__(
+        self,
+        specs: Sequence[tuple[Any, Any]],
+        are_rows: Sequence[bool],
+        communicates: bool,
+        take: Callable[[Any, list[Any]], tuple[list[Any], Any]],
+    ):
+        self.specs, self.are_rows, self.communicates, self.take = list(specs), list(are_rows), communicates, take
+
+    def place_batch(self, node: Node, is_batch: bool) -> Decision:
+        outputs = node.op.outputs
+        if len(outputs) != len(self.are_rows):
+            raise FeedRefusedError(self, f"{node.type} takes other tensors than its dataset gives")
+
+        def emit(copy: Any, handle: Any) -> list[Any]:
+            tensors, share = self.take(copy, sources.around_pull(lambda: self._create(copy, node, handle)))
+            for tensor, one, is_rows in zip(tensors, outputs, self.are_rows):
+                tensor.set_shape([None, *one.shape[1:]] if is_rows else one.shape)
+            if is_batch:
+                copy.share = share
+                return tensors
+            rows = [tensor for tensor, is_rows in zip(tensors, self.are_rows) if is_rows]
+            whole = iter(gather_rows(copy.exchanger, rows, share))
+            return [next(whole) if is_rows else tensor for tensor, is_rows in zip(tensors, self.are_rows)]
+
+        mark = mark_communicating if self.communicates or not is_batch else mark_taker
+        gives = [BATCH if is_batch and is_rows else WHOLE for is_rows in self.are_rows]
+        return Decision([WHOLE], gives, mark(emit))
+
+    def place_end(self, node: Node) -> Decision:
+        return Decision([WHOLE], [WHOLE])  # all ranks have batches, or none
+
+    def pass_on(self, node: Node, one: Placement) -> Decision:
+        if node.type == "MakeIterator":
+            iterator = node.inputs[1].node
+            if iterator is None or iterator.type != "AnonymousIteratorV3":
+                raise FeedRefusedError(self, f"{node.type} '{node.op.name}' is for an iterator from outside")
+            iterator.decide_on(Decision([], [one], mark_taker(lambda copy: self._create(copy, iterator))))
+            return Decision([WHOLE, WHOLE], [])
+        if node.type == "IteratorGetNextAsOptional":
+            emit = mark_taker(lambda copy, handle: self._create(copy, node, handle))
+            return Decision([WHOLE], [one], emit)
+        if takes_rows(node) or any(value.dtype.name == "variant" for value in node.outputs):
+            raise FeedRefusedError(self, f"{node.type} '{node.op.name}' takes the elements of the dataset itself")
+        return Decision([WHOLE] * len(node.inputs), [one] * len(node.op.outputs))
+
+    def _create(self, copy: Any, node: Node, *inputs: Any) -> list[Any]:
+        """The op of a node on elements of this feed."""
+        import tensorflow as tf
+
+        types, shapes = zip(*self.specs)
+        names = ["optional" if node.type == "OptionalGetValue" else "iterator"]
+        make = getattr(tf.raw_ops, node.type)
+        made = make(**dict(zip(names, inputs)), output_types=types, output_shapes=shapes)
+        return list(made) if isinstance(made, (list, tuple)) else [made]
