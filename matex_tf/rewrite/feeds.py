@@ -36,11 +36,6 @@ class FeedRefusedError(Exception):
         self.feed, self.why = feed, why
 
 
-def find_feed(node: Node) -> Placement | None:
-    """The placement of an input of an op that has a feed; None if no input has one."""
-    return next((one for one in node.placements if one.feed is not None), None)
-
-
 class SharedFeed:
     """Gives elements of which `take` makes this rank's rows of a batch, as all ranks take the same batches.
 
