@@ -102,8 +102,8 @@ def test_what_a_rank_keeps_does_not_grow(count):
     few, many = count(4, 2), count(16, 2)
     for part, counts in many.items():
         assert counts["kept"] <= few[part]["kept"] + 512, part
-        # What each rank owns is told by a number of each; a gather gives rows of all, whose numbers are counted. Of four
-        # ranks at places of their own four are told, of more seven.
+        # What each rank owns is told by a number of each, and so are the rows of a gather. Of four ranks at places of
+        # their own four are told, of more seven.
         table = 12 * 8 * 4 if part in BY_HOSTS or part in IN_A_RING or part.startswith("gather") else 0
         received = LARGE // 8 if part in BY_HOSTS else 0
         assert counts["most"] <= 1.25 * few[part]["most"] + table + received + 2048, part
