@@ -16,6 +16,7 @@ busy machine the own time is what to look at.
 
 from __future__ import annotations
 
+import argparse
 import ctypes
 import statistics
 import time
@@ -120,6 +121,12 @@ def works(sizes, world):
 
 
 def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=15, help="on a busy machine a few are enough for the own time")
+    parser.add_argument(
+        "--calls", type=int, default=20, help="of each function in a round, for all but the largest sums"
+    )
+    chosen = parser.parse_args()
     world = MPI.COMM_WORLD.Dup()
     columns = ("one call", "pieces", "+ copies", "identity", "and + copies", "our op")
     if world.rank == 0:
@@ -133,11 +140,11 @@ def main():
         todo, afresh = works(sizes, world)
         took = {work: [] for work in todo}
         for work in took:
-            seconds(work, 20)
+            seconds(work, chosen.calls)
         # Turns are short, so that whatever else the machine does meets all alike.
-        for _ in range(15):
+        for _ in range(chosen.rounds):
             for work, found in took.items():
-                found += seconds(work, 2 if sum(sizes) > 1 << 24 else 20)
+                found += seconds(work, min(2, chosen.calls) if sum(sizes) > 1 << 24 else chosen.calls)
                 afresh()
         *_, identity, _, op, copy = took.values()
         *medians, roofline = (milliseconds(found, "wall") for found in took.values())

@@ -88,9 +88,9 @@ def test_closed_forms_of_the_plan_are_what_is_counted(count, ranks, per_host):
 
 @pytest.mark.parametrize("ranks, per_host", HOSTS)
 def test_messages_are_as_many_as_a_tree_has_levels(count, ranks, per_host):
-    """Six collectives of MPI make a communicator; a sentence of ranks at places of their own is of six of them."""
+    """Six collectives of MPI make a communicator; of ranks at places of their own seven are told."""
     levels = math.log2(ranks)
-    most = {"start: communicators": 24, "start: levels of a sum": 12, "mismatch of all places": 22}
+    most = {"start: communicators": 24, "start: levels of a sum": 12, "mismatch of all places": 26}
     for part, counts in count(ranks, per_host).items():
         if part in IN_A_RING or part.endswith("two_level"):
             continue
@@ -102,10 +102,11 @@ def test_what_a_rank_keeps_does_not_grow(count):
     few, many = count(4, 2), count(16, 2)
     for part, counts in many.items():
         assert counts["kept"] <= few[part]["kept"] + 512, part
-        # What each rank owns is told by a number of each; a gather gives rows of all, whose numbers are counted.
+        # What each rank owns is told by a number of each, and so are the rows of a gather. Of four ranks at places of
+        # their own four are told, of more seven.
         table = 12 * 8 * 4 if part in BY_HOSTS or part in IN_A_RING or part.startswith("gather") else 0
         received = LARGE // 8 if part in BY_HOSTS else 0
-        assert counts["most"] <= 1.25 * few[part]["most"] + table + received + 1024, part
+        assert counts["most"] <= 1.25 * few[part]["most"] + table + received + 2048, part
     assert many["mismatch of a layout"]["bytes"] < 4 * few["mismatch of a layout"]["bytes"]
 
 

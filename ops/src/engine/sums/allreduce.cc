@@ -194,7 +194,7 @@ int Adder::ReduceScatter(const Step& step, void* data) {
   const int64_t own = counts[calls.rank()] * size;
   buffer_.resize(std::max<size_t>(buffer_.size(), own));
   const int code = calls.ReduceScatter(data, buffer_.data(), counts.data(), step.type);
-  std::memcpy(static_cast<char*>(data) + starts[calls.rank()] * size, buffer_.data(), own);
+  if (own > 0) std::memcpy(static_cast<char*>(data) + starts[calls.rank()] * size, buffer_.data(), own);
   return code;
 }
 
