@@ -310,6 +310,8 @@ with open("out/cmd/a", "w") as file:
     file.write("one\n")
 seen.append([os.system("sed -i s/one/two/ out/cmd/a && mv out/cmd/a out/cmd/b"), open("out/cmd/b").read()])
 number = subprocess.run(["sh", "-c", "cat out/cmd/b; echo $$ >&2"], capture_output=True, text=True, check=True)
+shells = [number.stderr, subprocess.check_output("echo $$", shell=True, text=True), subprocess.getoutput("echo $$"),
+          os.popen("echo $$").read()]  # fmt: skip
 seen.append([number.stdout, os.popen("cat out/cmd/log").read(), os.popen("exit 3").close(),
              subprocess.getoutput("cat out/cmd/b"), sorted(os.listdir("out/cmd"))])  # fmt: skip
 with open("out/cmd/said", "w") as file:
@@ -326,7 +328,8 @@ subprocess.run(["sh", "-c", f"echo {rank} > {own}/x"], check=True)
 assert open(own + "/x").read() == f"{rank}\n", "a command in each rank's own folder is that rank's"
 shutil.rmtree(own)
 if ranks:
-    assert len(set(sys.modules["matex_tf.runtime.objects"].allgather(number.stderr, "who ran it"))) == 1
+    everyone = sys.modules["matex_tf.runtime.objects"].allgather(shells, "who ran it")
+    assert all(each == shells for each in everyone), everyone
 
 # What only rank 0 wrote is there for the others once they have met.
 if ranks:
