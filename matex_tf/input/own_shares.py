@@ -150,8 +150,6 @@ class Source:
             preserve_cardinality=False,
         )
         options = tf.data.Options()  # to be read ahead would take batches from steps
-        # `_make_whole` calls a function, and where TensorFlow has one thread only, that is free for it.
-        options.threading.private_threadpool_size = 1
         options.autotune.enabled = options.experimental_optimization.apply_default_optimizations = False
         return dataset_ops._VariantDataset(variant, self.spec).with_options(options)
 
