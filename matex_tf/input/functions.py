@@ -10,8 +10,8 @@ import contextlib
 from collections.abc import Container, Iterable, Sequence
 from typing import Any
 
+from matex_tf.input import pipelines
 from matex_tf.rewrite import graph_ops
-from matex_tf.sharding import pipelines
 from matex_tf.sharding.row_shares import list_pipeline
 
 PYTHON = frozenset(("PyFunc", "EagerPyFunc"))

@@ -9,10 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from matex_tf.input import record_maps
+from matex_tf.input import pipelines, record_maps
 from matex_tf.input.record_maps import CannotBeIndexed, Map
 from matex_tf.rewrite import graph_ops
-from matex_tf.sharding import pipelines
 
 KINDS = {"TFRecordDataset": "tfrecord", "TextLineDataset": "text", "FixedLengthRecordDatasetV2": "fixed"}
 """The formats of `ops.record_files` by the ops that read them."""

@@ -11,13 +11,13 @@ import os
 from collections.abc import Callable
 from typing import Any
 
+from matex_tf.input import pipelines
 from matex_tf.io import overlay
 from matex_tf.patches.files.journal import note_made
 from matex_tf.patches.files.opening import find_real_path
 from matex_tf.patches.files.tensorflow import find_real_folder, is_local, list_matching, match_type, raise_as_tensorflow
 from matex_tf.runtime import real_files
 from matex_tf.runtime.hooks import Table, put_function
-from matex_tf.sharding import pipelines
 
 HOOKS = Table(when=overlay.is_on)
 
