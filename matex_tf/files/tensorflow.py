@@ -19,7 +19,6 @@ from matex_tf.files import journal, overlay
 from matex_tf.files.functions import find_real_path
 from matex_tf.runtime import real_files
 from matex_tf.runtime.hooks import Table, put_function
-from matex_tf.sharding import pipelines
 
 HOOKS = Table(when=overlay.is_on)
 
@@ -248,7 +247,7 @@ def _find_all_readable(names: Any) -> Any:
     with real_files.use_real_files():
         if overlay.get_own_view().is_untouched():
             return names
-    found = tf.numpy_function(find, [names], tf.string, name=pipelines.PLACES_OF_FILES)
+    found = tf.numpy_function(find, [names], tf.string, name=real_files.PLACES_OF_FILES)
     found.set_shape(names.shape)
     return found
 

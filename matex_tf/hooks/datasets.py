@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 
 from matex_tf import ops, settings
-from matex_tf.input import filled_caches, own_shares, tickets, turns, whole_batches
+from matex_tf.input import filled_caches, iteration, own_shares, tickets, turns, whole_batches
 from matex_tf.runtime.hooks import Table
 from matex_tf.runtime.loop_hooks import put_loop
-from matex_tf.sharding import iteration, row_shares, share_arrays, share_batches
+from matex_tf.sharding import row_shares, share_arrays, share_batches
 from matex_tf.steps import agreement, batches, capture, events, own_data, weak_scaling
 from matex_tf.world import world
 

@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from matex_tf.input import records, tickets
-from matex_tf.sharding import pipelines, row_shares
+from matex_tf.input import pipelines, records, tickets
+from matex_tf.sharding import row_shares
 
 _MAPS, _BATCHES = ("Map", "ParallelMap"), ("Batch", "ParallelBatch", "PaddedBatch")
 _SPREADS, _READERS = ("FlatMap", "Interleave", "ParallelInterleave"), ("TFRecord", "TextLine", "FixedLengthRecord")

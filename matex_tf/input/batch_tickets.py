@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from matex_tf import tags
-from matex_tf.input import batch_maps, memories
+from matex_tf.input import batch_maps, memories, pipelines
 from matex_tf.input.elements import Elements, find_elements
 from matex_tf.input.functions import Split
 from matex_tf.input.tickets import (
@@ -29,7 +29,6 @@ from matex_tf.input.tickets import (
 )
 from matex_tf.rewrite import sources
 from matex_tf.rewrite.sharing import Share
-from matex_tf.sharding import pipelines
 
 
 class Batches(NamedTuple):

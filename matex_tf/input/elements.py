@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from matex_tf import tags
-from matex_tf.input import memories, records
+from matex_tf.input import memories, pipelines, records
 from matex_tf.input.functions import PYTHON, Split
 from matex_tf.input.tickets import (
     CACHED_VARIABLES,
@@ -25,7 +25,6 @@ from matex_tf.input.tickets import (
     name_digest,
     reads_changing,
 )
-from matex_tf.sharding import pipelines
 
 
 class Elements(NamedTuple):

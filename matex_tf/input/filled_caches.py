@@ -10,9 +10,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from matex_tf import tags
-from matex_tf.input import elements, tickets
+from matex_tf.input import elements, pipelines, tickets
 from matex_tf.runtime import notes
-from matex_tf.sharding import pipelines
 from matex_tf.sharding.row_shares import list_pipeline
 
 _FILLED, _AS_TICKETS, _AS_ELEMENTS = "how a cache was filled", "tickets", "elements"

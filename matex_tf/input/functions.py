@@ -10,8 +10,9 @@ import contextlib
 from collections.abc import Container, Iterable, Sequence
 from typing import Any
 
+from matex_tf.input import pipelines
 from matex_tf.rewrite import graph_ops
-from matex_tf.sharding import pipelines
+from matex_tf.runtime import real_files
 from matex_tf.sharding.row_shares import list_pipeline
 
 PYTHON = frozenset(("PyFunc", "EagerPyFunc"))
@@ -242,7 +243,7 @@ def _is_ordered(op: Any) -> bool:
 def _must_run(node: Any) -> bool:
     from tensorflow.python.framework import op_def_registry
 
-    finds_files = node.name.split("/")[-1].startswith(pipelines.PLACES_OF_FILES)  # of ours, on ranks after the first
+    finds_files = node.name.split("/")[-1].startswith(real_files.PLACES_OF_FILES)  # of ours, on ranks after the first
     if finds_files or node.op in pipelines.CALLS | pipelines.HARMLESS or node.op == "Placeholder":
         return False
     known = op_def_registry.get(node.op)

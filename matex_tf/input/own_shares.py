@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 
 from matex_tf import settings, tags
-from matex_tf.input import advice, batch_tickets, filled_caches, functions, records, tickets
+from matex_tf.input import advice, batch_tickets, filled_caches, functions, iteration, pipelines, records, tickets
 from matex_tf.ops import deal_rows
 from matex_tf.rewrite.sharing import Share
 from matex_tf.rewrite.sources import find_components
 from matex_tf.runtime import notes, objects
-from matex_tf.sharding import iteration, pipelines, row_shares
+from matex_tf.sharding import row_shares
 from matex_tf.steps import batches
 from matex_tf.world import world
 
@@ -150,8 +150,6 @@ class Source:
             preserve_cardinality=False,
         )
         options = tf.data.Options()  # to be read ahead would take batches from steps
-        # `_make_whole` calls a function, and where TensorFlow has one thread only, that is free for it.
-        options.threading.private_threadpool_size = 1
         options.autotune.enabled = options.experimental_optimization.apply_default_optimizations = False
         return dataset_ops._VariantDataset(variant, self.spec).with_options(options)
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from matex_tf.input import record_maps
+from matex_tf.input import pipelines, record_maps
 from matex_tf.input.record_maps import CannotBeIndexed, Map
 from matex_tf.rewrite import graph_ops
-from matex_tf.sharding import pipelines
+from matex_tf.runtime import real_files
 
 KINDS = {"TFRecordDataset": "tfrecord", "TextLineDataset": "text", "FixedLengthRecordDatasetV2": "fixed"}
 """The formats of `ops.record_files` by the ops that read them."""
@@ -66,7 +66,7 @@ def _list_changing(nodes: Iterable[Any]) -> list[str]:
     found = set[str]()
     for node in nodes:
         op = op_def_registry.get(node.op)
-        is_place = node.name.split("/")[-1].startswith(pipelines.PLACES_OF_FILES)
+        is_place = node.name.split("/")[-1].startswith(real_files.PLACES_OF_FILES)
         if op is None or not op.is_stateful or node.op in _CONSTANT or is_place:
             continue
         if not any(output.type == types_pb2.DT_VARIANT for output in op.output_arg):

@@ -12,11 +12,11 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from matex_tf import tags
-from matex_tf.input import record_functions, record_index
+from matex_tf.input import pipelines, record_functions, record_index
 from matex_tf.input.record_maps import CannotBeIndexed, Map
 from matex_tf.ops import record_files
 from matex_tf.runtime import objects
-from matex_tf.sharding import pipelines, row_shares
+from matex_tf.sharding import row_shares
 from matex_tf.world import placement, world
 
 _READERS = ("TFRecordDatasetV2", "TextLineDatasetV2", "FixedLengthRecordDatasetV2")

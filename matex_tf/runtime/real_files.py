@@ -6,6 +6,9 @@ import contextlib
 import threading
 from collections.abc import Iterator
 
+PLACES_OF_FILES = "matex_places_of_files"
+"""The name of the calls of Python by which the ranks after the first find their files; the first has none."""
+
 
 class _State(threading.local):
     depth = 0

@@ -301,7 +301,10 @@ class StepPlan:
                 copy = self.find_copy(divided)
                 publishing.settle()
                 self.pieces.prepare()
-                tensors = [instead.get(id(one), one) for one in self._find_handles(inputs, self.feeds)]
+                handles = list(inputs)
+                if any(self.feeds):  # what is captured is worked on for this call, too
+                    handles = self._find_handles([*inputs, *self.own.captured_inputs], self.feeds)[: len(inputs)]
+                tensors = [instead.get(id(one), one) for one in handles]
                 rows = [] if taken is None else self._take_rows(taken, is_shared)
                 if not is_shared:  # ranks that compute alone meet here one that could not take its batch
                     ops.allreduce(tf.zeros([]), "sum", f"the batch of {self.place}")

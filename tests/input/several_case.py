@@ -19,7 +19,7 @@ if how == "forced" and "matex_tf" in sys.modules:
     follows = itertools.cycle([(5, 1, 1), (1, 9, 0), (0, 1, 15), (1, 1, 1)])
     executor.override_choice(lambda *_: next(follows), steps=1)
 keras.utils.set_random_seed(1)
-keras.config.set_floatx("float64")
+keras.backend.set_floatx("float64")
 ROWS, BATCH = 46, 8
 decoded, found = [0], {}
 weight = tf.Variable(tf.ones([4, 3], tf.float64))

@@ -6,7 +6,6 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from keras.src.trainers.data_adapters import py_dataset_adapter
 
 from matex_tf.input import items, items_ahead
 
@@ -86,18 +85,17 @@ def test_a_change_of_the_object_is_seen(name):
     assert before.find_changed(now) in {"count", "layers", "array"} and not now.find_changed(items.State(holder))
 
 
-class Numbers(keras.utils.PyDataset):
-    def __len__(self):
-        return 4
-
-    def __getitem__(self, number):
-        return np.full([2, 1], number), np.zeros([2, 1])
-
-
 def test_items_are_given_up_by_an_enqueuer_that_is_stopped_before_its_thread_has_begun():
-    adapter = py_dataset_adapter.PyDatasetAdapter(Numbers(), shuffle=False)
-    ahead = items_ahead.make_adapter(adapter, [1, 3], is_ahead=True)
-    enqueuer = ahead.enqueuer
+    module = pytest.importorskip("keras.src.trainers.data_adapters.py_dataset_adapter", reason="not in Keras 2")
+
+    class Numbers(keras.utils.PyDataset):
+        def __len__(self):
+            return 4
+
+        def __getitem__(self, number):
+            return np.full([2, 1], number), np.zeros([2, 1])
+
+    ahead = items_ahead.make_adapter(module.PyDatasetAdapter(Numbers(), shuffle=False), [1, 3], is_ahead=True)
     items_ahead.stop_adapter(ahead)
-    enqueuer._run()  # as its thread may come to this only now
-    assert py_dataset_adapter._SHARED_SEQUENCES[enqueuer.uid] is None
+    ahead.enqueuer._run()  # as its thread may come to this only now
+    assert module._SHARED_SEQUENCES[ahead.enqueuer.uid] is None

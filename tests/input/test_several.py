@@ -27,7 +27,10 @@ def want(tmp_path_factory):
 @pytest.mark.parametrize("ranks, how, threads", [(2, "equal", ""), (3, "forced", "1")])
 def test_steps_of_several_batches(tmp_path, want, ranks, how, threads):
     env = {"TF_NUM_INTEROP_THREADS": threads or None, "MATEX_ADAPT": "on" if how == "forced" else None}
-    launch.run(ranks, CASE, tmp_path, how, env={**launch.ALL_FILES, **env}, timeout=300).check()
+    env |= {**launch.ALL_FILES, "MATEX_EXPLAIN": "1"}
+    output = launch.run(ranks, CASE, tmp_path, how, env=env, timeout=300).check().output
+    (told,) = (line for line in output.splitlines() if "'loop_with_numbers'" in line and "whole batches" in line)
+    assert "ZipDataset" in told
     paths = sorted(tmp_path.glob("*.npz"))
     assert len(paths) == ranks and want["error"]
     for path in paths:

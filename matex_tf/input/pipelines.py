@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from matex_tf.rewrite import graph_ops
+from matex_tf.runtime import real_files
 from matex_tf.sharding.row_shares import list_pipeline
 
 HARMLESS = frozenset(
@@ -18,8 +19,6 @@ CALLS = frozenset(
     "StatefulPartitionedCall PartitionedCall StatefulIf If StatelessIf While StatelessWhile Case StatelessCase".split()
 )
 """Stateful if what they call is, which is looked at by itself."""
-PLACES_OF_FILES = "matex_places_of_files"
-"""The name of the calls of Python by which the ranks after the first find their files; the first has none."""
 
 
 def name_kind(dataset: Any) -> str:
@@ -77,6 +76,6 @@ def list_stateful(step: Any) -> list[Any]:
     from tensorflow.python.framework import op_def_registry
 
     nodes = [node for one in step._functions() for node in graph_ops.iterate_nodes(one.function.graph)]
-    nodes = [node for node in nodes if not node.name.split("/")[-1].startswith(PLACES_OF_FILES)]
+    nodes = [node for node in nodes if not node.name.split("/")[-1].startswith(real_files.PLACES_OF_FILES)]
     known = [op_def_registry.get(node.op) for node in nodes if node.op not in HARMLESS | CALLS]
     return [op for op in known if op is not None and op.is_stateful]

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from matex_tf.input import pipelines
 from matex_tf.lazy import tf
-from matex_tf.sharding import pipelines, row_shares
+from matex_tf.sharding import row_shares
 
 
 def read_alike(dataset: Any) -> Any:
