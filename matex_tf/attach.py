@@ -16,7 +16,7 @@ from typing import Any
 from matex_tf import settings
 from matex_tf.runtime import excepthook, notes, objects, script_frames, seeding, shared_memory, shutdown
 from matex_tf.runtime.exits import exit_marks
-from matex_tf.world import error_records, placement, task_environment, world
+from matex_tf.world import error_records, membership, placement, task_environment, world
 
 _attached = False
 
@@ -80,6 +80,7 @@ def attach_runtime() -> None:
     elastic.enable_attempts()
     elastic_step.attempt_steps()
     if not me.is_phantom:
+        membership.watch_mpi()
         watchdog.start_watching()
     ops.get_library()
     hooks.call_when_imported("tensorflow", lambda _: ops.load_tensorflow_ops())

@@ -38,7 +38,6 @@ def enable_attempts() -> None:
     """Before anything that can be lost is made."""
     if is_on():
         membership.set_retry(attempt_work)
-        membership.watch_mpi()
         shutdown.script_ended.append(_flush_files)
         after_loss.append(overlay.take_over_files)
 
@@ -182,7 +181,7 @@ def _find_obstacle() -> str:
     """
     if settings.get_settings().output == "all":
         return ""  # each rank prints and writes for itself
-    if world.script_knows_ranks or membership.has_given_world:
+    if world.script_knows_ranks:
         return "no other may have what it was to print and to write, as the script asks for its rank"
     if shutdown.have_all_ended():
         return "all were past the end of the script, where it writes what no other has"

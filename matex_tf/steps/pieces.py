@@ -55,6 +55,18 @@ def make_whole() -> None:
             mine[number].make_whole()
 
 
+def keep_whole() -> None:
+    """Put together all variables that are in pieces, and have them stay whole. Collective; eager.
+
+    From here on a rank may read them by itself: no new ones are made.
+    """
+    global _are_made
+    make_whole()
+    for one in list_variables():
+        one.is_refused = True
+    _are_made = False
+
+
 def prepare_whole_call(function: Any, args: Sequence[Any], kwargs: dict[str, Any], why: str) -> None:
     """Before every rank calls a `tf.function` by itself: what it takes of such variables is whole. Collective if so.
 

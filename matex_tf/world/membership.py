@@ -16,9 +16,6 @@ LOST = "another rank has ended or its host cannot be reached"
 survivors: list[int] = []
 """The numbers that the ranks had before the last loss, by the numbers that they have now."""
 
-has_given_world = False
-"""Whether the script, or a library, has got `MPI.COMM_WORLD`, and so may do different things on different ranks."""
-
 _origins: list[int] = []
 
 _retry: Callable[[str, Callable[[], Any], Callable[[], None] | None], Any] | None = None
@@ -53,7 +50,7 @@ def make_loss_error(why: str) -> world.CannotGoOn:
 
 
 def watch_mpi() -> None:
-    """From here on note that `MPI.COMM_WORLD` was asked for, whose numbers stay those of the start."""
+    """From here on a script that takes `MPI.COMM_WORLD`, whose numbers stay those of the start, asks for its rank."""
     from mpi4py import MPI
 
     everyone = MPI.COMM_WORLD
@@ -61,8 +58,7 @@ def watch_mpi() -> None:
     class Watched(types.ModuleType):
         @property
         def COMM_WORLD(self) -> Any:
-            global has_given_world
-            has_given_world = True
+            world.note_script_knows_ranks()
             return everyone
 
     MPI.__class__ = Watched  # a property of it comes before what is in the module

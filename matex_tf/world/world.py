@@ -76,7 +76,7 @@ class CannotGoOn(RankError):
 
 
 _world: World | None = None
-# Whether the script asked for its rank, and so may do different things on different ranks.
+# Whether the script asked for its rank, or took MPI.COMM_WORLD, and so may do different things on different ranks.
 script_knows_ranks = False
 when_script_knows_ranks: list[Callable[[], None]] = []
 """Called as the script asks for the first time, which all ranks do together: until then they run the same code."""

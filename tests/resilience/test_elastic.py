@@ -197,13 +197,13 @@ ASKS_MPI = """
 import mpi4py
 mpi4py.rc.initialize = False
 from mpi4py import MPI
-from matex_tf.world import membership
+from matex_tf.world import membership, world
 everyone = MPI.COMM_WORLD
 membership.watch_mpi()
 from mpi4py.MPI import Intracomm, SUM
-assert not membership.has_given_world
+assert not world.script_knows_ranks
 {}
-assert COMM_WORLD is everyone and membership.has_given_world
+assert COMM_WORLD is everyone and world.script_knows_ranks
 """
 
 

@@ -112,9 +112,7 @@ def _keep_whole() -> None:
     Until then all run the same code, and read an optimizer's variables together.
     """
     if threading.current_thread() is threading.main_thread():
-        pieces.make_whole()
-        for one in pieces.list_variables():
-            one.is_refused = True
+        pieces.keep_whole()
         if settings.get_settings().explain:
             notes.print_note(f"MATEX_STRATEGY=auto: allreduce: {pieces.ASKED}")
 
