@@ -24,3 +24,7 @@ class ThreadFlag:
             yield
         finally:
             self._state.is_set = before
+
+
+starts_own = ThreadFlag()
+"""Set while the library starts a thread of its own, which does nothing of the script's."""

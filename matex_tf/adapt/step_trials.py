@@ -38,6 +38,8 @@ GAIN = 0.95
 
 _CORES = os.cpu_count() or 1
 
+_is_said = False
+
 TRIAL = "trial of ways"
 """The tag of a plan."""
 
@@ -130,6 +132,8 @@ class Trial:
         took = self._seconds[self.way] = max(took for took, _ in everyone)
         if took < GAIN * self._seconds[self._best]:
             self._best = self.way
+        if not self._is_left_open() and any(not one.is_refused for one in self._variables):
+            self._best = self._best._replace(in_pieces=True)  # as another step's trial has found
         if len(self._seconds) == 1:
             self._why_not = self._find_reason(plan, took, [sums for _, sums in everyone])
         whole = self._best._replace(in_pieces=False)
@@ -175,7 +179,10 @@ class Trial:
         why = self._why_not or "memory does not hold the optimizer's variables whole on every rank"
         if other in took:
             why = f"a step takes {took[name]:.1f} ms, and with {other} {took[other]:.1f} ms"
-        notes.print_note(f"MATEX_STRATEGY=auto: {name}: {why}")
+        global _is_said
+        if not _is_said or settings.get_settings().explain:
+            _is_said = True
+            notes.print_note(f"MATEX_STRATEGY=auto: {name}: {why}")
 
     def _are_alike(self, plan: Any, other: Way) -> bool:
         """Whether no copy of the step overlaps, as where XLA has one way for both."""

@@ -185,7 +185,8 @@ def _hear_changes() -> None:
 
 
 def _hear_event(event: str, given: tuple[Any, ...]) -> None:
-    if event not in _EVENTS or _writer is None:
+    # Files may still be changed when Python has taken this module apart.
+    if not _EVENTS or event not in _EVENTS or _writer is None:
         return
     if event == "open":
         if given[2] & WRITING:

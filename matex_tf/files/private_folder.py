@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from matex_tf import settings
 from matex_tf.ops import cache
 from matex_tf.runtime import real_files, shutdown, temp_folders
+from matex_tf.thread_flag import starts_own
 from matex_tf.world import terminal, world
 
 _IN_MEMORY = ("tmpfs", "ramfs", "hugetlbfs")
@@ -64,7 +65,8 @@ class Limit:
     def start_watching(self) -> None:
         if self._thread is None:
             self._thread = threading.Thread(target=self._watch_size, name="matex_tf files", daemon=True)
-            self._thread.start()
+            with starts_own.set():
+                self._thread.start()
 
     def stop_watching(self) -> None:
         self._stopped.set()

@@ -22,6 +22,7 @@ import numpy as np
 
 from matex_tf.ops import cache, record_files
 from matex_tf.runtime import atomic, notes, objects, real_files
+from matex_tf.thread_flag import starts_own
 from matex_tf.world import world
 
 _NOT_FOUND, _UNAVAILABLE = 5, 14  # of TensorFlow's codes
@@ -189,7 +190,7 @@ def _find_parts(
         state = states[part.number]
         return record_files.find_records(names[part.number], kind, state.size, state.mtime_ns, part.first, part.last)
 
-    with futures.ThreadPoolExecutor(_AT_ONCE) as threads:
+    with starts_own.set(), futures.ThreadPoolExecutor(_AT_ONCE) as threads:
         return list(threads.map(find, parts))
 
 

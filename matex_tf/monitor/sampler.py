@@ -26,6 +26,7 @@ from matex_tf.monitor.recording import EVENTS, FORMAT, PROFILE, RANK, START
 from matex_tf.observe import bottlenecks, profile
 from matex_tf.ops import records
 from matex_tf.runtime import notes, objects, real_files, shutdown
+from matex_tf.thread_flag import starts_own
 from matex_tf.version import __version__
 from matex_tf.world import world
 
@@ -151,7 +152,8 @@ class Recorder:
         if self.log is not None:
             if self.gpus.missing:
                 notes.print_note(self.gpus.missing)
-            self.thread.start()
+            with starts_own.set():
+                self.thread.start()
 
     def take_sample(self) -> dict[str, Any]:
         """One line: see docs/monitor.md for its members."""

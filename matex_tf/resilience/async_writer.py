@@ -11,6 +11,7 @@ import numpy as np
 
 from matex_tf.resilience import serialization, state_files
 from matex_tf.runtime import notes, real_files
+from matex_tf.thread_flag import starts_own
 
 _TICK = 0.01  # seconds
 
@@ -38,7 +39,8 @@ class Writer:
         packed = serialization.pack_value(content, arrays)
         if self._thread is None:
             self._thread = threading.Thread(target=self._write_orders, name="matex_tf run state", daemon=True)
-            self._thread.start()
+            with starts_own.set():
+                self._thread.start()
         while len(self._orders) >= 2:
             time.sleep(_TICK)
         self._orders.append((kind, number, packed, arrays))

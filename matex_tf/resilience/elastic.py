@@ -19,6 +19,7 @@ from matex_tf.runtime import excepthook, script_frames, shutdown, watchdog
 from matex_tf.runtime.exits import exit_marks
 from matex_tf.servers.pieces import piece_copies
 from matex_tf.steps import events
+from matex_tf.thread_flag import starts_own
 from matex_tf.world import membership, terminal, world
 
 after_loss: list[Callable[[bool], None]] = []
@@ -125,7 +126,8 @@ def _is_done_by_all(done: bool, alone: bool) -> tuple[bool, bool]:
     # Who watches the ranks as a rule has gone with the communicators that were revoked.
     patience = threading.Timer(limit, _give_up, [limit])
     patience.daemon = True
-    patience.start()
+    with starts_own.set():
+        patience.start()
     try:
         return world.agree_on_success(done, alone)
     finally:

@@ -20,6 +20,7 @@ from typing import Any
 from matex_tf import ops, settings
 from matex_tf.runtime import notes, script_frames, shutdown
 from matex_tf.runtime.exits.exit_marks import EXIT_STALLED
+from matex_tf.thread_flag import starts_own
 from matex_tf.world import terminal, world
 
 _PATIENCE = 5.0  # seconds for an answer
@@ -60,7 +61,8 @@ def start_watching() -> None:
         )
         return
     _watch = _Watch()
-    _watch.thread.start()
+    with starts_own.set():
+        _watch.thread.start()
     if stop_watching not in shutdown.before_finalize:
         shutdown.before_finalize.append(stop_watching)
 

@@ -14,6 +14,7 @@ from matex_tf.runtime import objects
 from matex_tf.steps import events, whole_code
 
 _VARIABLE = "variable in pieces"
+THREADED = "the script has a thread of its own, which may read an optimizer's variables by itself"
 ASKED = "the script asks for its rank, and may read an optimizer's variables on one rank alone"
 
 is_left_open = False
@@ -72,12 +73,14 @@ def prepare_whole_call(function: Any, args: Sequence[Any], kwargs: dict[str, Any
 
     why: the call is not shared; told where the function changes such variables.
     """
-    if not _are_made or threading.current_thread() is not threading.main_thread():
+    if not _are_made:
         return
     graph = function.get_concrete_function(*args, **kwargs).graph
     found = [one for one in find_variables(graph) if one is not None]
     for one in found:
         one.make_whole()
+    if threading.current_thread() is not threading.main_thread():
+        return
     written = {id(one) for one in whole_code.list_written(graph)} if found else set()
     if any(id(inner) in written for (_, inner), one in zip(graph.captures, find_variables(graph)) if one is not None):
         events.pieces_refused(found, why)

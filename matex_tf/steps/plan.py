@@ -274,8 +274,9 @@ class StepPlan:
 
     def call_at_end(self, inputs: Sequence[Any]) -> Any:
         """What the script's function does where there is no batch any more."""
-        for one in self.pieces.list_variables():  # which ops of the script's function may read before the data end
-            one.make_whole()
+        for one in pieces.find_variables(self.own.graph):  # which the script's function may read before the data end
+            if one is not None:
+                one.make_whole()
         return self.own._call_flat(list(inputs), self.own.captured_inputs)
 
     def call(self, inputs: Sequence[Any], taken: Batch | None, given: Sequence[Any] = ()) -> Any:

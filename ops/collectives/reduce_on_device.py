@@ -52,7 +52,7 @@ def _find_obstacle() -> str:
     chosen = settings.get_settings()
     needs = {
         "MATEX_COMPRESSION": chosen.compression != settings.NO_COMPRESSION,
-        "MATEX_STRATEGY": chosen.strategy != "allreduce",
+        "MATEX_STRATEGY": chosen.strategy not in ("allreduce", "auto"),
         "MATEX_ALGORITHM": chosen.algorithm not in ("auto", "mpi"),
         "MATEX_CHECK_NUMERICS": chosen.check_numerics,
         "MATEX_ELASTIC": chosen.elastic,

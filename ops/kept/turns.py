@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from matex_tf.thread_flag import starts_own
+
 _PATIENCE = 2.0  # seconds of waiting before a word about it
 
 
@@ -59,7 +61,8 @@ def _wait_for_holder(file: Any, say_waiting: Callable[[], None]) -> None:
     """Sleep until whoever holds the lock is done. All that wait go on at once, since none takes it for itself."""
     word = threading.Timer(_PATIENCE, say_waiting)
     word.daemon = True
-    word.start()
+    with starts_own.set():
+        word.start()
     try:
         fcntl.flock(file, fcntl.LOCK_SH)
         fcntl.flock(file, fcntl.LOCK_UN)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bisect
 import os
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,6 +21,8 @@ _known: list[Hosts] = []
 _chosen: list[int] = []  # how many, once a step was planned with pieces
 _balances: dict[Any, partition.Balance] = {}
 _CUTS = "cuts"
+_why_whole = ""
+"""Why, with `auto`, variables are no longer in pieces."""
 
 
 def is_chosen() -> bool:
@@ -44,7 +47,20 @@ def find_obstacle() -> str:
         return "with MATEX_ADAPT=ranks the number of ranks and the strategy change together"
     if chosen.compression != settings.NO_COMPRESSION or chosen.check_numerics:
         return "compressed or checked gradients are summed whole"
-    return pieces.ASKED if world.script_knows_ranks else ""
+    return pieces.ASKED if world.script_knows_ranks else _why_whole
+
+
+def keep_whole(why: str) -> None:
+    """With `auto`: from here on every rank has an optimizer's variables whole. To be called by all ranks together.
+
+    In a thread of the script it does nothing: one starts only after the main thread has called this.
+    """
+    global _why_whole
+    if not _why_whole and threading.current_thread() is threading.main_thread():
+        _why_whole = why
+        pieces.keep_whole()
+        if settings.get_settings().explain:
+            notes.print_note(f"MATEX_STRATEGY=auto: allreduce: {why}")
 
 
 def are_to_be_counted() -> bool:

@@ -14,11 +14,13 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from matex_tf import settings, tags
-from matex_tf.runtime import notes
+from matex_tf.runtime import notes, real_files
+from matex_tf.runtime.hooks import Table
 from matex_tf.runtime.keras_table import KerasTable
 from matex_tf.servers.pieces import owners, piece_copies
 from matex_tf.steps import events, pieces, publishing
 from matex_tf.steps.variables import find_tf_variable
+from matex_tf.thread_flag import starts_own
 from matex_tf.world import world
 
 HOOKS = KerasTable()
@@ -97,7 +99,8 @@ def start_pieces() -> None:
     if owners.is_chosen():
         pieces.is_left_open = owners.is_left_open()
         if pieces.is_left_open:
-            world.when_script_knows_ranks.append(_keep_whole)
+            world.when_script_knows_ranks.append(lambda: owners.keep_whole(pieces.ASKED))
+            THREADS.install()
         events.pieces_are_used.add_listener(_choose_cuts)
         events.pieces_refused.add_listener(_say_refused)
         events.updates_eagerly.add_listener(_make_whole)
@@ -106,15 +109,22 @@ def start_pieces() -> None:
             events.step_ended.add_listener(_keep_sent)
 
 
-def _keep_whole() -> None:
-    """The script asks for its rank for the first time, which all ranks do together. Collective.
+THREADS = Table()
 
-    Until then all run the same code, and read an optimizer's variables together.
+
+@THREADS.replace("threading", "Thread.start", "a thread of the script may find an optimizer's variables in pieces")
+def _wrap_start(original: Any) -> Any:
+    """Until the script starts a thread all ranks read an optimizer's variables together, in their main threads.
+
+    What one rank does for all, with the real files, starts threads of libraries, which read none.
     """
-    if threading.current_thread() is threading.main_thread():
-        pieces.keep_whole()
-        if settings.get_settings().explain:
-            notes.print_note(f"MATEX_STRATEGY=auto: allreduce: {pieces.ASKED}")
+
+    def start(self: Any) -> None:
+        if not starts_own and not real_files.uses_real_files():
+            owners.keep_whole(pieces.THREADED)
+        original(self)
+
+    return start
 
 
 def _send_copies(plan: Any) -> None:
