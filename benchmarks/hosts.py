@@ -42,8 +42,8 @@ HEADER = "  model              batch    compute   transfer     of the core" + ""
     f"{way:>19}" for way in ("overlapped", "at once", "sharded")
 )
 WAYS = {
-    "on": {"MATEX_OVERLAP": "on"},
-    "off": {"MATEX_OVERLAP": "off"},
+    "on": {"MATEX_OVERLAP": "on", "MATEX_STRATEGY": "allreduce"},
+    "off": {"MATEX_OVERLAP": "off", "MATEX_STRATEGY": "allreduce"},
     "sharded": {"MATEX_OVERLAP": "on", "MATEX_STRATEGY": "sharded"},
 }
 CHOSEN = "16"  # steps after which buckets are chosen
