@@ -1,11 +1,11 @@
-"""Which way of a step is the fastest, where settings leave it open: the first calls show it.
+"""Times the first calls of a training step to choose the fastest way to run it, where settings are `auto`.
 
-With MATEX_OVERLAP=auto, whether updates are overlapped; with MATEX_STRATEGY=auto, whether ranks hold an optimizer's
-variables in pieces (`sharded`) or whole (`allreduce`). All ways give the same bits.
+MATEX_OVERLAP=auto chooses between overlapped and immediate updates, MATEX_STRATEGY=auto between an optimizer's variables
+in pieces (`sharded`) and whole ones (`allreduce`). All ways give the same bits.
 
-Calls are timed as they are: on one host with each update reduced at once, on several with updates overlapped, with
-variables in pieces where there are such. Where sums take a good part of a call, further copies of the step are made for
-the other ways, and timed so; then the ranks agree on the fastest one.
+The usual way is timed first: on one host immediate updates, on several hosts overlapped ones, with variables in pieces
+if the step has such variables. If sums take at least LEAST_SHARE of a call, copies of the step for the other ways are
+made and timed, too. Then the ranks agree on the fastest way.
 """
 
 from __future__ import annotations
@@ -26,46 +26,47 @@ from matex_tf.world import world
 KIND_GRADIENTS = 1
 
 TIMED = 8
-"""Calls of a step with an update."""
+"""Number of timed calls for each way. Only calls with an update count."""
 IGNORED = {False: 3, True: 16}
-"""Such calls before them that are not timed: the first allocate and wake up threads; overlapped, after the 13th update
-buckets are chosen."""
+"""Number of calls before the timed ones, by `is_overlapped`. The first calls allocate memory and wake up threads; the
+overlapped way chooses its buckets after the 13th update."""
 LEAST_BYTES = 1 << 20
+"""There is no trial of smaller updates."""
 LEAST_SHARE = 0.1
-"""Of smaller updates, and where sums that nothing hides take less of a call, another copy gains nothing."""
+"""There is no trial if sums that nothing hides take a smaller part of a call."""
 GAIN = 0.95
-"""At most so much of the time of a former way must a call take."""
+"""Another way replaces the best one only if its call takes less than this part of the best time."""
 
 _CORES = os.cpu_count() or 1
 
-_is_said = False
+_is_reported = False
 
 TRIAL = "trial of ways"
-"""The tag of a plan."""
+"""The tag under which a plan has its `Trial`."""
 
 
 class Way(NamedTuple):
-    """in_pieces: whether variables that ranks may have in pieces are."""
+    """in_pieces: whether an optimizer's variables are in pieces. is_overlapped: whether updates overlap computation."""
 
     in_pieces: bool
     is_overlapped: bool
 
 
 def start_trials() -> None:
-    """Begin, where settings leave the way to the steps."""
+    """Add the listeners of trials if a setting is `auto`."""
     if may_overlap() or pieces.is_left_open:
         events.step_begins.add_listener(_begin_call)
         events.step_ended.add_listener(_end_call)
 
 
 def may_overlap(in_pieces: bool = False) -> bool:
-    """Whether steps choose between overlapped updates and others."""
+    """Whether it is open, and possible, that updates are overlapped."""
     if settings.get_settings().overlap != "auto" or not world.is_active():
         return False
     here = world.get_world()
     if in_pieces and not here.has_several_nodes:
-        return False  # one op sums a gradient in pieces, of which overlapped each rank would sum the whole
-    # With fewer cores than ranks there is none for a further thread, unless that mostly waits for a network.
+        return False  # immediate updates sum a piece on each rank, overlapped ones the whole gradient
+    # With fewer cores than ranks no core is free for a further thread, unless the thread waits for a network.
     return (here.has_several_nodes or here.local_size <= _CORES) and world.has_threads()
 
 
@@ -81,7 +82,7 @@ def _end_call(plan: Any) -> None:
 
 
 class Trial:
-    """The trial of one step. way: how the next call goes."""
+    """The trial of one step. way: that of the next call. kinds: those of the step's copies, by `is_overlapped`."""
 
     def __init__(self, plan: Any) -> None:
         self._variables = plan.pieces.list_variables()
@@ -99,7 +100,7 @@ class Trial:
         self._begin_timing()
 
     def _is_left_open(self) -> bool:
-        """Whether it is, of the step's variables, whether ranks have them in pieces."""
+        """Whether the strategy is open for any variable of the step."""
         return pieces.is_left_open and any(not one.is_refused and not one.is_settled for one in self._variables)
 
     def _begin_timing(self) -> None:
@@ -127,18 +128,18 @@ class Trial:
             self._judge(plan)
 
     def _judge(self, plan: Any) -> None:
-        """The way has been timed: go on with another one, or decide. Collective."""
+        """Record the time of the current way, then begin the next one or end the trial. Collective."""
         everyone = objects.allgather((median(self._took), median(self._sums)), "how long steps take")
         took = self._seconds[self.way] = max(took for took, _ in everyone)
         if took < GAIN * self._seconds[self._best]:
             self._best = self.way
         if not self._is_left_open() and any(not one.is_refused for one in self._variables):
-            self._best = self._best._replace(in_pieces=True)  # as another step's trial has found
+            self._best = self._best._replace(in_pieces=True)  # the trial of another step has chosen pieces
         if len(self._seconds) == 1:
             self._why_not = self._find_reason(plan, took, [sums for _, sums in everyone])
         whole = self._best._replace(in_pieces=False)
         if self._is_left_open():
-            if not self._why_not and whole not in self._seconds and self._holds_whole():
+            if not self._why_not and whole not in self._seconds and self._fit_whole():
                 self._go_on_with(plan, whole)
                 return
             self._settle()
@@ -152,22 +153,22 @@ class Trial:
             self._go_on_with(plan, self._best)
 
     def _find_reason(self, plan: Any, took: float, sums: list[float]) -> str:
-        """Why no other way is tried; empty if one is."""
-        # The rank that the others wait for has the time of the sums themselves.
+        """Why no other way is to be tried; empty if there is no reason."""
+        # The shortest time of the sums is that of the last rank, which waits for nobody.
         if min(sums) < LEAST_SHARE * took:
             return f"sums take {min(sums) / took:.0%} of a step, so that no other way is tried"
         if has_sequence(plan.own.graph):
             return "another copy of the step would begin its random numbers anew, so that no other way is tried"
         return ""
 
-    def _holds_whole(self) -> bool:
-        """Whether memory holds the variables whole on every rank. Collective."""
+    def _fit_whole(self) -> bool:
+        """Whether the whole variables would fit in the memory of every rank. Collective."""
         needed = sum(one.shape.num_elements() * one.dtype.size for one in self._variables)
         free = memory.measure_free(world.get_world().local_size)
         return min(objects.allgather(free, "memory for an optimizer's variables")) > memory.MARGIN * needed
 
     def _settle(self) -> None:
-        """Have the variables stay as the best way has them, and say why. Collective where they become whole."""
+        """Fix the strategy of the best way for all variables, and report it. Collective if variables become whole."""
         stays = self._best.in_pieces
         for one in self._variables:
             one.is_settled = True
@@ -176,16 +177,16 @@ class Trial:
                 one.is_refused = True
         took = {("sharded" if way.in_pieces else "allreduce"): 1e3 * one for way, one in self._seconds.items()}
         name, other = ("sharded", "allreduce") if stays else ("allreduce", "sharded")
-        why = self._why_not or "memory does not hold the optimizer's variables whole on every rank"
+        why = self._why_not or "the whole variables of the optimizer do not fit in every rank's memory"
         if other in took:
             why = f"a step takes {took[name]:.1f} ms, and with {other} {took[other]:.1f} ms"
-        global _is_said
-        if not _is_said or settings.get_settings().explain:
-            _is_said = True
+        global _is_reported
+        if not _is_reported or settings.get_settings().explain:
+            _is_reported = True
             notes.print_note(f"MATEX_STRATEGY=auto: {name}: {why}")
 
     def _are_alike(self, plan: Any, other: Way) -> bool:
-        """Whether no copy of the step overlaps, as where XLA has one way for both."""
+        """Whether neither copy of the step has an overlapped op, as under XLA. The step then runs the `other` way."""
         copies = []
         for way in (self._best, other):
             self._use(plan, way)

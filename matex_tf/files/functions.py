@@ -17,7 +17,10 @@ _open_plainly, _lstat = os.open, os.lstat
 
 
 def find_key(path: Any, kwargs: dict | None = None, follow: bool = True, question: bool = False) -> str | None:
-    """The key of `path` where the view is to answer, else None. A `question` of a view like the disk is the disk's."""
+    """The key of `path` if the view handles it, else None.
+
+    question: the caller only reads. The original function answers it if the view equals the disk.
+    """
     if real_files.uses_real_files() or isinstance(path, int) or path is None:
         return None
     if kwargs and any(kwargs.get(name) is not None for name in ("dir_fd", "src_dir_fd", "dst_dir_fd")):
@@ -184,7 +187,10 @@ def _read_known_state(path: Any, of_link: bool) -> os.stat_result | None:
 
 
 def _wrap_listing(list_disk: Callable[[Any, Any], Any], make: Callable[[Any, list[str]], Any]) -> Any:
-    """For what lists a folder: `make` gives, of names, what `list_disk` gives of the original."""
+    """Wrap a function that lists a folder.
+
+    list_disk: `list_disk(original, path)` is the result of the disk. make: `make(path, names)` is one of the same kind.
+    """
 
     def wrap(original: Any) -> Any:
         def listing(path="."):

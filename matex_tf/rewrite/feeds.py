@@ -1,6 +1,6 @@
 """Iterators, datasets and optionals that give each rank its rows of a batch, rather than the whole batch.
 
-A placement has such a `feed`. What is made of one has the same feed.
+`Placement.feed` is the feed of such a tensor. A tensor that is made of it has the same feed.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from matex_tf.rewrite.rules.sizes import mark_taker
 
 
 class Feed(Protocol):
-    """How ops on what gives batches are decided on."""
+    """Decides on the ops that take an iterator, a dataset or an optional."""
 
     def place_batch(self, node: Node, is_batch: bool) -> Decision:
-        """The op that gives a batch: the batch of the program (`is_batch`), or one that is needed whole."""
+        """Decide on the op that returns a batch. is_batch: the program divides the batch; else it needs all rows."""
 
     def place_end(self, node: Node) -> Decision:
-        """`OptionalHasValue`."""
+        """Decide on `OptionalHasValue`."""
 
     def pass_on(self, node: Node, one: Placement) -> Decision:
-        """Another op that takes what has this feed, whose placement is `one`."""
+        """Decide on any other op with an input of this feed. one: the placement of the input."""
 
 
 class FeedRefusedError(Exception):
-    """An op takes whole batches of a feed; `feed`, and `why`, in words."""
+    """An op cannot use a rank's rows of a feed. feed: the feed. why: the reason, as text."""
 
     def __init__(self, feed: Any, why: str):
         super().__init__(why)
@@ -37,12 +37,12 @@ class FeedRefusedError(Exception):
 
 
 class SharedFeed:
-    """Gives elements of which `take` makes this rank's rows of a batch, as all ranks take the same batches.
+    """The feed of data that give all ranks the same batches. `take` makes this rank's rows of each element.
 
     specs: the dtypes and shapes of the flat tensors of an element.
     are_rows: which of the flat tensors of a batch have rows.
-    communicates: whether `take` makes collectives.
-    take: of a copy and of the tensors of an element makes those of a batch, and the share of the rank; in a graph.
+    communicates: whether `take` runs collectives.
+    take: `take(copy, element)` adds ops to the graph; it gives the tensors of a batch and the rank's share.
     """
 
     def __init__(
