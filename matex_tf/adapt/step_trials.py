@@ -1,7 +1,7 @@
 """Times the first calls of a training step to choose the fastest way to run it, where settings are `auto`.
 
-MATEX_OVERLAP=auto chooses between overlapped and immediate updates, MATEX_STRATEGY=auto between an optimizer's variables
-in pieces (`sharded`) and whole ones (`allreduce`). All ways give the same bits.
+MATEX_OVERLAP=auto chooses between overlapped and immediate updates, MATEX_STRATEGY=auto between an optimizer's
+variables in pieces (`sharded`) and whole ones (`allreduce`). All ways give the same bits.
 
 The usual way is timed first: on one host immediate updates, on several hosts overlapped ones, with variables in pieces
 if the step has such variables. If sums take at least LEAST_SHARE of a call, copies of the step for the other ways are
