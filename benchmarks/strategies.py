@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import ctypes
+import os
 import statistics
 import time
 from typing import Any
@@ -19,6 +20,7 @@ import numpy as np
 import tensorflow as tf
 from training import read_memory
 
+os.environ.setdefault("MATEX_STRATEGY", "sharded")  # none is left to trials
 import matex_tf
 from matex_tf import settings
 from matex_tf.runtime import objects
