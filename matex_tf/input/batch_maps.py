@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from matex_tf.input.functions import keep_apart
+from matex_tf.lazy import tf
 from matex_tf.rewrite.emit import Copy
 from matex_tf.rewrite.placement import BATCH, REPLICATED, SIZES, WHOLE
 from matex_tf.rewrite.programs import Program
@@ -39,8 +40,6 @@ class RowMap(NamedTuple):
     are_rows: list[bool]
 
     def build(self, inputs: Sequence[Any], share: Share) -> list[Any]:
-        import tensorflow as tf
-
         graph = tf.compat.v1.get_default_graph()
         copy = Copy(share, _NoExchanger())
         given = [*inputs, *map(graph.capture, self.captured)]

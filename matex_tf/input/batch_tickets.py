@@ -27,6 +27,7 @@ from matex_tf.input.tickets import (
     pack,
     reads_changing,
 )
+from matex_tf.lazy import tf
 from matex_tf.rewrite import sources
 from matex_tf.rewrite.sharing import Share
 
@@ -81,8 +82,6 @@ def _make_batch_leaf(dataset: Any, *kept: str) -> Batches:
     are_rows = sources.find_components([shape for _, shape in flatten_specs(dataset.element_spec)])
 
     def count(ticket: Tensors) -> Tensors:
-        import tensorflow as tf
-
         return [tf.shape(one, tf.int64)[0] for one, is_rows in zip(ticket, are_rows) if is_rows]
 
     def take(ticket: Tensors, share: Share) -> Tensors:
@@ -128,8 +127,6 @@ def _batch(dataset: Any) -> Batches:
 
 def _batch_tensors(dataset: Any, inner: Elements) -> Batches:
     """Batches of tickets of one shape: tensors with the rows of a batch, on each of which a function does the work."""
-    import tensorflow as tf
-
     tickets = inner.tickets.batch(dataset._batch_size, drop_remainder=dataset._drop_remainder)
     specs, ticket_specs = flatten_specs(inner.spec), flatten_specs(inner.tickets.element_spec)
     computed = [at for at, number in enumerate(inner.passed) if number is None]
@@ -173,7 +170,6 @@ def call_as_maps_do(build: Callable[[Tensors], Tensors], given: Sequence[Any]) -
     TensorFlow merges constants in a function that an op calls, as `map` does, but not in one that is inlined or that
     `MapDefun` takes. Where `map` calls a function it does not fold constants, as into reciprocals of divisors.
     """
-    import tensorflow as tf
     from tensorflow.core.protobuf import config_pb2, rewriter_config_pb2
 
     config = config_pb2.ConfigProto()
@@ -198,23 +194,17 @@ def call_as_maps_do(build: Callable[[Tensors], Tensors], given: Sequence[Any]) -
 
 def _slice_rows(tensors: Tensors, share: Share) -> Tensors:
     """The share's rows of tensors."""
-    import tensorflow as tf
-
     first = tf.reshape(share.first, [1])
     last = first + share.count
     return [tf.strided_slice(one, first, last) for one in tensors]
 
 
 def _count_rows(tensors: Tensors) -> Tensors:
-    import tensorflow as tf
-
     return [tf.shape(tensors[0], tf.int64)[0]]
 
 
 def _batch_windows(dataset: Any, inner: Elements, is_padded: bool) -> Batches:
     """Batches of tickets of any kind: datasets of the rows of a batch."""
-    import tensorflow as tf
-
     tickets = inner.tickets.window(dataset._batch_size, drop_remainder=dataset._drop_remainder)
     spec = dataset.element_spec
     put_rows = _put_padded(dataset) if is_padded else lambda rows, count: rows.batch(count)
@@ -252,7 +242,6 @@ def _batch_windows(dataset: Any, inner: Elements, is_padded: bool) -> Batches:
 
 
 def _put_padded(dataset: Any) -> Callable[[Any, Any], Any]:
-    import tensorflow as tf
     from tensorflow.python.data.ops import dataset_ops
 
     shapes, values = tf.nest.flatten(dataset._padded_shapes), tf.nest.flatten(dataset._padding_values)
@@ -273,8 +262,6 @@ def _put_padded(dataset: Any) -> Callable[[Any, Any], Any]:
 
 
 def _find_pads(dataset: Any) -> dict[int, Any]:
-    import tensorflow as tf
-
     values = tf.nest.flatten(dataset._padding_values)
     shapes = [shape for _, shape in flatten_specs(dataset.element_spec)]
     return {at: value for at, (shape, value) in enumerate(zip(shapes, values)) if None in shape.as_list()[1:]}

@@ -25,6 +25,7 @@ from matex_tf.input.tickets import (
     name_digest,
     reads_changing,
 )
+from matex_tf.lazy import tf
 
 
 class Elements(NamedTuple):
@@ -156,8 +157,6 @@ def _cache_elements(dataset: Any) -> Elements:
 
 
 def _zip_elements(dataset: Any) -> Elements:
-    import tensorflow as tf
-
     parts = [find_elements(one) for one in tf.nest.flatten(dataset._datasets)]
     sizes = [len(flatten_specs(one.tickets.element_spec)) for one in parts]
     starts = [sum(sizes[:at]) for at in range(len(sizes))]

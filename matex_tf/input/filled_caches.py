@@ -11,6 +11,7 @@ from typing import Any
 
 from matex_tf import tags
 from matex_tf.input import elements, pipelines, tickets
+from matex_tf.lazy import tf
 from matex_tf.runtime import notes
 from matex_tf.sharding.row_shares import list_pipeline
 
@@ -62,8 +63,6 @@ def _note_elements(caches: Iterable[Any]) -> None:
 
 def give_same(dataset: Any) -> Any:
     """What a script iterates in place of a dataset of which nothing is shared: its elements are those of caches."""
-    import tensorflow as tf
-
     varying = _list_varying(dataset)
     if not any(_is_filled(one, _AS_TICKETS) for one in varying):
         _note(varying, _AS_ELEMENTS)

@@ -11,6 +11,7 @@ from collections.abc import Container, Iterable, Sequence
 from typing import Any
 
 from matex_tf.input import pipelines
+from matex_tf.lazy import tf
 from matex_tf.rewrite import graph_ops
 from matex_tf.runtime import real_files
 from matex_tf.sharding.row_shares import list_pipeline
@@ -31,8 +32,6 @@ class Part:
 
     def build(self, inputs: Sequence[Any]) -> list[Any]:
         """What it gives for these inputs, in the graph that is being built."""
-        import tensorflow as tf
-
         graph = tf.compat.v1.get_default_graph()
         tensors = {id(one): tensor for one, tensor in zip(self.takes, inputs, strict=True)}
         made = dict[int, Any]()
@@ -114,8 +113,6 @@ class Split:
 
     def trace_back(self) -> Any:
         """The back as a ConcreteFunction of what travels."""
-        import tensorflow as tf
-
         specs = [tf.TensorSpec(one.shape, one.dtype) for one in self.back.takes[: self.travelling]]
         function = tf.function(
             lambda *given: self.back.build([*given, *self.captured]), autograph=False, input_signature=specs
@@ -270,7 +267,6 @@ def _find_needed(
 
 def keep_apart(tensors: Sequence[Any]) -> list[Any]:
     """Tensors beyond which TensorFlow merges no sums: it optimizes each function of the script by itself, too."""
-    import tensorflow as tf
 
     def keep(tensor: Any) -> Any:
         if not (tensor.dtype.is_floating or tensor.dtype.is_complex):
@@ -314,8 +310,6 @@ _TABLES = ("LookupTableFindV2", "LookupTableFind", "LookupTableSizeV2")
 
 def _is_fixed_table(handle: Any, op: Any) -> bool:
     """Whether nothing can be put into a table: it refuses to take no keys at all."""
-    import tensorflow as tf
-
     if op.type != "LookupTableFindV2" or not hasattr(handle, "numpy"):
         return False
     keys, values = (tf.zeros([0], one.dtype) for one in (op.inputs[1], op.inputs[2]))

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from matex_tf import ops
+from matex_tf.lazy import tf
 from matex_tf.runtime import objects, seeding
 from matex_tf.sharding import fingerprint
 from matex_tf.world import world
@@ -88,8 +89,6 @@ def compare_items(source: Any, name: str) -> Found:
 
 
 def _digest(item: Any) -> int:
-    import tensorflow as tf
-
     total = 0
     for leaf in tf.nest.flatten(item):
         total = fingerprint.digest_value(leaf, total)
@@ -146,8 +145,6 @@ class _Kind(NamedTuple):
 
 
 def _list_kinds() -> list[_Kind]:
-    import tensorflow as tf
-
     kinds = [
         _Kind(random.Random, lambda one: one.getstate(), lambda one, state: one.setstate(state)),
         _Kind(np.random.RandomState, lambda one: one.get_state(), lambda one, state: one.set_state(state)),

@@ -14,6 +14,7 @@ import numpy as np
 
 from matex_tf import settings, tags
 from matex_tf.input import advice, batch_tickets, filled_caches, functions, iteration, pipelines, records, tickets
+from matex_tf.lazy import tf
 from matex_tf.ops import deal_rows
 from matex_tf.rewrite.sharing import Share
 from matex_tf.rewrite.sources import find_components
@@ -33,8 +34,6 @@ class Source:
     """
 
     def __init__(self, dataset: Any, made: batch_tickets.Batches):
-        import tensorflow as tf
-
         self.spec, self.batches = dataset.element_spec, made
         self.batch_specs = tickets.flatten_specs(self.spec)
         # TensorFlow's optimizer fails at some datasets that functions of pipelines make.
@@ -66,15 +65,11 @@ class Source:
         return [1, me.rank, *(shares or [1] * me.trainers + [0] * me.servers)]
 
     def _list_inputs(self) -> list[Any]:
-        import tensorflow as tf
-
         given = [tf.TensorSpec(shape, dtype) for dtype, shape in self.specs[-self._ticket_size :]]
         return [given, tf.TensorSpec([], tf.int64), tf.TensorSpec([], tf.int64), tf.TensorSpec([], tf.int64)]
 
     def take(self, ticket: Sequence[Any], first: Any, count: Any, total: Any) -> list[Any]:
         """The rows of a share, by the flat tensors of a ticket."""
-        import tensorflow as tf
-
         share = Share(first, count, total, tf.constant(True), tf.constant(False))
         made = self.batches.take(list(ticket), share)
         for one, (_, shape) in zip(made, tickets.open_rows(self.batch_specs, self.batches.are_rows)):
@@ -83,8 +78,6 @@ class Source:
 
     def _work_ahead(self) -> Any:
         """The dataset of what iterators give: what `Batch` is made of."""
-        import tensorflow as tf
-
         spec = self.batches.tickets.element_spec
 
         def work(*element: Any) -> Any:
@@ -113,8 +106,6 @@ class Source:
     @functools.cached_property
     def whole(self) -> Any:
         """The dataset as functions iterate it: steps take shares of what it is made of, others work on it whole."""
-        import tensorflow as tf
-
         spec = self.batches.tickets.element_spec
 
         def work(*element: Any) -> Any:
@@ -136,7 +127,6 @@ class Source:
 
     def _open(self, shares: Shares) -> Any:
         """The dataset of whole batches, of what an iterator of shares has still to give."""
-        import tensorflow as tf
         from tensorflow.python.data.ops import dataset_ops
 
         function = self._whole_function
@@ -156,15 +146,11 @@ class Source:
     @functools.cached_property
     def _whole_function(self) -> Any:
         """`_take_whole` as a ConcreteFunction."""
-        import tensorflow as tf
-
         with tf.init_scope():
             given = tf.TensorSpec([], tf.int64), tf.TensorSpec([], tf.resource)
             return tf.function(self._take_whole, autograph=False).get_concrete_function(*given)
 
     def _take_whole(self, number: Any, handle: Any) -> list[Any]:
-        import tensorflow as tf
-
         made = tickets.take_next(handle, self.specs)
         whole = tf.py_function(self._make_whole, made, [dtype for dtype, _ in self.batch_specs])
         whole = whole if isinstance(whole, list) else [whole]
@@ -182,8 +168,6 @@ class Source:
 
     def pad_alike(self, rows: list[Any]) -> list[Any]:
         """Rows that are padded to the longest of this rank's, padded to the longest of all ranks'. Collective if so."""
-        import tensorflow as tf
-
         pads = self.batches.pads
         if not pads:
             return rows
@@ -199,8 +183,6 @@ class Source:
     @functools.cached_property
     def _again(self) -> Any:
         """`take` as a ConcreteFunction: its calls are no steps."""
-        import tensorflow as tf
-
         return tf.function(self.take, autograph=False, input_signature=self._list_inputs()).get_concrete_function()
 
     def prepare(self) -> None:
@@ -208,8 +190,6 @@ class Source:
         _ = self._again
 
     def make_again(self, ticket: Sequence[Any], first: int, count: int, total: int) -> list[Any]:
-        import tensorflow as tf
-
         return list(self._again(list(ticket), *(tf.constant(one, tf.int64) for one in (first, count, total))))
 
     def work_whole(self) -> None:
@@ -283,8 +263,6 @@ class Batch:
 
     def digest(self) -> tuple[int, int] | None:
         """Of the first batch of a dataset, a hash of what this rank makes of all of its rows; else of its ticket."""
-        import tensorflow as tf
-
         if self.source.is_compared:
             return self.total, self.ticket_digest
         self.source.is_compared = True
@@ -303,8 +281,6 @@ def give_whole(dataset: Any) -> Any:
 
 def find_source(dataset: Any) -> Source | None:
     """The dataset as one whose batches ranks make by shares; None where nothing of its work can be shared."""
-    import tensorflow as tf
-
     if not hasattr(dataset._variant_tensor, "numpy"):
         return None  # it is made within a function
     with tf.init_scope():
@@ -312,7 +288,6 @@ def find_source(dataset: Any) -> Source | None:
 
 
 def _find_source(dataset: Any) -> Source | None:
-    import tensorflow as tf
     from tensorflow.python.data.ops import debug_mode
 
     if settings.is_asynchronous(settings.get_settings().strategy):

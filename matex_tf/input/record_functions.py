@@ -11,6 +11,7 @@ from typing import Any
 
 from matex_tf.input import pipelines, record_maps
 from matex_tf.input.record_maps import CannotBeIndexed, Map
+from matex_tf.lazy import tf
 from matex_tf.rewrite import graph_ops
 from matex_tf.runtime import real_files
 
@@ -141,7 +142,6 @@ class Rewriter:
 
     def make(self) -> tuple[Callable[..., Any], tuple[Map, ...]]:
         """What builds, of the flat tensors of an element, the variant tensor of a dataset; and maps of its records."""
-        import tensorflow as tf
         from tensorflow.python.eager import context
 
         graph, captured = self._function.graph, list(self._function.captured_inputs)
@@ -270,8 +270,6 @@ class Rewriter:
 
     def _set_spec(self, node: Any) -> None:
         """The elements of the dataset that `node` gives are names, or tickets."""
-        import tensorflow as tf
-
         if node.op == "Identity":
             return
         types = node.attr["Toutput_types" if node.op == "TensorSliceDataset" else "output_types"].list
@@ -341,7 +339,6 @@ def _check_compression(node: Any, body: _Body) -> None:
 def _become(node: Any, op: str, inputs: list[str], **attributes: Any) -> None:
     """Make an op of `node`, which keeps its name. attributes: bytes, an array, or a whole number, also of a dtype."""
     import numpy as np
-    import tensorflow as tf
 
     name, device = node.name, node.device
     node.Clear()

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from matex_tf import tags
 from matex_tf.input import pipelines, record_functions, record_index
 from matex_tf.input.record_maps import CannotBeIndexed, Map
+from matex_tf.lazy import tf
 from matex_tf.ops import record_files
 from matex_tf.runtime import objects
 from matex_tf.sharding import row_shares
@@ -138,7 +139,6 @@ def _count_cpus() -> int:
 
 def _build(function: Callable[..., Any], spec: Any, source: Any) -> Callable[..., Any]:
     """A function for `flat_map` over `source`, whose dataset has elements of `spec`."""
-    import tensorflow as tf
     from tensorflow.python.data.ops import dataset_ops
     from tensorflow.python.data.util import structure
 
@@ -152,7 +152,6 @@ def _build(function: Callable[..., Any], spec: Any, source: Any) -> Callable[...
 
 def _make_dataset(step: Any, function: Callable[..., Any], cpus: int) -> Any:
     """The step over `function`, with the elements of its datasets in the order of the script alone."""
-    import tensorflow as tf
     from tensorflow.python.data.ops import readers
 
     source = step._input_dataset
@@ -178,8 +177,6 @@ def _list_names(step: Any, cpus: int) -> list[bytes]:
 
     No state of the script's own datasets moves: its shuffles are left out.
     """
-    import tensorflow as tf
-
     function = step._map_func.function
     _check_function(function)
     make, _ = record_functions.Rewriter(function, True, cpus).make()
@@ -208,7 +205,6 @@ def _find_source(dataset: Any) -> Any:
 
 def _call(step: Any, wrapped: Any) -> Callable[..., Any]:
     """The function of a step, for another step of that kind."""
-    import tensorflow as tf
     from tensorflow.python.data.util import structure
 
     function, of, gives = wrapped.function, step._input_dataset.element_spec, wrapped.output_structure

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from matex_tf.lazy import tf
 from matex_tf.runtime import objects
 from matex_tf.sharding import row_shares
 from matex_tf.steps import batches
@@ -82,8 +83,6 @@ class Turn:
         return [_take_rows(one, is_rows, cut(me.rank)) for one, is_rows in zip(self._made, self.source.are_rows)]
 
     def _receive(self, rows: slice | None) -> list[Any]:
-        import tensorflow as tf
-
         comm, found = world.get_communicator("control"), []
         for (dtype, _), shape, is_rows in zip(self.source.specs, self._shapes, self.source.are_rows):
             if dtype == tf.string:

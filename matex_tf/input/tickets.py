@@ -11,6 +11,7 @@ from typing import Any
 
 from matex_tf import tags
 from matex_tf.input import functions
+from matex_tf.lazy import tf
 from matex_tf.sharding.row_shares import list_pipeline
 
 Tensors = list[Any]
@@ -40,8 +41,6 @@ def flatten_element(spec: Any, element: tuple[Any, ...]) -> Tensors:
 
 def map_dataset(dataset: Any, function: Callable[..., Any], **options: Any) -> Any:
     """`dataset.map` by a function of ours, which builds a graph as it is written."""
-    import tensorflow as tf
-
     return dataset.map(tf.autograph.experimental.do_not_convert(function), **options)
 
 
@@ -64,7 +63,6 @@ def note_generator(shuffled: Any, generator: Any) -> None:
 
 
 def _shuffle(step: Any, tickets: Any) -> Any:
-    import tensorflow as tf
     from tensorflow.python.data.ops import dataset_ops
     from tensorflow.python.ops import gen_dataset_ops
 
@@ -82,8 +80,6 @@ def _shuffle(step: Any, tickets: Any) -> Any:
 
 
 def _assert_cardinality(step: Any, tickets: Any) -> Any:
-    import tensorflow as tf
-
     return tickets.apply(tf.data.experimental.assert_cardinality(step._expected_cardinality))
 
 
@@ -95,8 +91,6 @@ def flatten_specs(spec: Any) -> list[Any]:
 
 def open_rows(specs: Sequence[Any], are_rows: Sequence[bool]) -> list[Any]:
     """Types and shapes of flat tensors that have any number of rows."""
-    import tensorflow as tf
-
     return [
         (dtype, tf.TensorShape([None, *shape[1:]]) if is_rows else shape)
         for (dtype, shape), is_rows in zip(specs, are_rows)
@@ -105,8 +99,6 @@ def open_rows(specs: Sequence[Any], are_rows: Sequence[bool]) -> list[Any]:
 
 def take_next(handle: Any, specs: Sequence[Any]) -> Tensors:
     """The flat tensors, of these types and shapes, of the next element of the iterator for which `handle` stands."""
-    import tensorflow as tf
-
     types, shapes = zip(*specs)
     return list(tf.raw_ops.IteratorGetNext(iterator=handle, output_types=types, output_shapes=shapes))
 
@@ -119,8 +111,6 @@ def is_in_memory(dataset: Any) -> bool:
 
 def name_digest(digest: Any) -> Any:
     """8 bytes as a number. A pass that ends early is dropped: in the next one a number may be another ticket's."""
-    import tensorflow as tf
-
     return tf.bitcast(digest, tf.int64)
 
 
@@ -131,8 +121,6 @@ def reads_changing(dataset: Any) -> bool:
 
 def digest_tensors(tensors: Tensors) -> Any:
     """8 bytes that tell these tensors from others."""
-    import tensorflow as tf
-
     found = [
         tf.raw_ops.Fingerprint(data=tf.reshape(one, [1, -1]), method="farmhash64")
         for one in tensors

@@ -18,6 +18,7 @@ import numpy as np
 from matex_tf import settings, tags
 from matex_tf.input import items, items_ahead, tickets
 from matex_tf.input.sent_items import NEXT, Turn
+from matex_tf.lazy import tf
 from matex_tf.rewrite.sources import find_components
 from matex_tf.runtime import notes, objects
 from matex_tf.sharding import fingerprint
@@ -109,8 +110,6 @@ class Source:
         adapter._get_iterator = self._generate
 
     def find_obstacle(self, dataset: Any) -> str:
-        import tensorflow as tf
-
         specs = tf.nest.flatten(dataset.element_spec, expand_composites=False)
         if not all(isinstance(one, tf.TensorSpec) for one in specs):
             return "they are no dense tensors"
@@ -220,8 +219,6 @@ class Pass:
             tf.errors.OutOfRangeError: at the end.
             tf.errors.OpError: on every rank, where a rank cannot make its item.
         """
-        import tensorflow as tf
-
         source = self.source
         if self._is_given_up:
             return self._make_whole(self.whole())
@@ -295,8 +292,6 @@ class Pass:
         return tickets.take_next(self._iterator._iterator_resource, self.source.specs)
 
     def _take_turn(self) -> Turn:
-        import tensorflow as tf
-
         self._deal()
         me, at = world.get_world(), self._at
         maker, number, is_compared = self._find_maker(at), self.order[at], self._is_compared(at)
@@ -349,8 +344,6 @@ def take_element(shares: Pass) -> Any:
     Raises:
         tf.errors.OutOfRangeError: at the end.
     """
-    import tensorflow as tf
-
     try:
         batch = shares.take()
     except tf.errors.OutOfRangeError:

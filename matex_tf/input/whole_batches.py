@@ -12,6 +12,7 @@ from typing import Any
 from matex_tf import tags
 from matex_tf.input import tickets
 from matex_tf.input.own_shares import Batch, Shares
+from matex_tf.lazy import tf
 from matex_tf.rewrite.sharing import Request, Share
 from matex_tf.runtime import objects
 from matex_tf.sharding import fingerprint
@@ -28,8 +29,6 @@ def take_whole(shares: Shares) -> Any:
     Raises:
         tf.errors.OutOfRangeError: at the end of the data.
     """
-    import tensorflow as tf
-
     source = shares.source
     if not agreement.is_watched():
         return tickets.pack(source.spec, shares.take().take_whole())
@@ -84,8 +83,6 @@ def _choose(batch: Batch, way: Way) -> list[Any]:
 
 def _put_together(batch: Batch) -> list[Any]:
     """The rows of all ranks. Collective."""
-    import tensorflow as tf
-
     *own, first, count, total, contributes = batch.take_share()
     digest = tf.constant(batch.ticket_digest, tf.int64)
     return list(_find_join(batch)(own, first, count, total, digest, contributes))
@@ -96,8 +93,6 @@ def _find_join(batch: Batch) -> Any:
 
 
 def _make_join(batch: Batch) -> Any:
-    import tensorflow as tf
-
     source = batch.source
     flags, exchanger = source.batches.are_rows, RankExchanger(_PLACE)
 

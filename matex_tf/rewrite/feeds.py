@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
+from matex_tf.lazy import tf
 from matex_tf.rewrite import sources
 from matex_tf.rewrite.nodes import Decision, Node
 from matex_tf.rewrite.own_batches import gather_rows, mark_communicating, takes_rows
@@ -93,8 +94,6 @@ class SharedFeed:
 
     def _create(self, copy: Any, node: Node, *inputs: Any) -> list[Any]:
         """The op of a node on elements of this feed."""
-        import tensorflow as tf
-
         types, shapes = zip(*self.specs)
         names = ["optional" if node.type == "OptionalGetValue" else "iterator"]
         make = getattr(tf.raw_ops, node.type)

@@ -286,8 +286,6 @@ class StepPlan:
             taken: see `take_batch`; None if there is no `source`. A call with the same batch can be made again.
             given: the iterators and datasets among the arguments.
         """
-        import tensorflow as tf
-
         rows = [tensor for tensor, one in zip(inputs, self.divided) if one]
         batch = WholeBatch(rows, [True] * len(rows)) if taken is None and rows else taken
         self.rows = 0 if batch is None else batch.total

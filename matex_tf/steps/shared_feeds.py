@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from matex_tf.lazy import tf
 from matex_tf.rewrite.feeds import SharedFeed
 from matex_tf.rewrite.placement import REPLICATED, Placement
 from matex_tf.rewrite.sharing import Request, Share
@@ -39,8 +40,6 @@ class StepFeed:
 
     def _take(self, copy: Any, made: list[Any]) -> tuple[list[Any], Share]:
         """This rank's rows of a batch, and the share that they are; in a graph."""
-        import tensorflow as tf
-
         first, count, total = made[:3]
         end = NUMBERS + len(self._are_rows)
         own, ticket, dealer = made[NUMBERS:end], made[end:], self._dealer
@@ -68,8 +67,6 @@ class StepFeed:
 
     def _pad_alike(self, rows: list[Any], share: Share) -> list[Any]:
         """Rows that are padded to the longest of this rank's, padded to the longest of all ranks'. Collective if so."""
-        import tensorflow as tf
-
         if not self._pads:
             return rows
         sizes = {at: tf.shape(rows[at], tf.int64) for at in self._pads}
@@ -87,8 +84,6 @@ _OTHERS = "a batch has been worked on for another share than that which its step
 
 
 def _choose(condition: Any, first: Any, second: Any) -> list[Any]:
-    import tensorflow as tf
-
     made = tf.cond(condition, first, second)
     return list(made) if isinstance(made, (list, tuple)) else [made]
 
