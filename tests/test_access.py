@@ -45,7 +45,7 @@ def test_no_file_is_read_as_a_program():
         text = code(path)
         ours = text.replace(
             "pickles.load(", ""
-        )  # readers/images/pickle_parser.py runs nothing: test_a_hostile_pickle_runs_nothing
+        )  # readers/images/plain_pickles.py runs nothing: test_a_hostile_pickle_runs_nothing
         assert not RUNS.search(ours), path
         assert ours.count("allow_pickle") == ours.count("allow_pickle=False"), path
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from matex_tf.readers.base import agreement, files
 from matex_tf.readers.base.formats import Format, Ranks, ReaderError, register
-from matex_tf.readers.images import archives, pickle_parser, pickle_values
+from matex_tf.readers.images import archives, plain_pickles
 from matex_tf.readers.images.archives import Stored
 from matex_tf.sharding.share_arrays import ShareArray
 
@@ -205,7 +205,7 @@ class _PickledBatch:
     def __init__(self, path: Stored, label_names: tuple[str, ...], label: int):
         self._file = path
         with path.open_file() as file:
-            content = pickle_parser.load_pickle(file, str(path))
+            content = plain_pickles.load_pickle(file, str(path))
         if not isinstance(content, dict):
             raise ReaderError(f"{path}: expected a pickled dict, found a {type(content).__name__}")
         values = {
@@ -215,7 +215,7 @@ class _PickledBatch:
         if not isinstance(labels, list) or not all(type(value) is int and abs(value) < 1 << 63 for value in labels):
             raise ReaderError(
                 f"{path}: expected a list of numbers of 64 bits under {label_names[label]!r}, found "
-                f"{pickle_values.shorten_value(labels)}; the pickle has "
+                f"{plain_pickles.shorten_value(labels)}; the pickle has "
                 f"{files.format_names(name[:60] for name in values)}"
             )
         self.rows = len(labels)
@@ -226,19 +226,19 @@ class _PickledBatch:
         if data is None or name not in ("u1", "|u1", "uint8") or shape != (self.rows, _PIXELS) or data.fortran:
             raise ReaderError(
                 f"{path}: expected bytes (u1) of shape {(self.rows, _PIXELS)} under 'data', as many rows as labels, "
-                f"found {name if isinstance(name, str) else pickle_values.shorten_value(name):.60} of shape "
-                f"{pickle_values.shorten_value(shape)}"
+                f"found {name if isinstance(name, str) else plain_pickles.shorten_value(name):.60} of shape "
+                f"{plain_pickles.shorten_value(shape)}"
             )
         self._content = data.content
-        if not isinstance(self._content, (pickle_values.Lying, bytes)):
-            raise ReaderError(f"{path}: expected bytes of images, found {pickle_values.shorten_value(self._content)}")
-        found = self._content.length if isinstance(self._content, pickle_values.Lying) else len(self._content)
+        if not isinstance(self._content, (plain_pickles.FileBytes, bytes)):
+            raise ReaderError(f"{path}: expected bytes of images, found {plain_pickles.shorten_value(self._content)}")
+        found = self._content.length if isinstance(self._content, plain_pickles.FileBytes) else len(self._content)
         if found != self.rows * _PIXELS or self.rows == 0:
             raise ReaderError(f"{path}: expected {self.rows * _PIXELS} bytes of images, 1 or more, found {found}")
         self._labels = np.array(labels, np.int64)
 
     def read_images(self, start: int, stop: int) -> np.ndarray:
-        if not isinstance(self._content, pickle_values.Lying):
+        if not isinstance(self._content, plain_pickles.FileBytes):
             return np.frombuffer(self._content, np.uint8)[start * _PIXELS : stop * _PIXELS]
         data = self._file.read_bytes(self._content.offset + start * _PIXELS, (stop - start) * _PIXELS)
         return np.frombuffer(data, np.uint8)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from matex_tf.readers import DataSet, ReaderError
-from matex_tf.readers.images import pickle_parser
+from matex_tf.readers.images import plain_pickles
 
 random = np.random.default_rng(0)
 IMAGES = random.integers(0, 256, (24, 32, 32, 3), np.uint8)
@@ -163,7 +163,7 @@ def test_a_hostile_pickle_runs_nothing(tmp_path, monkeypatch, protocol):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "bad").write_bytes(pickle.dumps({b"data": Hostile(), b"labels": [1]}, protocol))
     with pytest.raises(ReaderError, match="found"):
-        pickle_parser.load_pickle((tmp_path / "bad").open("rb"), "bad")
+        plain_pickles.load_pickle((tmp_path / "bad").open("rb"), "bad")
     assert not (tmp_path / "ran").exists()
 
 
@@ -181,8 +181,8 @@ def array(content=b"C\x01x", dtype=b"\x8c\x02u1", shape=b"K\x01M\x00\x0c\x86"):
 @pytest.mark.parametrize(
     "program, found",
     [
-        (nested(20) + nested(20) + b"\x93)R.", "the name of a function, found tuple and tuple"),
-        (b"c_codecs\nencode\n\x8c\x01x" + nested(20) + b"\x86R.", "Latin-1, found "),
+        (nested(20) + nested(20) + b"\x93)R.", "STACK_GLOBAL requires str"),
+        (b"c_codecs\nencode\n\x8c\x01x" + nested(20) + b"\x86R.", "Latin-1, but as "),
         (b"cbuiltins\n" + 4000 * b"f" + b"\n)R.", "a call of builtins.fff"),
         (b"}(\x8c\x06labels](" + nested(20) + b"eu.", "list of numbers of 64 bits"),
         (b"}(\x8c\x06labels](\x8a\x09" + bytes(8) + b"\x01eu.", "list of numbers of 64 bits"),
@@ -192,7 +192,7 @@ def array(content=b"C\x01x", dtype=b"\x8c\x02u1", shape=b"K\x01M\x00\x0c\x86"):
         (array(content=nested(20)), r"expected bytes of images, found \(\("),
         (array(content=b"K\x07"), "expected bytes of images, found 7"),
         (b"}(" + b"".join(b"J" + struct.pack("<i", key) + b"N" for key in range(1001)) + b"u.", "at most 1000 keys"),
-        (b"N" + b"p%d\n" % (5 << 20) + b".", "the number of a value to keep, at most 4000000, found 5242880"),
+        (b"\x8f(" + nested(20) + b"\x90.", "KeyError: 143"),  # a set would hash the value
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -208,9 +208,9 @@ def test_a_hostile_pickle_is_not_written_out(tmp_path, program, found):
 def test_a_text_that_is_kept_is_not_encoded_again_and_again():
     again = b"0c_codecs\nencode\nh\x00h\x01\x86R"
     program = b"X\x00\x10\x00\x00" + 4096 * b"x" + b"q\x00\x8c\x06latin1q\x01"
-    assert pickle_parser.load_pickle(io.BytesIO(program + again + b"."), "once") == 4096 * b"x"
-    with pytest.raises(ReaderError, match="letters that stand for at most 4.* bytes, found more"):
-        pickle_parser.load_pickle(io.BytesIO(program + 2 * again + b"."), "again")
+    assert plain_pickles.load_pickle(io.BytesIO(program + again + b"."), "once") == 4096 * b"x"
+    with pytest.raises(ReaderError, match="letters that stand for more than"):
+        plain_pickles.load_pickle(io.BytesIO(program + 2 * again + b"."), "again")
 
 
 def failing(path, match, error=ReaderError, name="CIFAR10", **options):

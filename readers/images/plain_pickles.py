@@ -1,0 +1,185 @@
+"""Reads a pickle of plain values and NumPy arrays without running any of it: nothing is imported and nothing called."""
+
+from __future__ import annotations
+
+import pickle
+import reprlib
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from matex_tf.readers.base.formats import ReaderError
+
+_LONG = 4096
+_MOST_READS = 10_000_000
+_MOST_KEYS = 1000  # keys can be chosen so that a dict takes the square of their number in time
+_MOST_SHOWN = 200
+
+
+@dataclass(frozen=True)
+class FileBytes:
+    """A long string of bytes that was not read: its place in the file."""
+
+    offset: int
+    length: int
+
+
+class Array:
+    """An array as its pickle describes it: shape, the name of its dtype, its bytes, and their order."""
+
+    def __init__(self, content: Any = None, dtype: Any = None, shape: Any = None, order: Any = "C"):
+        self.content, self.dtype, self.shape, self.fortran = content, dtype, shape, order == "F"
+
+    def __setstate__(self, state: Any) -> None:
+        _, self.shape, self.dtype, self.fortran, self.content = state
+
+
+class Dtype:
+    """A NumPy dtype by its name."""
+
+    def __init__(self, name: Any, *_: Any):
+        self.name = name
+
+    def __setstate__(self, _: Any) -> None:
+        """Byte order and the like: the reader accepts single bytes alone."""
+
+
+class _File:
+    """The file, which raises an error where it ends, or where a pickle reads more often than any data set does."""
+
+    def __init__(self, file: BinaryIO, named: Path | str):
+        self.size = file.seek(0, 2)
+        file.seek(0)
+        self._file, self._named, self._reads = file, named, 0
+        self.tell = file.tell
+
+    def read(self, count: int) -> bytes:
+        self._reads += 1
+        if self._reads > _MOST_READS:
+            raise pickle.UnpicklingError(f"more than {_MOST_READS} values")
+        self._check(count)
+        return self._file.read(count)
+
+    def readline(self) -> bytes:
+        line = self._file.readline(_LONG)
+        if not line.endswith(b"\n"):
+            raise pickle.UnpicklingError(f"no end of the line {line[:40]!r}")
+        return line
+
+    def skip(self, count: int) -> FileBytes:
+        self._check(count)
+        found = FileBytes(self._file.tell(), count)
+        self._file.seek(count, 1)
+        return found
+
+    def _check(self, count: int) -> None:
+        if self._file.tell() + count > self.size:
+            raise ReaderError(
+                f"{self._named}: truncated: expected {count} bytes from byte {self._file.tell()} on, found the end of "
+                f"the file at {self.size}"
+            )
+
+
+class _Unpickler(pickle._Unpickler):  # type: ignore[name-defined, misc]
+    """Python's own, with the steps that build plain values, and stand-ins for the functions that NumPy names.
+
+    Containers, numbers and texts are built. Long strings of bytes stay in the file. Whatever is built takes memory in
+    proportion to the file; values may be nested in each other many times, so none is shown or hashed whole.
+    """
+
+    def __init__(self, file: _File):
+        super().__init__(file, encoding="bytes")
+        self._source, self._encoded = file, 0
+
+    def find_class(self, module: str, name: str) -> Any:
+        """One of the five functions with which NumPy and Python 3 write arrays and bytes."""
+        name = f"{module.replace('numpy._core', 'numpy.core')}.{name}"
+        functions: dict[str, Callable[..., Any]] = {
+            "numpy.core.multiarray._reconstruct": lambda *_: Array(),
+            "numpy.core.numeric._frombuffer": Array,
+            "numpy.ndarray": Array,
+            "numpy.dtype": Dtype,
+            "_codecs.encode": self._encode_text,
+        }
+        if name not in functions:
+            raise pickle.UnpicklingError(f"a call of {name}")
+        return functions[name]
+
+    def _encode_text(self, text: Any, encoding: Any) -> bytes:
+        if encoding not in ("latin1", "latin-1", b"latin1", "bytes") or not isinstance(text, str):
+            raise pickle.UnpicklingError(f"bytes that are not written as Latin-1, but as {shorten_value(encoding)}")
+        # A text may be kept and encoded again and again; together those that are written once are less than the file.
+        self._encoded += len(text)
+        if self._encoded > self._source.size:
+            raise pickle.UnpicklingError(f"letters that stand for more than {self._source.size} bytes")
+        return text.encode("latin-1")
+
+    def _push_bytes(self, form: str) -> None:
+        (length,) = struct.unpack(form, self.read(struct.calcsize(form)))
+        if length < 0:
+            raise pickle.UnpicklingError("a string of a negative length")
+        self.append(self.read(length) if length <= _LONG else self._source.skip(length))
+
+    def _set_items(self, values: list[Any]) -> None:
+        target = self.stack[-1]
+        if not isinstance(target, dict) or len(target) + len(values) // 2 > _MOST_KEYS:
+            raise pickle.UnpicklingError(f"no dict of at most {_MOST_KEYS} keys")
+        for key, value in zip(values[::2], values[1::2], strict=True):
+            if not isinstance(key, (str, bytes, int)):
+                raise pickle.UnpicklingError(f"a key that is no text and no number, but {type(key).__name__}")
+            target[key] = value
+
+    _BUILDING = "( 0 N I L J K M G U C X ] l } ) t a e q r p h j g c R b ."
+    dispatch = {
+        code: pickle._Unpickler.dispatch[code]  # type: ignore[attr-defined]
+        for code in (*map(ord, _BUILDING.split()), *b"\x80\x88\x89\x8a\x8c\x8d\x85\x86\x87\x94\x93")
+    } | {
+        ord("s"): lambda self: self._set_items([self.stack.pop(), self.stack.pop()][::-1]),
+        ord("u"): lambda self: self._set_items(self.pop_mark()),
+        ord("T"): lambda self: self._push_bytes("<i"),
+        ord("B"): lambda self: self._push_bytes("<I"),
+        0x8E: lambda self: self._push_bytes("<Q"),
+        0x96: lambda self: self._push_bytes("<Q"),
+        0x95: lambda self: self.read(8),  # the beginning of a frame
+    }
+
+
+def load_pickle(file: BinaryIO, named: Path | str) -> Any:
+    """The value in the file, with `Array` for arrays and `FileBytes` for long strings of bytes.
+
+    Raises:
+        ReaderError: the file is damaged, or holds anything else than plain values and arrays; names `named`.
+    """
+    source = _File(file, named)
+    try:
+        value = _Unpickler(source).load()
+        if source.tell() != source.size:
+            raise pickle.UnpicklingError(f"{source.size - source.tell()} bytes behind the end of the pickle")
+    except ReaderError:
+        raise
+    except Exception as error:  # of a damaged pickle, Python's Unpickler raises whatever its steps do
+        found = f"{error}" if isinstance(error, pickle.UnpicklingError) else f"{type(error).__name__}: {error}"
+        raise ReaderError(
+            f"{named}: not a pickle of plain values and arrays, or a damaged one: at byte {source.tell()} found "
+            f"{found[:_MOST_SHOWN]}"
+        ) from None
+    return value
+
+
+class _Shown(reprlib.Repr):
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxlevel, self.maxstring, self.maxlong = 2, 60, 60
+
+    def repr_bytes(self, value: bytes, level: int) -> str:
+        return repr(value[: self.maxstring]) + ("..." if len(value) > self.maxstring else "")
+
+    def repr_instance(self, value: Any, level: int) -> str:
+        return repr(value) if value is None or isinstance(value, (bool, float)) else type(value).__name__
+
+
+def shorten_value(value: Any) -> str:
+    """A short text of any value of a pickle, for a message."""
+    return _Shown().repr(value)
