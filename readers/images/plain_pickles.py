@@ -82,7 +82,10 @@ class _File:
             )
 
 
-class _Unpickler(pickle._Unpickler):  # type: ignore[name-defined, misc]
+_Base: Any = pickle._Unpickler
+
+
+class _Unpickler(_Base):
     """Python's own, with the steps that build plain values, and stand-ins for the functions that NumPy names.
 
     Containers, numbers and texts are built. Long strings of bytes stay in the file. Whatever is built takes memory in
@@ -133,7 +136,7 @@ class _Unpickler(pickle._Unpickler):  # type: ignore[name-defined, misc]
 
     _BUILDING = "( 0 N I L J K M G U C X ] l } ) t a e q r p h j g c R b ."
     dispatch = {
-        code: pickle._Unpickler.dispatch[code]  # type: ignore[attr-defined]
+        code: _Base.dispatch[code]
         for code in (*map(ord, _BUILDING.split()), *b"\x80\x88\x89\x8a\x8c\x8d\x85\x86\x87\x94\x93")
     } | {
         ord("s"): lambda self: self._set_items([self.stack.pop(), self.stack.pop()][::-1]),

@@ -6,8 +6,10 @@ import json
 import stat
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 from fake_commands import Fakes
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
@@ -93,16 +95,13 @@ ASKED = kubernetes.Kubernetes(
 WORDS = st.text(st.characters(exclude_characters="\0", exclude_categories=("Cs",)), max_size=12)
 
 
+def launcher_of(text: str) -> dict[str, Any]:
+    return yaml.safe_load(text)["spec"]["mpiReplicaSpecs"]["Launcher"]["template"]["spec"]["containers"][0]
+
+
 def command_of(text: str) -> list[str]:
     """The words of the launcher's command."""
-    lines = text.split("\n")
-    begin = next(number for number, line in enumerate(lines) if line.strip() == "command:") + 1
-    words = []
-    for line in lines[begin:]:
-        if not line.strip().startswith('- "'):
-            break
-        words.append(json.loads(line.strip()[2:]))
-    return words
+    return launcher_of(text)["command"]
 
 
 def as_kubernetes_expands(word: str) -> str:
@@ -113,7 +112,7 @@ def as_kubernetes_expands(word: str) -> str:
 def test_the_job_as_text():
     text = kubernetes.format_job(ASKED, ["train.py", "--epochs", "90"], "train-x7k2q")
     script = command_of(text)[2]
-    assert text.replace(json.dumps(script), "SCRIPT") == MPIJOB
+    assert yaml.safe_load(text) == yaml.safe_load(MPIJOB.replace("SCRIPT", json.dumps(script)))
     assert "\nmatex run --restarts 3 -n 8 --hostfile /etc/mpi/hostfile train.py --epochs 90 & child=$$!\n" in script
     assert subprocess.run(["bash", "-n"], input=as_kubernetes_expands(script), text=True).returncode == 0
 
@@ -135,8 +134,7 @@ def test_arguments_arrive_as_they_were_typed(words, value, tmp_path_factory):
     subprocess.run([as_kubernetes_expands(word) for word in command_of(text)], cwd=where)
     given = (where / "given").read_bytes().decode().split("\0")[:-1]
     assert given == ["run", "--restarts", "3", "-n", "1", "--hostfile", "/etc/mpi/hostfile", *words]
-    line = next((line for line in text.split("\n") if line.strip().startswith("value:")), 'value: ""')
-    assert as_kubernetes_expands(json.loads(line.strip()[len("value: ") :])) == value
+    assert as_kubernetes_expands(launcher_of(text)["env"][0].get("value", "")) == value
 
 
 def launcher_words(asked, folder):
@@ -217,11 +215,18 @@ def test_names_are_kubernetes_own(name, stem):
     assert made[:-6] == stem and names.is_name(made) and made != names.make_name(name)
 
 
-def test_yaml_quotes_what_json_does_not():
-    assert (
-        yaml_text.dump_yaml({"a b": ["\x7f\x85\u2028é", {}, []]})
-        == '"a b":\n  - "\\u007f\\u0085\\u2028é"\n  - {}\n  - []\n'
+@given(
+    st.recursive(
+        WORDS | st.integers() | st.booleans() | st.none(), lambda one: st.lists(one) | st.dictionaries(WORDS, one)
     )
+)
+def test_yaml_is_read_as_it_was_written(value):
+    assert yaml.safe_load(yaml_text.dump_yaml({"spec": value})) == {"spec": value}
+
+
+@pytest.mark.parametrize("text", ["1e3", "yes", "0o7", "1_000", "null", "", "~", "2024-01-01", "0x1F", "1:30"])
+def test_yaml_quotes_texts_that_look_like_other_things(text):
+    assert f'"{text}"' in yaml_text.dump_yaml({"value": text})
 
 
 NO_MATEX = "the image has no `matex`: install matex_tf in it, or say --matex"
