@@ -201,7 +201,7 @@ def _agree_on_settings() -> None:
 def _say_what_changes_results() -> None:
     chosen = settings.get_settings()
     if chosen.compression != settings.NO_COMPRESSION:
-        idle = chosen.compression_links == "hosts" and not world.get_world().has_several_nodes
+        idle = chosen.compression.between_hosts and not world.get_world().has_several_nodes
         says = "changes nothing here, where all ranks are on one host" if idle else "changes results"
         notes.print_note(f"MATEX_COMPRESSION={chosen.compression} {says}")
 

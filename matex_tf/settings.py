@@ -195,29 +195,43 @@ def _keep_text(text: str) -> str:
 
 @dataclass(frozen=True)
 class Compression:
-    """What `MATEX_COMPRESSION` asks for: none, bf16, fp16 or topk, and of that which share of the numbers."""
+    """Which compression `MATEX_COMPRESSION` asks for.
+
+    kind: none, bf16, fp16 or topk. share: of topk, the share of the numbers that travels.
+    between_hosts: whether only messages between hosts are compressed.
+    """
 
     kind: str
     share: float = 1.0
+    between_hosts: bool = False
 
     def __str__(self) -> str:
-        return f"topk:{self.share:g}" if self.kind == "topk" else self.kind
+        kind = f"topk:{self.share:g}" if self.kind == "topk" else self.kind
+        return kind + _HOSTS * self.between_hosts
 
 
 NO_COMPRESSION = Compression("none")
+_HOSTS = ":hosts"
 
 
 def _parse_compression(text: str) -> Compression:
-    kind, colon, share = text.strip().lower().partition(":")
-    if kind in ("none", "bf16", "fp16") and not colon:
-        return Compression(kind)
+    value = text.strip().lower()
+    kind, colon, number = value.removesuffix(_HOSTS).partition(":")
+    between_hosts = value.endswith(_HOSTS)
+    if kind in ("bf16", "fp16") and not colon:
+        return Compression(kind, between_hosts=between_hosts)
+    if value == "none":
+        return NO_COMPRESSION
     try:
-        value = float(share)
+        share = float(number)
     except ValueError:
-        value = 0.0
-    if kind != "topk" or not 0 < value <= 1:
-        raise ValueError("one of none, bf16, fp16, or topk: and a share above 0 and up to 1, such as topk:0.01")
-    return Compression(kind, value)
+        share = 0.0
+    if kind != "topk" or not 0 < share <= 1:
+        raise ValueError(
+            "one of none, bf16, fp16, or topk: and a share above 0 and up to 1, such as topk:0.01; with :hosts behind "
+            "it, only messages between hosts are compressed"
+        )
+    return Compression(kind, share, between_hosts)
 
 
 @dataclass(frozen=True)
@@ -304,21 +318,6 @@ TABLE = (
         "host, its container or job, and its limits (ulimit -v) leave. `matex run --memory` sets it.",
     ),
     Setting(
-        "chunk_bytes",
-        _parse_count,
-        0,
-        "bytes",
-        "Gradients are reduced in pieces of this size. 0: 1 MiB on one host, where MPI allocates memory anew for "
-        "much larger ones; 8 MiB between hosts, where each piece costs the network's delay.",
-    ),
-    Setting(
-        "fuse_bytes",
-        _parse_count,
-        256 << 10,
-        "bytes",
-        "Gradients smaller than this are fused and reduced as one. Larger ones are reduced in place.",
-    ),
-    Setting(
         "overlap",
         _make_choice_parser("auto", "on", "off"),
         "auto",
@@ -349,31 +348,10 @@ TABLE = (
         "compression",
         _parse_compression,
         NO_COMPRESSION,
-        "none, bf16, fp16, topk:SHARE",
+        "none, bf16, fp16, topk:SHARE, and :hosts behind it",
         "Changes the result: float32 gradients of variables travel as bfloat16, as float16 (scaled), or only the "
-        "largest SHARE of each (topk:0.01). The rest is added to the next gradient. docs/performance.md has "
-        "loss curves.",
-    ),
-    Setting(
-        "compression_links",
-        _make_choice_parser("all", "hosts"),
-        "all",
-        "all, hosts",
-        "hosts: only what goes from host to host is compressed, not what stays within a host.",
-    ),
-    Setting(
-        "ranks_per_node",
-        _parse_count,
-        0,
-        "ranks",
-        "For tests: sums take so many consecutive ranks for a host of their own. 0: those that share memory.",
-    ),
-    Setting(
-        "drift_steps",
-        _parse_count,
-        1000,
-        "steps",
-        "Ranks compare a checksum of all weights after 1, 2, 4, 8, ... steps, and each time after so many. 0: never.",
+        "largest SHARE of each (topk:0.01). The rest is added to the next gradient. With :hosts (fp16:hosts), sums "
+        "within a host stay exact. docs/performance.md has loss curves.",
     ),
     Setting(
         "check_numerics",
@@ -383,14 +361,6 @@ TABLE = (
         "1: in steps that ranks share, NaN or infinity in a gradient of any rank is an error on all. It names "
         "variable, rank and update. 0: they are passed on as arithmetic gives them. They are no error in a step that "
         "looks whether its gradients are finite, as with a LossScaleOptimizer, which skips such steps.",
-    ),
-    Setting(
-        "stall_seconds",
-        _parse_count,
-        60,
-        "seconds",
-        "When ranks have waited so long for others at one place, one of them says who waits for whom, and where "
-        "those are. 0: never.",
     ),
     Setting(
         "abort_seconds",
@@ -458,22 +428,6 @@ TABLE = (
         "for itself, as if alone.",
     ),
     Setting(
-        "files_dir",
-        _keep_text,
-        "",
-        "folder",
-        "Where ranks other than 0 keep what they write. Empty: the folder for temporary files if that is on a disk, "
-        "else /var/tmp or the cache folder; memory (tmpfs) only where there is nothing else.",
-    ),
-    Setting(
-        "files_bytes",
-        _parse_count,
-        0,
-        "bytes",
-        "The most that a rank other than 0 may keep of what it writes; more ends the job with exit code 74. 0: half of "
-        "what is free on that disk, divided by the ranks of the host.",
-    ),
-    Setting(
         "placement",
         parse_placement,
         "auto",
@@ -517,13 +471,6 @@ TABLE = (
         "must share. `matex top` and `matex report` read it; `matex run --record` sets it. Empty: nothing is recorded.",
     ),
     Setting(
-        "record_seconds",
-        _parse_interval,
-        1.0,
-        "seconds",
-        "How often; half as often each time that a file has got 20,000 lines more.",
-    ),
-    Setting(
         "explain",
         _parse_boolean,
         False,
@@ -545,6 +492,70 @@ TABLE = (
         "script, full",
         "script: the traceback of an error that ends the run shows the frames of the script and of its libraries. "
         "full: it shows those of matex_tf, too.",
+    ),
+)
+"""The settings of users."""
+
+INTERNAL = (
+    Setting(
+        "chunk_bytes",
+        _parse_count,
+        0,
+        "bytes",
+        "Gradients are reduced in chunks of this size. 0: 1 MiB on one host, where MPI allocates memory again for much "
+        "larger ones; 8 MiB between hosts, where each chunk costs the network's delay.",
+    ),
+    Setting(
+        "fuse_bytes",
+        _parse_count,
+        256 << 10,
+        "bytes",
+        "Gradients smaller than this are fused and reduced as one. Larger ones are reduced in place.",
+    ),
+    Setting(
+        "ranks_per_node",
+        _parse_count,
+        0,
+        "ranks",
+        "For tests: sums take so many consecutive ranks for a host of their own. 0: those that share memory.",
+    ),
+    Setting(
+        "drift_steps",
+        _parse_count,
+        1000,
+        "steps",
+        "Ranks compare a checksum of all weights after 1, 2, 4, 8, ... steps, and each time after so many. 0: never.",
+    ),
+    Setting(
+        "stall_seconds",
+        _parse_count,
+        None,
+        "seconds",
+        "When ranks have waited for others at one place for so long, one of them says who waits for whom, and where "
+        "they are. 0: never. Empty: a tenth of MATEX_ABORT_SECONDS, 60 at most.",
+    ),
+    Setting(
+        "files_dir",
+        _keep_text,
+        "",
+        "folder",
+        "Where ranks other than 0 keep what they write. Empty: the folder for temporary files (TMPDIR) if it is on a "
+        "disk, else /var/tmp or the cache folder; memory (tmpfs) only where there is nothing else.",
+    ),
+    Setting(
+        "files_bytes",
+        _parse_count,
+        0,
+        "bytes",
+        "The most that a rank other than 0 may keep of what it writes; more ends the job with exit code 74. 0: half of "
+        "what is free on that disk, divided by the ranks of the host.",
+    ),
+    Setting(
+        "record_seconds",
+        _parse_interval,
+        1.0,
+        "seconds",
+        "How often MATEX_RECORD writes; half as often each time that a file has got 20,000 lines more.",
     ),
     Setting(
         "check",
@@ -583,8 +594,7 @@ TABLE = (
         "Set by `matex run`: where the ranks report that they have ended, without which its exit code is not 0.",
     ),
 )
-
-_BY_NAME = {setting.name: setting for setting in TABLE}
+"""Variables that commands of ours set for the processes that they start, and figures that tests replace."""
 
 
 class SettingError(ValueError):
@@ -603,12 +613,10 @@ class Settings:
     memory: float
     chunk_bytes: int
     fuse_bytes: int
-    steps: str
     overlap: str
     device_pointers: str
     algorithm: str
     compression: Compression
-    compression_links: str
     ranks_per_node: int
     drift_steps: int
     check_numerics: bool
@@ -639,13 +647,14 @@ class Settings:
     proof: str
 
     def __init__(self, environment: Mapping[str, str]):
-        known = {setting.variable for setting in TABLE}
+        rows = {setting.variable: setting for setting in (*TABLE, *INTERNAL)}
         for variable in environment:
-            if variable.startswith(PREFIX) and variable not in known:
+            if variable.startswith(PREFIX) and variable not in rows:
                 raise SettingError(
-                    f"{variable} is set, but there is no such setting. The settings are: " + ", ".join(sorted(known))
+                    f"{variable} is set, but there is no such setting. The settings are: "
+                    + ", ".join(sorted(setting.variable for setting in TABLE))
                 )
-        for setting in TABLE:
+        for setting in rows.values():
             value = setting.default
             if setting.variable in environment:
                 given = environment[setting.variable]
@@ -654,6 +663,8 @@ class Settings:
                 except ValueError as expected:
                     raise SettingError(f"{setting.variable}={given!r}: expected {expected}.") from None
             setattr(self, setting.name, value)
+        if self.stall_seconds is None:
+            self.stall_seconds = min(max(self.abort_seconds // 10, 1), 60) if self.abort_seconds else 60
         if self.adapt != "off" and is_asynchronous(self.strategy):
             raise SettingError(
                 f"MATEX_ADAPT={self.adapt} and MATEX_STRATEGY=async do not go together: asynchronous ranks train whole "
@@ -703,6 +714,8 @@ def format_reference() -> str:
     for setting in TABLE:
         default = {True: "1", False: "0", "": "(empty)", None: "(empty)"}.get(setting.default, str(setting.default))
         lines.append(f"| `{setting.variable}` | {setting.values} | {default} | {setting.meaning} |")
+    names = ", ".join(f"`{setting.variable}`" for setting in INTERNAL)
+    lines += ["", f"Commands of the library, and its tests, set further variables: {names}."]
     lines += ["", "This page is written by `python -m matex_tf.settings`.", ""]
     return "\n".join(lines)
 

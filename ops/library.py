@@ -135,7 +135,7 @@ def restart_engine(agree: Callable[[list[int]], list[int]]) -> None:
 def _start_engine(c: ctypes.CDLL) -> None:
     here = world.get_world()
     chosen = settings.get_settings()
-    between_nodes = chosen.compression_links == "hosts"
+    between_nodes = chosen.compression.between_hosts
     # Within one node there are no links between hosts.
     compression = settings.NO_COMPRESSION if between_nodes and not here.has_several_nodes else chosen.compression
     algorithm = chosen.algorithm

@@ -16,14 +16,21 @@ def test_the_reference_page_is_the_table():
 
 
 def test_every_setting_is_in_the_reference():
-    for setting in settings.TABLE:
+    for setting in (*settings.TABLE, *settings.INTERNAL):
         assert f"`{setting.variable}`" in settings.format_reference()
 
 
 def test_defaults_are_in_force_without_variables():
     values = settings.Settings({"PATH": "/bin"})
-    for setting in settings.TABLE:
-        assert getattr(values, setting.name) == setting.default
+    for setting in (*settings.TABLE, *settings.INTERNAL):
+        if setting.default is not None or setting.name == "plan":
+            assert getattr(values, setting.name) == setting.default
+
+
+@pytest.mark.parametrize("end, warns", [("600", 60), ("0", 60), ("60", 6), ("3", 1), ("100000", 60)])
+def test_ranks_that_wait_are_reported_well_before_the_job_ends(end, warns):
+    assert settings.Settings({"MATEX_ABORT_SECONDS": end}).stall_seconds == warns
+    assert settings.Settings({"MATEX_ABORT_SECONDS": end, "MATEX_STALL_SECONDS": "7"}).stall_seconds == 7
 
 
 @pytest.mark.parametrize(
@@ -39,6 +46,8 @@ def test_defaults_are_in_force_without_variables():
         ("MATEX_STRATEGY", "Servers:2:only", "servers:2:only"),
         ("MATEX_COMPRESSION", "BF16", settings.Compression("bf16")),
         ("MATEX_COMPRESSION", "topk:1e-2", settings.Compression("topk", 0.01)),
+        ("MATEX_COMPRESSION", "FP16:hosts", settings.Compression("fp16", between_hosts=True)),
+        ("MATEX_COMPRESSION", "topk:0.5:hosts", settings.Compression("topk", 0.5, True)),
         ("MATEX_LOG_DIR", "logs", "logs"),
     ],
 )
@@ -84,7 +93,8 @@ def test_on_and_off_have_the_same_words_everywhere():
         ("MATEX_COMPRESSION", "topk:1.5"),
         ("MATEX_COMPRESSION", "bf16:0.5"),
         ("MATEX_COMPRESSION", "int8"),
-        ("MATEX_COMPRESSION_LINKS", "nodes"),
+        ("MATEX_COMPRESSION", "fp16:nodes"),
+        ("MATEX_COMPRESSION", "none:hosts"),
     ],
 )
 def test_a_wrong_value_is_named_with_what_was_expected(variable, text):

@@ -174,14 +174,15 @@ def show_settings(name: str | None) -> int:
         raise click.UsageError(str(error)) from None
     if name:
         wanted = settings.PREFIX + name.upper().removeprefix(settings.PREFIX)
-        known = {one.variable: one for one in settings.TABLE}
+        known = {one.variable: one for one in (*settings.TABLE, *settings.INTERNAL)}
         if wanted not in known:
             meant = difflib.get_close_matches(wanted, known, n=1)
             raise click.UsageError(f"there is no setting {wanted}" + (f"; did you mean {meant[0]}?" if meant else ""))
         print(f"{wanted} ({known[wanted].values})\n{known[wanted].meaning}")
         return 0
     table = Table("setting", "value", "from", "values")
-    for one in settings.TABLE:
+    internal = [one for one in settings.INTERNAL if one.variable in os.environ]
+    for one in (*settings.TABLE, *internal):
         is_set = one.variable in os.environ
         value = getattr(chosen, one.name)
         shown = {True: "1", False: "0"}.get(value, str(value)) if isinstance(value, bool) else str(value)

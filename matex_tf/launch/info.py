@@ -83,8 +83,8 @@ def describe_compression(chosen: settings.Settings) -> str:
     """What of the gradients travels compressed, and what that means."""
     if chosen.compression == settings.NO_COMPRESSION:
         return "none"
-    links = {"all": "on all links", "hosts": "between hosts"}[chosen.compression_links]
-    return f"{chosen.compression} {links}: results are not those of the script alone"
+    links = "between hosts" if chosen.compression.between_hosts else "on all links"
+    return f"{chosen.compression}, {links}: results are not those of the script alone"
 
 
 def find_complaints(facts: Facts) -> list[str]:

@@ -104,6 +104,6 @@ def test_info_shows_it(monkeypatch, clean_environment):
 
     assert shown() == "none"
     monkeypatch.setenv("MATEX_COMPRESSION", "bf16")
-    assert shown() == "bf16 on all links: results are not those of the script alone"
-    monkeypatch.setenv("MATEX_COMPRESSION_LINKS", "hosts")
-    assert shown().startswith("bf16 between hosts: ")
+    assert shown() == "bf16, on all links: results are not those of the script alone"
+    monkeypatch.setenv("MATEX_COMPRESSION", "bf16:hosts")
+    assert shown().startswith("bf16:hosts, between hosts: ")

@@ -47,10 +47,10 @@ def test_unusual_input_is_not_wrong():
     assert matex_tf.shard(()) == () and matex_tf.shard({}) == {} and matex_tf.allreduce([]) == []
 
 
-NUMBERS = [one.variable for one in settings.TABLE if one.parse is settings._parse_count]
+NUMBERS = [one.variable for one in (*settings.TABLE, *settings.INTERNAL) if one.parse is settings._parse_count]
 
 
-@pytest.mark.parametrize("setting", settings.TABLE, ids=lambda setting: setting.name)
+@pytest.mark.parametrize("setting", (*settings.TABLE, *settings.INTERNAL), ids=lambda setting: setting.name)
 def test_every_setting(setting):
     free = setting.parse is settings._keep_text
     for text in ["?"] if not free else []:

@@ -175,5 +175,5 @@ def test_settings_that_differ_are_both_named(make_engine):
     engine = make_engine(compression=("topk", 0.01) if RANK == 0 else ("fp16", 1.0))
     _, error = engine.reduce([np.ones(3, np.float32)], ["x"], 1.0, variables=[1])
     if SIZE > 1:
-        assert "rank 0 (host0) has MATEX_COMPRESSION=topk:0.01 and MATEX_COMPRESSION_LINKS=all" in error
+        assert "rank 0 (host0) has MATEX_COMPRESSION=topk:0.01," in error
         assert "rank 1 (host1) has MATEX_COMPRESSION=fp16" in error

@@ -58,7 +58,7 @@ std::string Compression::ToString() const {
     std::snprintf(digits, sizeof digits, ":%g", share);
     text += digits;
   }
-  return text + " and MATEX_COMPRESSION_LINKS=" + (between_nodes ? "hosts" : "all");
+  return between_nodes ? text + ":hosts" : text;
 }
 
 double Compression::BytesLeft(int ranks) const {

@@ -19,7 +19,7 @@ struct Compression {
   bool between_nodes = false;  // only what goes from node to node; within a node numbers are added up as they are
 
   explicit operator bool() const { return kind != Kind::kNone; }
-  std::string ToString() const;  // for people: MATEX_COMPRESSION=topk:0.01 and MATEX_COMPRESSION_LINKS=hosts
+  std::string ToString() const;  // for people: MATEX_COMPRESSION=topk:0.01:hosts
 
   // How many bytes a sum over `ranks` moves, of those that it moves without compression.
   double BytesLeft(int ranks) const;
