@@ -1,4 +1,4 @@
-"""The copy of one program: its ops one after the other, collectives in between."""
+"""Builds the copy of one program: its ops in order, with collectives between them."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ class Body:
         self.counted: dict[tuple[Any, ...], Any] = {}
         self.operations: dict[int, list[Any]] = {}
         self.publications: dict[int, Node] = {}  # assignments of pieces to variables, by the ids of the pieces
-        self.last: list[Any] = []  # what the next collective waits for
-        self.after: list[Any] = []  # the operations that are over when all effects are
+        self.last: list[Any] = []  # operations that the next collective must wait for
+        self.after: list[Any] = []  # operations after which all effects have happened
 
     def build(self, inputs: Sequence[Any]) -> list[Any]:
         self.tensors = {id(value): tensor for value, tensor in zip(self.program.inputs, inputs)}
@@ -47,7 +47,9 @@ class Body:
         return self.build_levels(exchanges)
 
     def build_levels(self, exchanges: Sequence[Sequence[waves.Exchange]]) -> list[Any]:
-        """The outputs, after the ops of each level and the exchanges of each wave; nodes are in the order of levels."""
+        """The outputs, after the ops of each level and the exchanges of each wave. Nodes must be in the order of their
+        levels.
+        """
         published = self._list_published()
         values = [[one.value for one in wave if id(one.value) not in self.publications] for wave in exchanges]
         found_labels = labels.label_waves(self.program, values)
@@ -74,7 +76,7 @@ class Body:
         return made
 
     def _list_published(self) -> set[int]:
-        """The ids of the nodes that assign pieces to variables by a publication."""
+        """The ids of the nodes that a publication replaces: they assign pieces to variables."""
         return {id(node) for node in self.publications.values()}
 
     def _build_node(self, node: Node) -> None:
@@ -109,12 +111,12 @@ class Body:
         return made
 
     def _wait_for(self, nodes: Sequence[Node]) -> list[Any]:
-        """The operations of the graph that are over once these ops have run."""
+        """The operations of the graph after which these ops have run."""
         made = [op for one in nodes for op in self.operations.get(id(one), ())]
         return made + self.kept.wait_for([one for one in nodes if one in self.kept])
 
     def _keep(self, node: Node) -> None:
-        """Leave an op as it is."""
+        """Add an op to the copy unchanged."""
         inputs = [self._find_input(value, need) for value, need in zip(node.inputs, node.decision.needs)]
         controls: list[Any] = []
         for one in node.controls:
@@ -122,7 +124,7 @@ class Body:
         self.kept.add(node, inputs, controls)
 
     def _find_input(self, value: Value, need: Placement | None) -> Any:
-        """The tensor that a kept op takes, or the value, where another kept op makes it."""
+        """The tensor that a kept op takes; the value itself if another kept op computes it."""
         if paths.find_path(value, need) == paths.SAME:
             node = value.node
             if node is not None and paths.is_constant(node) and node not in self.kept and self.kept.takes(node):
@@ -132,7 +134,7 @@ class Body:
         return self._convert(value, need)
 
     def _find_tensor(self, value: Value) -> Any:
-        """The tensor of a value as it is here."""
+        """The tensor of a value in this graph."""
         if id(value) not in self.tensors:
             counts = paths.find_counts(value)
             if counts is not None:
@@ -144,7 +146,7 @@ class Body:
         return self.tensors[id(value)]
 
     def _count(self, value: Value, sizes: Sequence[Size], rows: Any) -> Any:
-        """Numbers that count rows, of which there are so many."""
+        """The numbers of a `sizes` placement as a tensor, for this rank's number of rows."""
         key = tuple(sizes), value.dtype, value.shape == [], id(rows)
         if key not in self.counted:
             with tf.control_dependencies(None):
@@ -158,7 +160,7 @@ class Body:
         return self.counted[key]
 
     def _convert(self, value: Value, need: Placement | None) -> Any:
-        """The tensor of a value in another placement than it has."""
+        """Convert the tensor of a value to another placement."""
 
         path = paths.find_path(value, need)
         if path == paths.SAME or need is None:
@@ -183,7 +185,7 @@ class Body:
         return self.brought[key]
 
     def _exchange(self, wave: Sequence[tuple[waves.Exchange, Any]], is_last: bool) -> None:
-        """One wave, of exchanges and their labels, after the wave before. is_last: no later one has labelled values."""
+        """Run the exchanges of one wave after those of the wave before. is_last: no later wave has labelled values."""
 
         from matex_tf.rewrite.gathering import prepare
 
@@ -206,7 +208,7 @@ class Body:
                 self.brought[id(value), piece] = one.finish(taken)
 
     def _publish(self, values: Sequence[Value]) -> None:
-        """The assignments of these pieces to variables."""
+        """Assign pieces to variables, and publish the new values to all ranks."""
         nodes = [self.publications[id(value)] for value in values]
         before = [self._wait_for(node.controls) for node in nodes]
         given = [
@@ -221,7 +223,7 @@ class Body:
         self.operations.update((id(node), self.last) for node in nodes)
 
     def _find_shape(self, value: Value, placement: Placement) -> list[int | None] | None:
-        """What is known of the shape of a tensor that stands for the value in this placement."""
+        """The known part of the shape that the tensor of a value has in this placement."""
         if placement.is_piece:
             first, last = placement.cuts[self.copy.exchanger.rank :][:2]
             return [last - first]
@@ -230,9 +232,10 @@ class Body:
 
 
 def _find_publications(program: Program, needs: Sequence[Placement]) -> dict[int, Node]:
-    """By the id of a value in pieces, the assignment of it to a variable, where nothing else needs it whole.
+    """The assignments that a publication replaces, by the id of the assigned piece.
 
-    Every rank has the variable whole; so the ranks publish their new values.
+    An assignment qualifies if no other op needs the piece as a whole tensor. Every rank holds the whole variable, so
+    the ranks publish their new values to one another.
     """
     users: dict[int, list[Node | None]] = {}
     for value, need, node in program.iterate_needs(needs):

@@ -1,4 +1,4 @@
-"""Functions that XLA compiles (`jit_compile=True`): a call stays one compiled function, with its collectives inside."""
+"""Functions that XLA compiles (`jit_compile=True`): a call stays one compiled function with its collectives inside."""
 
 from __future__ import annotations
 
@@ -24,7 +24,9 @@ def is_compiled(op: Any) -> bool:
 
 
 def place_call(reader: Any, node: Node) -> Decision:
-    """A call with rows: one body, as a branch has. What XLA cannot exchange lets all ranks compute the call whole."""
+    """Decide on a call whose inputs have rows: its function becomes a body, as a branch does. If XLA cannot compile one
+    of the exchanges, all ranks compute the call on whole inputs.
+    """
     callee = find_callee(node.op, node.read_attribute("f").name)
     body = reader.read(callee, node.placements, (*node.key, "compiled"), [one.constant for one in node.inputs])
     if not all(map(_can_travel, _list_exchanged(body))):
@@ -47,14 +49,14 @@ def place_call(reader: Any, node: Node) -> Decision:
 
 
 def compile_function(function: Callable[[], list[Any]]) -> Callable[[], list[Any]]:
-    """What `function` captures are arguments of the compiled one: of those that sizes are made of, XLA knows the values
-    and compiles the function for each.
+    """Compile `function`. Its captured tensors become arguments, so that XLA knows the values of those that give sizes,
+    and compiles the function once for each set of sizes.
     """
     return tf.function(function, jit_compile=True, autograph=False)
 
 
 def _list_exchanged(program: Any) -> Iterable[tuple[Placement, Any]]:
-    """The placement and dtype of whatever travels within a program."""
+    """The placement and the dtype of each value that a program exchanges."""
     for value, need, _ in program.iterate_needs():
         if needs_exchange(value.placement, need):
             yield value.placement, value.dtype
@@ -63,7 +65,9 @@ def _list_exchanged(program: Any) -> Iterable[tuple[Placement, Any]]:
 
 
 def _can_travel(exchanged: tuple[Placement, Any]) -> bool:
-    """Texts do not; nor do rows that masks chose, or their number: no rank knows how many the others have."""
+    """Whether XLA can exchange a value. It cannot exchange strings, nor rows that a mask selects: their number on the
+    other ranks is unknown.
+    """
     placement, dtype = exchanged
     inner = placement.item or placement
     is_counted = inner.kind == PARTIAL or (inner.is_sharded and inner.rows.chosen is None)
@@ -71,8 +75,8 @@ def _can_travel(exchanged: tuple[Placement, Any]) -> bool:
 
 
 class _Padding:
-    """Exchanges within a compiled function, where XLA has to know each shape: instead of gathering rows, tensors of all
-    rows are summed that have 0 in the place of the other ranks' rows.
+    """Exchanges inside a compiled function, where XLA needs static shapes. A gather becomes a sum of full-size tensors
+    that are 0 in the rows of the other ranks.
     """
 
     def __init__(self, copy: Any):

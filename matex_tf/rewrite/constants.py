@@ -1,4 +1,4 @@
-"""Values that are fixed before a graph runs, such as axes and shapes: computed while the graph is read."""
+"""Constant folding: values that are fixed before the graph runs, such as axes and shapes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _Attributes = tuple[tuple[str, bytes], ...]
 
 
 def find_constants(node: Node) -> None:
-    """Note the values of a node's outputs, where they are fixed."""
+    """Set the constants of a node's outputs where its inputs fix them."""
     if node.type == "Const":
         node.outputs[0].constant = _read(node.definition.attr["value"].tensor.SerializeToString(deterministic=True))
     elif node.type == "Shape":
@@ -33,7 +33,7 @@ def find_constants(node: Node) -> None:
 
 
 def note_sizes(value: Value) -> None:
-    """Numbers that a rule took from a shape: a constant, where all of them are fixed."""
+    """Turn the sizes that a rule found into a constant, if all of them are fixed."""
     numbers = [one.value for one in value.placement.sizes]
     shape = value.tensor.shape
     if None not in numbers and shape.rank in (0, 1) and value.constant is None:
@@ -42,7 +42,7 @@ def note_sizes(value: Value) -> None:
 
 
 def find_shapes(node: Node) -> list[list[int | None] | None]:
-    """The shapes of a node's outputs where more is known of those of its inputs than the script's graph tells."""
+    """Infer the shapes of a node's outputs, where its inputs have more known sizes than the script's graph shows."""
     op = node.op
     if op.op_def is None or op.op_def.is_stateful:
         return []
@@ -64,7 +64,7 @@ def find_shapes(node: Node) -> list[list[int | None] | None]:
 
 @functools.lru_cache(maxsize=4096)
 def _read(serialized: bytes) -> np.ndarray | None:
-    """The array of a tensor's message, if it is one of those that are followed; steps repeat few of them often."""
+    """Decode a tensor proto, if its values are tracked. The cache helps: a step repeats a few constants often."""
     from tensorflow.core.framework import tensor_pb2
 
     proto = tensor_pb2.TensorProto.FromString(serialized)
@@ -79,7 +79,7 @@ _MOST_EVALUATED = 4096
 
 
 def evaluate(node: Node, given: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """What the op of a node makes of these inputs; none where it cannot be run."""
+    """Run the op of a node on these arrays. Returns an empty list if the op cannot run now."""
     attributes = tuple(
         (name, value.SerializeToString(deterministic=True)) for name, value in sorted(node.definition.attr.items())
     )

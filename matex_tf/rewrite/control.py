@@ -1,4 +1,6 @@
-"""Branches and loops: a copy of each body for the placements that come in; all ranks take the same branch and turns."""
+"""Branches and loops. Each body is copied for the placements of its inputs; all ranks take the same
+branch and turns.
+"""
 
 from __future__ import annotations
 
@@ -22,11 +24,11 @@ from matex_tf.rewrite.placement import (
 from matex_tf.rewrite.rules.sizes import mark_taker
 
 MOST_TURNS = 12
-"""So many scale a loop's body is read, at most, until the placements that come out are those that went in."""
+"""The most times that the body of a loop is read until its output placements equal its input placements."""
 
 
 def needs_exchange(placement: Placement, need: Placement | None) -> bool:
-    """Whether bringing a tensor from one placement to another takes a collective; None: it stays as it is."""
+    """Whether a collective is needed to bring a tensor from one placement to another. None: it stays as it is."""
     if placement.kind == REPLICATED or need is None:
         return False
     if placement.kind == PARTIAL:
@@ -39,20 +41,20 @@ def needs_exchange(placement: Placement, need: Placement | None) -> bool:
 
 
 def is_other_list(placement: Placement, need: Placement) -> bool:
-    """Whether the items of a list are to have another placement."""
+    """Whether the items of a list must change their placement."""
     wanted = (need.item or WHOLE) if need.kind == LIST else WHOLE
     return placement.item not in (None, wanted) and not (placement.item or WHOLE).is_replicated
 
 
 def strip_placement(placement: Placement) -> Placement:
-    """Without what holds of one turn or branch alone."""
+    """Remove the parts of a placement that hold within one turn or branch only."""
     if placement.kind == LIST and placement.item is not None:
         return list_of(strip_placement(placement.item), placement.dtype)
     return placement._replace(numbers=None, zero=False)
 
 
 def strip_share(placement: Placement) -> Placement:
-    """What leaves a body that takes the batch by itself: nothing that is made of its share of the batch."""
+    """Remove from the placement of an output all that depends on the slice of a batch which the body took by itself."""
     one = strip_placement(placement)
     if one.feed is not None:
         return one
@@ -62,7 +64,9 @@ def strip_share(placement: Placement) -> Placement:
 
 
 def place_branches(reader: Any, node: Node) -> Decision:
-    """`tf.cond` and `tf.switch_case`: what differs between the branches is made whole in them."""
+    """`tf.cond` and `tf.switch_case`: an output whose placement differs between branches becomes
+    whole in each of them.
+    """
     names = (
         [one.name for one in node.op.node_def.attr["branches"].list.func]
         if node.type in ("Case", "StatelessCase")
@@ -84,7 +88,7 @@ def place_branches(reader: Any, node: Node) -> Decision:
         gives.append(strip_share(one) if any(body.takes_batch for body in node.bodies) else WHOLE if leaves else one)
         if any(needs_exchange(placement, gives[-1]) and placement.kind == LIST and placement.dtype is None
                for placement in map(strip_placement, found)):  # fmt: skip
-            raise NoRuleError  # what the backward pass takes of either branch cannot be put together
+            raise NoRuleError  # residuals of different branches cannot be combined
     for body in node.bodies:
         body.gives = gives
 
@@ -103,7 +107,7 @@ def place_branches(reader: Any, node: Node) -> Decision:
 
 
 def place_loop(reader: Any, node: Node) -> Decision:
-    """`tf.while_loop`: the placements of what it carries are such that each turn hands on what it takes."""
+    """`tf.while_loop`: finds placements of the loop variables that a turn preserves."""
     cond_name, body_name = (node.read_attribute(name).name for name in ("cond", "body"))
     body_graph = find_callee(node.op, body_name)
     inputs = node.inputs
@@ -112,7 +116,7 @@ def place_loop(reader: Any, node: Node) -> Decision:
         for index, tensor in enumerate(body_graph.inputs)
     ]
     constants = [value.constant if is_kept else None for value, is_kept in zip(inputs, kept)]
-    # What begins with zeros may be a sum: as the zeros of a gradient to which each turn adds a part.
+    # A loop variable that begins as zeros may be a partial sum, such as a gradient that each turn adds to.
     carried = [
         value.placement if is_kept else strip_placement(value.placement)._replace(zero=value.placement.zero)
         for value, is_kept in zip(inputs, kept)
@@ -161,9 +165,9 @@ def place_loop(reader: Any, node: Node) -> Decision:
 
 
 def _can_slice(first: Any, one: Placement, made: Any, after: Placement) -> bool:
-    """Whether a loop carries slices of what is whole before it, `first`: its length is known to be that of the rows.
+    """Whether the loop can carry slices of `first`, a replicated loop variable whose length is the number of rows.
 
-    A turn takes it as `one` and gives it as `after`, in which `made` is.
+    one: its placement before a turn. made: its value after a turn. after: the placement of `made`.
     """
     if not one.is_replicated or not after.is_sharded or after.rows.chosen is not None:
         return False

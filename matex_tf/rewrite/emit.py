@@ -1,4 +1,4 @@
-"""The copy of a program: its ops, on this rank's rows, with collectives between them."""
+"""Builds the copy of a step: its ops on this rank's rows, with collectives between them."""
 
 from __future__ import annotations
 
@@ -19,17 +19,18 @@ from matex_tf.rewrite.sharing import Exchanger, Share
 
 
 class Copy:
-    """Makes the copy of programs of one step.
+    """Builds the copies of all programs of one step.
 
-    share: of the batch that the inputs are; before a program has taken a batch by itself, of none.
-    make_share: the share of a batch that the program takes by itself, of its components.
-    make_own_share: the `OwnRows` of a batch of which each rank has rows of its own, of the components here and whether
-        the rank has a batch.
-    transform: makes of each program, and of the placements that its outputs are brought to, the program that is built.
+    share: this rank's slice of the batch that the inputs hold. Empty until a program that takes its batch by itself has
+        run.
+    make_share: makes the slice of a batch that the program takes by itself, from the batch's components.
+    make_own_share: the `OwnRows` of a batch of which each rank holds rows of its own, from this rank's components and a
+        flag that says whether this rank has a batch.
+    transform: maps each program, and the placements of its outputs, to the program that is built.
     """
 
     is_ordered = True
-    """Whether ops with effects run in the order in which they are made, as in functions that eager code calls."""
+    """Whether ops with effects run in the order of their creation, as in functions that eager code calls."""
 
     def __init__(
         self,
@@ -44,7 +45,7 @@ class Copy:
 
     def build(self, program: Program, inputs: Sequence[Any], gives: Sequence[Placement]) -> list[Any]:
         """The outputs of a program for these inputs, brought to the placements `gives`, after its effects."""
-        # The share of a batch that a branch or a turn of a loop takes holds within it.
+        # The slice of a batch that a branch or a turn takes by itself is valid inside of it only.
         copy = copies.copy(self) if program.takes_batch else self
         made, after = copy.build_apart(program, inputs, gives)
         with tf.control_dependencies(after):
@@ -53,7 +54,7 @@ class Copy:
     def build_apart(
         self, program: Program, inputs: Sequence[Any], gives: Sequence[Placement]
     ) -> tuple[list[Any], list[Any]]:
-        """The outputs, and the operations that are over when all effects are."""
+        """The outputs, and the operations after which all effects have happened."""
         with pause_collection():
             if self.transform is not None:
                 program = self.transform(program, gives)
@@ -62,24 +63,26 @@ class Copy:
         return made, body.after if self.is_ordered else body.after + body.last
 
     def keep_once(self, tensor: Any) -> Any:
-        """This rank's part of a sum over the ranks that is what all of them have: one rank's is that, others' are 0."""
+        """This rank's term of a sum that equals a replicated tensor: the tensor on one rank, 0 on the others."""
         return tf.where(self.share.keeps, tensor, tf.zeros_like(tensor))
 
     def make_once(self, of: Sequence[Any], make: Callable[[], list[Any]]) -> list[Any]:
-        """The tensors that `make` makes in the graph that is being built, once for equal `of`, a tensor and more."""
+        """The tensors that `make` creates in the current graph. They are created once for equal `of`, a tensor and
+        more.
+        """
         tensor, *rest = of
         key = id(tf.compat.v1.get_default_graph()), id(tensor), *rest
         if key not in self._made:
             with tf.control_dependencies(None):
-                self._made[key] = tensor, make()  # the tensor stays, and with it what its id says
+                self._made[key] = tensor, make()  # keeps the tensor alive, so that its id stays unique
         return self._made[key][1]
 
     def find_first(self, rows: Rows, count: Any) -> Any:
-        """The number, int64, of the first of the `count` entries along an axis with these rows that this rank has."""
+        """The index, int64, of this rank's first entry along an axis of `count` entries with these rows."""
         return tf.cast(count, tf.int64) // self.share.count * self.share.first
 
     def create_op(self, node: Node, inputs: Sequence[Any], **changes: Any) -> list[Any]:
-        """The op of a node with other inputs; `changes`: attributes that differ, by name."""
+        """Create the op of a node with other inputs. `changes`: attributes with new values, by name."""
         from tensorflow.core.framework import attr_value_pb2
 
         attributes = {
@@ -94,16 +97,16 @@ class Copy:
         graph = tf.compat.v1.get_default_graph()
         given = [graph.capture(one) if one.graph is not graph else one for one in inputs]
         with tf.device(node.op.device) if node.op.device else contextlib.nullcontext():
-            # The public create_op looks for deprecated arguments, which takes a third of the time.
+            # The public create_op checks for deprecated arguments, which takes a third of the time.
             op = graph._create_op_internal(node.type, given, dtypes, name=name or node.type, attrs=attributes)
         return list(op.outputs)
 
     def draw(self, node: Node, inputs: Sequence[Any]) -> Any:
-        """The numbers of a random op of other inputs."""
+        """The numbers that a random op draws for other inputs."""
         return self.create_op(node, inputs)[0]
 
     def slice_rows(self, tensor: Any, to: Placement) -> Any:
-        """This rank's rows of a replicated tensor; the tensor itself where the axis has one entry for all rows."""
+        """This rank's rows of a replicated tensor; the tensor itself if the axis has one entry for all rows."""
         share, blocks = self.share, to.rows.blocks
         sizes = tf.shape(tensor, tf.int64)
         length, is_axis = sizes[to.axis], tf.equal(tf.range(tf.rank(tensor)), to.axis)
@@ -127,9 +130,11 @@ class Copy:
         return found
 
     def make_sizes_whole(self, tensor: Any, placement: Placement) -> Any:
-        """Numbers of rows, of which each row has as many on all ranks, as those of the script's batch: no message."""
+        """Turn sizes of this rank's slice into sizes of the whole batch. Needs no message: each row has equally many
+        entries.
+        """
         count, total = (tf.cast(one, tensor.dtype) for one in (self.share.count, self.share.total))
         counts = [one.rows is not None and one.rows.chosen is None for one in placement.sizes]
         mask = counts[0] if tensor.shape.rank == 0 else counts
-        counts_rows = tf.logical_and(tf.constant(mask), tensor >= 0)  # -1: any number
+        counts_rows = tf.logical_and(tf.constant(mask), tensor >= 0)  # -1 stands for any size
         return tf.where(counts_rows, tensor * total // count, tensor)

@@ -1,4 +1,4 @@
-"""The graphs of functions that ops call, and of functions of ours that stand in the place of an op."""
+"""The graphs of the functions that ops call, and of our functions that replace an op."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from matex_tf.rewrite.parts import list_inputs
 
 
 def trace_expansion(expansion: Expansion, inputs: Sequence[Value]) -> Any:
-    """The graph of an expansion's function, which takes tensors like these."""
+    """The graph of an expansion's function for inputs of these shapes and dtypes."""
     specs = tuple(tf.TensorSpec(value.shape, value.dtype) for value in inputs)
-    # What a function holds besides its arguments may differ from one to the next, and would be kept.
+    # A closure may differ from one expansion to the next, and the cache would keep it alive.
     trace = _trace.__wrapped__ if expansion.function.__closure__ else _trace
     return trace(expansion, specs)
 
@@ -31,7 +31,7 @@ def _trace(expansion: Expansion, specs: tuple[Any, ...]) -> Any:
 
 
 class Step:
-    """What is read of an op each time that its graph is: its tensors and ops by their ids."""
+    """The facts about an op that each reading of its graph needs: its tensors and ops, by their ids."""
 
     __slots__ = ("before", "controls", "inputs", "is_stateful", "name", "needs", "number", "op", "outputs", "type")
 
@@ -51,12 +51,12 @@ _stateful: dict[str, bool] = {}
 
 
 def is_stateful(op: Any) -> bool:
-    """Whether an op has effects, or gives other results each time."""
+    """Whether an op has side effects, or returns other results each time."""
     found = _stateful.get(op.type)
     if found is None:
         definition = op.op_def
         if definition is None:
-            return True  # a call of a function by its name
+            return True  # a call of a function by the function's name
         found = _stateful[op.type] = definition.is_stateful
     return found
 
@@ -65,7 +65,7 @@ _movable: dict[str, bool] = {}
 
 
 def is_movable(node: Node) -> bool:
-    """Whether an op can be put into another function: it calls none, and has no references of variables."""
+    """Whether an op can move into another function: it calls no function and takes no reference of a variable."""
     found = _movable.get(node.type)
     if found is None:
         definition = node.op.op_def
@@ -79,16 +79,16 @@ def is_movable(node: Node) -> bool:
 
 @functools.cache
 def read_only_types() -> frozenset[str]:
-    """The ops that only read a resource."""
+    """The types of the ops that only read a resource."""
     from tensorflow.python.framework import auto_control_deps_utils
 
     return frozenset(auto_control_deps_utils.RESOURCE_READ_OPS)
 
 
 def find_callee(op: Any, name: str, inputs: Sequence[Any] | None = None) -> Any:
-    """The graph of the function `name` that `op` calls with `inputs` (default: the inputs of the op).
+    """The graph of the function `name`, which `op` calls with `inputs` (default: the inputs of the op).
 
-    Its inputs and outputs are those of the op, in their order.
+    The inputs and outputs of the graph are those of the op, in their order.
     """
     from tensorflow.python.eager import context
     from tensorflow.python.framework import function_def_to_graph
@@ -105,10 +105,11 @@ def find_callee(op: Any, name: str, inputs: Sequence[Any] | None = None) -> Any:
 
 
 def list_steps(graph: Any, run: Iterable[Any], has_loops: bool = False) -> list[Step]:
-    """The ops from the inputs of a graph to its outputs and to those that `run` besides, each after those it needs.
+    """The ops between the inputs and the outputs of a graph, and the ops in `run`, in an order in which they can run.
 
-    Else they are as they were made. That order is not always enough: a gradient adds what a loop keeps for it to the
-    inputs of the loop. `has_loops`: whether there may be loops of tf.compat.v1, whose ways back are left out.
+    The order of creation is kept where it is such an order. It is not always: a gradient adds residuals to the inputs
+    of a loop after the loop was created. `has_loops`: the graph may have loops of tf.compat.v1, whose back edges are
+    left out.
     """
     given = {id(tensor) for tensor in graph.inputs}
     pending = [*(tensor.op for tensor in graph.outputs if id(tensor) not in given), *run]
@@ -119,7 +120,7 @@ def list_steps(graph: Any, run: Iterable[Any], has_loops: bool = False) -> list[
             one = steps[op] = Step(op, list_inputs(op) if has_loops else op.inputs, given)
             pending += one.needs
     found: list[Step] = []
-    is_found: dict[Any, bool] = {}  # False while it waits for what it needs
+    is_found: dict[Any, bool] = {}  # False: the op waits for its inputs
     for made in graph.get_operations():
         waiting = [made] if made in steps else []
         while waiting:
@@ -132,7 +133,7 @@ def list_steps(graph: Any, run: Iterable[Any], has_loops: bool = False) -> list[
                 waiting.pop()
                 continue
             if op in is_found:
-                raise NoRuleError  # ops that need one another, as the loops of tf.compat.v1 have
+                raise NoRuleError  # a cycle, as loops of tf.compat.v1 have
             is_found[op] = False
             waiting += missing
     return found

@@ -1,4 +1,4 @@
-"""What a collective takes of a tensor, and how the whole tensor is made of what the collective gives."""
+"""The inputs of a collective, and the whole tensor that is made of its results."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from matex_tf.rewrite.sharing import Request
 
 
 class Prepared(NamedTuple):
-    """finish: makes the tensor of the results."""
+    """An exchange that is ready to run. finish: makes the whole tensor of the results of the requests."""
 
     requests: list[Request]
     finish: Callable[[Sequence[Any]], Any]
 
 
 def prepare(copy: Any, value: Value, tensor: Any, piece: Placement | None = None) -> Prepared:
-    """`piece`: of a sum, all that is needed of it."""
+    """Prepare the exchange of a value. piece: of a partial sum, the piece that is needed; None: the whole sum."""
     placement = value.placement
     if placement.kind == PARTIAL:
         cuts = () if piece is None else piece.cuts
@@ -34,7 +34,7 @@ def prepare(copy: Any, value: Value, tensor: Any, piece: Placement | None = None
 
 
 def _prepare_rows(copy: Any, tensor: Any, axis: int, rows: Rows) -> Prepared:
-    """The rows as the first axis; of blocks each by itself."""
+    """Gathers rows with the sharded axis in front, block by block."""
     turned = swap_axes(tensor, axis)
     parts = [turned]
     if len(rows.blocks) > 1:
@@ -67,7 +67,7 @@ def swap_axes(tensor: Any, axis: int) -> Any:
 
 
 def _prepare_sizes(tensor: Any, placement: Placement) -> Prepared:
-    """Of entries that masks chose only the ranks together know the number."""
+    """Numbers of rows that a mask selected: only the ranks together know them."""
     chosen = [one.rows is not None and one.rows.chosen is not None for one in placement.sizes]
     mask = tf.constant(chosen[0] if tensor.shape.rank == 0 else chosen)
     part = tf.where(mask, tensor, tf.zeros_like(tensor))
@@ -75,7 +75,7 @@ def _prepare_sizes(tensor: Any, placement: Placement) -> Prepared:
 
 
 def _prepare_list(copy: Any, value: Value, tensor: Any) -> Prepared:
-    """All items in one tensor."""
+    """Exchanges all items of a list as one tensor."""
     item = value.placement.item
     dtype = value.placement.dtype
     stacked = tf.raw_ops.TensorListStack(input_handle=tensor, element_shape=-1, element_dtype=dtype)

@@ -1,4 +1,4 @@
-"""Functions that ops call, and single ops that are run at once."""
+"""Walks through graphs and the functions that they call, and runs single ops."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import numpy as np
 from matex_tf.lazy import tf
 
 _CALLS = ("Call", "If", "While", "Case", "Dataset")
-"""What is in the names of ops that call functions."""
+"""Substrings of the types of ops that call functions."""
 
 
 def iterate_nodes(graph: Any, ops: Iterable[Any] | None = None) -> Iterator[Any]:
-    """The definitions of ops (default: all of `graph`), and of those in the functions that they call, each once."""
+    """The definitions of ops (default: all of `graph`), and of the ops in the functions that they call, each once."""
     seen = set[str]()
     pending = [op.node_def for op in (graph.get_operations() if ops is None else ops)]
     while pending:
@@ -28,19 +28,19 @@ def iterate_nodes(graph: Any, ops: Iterable[Any] | None = None) -> Iterator[Any]
 
 
 def has_op(op: Any, types: Container[str]) -> bool:
-    """Whether an op is of one of these types, or calls a function that has one."""
+    """Whether an op is of one of these types, or calls a function that has such an op."""
     return op.type in types or any(node.op in types for node in iterate_nodes(op.graph, [op]))
 
 
 def has_sequence(graph: Any) -> bool:
-    """Whether a random op is in a graph, or in a function that it calls, which holds a sequence of numbers itself."""
+    """Whether a graph, or a function that it calls, has a random op with a number sequence of its own."""
     return any("seed2" in node.attr for node in iterate_nodes(graph))
 
 
 def list_functions(node: Any) -> list[str]:
-    """The names of the functions that an op, by its definition, calls, in the order of its attributes' names."""
+    """The names of the functions that an op calls, by its definition, in the order of the names of its attributes."""
     names = []
-    for _, attribute in sorted(node.attr.items()):  # a map of protobuf has another order each time
+    for _, attribute in sorted(node.attr.items()):  # a protobuf map has a different order each time
         if attribute.HasField("func"):
             names.append(attribute.func.name)
         names.extend(function.name for function in attribute.list.func)
@@ -48,7 +48,7 @@ def list_functions(node: Any) -> list[str]:
 
 
 def iterate_graphs(graph: Any) -> Iterator[Any]:
-    """`graph`, and those of the functions that its ops call, and these in turn, each once; the nearest first."""
+    """`graph`, and the graphs of the functions that its ops call, recursively, each once; the nearest first."""
     pending, seen = [graph], {id(graph)}
     for one in pending:
         yield one
@@ -64,7 +64,7 @@ def _is_call(op: Any) -> bool:
 
 
 def evaluate_op(op: Any, inputs: list[Any]) -> list[Any]:
-    """The arrays that an op makes of such as are known, run at once; none where it cannot be run so."""
+    """The arrays that an op computes from known arrays, by running it now; empty if it cannot run."""
     from tensorflow.python.eager import context, execute
 
     if any(part.dtype.name in ("variant", "resource", "string") for part in (*op.inputs, *op.outputs)):
@@ -84,5 +84,5 @@ def evaluate_op(op: Any, inputs: list[Any]) -> list[Any]:
         try:
             made = execute.quick_execute(op.type, len(op.outputs), given, tuple(attributes), context.context())
         except (tf.errors.OpError, ValueError, TypeError):
-            return []  # which its own run says, too
+            return []  # the run of the op itself raises the error
         return [np.asarray(one._numpy_internal()) for one in made]

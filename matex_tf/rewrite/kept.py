@@ -1,7 +1,7 @@
-"""Ops that stay as they are: their definitions become part of the copy's function, and no op of its graph is made.
+"""Ops that a copy keeps unchanged: their definitions are spliced into the copy's function, and no Python op is created.
 
-To make an op from Python takes 0.1 ms, to copy its definition a hundredth of it. While the other ops of the copy are
-made, `FakeParam` stands in the graph for a tensor of a kept op, and one call for all that takes whatever kept ops need.
+Creating an op from Python takes 0.1 ms; copying its definition takes a hundredth of that. While the other ops of the
+copy are created, `FakeParam` ops stand in for the outputs of kept ops, and one call op consumes all inputs of kept ops.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _are_kept = ThreadFlag()
 
 
 def trace_copy(function: Callable[..., Any], specs: Sequence[Any]) -> Any:
-    """The ConcreteFunction of a Python function that builds copies, of tensors like these; see `tf.function`."""
+    """The ConcreteFunction of a Python function that builds copies, for inputs of these specs; see `tf.function`."""
     with _are_kept.set():
         made = tf.function(function, autograph=False, input_signature=specs).get_concrete_function()
     pending = [(made.name, made.graph)]
@@ -34,7 +34,7 @@ def trace_copy(function: Callable[..., Any], specs: Sequence[Any]) -> Any:
 
 
 class _Use(NamedTuple):
-    """A kept op. inputs: values of other kept ops, or places among `Kept.tensors`. controls: nodes or operations."""
+    """A kept op. inputs: values of other kept ops, or indices into `Kept.tensors`. controls: nodes or operations."""
 
     node: Node
     inputs: list[Value | int]
@@ -47,13 +47,13 @@ class Kept:
     def __init__(self, graph: Any):
         self.uses: list[_Use] = []
         self.tensors: list[Any] = []
-        self.stand_ins: dict[Any, Value] = {}  # by operations of the graph, the values that these stand for
-        self.waiting: dict[Any, list[Node]] = {}  # by operations, what these wait for
+        self.stand_ins: dict[Any, Value] = {}  # the values that these operations of the graph stand in for
+        self.waiting: dict[Any, list[Node]] = {}  # by operations: the kept nodes that they wait for
         self.call: Any = None
         self._graph, self._are_kept = graph, bool(_are_kept)
         self._nodes, self._values = set[int](), set[int]()
         self._places: dict[int, int] = {}
-        self._written: set[int] = set()  # places of tensors that some op may write to
+        self._written: set[int] = set()  # indices of tensors that a kept op may write to
 
     def takes(self, node: Node) -> bool:
         """Whether the op of a node can be kept."""
@@ -78,7 +78,7 @@ class Kept:
         return place
 
     def stand_in(self, value: Value, shape: Sequence[int | None] | None) -> Any:
-        """What stands in the graph for a tensor of this shape that a kept op makes."""
+        """The tensor in the graph that stands in for an output of a kept op."""
         from tensorflow.core.framework import attr_value_pb2
 
         Attribute = attr_value_pb2.AttrValue
@@ -101,7 +101,7 @@ class Kept:
         return [op]
 
     def finish(self, effects: Sequence[Node]) -> list[Any]:
-        """The operation that takes all that kept ops take, and waits for `effects`; none where no op is kept."""
+        """The operation that consumes all inputs of kept ops and waits for `effects`; None if no op is kept."""
         from tensorflow.core.framework import attr_value_pb2
 
         if not self.uses:
@@ -115,7 +115,7 @@ class Kept:
                 "Tin": Attribute(list=Attribute.ListValue(type=types)),
                 "Tout": Attribute(list=Attribute.ListValue()),
                 "f": Attribute(func=attr_value_pb2.NameAttrList(name="matex_tf_kept")),
-                # Read by what orders the effects of a `tf.function`: the call writes to no other resources.
+                # `tf.function` orders effects by this attribute: the call writes to no other resources.
                 "_read_only_resource_inputs": Attribute(list=Attribute.ListValue(i=read_only)),
             }
             kind = CALLS[any(is_stateful(one.node.op) for one in self.uses)]
@@ -126,7 +126,7 @@ class Kept:
 
 
 def _put_into(name: Any, graph: Any, found: Sequence[Kept]) -> None:
-    """Put kept ops into the function of a graph in TensorFlow's runtime, before it first runs."""
+    """Splice kept ops into a graph's function in TensorFlow's runtime, before the function first runs."""
     from tensorflow.python.eager import context
 
     runtime = context.context()
@@ -136,7 +136,7 @@ def _put_into(name: Any, graph: Any, found: Sequence[Kept]) -> None:
 
 
 class _Definition:
-    """made: the FunctionDef `given`, of a graph, with kept ops in it in the place of what stands for them."""
+    """Splices kept ops into `given`, the FunctionDef of a graph; `made` is the result."""
 
     def __init__(self, given: Any, graph: Any, found: Sequence[Kept]):
         from tensorflow.core.framework import function_pb2
@@ -150,8 +150,8 @@ class _Definition:
         self._names = {op: node.name for op, node in nodes.items()}
         self._used = {one.name for one in (*given.signature.input_arg, *given.node_def)}
         self._numbers: dict[str, int] = {}
-        self._instead: dict[str, str] = {}  # inputs of given nodes
-        waited: dict[str, list[str]] = {}  # by the names of given nodes
+        self._instead: dict[str, str] = {}  # inputs of the given nodes
+        waited: dict[str, list[str]] = {}  # by the names of the given nodes
         own = [self._name_nodes(one, waited) for one in found]
         left_out = {self._names[op] for one in found for op in (one.call, *one.stand_ins)}
         for node in given.node_def:
@@ -167,7 +167,7 @@ class _Definition:
             self.made.ret[name] = self._find(result)
 
     def _name_nodes(self, kept: Kept, waited: dict[str, list[str]]) -> dict[int, str]:
-        """The names here of the kept ops, by the ids of nodes, and of their results, by the ids of values."""
+        """The names of the kept ops here, by the ids of nodes, and the names of their outputs, by the ids of values."""
         names: dict[int, str] = {}
         for node in (use.node for use in kept.uses):
             own = names[id(node)] = self._find_name(node.definition.name)
@@ -180,14 +180,14 @@ class _Definition:
         return names
 
     def _add(self, kept: Kept, names: dict[int, str], tensors: Sequence[str]) -> None:
-        """Add kept ops, of which the names are known. `tensors`: what gives `kept.tensors`."""
+        """Add kept ops, whose names are known. `tensors`: the names of the tensors that `kept.tensors` lists."""
         start = len(self.made.node_def)
         self.made.node_def.extend(use.node.definition for use in kept.uses)
         for use, new in zip(kept.uses, self.made.node_def[start:]):
             new.name = names[id(use.node)]
             inputs = [tensors[one] if type(one) is int else names[id(one)] for one in use.inputs]
             before = (names[id(one)] if isinstance(one, Node) else self._names.get(one) for one in use.controls)
-            # Without a name it is an input of the function, or outside of it.
+            # A tensor without a name is an input of the function, or is captured from outside.
             inputs += dict.fromkeys(self._find(f"^{name}") for name in before if name is not None)
             new.input[:] = inputs
             if len(new.attr) > _find_outputs(use.node)[1]:
@@ -195,7 +195,7 @@ class _Definition:
                     del new.attr[name]
 
     def _find(self, name: str) -> str:
-        """What gives this tensor, or what is waited for, here."""
+        """The name here of a tensor, or of a control input."""
         return self._instead.get(name, name)
 
     def _find_name(self, wanted: str) -> str:
@@ -211,7 +211,7 @@ _outputs: dict[str, tuple[list[Any], int]] = {}
 
 
 def _find_outputs(node: Node) -> tuple[list[Any], int]:
-    """The outputs in the definition of the op's type, and how many attributes it has there."""
+    """The output arguments of the op's type, and their lengths."""
     if node.type not in _outputs:
         definition = node.op.op_def
         _outputs[node.type] = list(definition.output_arg), len(definition.attr)
@@ -219,7 +219,7 @@ def _find_outputs(node: Node) -> tuple[list[Any], int]:
 
 
 def _name_outputs(node: Node) -> list[str]:
-    """What follows the name of the op in the names of its outputs, in the definition of a function."""
+    """The suffixes that name an op's outputs in the definition of a function."""
     outputs, _ = _find_outputs(node)
     if len(outputs) == len(node.outputs) == 1:
         return [f":{outputs[0].name}:0"]
@@ -228,7 +228,7 @@ def _name_outputs(node: Node) -> list[str]:
 
 
 def _count(output: Any, attributes: Any) -> int:
-    """How many tensors an output of an op has."""
+    """The number of tensors of an output argument of an op."""
     if output.number_attr:
         return int(attributes[output.number_attr].i)
     return len(attributes[output.type_list_attr].list.type) if output.type_list_attr else 1

@@ -1,6 +1,6 @@
-"""Labels that code gives to tensors of the script's graph, and which sums of the copy they belong to.
+"""Labels of tensors of the script's graph, and the assignment of the copy's sums to labels.
 
-A gradient is labelled where it is taken; its sum over the ranks may be made before or after that place.
+A gradient is labelled where the script computes it. Its sum over the ranks may be made before or after that place.
 """
 
 from __future__ import annotations
@@ -22,16 +22,18 @@ def set_label(tensor: Any, label: Any) -> None:
 
 
 def get_labels(graph: Any) -> dict[int, tuple[Any, Any]]:
-    """The labelled tensors of a graph, or of that `of` which it is a part, and their labels, by the ids of tensors."""
+    """The labelled tensors of a graph, or of the graph that it is a part of, with their labels, by
+    the ids of tensors.
+    """
     labels: dict[int, tuple[Any, Any]] = tags.get_tag(getattr(graph, "of", graph), _LABELS, {})
     return labels
 
 
 def label_waves(program: Program, waves: Sequence[Sequence[Value]]) -> list[list[Any]]:
-    """The label of each value of each wave; None of one that belongs to no labelled tensor, or to several.
+    """The label of each value of each wave; None if the value belongs to no labelled tensor, or to several.
 
-    A sum belongs to a tensor that it is made of by sums alone, or which is made of the whole sum and of whole tensors.
-    Of the sums that a tensor is made of, the last ones count.
+    A sum belongs to a tensor if the tensor is a linear combination of sums that include it, or is computed from the
+    whole sum and other whole tensors. Among several sums of a tensor, the last ones count.
     """
     found: list[list[Any]] = [[None] * len(wave) for wave in waves]
     _spread_labels(program)
@@ -49,7 +51,7 @@ def label_waves(program: Program, waves: Sequence[Sequence[Value]]) -> list[list
 
 
 def _spread_labels(program: Program) -> None:
-    """What a branch or a loop takes has the label that it has outside."""
+    """An input of a branch or a loop has the label that it has outside."""
     for node in program.nodes:
         for body in node.bodies:
             for outer, inner in zip(reversed(node.inputs), reversed(body.inputs)):
@@ -62,7 +64,7 @@ def _take_only(labels: Iterable[Any], known: set[int]) -> Any:
 
 
 def _list_before(value: Value) -> list[Any]:
-    """The labels of what a value is made of by sums alone, the nearest."""
+    """The labels of the nearest tensors that a value is made of by sums alone."""
     found, pending, seen = [], [value], {id(value)}
     while pending:
         one = pending.pop()
@@ -76,7 +78,7 @@ def _list_before(value: Value) -> list[Any]:
 
 
 def _list_after(value: Value, users: dict[int, list[Node]]) -> list[Any]:
-    """The labels of what is made of a value made whole, the nearest."""
+    """The labels of the nearest tensors that are made of a value after it became whole."""
     found, pending, seen = [], [value], {id(value)}
     while pending:
         for node in users.get(id(pending.pop()), ()):
@@ -92,7 +94,7 @@ def _list_after(value: Value, users: dict[int, list[Node]]) -> list[Any]:
 
 
 def are_looked_at(program: Program, types: Sequence[str]) -> bool:
-    """Whether an op of these types takes whole tensors that are made of labelled ones."""
+    """Whether an op of these types takes whole tensors that are made of labelled tensors."""
     made: set[int] = set()
     for node in program.nodes:
         is_made = any(value.label is not None or id(value) in made for value in node.inputs)

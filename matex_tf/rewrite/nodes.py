@@ -1,4 +1,4 @@
-"""Ops and tensors of the script's graph, with what is known of them; functions that are called are part of the list."""
+"""Nodes and values: the ops and tensors of the script's graph, with called functions inlined, and the known facts."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ import numpy as np
 from matex_tf.rewrite.placement import REPLICATED, SIZES, WHOLE, Placement, Size
 
 MOST = 64
-"""Entries of a vector whose values are followed."""
+"""The longest vector whose values are tracked."""
 _UNREAD = object()
 _PLAIN = ("b", "i", "f", "s", "func", "shape")
-"""Kinds of attributes that are read as TensorFlow reads them."""
+"""Kinds of attributes that are read from the proto directly."""
 USUAL_SIZE = 128
-"""What sizes that are not known are taken to be, where costs are compared."""
+"""The size that cost estimates assume for unknown sizes."""
 
 
 class Value:
     """A tensor of the script's graph.
 
-    key: the same in each reading of the graph: the path of calls, the op, the output.
-    constant: the value, where it is fixed.
+    key: the call path, the op and the output; the same in each reading of the graph.
+    constant: the value, if it is fixed.
     label: see `labels`.
-    has_more_shape: whether more sizes are known than the script's graph tells.
+    has_more_shape: more sizes are known than the script's graph shows.
     """
 
     __slots__ = ("_shape", "constant", "has_more_shape", "key", "label", "node", "placement", "tensor")
@@ -42,7 +42,9 @@ class Value:
 
     @property
     def shape(self) -> list[int | None] | None:
-        """The sizes that are fixed and the same here as in the script's tensor; None: their number is not known."""
+        """The sizes that are fixed and the same here as in the script's tensor; None if the rank of the tensor is
+        unknown.
+        """
         known = self.whole_shape
         if known is not None and self.placement.is_sharded:
             return [None if axis == self.placement.axis else size for axis, size in enumerate(known)]
@@ -50,14 +52,14 @@ class Value:
 
     @property
     def whole_shape(self) -> list[int | None] | None:
-        """The sizes of the script's tensor, as far as they are fixed; None where even their number is not known."""
+        """The fixed sizes of the script's tensor; None if the rank of the tensor is unknown."""
         if self._shape is _UNREAD:
             shape = self.tensor.shape
             self._shape = None if shape.rank is None else shape.as_list()
         return self._shape
 
     def set_shape(self, shape: list[int | None]) -> None:
-        """Note sizes, as far as they are fixed, besides those that the script's graph tells."""
+        """Add fixed sizes to those that the script's graph shows."""
         known = self.whole_shape
         if known is None:
             self._shape, self.has_more_shape = shape, True
@@ -66,7 +68,7 @@ class Value:
             self.has_more_shape = True
 
     def estimate_bytes(self, rows: int) -> int:
-        """Bytes of the script's tensor, where the batch has so many rows; unknown sizes are taken as `USUAL_SIZE`."""
+        """Bytes of the script's tensor for a batch of so many rows; unknown sizes count as `USUAL_SIZE`."""
         product = int(self.dtype.size)
         for axis, size in enumerate(self.shape or [None]):
             entries = rows * (self.placement.rows.unit or 1)
@@ -76,7 +78,7 @@ class Value:
 
     @property
     def sizes(self) -> tuple[Size, ...] | None:
-        """The entries of a scalar or short vector of whole numbers; None where there is no telling how many."""
+        """The entries of an integer scalar or short vector; None if their number is unknown."""
         if self.placement.kind == SIZES:
             return self.placement.sizes
         if self.placement.kind != REPLICATED or not self.dtype.is_integer or self.shape is None or len(self.shape) > 1:
@@ -88,12 +90,12 @@ class Value:
 
 
 class Decision(NamedTuple):
-    """What a rule says of an op.
+    """The answer of a rule for one op.
 
-    needs: for each input the placement that it is brought to; None: as it is.
+    needs: for each input, the placement that it is brought to; None: unchanged.
     gives: the placements of the outputs.
-    emit: makes the outputs in the copy, of the inputs there; None: the op itself.
-    constants, shapes: what is known of outputs besides, see `Value`.
+    emit: computes the outputs in the copy, from the inputs in the copy; None: the op itself does.
+    constants, shapes: further known facts about the outputs, see `Value`.
     """
 
     needs: Sequence[Placement | None]
@@ -104,9 +106,9 @@ class Decision(NamedTuple):
 
 
 class Expansion(NamedTuple):
-    """A rule's answer: other ops, which `function` makes of `arguments` and the op's inputs, stand in the op's place.
+    """The answer of a rule that replaces an op: `function` computes the outputs from `arguments` and the op's inputs.
 
-    Two expansions with equal `arguments` (hashable) make the same ops of inputs with the same shapes and dtypes.
+    Two expansions with equal `arguments` (hashable) create the same ops for inputs of the same shapes and dtypes.
     """
 
     function: Callable[..., Any]
@@ -114,11 +116,11 @@ class Expansion(NamedTuple):
 
 
 class Node:
-    """An op of the script's graph, once for each call of the function that it is in.
+    """An op of the script's graph; an op of a function has one node for each call of the function.
 
-    rows: how many the batch has, where costs are compared. batch_rows: how many it has, where that number is fixed.
-    repeats: whether it is within a loop.
-    is_reused: whether the copy takes the outputs of the op itself.
+    rows: the number of rows of the batch in cost estimates. batch_rows: the number of rows, if it is fixed.
+    repeats: the op is inside of a loop.
+    is_reused: the copy takes the outputs of the script's own op.
     """
 
     __slots__ = (
@@ -157,7 +159,7 @@ class Node:
         return self._definition
 
     def decide_on(self, decision: Decision) -> None:
-        """Take a decision, and note what it says of the outputs."""
+        """Set the decision, and apply it to the outputs."""
         self.decision = decision
         for value, placement in zip(self.outputs, decision.gives, strict=True):
             value.placement = placement
@@ -169,7 +171,7 @@ class Node:
                 value.set_shape(shape)
 
     def become(self, other: Node) -> Node:
-        """Take the inputs and the decision of a node of the same op that gives the same."""
+        """Take over the inputs and the decision of an equal node of the same op."""
         self.inputs, self.controls, self.decision, self.bodies = (
             other.inputs, other.controls, other.decision, other.bodies
         )  # fmt: skip
@@ -179,20 +181,22 @@ class Node:
         return self.inputs[index].placement
 
     def require_rows(self, index: int = 0) -> Placement:
-        """The placement of an input that has rows; else no rule holds."""
+        """The placement of an input that has rows. Raises NoRuleError for any other input."""
         one = self.inputs[index].placement
         if not one.is_sharded:
             raise NoRuleError
         return one
 
     def bring_rows(self, index: int, one: Placement) -> Placement | None:
-        """How an input is brought here that has the rows of `one`, or one entry for all of them."""
+        """The placement that input `index` is brought to so that it has the rows of `one`, or one
+        entry for all rows.
+        """
         value = self.inputs[index]
         if value.placement.has_layout(one):
             return None
         if value.shape is not None and len(value.shape) > one.axis and value.shape[one.axis] == 1:
             return WHOLE
-        if one.rows.chosen is not None:  # which rows a mask chose is known where they are alone
+        if one.rows.chosen is not None:  # only the ranks that hold selected rows know which rows these are
             raise NoRuleError
         return one
 
@@ -222,12 +226,14 @@ class Node:
         return shape
 
     def read_length(self, index: int) -> int | None:
-        """How many entries the script's tensor has along the axis in which an input is sharded."""
+        """The number of entries that the script's tensor, an input, has along its sharded axis."""
         value = self.inputs[index]
         return None if value.whole_shape is None else value.whole_shape[value.placement.axis]
 
     def has_length(self, index: int, one: Placement) -> bool:
-        """Whether the script's tensor, an input, is known to have the entries of the rows of `one` along its axis."""
+        """Whether the script's tensor, an input, provably has one entry for each entry of the rows of `one` along its
+        axis.
+        """
         shape, unit = self.inputs[index].whole_shape, one.rows.unit
         if not one.is_sharded or not shape or len(shape) <= one.axis or not (self.batch_rows and unit):
             return False
@@ -240,14 +246,14 @@ class Node:
         return constant
 
     def read_axes(self, index: int, rank: int) -> list[int]:
-        """The axes that a fixed input names, counted from 0."""
+        """The axes in a constant input, as non-negative numbers."""
         return [int(axis) % max(rank, 1) for axis in self.read_constant(index).reshape(-1)]
 
     def read_named_axes(self, index: int, rank: int) -> list[bool | None]:
-        """For each axis whether an input names it; None where that is not known."""
+        """For each axis: whether the input names it; None if that is unknown."""
         axes = self.get_placement(index).axes
         if axes is not None and len(axes) <= rank:
-            return [*axes, *[False] * (rank - len(axes))]  # of a product of matrices only the outer axes are compared
+            return [*axes, *[False] * (rank - len(axes))]  # of a matrix product only the outer axes are compared
         named = self.read_axes(index, rank)
         return [axis in named for axis in range(rank)]
 
@@ -261,12 +267,12 @@ class Node:
         return Decision(needs, gives, emit)
 
     def decide_whole(self) -> Decision:
-        """All inputs are made whole, and so the outputs are those of the script."""
+        """All inputs are brought to whole tensors, so the outputs are the script's tensors."""
         return Decision([WHOLE] * len(self.inputs), [WHOLE] * len(self.outputs))
 
 
 class StandIn:
-    """Stands for the op of a node that the script's graph does not have."""
+    """Stands in for the op of a node that is not in the script's graph."""
 
     device = ""
     graph = op_def = None
@@ -280,11 +286,11 @@ class StandIn:
 
 
 class NoRuleError(Exception):
-    """A rule does not hold for these inputs: the op takes whole tensors."""
+    """A rule does not apply to these inputs: the op takes whole tensors."""
 
 
 def has_same_outputs(first: Node, second: Node) -> bool:
-    """Whether nobody who takes what a node gives decides anew when another stands in its place."""
+    """Whether replacing `first` by `second` changes no decision about later nodes."""
     return all(
         one.placement == other.placement and one.shape == other.shape and _is_same(one.constant, other.constant)
         for one, other in zip(first.outputs, second.outputs, strict=True)

@@ -1,7 +1,7 @@
-"""Batches of which each rank has rows of its own, as an iterator over a rank's share of the data gives them.
+"""Batches of which each rank holds rows of its own, such as those of an iterator over a rank's part of the data.
 
-The script's batch is the ranks' rows one after the other. A rank whose data have ended goes on without rows until those
-of all ranks have. How many rows each rank has is exchanged with each batch.
+The script's batch is the concatenation of the ranks' rows. A rank whose data have ended goes on with 0 rows until all
+ranks have ended. The ranks exchange their numbers of rows with each batch.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ HANDLES = ("resource", "variant")
 
 
 class OwnRowsError(Exception):
-    """A step uses each rank's own rows in a way in which ranks cannot compute what the script alone does."""
+    """A step uses rows of the ranks in a way for which the ranks cannot compute the script's result."""
 
 
 class OwnRows(NamedTuple):
-    """What is known of a batch once the ranks have told each other.
+    """A batch, after the ranks have exchanged their numbers of rows.
 
-    share: this rank's.
-    has_batch: a scalar bool: whether any rank has a batch.
-    sizes: of each component the largest sizes among the ranks, int64, but for those of its rows.
+    share: this rank's slice.
+    has_batch: a scalar bool: some rank has a batch.
+    sizes: for each component, the largest sizes among the ranks, int64, without the number of rows.
     """
 
     share: Any
@@ -38,7 +38,7 @@ class OwnRows(NamedTuple):
 
 
 def mark_communicating(emit: Any) -> Any:
-    """Mark a function that makes collectives by itself, and takes the copy as its first argument."""
+    """Mark a function that creates collectives itself and takes the copy as its first argument."""
     emit.communicates = True
     return mark_taker(emit)
 
@@ -48,7 +48,7 @@ def has_collective(node: Node) -> bool:
 
 
 def takes_rows(node: Node) -> bool:
-    """Whether an op gives anything but an iterator, a dataset or an optional, or a function that it calls takes one."""
+    """Whether an op returns data of an iterator, a dataset or an optional, or calls a function that takes such data."""
     return has_op(node.op, SOURCES) or any(one.dtype.name not in HANDLES for one in node.op.outputs)
 
 
@@ -63,7 +63,7 @@ class OwnFeed:
 
     def pass_on(self, node: Node, one: Placement) -> Decision:
         if node.type == "MakeIterator":
-            node.inputs[1].placement = one  # what the iterator gives from now on
+            node.inputs[1].placement = one  # the iterator's state after this op
         if takes_rows(node):
             raise OwnRowsError(f"{node.type} '{node.op.name}' takes rows out of their dataset by itself")
         return Decision([WHOLE] * len(node.inputs), [one] * len(node.op.outputs))
@@ -73,7 +73,7 @@ OWN = Placement(REPLICATED, feed=OwnFeed())
 
 
 def place_own_batch(node: Node, is_batch: bool) -> Decision:
-    """The rows of a batch; where it is not the batch of the program (`is_batch`), those of all ranks."""
+    """Decide on the op that returns a batch: this rank's rows, or all rows if it is not the batch of the program."""
     outputs = node.op.outputs
     check_components([(tensor.dtype, tensor.shape) for tensor in outputs])
     if any(tensor.shape.as_list()[0] is not None for tensor in outputs):
@@ -101,10 +101,10 @@ def place_own_end(node: Node) -> Decision:
 
 
 def check_components(components: Sequence[tuple[Any, Any]]) -> None:
-    """Each component, a dtype and a shape, is a dense tensor with rows.
+    """Check that each component, a dtype and a shape, is a dense tensor with rows.
 
     Raises:
-        OwnRowsError: if one is not.
+        OwnRowsError: a component is not.
     """
     for dtype, shape in components:
         if dtype.name in HANDLES or not shape.rank:
@@ -113,12 +113,12 @@ def check_components(components: Sequence[tuple[Any, Any]]) -> None:
 
 
 def take_own_rows(make_own_share: Any, kind: str, handle: Any, outputs: Sequence[Any]) -> tuple[list[Any], OwnRows]:
-    """This rank's rows of the next batch, at least one row, which counts nothing where the rank has none.
+    """This rank's rows of the next batch; one row that counts nothing if the rank has none.
 
     Args:
-        kind: the type of the op that gives the batch; it raises the error of the end once no rank has a batch.
-        handle: what that op takes: an iterator, or an optional.
-        outputs: tensors or specifications of the components.
+        kind: the type of the op that returns the batch. It raises the end-of-data error once no rank has a batch.
+        handle: the input of that op: an iterator, or an optional.
+        outputs: tensors or specs of the components.
     """
     attributes = {"output_types": [one.dtype for one in outputs], "output_shapes": [one.shape for one in outputs]}
     is_optional = kind == "OptionalGetValue"
@@ -139,14 +139,14 @@ def take_own_rows(make_own_share: Any, kind: str, handle: Any, outputs: Sequence
             return list(tf.raw_ops.IteratorGetNext(iterator=handle, **attributes))
 
         rows = _choose(own.has_batch, lambda: rows, end, outputs)
-        with tf.control_dependencies(rows):  # nothing of a step is computed where there is no batch any more
+        with tf.control_dependencies(rows):  # no op of the step runs without a batch
             own = own._replace(share=own.share.map(tf.identity))
 
     return fill_rows(rows, own), own
 
 
 def fill_rows(rows: Sequence[Any], own: OwnRows) -> list[Any]:
-    """The components of this rank's rows, or one row of zeros where it has none."""
+    """The components of this rank's rows, or one row of zeros if it has none."""
 
     def make_row() -> list[Any]:
         shapes = [tf.concat([[tf.constant(1, tf.int64)], sizes], 0) for sizes in own.sizes]
@@ -164,6 +164,6 @@ def _choose(condition: Any, first: Any, second: Any, outputs: Sequence[Any]) -> 
 
 
 def gather_rows(exchanger: Any, tensors: Sequence[Any], share: Any) -> list[Any]:
-    """The rows of all ranks, one after the other."""
+    """The rows of all ranks, concatenated."""
     found: list[Any] = exchanger.exchange([Request("gather", tensor) for tensor in tensors], share)
     return found

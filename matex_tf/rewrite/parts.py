@@ -1,4 +1,4 @@
-"""Parts of a graph, which a reader takes as it takes the graph of a function."""
+"""Parts of a graph. The reader takes a part as it takes the graph of a function."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any
 FLOW = tuple(
     prefix + name for prefix in ("", "Ref") for name in ("Switch", "Merge", "Enter", "Exit", "NextIteration")
 ) + ("LoopCond",)
-"""Ops of branches and loops; what one branch or turn has is not there in another."""
+"""Ops of branches and loops of tf.compat.v1: a tensor of one branch or turn does not exist in another."""
 _LOOPS = tuple(name for name in FLOW if not name.endswith(("Switch", "Merge")))
 _WAY_BACK = ("NextIteration", "RefNextIteration")
 _CALLS = ("StatefulPartitionedCall",)
 
 
 class GraphPart:
-    """The ops of the graph `of` between given tensors and those that are asked for."""
+    """The ops of the graph `of` between its given tensors and its requested ones."""
 
     building_function = False
 
@@ -29,12 +29,13 @@ class GraphPart:
 
 
 class Part(GraphPart):
-    """What is computed of a graph when the tensors `given` are there and `tensors` and `operations` are asked for.
+    """The ops that run when the tensors `given` are fed, and `tensors` and `operations` are fetched.
 
-    inputs: the tensors that ranks divide, then the other given ones.
-    needed: the ops that run, as they were made.
-    reused: those of them that do not depend on what ranks divide.
-    outputs, control_outputs: what is asked for and does depend on it; the calls of functions with effects, too.
+    inputs: the tensors that ranks slice, then the other given ones.
+    needed: the ops that run, in the order of their creation.
+    reused: the ops among them that do not depend on the sliced tensors.
+    outputs, control_outputs: the fetches that depend on the sliced tensors; calls of functions with effects are
+        included.
     """
 
     def __init__(
@@ -46,7 +47,9 @@ class Part(GraphPart):
         operations: Iterable[Any],
         roots: Iterable[Any] = (),
     ):
-        """needed: see `list_needed`. rows: what ranks divide. roots: ops that are made again with their dependents."""
+        """needed: see `list_needed`. rows: the tensors that ranks slice. roots: ops that are copied with all their
+        dependents.
+        """
         names = {tensor.name for tensor in rows}
         fed = {tensor.name for tensor in given}
         tensors, operations = list(tensors), list(operations)
@@ -64,17 +67,17 @@ class Part(GraphPart):
         return self.needed
 
     def find_loop(self) -> Any:
-        """An op of a loop that depends on what ranks divide; None if there is none."""
+        """An op of a loop that depends on the sliced tensors; None if there is none."""
         return next((op for op in self.copied if op.type in _LOOPS), None)
 
 
 def list_inputs(op: Any) -> Sequence[Any]:
-    """The tensors that an op takes, but for what a loop hands to its next turn."""
+    """The inputs of an op, without the back edges of loops."""
     return () if op.type in _WAY_BACK else op.inputs
 
 
 def list_needed(graph: Any, given: set[str], tensors: Iterable[Any], operations: Iterable[Any]) -> list[Any]:
-    """The ops that run, as they were made, when the tensors with the names `given` are there."""
+    """The ops that run when the tensors with the names `given` are fed, in the order of their creation."""
     pending = [tensor.op for tensor in tensors if tensor.name not in given] + list(operations)
     found: set[Any] = set()
     while pending:
@@ -87,7 +90,7 @@ def list_needed(graph: Any, given: set[str], tensors: Iterable[Any], operations:
 
 
 def _list_dependents(ops: Iterable[Any], given: set[str], names: set[str], roots: Iterable[Any]) -> set[Any]:
-    """Those of `ops` that depend on the tensors `names`, also by waiting for one that does, and the roots."""
+    """The ops among `ops` that depend on the tensors `names`, by data or control edges, and the roots."""
     users: dict[Any, list[Any]] = {}
     pending = list(roots)
     for op in ops:

@@ -10,8 +10,7 @@ from matex_tf.rewrite.placement import ANY, LIST, PARTIAL, PIECE, REPLICATED, SH
 from matex_tf.rewrite.programs import Program, drop_unneeded
 
 SAME, COUNTED, EXCHANGED, CONVERTED = "same", "counted", "exchanged", "converted"
-"""The tensor itself; numbers known from the rank's share of the batch; the result of a collective; what other ops make
-of the tensor."""
+"""The tensor itself; numbers that the slice of the rank determines; the result of a collective; a conversion by ops."""
 
 
 def find_path(value: Value, need: Placement | None) -> str:
@@ -42,13 +41,13 @@ def find_path(value: Value, need: Placement | None) -> str:
 
 
 def uses_tensor(value: Value, need: Placement | None) -> bool:
-    """Whether the tensor that the value's op makes is used for it, maybe by other ops or by a collective."""
+    """Whether the value's own tensor is used, possibly after a conversion or a collective."""
     path = find_path(value, need)
     return path != COUNTED and not (path == CONVERTED and find_counts(value) is not None)
 
 
 def find_counts(value: Value) -> tuple[Size, ...] | None:
-    """The entries of a vector of sizes, if the rank's number of rows tells all of them."""
+    """The entries of a vector of sizes, if this rank's number of rows determines all of them; else None."""
     if value.placement.kind != SIZES:
         return None
     sizes = value.placement.sizes
@@ -59,7 +58,7 @@ def find_counts(value: Value) -> tuple[Size, ...] | None:
 
 
 def drop_unused(program: Program, gives: Sequence[Placement]) -> Program:
-    """Without ops whose results the rank's share of the batch tells."""
+    """The program without the ops whose results follow from the rank's slice of the batch."""
     outputs = [value for value, need in zip(program.outputs, gives) if uses_tensor(value, need)]
     nodes = drop_unneeded(
         program.nodes,
@@ -71,5 +70,5 @@ def drop_unused(program: Program, gives: Sequence[Placement]) -> Program:
 
 
 def is_constant(node: Node) -> bool:
-    """Whether the op is copied wherever it is needed."""
+    """Whether the op is a constant, which is copied wherever it is used."""
     return node.type == "Const" and not node.controls and node.decision.emit is None and not node.is_reused

@@ -1,4 +1,4 @@
-"""Python's garbage collection, paused while many objects are made of which none is garbage."""
+"""A pause of Python's garbage collection while many objects are created, none of which is garbage."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def pause_collection() -> Iterator[None]:
-    """No garbage is collected in here: each collection would look at all objects of TensorFlow and of its graphs."""
+    """Disable collection within the context: each run would scan all objects of TensorFlow and its graphs."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -17,7 +17,7 @@ def pause_collection() -> Iterator[None]:
     finally:
         if was_enabled:
             if not gc.get_freeze_count():
-                # All objects become old ones; else the next collection of new ones would look at all made in here.
+                # Make all objects old. Otherwise the next collection of young objects scans all that were created here.
                 gc.freeze()
                 gc.unfreeze()
             gc.enable()

@@ -1,7 +1,7 @@
-"""Ops on pieces: the entries of a tensor, as a vector, are cut between the ranks, as of an optimizer's variables.
+"""Ops on pieces: the entries of a flattened tensor, such as an optimizer's slot, are divided between the ranks.
 
-Weight-update sharding (Xu et al., arXiv 2004.13336): what each rank has of a tensor need not be rows of it, where only
-single entries are combined. Every other op gets whole tensors.
+Weight-update sharding (Xu et al., arXiv 2004.13336): a piece need not consist of rows as long as ops are elementwise.
+Every other op takes whole tensors.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ ASSIGNS = {"AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp"}
 
 
 class PiecesRefusedError(Exception):
-    """Ops take variables whole. refused: by the numbers of inputs, see `propagate.Reader`."""
+    """Ops take variables whole that ranks hold in pieces. refused: see `propagate.Reader`."""
 
     def __init__(self, refused: dict[int, Any]):
         super().__init__(refused)
@@ -40,7 +40,7 @@ def place(node: Node) -> Decision:
     """The decision on an op that takes pieces, or the handle of a variable in pieces.
 
     Raises:
-        NoRuleError: it is to get whole tensors.
+        NoRuleError: the op must take whole tensors.
     """
     first = node.get_placement(0)
     if first.is_held:
@@ -69,7 +69,7 @@ def place(node: Node) -> Decision:
 
 
 def find_shape(value: Value) -> tuple[int, ...] | None:
-    """The shape of the script's tensor, where all of it is fixed."""
+    """The shape of the script's tensor, if it is fixed."""
     shape = value.shape
     return None if shape is None or None in shape else tuple(size for size in shape if size is not None)
 
@@ -80,14 +80,14 @@ def count_entries(value: Value) -> int | None:
 
 
 def list_cut(node: Node) -> list[Value]:
-    """The inputs of an op on single entries that have an entry for each one of the result."""
+    """The inputs of an elementwise op that have as many entries as its result."""
     if node.type in _SAME_ORDER:
         return node.inputs[:1]
     return [one for one in node.inputs if node.type in _ENTRYWISE and find_shape(one) == find_shape(node.outputs[0])]
 
 
 def _find_need(value: Value, cuts: tuple[int, ...]) -> Placement | None:
-    """The need of an op that takes a piece of it."""
+    """The placement that an op needs, which takes a piece of the value."""
     piece = cut(cuts)
     if count_entries(value) != cuts[-1]:
         raise NoRuleError
@@ -111,7 +111,7 @@ def _compute_entries(node: Node) -> Decision:
 
 
 def _describe(node: Node) -> Decision:
-    """Numbers that the shape of the whole tensor tells."""
+    """Sizes that follow from the shape of the whole tensor."""
     shape = find_shape(node.inputs[0])
     if shape is None:
         raise NoRuleError
@@ -122,7 +122,7 @@ def _describe(node: Node) -> Decision:
 
 
 def _reduce(node: Node) -> Decision:
-    """Over all entries: what the ranks' pieces give is reduced to one number by the ranks."""
+    """A reduction over all entries: each rank reduces its piece, and a collective reduces the results."""
     shape, cuts = node.read_shape(0), node.get_placement(0).cuts
     keeps = node.type != "L2Loss" and node.read_attribute("keep_dims", False)
     dtype = node.inputs[0].dtype

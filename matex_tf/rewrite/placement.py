@@ -1,4 +1,4 @@
-"""How the tensor that a rank has makes up the tensor that the script alone has."""
+"""Placements: how the tensors of the ranks make up the tensor of the script."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from typing import Any, NamedTuple
 REPLICATED, SHARDED, PARTIAL, PIECE = "replicated", "sharded", "partial", "piece"
 SIZES, LIST, ANY = "sizes", "list", "any"
 HALF = ("float16", "bfloat16")
-"""Dtypes of half precision: a sum is made whole where it arises, by float32 numbers, and rounded once.
+"""Dtypes of half precision. A partial sum of such a dtype becomes whole where it arises, in float32, rounded once.
 
-So it overflows and is rounded where the script's is: whether gradients are finite is decided as it is alone. What the
-turns of a loop add up is whole after the loop: else there were a collective in each turn.
+So it overflows, and is rounded, where the script's sum is, and gradients are finite exactly when the script's are. Sums
+over the turns of a loop become whole after the loop; otherwise each turn would have a collective.
 """
 
 
 class Rows(NamedTuple):
-    """Which entries along an axis a rank has.
+    """The entries along an axis that a rank holds.
 
-    blocks: a rank has, of each block, the part that belongs to its rows of the batch; a block has so many entries for
-        each row, None where that number is not known. (1,): the rows of the batch themselves.
-    chosen: not None if a mask chose some of these entries, which only the data tell; equal for equal masks.
+    blocks: the axis consists of blocks, each of which has so many entries for each row of the batch; None: that number
+        is unknown. A rank holds the entries of its rows in each block. (1,): the rows of the batch.
+    chosen: not None if a mask selected some of these entries, which only the data determine; equal for equal masks.
     """
 
     blocks: tuple[int | None, ...] = (1,)
@@ -29,13 +29,13 @@ class Rows(NamedTuple):
 
     @property
     def unit(self) -> int | None:
-        """Entries for each row of the batch; None where that number is not known or not fixed."""
+        """The number of entries for each row of the batch; None if it is unknown or not fixed."""
         if self.chosen is not None or None in self.blocks:
             return None
         return sum(block for block in self.blocks if block is not None)
 
     def scale(self, factor: int | None) -> Rows:
-        """The rows of an axis that has `factor` entries in the place of each one."""
+        """The rows of an axis with `factor` entries in the place of each entry."""
         return self._replace(
             blocks=tuple(None if block is None or factor is None else block * factor for block in self.blocks)
         )
@@ -44,8 +44,8 @@ class Rows(NamedTuple):
 class Size(NamedTuple):
     """One number of a `sizes` placement.
 
-    rows: the number counts the entries of such an axis; None: the number is replicated.
-    value: the number, where it is fixed.
+    rows: the number counts the entries of an axis with these rows; None: the number is replicated.
+    value: the number, if it is fixed.
     """
 
     rows: Rows | None = None
@@ -53,27 +53,28 @@ class Size(NamedTuple):
 
 
 class Placement(NamedTuple):
-    """What the ranks' tensors say of the script's, by `kind`:
+    """How the tensors of the ranks make up the tensor of the script, by `kind`:
 
-    replicated   both are equal
-    sharded      the script's tensor has the ranks' tensors one after the other along an axis
-    partial      the script's tensor is the sum (or `by`: the maximum, the minimum) of the ranks' tensors
-    piece        the script's tensor, flattened, has the ranks' vectors one after the other, cut at `cuts`
-    sizes        a scalar or short vector of whole numbers, each with its own placement: a sharded tensor's shape
-    list         a TensorList (or an optional) whose items have the placement `item`; None: nothing was put into it
-    any          nobody looks at it, as at what the branch that is not taken would have kept for the backward pass
+        replicated   each rank has the script's tensor
+        sharded      the script's tensor is the concatenation of the ranks' tensors along an axis
+        partial      the script's tensor is the sum (or `by`: the maximum, the minimum) of the ranks' tensors
+        piece        the script's tensor, flattened, is the concatenation of the ranks' vectors, cut at `cuts`
+        sizes        an integer scalar or short vector; each number has a placement of its own: a sharded tensor's shape
+        list         a TensorList (or an optional) whose items have the placement `item`; None: the list is empty
+        any          no op uses the value, such as a residual of a branch that was not taken
 
-    `axis`, `rows` and `numbers` are of sharded tensors, `sizes` of sizes, `item` of lists.
+    `axis`, `rows` and `numbers` belong to sharded tensors, `sizes` to sizes, `item` to lists.
 
-    numbers: the tensor's values number entries of such an axis of the script's tensor, as those of `tf.range(batch)`.
-    zero: the tensor is 0 everywhere, so that it is partial, too.
-    dtype: of the items of a list.
-    axes: of a replicated vector that names axes: whether it names each of them, None where that is not known.
-    feed: of an iterator, a dataset or an optional, replicated: how it gives each rank its rows (`feeds`); None where it
+    numbers: the values of the tensor are indices along such an axis of the script's tensor, as those of
+        `tf.range(batch)`.
+    zero: the tensor is 0 everywhere, so it is a partial sum, too.
+    dtype: the dtype of the items of a list.
+    axes: of a replicated vector that names axes: whether it names each axis; None: unknown.
+    feed: of an iterator, a dataset or an optional, replicated: how it gives each rank its rows (`feeds`); None: it
         gives whole batches.
-    cuts: where the entries of each rank's piece begin, and where the last rank's end; of a replicated handle: those of
-        the pieces of its variable that the ranks hold, and `variable` is its number.
-    owned: of a partial tensor: made of each rank's pieces, so that a rank without rows has a part of it, too.
+    cuts: where the piece of each rank begins, and where the last one ends. A replicated handle has the cuts of its
+        variable, if ranks hold that in pieces, and `variable` is the variable's number.
+    owned: of a partial tensor: it is made of the ranks' pieces, so a rank without rows has a term, too.
     """
 
     kind: str
@@ -101,7 +102,7 @@ class Placement(NamedTuple):
 
     @property
     def is_partial(self) -> bool:
-        """Whether it is a sum, which linear ops keep."""
+        """Whether it is a partial sum, which linear ops keep."""
         return self.kind == PARTIAL and self.by == "sum" and not self.owned
 
     @property
@@ -110,16 +111,16 @@ class Placement(NamedTuple):
 
     @property
     def is_held(self) -> bool:
-        """Whether it is of the handle of a variable of which each rank holds a piece."""
+        """Whether it belongs to the handle of a variable that ranks hold in pieces."""
         return self.kind == REPLICATED and bool(self.cuts)
 
     @property
     def layout(self) -> tuple[int, Rows]:
-        """Two sharded tensors with the same layout have entries of the same rows beside one another."""
+        """Sharded tensors with the same layout have matching entries on each rank."""
         return self.axis, self.rows
 
     def has_layout(self, other: Placement) -> bool:
-        """Whether both are sharded, or cut into pieces, alike."""
+        """Whether both are sharded alike, or cut alike."""
         if self.is_piece:
             return other.is_piece and self.cuts == other.cuts
         return self.is_sharded and other.is_sharded and self.layout == other.layout
@@ -149,7 +150,7 @@ def cut(cuts: tuple[int, ...]) -> Placement:
 
 
 def hold(cuts: tuple[int, ...], variable: int) -> Placement:
-    """Of the handle of a variable in pieces."""
+    """The placement of the handle of a variable in pieces."""
     return Placement(REPLICATED, cuts=cuts, variable=variable)
 
 
@@ -158,12 +159,14 @@ def list_of(item: Placement | None, dtype: Any = None) -> Placement:
 
 
 def make_sizes(sizes: Sequence[Size]) -> Placement:
-    """Replicated, if each number is; then `sizes` are there until the reader has noted their values."""
+    """A `sizes` placement; a replicated one with `sizes` if each number is replicated, until the
+    reader has noted them.
+    """
     return Placement(SIZES if any(one.rows for one in sizes) else REPLICATED, sizes=tuple(sizes))
 
 
 def multiply_sizes(sizes: Sequence[Size]) -> Size | None:
-    """The product; None where it counts no entries of an axis that is known."""
+    """The product of sizes; None if it counts the entries of no known axis."""
     counts = [one for one in sizes if one.rows is not None]
     others = [one.value for one in sizes if one.rows is None]
     product = None if None in others else math.prod(value for value in others if value is not None)
@@ -176,9 +179,9 @@ def multiply_sizes(sizes: Sequence[Size]) -> Size | None:
 
 
 def join(first: Placement, second: Placement) -> Placement:
-    """A placement that both can be brought to, as after a branch or a turn of a loop.
+    """A placement to which both can be brought, for example after a branch or a turn of a loop.
 
-    Replicated becomes partial (rank 0 keeps it, the others have 0). What else differs becomes replicated.
+    Replicated becomes partial (rank 0 keeps the tensor, the others have 0). Other differences become replicated.
     """
     if first == second:
         return first

@@ -1,4 +1,4 @@
-"""A graph that was read: its ops, with the placements of their tensors."""
+"""A program: the ops of a graph, with the placements of their tensors."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from matex_tf.rewrite.placement import REPLICATED, Placement
 class Program:
     """The ops of a graph, in an order in which they can run, with the placements of their tensors.
 
-    inputs, outputs: the values of the graph's.
+    inputs, outputs: the values of the graph's inputs and outputs.
     effects: the nodes that run although no output needs them.
-    takes_batch: whether it takes the batch by itself, of which ranks have shares.
-    gives: the placements that the outputs of a branch, or of a turn of a loop, are brought to.
+    takes_batch: the program takes its batch by itself, and each rank a slice of it.
+    gives: the placements that the outputs are brought to, as those of a branch or a turn of a loop.
     """
 
     def __init__(
@@ -36,7 +36,8 @@ class Program:
     ) -> Iterator[tuple[Value, Placement | None, Node | None]]:
         """Each value that is not replicated, with the placement in which a node takes it, and the node.
 
-        None for the placement: as it is. None for the node: it is an output, brought to `gives`.
+        The placement is None if the value is taken unchanged. The node is None for an output, which is brought to
+        `gives`.
         """
         for node in self.nodes:
             for value, need in zip(node.inputs, node.decision.needs):
@@ -59,7 +60,9 @@ def drop_unneeded(
     effects: Iterable[Node],
     is_used: Callable[[Value, Placement | None], bool] | None = None,
 ) -> list[Node]:
-    """The nodes that outputs or effects need. `is_used`: whether bringing a value to a placement takes its tensor."""
+    """The nodes that outputs or effects need. `is_used(value, need)`: whether bringing a value to `need` uses its
+    tensor.
+    """
     needed = {id(value.node) for value in outputs}
     needed.update(map(id, effects))
     found = []

@@ -1,4 +1,4 @@
-"""Placements, forward: a graph is read op by op, the ops of a called function in the place of the call."""
+"""Propagates placements forward: reads a graph op by op, with called functions inlined."""
 
 from __future__ import annotations
 
@@ -23,13 +23,14 @@ from matex_tf.rewrite.spreading import spread_rows
 from matex_tf.rewrite.whole_sums import WHOLE_SUM, find_needed_sums
 
 ALIASES = frozenset(("Identity", "IdentityN", "StopGradient", "PreventGradient", "Snapshot"))
-"""Identity ops: the copy of the graph leaves them out."""
+"""Identity ops, which the copy of a graph leaves out."""
 
 
 class _Reading:
-    """What was last read of a graph at a place.
+    """The last reading of one graph at one call path.
 
-    values: by the id of a tensor. made: by the id of an op, the nodes that stand for it; nodes: and those read for it.
+    values: by the ids of tensors. made: the nodes whose outputs replace those of an op, by the op's id. nodes: all
+        nodes that were read for the op.
     """
 
     __slots__ = ("controls", "graph", "made", "nodes", "values")
@@ -43,25 +44,25 @@ class _Reading:
 
 
 class Reader:
-    """Reads graphs into programs.
+    """Reads graphs into programs. A further reading repeats only what has changed.
 
-    converted: by the keys of sums, what they are brought to where they arise, as they are needed so anyway.
-    refused: by the numbers of inputs that are handles of variables in pieces, an op that takes the variable whole.
-    takes_batches: whether ops inside may give the batch (`sources`). The first such op of a program does, unless the
-        program is given rows of a batch; what others give is whole.
-    rows: how many the batch has, as far as costs are compared; results are the same for any number.
-    reused: of a part of a session's graph, the ops that are not made again. Nothing there runs in the order in which
-        it was made; None: for a function that eager code calls.
-    loops: how many loops are around what is being read.
+    converted: partial sums that are converted where they arise, by their keys, with the placements that they get.
+    refused: ops that take a variable whole which ranks hold in pieces, by the variable's number.
+    takes_batches: an op inside may give the batch (`sources`). The first such op of a program does, unless the program
+        is given rows of a batch; the others give whole tensors.
+    rows: the number of rows of the batch in cost estimates; it changes no result.
+    reused: of a part of a session's graph, the ops that the copy takes from the script's graph. Ops there need not run
+        in the order of their creation. None: the function of a call in eager code.
+    loops: the number of loops around the op that is being read.
     """
 
     def __init__(self, takes_batches: bool = True, rows: int = USUAL_SIZE, reused: Container[Any] | None = None):
         self.takes_batches, self.rows, self.reused, self.loops = takes_batches, rows, reused, 0
-        self.batch_rows: int | None = None  # of the batch of the program that is being read, if that number is fixed
+        self.batch_rows: int | None = None  # of the program that is being read, if it is fixed
         self.converted: dict[tuple[Any, ...], Placement] = {}
         self.refused: dict[int, Any] = {}
-        self._have_batch: list[bool] = []  # of the programs that are being read, the outermost first
-        self._added: set[tuple[Any, ...]] = set()  # and all beginnings of their keys
+        self._have_batch: list[bool] = []  # for each program that is being read, the outermost first
+        self._added: set[tuple[Any, ...]] = set()  # their keys, and all prefixes of their keys
         self._inputs: dict[tuple[Any, ...], Value] = {}
         self._readings: dict[tuple[Any, ...], _Reading] = {}
         self._steps: dict[int, tuple[Any, list[Any], list[Step]]] = {}
@@ -69,7 +70,9 @@ class Reader:
     def read(
         self, graph: Any, placements: Sequence[Placement], key: tuple[Any, ...] = (), constants: Sequence[Any] = ()
     ) -> Program:
-        """The program of a function's graph whose inputs have these placements; `constants`: and these fixed values."""
+        """The program of a function's graph for inputs of these placements. `constants`: their
+        fixed values, or None.
+        """
         inputs = [
             self._read_input(tensor, (*key, tensor.op.name, tensor.value_index), one, constant)
             for (tensor, one), constant in zip_longest(zip(graph.inputs, placements, strict=True), constants)
@@ -93,9 +96,9 @@ class Reader:
         return Program(put_first(needed) if takes_batch else needed, inputs, outputs, effects, takes_batch)
 
     def convert_sums(self, needed: dict[tuple[Any, ...], Placement]) -> bool:
-        """Bring these sums, too, where they arise; whether that is new: then the graph is to be read anew.
+        """Convert these sums, too, where they arise. Returns whether any is new; then the graph must be read again.
 
-        Reading it then decides only of ops with other inputs than before.
+        That reading decides again only on ops whose inputs have changed.
         """
         new = {key: need for key, need in needed.items() if self.converted.get(key) != need}
         self._added = {key[:length] for key in new for length in range(1, len(key) + 1)}
@@ -103,7 +106,7 @@ class Reader:
         return bool(new)
 
     def read_turn(self, *given: Any) -> Program:
-        """`read` of what a loop repeats."""
+        """`read` for the body of a loop."""
         self.loops += 1
         try:
             return self.read(*given)
@@ -113,14 +116,14 @@ class Reader:
     def _read_into(
         self, nodes: list[Node], graph: Any, inputs: list[Value], key: tuple[Any, ...], controls: list[Node]
     ) -> tuple[list[Value], list[Node]]:
-        """The values of the outputs of `graph`, and the nodes that must have run after it."""
+        """The values of the outputs of `graph`, and the nodes that must run before ops that wait for the graph."""
         if id(graph) not in self._steps:
             run = self._list_run(graph)
             self._steps[id(graph)] = graph, run, list_steps(graph, run, self.reused is not None)
         _, run, steps = self._steps[id(graph)]
-        last = self._readings.pop(key, None)  # a reading that ends in an error is not gone on with
+        last = self._readings.pop(key, None)  # a reading that failed is not resumed
         one = last if last is not None and last.graph is graph else _Reading(graph)
-        changed: set[int] = set()  # the ids of tensors and of ops that no longer stand for what they did
+        changed: set[int] = set()  # the ids of tensors and ops whose values have changed
         for tensor, value in zip(graph.inputs, inputs):
             if one.values.get(id(tensor)) is not value:
                 one.values[id(tensor)] = value
@@ -161,7 +164,7 @@ class Reader:
     def _list_run(self, graph: Any) -> list[Any]:
         """The ops that run although no output needs them."""
         run = list(graph.control_outputs)
-        if self.reused is not None and graph.building_function:  # all of these run, though nothing waits for them
+        if self.reused is not None and graph.building_function:  # all of these run, though no op waits for them
             run += [op for op in graph.get_operations() if is_stateful(op) and op not in run]
         return run
 
@@ -169,11 +172,13 @@ class Reader:
         self, nodes: list[Node], step: Step, inputs: list[Value], key: tuple[Any, ...], controls: list[Node],
         last: Sequence[Node],
     ) -> tuple[list[Value], list[Node]]:  # fmt: skip
-        """What stands for the outputs of an op, and for the op. `last`: the nodes that were last read for it."""
+        """The values of an op's outputs, and the nodes that stand for the op. `last`: the nodes of the last reading of
+        the op.
+        """
         op = step.op
         if step.type in compiled.CALLS and not compiled.is_compiled(op) and self.is_shared(op, inputs):
             return self._read_into(nodes, find_callee(op, op.get_attr("f").name), inputs, key, controls)
-        if step.type in ALIASES and self.reused is None:  # elsewhere it has a place in an order or a branch
+        if step.type in ALIASES and self.reused is None:  # in a session's graph it has a place in an order or a branch
             return inputs, controls + [value.node for value in inputs if value.node is not None]
         node = Node(op, key, inputs, controls)
         node.rows, node.batch_rows, node.repeats = self.rows, self.batch_rows, bool(self.loops)
@@ -208,7 +213,9 @@ class Reader:
         return value
 
     def _convert_sum(self, nodes: list[Node], value: Value) -> Value:
-        """A sum that is needed whole is whole for all that follow; so is each of half precision: see `HALF`."""
+        """The value, or the whole sum in its place: for sums in `converted`, and those of half
+        precision (see `HALF`).
+        """
         if value.placement.kind != PARTIAL:
             return value
         is_rounded = value.dtype.name in HALF and not self.loops
@@ -223,7 +230,7 @@ class Reader:
         return node.outputs[0]
 
     def is_shared(self, op: Any, inputs: Iterable[Value]) -> bool:
-        """Whether the functions that `op` calls are to be read: they take rows, or a batch by themselves."""
+        """Whether the functions that `op` calls must be read: they take rows, or a batch by themselves."""
         if _is_split(inputs) or any(value.placement.feed or value.placement.is_held for value in inputs):
             return True
         return self.takes_batches and not self._have_batch[-1] and has_op(op, SOURCES)
@@ -249,7 +256,7 @@ class Reader:
                 return control.FLOW[node.type](self, node)
             if any(one.is_held or one.is_piece for one in special):
                 return pieces.place(node)
-            # A session waits for no collective of a function that XLA compiles: all ranks call it with all rows.
+            # A session does not run collectives inside of a compiled function: all ranks call it with all rows.
             if special and self.reused is None and compiled.is_compiled(node.op) and _is_split(node.inputs):
                 return compiled.place_call(self, node)
             if node.type in RULES:
@@ -266,7 +273,7 @@ class Reader:
 
 
 def _is_split(inputs: Iterable[Value]) -> bool:
-    """Whether a function that is called with these would not do what it does in the script."""
+    """Whether a function that takes these inputs must be copied: it cannot run as it is."""
     return any(
         value.placement.kind not in (REPLICATED, ANY)
         and not (value.placement.kind == LIST and (value.placement.item or WHOLE).is_replicated)
@@ -275,7 +282,7 @@ def _is_split(inputs: Iterable[Value]) -> bool:
 
 
 def _wrap_whole(nodes: list[Node], outputs: Iterable[Value]) -> None:
-    """What leaves as an optional is made whole before it is wrapped."""
+    """Bring optionals that leave the program to whole values before they are wrapped."""
     for value in outputs:
         node = value.node
         if node is None or node.type != "OptionalFromValue" or any(value in one.inputs for one in nodes):
@@ -292,7 +299,7 @@ def read_program(
     constants: Sequence[Any] = (),
     reused: Container[Any] | None = None,
 ) -> Program:
-    """The program of `graph`, in which no sum is made whole in two forms; see `Reader`, `Reader.read`.
+    """The program of `graph`, with each partial sum converted once; see `Reader` and `Reader.read`.
 
     Raises:
         PiecesRefusedError: ops take variables whole that are given in pieces.

@@ -1,4 +1,4 @@
-"""What a copy is told of the ranks: which rows this one has, and what ranks do together."""
+"""The interface between a copy and the ranks: this rank's slice of the batch, and the collectives."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from matex_tf.lazy import tf
 
 
 class Request(NamedTuple):
-    """What ranks are to do with a tensor.
+    """A collective on one tensor.
 
-    kind: "sum", "max", "min": over the ranks, whose tensors have one shape; "gather": the ranks' rows one after the
-        other. Sums of half precision are made of float32 numbers and rounded once.
-    cuts: of a sum: the rank gets the entries of its piece only, in a vector; of what is gathered: ranks have pieces.
-    owned: a rank without rows adds its part, too.
+    kind: "sum", "max" or "min" over the ranks, whose tensors have one shape; or "gather", the concatenation of the
+        ranks' rows. Sums of half precision are computed in float32 and rounded once.
+    cuts: of a sum: the rank gets only the entries of its piece, as a vector; of a gather: the ranks hold pieces.
+    owned: a rank without rows contributes, too.
     """
 
     kind: str
@@ -24,9 +24,10 @@ class Request(NamedTuple):
 
 
 class Publication(NamedTuple):
-    """A variable, by its `handle`, of which each rank changes its piece by `value`, as the assignment `kind` says.
+    """The update of a variable, by its `handle`: each rank changes its piece by `value`, with an assignment of this
+    kind.
 
-    before: the operations that come first.
+    before: the operations that must run first.
     """
 
     kind: str
@@ -37,7 +38,7 @@ class Publication(NamedTuple):
 
 
 def cut_piece(tensor: Any, cuts: Sequence[int], rank: int) -> Any:
-    """The piece of a whole tensor that a rank owns, in a vector."""
+    """The piece of a whole tensor that a rank owns, as a vector."""
     first, last = cuts[rank], cuts[rank + 1]
     piece = tf.slice(tf.reshape(tensor, [-1]), [first], [last - first])
     piece.set_shape([last - first])
@@ -45,11 +46,11 @@ def cut_piece(tensor: Any, cuts: Sequence[int], rank: int) -> Any:
 
 
 class Exchanger(Protocol):
-    """What ranks do together."""
+    """The collectives of the ranks."""
 
     @property
     def rank(self) -> int:
-        """The number of this one, by which it owns pieces."""
+        """The number of this rank, by which it owns pieces."""
 
     def exchange(
         self, requests: Sequence[Request], share: Share, labels: Sequence[Any] = (), is_last: bool = False
@@ -57,35 +58,35 @@ class Exchanger(Protocol):
         """The results of one wave, in order.
 
         Args:
-            share: where it does not contribute, this rank adds nothing, whatever its tensors hold.
-            labels: of each request, see `rewrite.labels`.
-            is_last: whether no later wave of the copy has a label.
+            share: if it does not contribute, this rank adds 0, whatever its tensors hold.
+            labels: the label of each request, see `rewrite.labels`.
+            is_last: no later wave of the copy has a label.
         """
 
     def can_publish(self, handle: Any, dtype: Any) -> bool:
-        """Whether new values of the pieces of a variable can be put together where it lies."""
+        """Whether the ranks can publish new values of their pieces of this variable in place."""
 
     def publish(self, publications: Sequence[Publication]) -> list[Any]:
-        """The operations after which every rank has the variables with the new values of all ranks' pieces."""
+        """The operations after which every rank has the variables with the new values of all pieces."""
 
 
 class Share:
-    """Which rows of the batch a rank has; scalar tensors in the graph that is being built, or in an outer one.
+    """This rank's slice of the batch, as scalar tensors of the current graph or of an outer one.
 
-    first, count, total: the number of its first row; how many rows it has, at least 1; how many there are. int64.
-    contributes: whether the rows are its own: a rank that has none computes one row that others have, too.
-    keeps: whether it is the one rank that keeps what is the same on all, where a sum is made of it.
+    first, count, total: the index of its first row; its number of rows, at least 1; the rows of the batch. int64.
+    contributes: the rows are its own. A rank without rows computes one row that another rank has.
+    keeps: this is the rank whose copy of a replicated tensor counts where a sum is made of it.
     """
 
     def __init__(self, first: Any, count: Any, total: Any, contributes: Any, keeps: Any):
         self.first, self.count, self.total, self.contributes, self.keeps = first, count, total, contributes, keeps
 
     def of_all(self) -> Share:
-        """The share in what all ranks have something of, rows or not."""
+        """The slice for tensors of which every rank has a part, with or without rows."""
         return Share(self.first, self.count, self.total, tf.constant(True), self.keeps)
 
     def map(self, function: Callable[[Any], Any]) -> Share:
-        """The share with what `function` makes of each of its tensors."""
+        """The slice with each of its tensors mapped by `function`."""
         tensors = [self.first, self.count, self.total, self.contributes, self.keeps]
         first, count, total, contributes, keeps = map(function, tensors)
         return Share(first, count, total, contributes, keeps)

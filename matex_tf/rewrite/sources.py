@@ -1,4 +1,4 @@
-"""Ops that give a batch inside of a step: each rank goes on with its rows of the batch."""
+"""Ops that take a batch inside of a step: each rank goes on with its slice of the batch."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ SOURCES = frozenset((*_ITERATIONS, "OptionalGetValue"))
 
 
 def give_batch(graph: Any, source: Any) -> GraphPart:
-    """The graph of a function but for the op `source`: the components of its batch are further inputs."""
+    """The graph of a function without the op `source`: the components of its batch become inputs."""
     effects = [op for op in graph.control_outputs if op is not source]
     return GraphPart(graph, [*graph.inputs, *source.outputs], graph.outputs, effects)
 
 
 def find_source(graph: Any) -> Any:
-    """The op by which a function takes its batch, the first of an iterator that it is given; None if there is none.
+    """The op by which a function takes its batch: the first that takes it from an iterator which is an input; None.
 
-    The op waits for nothing, so that it gives the same where the batch is taken before the function is called.
+    The op waits for no other op, so the batch can be taken before the function is called.
     """
     handles = {id(tensor) for tensor in graph.inputs if tensor.dtype.name == "resource"}
     used: set[int] = set()
@@ -40,7 +40,7 @@ def find_source(graph: Any) -> Any:
 
 
 def around_pull(pull: Callable[[], list[Any]]) -> list[Any]:
-    """What `pull` makes: the tensors of a batch in a copied step. Another function may stand here, which times it."""
+    """Run `pull`, which takes a batch in a copied step. A function that measures its time may replace this one."""
     return pull()
 
 
@@ -50,9 +50,9 @@ def has_open_rows(shape: Any) -> bool:
 
 
 def find_components(shapes: Sequence[Any]) -> list[bool]:
-    """Which components of a batch have rows: of an open number, else of that which most have in common.
+    """For each component of a batch, whether it has rows: an unknown number of rows, else the most common number.
 
-    Which of them are divided changes no result.
+    The choice changes no result.
     """
     opened = [has_open_rows(shape) for shape in shapes]
     if any(opened):
@@ -63,7 +63,7 @@ def find_components(shapes: Sequence[Any]) -> list[bool]:
 
 
 def count_rows(batch: Iterable[Value]) -> int | None:
-    """How many rows the script's batch has, if all of its components tell the same number."""
+    """The number of rows of the script's batch, if all of its components show the same number."""
     found = {value.whole_shape[0] for value in batch if value.placement == BATCH and value.whole_shape}
     return found.pop() if len(found) == 1 else None
 
@@ -74,7 +74,7 @@ def are_in(graph: Any) -> bool:
 
 
 def place_batch(node: Node) -> Decision:
-    """The components with rows are sliced."""
+    """Decide on the op that takes the batch: components with rows are sliced."""
     rows = find_components([tensor.shape for tensor in node.op.outputs])
 
     def emit(copy: Any, *inputs: Any) -> list[Any]:
@@ -85,14 +85,14 @@ def place_batch(node: Node) -> Decision:
 
 
 def is_batch(node: Node) -> bool:
-    """Whether a node that was read gives the batch of its program."""
+    """Whether a node takes the batch of its program."""
     return node.type in SOURCES and any(one.is_sharded for one in node.decision.gives)
 
 
 def put_first(nodes: list[Node]) -> list[Node]:
-    """The nodes of a program that takes the batch by itself, with that before all that use the rank's share of it.
+    """The nodes of a program that takes its batch by itself, with that op in front of all users of the rank's slice.
 
-    Numbers that the share tells are not made of the batch's tensors, so that nothing else keeps the order.
+    Sizes that follow from the slice do not depend on the tensors of the batch, so no data edge keeps that order.
     """
     source = next(node for node in nodes if is_batch(node))
     before = {id(source)}
@@ -112,16 +112,16 @@ def put_first(nodes: list[Node]) -> list[Node]:
 
 
 def _uses_share(node: Node) -> bool:
-    """Whether what is made of a node's inputs depends on which rows the rank has."""
+    """Whether a node's computation depends on the slice of the rank."""
     takes_copy = getattr(node.decision.emit, "takes_copy", False)
     slices = any(need is not None and need.is_sharded for need in node.decision.needs)
     return takes_copy or slices or any(one.kind == SIZES for one in node.placements)
 
 
 def take_rows(copy: Any, tensors: list[Any], are_rows: list[bool]) -> list[Any]:
-    """This rank's rows of those of the whole `tensors` that have rows; the copy goes on with the rank's share of them.
+    """This rank's rows of the whole `tensors` that have rows; the copy goes on with that slice.
 
-    A copy without a way to make shares is one whose tensors are the rank's rows already.
+    A copy that cannot make slices gets tensors that hold the rank's rows already.
     """
     if copy.make_share is None or not any(are_rows):
         return tensors

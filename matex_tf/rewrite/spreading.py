@@ -1,6 +1,6 @@
-"""What is the same in all rows of a batch, as the gradient of a mean, is made for this rank's rows where it meets rows.
+"""Tensors that repeat one row, such as the gradient of a mean: each rank repeats it for its own rows only.
 
-Else each rank would make it for all rows, and then cut it; a sum would travel once for each row.
+Otherwise each rank would make all rows and slice them, and a sum would travel once for each row.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from matex_tf.rewrite.rules.entrywise import TYPES
 from matex_tf.rewrite.rules.sizes import find_need
 
 _SIZES = {"Tile": 1, "BroadcastTo": 1, "Fill": 0}
-"""By the types of ops that repeat entries, the input that says how often, or how many there are then."""
+"""For ops that repeat entries: the input that gives the number of repetitions, or the new sizes."""
 
 _KNOWN = TYPES.union(_SIZES)
 
@@ -22,7 +22,7 @@ Decide = Callable[[Node], Any]
 
 
 def spread_rows(node: Node, decide: Decide) -> list[Node]:
-    """The nodes that make the rows which a node, whose decision is known, needs of inputs that all ranks have."""
+    """The new nodes that make the rows which `node`, whose decision is known, needs of replicated or partial inputs."""
     made: list[Node] = []
     for index, need in enumerate(node.decision.needs):
         if need is not None and need.is_sharded and node.inputs[index].placement.kind in (REPLICATED, PARTIAL):
@@ -34,7 +34,7 @@ def spread_rows(node: Node, decide: Decide) -> list[Node]:
 
 
 def _make_rows(user: Node, index: int, need: Placement, key: tuple[Any, ...], decide: Decide) -> list[Node]:
-    """The nodes that make the rows of an input of `user`, the last one their value; none where it has to be cut."""
+    """The nodes that make the rows of an input of `user`, the last one of them its value; none if it must be sliced."""
     source = user.inputs[index].node
     if source is None or source.type not in _KNOWN or source.controls or not user.has_length(index, need):
         return []
@@ -53,7 +53,7 @@ def _make_rows(user: Node, index: int, need: Placement, key: tuple[Any, ...], de
 
 
 def _repeat_rows(node: Node, need: Placement) -> Decision:
-    """The op makes entries for so many rows as the rank has."""
+    """The op repeats the entry for the rank's rows only."""
     at = _SIZES[node.type]
     if node.type != "Fill":
         given = node.read_shape(0)
@@ -67,7 +67,7 @@ def _repeat_rows(node: Node, need: Placement) -> Decision:
 
 
 def _compute_rows(node: Node, need: Placement, decide: Decide) -> list[Node]:
-    """The op computes the rows of inputs that have them; the nodes that make these."""
+    """The op computes the rank's rows from the rows of its inputs. Returns the nodes that make these rows."""
     count, made = len(node.outputs[0].whole_shape or []), list[Node]()
     for index in range(len(node.inputs)):
         shape = node.read_shape(index)

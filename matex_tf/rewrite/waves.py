@@ -1,8 +1,8 @@
-"""Which collectives travel together: all that need not wait for one another, each as late as nothing waits for it.
+"""Schedules collectives in waves: independent ones travel together, each as late as possible.
 
-The number of waves is the length of the longest chain of collectives that need one another. The loss, the metrics and
-the gradients of a step without statistics of the batch are one wave. A sum that need not be of a certain wave is of the
-last one that has sums which must be: no wave has sums for its sake.
+The number of waves is the length of the longest chain of dependent collectives. The loss, the metrics and the gradients
+of a step without batch statistics are one wave. A sum that could travel in several waves joins the last wave that has
+sums anyway, so that it causes no further message.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from matex_tf.rewrite.programs import Program
 
 
 class Exchange:
-    """A collective on a value, for ops with these `needs`. `wave`: the level after which it travels."""
+    """A collective on a value. needs: the placements that ops need. wave: the level after which it travels."""
 
     __slots__ = ("needs", "value", "wave")
 
@@ -25,7 +25,7 @@ class Exchange:
         self.needs: set[Placement] = set()
 
     def find_piece(self) -> Placement | None:
-        """The piece of a sum which is all that any op needs of it; None: the value is whole after the collective."""
+        """The piece of a sum, if no op needs more of it; None: the whole value is needed."""
         need = next(iter(self.needs))
         return need if self.value.placement.is_partial and len(self.needs) == 1 and need.is_piece else None
 
@@ -36,11 +36,11 @@ def schedule(
     publishing: Container[int] = (),
     is_early: Callable[[Node], bool] | None = None,
 ) -> list[list[Exchange]]:
-    """Set the level of each node, the number of waves that come before it, and list the exchanges of each wave.
+    """Set the level of each node, its number of preceding waves, and list the exchanges of each wave.
 
     needs: the placements that the outputs are brought to.
-    publishing: the ids of nodes of which the exchange has the effect: it comes after what they wait for.
-    is_early: of a node, whether it runs as early as it can, and not as late.
+    publishing: the ids of nodes whose effect an exchange has: the exchange comes after the inputs of the node.
+    is_early: whether a node runs as early as it can; else it runs as late as it can.
     """
     earliest: dict[int, int] = {}
     for node in program.nodes:
@@ -58,7 +58,9 @@ def schedule(
     last = max([last, *ends])
 
     def place(of_sums: Container[int]) -> dict[int, Exchange]:
-        """The exchanges, by the ids of their values, each as late as can be; sums in these waves where they can be."""
+        """The exchanges, by the ids of their values, each as late as possible; sums in one of the waves `of_sums` if
+        they can.
+        """
         latest = {id(node): last for node in program.nodes}
         waves: dict[int, Exchange] = {}
 
@@ -91,7 +93,8 @@ def schedule(
     if any(one.wave not in of_sums for one in sums):
         waves = place(of_sums)
     found: list[list[Exchange]] = [[] for _ in range(last)]
-    # By the ops that make them: ranks may use the tensors in another order, of variables that a script keeps in a set.
+    # Ordered by the ops that make them. The order of their users may differ between ranks, if a script keeps variables
+    # in a set.
     order = {id(one): place for place, one in enumerate([*program.inputs, *_list_outputs(program)])}
     for exchange in sorted(waves.values(), key=lambda one: order[id(one.value)]):
         found[exchange.wave].append(exchange)

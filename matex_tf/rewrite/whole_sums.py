@@ -1,4 +1,4 @@
-"""Sums that several ops need otherwise than they are: they are made whole, or into pieces, once, where they arise."""
+"""Partial sums that ops need whole, or in pieces: each is converted once, where it arises."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ Key = tuple[Any, ...]
 
 
 WHOLE_SUM = "Whole"
-"""The type of what stands for an op that makes a sum whole, or into pieces."""
+"""The type of the stand-in op that converts a sum."""
 
 
 def find_needed_sums(program: Program) -> dict[Key, Placement]:
-    """By the keys of sums, what to bring them to where they arise, once and for all that take them.
+    """The placements to which sums are converted where they arise, by the keys of the sums.
 
-    Those that some op needs whole and another takes as they are become whole. Those of which an op, after others that
-    compute single entries, needs a piece become pieces.
+    A sum becomes whole if one op needs it whole and another takes it unchanged. A sum becomes pieces if all that
+    depends on it, by elementwise ops, needs a piece.
     """
     needed: set[Key] = set()
     kept: set[Key] = set()
     _note_needs(program, needed, kept)
     found = dict.fromkeys(needed & kept, WHOLE)
     cuts: dict[Key, tuple[int, ...]] = {}
-    if any(one.placement.cuts for one in program.inputs):  # what pieces are made of
+    if any(one.placement.cuts for one in program.inputs):  # values that pieces are made of
         _find_cuts(program, {}, needed, cuts)
     return found | {key: cut(one) for key, one in cuts.items()}
 
@@ -46,8 +46,8 @@ def _find_cuts(
 ) -> None:
     """Go back from pieces to the sums that they are made of.
 
-    wanted: by the ids of values, how the pieces of them are cut that some op needs, first or last.
-    needed: the keys of sums that some op does not take as they are.
+    wanted: the cuts of the pieces that some op needs, directly or later, by the ids of values.
+    needed: the keys of sums that some op does not take unchanged.
     """
 
     def want(value: Value, cuts: tuple[int, ...]) -> None:
