@@ -1,7 +1,7 @@
-"""What ranks compare between steps, so that all hold the weights that the script alone would hold.
+"""Comparisons between the ranks, so that all of them hold the weights that the script alone would hold.
 
-In code that every rank computes whole, rank 0's values are those of the script: where the others' differ they take
-rank 0's. A weight of a step that ranks share must not differ: what the step gave would be a mixture of two models.
+Code that every rank computes by itself may give different values: all ranks then take rank 0's. If a weight of a shared
+step differs, that is an error: the results of the step would mix two models.
 """
 
 from __future__ import annotations
@@ -25,26 +25,28 @@ _are_apart = False
 
 
 def is_watched() -> bool:
-    """Whether what this thread does is compared: other threads of a script are at other places on each rank."""
+    """Whether work of this thread is compared between ranks. Other threads of a script are not in step with one
+    another.
+    """
     is_main = threading.current_thread() is threading.main_thread()
     return world.is_active() and is_main and not own_data.is_alone()
 
 
 def set_apart(are_apart: bool) -> None:
-    """Whether weights differ between ranks on purpose, until they meet (`events.ranks_meet`)."""
+    """Set whether weights differ between ranks on purpose, until the ranks meet (`events.ranks_meet`)."""
     global _are_apart
     _are_apart = are_apart
 
 
 def is_sharing_eager_calls() -> bool:
-    """Whether calls in eager code while tapes record may be shared by the ranks in this thread."""
+    """Whether this thread's eager calls may be shared while tapes record."""
     return is_watched() and settings.get_settings().eager == "auto"
 
 
 def agree_on_new(used: Iterable[Any]) -> bool:
-    """Give all ranks the same values of those variables on which they have not agreed yet; whether any differed.
+    """Give all ranks the same values of variables that they have not agreed on yet. Returns whether any differed.
 
-    Collective where there is a new one.
+    Collective if there is a new variable.
     """
     new = variables.select_new(used)
     if new:
@@ -53,14 +55,14 @@ def agree_on_new(used: Iterable[Any]) -> bool:
 
 
 def count_rows(tensors: Iterable[Any], are_rows: Iterable[bool]) -> int:
-    """The rows of the batches that a function was traced for, 0 for any number: of its tensors that have rows."""
+    """The number of rows of the batches that a function was traced for; 0 for any number."""
     return next((one.shape.as_list()[0] for one, has_rows in zip(tensors, are_rows) if has_rows), None) or 0
 
 
 def agree_on_trace(graph: Any, why_whole: str, place: str, rows: int = 0) -> str:
-    """Why ranks do not share the calls of a traced function, if one of them has a reason. Collective.
+    """The reason why a traced function is not shared, if any rank has one. Collective.
 
-    All ranks have traced the same, and have the same values of the variables that it uses.
+    Afterwards all ranks have equal traces, and equal values of the variables that the function uses.
 
     Args:
         rows: see `count_rows`.
@@ -77,16 +79,16 @@ def agree_on_trace(graph: Any, why_whole: str, place: str, rows: int = 0) -> str
 
 
 def agree_on_plan(digest: bytes, why_whole: str, place: str, rows: int = 0) -> str:
-    """Why all ranks compute a step whole, empty where they share it. Collective.
+    """The reason why a step is not shared; empty if it is. Collective.
 
     Args:
-        digest: of the ops of the step; constants, names of files for example, may differ.
-        why_whole: why this rank would compute it whole.
+        digest: of the ops of the step. Constants, such as file names, may differ between ranks.
+        why_whole: the reason why this rank would compute it whole.
         place: names the step in messages.
         rows: see `count_rows`.
 
     Raises:
-        RankError: on every rank, where all would share the step, and have other ops.
+        RankError: on every rank, if all ranks would share the step but have different ops.
     """
     everyone = objects.allgather((digest, why_whole, rows), f"whether ranks can share {place}", rows)
     reasons = [why for _, why, _ in everyone if why]
@@ -104,13 +106,13 @@ def agree_on_plan(digest: bytes, why_whole: str, place: str, rows: int = 0) -> s
 
 
 def note_shared(used: Iterable[Any]) -> None:
-    """A step that ranks share uses these variables, on which they have agreed."""
+    """Record the variables of a shared step, on which all ranks have agreed."""
     for variable in map(variables.find_tf_variable, used):
         tags.set_tag(variable, _SHARED, True)
 
 
 def note_step() -> None:
-    """A step has run. After 1, 2, 4, 8, ... of them, and every MATEX_DRIFT_STEPS, weights are compared: collective."""
+    """Count a step. After 1, 2, 4, 8, ... steps, and every MATEX_DRIFT_STEPS, the weights are compared: collective."""
     global _steps, _unchecked
     _steps += 1
     _unchecked = True
@@ -120,10 +122,10 @@ def note_step() -> None:
 
 
 def compare_weights(when: str, more: Iterable[Any] = ()) -> None:
-    """Compare the weights of all steps so far, and `more` variables, of all ranks. Collective.
+    """Compare the weights of all steps so far, and the variables `more`, between all ranks. Collective.
 
     Raises:
-        RankError: on every rank, if a weight differs that a shared step uses.
+        RankError: on every rank, if a weight of a shared step differs.
     """
     global _unchecked
     events.ranks_meet(f"comparing weights {when}")
@@ -139,16 +141,16 @@ def compare_weights(when: str, more: Iterable[Any] = ()) -> None:
 
 
 def agree_on_model(model: Any) -> None:
-    """Give all ranks the same values of a model's weights and of its optimizer's variables. Collective."""
+    """Give all ranks the same weights of a model, and the same variables of its optimizer. Collective."""
     events.ranks_meet("comparing the variables as training starts")
     owned = getattr(getattr(model, "optimizer", None), "variables", [])
     variables.synchronize_variables([*list_weights(model), *(owned() if callable(owned) else owned)])
 
 
 def compare_model(model: Any, kind: str, is_within_fit: bool) -> None:
-    """Before `evaluate` or `predict`, which `kind` is, all ranks have the same weights. Collective.
+    """Give all ranks the same weights before `evaluate` or `predict` (`kind`). Collective.
 
-    Within `fit` weights that a shared step has changed otherwise on each rank are an error.
+    Within `fit`, weights that a shared step changed differently on the ranks are an error.
     """
     events.ranks_meet(kind)
     if is_within_fit:
@@ -160,10 +162,10 @@ def compare_model(model: Any, kind: str, is_within_fit: bool) -> None:
 
 
 def list_weights(model: Any) -> list[Any]:
-    """The weights of a Keras model that are made; none of a list of callbacks that has no model."""
+    """The existing weights of a Keras model; none for a list of callbacks without a model."""
     try:
         return list(getattr(model, "weights", []))
-    except ValueError:  # Keras 2: of a model that is not built yet
+    except ValueError:  # Keras 2: a model that is not built
         return [weight for layer in model.layers for weight in list_weights(layer)]
 
 

@@ -1,4 +1,4 @@
-"""The arguments of a call of a `tf.function`: which of them are rows, and what the function is traced for."""
+"""The arguments of a call of a `tf.function`: which of them have rows, and which trace the call needs."""
 
 from __future__ import annotations
 
@@ -17,18 +17,19 @@ from matex_tf.steps.batches import find_dealt
 
 
 class Arguments:
-    """The leaves of the arguments of a call.
+    """The flattened arguments of a call.
 
-    rows: the first size that most tensors have in common; 0 where there is none.
-    are_rows: of each leaf whether it has so many rows. Which of them ranks divide changes no result, but what travels.
-    kept: references to the leaves that the last key knows by their addresses: where one has gone, it means nothing.
+    rows: the first size that most tensors share; 0 if there is none.
+    are_rows: for each leaf, whether it has so many rows. The choice of the sliced tensors changes the messages, and no
+        result.
+    kept: references to the leaves that the last key identifies by address. The key is invalid once one of them is gone.
     """
 
     def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any]):
         self.given = args, kwargs
         self.kept: list[Any] = []
         self.leaves = tf.nest.flatten(self.given)
-        if any(isinstance(leaf, np.ndarray) for leaf in self.leaves):  # as the call itself would
+        if any(isinstance(leaf, np.ndarray) for leaf in self.leaves):  # as the call itself does
             self.leaves = [tf.convert_to_tensor(leaf) if _is_array(leaf) else leaf for leaf in self.leaves]
             self.given = tf.nest.pack_sequence_as(self.given, self.leaves)
         counts = [_count_rows(leaf) for leaf in self.leaves]
@@ -41,11 +42,11 @@ class Arguments:
         return [leaf for leaf in self.leaves if is_source(leaf)]
 
     def make_key(self) -> Any:
-        """What calls have in common that one trace is for."""
+        """The key of a trace: calls with equal keys have the same trace."""
         kinds: list[Any] = []
         self.kept = []
         for leaf in self.leaves:
-            if isinstance(leaf, tf.Variable):  # its type does not say which arguments are one variable
+            if isinstance(leaf, tf.Variable):  # its type does not tell which arguments are the same variable
                 kinds.append(self._keep(leaf))
             elif isinstance(leaf, (np.generic, tf.Tensor)):
                 kinds.append((leaf.dtype, _list_sizes(leaf)))
@@ -59,12 +60,14 @@ class Arguments:
                 kinds.append(self._keep(leaf))
         args, kwargs = self.given
         if not kwargs and len(args) == len(self.leaves) and all(map(operator.is_, args, self.leaves)):
-            return tuple(kinds), len(args)  # as most steps have them: the text takes longer than all else
+            return tuple(kinds), len(args)  # the usual case, without the slow text
         return tuple(kinds), repr(tf.nest.map_structure(lambda leaf: 0, self.given))
 
     @property
     def has_lasting_key(self) -> bool:
-        """Whether the last key knows nothing by its address but variables: of others the next may have the address."""
+        """Whether the last key identifies only variables by address. Another object may later have the address of a
+        leaf.
+        """
         return all(isinstance(refer(), tf.Variable) for refer in self.kept)
 
     def _keep(self, leaf: Any) -> int:
@@ -72,19 +75,21 @@ class Arguments:
         return id(leaf)
 
     def list_tensors(self) -> list[Any]:
-        """The tensors among the leaves, and those that Python has hung on them as attributes, such as masks."""
+        """The tensors among the leaves, and tensors that Python code has attached to them as
+        attributes, such as masks.
+        """
         leaves = [leaf for leaf in self.leaves if isinstance(leaf, tf.Tensor)]
         return leaves + [one for leaf in leaves for one in list_hung(leaf).values()]
 
     def list_row_tensors(self) -> list[Any]:
-        """Those of `list_tensors` that have rows."""
+        """The tensors of `list_tensors` that have rows."""
         return [one for one in self.list_tensors() if one.shape.rank and one.shape.as_list()[0] == self.rows]
 
     def trace_call(self, function: Callable[..., Any]) -> Any:
-        """The FuncGraph of a call of `function`; its inputs are those of `list_tensors`.
+        """The FuncGraph of a call of `function`, with the tensors of `list_tensors` as inputs.
 
-        Its structured outputs are what the function gives, and for each tensor of that what Python has hung on it. None
-        where the Python of the function raises an error.
+        Its structured outputs are the results of the function, and, for each tensor of the results, its attached
+        tensors. None if the Python code of the function raises an error.
         """
 
         def call(*tensors: Any) -> Any:
@@ -103,12 +108,12 @@ class Arguments:
 
 
 def list_hung(tensor: Any) -> dict[str, Any]:
-    """The tensors that Python has hung on a tensor as attributes, by name: Keras does that with masks and logits."""
+    """The tensors attached to a tensor as attributes, by name: Keras attaches masks and logits."""
     return {name: one for name, one in getattr(tensor, "__dict__", {}).items() if isinstance(one, tf.Tensor)}
 
 
 def set_hung(tensor: Any, hung: dict[str, Any]) -> None:
-    """Hang tensors on a tensor."""
+    """Attach tensors to a tensor."""
     for name, one in hung.items():
         setattr(tensor, name, one)
 
@@ -125,7 +130,9 @@ def is_source(leaf: Any) -> bool:
 
 
 def find_signature(source: Any) -> Any:
-    """What steps know of shares, of an iterator, a dataset, or a tensor that stands for one; None of whole batches."""
+    """A key for the batches of an iterator, a dataset, or a tensor that stands for one, if ranks
+    share them; else None.
+    """
     handle = getattr(source, "_iterator_resource", getattr(source, "_variant_tensor", source))
     dealt = find_dealt(handle)
     return None if dealt is None else (dealt.dealer.signature, dealt.dealer if shares.may_change() else None)
@@ -140,7 +147,7 @@ def _is_array(leaf: Any) -> bool:
 
 
 def _list_sizes(array: Any) -> tuple[Any, ...]:
-    """The shape of an array or a tensor, in the behaviour of TensorFlow 1, too, whose sizes are no numbers."""
+    """The shape of an array or a tensor; with TensorFlow 1 behavior, too, where sizes are objects."""
     return tuple(array.shape.as_list() if hasattr(array.shape, "as_list") else array.shape)
 
 

@@ -1,8 +1,8 @@
-"""Do the ranks take the same batches? The first of each iterator, and of the 1st, 2nd, 4th, ... call, are compared.
+"""Compares batches between ranks: the first of each iterator, and those of the 1st, 2nd, 4th, ... call.
 
-A batch that is given is compared before the call; each one, where the step trains nothing: ranks with other rows then
-compute their own. Of batches that are taken within the graph, as in a loop, a flag
-there says whether the digest of one is to be kept.
+A batch that the call is given is compared before the call; every one if the step trains nothing, since ranks with
+different rows then compute their own. A batch that the graph takes, as in a loop, is digested in the graph if a flag
+there is set.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from matex_tf.steps.batches import Batch, WholeBatch
 
 
 class BatchWatch:
-    """Of one step; `what` names its batch in messages."""
+    """The comparisons of one step. what: names the step's batch in messages."""
 
     def __init__(self, what: str):
         self.what = what
@@ -30,20 +30,20 @@ class BatchWatch:
         self._kept: Batch | None = None
 
     def make_share(self, components: Sequence[Any], parts: shares.Parts | None = None) -> Share:
-        """The share of a batch that is taken within the graph, where its digest is kept if the flag asks for it."""
+        """The slice of a batch that is taken within the graph, with its digest kept if the flag is set."""
         read = [one for one in components if one.dtype.name not in ("variant", "resource")]
         self.keep(read, lambda *rows: WholeBatch(rows, [True] * len(rows)))
         return shares.make_checked_share(components, parts)
 
     def keep(self, tensors: Sequence[Any], make: Callable[..., Batch]) -> None:
-        """Have the graph keep the batch that `make` makes of its tensors, if the flag asks for it.
+        """Add ops that keep the batch which `make` makes of the graph's tensors, if the flag is set.
 
-        No function may be called in it: the thread of the graph that waits for it may be the only one.
+        They must call no function: the thread of the graph that would wait for it may be the only one.
         """
         from tensorflow.python.ops.resource_variable_ops import ResourceVariable
 
         if self._flag is None:
-            # Not tf.Variable: a function in whose trace one is made is traced twice.
+            # Not tf.Variable: a function that creates one in its trace is traced twice.
             with tf.init_scope():
                 self._flag = ResourceVariable(False, trainable=False, name="compares_batch")
 
@@ -63,11 +63,11 @@ class BatchWatch:
 
     @contextlib.contextmanager
     def compare_batches(self, sources: Sequence[Any], batch: Batch | None) -> Iterator[None]:
-        """Around a call of the step. Collective where a batch is compared.
+        """Compare the batch of a call, in a context around the call. Collective if a batch is due.
 
         Args:
             sources: the iterators and datasets from which the step may take batches.
-            batch: None where the graph takes it.
+            batch: None if the graph takes it.
 
         Raises:
             RankError: on every rank, if the numbers of rows differ.

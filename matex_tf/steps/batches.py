@@ -1,4 +1,4 @@
-"""The batch that is taken for a step before it is called: whole, or as an iterator made by shares gives it."""
+"""The batch of a step, taken before the call: a whole batch, or the rank's rows from an iterator that ranks share."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ from matex_tf.world import world
 
 _SHARES, _DEALT = "shares of batches", "elements of shares"
 NUMBERS = 5
-"""So many tensors of an element of shares come before the rank's rows: first, count, total, contributes (see `Share`)
-and a digest, scalars of int64 but for the bool `contributes`."""
+"""The leading tensors of an element of a shared iterator: first, count, total, contributes (see `Share`) and a digest.
+All are int64 scalars, except for the bool `contributes`. The rank's rows follow.
+"""
 
 
 class Bounds(NamedTuple):
-    """Rows of a batch: the number of the first, how many, and whether they are the rank's own (see `Share`)."""
+    """A rank's rows of a batch: the index of the first, their number, and whether they are its own (see `Share`)."""
 
     first: int
     number: int
@@ -26,26 +27,26 @@ class Bounds(NamedTuple):
 
 
 def find_bounds(total: int, shares: Any = None) -> Bounds:
-    """This rank's rows of a batch of `total`; `shares`: as in `row_shares.deal_block`, default: equal ones."""
+    """This rank's rows of a batch of `total` rows. shares: see `row_shares.deal_block`; default: equal shares."""
     me = world.get_world()
     start, stop, has_rows = row_shares.find_slice_bounds(total, me.rank, me.trainers if shares is None else shares)
     return Bounds(int(start), int(stop - start), bool(has_rows))
 
 
 class Batch(Protocol):
-    """A batch that is taken.
+    """A batch that has been taken.
 
-    total: how many rows it has.
-    is_even: whether all of its components with rows have as many.
+    total: its number of rows.
+    is_even: all components with rows have equally many.
     """
 
     total: int
     is_even: bool
 
     def take_share(self, shares: Any = None) -> list[Any]:
-        """Its flat tensors with this rank's rows, and first, count, total, contributes as `Share` has them.
+        """Its flat tensors with this rank's rows, and first, count, total, contributes (see `Share`).
 
-        Collective where rows are padded to the longest of the batch.
+        Collective if rows are padded to the longest row of the batch.
 
         Args:
             shares: see `find_bounds`.
@@ -55,14 +56,14 @@ class Batch(Protocol):
         """Its flat tensors."""
 
     def digest(self) -> tuple[int, int] | None:
-        """Its number of rows, and a hash by which ranks find whether they have the same batch.
+        """Its number of rows and a hash, by which ranks find out whether they have the same batch.
 
-        None if it cannot be made: what it raises is raised where its rows are taken, in the step that ranks share.
+        None if the batch cannot be computed: the shared step raises the error when it takes the rows.
         """
 
 
 class LostBatch:
-    """A batch that this rank could not take: `error` is raised where its rows are wanted."""
+    """A batch that this rank failed to take. `error` is raised where its rows are needed."""
 
     total, is_even = 1, True
 
@@ -80,7 +81,7 @@ class LostBatch:
 
 
 class WholeBatch:
-    """A batch that this rank has whole; `are_rows` says which of its flat tensors have rows."""
+    """A batch that this rank holds whole. are_rows: which of its flat tensors have rows."""
 
     def __init__(self, tensors: Sequence[Any], are_rows: Sequence[bool]):
         self.tensors, self.are_rows = list(tensors), list(are_rows)
@@ -121,30 +122,30 @@ def digest_tensors(tensors: Sequence[Any]) -> int:
 
 
 class Shares(Protocol):
-    """What an iterator is made of whose batches ranks make by shares."""
+    """The source of an iterator whose batches ranks share."""
 
     def take(self) -> Batch:
-        """The next batch; raises tf.errors.OutOfRangeError at the end."""
+        """The next batch. Raises tf.errors.OutOfRangeError at the end."""
 
 
 def note_shares(iterator: Any, shares: Shares) -> None:
-    """An iterator, and the tensor that stands for it in functions, gives whole batches of what `shares` gives."""
+    """Record that an iterator, and the tensor that stands for it in functions, gives whole batches of `shares`."""
     tags.set_tag(iterator, _SHARES, shares)
     tags.set_tag(iterator._iterator_resource, _SHARES, shares)
 
 
 def find_shares(iterator: Any) -> Any:
-    """The `Shares` of an iterator, or of the tensor that stands for it; None of any other."""
+    """The `Shares` of an iterator, or of the tensor that stands for it; None for any other."""
     return tags.get_tag(iterator, _SHARES)
 
 
 class Dealer(Protocol):
-    """What makes batches of the elements of a dataset by shares.
+    """Makes batches from the elements of a dataset that ranks share.
 
-    signature: equal for dealers whose elements are alike, hashable.
-    specs: the dtypes and shapes of the flat tensors of an element: `NUMBERS`, the rank's rows, the ticket.
-    are_rows: which of the flat tensors of a batch have rows.
-    pads: by the numbers of those that are padded to the longest row, with what.
+    signature: hashable; equal for dealers of equal elements.
+    specs: the dtypes and shapes of an element's flat tensors: `NUMBERS`, the rank's rows, the ticket.
+    are_rows: which flat tensors of a batch have rows.
+    pads: the padding values of the flat tensors that are padded to the longest row, by their indices.
     """
 
     @property
@@ -157,19 +158,19 @@ class Dealer(Protocol):
     def pads(self) -> Mapping[int, Any]: ...
 
     def open(self, made: Sequence[Any]) -> Batch:
-        """The batch of the flat tensors of an element."""
+        """The batch of an element, from the element's flat tensors."""
 
     def take(self, ticket: Sequence[Any], first: Any, count: Any, total: Any) -> list[Any]:
-        """In a graph, the flat tensors of other rows of the batch of a ticket, by scalars of int64."""
+        """In a graph: the flat tensors of other rows of a ticket's batch, selected by int64 scalars."""
 
     def work_on(self, shares: Any) -> None:
-        """From now on the rank's rows are worked on ahead; `shares`: see `find_bounds`."""
+        """Begin to prepare the rank's rows ahead of time. shares: see `find_bounds`."""
 
 
 class Dealt(NamedTuple):
-    """What a tensor that stands for an iterator or a dataset of whole batches is made of.
+    """The source of a tensor that stands for an iterator or a dataset of whole batches.
 
-    handle: the tensor that stands for the iterator or the dataset of the elements of `dealer`.
+    handle: the tensor that stands for the iterator or dataset of the elements of `dealer`.
     """
 
     dealer: Dealer
@@ -181,5 +182,5 @@ def note_dealt(handle: Any, dealt: Dealt) -> None:
 
 
 def find_dealt(handle: Any) -> Any:
-    """The `Dealt` of a tensor; None of any other."""
+    """The `Dealt` of a tensor; None for any other."""
     return tags.get_tag(handle, _DEALT)

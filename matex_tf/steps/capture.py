@@ -1,4 +1,4 @@
-"""The trace of a step, as the script wrote it: that of the call itself, with the sizes of its arguments."""
+"""The trace of a step, as the script alone traces it, with the sizes of the call's arguments."""
 
 from __future__ import annotations
 
@@ -25,29 +25,29 @@ _UNLIKE = frozenset(
         "token",
     )
 )
-"""Attributes that differ between traces of the same."""
+"""Attributes that differ between traces of the same function."""
 
 
 def is_tracing() -> bool:
-    """Whether the trace of a step is made, in which batches of each rank's own rows have any number of rows."""
+    """Whether a step is being traced in which batches of a rank's own rows have an unknown number of rows."""
     return getattr(_state, "traces", False)
 
 
 def note_opened() -> None:
-    """In the trace that is made, a batch of a rank's own rows has any number of rows, as it has not alone."""
+    """Record that a batch of a rank's own rows got an unknown number of rows in the current trace, unlike alone."""
     _state.has_opened = True
 
 
 def has_opened() -> bool:
-    """Whether that was so in the last trace of a step."""
+    """Whether that happened in the last trace of a step."""
     return getattr(_state, "has_opened", False)
 
 
 def trace_step(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The ConcreteFunction that a call of a `tf.function` has alone, too.
 
-    It is that of a function which calls it, where XLA compiles it, or where TensorFlow has added to its graph what
-    gradients through it need. Raises what the script's Python raises in the call.
+    If XLA compiles it, or if TensorFlow has added residuals for gradients to its graph, it is that of a function which
+    calls it. Raises the errors of the script's Python code.
     """
 
     def make_caller() -> Any:
@@ -67,20 +67,20 @@ def trace_step(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
 
 
 def trace_graph(function: Any, specs: Any) -> Any:
-    """The FuncGraph of a Python function of tensors; None where its Python raises an error in that."""
+    """The FuncGraph of a Python function of tensors; None if the Python code raises an error."""
     from tensorflow.python.framework import func_graph
 
     try:
         return func_graph.func_graph_from_py_func("call", function, specs, {})
-    except Exception:  # of the script's code, any: the call itself raises it again, or none for its own batch
+    except Exception:  # any error of the script's code: the call itself raises it again, or does not, for its own batch
         return None
 
 
 def digest_graph(graph: Any, for_ranks: bool = False) -> bytes:
-    """A digest of the ops of a FuncGraph: equal for two traces of a function that make the same ops, whatever names.
+    """A digest of the ops of a FuncGraph: equal for two traces with the same ops, whatever their names.
 
-    for_ranks: equal, too, where constants are others, or ops come in another order, as the updates of variables do that
-        a script keeps in a set.
+    for_ranks: ignore the values of constants and the order of ops, such as updates of variables that a script keeps in
+        a set.
     """
     definition = graph.as_graph_def()
     library = {one.signature.name: one for one in definition.library.function}
@@ -94,7 +94,7 @@ def digest_nodes(
     takes: Iterable[str] = (),
     gives: Iterable[str] = (),
 ) -> bytes:
-    """`digest_graph` of messages of nodes, in their order, which call functions of `library`.
+    """`digest_graph` for node protos in order, which call functions of `library`.
 
     takes, gives: the names of arguments and of results.
     """
@@ -125,7 +125,7 @@ def digest_nodes(
 
 
 def open_spec(spec: Any) -> Any:
-    """The specification of a batch of any number of rows, of one of some batches."""
+    """The spec of a batch with an unknown number of rows, from the spec of one with a fixed number."""
 
     def open_component(one: Any) -> Any:
         if isinstance(one, tf.TensorSpec) and one.shape.rank:

@@ -1,6 +1,5 @@
-"""Branches of `tf.compat.v1` graphs: a collective in one that is not taken never runs, and others wait for its turn.
-
-What is not taken is dead at run time: each collective in a branch has an op in the other that takes its turn.
+"""Collectives in branches of `tf.compat.v1` graphs. A collective in a dead branch does not run, and later ones would
+wait for it; so an op in the other branch completes its turn in the sequence.
 """
 
 from __future__ import annotations
@@ -19,9 +18,9 @@ def is_within(op: Any) -> bool:
 
 
 def pass_turns(graph: Any, collectives: Sequence[Any]) -> tuple[list[Any], set[Any]]:
-    """What to run beside `collectives`: an op, or none, that has their turns taken where their branches are not.
+    """An op to run with `collectives`, or none: it completes their turns if their branches are not taken.
 
-    Also those of them that are within a loop, which have no turn.
+    Also returns the collectives inside of a loop, which have no turn.
     """
     made, within_loops = [], set()
     finalized = graph.finalized
@@ -44,7 +43,7 @@ def pass_turns(graph: Any, collectives: Sequence[Any]) -> tuple[list[Any], set[A
 
 
 def _iterate_contexts(op: Any) -> Iterator[Any]:
-    """The branches and loops that `op` is in, the innermost first."""
+    """The branches and loops around `op`, the innermost first."""
     context = op._get_control_flow_context()
     while context is not None:
         yield context

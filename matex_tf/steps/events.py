@@ -1,6 +1,6 @@
-"""Events of training, to which the extras of the library listen. The core raises events and names no listener.
+"""Events of training, for the extras of the library. The core raises events and names no listener.
 
-Every rank raises the same events in the same order, so that a listener may communicate.
+Every rank raises the same events in the same order, so a listener may run collectives.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any
 
 
 class Event:
-    """Listeners are called in the order in which they were added, each with the arguments of the event."""
+    """An event. Listeners are called in the order of their registration, with the arguments of the event."""
 
     def __init__(self) -> None:
         self._listeners: list[Callable[..., object]] = []
@@ -29,63 +29,65 @@ class Event:
 
 
 class Watcher:
-    """A callback of ours in Keras' list of callbacks, which raises events."""
+    """A callback of the library in Keras' list of callbacks, which raises events."""
 
 
 copy_begins = Event()
 """(plan, copy): `copy`, a `rewrite.emit.Copy`, is about to build the copy of a step."""
 step_copied = Event()
-"""(): the copy of a step that ranks share has been made, in the graph that is being built."""
+"""(): the copy of a shared step has been built in the current graph."""
 step_planned = Event()
-"""(plan): ranks have agreed on how the step is computed; `plan.why_whole` says why they do not share it."""
+"""(plan): the ranks have agreed on how to compute the step; `plan.why_whole` is the reason if they do not share it."""
 computed_whole = Event()
-"""(step, why): every rank computes a step, so named, by itself, of which the user is told."""
+"""(step, why): every rank computes this step by itself, and the user is told."""
 trained_eagerly = Event()
-"""(): a training step in eager code takes its gradients."""
+"""(): a training step in eager code computes its gradients."""
 step_begins = Event()
-"""(plan): a call of a step that ranks share is about to run; `plan.trained` has the weights that the call changes."""
+"""(plan): a call of a shared step is about to run; `plan.trained` lists the weights that it changes."""
 step_computed = Event()
-"""(plan): the call has been computed; where a rank is lost meanwhile, it is made again."""
+"""(plan): the call has been computed; it is repeated if a rank was lost meanwhile."""
 step_ended = Event()
 """(plan): the call has run."""
 step_trained = Event()
 """(plan): a step has changed weights, shared or not; the plan of its function, None for eager code and sessions."""
 unmeasured = Event()
-"""(place): ranks share calls of which no events of steps tell, as of sessions; `place` names them."""
+"""(place): ranks share calls without events of their own, such as runs of sessions; `place` names them."""
 training_begins = Event()
 """(model, callbacks): `fit` of Keras is about to train `model`; `callbacks` is Keras' list of its callbacks."""
 training_began = Event()
-"""(model): callbacks were told that training begins."""
+"""(model): the callbacks have been told that training begins."""
 training_ended = Event()
-"""(model): `fit` has trained, and callbacks were told."""
+"""(model): `fit` has ended, and the callbacks have been told."""
 epoch_begins = Event()
-"""(model, epoch): `epoch` counts from 0."""
+"""(model, epoch): an epoch begins; `epoch` counts from 0."""
 batch_ended = Event()
-"""(model, batch, logs): after the script's callbacks were told; `batch` is the last one of the step, from 0."""
+"""(model, batch, logs): after the script's callbacks; `batch` is the last batch of the step, counted from 0."""
 epoch_logged = Event()
-"""(model, epoch, params, logs): Keras' parameters of the call and the figures of an epoch that has ended."""
+"""(model, epoch, params, logs): an epoch has ended; Keras' parameters of the call, and the epoch's logs."""
 epoch_ended = Event()
-"""(model, epoch): after the callbacks of the script were told."""
+"""(model, epoch): after the script's callbacks."""
 pass_begins = Event()
-"""(dataset, iterator): eager code begins to go through a tf.data.Dataset; a function may take the batches."""
+"""(dataset, iterator): eager code begins to iterate over a tf.data.Dataset; a function may take the batches."""
 batch_wanted = Event()
 """(iterator): eager code takes the next batch of the iterator."""
 batch_given = Event()
-"""(iterator, is_over): eager code has that batch, or there is none any more."""
+"""(iterator, is_over): eager code has the batch, or the data have ended."""
 batch_taken = Event()
-"""(plan, seconds, take): the batch of a call of a step has been taken before the call, which waited so long for it.
+"""(plan, seconds, take): the batch of a call has been taken before the call, after a wait of so many seconds.
 
-`take` takes the next one of the same data: a `batches.Batch`, or None at the end.
+`take` takes the next batch of the same data: a `batches.Batch`, or None at the end.
 """
 figures_told = Event()
-"""(model, logs): callbacks are about to be told of the end of an epoch; a listener may change the figures in `logs`."""
+"""(model, logs): the callbacks are about to be told the end of an epoch; a listener may change `logs`."""
 ranks_meet = Event()
-"""(doing): for what follows all ranks have to hold the same; a listener brings ranks that train apart together."""
+"""(doing): all ranks must hold the same state for the next operation. A listener brings ranks together that train
+apart.
+"""
 pieces_are_used = Event()
-"""(variables): a step is planned that uses these variables, of which each rank may hold a piece."""
+"""(variables): a step is being planned that uses these variables, which ranks may hold in pieces."""
 pieces_refused = Event()
-"""(variables, why): such variables are whole from now on, or as long as what changes them takes them whole."""
+"""(variables, why): such variables are whole from now on, or whenever the code that takes them whole changes them."""
 updates_eagerly = Event()
-"""(optimizer): an optimizer of Keras is about to update in eager code, which every rank computes whole."""
+"""(optimizer): a Keras optimizer is about to update in eager code, which every rank computes by itself."""
 world_changed = Event()
-"""(): there are fewer ranks than before. Copies of steps are made anew for them as they are called."""
+"""(): a rank was lost. Copies of steps are built again at their next calls."""

@@ -1,4 +1,4 @@
-"""The collectives of one wave of a copied step, over MPI: one message for all sums of floats, others one by one."""
+"""The collectives of one wave of a copied step: all floating-point sums in one message, others one by one."""
 
 from __future__ import annotations
 
@@ -20,15 +20,14 @@ _BYTES = 256
 
 
 class RankExchanger:
-    """See `rewrite.sharing.Exchanger`.
+    """Implements `rewrite.sharing.Exchanger` over MPI.
 
     place: names the step in messages.
-    The number of rows of the batch goes with sums, so that ranks whose batches have different numbers raise an error.
+    is_ordered: collectives run in the order of their creation, see `rewrite.emit.Copy`.
+    checked: a gradient that is not finite is an error.
 
-    is_ordered: whether collectives run in the order in which they are made, see `rewrite.emit.Copy`.
-    checked: whether a gradient that is no finite number is an error.
-
-    The last sums with gradients of a step are an update, which is counted and recorded as such.
+    The number of rows of the batch travels with the sums, so ranks whose batches have different numbers raise an error.
+    The last sums with gradients of a step count, and are recorded, as one update.
     """
 
     def __init__(self, place: str, is_ordered: bool = True, checked: bool = False):
@@ -75,9 +74,9 @@ class RankExchanger:
     def _list_sums(
         self, requests: Sequence[Request], labels: Sequence[Any], is_last: bool
     ) -> list[tuple[list[int], bool]]:
-        """Which of these travel in one message, and whether it is checked: then only gradients are in it.
+        """The requests that travel in one message, and whether that is checked: then it holds gradients only.
 
-        An update without a sum is one of gradients that are gathered.
+        An update without a sum consists of gathered gradients.
         """
         sums = [
             index
@@ -92,7 +91,7 @@ class RankExchanger:
     def _add_up(
         self, requests: Sequence[Request], share: Share, labels: Sequence[Any], checked: bool, is_update: bool
     ) -> tuple[list[Any], Any]:
-        """Sums of floats, in one message, and its op."""
+        """Floating-point sums, in one message, and the op of the message."""
         tensors = [one.tensor for one in requests] or [tf.zeros([])]
         names, numbers = name_sums(tensors, labels or [None])
         weight = self._find_weight(share, is_update)
@@ -102,16 +101,16 @@ class RankExchanger:
         return [self._cut(one, cut) for one, cut in zip(summed, cuts)], summed[0].op
 
     def _find_weight(self, share: Share, is_update: bool) -> Any:
-        """The weight of the rank's terms: one tensor for all such sums of a graph."""
+        """The weight of this rank's terms: one tensor for all sums of a graph."""
         key = id(tf.compat.v1.get_default_graph()), id(share), is_update
         if key not in self._weights:
             with tf.control_dependencies(None):
-                # The share stays, and with it what its id says.
+                # Keeps the slice alive, so that its id stays unique.
                 self._weights[key] = share, ops.make_weight(share.contributes, share.total if is_update else None)
         return self._weights[key][1]
 
     def _cut(self, tensor: Any, cuts: tuple[int, ...]) -> Any:
-        """This rank's piece, where there are cuts."""
+        """This rank's piece, if there are cuts."""
         return cut_piece(tensor, cuts, self.rank) if cuts else tensor
 
     def _reduce_one(self, requests: Sequence[Request], share: Share) -> list[Any]:
@@ -124,14 +123,14 @@ class RankExchanger:
         return [_keep_rows(whole, tensor, share) if world.get_world().is_phantom else whole]
 
     def _reduce_numbers(self, requests: Sequence[Request], _: Share) -> list[Any]:
-        """Numbers of which each rank has a part, whatever rows it has: in one message."""
+        """Numbers of which each rank has a part, with or without rows: in one message."""
         parts = [tf.reshape(one.tensor, [-1]) for one in requests]
         whole = self._reduce(requests[0].kind, tf.concat(parts, 0), tf.constant(True))
         sizes = [one.tensor.shape.num_elements() for one in requests]
         return [tf.reshape(one, given.tensor.shape) for one, given in zip(tf.split(whole, sizes), requests)]
 
     def _gather_pieces(self, requests: Sequence[Request], _: Share) -> list[Any]:
-        """Pieces, each put together, in one message."""
+        """Gathers pieces in one message."""
         whole = self._gather(tf.concat([one.tensor for one in requests], 0), tf.constant(True))
         owned = [[last - first for first, last in itertools.pairwise(one.cuts)] for one in requests]
         sizes = [size for of_rank in zip(*owned) for size in of_rank]
@@ -139,7 +138,7 @@ class RankExchanger:
         return [tf.concat(parts[at :: len(requests)], 0) for at in range(len(requests))]
 
     def _reduce(self, kind: str, tensor: Any, contributes: Any) -> Any:
-        """A sum of whole numbers, or an extreme, of those ranks that contribute."""
+        """An integer sum, or an extreme, over the ranks that contribute."""
         dtype = tensor.dtype
         if dtype.is_complex:
             parts = tf.stack([tf.math.real(tensor), tf.math.imag(tensor)])
@@ -170,12 +169,12 @@ class RankExchanger:
 
 
 def _keep_rows(copies: Any, mine: Any, share: Share) -> Any:
-    """As many rows as all ranks have: those that are not there give copies of rank 0's, which may have one more."""
+    """As many rows as all ranks have; missing ones are copies of rank 0's, which may have one row more."""
     return copies[: tf.shape(mine, tf.int64)[0] * share.total // share.count]
 
 
 def _group(requests: Sequence[Request], made: Sequence[Any]) -> Iterator[tuple[list[int], Callable[..., list[Any]]]]:
-    """The numbers of requests that travel in one message, and the method that exchanges them."""
+    """The indices of requests that travel in one message, and the method that exchanges them."""
     together: dict[tuple[str, str], list[int]] = {}
     for index, one in enumerate(requests):
         if made[index] is None:
@@ -188,7 +187,7 @@ def _group(requests: Sequence[Request], made: Sequence[Any]) -> Iterator[tuple[l
 
 
 def _gather_strings(rows: Any, name: str) -> Any:
-    """The strings' bytes and lengths travel."""
+    """Gathers strings as their bytes and lengths."""
     shape = tf.shape(rows, tf.int64)
     flat = tf.reshape(rows, [-1])
     lengths = ops.allgather(tf.strings.length(flat), name)

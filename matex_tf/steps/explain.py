@@ -1,4 +1,4 @@
-"""What the user is told of a step: that ranks share it, or why every rank computes it."""
+"""Messages to the user about a step: ranks share it, or the reason why every rank computes it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _said: set[tuple[str, str]] = set()
 
 
 def name_step(function: Any) -> str:
-    """What a step that is a `tf.function` is called in messages; each call asks for it."""
+    """The name of a step, a `tf.function`, in messages. Called for each call of the step."""
     return tags.get_or_make_tag(function, "name of the step", lambda: _make_name(function))
 
 
@@ -34,7 +34,7 @@ def say_shared(step: str, program: Program) -> None:
 
 
 def say_whole_batches(step: str, why: str) -> None:
-    """Say that every rank reads and decodes all rows of the batches that a shared step takes by itself."""
+    """Tell that every rank reads and decodes all rows of the batches that a shared step takes by itself."""
     if settings.get_settings().explain and world.get_world().size > 1:
         notes.print_note(
             f"{step}: every rank reads and decodes whole batches, because {why}. Apply take, enumerate, map and "
@@ -43,7 +43,7 @@ def say_whole_batches(step: str, why: str) -> None:
 
 
 def say_whole(step: str, why: str, is_usual: bool) -> None:
-    """Say, once for each reason, that every rank computes a step; `is_usual`: only where the user asked for it."""
+    """Tell, once for each reason, that every rank computes a step. is_usual: only with `--explain`."""
     if (is_usual and not settings.get_settings().explain) or (step, why) in _said:
         return
     _said.add((step, why))

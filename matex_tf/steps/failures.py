@@ -1,4 +1,4 @@
-"""An error that the rows of one rank raise in a step is raised on every rank, and all may go on with the next step."""
+"""Errors of one rank's rows in a step are raised on every rank, and all may go on with the next step."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ _UNKNOWN_LINES = re.compile(
 
 @contextlib.contextmanager
 def fail_together(place: str, used: Iterable[Any] = (), graph: Any = None) -> Iterator[None]:
-    """Around a call of a step that ranks share: where it raises an error on one rank it raises that on all.
+    """A context around a call of a shared step: an error on one rank is raised on all.
 
-    Those ranks meet it in the collective that they have come to. Then all take rank 0's values of the variables `used`,
-    of which some may have been set on some ranks.
+    The other ranks get it from the collective that they wait in. Then all take rank 0's values of the variables `used`,
+    some of which only some ranks have assigned.
 
     Args:
         place: names the step in messages.
-        graph: the script's graph of the step; its lines are told where an op that was copied from it failed.
+        graph: the script's graph of the step, whose source lines the error shows.
 
     Raises:
-        tf.errors.OpError: on every rank, of the kind of the first that failed, which the text names. Where all have
-            failed alike each raises its own.
+        tf.errors.OpError: on every rank, of the kind of the first error, whose rank the text names. If all ranks failed
+        alike, each raises its own.
     """
     before = ops.count_completed(_FAILURE)
     try:
@@ -43,7 +43,7 @@ def fail_together(place: str, used: Iterable[Any] = (), graph: Any = None) -> It
         if graph is not None:
             error._message = _UNKNOWN_LINES.sub(lambda found: _tell_lines(found, graph), error.message)
         if not world.is_active() or ops.read_failure():
-            raise  # no collective goes on
+            raise  # no collective continues
         is_told = ops.count_completed(_FAILURE) != before
         if not is_told:
             with contextlib.suppress(ops.MismatchError):  # it names this rank
@@ -56,7 +56,7 @@ def fail_together(place: str, used: Iterable[Any] = (), graph: Any = None) -> It
         if None not in everyone and len({code for code, _ in everyone}) == 1:
             raise
         failed = [(rank, *one) for rank, one in enumerate(everyone) if one is not None]
-        # A collective that is left by another rank fails by a code of its own.
+        # A collective that another rank has left fails with a code of its own.
         rank, code, message = min(failed, key=lambda one: one[1] == tf.errors.FAILED_PRECONDITION)
         kind = tf.compat.v1.errors.exception_type_from_error_code(code)
         host = world.get_world().hosts[rank]
@@ -64,7 +64,7 @@ def fail_together(place: str, used: Iterable[Any] = (), graph: Any = None) -> It
 
 
 def _tell_lines(found: re.Match[str], graph: Any) -> str:
-    """Where the script made the op that failed: many ops of a copy are in functions that know no lines."""
+    """Add the source line of the failed op: many ops of a copy are in functions without line information."""
     for one in iterate_graphs(graph):
         if found[2] in one._nodes_by_name:
             lines = traceback.format_list(one.get_operation_by_name(found[2]).traceback)

@@ -1,4 +1,4 @@
-"""Calls of `tf.function` in eager code: steps of loops of one's own, and those of Keras."""
+"""Calls of `tf.function` in eager code: the steps of custom loops, and those of Keras."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _takers: list[Callable[..., Any]] = []
 
 @contextlib.contextmanager
 def take_calls(taker: Callable[..., Any]) -> Iterator[None]:
-    """Within it `taker(original, function, args, kwargs)` gives what calls of the main thread give, shared or not."""
+    """Within the context, `taker(original, function, args, kwargs)` answers calls of the main thread, shared or not."""
     _takers.append(taker)
     try:
         yield
@@ -40,8 +40,8 @@ def take_calls(taker: Callable[..., Any]) -> Iterator[None]:
 class _Plans:
     """The plans of a function.
 
-    by_trace: a plan for each trace that TensorFlow keeps of it.
-    by_key: the plans of calls that have been made; with references to what their keys know by address.
+    by_trace: the plan of each trace that TensorFlow keeps of the function.
+    by_key: the plans of earlier calls, with references to the objects that their keys identify by address.
     """
 
     def __init__(self) -> None:
@@ -49,7 +49,7 @@ class _Plans:
         self.by_key: dict[Any, tuple[StepPlan, list[Any]]] = {}
 
     def find(self, function: Any, arguments: Arguments) -> StepPlan:
-        """The plan of calls like this one. Collective where it is made."""
+        """The plan of such a call. Collective if it is new."""
         key = arguments.make_key()
         plan, kept = self.by_key.get(key, (None, []))
         if plan is None or any(refer() is None for refer in kept):
@@ -83,21 +83,21 @@ class _Plans:
 def call_function(
     original: Callable[..., Any], function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], is_recorded: bool
 ) -> Any:
-    """What `original(function, *args, **kwargs)` gives, a call in eager code, computed by all ranks where they can.
+    """The result of `original(function, *args, **kwargs)`, a call in eager code, computed by all ranks if possible.
 
-    is_recorded: whether tapes record.
+    is_recorded: tapes record.
     """
     is_main = threading.current_thread() is threading.main_thread()
     if _takers and is_main:
         return _takers[-1](original, function, args, kwargs)
     if own_data.is_alone():
         return original(function, *args, **kwargs)
-    if not is_main:  # other threads are at other places on each rank
+    if not is_main:  # other threads are not in step between ranks
         return call_whole(original, function, args, kwargs)
     args, kwargs = own_data.make_arrays_whole((args, kwargs), explain.name_step(function))
     try:
         arguments = _bind_arguments(function, args, kwargs)
-    except (TypeError, ValueError):  # as the call itself says
+    except (TypeError, ValueError):  # as the call itself does
         return original(function, *args, **kwargs)
     if is_recorded:
         _prepare_whole_call(function, args, kwargs, NOT_SHARED)
@@ -124,14 +124,14 @@ def _take_batch(plan: StepPlan, inputs: list[Any]) -> Batch | None:
     began = time.perf_counter()
     try:
         batch = plan.take_batch(inputs)
-    except tf.errors.OpError as error:  # of the pipeline, maybe on this rank alone
+    except tf.errors.OpError as error:  # an error of the pipeline, possibly on this rank alone
         return LostBatch(error)
     events.batch_taken(plan, time.perf_counter() - began, functools.partial(plan.take_batch, inputs))
     return batch
 
 
 def find_plan(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> StepPlan:
-    """The plan of calls like this one. Collective where it is made."""
+    """The plan of such a call. Collective if it is new."""
     return _find_plan(function, _bind_arguments(function, args, kwargs))
 
 
@@ -150,11 +150,11 @@ def _find_plan(function: Any, arguments: Arguments) -> StepPlan:
 
 
 def call_whole(original: Callable[..., Any], function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """What `original(function, *args, **kwargs)` gives where every rank computes it by itself."""
+    """The result of `original(function, *args, **kwargs)`, computed by every rank by itself."""
     place = explain.name_step(function)
     args, kwargs = own_data.make_arrays_whole((args, kwargs), place)
     leaves = tf.nest.flatten((args, kwargs), expand_composites=False)
-    runs_here = own_data.is_alone() or tf.config.functions_run_eagerly()  # so that its iterators give whole batches
+    runs_here = own_data.is_alone() or tf.config.functions_run_eagerly()  # makes its iterators give whole batches
     if not runs_here and any(is_source(leaf) and own_data.is_own(leaf) for leaf in leaves):
         raise world.RankError(own_data.explain_obstacle(place, NOT_SHARED))
     if not own_data.is_alone() and not tf.config.functions_run_eagerly():

@@ -1,4 +1,4 @@
-"""Which tensors of a trace are gradients, and of which variables: known where they are taken."""
+"""Which tensors of a trace are gradients, and of which variables: recorded where the script computes them."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _count = itertools.count(1)
 
 
 class Label(NamedTuple):
-    """Of the gradient of a variable. number: from 1, the variable's as long as it lives, and of no other one."""
+    """The label of a gradient. number: of the variable, from 1; no other variable gets the same one."""
 
     name: str
     number: int
 
 
 def note_gradients(found: Any, sources: Any) -> None:
-    """Label gradients that were taken in a graph, one for each of `sources`, which may be variables."""
+    """Label gradients that were computed in a graph, one for each of `sources`, which may be variables."""
     for gradient, source in zip(tf.nest.flatten(found), tf.nest.flatten(sources)):
         values = gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
         owner = _find_owner(source)
@@ -35,8 +35,8 @@ def note_gradients(found: Any, sources: Any) -> None:
 
 
 def _find_owner(source: Any) -> Any:
-    """The variable that `source` is, or its op where TensorFlow 1 refers to it without a resource; None: neither."""
-    variable = getattr(source, "_value", source)  # of Keras' own kind
+    """The variable that `source` is, or its op for a reference variable of TensorFlow 1; None: it is neither."""
+    variable = getattr(source, "_value", source)  # a variable of Keras
     if hasattr(variable, "handle"):
         return variable
     return source.op if getattr(getattr(source, "dtype", None), "_is_ref_dtype", False) else None
@@ -52,12 +52,12 @@ def make_label(variable: Any) -> Label:
 
 
 def are_checked(program: Program) -> bool:
-    """Whether gradients that are no finite numbers are an error: not where the step looks for such, to skip them."""
+    """Whether a gradient that is not finite is an error; it is not if the step itself checks for such gradients."""
     return settings.get_settings().check_numerics and not labels.are_looked_at(program, _FINITE)
 
 
 def name_sums(tensors: Sequence[Any], found: Sequence[Label | None]) -> tuple[list[str], list[int]]:
-    """Names and numbers of sums; the number of a variable is given once."""
+    """Names and numbers of sums; each variable's number is used once."""
     numbers = [0 if one is None else one.number for one in found]
     numbers = [0 if number in numbers[:index] else number for index, number in enumerate(numbers)]
     return [tensor.op.name if one is None else one.name for tensor, one in zip(tensors, found)], numbers

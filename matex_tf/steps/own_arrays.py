@@ -1,4 +1,4 @@
-"""Datasets of batches of each rank's own rows, of its arrays or of its dataset, with as many batches as others have."""
+"""Datasets of each rank's own rows, from its arrays or its dataset, with equally many batches on all ranks."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ _EVEN = "as many batches as other ranks"
 
 
 def are_own(inputs: Any, name: str) -> bool:
-    """Whether a structure of arrays holds each rank's own rows; else they are the same on all ranks. Collective.
+    """Whether a structure of arrays holds each rank's own rows; otherwise it is equal on all ranks. Collective.
 
     Args:
-        name: of the data, for messages.
+        name: of the data, in messages.
 
     Raises:
-        RankError: on every rank, if they are neither.
+        RankError: on every rank, if neither holds.
     """
     arrays = _list_arrays(inputs)
     return bool(arrays) and fingerprint.are_shares(arrays, name)
 
 
 def are_for_one(inputs: Any, name: str) -> bool:
-    """Whether each rank is to compute a structure of arrays by itself: its own rows, others than other ranks have, or
-    fewer than there are ranks. Collective, but for fewer.
+    """Whether each rank computes a structure of arrays by itself: its own rows, which differ from those of other ranks,
+    or fewer rows than ranks. Collective, unless there are fewer rows.
     """
     arrays = _list_arrays(inputs)
     few = not arrays or any(array.ndim == 0 or len(array) < world.get_world().size for array in arrays)
@@ -42,11 +42,11 @@ def are_for_one(inputs: Any, name: str) -> bool:
 def _list_arrays(inputs: Any) -> list[np.ndarray]:
     leaves = [leaf for leaf in tf.nest.flatten(inputs, expand_composites=True) if leaf is not None]
     arrays = [leaf if isinstance(leaf, np.ndarray) else np.asarray(leaf) for leaf in leaves]
-    return [array for array in arrays if array.ndim or array.dtype != object]  # a matrix of SciPy is no array
+    return [array for array in arrays if array.ndim or array.dtype != object]  # a SciPy matrix is no array
 
 
 def count_rows(inputs: Any, name: str) -> list[int]:
-    """The rows of each rank. Collective."""
+    """The number of rows of each rank. Collective."""
     mine = sorted({len(array) for array in _list_arrays(inputs)})
     everyone = objects.allgather(mine, f"counting the rows of {name}")
     for rank, theirs in enumerate(everyone):
@@ -56,7 +56,7 @@ def count_rows(inputs: Any, name: str) -> list[int]:
 
 
 def agree_on_deal(inputs: Any, batch_size: int, shuffle: bool, name: str) -> share_arrays.Dealt:
-    """How a reader dealt the rows, which is for batches of this size. Collective."""
+    """How a reader dealt the rows, which depends on the batch size. Collective."""
     dealt = share_arrays.Dealt()
     for one in map(share_arrays.find_deal, _list_arrays(inputs)):
         dealt = share_arrays.Dealt(*(mine if mine is not None else its for mine, its in zip(dealt, one)))
@@ -75,14 +75,14 @@ def agree_on_deal(inputs: Any, batch_size: int, shuffle: bool, name: str) -> sha
 
 
 def make_dataset(inputs: Any, counts: Sequence[int], batch_size: int, shuffle: bool, dealt: share_arrays.Dealt) -> Any:
-    """A dataset of this rank's rows of each batch, none where it has none in a step; marked as its own rows.
+    """A dataset of this rank's rows of each batch, possibly none, marked as its own rows.
 
     Args:
-        inputs: a structure of arrays, all of this rank's `counts[rank]` rows.
-        counts: the rows of each rank.
-        batch_size: rows over all ranks in each step; the last step takes what is left.
-        shuffle: whether this rank's rows come in a new order in each epoch.
-        dealt: how the rows came to the ranks.
+        inputs: a structure of arrays, each with this rank's `counts[rank]` rows.
+        counts: the number of rows of each rank.
+        batch_size: rows of all ranks in each step; the last step takes the remainder.
+        shuffle: this rank's rows come in a new order in each epoch.
+        dealt: how the rows were dealt to the ranks.
     """
     rank, number = world.get_world().rank, -(-sum(counts) // batch_size)
     taken = [apportion.apportion_step_rows(counts, step, batch_size, dealt.batch_size)[rank] for step in range(number)]
@@ -107,16 +107,16 @@ def make_dataset(inputs: Any, counts: Sequence[int], batch_size: int, shuffle: b
 
 
 def _make_tuples(inputs: Any) -> Any:
-    """`tf.data` would make one tensor of a list."""
+    """Lists become tuples: `tf.data` would make one tensor of a list."""
     if isinstance(inputs, dict):
         return {key: _make_tuples(value) for key, value in inputs.items()}
     return tuple(map(_make_tuples, inputs)) if isinstance(inputs, (list, tuple)) else inputs
 
 
 def pad_batches(dataset: Any, name: str) -> Any:
-    """The dataset with as many batches as that of the rank that has most, further ones without rows. Collective.
+    """The dataset with as many batches as the rank with the most has; added ones have no rows. Collective.
 
-    Where a rank's number of batches is not known, all say that theirs is not, and go on until all have ended.
+    If one rank does not know its number of batches, all ranks go on until all have ended.
     """
     if tags.get_tag(dataset, _EVEN, False):
         return dataset
@@ -133,10 +133,10 @@ def pad_batches(dataset: Any, name: str) -> Any:
 
 
 def prepare_alone(x: Any) -> tuple[Any, bool]:
-    """What a rank that computes its own rows by itself is to compute, and whether it has any.
+    """The data that a rank with its own rows computes by itself, and whether it has any.
 
-    For no rows Keras would not call the model, and models cannot be relied on to accept an empty batch: batches without
-    rows are left out, and a row of zeros stands for no rows at all.
+    Keras does not call the model without batches, and models need not accept an empty batch. So batches without rows
+    are left out, and a row of zeros replaces data without rows.
     """
     if not hasattr(x, "element_spec"):
         if any(len(array) for array in _list_arrays(x)):

@@ -1,6 +1,6 @@
-"""Data of which each rank has rows of its own, in eager code: whoever looks at a batch there sees that of all ranks.
+"""Data of which each rank has rows of its own, in eager code: code that reads a batch sees the rows of all ranks.
 
-Within a step the rows stay where they are (`rewrite.own_batches`). The batch is the ranks' rows one after the other.
+Within a step the rows stay where they are (`rewrite.own_batches`). The batch is the concatenation of the ranks' rows.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _state = threading.local()
 
 @contextlib.contextmanager
 def compute_alone() -> Iterator[None]:
-    """Within it what this thread computes is the rank's own affair: no step is shared and no batch is gathered."""
+    """Within the context this thread's work is its rank's own: no step is shared and no batch is gathered."""
     before, _state.alone = is_alone(), True
     try:
         yield
@@ -41,10 +41,10 @@ def is_alone() -> bool:
 
 
 def note_constant(array: np.ndarray) -> None:
-    """A tensor is made of an array, and does not say that the rows are this rank's own.
+    """Record that a tensor was made from an array; the tensor does not tell that the rows are this rank's own.
 
     Raises:
-        RankError: in a graph, where all ranks would be taken to have the same.
+        RankError: in a graph, where such a tensor would count as equal on all ranks.
     """
     if share_arrays.keeps_rows or not world.is_active() or is_alone() or not share_arrays.is_share(array):
         return
@@ -63,10 +63,10 @@ def note_constant(array: np.ndarray) -> None:
 
 
 def refuse_in_session(dataset: Any) -> None:
-    """An iterator of a session is made for a dataset.
+    """Check the dataset for which an iterator of a session is made.
 
     Raises:
-        RankError: if its rows are this rank's own.
+        RankError: its rows are this rank's own.
     """
     if world.is_active() and not is_alone() and share_arrays.is_share(dataset):
         raise world.RankError(
@@ -76,7 +76,7 @@ def refuse_in_session(dataset: Any) -> None:
 
 
 def note_iterator(iterator: Any, dataset: Any) -> None:
-    """`iterator` gives batches of `dataset`, in eager code or in the trace of a function."""
+    """Record that `iterator` gives batches of `dataset`, in eager code or in the trace of a function."""
     if world.is_active() and not is_alone() and share_arrays.is_share(dataset):
         note_dataset(dataset)
         tags.set_tag(iterator, _OWN, True)
@@ -85,23 +85,25 @@ def note_iterator(iterator: Any, dataset: Any) -> None:
 
 
 def _mark_handles(dataset: Any) -> None:
-    """Have functions that are given `dataset`, or refer to it, know that its rows are this rank's own."""
+    """Mark the handles of `dataset`, so that functions which take or capture it know that its rows
+    are this rank's own.
+    """
     for step in row_shares.list_pipeline(dataset):
         if share_arrays.is_share(step) and hasattr(step._variant_tensor, "numpy"):
             tags.set_tag(step._variant_tensor, _OWN, True)
 
 
 def note_dataset(dataset: Any) -> None:
-    """A function is given `dataset`, whose rows are this rank's own."""
+    """Record that a function takes `dataset`, whose rows are this rank's own."""
     _require_batches(dataset)
     _mark_handles(dataset)
 
 
 def require_shared(source: Any) -> None:
-    """An iterator or dataset is used in the trace of a function: of each rank's own rows that is a shared step's.
+    """Check an iterator or dataset in the trace of a function: one of each rank's own rows needs a shared step.
 
     Raises:
-        RankError: if it is not.
+        RankError: the step is not shared.
     """
     if world.is_active() and not is_alone() and not capture.is_tracing() and is_own(source):
         raise world.RankError(explain_obstacle("a function", "it is not traced as a step that ranks share"))
@@ -116,14 +118,14 @@ def explain_obstacle(place: str, why: str) -> str:
 
 
 def is_own(source: Any) -> bool:
-    """Whether an iterator, a dataset, or an eager tensor that stands for one in a function, gives rank's own rows."""
+    """Whether an iterator, a dataset, or an eager tensor that stands for one in a function, gives a rank's own rows."""
     if tags.get_tag(source, _OWN, False):
         return True
     return hasattr(source, "element_spec") and share_arrays.is_share(source)
 
 
 def note_batches(dataset: Any) -> Any:
-    """Mark a dataset as one of this rank's own rows in batches; returns it."""
+    """Mark a dataset as one of batches of this rank's own rows; returns it."""
     tags.set_tag(dataset, _BATCHES, True)
     return share_arrays.mark_share(dataset)
 
@@ -145,10 +147,10 @@ def _require_batches(dataset: Any) -> None:
 
 
 def take_whole(iterator: Any) -> Any:
-    """The next batch of all ranks, of an iterator over this rank's own rows, in eager code. Collective.
+    """The next batch of all ranks, from an iterator over this rank's own rows, in eager code. Collective.
 
     Raises:
-        tf.errors.OutOfRangeError: on every rank, once no rank has a batch any more.
+        tf.errors.OutOfRangeError: on every rank, once no rank has a batch.
     """
     spec = iterator.element_spec
     name = f"{_TAKER} of {world.get_world().size} ranks"
@@ -170,7 +172,9 @@ def _make_taker(name: str, _: str, specs: Any) -> Any:
 
 
 def make_arrays_whole(arrays: Any, doing: str) -> Any:
-    """A structure in whose place of this rank's own rows, marked arrays, those of all ranks stand. Collective if so."""
+    """The structure with each marked array of this rank's own rows replaced by the rows of all
+    ranks. Collective if so.
+    """
     flat = tf.nest.flatten(arrays, expand_composites=False)
     own = [isinstance(leaf, np.ndarray) and share_arrays.is_share(leaf) for leaf in flat]
     if not any(own) or not world.is_active() or is_alone():

@@ -1,4 +1,4 @@
-"""Variables of which each rank holds a piece. To be imported once TensorFlow is."""
+"""Variables that ranks hold in pieces. Import this module after TensorFlow."""
 
 from __future__ import annotations
 
@@ -22,23 +22,25 @@ _numbers = itertools.count()
 
 
 class PieceVariable(BaseResourceVariable):
-    """A variable of TensorFlow that every rank has in whole, or a piece of, while steps use it that take pieces.
+    """A variable of TensorFlow that every rank holds whole, or a piece of, while steps use it that take pieces.
 
-    Its own resource has the whole value, or does not exist: who takes the handle and uses it by itself gets an error
-    rather than a piece. Steps that ranks share use `piece`. Whatever of eager code reads the value gets all of it,
-    which is a collective while the variable is in pieces.
+    Its own resource holds the whole value, or does not exist: code that uses the handle directly gets an error, and
+        never a piece. Shared steps use `piece`. Eager code that reads the value gets all of it, which is a collective
+        while the variable is in pieces.
 
-    number: that of the variable among all, in the order of their making, which is the same on every rank.
-    cuts: where in the entries each rank's piece begins, and where the last one's ends; (): it is not known yet.
-    of: what the variable has an entry for each entry of.
-    owner: whose it is, for people.
-    updates: how often the value was changed: by a step with `--elastic`, and by eager code.
-    is_refused: whether it stays whole, since a step takes it whole.
-    is_settled: whether it is no longer left to trials of steps that it is in pieces.
+    number: its index among all such variables, in the order of their creation, which is the same on every rank.
+    cuts: the first entry of each rank's piece, and the end of the last piece; (): not known yet.
+    of: the weight whose entries match the entries of this variable.
+    owner: names its owner in messages.
+    updates: the number of changes of its value, by steps with `--elastic`, and by eager code.
+    is_refused: it stays whole, since a step takes it whole.
+    is_settled: trials of steps no longer decide whether it is in pieces.
     """
 
     def __init__(self, *, value: Any, cuts: tuple[int, ...], of: Any, owner: str, name: str, **more: Any):
-        """value: a tensor, the first value. To be given by names: else TensorFlow takes it for one of its variables."""
+        """value: a tensor, the initial value. Use keywords: otherwise TensorFlow treats the call as one of its own
+        variables.
+        """
         self.number, self.cuts, self.of, self.owner = next(_numbers), cuts, weakref.ref(of), owner
         self.is_refused, self.is_settled, self.updates = False, False, 0
         with framework_ops.name_scope(name, "Variable", skip_on_eager=False) as scope:
@@ -62,12 +64,12 @@ class PieceVariable(BaseResourceVariable):
         return not tf.raw_ops.VarIsInitializedOp(resource=self.handle).numpy()
 
     def take_apart(self) -> None:
-        """Keep this rank's piece of a value that is whole."""
+        """Keep this rank's piece of a whole value."""
         if not self.is_refused and not self.is_apart():
             self._put(_read(self))
 
     def make_whole(self) -> None:
-        """Collective, where the variable is in pieces."""
+        """Put the pieces together. Collective, if the variable is in pieces."""
         if self.is_apart():
             self.put_whole(self._gather())
 
@@ -77,13 +79,13 @@ class PieceVariable(BaseResourceVariable):
         _assign(self.piece, tf.zeros([0], self.dtype))
 
     def _put(self, value: Any) -> None:
-        """Hold this rank's piece of a whole value; all of it, as long as it is not known how ranks share it."""
+        """Hold this rank's piece of a whole value; the whole value as long as the cuts are unknown."""
         if not self.cuts:
             self.put_whole(value)
             return
         self.updates += 1
         first, last = self.cuts[world.get_world().rank :][:2]
-        # A slice lies in the memory of the whole value, which would stay.
+        # A slice shares the memory of the whole value, which would stay allocated.
         _assign(self.piece, tf.raw_ops.DeepCopy(x=tf.reshape(value, [-1])[first:last]))
         tf.raw_ops.DestroyResourceOp(resource=self.handle, ignore_lookup_error=True)
 
@@ -117,12 +119,12 @@ class PieceVariable(BaseResourceVariable):
         return tf.constant(True)
 
     def __repr__(self) -> str:
-        """Without the value, which one rank alone, in a message of its own, could not have."""
+        """Without the value: one rank alone, in a message of its own, could not read it."""
         return f"<tf.Variable '{self.name}' shape={self.shape} dtype={self.dtype.name}, of which ranks have pieces>"
 
 
 def _read(variable: Any) -> Any:
-    """Without the graph that is being built, if any, noting that it uses the variable."""
+    """Read outside of the current graph, which does not record that it uses the variable."""
     return tf.raw_ops.ReadVariableOp(resource=variable.handle, dtype=variable.dtype)
 
 
@@ -131,7 +133,7 @@ def _assign(variable: Any, value: Any) -> None:
 
 
 def _take_whole(name: str) -> Any:
-    """A method of variables that reads or changes a part of the value: in eager code it finds all of it."""
+    """A method of variables that reads or changes a part of the value: eager code sees the whole value."""
     original = getattr(BaseResourceVariable, name)
 
     @functools.wraps(original)
@@ -152,6 +154,6 @@ for _name in (
 
 
 def _remove_resource(handle: Any) -> None:
-    """Python may come to collect a variable while it traces a function."""
+    """Python may collect a variable while it traces a function."""
     with context.eager_mode():
         tf.raw_ops.DestroyResourceOp(resource=handle, ignore_lookup_error=True)

@@ -1,4 +1,4 @@
-"""Which variables ranks hold in pieces (`piece_variables`), and what takes such variables apart or makes them whole."""
+"""The variables that ranks hold in pieces (`piece_variables`), and the code that cuts them or makes them whole."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ THREADED = "the script has a thread of its own, which may read an optimizer's va
 ASKED = "the script asks for its rank, and may read an optimizer's variables on one rank alone"
 
 is_left_open = False
-"""Whether ranks choose by trial between variables in pieces and whole ones: `MATEX_STRATEGY=auto`."""
+"""Whether ranks choose between variables in pieces and whole ones by trial: `MATEX_STRATEGY=auto`."""
 
 _variables: dict[int, weakref.ref[Any]] = {}
 _are_made = False
 
 
 def note_variable(variable: Any) -> None:
-    """There is a new `PieceVariable`."""
+    """Record a new `PieceVariable`."""
     global _are_made
     _are_made = True
     number = variable.number
@@ -34,20 +34,20 @@ def note_variable(variable: Any) -> None:
 
 
 def list_variables() -> list[Any]:
-    """Those that live on this rank, in the order of their making."""
+    """The existing ones on this rank, in the order of their creation."""
     found = [refer() for _, refer in sorted(_variables.items())]
     return [one for one in found if one is not None]
 
 
 def find_variables(graph: Any) -> list[Any]:
-    """For each tensor from outside that a graph captures: the variable whose handle it is; None: it is none of ours."""
+    """For each tensor that a graph captures: the variable of ours whose handle it is, or None."""
     return [tags.get_tag(outer, _VARIABLE, lambda: None)() for outer, _ in graph.captures]
 
 
 def make_whole() -> None:
-    """Put together all variables that are in pieces. Collective; eager.
+    """Make all variables whole that are in pieces. Collective; eager.
 
-    Of what the script has dropped a rank may still have some variables, and another not.
+    One rank may still hold variables that the script has dropped, and another may not.
     """
     if _are_made:
         mine = {one.number: one for one in list_variables() if one.is_apart()}
@@ -57,9 +57,9 @@ def make_whole() -> None:
 
 
 def keep_whole() -> None:
-    """Put together all variables that are in pieces, and have them stay whole. Collective; eager.
+    """Make all variables whole that are in pieces, for good. Collective; eager.
 
-    From here on a rank may read them by itself: no new ones are made.
+    From then on a rank may read them by itself, and no new ones are created.
     """
     global _are_made
     make_whole()
@@ -69,9 +69,10 @@ def keep_whole() -> None:
 
 
 def prepare_whole_call(function: Any, args: Sequence[Any], kwargs: dict[str, Any], why: str) -> None:
-    """Before every rank calls a `tf.function` by itself: what it takes of such variables is whole. Collective if so.
+    """Prepare a `tf.function` that every rank calls by itself: the variables that it uses become whole. Collective if
+    so.
 
-    why: the call is not shared; told where the function changes such variables.
+    why: the reason why the call is not shared; told if the function changes such variables.
     """
     if not _are_made:
         return
@@ -87,15 +88,15 @@ def prepare_whole_call(function: Any, args: Sequence[Any], kwargs: dict[str, Any
 
 
 def list_kept(variables: Iterable[Any]) -> list[Any]:
-    """The variables of TensorFlow that have the values of these while those of ours are in pieces."""
+    """The TensorFlow variables that hold the values of these while ours are in pieces."""
     return [one.piece if getattr(one, "cuts", ()) and not one.is_refused else one for one in variables]
 
 
 class Holding:
-    """The variables in pieces that a step uses, beside the other tensors that its trace captures."""
+    """The variables in pieces that a step uses, among the tensors that its trace captures."""
 
     def __init__(self, graph: Any, takes_whole: bool = False):
-        """takes_whole: the step takes the variables whole, and makes them so before each call."""
+        """takes_whole: the step takes the variables whole, and makes them whole before each call."""
         self._captured = [None if one is None or one.is_refused else one for one in find_variables(graph)]
         if found := self.list_variables():
             events.pieces_are_used(found)
@@ -111,19 +112,19 @@ class Holding:
 
     @property
     def holds(self) -> bool:
-        """Whether none of them has become one that stays whole, or is cut otherwise."""
+        """Whether the cuts are unchanged, and no variable has become one that stays whole."""
         return all(
             one is None or (one.cuts == cuts and not one.is_refused) for one, cuts in zip(self._captured, self._cuts)
         )
 
     def place(self) -> list[Placement | None]:
-        """The placements of the captured handles; None: it is none of ours."""
+        """The placements of the captured handles; None for a handle that is not ours."""
         return [
             None if one is None else hold(cuts, at) for at, (one, cuts) in enumerate(zip(self._captured, self._cuts))
         ]
 
     def refuse(self, refused: dict[int, Any], place: str) -> None:
-        """Keep those whole that ops take whole, by the numbers of their placements. Collective."""
+        """Keep whole the variables that ops take whole, by the numbers in their placements. Collective."""
         for number in sorted(refused):
             variable: Any = self._captured[number]
             variable.make_whole()
@@ -131,12 +132,12 @@ class Holding:
             events.pieces_refused([variable], f"{refused[number].type} takes '{variable.name}' whole in {place}")
 
     def find_handles(self, outer: Iterable[Any]) -> list[Any]:
-        """What a copy of the step captures in the place of these tensors."""
+        """The handles that a copy of the step captures for these tensors."""
         return [one if mine is None else mine.piece.handle for one, mine in zip(outer, self._captured)]
 
     def prepare(self) -> None:
-        """Before a call of the step: the variables are as it takes them, whatever else has used them. Collective if
-        they were in pieces and are taken whole.
+        """Bring the variables to the form that the step takes, before a call. Collective if they are in pieces and the
+        step takes them whole.
         """
         found = self._whole or self.list_variables()
         if not found:
@@ -149,7 +150,7 @@ class Holding:
 
 
 def _make_count(handles: Sequence[Any]) -> Any:
-    """A function that counts which of these resources exist."""
+    """A function that counts the existing resources among these."""
 
     def count() -> Any:
         exist = [tf.raw_ops.VarIsInitializedOp(resource=one) for one in handles]

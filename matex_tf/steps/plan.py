@@ -1,6 +1,6 @@
 """The plan of a step: its trace, the placements of its tensors, and the copy that all ranks run together.
 
-One way for every style of step: capture, plan, agree, call.
+There is one way for every kind of step: capture, plan, agree, call.
 """
 
 from __future__ import annotations
@@ -53,18 +53,18 @@ _execute: Execute = lambda plan, compute, given: compute({})  # noqa: E731
 
 
 def execute_by(execute: Execute) -> None:
-    """Have `execute(plan, compute, given)` give the outputs of each call of a step, of which `given` are the iterators
-    and datasets among the arguments.
+    """Let `execute(plan, compute, given)` return the outputs of each call of a step. given: the iterators and datasets
+    among the arguments.
 
-    Each time that it calls `compute` the step computes the outputs, of the batch that was taken before the call, with
-    the ranks that there are. It takes other tensors in place of those whose ids `compute` is given.
+    Each call of `compute` computes the outputs for the batch that was taken before the call, with the current ranks.
+    `compute` takes replacements for tensors, by their ids.
     """
     global _execute
     _execute = execute
 
 
 class CopyKind(NamedTuple):
-    """Of copies of steps: its class, what stands for the ranks in it, and within what it is made."""
+    """The kind of a step's copies: its class, the object that stands for the ranks, and the context of its creation."""
 
     make: type[Copy] = Copy
     make_exchanger: Callable[..., Exchanger] = RankExchanger
@@ -72,32 +72,33 @@ class CopyKind(NamedTuple):
 
 
 class StepPlan:
-    """How calls of a traced function are computed.
+    """How the calls of a traced function are computed.
 
     own: the script's trace, a ConcreteFunction.
-    why_whole: why every rank computes the calls by the script's function; empty where ranks share them.
-    program: the placements; None where they could not be found.
+    why_whole: the reason why every rank computes the calls by the script's function; empty if ranks share them.
+    program: the placements; None if they could not be found.
     trained: the weights that a call changes.
-    rows: how many the batch of the last call had; 0 where that is not known.
-    parts: which part of a batch each rank has; None where these are equal for good.
-    copy_kind: of the copies that calls run.
+    rows: the number of rows of the last call's batch; 0 if it is unknown.
+    parts: the slice ratios of the ranks; None if they are equal for good.
+    copy_kind: the kind of the copies that calls run.
     """
 
     def __init__(self, own: Any, are_rows: Sequence[bool], inputs: Sequence[Any], place: str, rows: int = 0):
-        """Plan the calls of `own`, and say how they are computed. Collective: all ranks come to the same plan.
+        """Plan the calls of `own`, and tell how they are computed. Collective: all ranks make the same plan.
 
         Args:
-            are_rows: of each tensor that the function takes, whether it has the rows that ranks divide.
-            inputs: these tensors in this call, eager ones.
+            are_rows: for each tensor argument, whether it has the rows that ranks divide.
+            inputs: the tensor arguments of this call, eager tensors.
             place: names the step in messages.
-            rows: how many there are in this call; 0 where that is not known.
+            rows: the number of rows of this call; 0 if it is unknown.
 
         Raises:
-            RankError: on every rank, where each has its own rows and they cannot be put together, or traces differ.
+            RankError: on every rank, if each rank has its own rows and they cannot be combined, or if the traces
+                differ.
         """
         self.own, self.place, self.rows = own, place, rows
         graph = own.graph
-        self.given = len(are_rows)  # tensors; the rest of what the graph takes it has captured
+        self.given = len(are_rows)  # tensor arguments; the other inputs of the graph are captured
         self.pieces = pieces.Holding(graph)
         captured = [one for one, _ in graph.captures]
         handles = [*inputs, *captured]
@@ -119,13 +120,13 @@ class StepPlan:
         self.why_whole = self._find_obstacle()
         if self.why_whole in (NO_BATCH, NO_WORK):
             if self.trained and agreement.is_watched():
-                agreement.agree_on_new(graph.variables)  # else, what a rank does by itself is its own affair
+                agreement.agree_on_new(graph.variables)  # otherwise it is the rank's own work
             explain.say_whole(place, self.why_whole, is_usual=not self.trained)
             return
         if not self.why_whole:
             try:
                 self.find_copy()
-            except Exception as error:  # of any op: the script's own function is always right
+            except Exception as error:  # an error in any op: the script's own function is always right
                 self.why_whole = f"its copy cannot be made ({type(error).__name__}: {error})"
         self.why_whole = agreement.agree_on_trace(
             graph, self.why_whole, place, agreement.count_rows(self.graph.inputs, self.divided)
@@ -141,9 +142,9 @@ class StepPlan:
             explain.say_shared(place, self.program)
 
     def _find_source(self) -> Any:
-        """The op whose batch is taken before the function is called; None where there is none, or no need of it.
+        """The op whose batch is taken before the function is called; None if there is none, or no need.
 
-        Ranks with rows of their own take them in the graph, where they tell one another how many.
+        Ranks with rows of their own take them in the graph, where they exchange their numbers of rows.
         """
         if any(self.divided):
             return None
@@ -151,7 +152,7 @@ class StepPlan:
         return None if source is None or self.are_own[self._find_handle(source)] else source
 
     def _find_handle(self, source: Any) -> int:
-        """The place among the inputs of the iterator from which `source` takes."""
+        """The index, among the inputs, of the iterator from which `source` takes."""
         return [id(one) for one in self.graph.inputs].index(id(source.inputs[0]))
 
     def _find_obstacle(self) -> str:
@@ -163,14 +164,14 @@ class StepPlan:
             self.program = self._read(self.divided)
         except OwnRowsError as error:
             return str(error)
-        except Exception as error:  # of any rule: the script's own function is always right
+        except Exception as error:  # an error in any rule: the script's own function is always right
             return f"its graph cannot be read ({type(error).__name__}: {error})"
         if not any(self.are_own) and not worth.has_shared_work(self.program):
             return NO_WORK
         return ""
 
     def _read(self, divided: Sequence[bool]) -> Program:
-        """The placements. Collective where an op takes a variable whole that ranks hold in pieces."""
+        """Find the placements. Collective if an op takes a variable whole that ranks hold in pieces."""
         placements = [BATCH if one else WHOLE for one in divided]
         placements[: len(self.are_own)] = [OWN if is_own else one for one, is_own in zip(placements, self.are_own)]
         while True:
@@ -198,16 +199,16 @@ class StepPlan:
                 ]
 
     def use_copy(self, kind: CopyKind, held: pieces.Holding | None = None) -> None:
-        """From now on calls run copies of this kind; if given, with variables in pieces as `held` says."""
+        """Run copies of this kind from now on; if `held` is given, with variables in pieces as it says."""
         self.copy_kind, self.pieces = kind, held or self.pieces
 
     def find_copy(self, divided: Sequence[bool] | None = None) -> Any:
-        """The copy that divides these inputs, by default all that have rows, for as many ranks as there are.
+        """The copy that slices these inputs, by default all that have rows, for the current number of ranks.
 
-        It is a ConcreteFunction of what the script's takes, and of the batch.
+        It is a ConcreteFunction of the arguments of the script's function, and of the batch.
         """
         divided = self.divided if divided is None else divided
-        if not self.pieces.holds:  # they are cut for other ranks
+        if not self.pieces.holds:  # they are cut for another number of ranks
             self.pieces, self._copies = pieces.Holding(self.own.graph), {}
             self.program = self._read(self.divided)
         key = world.get_world().size, self.copy_kind, self.pieces, *divided
@@ -256,11 +257,11 @@ class StepPlan:
         return trace_copy(step, specs)
 
     def _find_handles(self, handles: Sequence[Any], feeds: Sequence[Any]) -> list[Any]:
-        """What a copy takes in the place of tensors that stand for iterators and datasets, of which are these feeds."""
+        """The tensors that a copy takes for tensors that stand for iterators and datasets with these feeds."""
         return [one if feed is None else feed.find_handle(one) for one, feed in zip(handles, feeds)]
 
     def take_batch(self, inputs: Sequence[Any]) -> Batch | None:
-        """The batch of a call with these tensors, where it is taken before the call; None at the end of data."""
+        """The batch of a call with these tensors, if it is taken before the call; None at the end of the data."""
         handle = [*inputs, *self.own.captured_inputs][self._find_handle(self.source)]
         try:
             found: Shares | None = find_shares(handle)
@@ -273,17 +274,17 @@ class StepPlan:
             return None
 
     def call_at_end(self, inputs: Sequence[Any]) -> Any:
-        """What the script's function does where there is no batch any more."""
-        for one in pieces.find_variables(self.own.graph):  # which the script's function may read before the data end
+        """The behavior of the script's function at the end of the data."""
+        for one in pieces.find_variables(self.own.graph):  # the script's function may read it before the data end
             if one is not None:
                 one.make_whole()
         return self.own._call_flat(list(inputs), self.own.captured_inputs)
 
     def call(self, inputs: Sequence[Any], taken: Batch | None, given: Sequence[Any] = ()) -> Any:
-        """What the script's function gives for these tensors, by all ranks. Collective.
+        """The results of the script's function for these tensors, computed by all ranks. Collective.
 
         Args:
-            taken: see `take_batch`; None if there is no `source`. A call with the same batch can be made again.
+            taken: see `take_batch`; None without a `source`. A call with the same batch can be repeated.
             given: the iterators and datasets among the arguments.
         """
         rows = [tensor for tensor, one in zip(inputs, self.divided) if one]
@@ -301,11 +302,11 @@ class StepPlan:
                 publishing.settle()
                 self.pieces.prepare()
                 handles = list(inputs)
-                if any(self.feeds):  # what is captured is worked on for this call, too
+                if any(self.feeds):  # prepare captured iterators for this call, too
                     handles = self._find_handles([*inputs, *self.own.captured_inputs], self.feeds)[: len(inputs)]
                 tensors = [instead.get(id(one), one) for one in handles]
                 rows = [] if taken is None else self._take_rows(taken, is_shared)
-                if not is_shared:  # ranks that compute alone meet here one that could not take its batch
+                if not is_shared:  # here ranks that compute by themselves learn of a rank that failed to take its batch
                     ops.allreduce(tf.zeros([]), "sum", f"the batch of {self.place}")
                 outputs = copy(*tensors, *rows)
                 events.step_computed(self)
@@ -321,7 +322,7 @@ class StepPlan:
         return self.own.function_type.pack_output(outputs)
 
     def _take_rows(self, batch: Batch, is_shared: bool) -> list[Any]:
-        """What the copy takes of a batch: this rank's share, or all rows."""
+        """The tensors of a batch that the copy takes: this rank's slice, or all rows."""
         if not is_shared:
             return batch.take_whole()
         return batch.take_share(None if self.parts is None else self.parts.deal(batch.total))

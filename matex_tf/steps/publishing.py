@@ -1,6 +1,6 @@
-"""Weights of which each rank has updated a piece: all get the new values of all ranks, in common memory or by messages.
+"""Publishes weights of which each rank has updated a piece: through shared memory, or by messages.
 
-In host memory a piece lies in the whole variable, and only what other ranks have updated is copied.
+In host memory a piece lies in the whole variable, so only the pieces of other ranks are copied.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from matex_tf.world import world
 
 _TYPES = ("float16", "bfloat16", "float32", "float64")
 _LEAST_BYTES = 256 << 10
-"""Of a group: it takes a meeting of its own, some 0.1 ms over Ethernet, and this much 2 ms at 1 Gbit/s."""
+"""Seconds for one more group: a synchronization of its own, 0.1 ms over Ethernet; these bytes take 2 ms at 1 Gbit/s."""
 _MOST_GROUPS = 8
 _holdings: dict[tuple[int, ...], int] = {}
 _numbers = itertools.count()
 _unsettled: list[tuple[list[Any], dict[str, Any]]] = []
-"""Handles of variables that have yet to be moved to common memory, and arguments of the op that does it."""
+"""Handles of variables that must still move to shared memory, with the arguments of the op that moves them."""
 
 
 def can_publish(handle: Any, dtype: Any) -> bool:
-    """Whether new values of a variable may be put where it lies."""
+    """Whether new values of a variable may be written in place."""
     outer = _find_outer(handle)
     on_host = outer is not None and "GPU" not in outer.device
     return on_host and dtype.name in _TYPES and not settings.get_settings().elastic
@@ -80,21 +80,21 @@ def _publish_group(group: Sequence[Publication], place: str, number: int) -> Any
 
 
 def _make_pieces(count: int, dtype: Any) -> list[Any]:
-    """Variables in eager code to which pieces of others are lent."""
+    """Variables in eager code that refer to the pieces of others."""
     from tensorflow.python.ops.resource_variable_ops import ResourceVariable
 
     return [ResourceVariable(tf.zeros([0], dtype), trainable=False, shape=[None]) for _ in range(count)]
 
 
 def leave() -> None:
-    """The weights of copies that are not run stay where they are."""
+    """Leave the weights of copies that do not run where they are."""
     _unsettled.clear()
 
 
 def settle() -> None:
-    """Have the weights that steps publish lie in common memory, before a first step makes anything else. Collective.
+    """Move published weights to shared memory before the first step allocates anything else. Collective.
 
-    So what they took is free for the optimizer's variables.
+    So their old memory is free for the variables of the optimizer.
     """
     library = ops.get_library().ops
     while _unsettled:
@@ -107,19 +107,19 @@ def settle() -> None:
 
 
 def _is_sent() -> bool:
-    """Whether ranks may not read each other's weights where they lie."""
+    """Whether ranks may not read each other's weights in place."""
     return settings.get_settings().algorithm != "auto" or world.get_world().has_several_nodes
 
 
 def _is_later() -> bool:
-    """Whether new weights come while the next step computes."""
+    """Whether new weights arrive during the next step."""
     return _is_sent() and world.has_threads() and settings.get_settings().overlap != "off"
 
 
 def _group(publications: list[Publication]) -> list[list[Publication]]:
-    """What is published together, in the order in which a step needs it.
+    """Group the variables that are published together, in the order in which a step needs them.
 
-    New weights that come later are in several groups: what is needed first need not wait for the rest.
+    New weights that arrive during the next step form several groups: early layers need not wait for the rest.
     """
     if not _is_later():
         return [publications]
@@ -137,7 +137,7 @@ def _group(publications: list[Publication]) -> list[list[Publication]]:
 
 
 def _find_outer(handle: Any) -> Any:
-    """What eager code has in the place of a handle that a function has captured; None: it is no such handle."""
+    """The tensor in eager code that a function has captured as this handle; None if it is no captured handle."""
     while not hasattr(handle, "numpy"):
         captures = getattr(handle.graph, "captures", ())
         handle = next((outer for outer, inner in captures if inner is handle), None)
@@ -147,7 +147,7 @@ def _find_outer(handle: Any) -> Any:
 
 
 def _find_holding(group: Sequence[Publication], arguments: dict[str, Any]) -> int:
-    """The number of the common memory of these variables, which goes with the first of them.
+    """The number of the shared memory of these variables, which belongs to the first of them.
 
     arguments: those of the op that publishes the variables.
     """

@@ -1,4 +1,4 @@
-"""What travels in a step: sums, and rows that ops need whole, with the op, its line, and the bytes."""
+"""The messages of a step: sums, and gathered rows with the op, its source line, and the bytes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from matex_tf.runtime import script_frames
 
 
 class Gathering(NamedTuple):
-    """Rows that an op needs whole. bytes: of each row; None where that is not known."""
+    """Gathered rows of one value. bytes: of each row; None if unknown."""
 
     op: str
     place: str
@@ -25,9 +25,9 @@ class Gathering(NamedTuple):
 
 
 class Report(NamedTuple):
-    """collectives: how often ranks meet in a step, outside of loops. bytes: of all sums; None where that is not known.
+    """collectives: synchronizations of the ranks in a step, outside of loops. bytes: of all sums; None if unknown.
 
-    gatherings: what is gathered, the first op that needs it.
+    gatherings: the gathered values, each with the first op that needs it.
     """
 
     collectives: int
@@ -47,7 +47,7 @@ def describe(program: Program) -> Report:
 
 
 def count_summed_bytes(program: Program) -> int | None:
-    """Bytes of all sums; None where that is not known."""
+    """Bytes of all sums; None if unknown."""
     needs = _list_needs(program, [WHOLE] * len(program.outputs))
     sums = {id(value): value for value, _ in needs if value.placement.kind == PARTIAL}
     sizes = [count_bytes(value) for value in sums.values()]
@@ -55,7 +55,9 @@ def count_summed_bytes(program: Program) -> int | None:
 
 
 def _list_needs(program: Program, gives: Sequence[Placement]) -> Iterator[tuple[Value, Node | None]]:
-    """The values that are made whole, and the ops that need them; None: the program's result, brought to `gives`."""
+    """The values that become whole, each with the ops that need it; None: the result of the program, brought to
+    `gives`.
+    """
     for value, need, node in program.iterate_needs(gives):
         if needs_exchange(value.placement, need):
             yield value, node
@@ -64,7 +66,7 @@ def _list_needs(program: Program, gives: Sequence[Placement]) -> Iterator[tuple[
 
 
 def count_bytes(value: Value, axis: int | None = None) -> int | None:
-    """Of a tensor, or of a row of it along `axis`."""
+    """Bytes of a tensor, or of one row of it along `axis`."""
     shape = value.shape
     if shape is None or not value.dtype.size:
         return None
@@ -73,7 +75,7 @@ def count_bytes(value: Value, axis: int | None = None) -> int | None:
 
 
 def find_line(op: Any) -> str:
-    """The innermost line of the script that made an op; of libraries, where a script made none."""
+    """The innermost source line of the script that created an op; a line of a library if the script has none."""
     frames = list(getattr(op, "traceback", None) or [])
     own = [one for one in frames if not script_frames.is_library(one.filename) and not one.filename.startswith("<")]
     if not own:
@@ -82,7 +84,7 @@ def find_line(op: Any) -> str:
 
 
 def tell(report: Report) -> str:
-    """What `--explain` says of it."""
+    """The line of `--explain` about the step."""
     size = "sums" if report.bytes is None else f"sums of {settings.format_bytes(report.bytes)}"
     found = [f"{report.collectives} collective{'s' if report.collectives != 1 else ''} a step, {size}"]
     for one in report.gatherings:

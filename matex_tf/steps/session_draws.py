@@ -1,4 +1,4 @@
-"""Random ops of a session's graph: all copies of one go on in the same sequence of numbers, as the op alone does."""
+"""Random ops of a session's graph: all copies of an op share one number sequence, as the op has alone."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ _STATELESS = {
     "RandomUniformInt": "StatelessRandomUniformIntV2",
 }
 _RESERVED = 256
-"""Values of Philox' counter that TensorFlow's random ops leave out for each number that they draw."""
+"""Values of Philox' counter that TensorFlow's random ops skip for each number that they draw."""
 _PHILOX = 1
 _STATES = "places in sequences of random numbers"
 
 
 class SessionCopy(Copy):
-    """A copy in the graph of a session, in which an op keeps its state under its name.
+    """A copy in the graph of a session, where an op keeps its state under its name.
 
-    starts: by the names of the script's random ops, what is to run once in each session.
+    starts: by the names of the script's random ops, the operation that must run once in each session.
     """
 
     is_ordered = False
@@ -52,7 +52,7 @@ class SessionCopy(Copy):
 
 
 def _find_state(op: Any) -> tuple[Any, Any]:
-    """The variable with the number of the next value of Philox' counter, and what sets it to 0."""
+    """The variable that holds the next value of Philox' counter, and the operation that sets it to 0."""
     states: dict[str, tuple[Any, Any]] = tags.get_or_make_tag(op.graph, _STATES, dict)
     if op.name not in states:
         with tf.control_dependencies(None):

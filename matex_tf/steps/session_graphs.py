@@ -1,4 +1,4 @@
-"""What is added to a session's graph: ops beside the script's, under names of their own, which nobody saves."""
+"""Ops that the library adds to a session's graph, under names of their own; they are never saved."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _ADDED = "added to the graph"
 
 @contextlib.contextmanager
 def add_to(graph: Any) -> Iterator[None]:
-    """Within it ops are made in `graph`, finalized or not, wherever the script is."""
+    """Within the context ops are created in `graph`, finalized or not, outside of the script's scopes."""
     v1 = tf.compat.v1
     finalized = graph.finalized
     scopes, functions = tags.get_or_make_tag(graph, _ADDED, lambda: ([], set()))
@@ -36,9 +36,9 @@ def add_to(graph: Any) -> Iterator[None]:
 
 @contextlib.contextmanager
 def use_v2_behavior() -> Iterator[None]:
-    """Within it, whatever the script has chosen, sizes of shapes are numbers, and branches are functions.
+    """Within the context sizes of shapes are numbers, and branches are functions, whatever the script has chosen.
 
-    Collectives in functions run in their order, and those of a branch that is not taken are not waited for.
+    Collectives in functions run in order, and no rank waits for those of a branch that is not taken.
     """
     v1 = tf.compat.v1
     has_numbers, has_functions = isinstance(tf.TensorShape([1])[0], int), v1.control_flow_v2_enabled()
@@ -54,7 +54,7 @@ def use_v2_behavior() -> Iterator[None]:
 
 
 def drop_copies(graph: Any, definition: Any) -> Any:
-    """The definition of a graph without what was added to it."""
+    """The definition of a graph without the added ops."""
     scopes, functions = tags.get_tag(graph, _ADDED, ((), ()))
     if scopes:
         nodes = [node for node in definition.node if not node.name.startswith(tuple(scopes))]

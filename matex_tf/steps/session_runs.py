@@ -1,4 +1,4 @@
-"""Runs of sessions of `tf.compat.v1`: the plan of each set of fetches and feeds, and the run by it."""
+"""Runs of sessions of `tf.compat.v1`: a plan for each set of fetches and feeds."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ NO_BATCH = "it takes no batch of two rows or more from a placeholder or an itera
 _PLANS, _VARIABLES = "plans of runs", "what is known of variables"
 _lock = threading.RLock()
 feeds_shares = ThreadFlag()
-"""Whether the run that this thread is in was fed rows of this rank alone."""
+"""Whether the run in this thread is fed this rank's own rows."""
 
 
 def run_session(
@@ -43,12 +43,12 @@ def run_session(
     feeds: Mapping[Any, Any],
     run: Callable[..., list[Any]],
 ) -> list[Any]:
-    """The values of `tensors` after a run of a session, computed by all ranks where they can. Collective there.
+    """The values of `tensors` after a run of a session, computed by all ranks if possible; then collective.
 
     Args:
-        operations: those that run besides.
+        operations: further fetches.
         feeds: arrays, by references to the tensors that they are fed to.
-        run: runs other operations and gives the values of other tensors, with the same feeds and some besides.
+        run: runs other operations and returns the values of other tensors, with the same feeds and further ones.
     """
     if is_inside or not world.is_active():
         return run(operations, tensors)
@@ -70,7 +70,7 @@ def run_session(
 
 
 def _find_rows(feeds: Mapping[Any, Any]) -> list[Any]:
-    """The tensors that are fed the most common number of rows, if it is 2 or more."""
+    """The tensors that are fed the most common number of rows, if that is 2 or more."""
     counts = {one: len(value) for one, value in feeds.items()}
     known = [count for count in counts.values() if count > 1]
     most = max(known, key=known.count) if known else 0
@@ -78,9 +78,9 @@ def _find_rows(feeds: Mapping[Any, Any]) -> list[Any]:
 
 
 class SessionPlan:
-    """How runs that ask for the same, and are fed alike, are computed.
+    """How runs with the same fetches and alike feeds are computed.
 
-    why_whole: why every rank computes the runs whole; empty where ranks share them.
+    why_whole: the reason why every rank computes the runs whole; empty if ranks share them.
     """
 
     def __init__(
@@ -92,15 +92,15 @@ class SessionPlan:
         rows: Sequence[Any],
         are_own: bool,
     ):
-        """Plan the runs. Collective where they have work that can be shared: all ranks come to the same plan.
+        """Plan the runs. Collective if they have work that can be shared: all ranks make the same plan.
 
         Args:
-            operations, tensors: what the script asks for.
-            given: the tensors that are fed, `rows` among them, which have the rows that ranks divide.
-            are_own: whether each rank feeds its own rows alone.
+            operations, tensors: the fetches of the script.
+            given: the tensors that are fed; those in `rows` have the rows that ranks divide.
+            are_own: each rank feeds its own rows.
 
         Raises:
-            RankError: on every rank, where each has its own rows and they cannot be put together.
+            RankError: on every rank, if each rank has its own rows and they cannot be combined.
         """
         from tensorflow.python.eager import context
 
@@ -116,7 +116,7 @@ class SessionPlan:
         self.part = Part(needed, given, rows, tensors, operations, filter(has_no_seed, needed))
         self.variables = list_variables(needed)
         self.changed = list_changed(needed, bool(given))
-        with session_graphs.use_v2_behavior(), context.eager_mode():  # values that are fixed are computed as it is read
+        with session_graphs.use_v2_behavior(), context.eager_mode():  # reading computes constant values
             self.program, self.why_whole = self._read(rows)
         if are_own or self.why_whole not in (NO_BATCH, NO_WORK):
             self._agree()
@@ -126,7 +126,7 @@ class SessionPlan:
             self._order_collectives()
 
     def _read(self, rows: Sequence[Any]) -> tuple[Program | None, str]:
-        """The placements, or why ranks cannot share the runs."""
+        """The placements, or the reason why ranks cannot share the runs."""
         part = self.part
         if not rows:
             return None, NO_BATCH
@@ -140,11 +140,11 @@ class SessionPlan:
         return program, "" if self.are_own or worth.has_shared_work(program) else NO_WORK
 
     def _agree(self) -> None:
-        """Make the copy, where all ranks share the runs. Collective."""
+        """Build the copy if all ranks share the runs. Collective."""
         if not self.why_whole:
             try:
                 copied = self._build()
-            except Exception as error:  # of any op: what the script asks for is always right
+            except Exception as error:  # an error in any op: the script's own fetches are always right
                 self.why_whole = f"its copy cannot be made ({type(error).__name__}: {error})"
         digest = capture.digest_nodes([op.node_def for op in self.part.needed], {}, for_ranks=True)
         self.why_whole = agree_on_plan(digest, self.why_whole, PLACE)
@@ -162,7 +162,7 @@ class SessionPlan:
             explain.say_whole(PLACE, self.why_whole, is_usual=False)
 
     def _build(self) -> tuple[list[Any], list[Any]]:
-        """The operations and tensors to ask for in place of the script's, of a copy in the same graph."""
+        """The fetches of a copy in the same graph that replace the script's."""
         program, part = self.program, self.part
         assert program is not None
         with session_graphs.add_to(self.graph):
@@ -185,21 +185,21 @@ class SessionPlan:
         return kept + effects, [instead.get(tensor.name, tensor) for tensor in self.tensors]
 
     def _order_collectives(self) -> None:
-        """The script's own collectives run in the order in which it made them."""
+        """Make the script's own collectives run in the order of their creation."""
         own = [op for op in self.part.needed if op.type in ops.OP_TYPES]
         if len(own) > 1:
             passes, within_loops = cond_turns.pass_turns(self.graph, own)
             self.operations += passes
-            # Of an op in a loop nobody knows how often it runs; the loop orders it.
+            # The number of runs of an op in a loop is unknown; the loop orders it.
             self.turns = sorted(op.get_attr("turn") for op in own if op not in within_loops)
 
     def run(
         self, session: Any, held: SessionVariables, rows: Sequence[Any], run: Callable[..., list[Any]]
     ) -> list[Any]:
-        """What the script's run gives. Collective, if ranks share it.
+        """The results of the script's run. Collective, if ranks share it.
 
         Args:
-            held: what is known of the variables of the session.
+            held: the known state of the session's variables.
             rows: the arrays with rows, if any are fed.
             run: see `run_session`.
         """
@@ -214,7 +214,7 @@ class SessionPlan:
             batch = None if self.are_own else WholeBatch(rows, [True] * len(rows))
             with self.batches.compare_batches((), batch), failures.fail_together(PLACE):
                 return self._run_shared(rows, run)
-        except tf.errors.OpError:  # some ranks may have set variables that others have not
+        except tf.errors.OpError:  # some ranks may have assigned variables that others have not
             held.forget(op.name for op in self.variables)
             raise
 
@@ -234,7 +234,7 @@ class SessionPlan:
 
 
 def _find_batch(needed: Sequence[Any]) -> list[Any]:
-    """The tensors with rows that the first iterator gives."""
+    """The tensors with rows of the first iterator."""
     for op in needed:
         found = [one for one in op.outputs if sources.has_open_rows(one.shape)] if op.type in sources.SOURCES else []
         if found:

@@ -1,4 +1,4 @@
-"""Variables of a session: the same on all ranks before a run that ranks share."""
+"""Variables of a session: equal on all ranks before a shared run."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from matex_tf.steps import session_graphs, variables
 from matex_tf.thread_flag import ThreadFlag
 
 is_inside = ThreadFlag()
-"""Whether this thread is within a run of our own."""
+"""Whether this thread is inside of a run of the library."""
 _KINDS = ("VarHandleOp", "VariableV2", "Variable")
 _READS = ("ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VariableShape", "VarIsInitializedOp")
 _READERS = "readers of variables"
 
 
 def list_variables(needed: Iterable[Any]) -> list[Any]:
-    """The ops of the variables among those that a run needs; no variables of strings, with which nobody calculates."""
+    """The variable ops among the ops of a run, without variables of strings."""
     return [op for op in needed if op.type in _KINDS and op.get_attr("dtype").as_numpy_dtype is not object]
 
 
 def list_changed(needed: Sequence[Any], has_feeds: bool) -> set[str]:
-    """The names of the variables that a run may leave different on ranks on which they were the same.
+    """The names of variables that were equal on all ranks, and that a run may leave different.
 
-    A run without feeds, of ops that have no state but variables and seeds, gives the same on all ranks.
+    A run without feeds, of ops whose only state is variables and seeds, gives equal results on all ranks.
     """
     if not has_feeds and not any(map(_is_apart, needed)):
         return set()
@@ -37,13 +37,15 @@ def list_changed(needed: Sequence[Any], has_feeds: bool) -> set[str]:
 
 
 def list_trained(graph: Any, needed: Sequence[Any], changed: set[str]) -> set[str]:
-    """The names of the weights among `changed` that the run reads, too: a run that only sets weights trains nothing."""
+    """The names of the weights among `changed` that the run also reads: a run that only assigns
+    weights trains nothing.
+    """
     weights = {one.op.name for one in graph.get_collection(tf.compat.v1.GraphKeys.TRAINABLE_VARIABLES)}
     return changed & weights & _list_used(needed, _reads)
 
 
 def _list_used(needed: Iterable[Any], is_used: Callable[[Any, Any], bool]) -> set[str]:
-    """The names of the variables of which `is_used(op, tensor)` says that an op uses them by an input of its."""
+    """The names of the variables that an op uses through an input for which `is_used(op, tensor)` holds."""
     return {
         one.name
         for op in needed
@@ -66,7 +68,7 @@ def _may_write(op: Any, tensor: Any) -> bool:
 
 
 def _is_apart(op: Any) -> bool:
-    """Whether an op may give or do something else on each rank."""
+    """Whether an op may return or do something different on each rank."""
     stateful = op.op_def is None or op.op_def.is_stateful
     if not stateful or op.type in _KINDS or any(map(_is_reference, op.inputs)):
         return False
@@ -78,7 +80,7 @@ def _is_reference(tensor: Any) -> bool:
 
 
 def _find_variables(tensor: Any) -> list[Any]:
-    """The variables that a handle, or a reference that an assignment hands on, may be of."""
+    """The variables that a handle, or a reference from an assignment, may refer to."""
     found, pending, seen = [], [tensor.op], set()
     while pending:
         op = pending.pop()
@@ -92,10 +94,10 @@ def _find_variables(tensor: Any) -> list[Any]:
 
 
 class SessionVariables:
-    """What is known of a session's variables.
+    """The known state of a session's variables.
 
-    agreed: the names of those that are the same on all ranks. started: the names of random ops whose place in their
-        sequence of numbers is known.
+    agreed: the names of those that are equal on all ranks. started: the names of random ops whose position in their
+        number sequence is known.
     """
 
     def __init__(self) -> None:
@@ -103,18 +105,18 @@ class SessionVariables:
         self.started: set[str] = set()
 
     def start(self, session: Any, starts: Mapping[str, Any]) -> None:
-        """Begin sequences of random numbers that have not begun in the session."""
+        """Start number sequences that have not started in the session."""
         if new := [one for name, one in starts.items() if name not in self.started]:
             with is_inside.set():
                 session.run(new)
             self.started.update(starts)
 
     def forget(self, names: Iterable[str]) -> None:
-        """These variables may have changed by other amounts on each rank."""
+        """Record that ranks may have changed these variables differently."""
         self.agreed.difference_update(names)
 
     def agree(self, session: Any, chosen: Iterable[Any]) -> None:
-        """Give every rank rank 0's values of variables where they differ. Collective, if it is not known of all."""
+        """Give every rank rank 0's values of variables that differ. Collective, if not all are known to be equal."""
         new = [op for op in chosen if op.name not in self.agreed]
         if not new:
             return
@@ -131,7 +133,7 @@ class SessionVariables:
 
 
 def _find_readers(graph: Any, new: Sequence[Any]) -> list[tuple[Any, Any, Any]]:
-    """For each variable: its value, and what to feed and to run so that it has another."""
+    """For each variable: its value, and the feed and the operation that assign another."""
     known: dict[str, tuple[Any, Any, Any]] = tags.get_or_make_tag(graph, _READERS, dict)
     missing = [op for op in new if op.name not in known]
     if missing:
@@ -141,7 +143,7 @@ def _find_readers(graph: Any, new: Sequence[Any]) -> list[tuple[Any, Any, Any]]:
 
 
 def _read(session: Any, tensors: Sequence[Any]) -> list[np.ndarray]:
-    """Their values; an empty vector stands for one that has no value yet."""
+    """Their values; an empty vector for a variable without a value."""
     try:
         return [np.asarray(one) for one in session.run(tensors)]
     except tf.errors.FailedPreconditionError:

@@ -1,4 +1,4 @@
-"""The share of a batch that a rank computes, in a graph."""
+"""This rank's slice of a batch, as tensors of a graph."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ UNEVEN = (
 
 
 class Parts:
-    """Which part of each batch of one step the ranks have. They are equal until others are put in, between calls.
+    """The slice ratios of the ranks for one step. They are equal until others are set between calls.
 
-    shares: of each rank that trains the part of their sum, a variable of int64.
-    rows: the most that a batch had since 0 was put in, a scalar variable of int64.
+    shares: for each rank that trains, its part of their sum; an int64 variable.
+    rows: the largest number of rows of a batch since it was set to 0; a scalar int64 variable.
     """
 
     def __init__(self) -> None:
@@ -34,7 +34,7 @@ class Parts:
             self.rows = tf.Variable(tf.zeros([], tf.int64), trainable=False)
 
     def deal(self, rows: int) -> Any:
-        """The shares, of which this rank has its part of a batch with so many rows."""
+        """The shares for a batch with so many rows: this rank has a part of it."""
         self.rows.assign(max(rows, int(self.rows)))
         return self.list_shares()
 
@@ -47,30 +47,30 @@ _may_change = False
 
 
 def let_parts_change() -> None:
-    """From here on a step that is planned has `Parts`."""
+    """Give `Parts` to all steps that are planned from now on."""
     global _may_change
     _may_change = True
 
 
 def may_change() -> bool:
-    """Whether the ranks' parts of a batch may be others while the program runs."""
+    """Whether slice ratios may change while the program runs."""
     return _may_change or settings.get_settings().elastic
 
 
 def make_parts() -> Parts | None:
-    """Those of a step; None where all steps have equal ones for good."""
+    """The `Parts` of a step; None if all steps have equal slices for good."""
     return Parts() if _may_change else None
 
 
 def make_share(components: Sequence[Any], parts: Parts | None = None) -> Share:
-    """This rank's share of a whole batch, of its components: tensors with as many rows as one another."""
+    """This rank's slice of a whole batch, from its components: tensors with equally many rows."""
     return make_share_of_rows(tf.shape(components[0], tf.int64)[0], parts)
 
 
 def make_checked_share(components: Sequence[Any], parts: Parts | None = None) -> Share:
-    """This rank's share of a whole batch that is taken within a graph, of its components: tensors with rows.
+    """This rank's slice of a whole batch that the graph takes, from its components: tensors with rows.
 
-    Where the components have different numbers of rows, all ranks raise an error.
+    If the components have different numbers of rows, all ranks raise an error.
     """
     counts = [tf.shape(one, tf.int64)[0] for one in components]
     if len(counts) > 1:
@@ -82,7 +82,7 @@ def make_checked_share(components: Sequence[Any], parts: Parts | None = None) ->
 
 
 def make_share_of_rows(total: Any, parts: Parts | None = None) -> Share:
-    """This rank's share of a batch of `total` rows, a scalar int64."""
+    """This rank's slice of a batch of `total` rows, a scalar int64."""
     me = world.get_world()
     shares: Any = me.trainers
     if parts is not None:
@@ -93,14 +93,14 @@ def make_share_of_rows(total: Any, parts: Parts | None = None) -> Share:
 
 
 def make_given_share(first: Any, count: Any, total: Any, contributes: Any) -> Share:
-    """This rank's share of a batch of which it is given its rows, by scalar tensors; see `Share`."""
+    """The slice of a batch whose rows this rank is given, from scalar tensors; see `Share`."""
     return Share(first, count, total, contributes, tf.constant(world.get_world().rank == 0))
 
 
 def make_own_share(exchanger: Exchanger, components: Sequence[Any], has_batch: Any) -> OwnRows:
-    """This rank's share of a batch of which `components` are its own rows: tensors of at least one dimension.
+    """This rank's slice of a batch of which `components` are its own rows: tensors of at least one dimension.
 
-    An error is raised, on all ranks alike, where the components of one have different numbers of rows.
+    If the components of a rank have different numbers of rows, all ranks raise an error.
     """
     excepthook.refuse_after_loss("a step on each rank's own rows")
     me = world.get_world()
@@ -126,14 +126,14 @@ def make_own_share(exchanger: Exchanger, components: Sequence[Any], has_batch: A
 
 
 def _make_share_of_ranks() -> Share:
-    """That of rows of which each rank has one."""
+    """The slice of data with one row for each rank."""
     me = world.get_world()
     rank, one, size = (tf.constant(number, tf.int64) for number in (me.rank, 1, me.size))
     return Share(rank, one, size, tf.constant(True), tf.constant(me.rank == 0))
 
 
 def make_no_share() -> Share:
-    """Before any batch is there: all ranks compute the same."""
+    """The empty slice, before any batch: all ranks compute the same."""
     zero, one = tf.constant(0, tf.int64), tf.constant(1, tf.int64)
     keeps = tf.constant(world.get_world().rank == 0)
     return Share(zero, one, one, tf.constant(True), keeps)

@@ -1,4 +1,4 @@
-"""What is known of variables, and the same variables on all ranks: compared, and sent where they differ."""
+"""Facts about variables, and their synchronization: compared between ranks, and sent if they differ."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _agreed: dict[int, weakref.ref[Any]] = {}
 
 
 def find_tf_variable(variable: Any) -> Any:
-    """The variable of TensorFlow behind one of Keras, also where that casts what is read; any other is its own."""
+    """The TensorFlow variable of a Keras variable, also if Keras casts its reads; any other variable itself."""
     for name in ("_value", "_variable"):
         behind = getattr(variable, name, None)
         variable = behind if behind is not None and hasattr(behind, "assign") else variable
@@ -30,28 +30,28 @@ def find_tf_variable(variable: Any) -> Any:
 
 
 def find_name(variable: Any) -> str:
-    """The name by which a variable is known in messages and in the layout."""
+    """The name of a variable in messages and in the layout."""
     return str(getattr(variable, "path", None) or getattr(variable, "name", None) or "unnamed")
 
 
 def find_birth(variable: Any) -> int:
-    """A number that grows from one variable to the next that this process makes.
+    """A number that grows with each variable that this process creates.
 
-    Ranks know a variable by its place in this order (rule 12): a script may keep variables in a set, whose order is
-    another on each rank. A variable of TensorFlow 1 without a resource has 0; its name is known of no other one.
+    Ranks identify a variable by its place in this order (rule 12): a script may keep variables in a set, whose order
+    differs between ranks. A reference variable of TensorFlow 1 has 0; its name is unique.
     """
     handle = getattr(find_tf_variable(variable), "handle", None)
     return 0 if handle is None else int(handle._id)
 
 
 def _is_apart(variable: Any) -> bool:
-    """Whether each rank has a piece of its own of a variable now (`piece_variables`)."""
+    """Whether the ranks hold pieces of a variable now (`piece_variables`)."""
     is_apart = getattr(variable, "is_apart", None)
     return is_apart is not None and is_apart()
 
 
 def _select_readable(variables: Iterable[Any]) -> list[Any]:
-    """Those that are variables of TensorFlow, each once, in the order of their making."""
+    """The TensorFlow variables among these, each once, in the order of their creation."""
     seen: set[int] = set()
     found = []
     for variable in variables:
@@ -65,7 +65,7 @@ def _select_readable(variables: Iterable[Any]) -> list[Any]:
 
 def _read_value(variable: Any) -> np.ndarray:
     inner = find_tf_variable(variable)
-    with tf.device(inner.device):  # else one in the host's memory is copied to a GPU and back
+    with tf.device(inner.device):  # otherwise a variable in host memory is copied to a GPU and back
         return np.asarray(inner.numpy())
 
 
@@ -74,10 +74,10 @@ def _digest_values(values: Sequence[np.ndarray]) -> list[tuple[Any, ...]]:
 
 
 def find_differing(names: Sequence[str], values: Sequence[np.ndarray], what: str) -> list[int]:
-    """The indices of the variables whose values are not the same on all ranks. Collective.
+    """The indices of the variables whose values differ between ranks. Collective.
 
-    None where all ranks have the same values in another order: an optimizer makes its variables in the order in which
-    the script lists weights, which it may keep in a set.
+    None if all ranks have the same values in another order: an optimizer creates its variables in the order of the
+        script's list of weights, which may come from a set.
 
     Raises:
         RankError: on every rank, if the ranks have other variables or shapes; it names the first that differs.
@@ -119,12 +119,12 @@ def synchronize_variables(
     what: str = "comparing the variables as training starts",
     trained: Iterable[Any] = (),
 ) -> list[str]:
-    """Give every rank rank 0's values of `variables` where they differ. Collective; eager.
+    """Give every rank rank 0's values of `variables` that differ. Collective; eager.
 
     Returns the names of those that differed.
 
     Raises:
-        RankError: on every rank, if one of `trained` differs: updates have changed it by other amounts on each rank.
+        RankError: on every rank, if one of `trained` differs: updates have changed it differently on the ranks.
     """
     chosen = _select_readable(variables)
     names = [find_name(variable) for variable in chosen]
@@ -157,12 +157,12 @@ def _is_agreed(variable: Any) -> bool:
 
 
 def select_new(variables: Iterable[Any]) -> list[Any]:
-    """Those variables on which the ranks have not agreed yet, each once, in the order of their making."""
+    """The variables on which the ranks have not agreed yet, each once, in the order of their creation."""
     return _select_readable(one for one in variables if not _is_agreed(one))
 
 
 def list_agreed() -> list[Any]:
-    """The variables that all ranks once agreed on and that still live on all of them. Collective."""
+    """The variables that all ranks once agreed on and that still exist on all of them. Collective."""
     found = {number: reference() for number, reference in list(_agreed.items())}
     mine = [number for number, variable in found.items() if variable is not None]
     everyone = objects.allgather(mine, "which variables still live")

@@ -1,4 +1,4 @@
-"""Weak scaling: the script's batch is each rank's own, so a global batch is as many of them as ranks train."""
+"""Weak scaling: the script's batch is each rank's own, so a global batch consists of one batch for each rank."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from matex_tf.world import world
 
 _LOOP = "the loop of weak scaling"
 UNEVEN = "rows of batches that a step of weak scaling joins have different sizes"
-_calls = 0  # of steps that train
+_calls = 0  # training steps
 
 
 def note_training_call() -> None:
@@ -25,14 +25,16 @@ def is_on() -> bool:
 
 
 class _Loop:
-    """Of an iterator in eager code: how many steps had trained when it gave its last batch, and whether it trains."""
+    """The state of an iterator in eager code: the number of training steps at its last batch, and whether it trains."""
 
     calls: int | None = None
     trains = False
 
 
 def take_next(iterator: Any, pull: Callable[[], Any]) -> Any:
-    """What an iterator in eager code gives: once a step has trained since its last batch, as many as ranks train."""
+    """The next element of an iterator in eager code: once a step has trained since its last batch, one batch for each
+    rank.
+    """
     loop = tags.get_or_make_tag(iterator, _LOOP, _Loop)
     if not loop.trains and loop.calls not in (None, _calls):
         loop.trains = True
@@ -55,7 +57,7 @@ def say_weak(what: str) -> None:
 
 
 def group_source(source: Any) -> Any:
-    """A dataset whose batches are each as many of those of `source` as ranks train, one after the other."""
+    """A dataset whose batches are each the concatenation of one batch of `source` for each rank."""
     specs = tf.nest.flatten(getattr(source, "element_spec", None), expand_composites=False)
     if not all(isinstance(spec, tf.TensorSpec) for spec in specs):
         notes.print_note(
@@ -68,10 +70,10 @@ def group_source(source: Any) -> Any:
 
 
 def group_batches(dataset: Any, number: int) -> Any:
-    """A dataset of `number` batches in turn, one after the other; the last has what is left."""
+    """A dataset of the concatenations of `number` batches; the last one has the remainder."""
 
     def join(batches: Any) -> Any:
-        """Of a component: its first axis counts the batches."""
+        """Join a component whose first axis counts the batches."""
         if batches.shape.rank == 1:
             return batches[0]
         if not isinstance(batches, tf.RaggedTensor):
@@ -91,7 +93,7 @@ def group_batches(dataset: Any, number: int) -> Any:
 
 
 def join_batches(batches: Any) -> Any:
-    """A component of batches, one after the other."""
+    """Concatenate a component of several batches."""
     if isinstance(batches[0], tf.SparseTensor):
         return tf.sparse.concat(0, list(batches))
     return tf.concat(list(batches), 0) if batches[0].shape.rank else batches[0]

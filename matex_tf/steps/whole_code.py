@@ -1,4 +1,4 @@
-"""Training steps that ranks do not share: every rank computes them whole. A line says so once, where they train."""
+"""Training steps that ranks do not share: every rank computes them whole. A line tells it once if they train."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ EAGER = (
     "run_eagerly=True, and ranks share it"
 )
 _ENOUGH = 2
-"""Gradients that are taken once are no training."""
+"""Gradients that are taken only once are no training."""
 
 _times = 0
 _shared: list[str] = []
@@ -25,21 +25,21 @@ _REASON, _UNSAID = "why ranks cannot share its step", "nothing is said of its st
 
 
 def leave_unsaid(tapes: Iterable[Any]) -> None:
-    """Of the step in which these tapes record nothing is said: ranks may share the next."""
+    """Tell nothing of the step that these tapes record: ranks may share the next one."""
     for tape in tapes:
         tags.set_tag(tape, _UNSAID, True)
 
 
 def note_reason(tapes: Iterable[Any], why: str) -> None:
-    """Why ranks cannot share a call of the step in which these tapes record."""
+    """Record the reason why ranks cannot share a call of the step that these tapes record."""
     for tape in tapes:
         tags.get_or_make_tag(tape, _REASON, lambda: why)
 
 
 def take_gradients(tape: Any, found: Any, sources: list[Any]) -> Any:
-    """The gradients of variables that eager code gets: `found` by `tape`, in any structure. Collective at times.
+    """The gradients of variables that eager code gets: `found` by `tape`, in any structure. Collective in some cases.
 
-    Where ranks began with other values of these variables, all now have rank 0's, and get its gradients.
+    If the ranks began with different values of these variables, all have rank 0's now, and get its gradients.
     """
     global _times
     _times += 1
@@ -55,13 +55,13 @@ def take_gradients(tape: Any, found: Any, sources: list[Any]) -> Any:
 
 
 def note_shared(name: str) -> None:
-    """Ranks share the calls of this model or function."""
+    """Record that ranks share the calls of this model or function."""
     if name not in _shared:
         _shared.append(name)
 
 
 def _say_whole(why: str) -> None:
-    """Say, once for each reason, that a step is computed whole, or all of it but some calls."""
+    """Tell, once for each reason, that a step is computed whole, or all of it except for some calls."""
     if why in _said:
         return
     _said.add(why)
@@ -76,7 +76,9 @@ def _say_whole(why: str) -> None:
 
 
 def count_gradients() -> int:
-    """How many times eager code has taken gradients of variables: a step of training ends after one."""
+    """The number of times that eager code has computed gradients of variables: each marks the end
+    of a training step.
+    """
     return _times
 
 
@@ -89,7 +91,7 @@ def _take_first_rank(found: Any) -> Any:
 
 
 def list_written(graph: Any) -> list[Any]:
-    """The inputs of a FuncGraph that stand for what it may change: variables, iterators, tables."""
+    """The inputs of a FuncGraph for state that it may change: variables, iterators, tables."""
     from tensorflow.python.framework import auto_control_deps_utils
 
     only_read = set(auto_control_deps_utils.get_read_only_resource_input_indices_graph(graph))
@@ -105,5 +107,7 @@ def list_changed(function: Any) -> list[Any]:
 
 
 def list_trained(function: Any) -> list[Any]:
-    """The weights that a ConcreteFunction changes. Whole numbers count something, whatever their variable says."""
+    """The weights that a ConcreteFunction changes. Integer variables are counters, even if they are
+    marked trainable.
+    """
     return [one for one in list_changed(function) if one.trainable and not one.dtype.is_integer]

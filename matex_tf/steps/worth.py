@@ -1,4 +1,4 @@
-"""Whether sharing a step pays: it has work of which a rank does less when it has fewer rows."""
+"""Whether sharing a step pays: it has work that becomes less with fewer rows."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _HEAVY = (
 
 
 def has_shared_work(program: Program) -> bool:
-    """Whether an op that takes much longer than its tensors take to travel computes rows of this rank alone."""
+    """Whether an expensive op, compared with the transfer of its tensors, computes this rank's rows only."""
     return any(
         (node.has_rows and any(name in node.type for name in _HEAVY)) or any(map(has_shared_work, node.bodies))
         for node in program.nodes

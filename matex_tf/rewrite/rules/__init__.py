@@ -1,6 +1,8 @@
-"""What each op makes of the placements of its inputs. An op without a rule takes whole tensors, and gives them."""
+"""The rules: for each type of op, the placements that it takes and returns. An op without a rule
+takes whole tensors.
+"""
 
-from matex_tf.rewrite.rules import (  # noqa: F401 - each adds its rules to the table
+from matex_tf.rewrite.rules import (  # noqa: F401 - each module adds its rules to the table
     arrays,
     entrywise,
     layers,

@@ -1,4 +1,4 @@
-"""Tensors put together, taken apart and moved along their axes."""
+"""Rules for ops that join, split and move tensors along their axes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from matex_tf.rewrite.rules.registry import keep_sum, register_rule
 
 
 def _match_rows(node: Node, indexes: Sequence[int]) -> tuple[list[Placement | None], Placement]:
-    """All of these inputs with the rows where the first sharded one has them."""
+    """The placements that give all of these inputs the rows of the first sharded input."""
     first = next(node.get_placement(index) for index in indexes if node.get_placement(index).is_sharded)
     one = shard(*first.layout)
     return [node.bring_rows(index, one) for index in indexes], one
@@ -41,7 +41,7 @@ def concatenate(node: Node) -> Decision:
         raise NoRuleError
     axis = node.read_axes(len(parts), node.count_axes(0))[0]
     if all(node.get_placement(index).is_sharded and node.get_placement(index).axis == axis for index in parts):
-        # One batch below the other: a rank has its part of each.
+        # Concatenation along the rows, one batch after the other: a rank has its rows of each.
         if any(node.get_placement(index).rows.chosen is not None for index in parts):
             raise NoRuleError
         blocks = tuple(block for index in parts for block in node.get_placement(index).rows.blocks)
@@ -66,13 +66,13 @@ def split(node: Node) -> Decision:
     unit = one.rows.unit
     if node.type == "SplitV" or unit is None or unit % count:
         raise NoRuleError
-    each = unit // count  # batches that were put below one another come apart again
+    each = unit // count  # splits concatenated batches
     return Decision(needs, [shard(one.axis, take_blocks(one.rows, part * each, (part + 1) * each))
                             for part in range(count)])  # fmt: skip
 
 
 def take_blocks(rows: Rows, begin: int, end: int | None) -> Rows:
-    """The rows of the entries from `begin` to `end`, which are so many for each row of the batch."""
+    """The rows of the entries from `begin` to `end`; both count entries for each row of the batch."""
     if rows.unit is None:
         raise NoRuleError
     bounds = [sum(block for block in rows.blocks[:index] if block) for index in range(len(rows.blocks) + 1)]
@@ -108,7 +108,7 @@ def reverse_sequence(node: Node) -> Decision:
 
 @register_rule("SpaceToBatchND", linear=0)
 def space_to_batch(node: Node) -> Decision:
-    """Each of so many copies of the batch, one below the other, has its part of every image."""
+    """Several copies of the batch, concatenated: each image has its part in every copy."""
     one = node.require_rows()
     if one.axis or one.rows.unit is None or len(one.rows.blocks) > 1:
         raise NoRuleError
@@ -125,7 +125,7 @@ def batch_to_space(node: Node) -> Decision:
 
 
 def count_rows(size: Size) -> int | None:
-    """How many entries for each row of the batch a number is; None: that is not known."""
+    """The number of entries for each row of the batch that a number stands for; None if it is unknown."""
     if size.rows is None:
         return 0 if size.value == 0 else None
     return size.rows.unit

@@ -1,4 +1,4 @@
-"""Ops on single entries, with broadcasting."""
+"""Rules for elementwise ops, with broadcasting."""
 
 from __future__ import annotations
 
@@ -31,19 +31,20 @@ NONLINEAR = """
     BitwiseAnd BitwiseOr BitwiseXor LeftShift RightShift NextAfter Igamma Igammac Zeta Polygamma Complex ClipByValue
     Betainc MulNoNan"""
 LINEAR_IN = {
-    # The backward pass: linear in the gradient that comes in, by its place among the inputs.
+    # Ops of the backward pass are linear in the incoming gradient. The number is the index of that input.
     **dict.fromkeys("ReluGrad Relu6Grad EluGrad SeluGrad LeakyReluGrad SoftplusGrad SoftsignGrad".split(), 0),
     **dict.fromkeys("SigmoidGrad TanhGrad RsqrtGrad SqrtGrad ReciprocalGrad InvGrad".split(), 1),
 }
 
 TYPES = frozenset(" ".join((NONLINEAR, LINEAR, SUMS, PRODUCTS, *LINEAR_IN, "Cast")).split())
-"""Ops each entry of whose result is made of the entries at its place, broadcast, and of nothing else."""
+"""The elementwise ops: each entry of the result depends only on the entries at its position, after broadcasting."""
 
 
 def find_frame(node: Node, indexes: Sequence[int]) -> tuple[list[Placement | None], Placement] | None:
-    """For inputs that are broadcast against one another: where the rows are in each, and in the result; None: nowhere.
+    """For inputs that are broadcast against one another: the placement that each needs, and that of the result.
 
-    Rows stay where those of the first sharded input are. What is replicated and has the rows is cut.
+    The rows are those of the first sharded input. A replicated input that has the rows is sliced. None: no input is
+    sharded.
     """
     first = next((index for index in indexes if node.get_placement(index).is_sharded), None)
     if first is None:
@@ -58,7 +59,7 @@ def find_frame(node: Node, indexes: Sequence[int]) -> tuple[list[Placement | Non
 
 
 def compute_entries(node: Node) -> Decision:
-    """Each entry of the result is made of the entries at its place, which are those of the script."""
+    """Decide on an elementwise op: each entry is computed from the script's own entries."""
     found = find_frame(node, range(len(node.inputs)))
     if found is None:
         raise NoRuleError
@@ -83,7 +84,8 @@ def cast(node: Node) -> Decision:
     source, target = node.inputs[0].dtype, node.op.outputs[0].dtype
     if one.kind == SIZES:
         return node.decide([None], one) if target.is_integer and target.size >= 4 else node.decide_whole()
-    # Other sums are rounded, or overflow, before the dtype changes; in a loop that would be a collective in each turn.
+    # Other casts of a sum round or overflow, so the sum must be whole first. In a loop that is a collective in each
+    # turn.
     wraps = source.is_integer and target.is_integer and target.size <= source.size
     widens = node.repeats and source.is_floating and target.is_floating and target.size >= source.size
     if one.is_partial and (wraps or widens):
@@ -115,7 +117,7 @@ def multiply(node: Node) -> Decision:
 
 @register_rule("RealDiv Div DivNoNan")
 def divide(node: Node) -> Decision:
-    """Whole numbers are rounded."""
+    """Integer division rounds, so it is not linear."""
     dtype = node.inputs[0].dtype
     keeps = not node.has_rows and (dtype.is_floating or dtype.is_complex)
     return keep_sum(node) if keeps else compute_entries(node)
@@ -123,14 +125,14 @@ def divide(node: Node) -> Decision:
 
 @register_rule("FloorDiv Maximum Minimum FloorMod")
 def compute_numbers(node: Node) -> Decision:
-    """Whole numbers that may count rows, such as sizes divided by sizes."""
+    """Arithmetic on integers that may count rows, such as sizes divided by sizes."""
     sizes = _combine_sizes(node, {"FloorDiv": _divide_sizes, "Maximum": _raise_sizes}.get(node.type, _give_no_size))
     return sizes or compute_entries(node)
 
 
 @register_rule("Select", linear=slice(1, 3))
 def select_rows(node: Node) -> Decision:
-    """The condition may be a vector that chooses along the first axis."""
+    """The condition may be a vector that selects along the first axis."""
     if node.count_axes(0) == node.count_axes(1):
         return compute_entries(node)
     if node.count_axes(0) == 0 and node.has_rows:
@@ -145,7 +147,7 @@ def select_rows(node: Node) -> Decision:
 
 
 def _combine_sizes(node: Node, combine: Callable[[Size, Size], Size | None]) -> Decision | None:
-    """What comes of numbers that count rows, where it counts rows again; None: the numbers are made whole first."""
+    """The sizes that an operation on sizes returns, if they count rows again; None: the numbers become whole first."""
     if all(one.kind != SIZES for one in node.placements) or any(one.is_sharded for one in node.placements):
         return None
     found = [one.sizes for one in node.inputs]
@@ -166,7 +168,7 @@ def _give_no_size(first: Size, second: Size) -> Size | None:
 
 
 def _add_sizes(first: Size, second: Size, sign: int = 1) -> Size | None:
-    """n + 0. Of n + n it is not known in which order the entries are that it counts."""
+    """n + 0. The entries that n + n counts have no known order."""
     if first.rows is None and first.value == 0 and sign > 0:
         return second
     if second.rows is None and second.value == 0:
@@ -189,7 +191,7 @@ def _divide_sizes(first: Size, second: Size) -> Size | None:
 
 
 def _raise_sizes(first: Size, second: Size) -> Size | None:
-    """The larger of a number of rows and 1 or less: the batch has a row, and so has each rank's part of it."""
+    """max(n, 1) of a number of rows n: the batch has a row, and so has each rank's slice."""
     for one, other in ((first, second), (second, first)):
         least = other.value if other.rows is None else None
         if one.rows is not None and one.rows.chosen is None and least is not None and least <= 1:

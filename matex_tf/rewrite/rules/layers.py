@@ -1,7 +1,7 @@
-"""Ops that compute each row by itself, as a table of placements, and batch normalization.
+"""Rules for ops that compute each row by itself, as a table, and for batch normalization.
 
-`rows`: sharded along the axis that has the rows. `same`: replicated. `sizes`: a shape that begins with the number of
-rows. `sum`: partial.
+`rows`: sharded along the axis of the rows. `same`: replicated. `sizes`: a shape that begins with the number of rows.
+`sum`: partial.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from matex_tf.rewrite.rules.registry import add_rules, register_rule
 from matex_tf.rewrite.rules.sizes import find_need
 
 Mixes = Callable[[Node, int, int], bool]
-"""Whether an op combines entries along an axis: of the node, an input with rows, and that axis of it."""
+"""Tells whether an op mixes entries along an axis, from the node, an input with rows, and that axis of the input."""
 
 
 def _mix_inner(node: Node, index: int, axis: int) -> bool:
@@ -29,7 +29,7 @@ def _mix_last(count: int) -> Mixes:
 
 
 def _mix_named(at: int) -> Mixes:
-    """Axes that the input `at` names."""
+    """The axes that the input `at` names."""
     return lambda node, index, axis: axis in node.read_axes(at, node.count_axes(index))
 
 
@@ -74,9 +74,9 @@ _TABLE: list[tuple[str, Mixes, str]] = [
     ("same, rows -> rows", _mix_batches, "ResourceGather"),
     ("same, rows -> rows", _mix_last(1), "ResourceGatherNd"),
 ]  # fmt: skip
-"""The placements that ops take and give, and the axes along which they combine entries.
+"""The placements that ops take and return, and the axes along which they mix entries.
 
-Inputs that are not named are replicated; outputs that are not named are as the last.
+Inputs that are not listed are replicated; outputs that are not listed are like the last listed one.
 """
 
 _LINEAR: list[tuple[str, Mixes, str]] = [
@@ -85,7 +85,7 @@ _LINEAR: list[tuple[str, Mixes, str]] = [
     ("rows -> rows", _mix_named(2), "Roll"),
     ("rows, rows -> rows", _mix_last(1), "Cross"),
 ]
-"""Of those that are linear in the first input."""
+"""Ops among these that are linear in the first input."""
 
 
 def _follow_table(takes: list[str], gives: list[str], mixes: Mixes, node: Node) -> Decision:
@@ -140,7 +140,7 @@ def _make_norm(
     channels: int, rank: int, count_outputs: int, epsilon: float, factor: float,
     x: Any, scale: Any, offset: Any, mean: Any, variance: Any,
 ) -> Any:  # fmt: skip
-    """The formulas of the fused op, whose statistics are those of all rows."""
+    """The formulas of the fused op, with statistics over all rows."""
     axes = [axis for axis in range(rank) if axis != channels]
     wide = tf.cast(x, scale.dtype)
     count = tf.reduce_prod(tf.gather(tf.shape(x, tf.int64), axes))

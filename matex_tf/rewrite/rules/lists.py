@@ -1,4 +1,4 @@
-"""TensorLists, of which TensorArrays and the backward pass of loops are made: a list of what has one placement."""
+"""Rules for TensorLists, the basis of TensorArrays and of loops' backward passes. All items have one placement."""
 
 from __future__ import annotations
 
@@ -30,7 +30,9 @@ def _make_list(node: Node, item: Placement | None) -> Placement:
 
 
 def read_list(node: Node) -> Placement:
-    """The placement of the items of a list, an empty list's or those that a loop carries."""
+    """The placement of the items of a list; for an empty list, or one that a loop carries, the placement that it will
+    have.
+    """
     if node.get_placement(0).kind != LIST:
         raise NoRuleError
     return node.get_placement(0)
@@ -38,12 +40,12 @@ def read_list(node: Node) -> Placement:
 
 @register_rule("EmptyTensorList TensorListReserve")
 def make(node: Node) -> Decision:
-    """The shape of the items is that of a rank's part; the number of items is the script's."""
+    """The shape of the items is that of a rank's slice; the number of items is the script's."""
 
     sizes, rows = node.inputs[0].constant, node.batch_rows
 
     def emit(shape: Any, count: Any) -> list[Any]:
-        if sizes is not None and rows:  # which of these are of rows is known once an item is there
+        if sizes is not None and rows:  # known once the list has an item
             shape = tf.constant(np.where(sizes % rows, sizes, -1), shape.dtype)
         kind = tf.raw_ops.EmptyTensorList if node.type == "EmptyTensorList" else tf.raw_ops.TensorListReserve
         return [kind(**{"element_shape": shape, "element_dtype": node.read_attribute("element_dtype"),
@@ -61,7 +63,7 @@ def put(node: Node) -> Decision:
         raise NoRuleError
     rows = [item.rows] if item.is_sharded else [size.rows for size in item.sizes if size.rows]
     if any(one.chosen is not None for one in rows):
-        item = WHOLE  # items differ from turn to turn
+        item = WHOLE  # items differ between turns
     item = item._replace(numbers=None, zero=False)
     if held is not None and item.is_replicated and node.has_length(last, held):
         item = held
@@ -80,7 +82,7 @@ def get(node: Node) -> Decision:
 
 
 def _keep_sizes(node: Node, index: int, item: Placement | None = None) -> Placement | None:
-    """How the shape of the items is brought here."""
+    """The placement to which the input with the shape of the items is brought."""
     if node.get_placement(index).kind == SIZES:
         return None
     constant = node.inputs[index].constant
@@ -123,7 +125,7 @@ def measure(node: Node) -> Decision:
 
 @register_rule("TensorListElementShape")
 def find_item_shape(node: Node) -> Decision:
-    """The shape of a rank's items, of which sizes that may vary are -1."""
+    """The shape of a rank's items, with -1 for sizes that may vary."""
     item = read_list(node).item
     if item is None or not item.is_sharded:
         return node.decide([None], WHOLE)

@@ -1,4 +1,4 @@
-"""Products of matrices: linear in each factor; a sum over the rows is a part of the sum over all."""
+"""Rules for matrix products: linear in each factor; a sum over the rows is a partial sum."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def einsum(node: Node) -> Decision:
 
 
 def _label_axes(term: str, count: int) -> list[str]:
-    """The label of each axis; those of an ellipsis are numbered from the end."""
+    """The label of each axis; the axes of an ellipsis are numbered from the end."""
     if "..." not in term:
         return list(term)
     before, after = term.split("...")

@@ -1,4 +1,4 @@
-"""Ragged rows: the parts of texts, and dense rows made of them."""
+"""Rules for ragged rows: the words of texts, and dense rows made of them."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from matex_tf.rewrite.rules.sizes import mark_taker
 
 @register_rule("StringSplitV2")
 def split_texts(node: Node) -> Decision:
-    """The parts of a rank's texts, by the numbers that the texts have among the script's.
+    """Split a rank's texts; the words are numbered by the script's texts.
 
-    The shape that goes with them is the largest of the ranks': each knows how many texts there are.
+    The shape that goes with the words is the largest of the ranks' shapes: each rank knows the number of texts.
     """
     one = node.require_rows()
     if node.count_axes(0) != 1 or one.rows.chosen is not None or len(one.rows.blocks) != 1:
@@ -37,12 +37,12 @@ def split_texts(node: Node) -> Decision:
 
 @register_rule("RaggedTensorToTensor")
 def make_dense(node: Node) -> Decision:
-    """Rows of a fixed length, of values that are numbered by their rows."""
+    """Rows of a fixed length, from values that are numbered by their rows."""
     kinds = list(node.read_attribute("row_partition_types"))
     if kinds != [b"FIRST_DIM_SIZE", b"VALUE_ROWIDS"]:
         raise NoRuleError
     values, numbers = node.require_rows(1), node.require_rows(4)
-    rows, lengths = numbers.numbers, node.read_constant(0).reshape(-1).tolist()  # of a scalar nothing is known
+    rows, lengths = numbers.numbers, node.read_constant(0).reshape(-1).tolist()  # a scalar's number of rows is unknown
     if rows is None or lengths[0] != -1 or len(lengths) < 2 or -1 in lengths[1:] or not values.has_layout(numbers):
         raise NoRuleError
     if node.get_placement(3).kind != SIZES or node.read_sizes(3) != (Size(rows),):

@@ -1,4 +1,4 @@
-"""Random numbers of the script: a draw for the rows of the batch is the slice of the script's draw."""
+"""Rules for random ops: a draw for the rows of the batch is the slice of the script's draw."""
 
 from __future__ import annotations
 
@@ -11,12 +11,14 @@ from matex_tf.rewrite.rules.registry import register_rule
 from matex_tf.rewrite.rules.sizes import find_rows, mark_taker
 
 _LANES = {"float32": 4, "float64": 2}
-"""Numbers of one value of Philox' counter, of the draws whose numbers follow one another in their order."""
+"""Numbers that one value of Philox' counter gives, for ops that use these numbers in order."""
 
 
 @register_rule("StatelessRandomUniformV2 StatelessRandomNormalV2")
 def draw_by_counter(node: Node) -> Decision:
-    """A counter that is moved on by what other ranks draw: the same bits, and nothing is drawn twice."""
+    """Draws of a counter-based generator: the counter skips the draws of the ranks before. Same
+    bits, no double work.
+    """
     taken = _read_shape(node)
     found = _find_rows(taken)
     lanes = _LANES.get(node.op.outputs[0].dtype.name)
@@ -26,7 +28,7 @@ def draw_by_counter(node: Node) -> Decision:
 
     def emit(copy: Any, sizes: Any, key: Any, counter: Any, algorithm: Any) -> list[Any]:
         def count() -> list[Any]:
-            """What draws of one shape have in common."""
+            """The tensors that draws of one shape have in common."""
             wide = tf.cast(sizes, tf.int64)
             before = copy.find_first(rows, wide[0]) * tf.reduce_prod(wide[1:])
             skipped = before % lanes
@@ -45,12 +47,12 @@ def draw_by_counter(node: Node) -> Decision:
     StatelessRandomNormal StatelessTruncatedNormal StatelessRandomUniformInt StatelessTruncatedNormalV2
     StatelessRandomUniformIntV2 StatelessRandomUniformFullIntV2""")
 def draw_all(node: Node) -> Decision:
-    """Every rank draws for all rows and takes its own."""
+    """Other draws: every rank draws for all rows and takes its own."""
     taken = _read_shape(node)
     found = _find_rows(taken)
     if found is None:
         raise NoRuleError
-    if has_no_seed(node.op):  # any numbers are as good for the rows of a rank as others
+    if has_no_seed(node.op):  # any numbers will do for the rows of a rank
         return node.decide([taken] + [WHOLE] * (len(node.inputs) - 1), shard(*found))
     rest = [WHOLE] * (len(node.inputs) - 1)
     one = shard(*found)
@@ -66,7 +68,7 @@ _have_seeds: dict[str, bool] = {}  # by the types of ops
 
 
 def has_no_seed(op: Any) -> bool:
-    """Whether each process draws other numbers, and each run of the script, too."""
+    """Whether the op draws other numbers in each process, and in each run of the script."""
     has_seeds = _have_seeds.get(op.type)
     if has_seeds is None:
         has_seeds = _have_seeds[op.type] = "seed2" in op.node_def.attr
@@ -74,7 +76,7 @@ def has_no_seed(op: Any) -> bool:
 
 
 def draw_once(node: Node) -> Decision:
-    """What an op without a seed draws of whole inputs, of candidates for instance, is drawn by one rank for all."""
+    """Draws of an op without a seed from whole inputs, such as sampled candidates: one rank draws for all."""
 
     def emit(copy: Any, *inputs: Any) -> list[Any]:
         return [copy.keep_once(one) for one in copy.create_op(node, inputs)]
@@ -84,7 +86,7 @@ def draw_once(node: Node) -> Decision:
 
 
 def _read_shape(node: Node) -> Placement:
-    """The shape that is drawn. One that is fixed and begins with the number of rows is taken to be of the rows."""
+    """The shape to draw. A constant shape that begins with the number of rows is taken to be a shape of the rows."""
     constant = node.inputs[0].constant
     if constant is None or constant.ndim != 1 or not node.batch_rows or constant[:1] != [node.batch_rows]:
         return node.get_placement(0)

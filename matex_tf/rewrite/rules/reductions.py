@@ -1,4 +1,4 @@
-"""Sums, means, extremes: over the rows, a rank's sum is a part of the sum of all."""
+"""Rules for reductions: over the rows, a rank's sum is a partial sum."""
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ from matex_tf.rewrite.rules.registry import keep_sum, register_rule
 
 
 def find_reduced(node: Node) -> tuple[bool, int, list[int | None] | None]:
-    """Whether the rows are reduced; else in which axis they are then; and the shape of the result, if it is known."""
+    """Whether the rows are reduced; if not, their axis after the reduction; and the shape of the result, if it is
+    known.
+    """
     one, shape = node.get_placement(0), node.read_shape(0)
     named = node.read_named_axes(1, len(shape))
     keeps = node.read_attribute("keep_dims", False)
@@ -55,7 +57,7 @@ def _find_shape(node: Node) -> list[int | None] | None:
 
 @register_rule("Mean")
 def average(node: Node) -> Decision | Expansion:
-    """Over the rows, the sum divided by the number of all rows."""
+    """A mean over the rows: the sum divided by the number of all rows."""
     one, dtype = node.get_placement(0), node.inputs[0].dtype
     if not one.is_sharded:
         inexact = dtype.is_floating or dtype.is_complex
@@ -77,7 +79,7 @@ def _make_mean(axes: tuple[int, ...], keeps: bool, rows: Any, _: Any) -> Any:
 
 
 def _widen(rows: Any) -> Any:
-    """In half precision a sum, or a number of rows, may overflow although what is made of it does not."""
+    """In half precision a sum, or a number of rows, may overflow although the mean does not."""
     return tf.cast(rows, tf.float32) if rows.dtype.name in HALF else rows
 
 
@@ -97,7 +99,9 @@ _BY = {"Max": "max", "Min": "min", "All": "min", "Any": "max"}
 
 @register_rule("Max Min All Any")
 def take_extreme(node: Node) -> Decision:
-    """Over the rows: the extreme of the ranks' extremes. A rank without rows computes one that another has, too."""
+    """Over the rows: the extreme of the ranks' extremes. A rank without rows computes the extreme of another rank's
+    row.
+    """
     one = node.require_rows()
     reduced, axis, shape = find_reduced(node)
     if not reduced:
@@ -132,10 +136,11 @@ def find_along_axis(node: Node) -> Decision:
 
 
 def _is_cheaper_gathered(node: Node) -> bool:
-    """Whether the rows and their numbers, as of a gradient of an embedding, are fewer bytes than the sums by number.
+    """Whether gathering the rows and their indices (as in the gradient of an embedding) moves fewer bytes than the
+    sums.
 
-    A sum passes each link twice, to be added up and to be spread; gathered rows pass it once. In a loop sums of all
-    turns travel as one.
+    A sum passes each link twice, in the reduction and in the broadcast; gathered rows pass it once. In a loop, the sums
+    of all turns travel as one.
     """
     if node.repeats or node.outputs[0].shape is None or None in node.outputs[0].shape:
         return False
@@ -145,7 +150,7 @@ def _is_cheaper_gathered(node: Node) -> bool:
 
 @register_rule("UnsortedSegmentSum", linear=0)
 def add_by_number(node: Node) -> Decision:
-    """Sums of rows by a number that each of them has, so that each rank has a part of each sum."""
+    """Segment sums by an index for each row: each rank has a partial sum of each segment."""
     data, numbers = node.get_placement(0), node.get_placement(1)
     if numbers.is_sharded or (data.is_sharded and data.axis < node.count_axes(1)):
         if _is_cheaper_gathered(node):
@@ -160,7 +165,7 @@ def add_by_number(node: Node) -> Decision:
 
 @register_rule("ScatterNd", linear=1)
 def scatter(node: Node) -> Decision:
-    """What is put at the same place adds up, so that each rank has a part of each sum."""
+    """Entries at the same index add up, so each rank has a partial sum."""
     numbers, updates = node.get_placement(0), node.get_placement(1)
     one = numbers if numbers.is_sharded else updates
     if not one.is_sharded:

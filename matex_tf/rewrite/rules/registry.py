@@ -1,7 +1,7 @@
-"""The table of rules by op type. A rule says which placements an op takes its inputs in, and what it then gives.
+"""The table of rules, by op type. A rule maps the placements of an op's inputs to a decision.
 
-An op without a rule, or with one that does not hold for its inputs (`NoRuleError`), takes whole tensors, but for sums
-where it is linear in them. So a rule tells of inputs with rows alone.
+An op without a rule, or whose rule does not apply (`NoRuleError`), takes whole tensors; partial sums stay partial where
+the op is linear in them. So a rule has to handle inputs with rows only.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ _PRODUCTS: set[str] = set()
 def register_rule(
     *types: str, linear: int | slice | None = None, moves: int | slice | None = None, is_product: bool = False
 ) -> Callable[[_Rule], _Rule]:
-    """Use the function for ops of these types; one text may name several, with blanks between.
+    """Register a rule for ops of these types. One text may list several types, separated by blanks.
 
-    linear: the numbers of the inputs in which these ops are linear together, whatever the others are.
-    moves: of inputs whose entries they only move to other places, so that they are linear in them.
-    is_product: whether they are linear in each of their inputs.
+    linear: the inputs in which these ops are jointly linear, for any values of the other inputs.
+    moves: the inputs whose entries these ops only move to other positions, which makes the ops linear in them.
+    is_product: the ops are linear in each of their inputs.
     """
 
     def add(rule: _Rule) -> _Rule:
@@ -52,8 +52,10 @@ def _move_or(moves: int | slice, rule: Rule) -> Rule:
 
 
 def _move_sizes(node: Node, indexes: Sequence[int]) -> Decision:
-    """Of numbers that count rows each keeps what it counts, at its place, which the op tells, run on the places."""
-    entries = [Size(None, 0)]  # with which an op fills up
+    """Move sizes: each number keeps its meaning at its new position. The op itself, run on positions, tells where that
+    is.
+    """
+    entries = [Size(None, 0)]  # the fill value of the op
     given: list[np.ndarray] = []
     for index, value in enumerate(node.inputs):
         if index not in indexes:
@@ -85,7 +87,7 @@ def add_rules(types: Iterable[str], rule: Rule, linear: int | slice | None = Non
 
 
 def decide_without_rule(node: Node) -> Decision:
-    """All inputs are whole, but for sums that the op keeps, and so the outputs are those of the script."""
+    """All inputs become whole, except for partial sums that the op keeps; so the outputs are the script's."""
     linear = _LINEAR.get(node.type)
     if node.type in _PRODUCTS:
         sums = [index for index, one in enumerate(node.placements) if one.is_partial]
@@ -94,7 +96,7 @@ def decide_without_rule(node: Node) -> Decision:
 
 
 def keep_sum(node: Node, linear: int | slice = 0) -> Decision:
-    """Of an op that is linear in inputs: of sums it makes a sum, and of 0 it makes 0."""
+    """For an op that is linear in these inputs: partial sums give a partial sum, and zeros give zeros."""
     if all(one.placement is WHOLE for one in node.inputs):
         return node.decide_whole()
     indexes, count = _select(node, linear), len(node.op.outputs)

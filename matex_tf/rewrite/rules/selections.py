@@ -1,4 +1,4 @@
-"""Parts of tensors that numbers, masks or keys choose: gathers, tables, one-hot vectors, order statistics."""
+"""Rules for selections by indices, masks or keys: gathers, tables, one-hot vectors, order statistics."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from matex_tf.rewrite.rules.sizes import mark_taker
 
 
 def count_from_here(copy: Any, part: Any, numbers: Any, rows: Rows) -> Any:
-    """Numbers of entries of the script's tensor as numbers of entries of `part`, this rank's."""
+    """Turn indices into the script's tensor into indices into `part`, this rank's slice."""
     return numbers - tf.cast(copy.find_first(rows, tf.shape(part)[0]), numbers.dtype)
 
 
@@ -44,7 +44,7 @@ def gather(node: Node) -> Decision:
 
 
 def _take_numbered(node: Node, table: Placement, numbers: Placement, rest: list[Any]) -> Decision:
-    """Rows that a mask chose, or all, by their numbers: those of a rank's rows are among its own."""
+    """Select rows that a mask chose, or all rows, by index: the indices of a rank's rows are among its own rows."""
     rows = numbers.numbers
     if table.axis or table.rows != rows:
         raise NoRuleError
@@ -78,7 +78,7 @@ def gather_nd(node: Node) -> Decision:
 
 @register_rule("Where")
 def where(node: Node) -> Decision:
-    """The numbers of entries that are true: of a vector over the rows, those of the script's."""
+    """The indices of true entries: for a vector over the rows, indices into the script's vector."""
     one = node.require_rows()
     if node.count_axes(0) != 1 or one.rows.chosen is not None or len(one.rows.blocks) != 1:
         raise NoRuleError

@@ -1,4 +1,4 @@
-"""Tensors filled by sizes, and tensors whose entries stay in their order."""
+"""Rules for tensors that are filled by sizes, and for ops that keep the order of entries."""
 
 from __future__ import annotations
 
@@ -69,10 +69,10 @@ def reshape(node: Node) -> Decision:
 
 
 def _follow_rows(one: Placement, before: list[int | None], wanted: tuple[Size, ...]) -> tuple[int, Rows]:
-    """The axis in which the rows are after a reshape to `wanted`, and how many entries each row then has of it."""
+    """The axis of the rows after a reshape to `wanted`, and its number of entries for each row."""
     at = one.axis
     while at > 0 and before[at - 1] == 1:
-        at -= 1  # of a single entry: the rows are the outermost of all that changes
+        at -= 1  # a single entry: the rows are the outermost axis that changes
     place = 0
     for size in before[:at]:
         if place >= len(wanted) or size is None or wanted[place] != Size(None, size):
@@ -103,7 +103,7 @@ def _follow_rows(one: Placement, before: list[int | None], wanted: tuple[Size, .
 
 
 def _scale(rows: Rows, factor: Any) -> Rows:
-    """The rows of an axis with `factor` entries, maybe less than one, in the place of each."""
+    """The rows of an axis with `factor` entries, possibly fewer than one, in the place of each."""
     if factor is None or (rows.chosen is not None and factor != 1):
         raise NoRuleError
     made = [None if block is None else block * factor for block in rows.blocks]
@@ -113,7 +113,7 @@ def _scale(rows: Rows, factor: Any) -> Rows:
 
 
 def _divide(inner: list[int | None], outer: list[int | None]) -> float | None:
-    """How many entries with the sizes `outer` each entry with the sizes `inner` makes; None where it is not known."""
+    """The number of entries of sizes `inner` for each entry of sizes `outer`; None if it is unknown."""
     if None in inner or None in outer or -1 in outer:
         return None
     product = math.prod(size for size in outer if size is not None)
@@ -139,7 +139,7 @@ def squeeze(node: Node) -> Decision:
             raise NoRuleError
         axes = [index for index, size in enumerate(before) if size == 1 and index != one.axis]
     if one.axis in axes:
-        raise NoRuleError  # the batch may have one row, and a rank none or all of them
+        raise NoRuleError  # a batch may have one row, and a rank none or all of them
     after = one._replace(axis=one.axis - sum(axis < one.axis for axis in axes))
 
     def emit(part: Any) -> list[Any]:
@@ -203,13 +203,13 @@ def tile(node: Node) -> Decision:
         raise NoRuleError
     found = find_rows(node.read_sizes(1))
     if found is None or node.read_shape(0)[found[0]] != 1:
-        raise NoRuleError  # several rows, one after the other, so many scale
+        raise NoRuleError  # repeats the batch as a whole
     return node.decide([WHOLE, None], shard(*found))
 
 
 @register_rule("Range")
 def count_up(node: Node) -> Decision:
-    """`tf.range(rows)` numbers the rows of the script's batch: a rank counts from its first row on."""
+    """`tf.range(rows)` numbers the rows of the script's batch: a rank begins with the index of its first row."""
     start, limit, delta = (node.inputs[index].sizes for index in range(3))
     rows = limit[0].rows if limit else None
     if rows is None or start != (Size(None, 0),) or delta != (Size(None, 1),):

@@ -1,4 +1,4 @@
-"""Sizes of tensors, which count rows, and what gradients make of them."""
+"""Rules for sizes of tensors, which count rows, and for their use in gradients."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def rank(node: Node) -> Decision:
 
 
 def find_rows(sizes: tuple[Size, ...]) -> tuple[int, Rows] | None:
-    """Where in a shape a number of rows stands, and of which; None: nowhere."""
+    """The axis of a shape that counts rows, and these rows; None if no axis does."""
     found = [(index, one.rows) for index, one in enumerate(sizes) if one.rows is not None]
     if len(found) > 1:
         raise NoRuleError
@@ -52,9 +52,10 @@ def find_rows(sizes: tuple[Size, ...]) -> tuple[int, Rows] | None:
 
 
 def read_along(node: Node, index: int, at: int, one: Placement, length: int | None) -> tuple[Size, ...]:
-    """The numbers of an input, of which that `at` counts entries of an axis with the rows of `one`, `length` in all.
+    """The numbers of an input; the number at `at` counts entries of an axis with the rows of `one`, of `length`
+    entries.
 
-    Where the number and the length are fixed, it counts rows if it is a multiple of how many the batch has.
+    If that number and the length are constants, the number counts rows if it is a multiple of the rows of the batch.
     """
     sizes, unit = node.read_sizes(index), one.rows.unit
     number = sizes[at].value
@@ -64,7 +65,7 @@ def read_along(node: Node, index: int, at: int, one: Placement, length: int | No
 
 
 def find_need(node: Node, index: int, sizes: tuple[Size, ...]) -> Placement | None:
-    """How an input is brought here whose numbers are read as `sizes`."""
+    """The placement to which an input is brought whose numbers are read as `sizes`."""
     if node.get_placement(index).kind == SIZES:
         if sizes != node.read_sizes(index):
             raise NoRuleError
@@ -77,17 +78,17 @@ def find_need(node: Node, index: int, sizes: tuple[Size, ...]) -> Placement | No
 
 
 def mark_taker(emit: Any) -> Any:
-    """Mark a function that makes ops of the copy, and asks the copy (its first argument) which rows are here."""
+    """Mark a function that creates ops of the copy and asks the copy, its first argument, for the rank's rows."""
     emit.takes_copy = True
     return emit
 
 
 @register_rule("BroadcastGradientArgs")
 def find_broadcast_axes(node: Node) -> Decision:
-    """The axes over which gradients are summed are those of the script's shapes, not of a slice's.
+    """The axes over which gradients of a broadcast are summed, by the script's shapes and not by a slice's.
 
-    TensorFlow names the axes of size 1, the missing ones among them; none if both shapes are equal. A batch has more
-    than one row: steps of a single row are not shared.
+    TensorFlow names the axes of size 1, and missing axes; none if both shapes are equal. A batch has more than one row:
+    steps of a single row are not shared.
     """
     needs = [WHOLE, WHOLE]
     first, second = (one.sizes for one in node.inputs)
@@ -112,7 +113,7 @@ def _may_be_equal(first: Size, second: Size) -> bool:
 
 @register_rule("DynamicStitch ParallelDynamicStitch")
 def stitch(node: Node) -> Decision:
-    """Vectors of numbers put together by fixed places: the shape before a sum, with 1 in the place of its axes."""
+    """Merge vectors of numbers by constant indices: the shape before a reduction, with 1 for each reduced axis."""
     half = len(node.inputs) // 2
     if all(node.get_placement(index).kind != SIZES for index in range(half, len(node.inputs))):
         return node.decide_whole()
@@ -131,7 +132,7 @@ def stitch(node: Node) -> Decision:
 
 @register_rule("ConcatOffset")
 def find_offsets(node: Node) -> Decision:
-    """Where each part of a concatenation begins."""
+    """The offset of each part of a concatenation."""
     if all(one.kind != SIZES for one in node.placements[1:]):
         return node.decide_whole()
     axis = int(node.read_constant(0).reshape(()))
@@ -148,7 +149,7 @@ def find_offsets(node: Node) -> Decision:
 
 
 def _join_lengths(first: Size, second: Size) -> Size:
-    """The length of two parts, one after the other along an axis."""
+    """The length of two parts after concatenation along an axis."""
     if first.rows is None and second.rows is None:
         known = None not in (first.value, second.value)
         return Size(None, first.value + second.value if known else None)  # type: ignore[operator]

@@ -1,4 +1,4 @@
-"""Parts of tensors that begin and end at a place."""
+"""Rules for slices."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def slice_with_strides(node: Node) -> Decision:
 
 
 def _find_entry(node: Node) -> tuple[int | None, ...]:
-    """What a slice takes of each axis that it names: the entry of this number, None for all entries, -1 for others."""
+    """The entry that a slice takes of each axis that it names: its index; None for all entries; -1 for others."""
     begin, stride = (node.read_constant(index).tolist() for index in (1, 3))
     masks = [node.read_attribute(f"{name}_mask") for name in ("begin", "end", "shrink_axis", "ellipsis", "new_axis")]
     if masks[3] or masks[4]:
@@ -36,7 +36,7 @@ def _find_entry(node: Node) -> tuple[int | None, ...]:
 
 
 def _take_size(node: Node) -> Decision:
-    """A number of rows out of a shape of which other numbers are the largest of the ranks'."""
+    """Take the number of rows from a shape whose other entries are maxima over the ranks."""
     sizes = node.get_placement(0).sizes
     numbers = [number for number in _find_entry(node) if number is not None]
     rows = sizes[numbers[0]].rows if len(numbers) == 1 and numbers[0] in range(len(sizes)) else None
@@ -51,9 +51,10 @@ def _take_size(node: Node) -> Decision:
 
 
 def follow_axis(node: Node, one: Placement, count: int, length: int | None) -> tuple[Placement, list[Placement | None]]:
-    """Where a slice of a tensor with `count` axes has its rows: whole rows, or whole blocks of them.
+    """The axis of the rows in a slice of a tensor with `count` axes: the slice takes whole rows, or whole blocks of
+    them.
 
-    length: of the axis with the rows, where it is fixed. Besides, how the bounds and the stride are brought here.
+    length: of the axis with the rows, if it is constant. Also returns the placements for the bounds and the stride.
     """
     ellipsis, new, shrink, begins, ends = (
         node.read_attribute(f"{name}_mask") for name in ("ellipsis", "new_axis", "shrink_axis", "begin", "end")
@@ -62,7 +63,7 @@ def follow_axis(node: Node, one: Placement, count: int, length: int | None) -> t
     if entries is None:
         raise NoRuleError
     named = sum(1 for index in range(entries) if not (new | ellipsis) >> index & 1)
-    made = taken = 0  # axes of the result, and of what is sliced
+    made = taken = 0  # axes of the result, and of the sliced tensor
     found: Placement | None = None
     needs: list[Placement | None] = [None if node.get_placement(index).kind == SIZES else WHOLE for index in (1, 2, 3)]
     for index in range(entries):
@@ -92,12 +93,12 @@ def follow_axis(node: Node, one: Placement, count: int, length: int | None) -> t
 
 @register_rule("StridedSliceGrad", linear=4)
 def slice_backward(node: Node) -> Decision:
-    """The gradient among zeros, where the slice was: the rows are where the shape has their number."""
+    """The gradient of a slice, padded with zeros: the axis of the rows is where the shape has the number of rows."""
     gradient = node.require_rows(4)
     sizes = node.read_sizes(0)
     found = find_rows(sizes)
     length = node.read_length(4)
-    # Of a shape that is fixed, the axis that the slice keeps where the gradient has its rows.
+    # For a constant shape: the axis that the slice keeps and in which the gradient has its rows.
     axes = [found[0]] if found else [at for at, size in enumerate(sizes) if size.value == length is not None]
     for axis in axes:
         before = shard(axis, found[1] if found else gradient.rows)
@@ -113,7 +114,7 @@ def _read_entry(node: Node, index: int, at: int) -> Size:
 
 
 def _has_rows_in_bounds(node: Node, at: int, whole_begin: Any, whole_end: Any) -> bool:
-    """Whether another axis than that of the rows is cut at a number of rows, which a slice does not have."""
+    """Whether another axis than the sharded one is cut at a number of rows, which differs on a slice."""
     named = ([] if whole_begin else [1]) + ([] if whole_end else [2])
     return any(
         node.get_placement(index).kind == SIZES and _read_entry(node, index, at).rows is not None for index in named
@@ -121,7 +122,7 @@ def _has_rows_in_bounds(node: Node, at: int, whole_begin: Any, whole_end: Any) -
 
 
 def _cut(rows: Rows, begin: Size | None, end: Size | None) -> Rows:
-    """The rows from `begin` to `end`; None: from the first, to the last."""
+    """The rows from `begin` to `end`; None: from the first, or to the last."""
     if end is not None and end.rows == rows:
         end = None
     if (begin is None or begin == Size(None, 0)) and end is None:

@@ -1,1 +1,1 @@
-"""Calls in eager code while tapes record, which ranks share: a forward and a backward step each."""
+"""Shared calls in eager code while tapes record: each is a forward and a backward step."""

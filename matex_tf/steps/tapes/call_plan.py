@@ -1,6 +1,6 @@
-"""The plan of a call whose gradients a tape may ask for: a forward step, and a backward step from what it keeps.
+"""The plan of a call whose gradients a tape may request: a forward step, and a backward step from its residuals.
 
-Both take and give whole tensors. What the backward step needs of the forward one stays on the ranks, placed as it is.
+Both take and return whole tensors. The residuals stay on the ranks in their placements.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ AGAIN = "gradients are taken through it while a tape records, or of many values 
 class _Backward(NamedTuple):
     """The gradients of a graph.
 
-    graph: its inputs are the gradients of outputs, then what it takes of the forward graph.
+    graph: its inputs are the gradients of outputs, then residuals of the forward graph.
     of: the ids of those outputs.
     residuals: the tensors of the forward graph.
     outputs: the components of the gradients, without those that are None.
     effects: ops that run although no gradient needs them.
-    pack: gives the gradients of such tensors.
+    pack: packs such tensors as gradients.
     """
 
     graph: Any
@@ -47,15 +47,15 @@ class _Backward(NamedTuple):
 class CallPlan:
     """How calls of a traced function are computed while tapes record.
 
-    graph: the trace, a FuncGraph. Gradients with respect to those of its inputs that `are_followed` are to be had.
-    why_whole: why every rank computes the calls whole; empty where ranks share them.
+    graph: the trace, a FuncGraph. Gradients can be requested for the inputs that `are_followed`.
+    why_whole: the reason why every rank computes the calls whole; empty if ranks share them.
     """
 
     def __init__(self, graph: Any, are_rows: Sequence[bool], are_followed: Sequence[bool], place: str):
-        """Plan the calls. Collective: all ranks come to the same plan.
+        """Plan the calls. Collective: all ranks make the same plan.
 
         Args:
-            are_rows: of each input whether it has the rows that ranks divide.
+            are_rows: for each input, whether it has the rows that ranks divide.
             place: names the call in messages.
         """
         self.graph, self.place, self.ranks = graph, place, world.get_world().size
@@ -75,7 +75,7 @@ class CallPlan:
         return ""
 
     def _make_steps(self) -> str:
-        """Make both steps; why not, if they cannot be made."""
+        """Build both steps. Returns the reason if they cannot be built."""
         try:
             backward = _trace_backward(self.graph, self.followed)
             placements = [BATCH if one else WHOLE for one in self.are_rows]
@@ -85,13 +85,13 @@ class CallPlan:
             if not worth.has_shared_work(program):
                 return plan.NO_WORK
             self._build(program, backward)
-        except Exception as error:  # of any op: the script's own call is always right
+        except Exception as error:  # an error in any op: the script's own call is always right
             return f"its copy cannot be made ({type(error).__name__}: {error})"
         return ""
 
     def _build(self, program: Program, backward: _Backward) -> None:
         graph = self.graph
-        self.count = count = len(graph.outputs)  # TensorFlow may add to them what gradients need
+        self.count = count = len(graph.outputs)  # TensorFlow may add residuals to them
         results, residuals = program.outputs[:count], program.outputs[count:]
         kept = [value.placement for value in residuals]
         self.upstream = [index for index, tensor in enumerate(graph.outputs) if id(tensor) in backward.of]
@@ -135,9 +135,9 @@ class CallPlan:
         self.pack = backward.pack
 
     def call(self, given: Sequence[Any], rows: int, followed: Sequence[Any]) -> list[Any]:
-        """The outputs of the graph for the tensors `given` for its inputs, recorded on the tapes. Collective.
+        """The outputs of the graph for the inputs `given`, recorded on the tapes. Collective.
 
-        followed: those of `given` of which gradients are to be had.
+        followed: the tensors of `given` whose gradients may be requested.
         """
         from tensorflow.python.eager import record
 
@@ -175,13 +175,13 @@ class CallPlan:
         return outputs
 
     def _require_ranks(self) -> None:
-        """The steps are for the ranks that there were, and what a lost one has kept for the gradients is gone."""
+        """Check the ranks: the steps are built for them, and the residuals of a lost rank are gone."""
         if self.ranks != world.get_world().size:
             excepthook.refuse_after_loss(self.place)
 
 
 def _list_variables(graph: Any, tensors: Sequence[Any]) -> list[Any]:
-    """The variables that inputs of a graph stand for, or what else they stand for."""
+    """The variables that inputs of a graph stand for, or the other objects."""
     outer = {id(inner): one for one, inner in graph.captures}
     variables = {id(one.handle): one for one in graph.variables}
     found = [outer.get(id(tensor), tensor) for tensor in tensors]

@@ -1,7 +1,7 @@
-"""Calls in eager code while tapes record: of a Keras model, or of a `tf.function`. Ranks share them where that pays.
+"""Calls of a Keras model, or of a `tf.function`, in eager code while tapes record. Ranks share them if that pays.
 
-The Python of a model runs in each call, as it does alone: in a trace, of which the ops say which plan the call has. The
-calls of the first step are the script's own, and show what a trace would not do.
+The Python code of a model runs in each call, as it does alone, in a trace; the ops of the trace select the plan. The
+calls of the first step are the script's own, and reveal behavior that a trace does not show.
 """
 
 from __future__ import annotations
@@ -40,18 +40,18 @@ _DRAWING = (
 ONE_ROW = "have one row each, of which ranks can share nothing"
 OBJECT = "take an object of Python, of which nothing shows whether it is the one of a call before"
 _VALUES = (bool, int, float, complex, str, bytes, type(None))
-"""Arguments of one kind that are such are equal."""
+"""The simple types: equal arguments of these types are of one kind."""
 _MOST_KINDS, _MOST_PLANS = 64, 16
 
 
 class _Shared(NamedTuple):
-    """What ranks have computed together."""
+    """The results of a call that ranks have computed together."""
 
     outputs: Any
 
 
 def call_model(original: Callable[..., Any], model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """What `original(model, *args, **kwargs)` gives while tapes record. Collective where ranks share it."""
+    """The result of `original(model, *args, **kwargs)` while tapes record. Collective if ranks share the call."""
 
     def trace(arguments: Arguments, kind: Kind) -> list[Any]:
         if kind.trace is None or not kind.is_still():
@@ -93,7 +93,7 @@ def call_model(original: Callable[..., Any], model: Any, args: tuple[Any, ...], 
 
 
 def call_function(plain: Callable[[], Any], function: Any, arguments: Arguments) -> Any:
-    """What `plain()` gives, a call of a `tf.function`, while tapes record. Collective where ranks share it."""
+    """The result of `plain()`, a call of a `tf.function`, while tapes record. Collective if ranks share the call."""
 
     def trace(arguments: Arguments, kind: Kind) -> list[Any]:
         if kind.trace is None:
@@ -115,7 +115,7 @@ def _name_function(function: Any) -> str:
 
 
 def _find_hidden(model: Any, graph: Any) -> str:
-    """What the trace of a model's call does not show of the call, if anything."""
+    """A behavior of a model's call that its trace does not show, if any."""
     from tensorflow.python.eager import record
     from tensorflow.python.framework import ops
 
@@ -143,12 +143,12 @@ def _call(
     trace: Callable[[Arguments, Kind], list[Any]],
     name: str,
 ) -> Any:
-    """What `plain()` gives, a call of `owner`, which `name` is in messages.
+    """The result of `plain()`, a call of `owner`, which `name` names in messages.
 
-    watched: does the same and notes for the kind of call what a shared call could not do.
-    trace: sees to the trace of the kind of call, and gives tensors for its inputs; where it cannot be had it says why.
+    watched: calls `plain`, and records for the kind of call which behavior a shared call could not have.
+    trace: sets the trace of the kind of call, and returns tensors for its inputs, or the reason why there is no trace.
 
-    Returns what the graph gives as `_Shared`.
+    Returns a `_Shared` with the results of the graph if ranks share the call.
     """
     if arguments.rows < 2:
         if arguments.rows:
@@ -193,18 +193,18 @@ def _run_whole(plain: Callable[[], Any], kind: Kind, name: str) -> Any:
 
 def _run_plain(plain: Callable[[], Any], kind: Kind) -> Any:
     undo, kind.undo = kind.undo, None
-    if undo is not None:  # Python has run once for a trace
+    if undo is not None:  # the Python code has run once for a trace
         undo()
     return plain()
 
 
 def _list_followed(graph: Any, tensors: Sequence[Any]) -> list[bool]:
-    """Of each input of a call whether a tape that records asks for gradients with respect to it."""
+    """For each input of a call, whether a recording tape requests its gradients."""
     from tensorflow.python.eager import backprop_util, forwardprop_util, record
     from tensorflow.python.ops import resource_variable_ops
 
     if forwardprop_util.pack_tangents(list(tensors)).tangents:
-        return [False] * len(tensors)  # derivatives forwards are those of the call itself
+        return [False] * len(tensors)  # forward-mode derivatives use the call itself
     for variable in graph.variables:
         resource_variable_ops.variable_accessed(variable)
     return [backprop_util.IsTrainable(one) and record.should_record_backprop([one]) for one in tensors]
@@ -213,14 +213,14 @@ def _list_followed(graph: Any, tensors: Sequence[Any]) -> list[bool]:
 def _find_plan(
     kind: Kind, trace: Trace, arguments: Arguments, tensors: Sequence[Any], followed: list[bool], name: str
 ) -> CallPlan:
-    """The plan of a call with these ops. Collective where it is made."""
+    """The plan of a call with these ops. Collective if it is new."""
     key = trace.key, tuple(followed), world.get_world().size
     if key not in kind.plans:
         if len(kind.plans) + 1 == _MOST_PLANS:
-            kind.next_why = OTHER_OPS  # of the calls after this one
+            kind.next_why = OTHER_OPS  # for later calls
         rows = set(map(id, arguments.list_row_tensors()))
         are_rows = [id(tensor) in rows for tensor in tensors]
-        place = f"the call of '{name}' with {arguments.rows} rows"  # so that errors tell where these differ
+        place = f"the call of '{name}' with {arguments.rows} rows"  # makes errors tell where these differ
         kind.plans[key] = made = CallPlan(trace.graph, are_rows, followed, place)
         if made.why_whole:
             kind.refuse(made.why_whole)

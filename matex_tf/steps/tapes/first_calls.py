@@ -1,4 +1,4 @@
-"""The calls of a step that is the first of its kind: the script's own, which show what shared calls could not do."""
+"""The first calls of their kind, which are the script's own: they reveal behavior that shared calls could not have."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ _state = threading.local()
 
 
 def note_read(tensor: Any) -> None:
-    """The values of an eager tensor are read: such as a trace does not have, where Python may go on without.
+    """Record that values of an eager tensor are read. In a trace there are none, and Python code might take another
+    path.
 
-    A single truth value or whole number is what TensorFlow's branches, loops and arrays read in eager code.
+    A single bool or integer is exempt: TensorFlow's branches, loops and arrays read it in eager code.
     """
     if tensor.shape.rank == 0 and (tensor.dtype.is_bool or tensor.dtype.is_integer):
         return
@@ -30,7 +31,7 @@ def note_read(tensor: Any) -> None:
 
 
 def note_draw() -> None:
-    """A random number is drawn from a state that no variable holds."""
+    """Record that a random number is drawn from a state that is not a variable."""
     _state.draws = getattr(_state, "draws", 0) + 1
 
 
@@ -41,7 +42,7 @@ def get_tapes() -> list[Any]:
 
 
 def may_be_shared() -> bool:
-    """Whether ranks may share a call that tapes record now. Where the setting forbids it, the step has that reason."""
+    """Whether ranks may share a call that tapes record now. If the setting forbids it, that is the step's reason."""
     may_be = agreement.is_sharing_eager_calls()
     if not may_be and agreement.is_watched():
         whole_code.note_reason(get_tapes(), CHOSEN)
@@ -49,12 +50,12 @@ def may_be_shared() -> bool:
 
 
 def count_draws() -> int:
-    """How often `note_draw` was called in this thread."""
+    """The number of calls of `note_draw` in this thread."""
     return getattr(_state, "draws", 0)
 
 
 def watch_call(plain: Callable[[], Any], kind: Kind) -> Any:
-    """What `plain()` gives; what a shared call could not do is noted, now or as gradients are taken through it."""
+    """The result of `plain()`. Behavior that a shared call could not have is recorded, now or in its gradients."""
     from tensorflow.python.eager import record
 
     whole_code.leave_unsaid(get_tapes())

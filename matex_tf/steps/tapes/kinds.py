@@ -1,4 +1,4 @@
-"""What is known of the calls of a model or function under tapes, by the kinds of their arguments."""
+"""The known facts about calls of a model or function under tapes, by the kinds of their arguments."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _KINDS = "_matex_kinds_of_calls"
 
 
 class Trace:
-    """The graph of a call; `outer`: the tensors that it captures."""
+    """The graph of a call. outer: the tensors that it captures."""
 
     def __init__(self, graph: Any, outer: Sequence[Any]):
         self.graph, self.outer = graph, list(outer)
@@ -23,10 +23,10 @@ class Trace:
 
 
 class Kind:
-    """How calls with arguments of one kind are made: whole, which `why` explains, or by the plan of their ops.
+    """How calls with arguments of one kind are computed: whole, for the reason `why`, or by the plan of their ops.
 
-    first_at: so many gradients had been taken when the first call was made.
-    trace: the last one; it is that of the next call, too, where `is_still()`.
+    first_at: the number of gradient computations before the first call.
+    trace: the last one; it is valid for the next call, too, if `is_still()`.
     """
 
     def __init__(self) -> None:
@@ -43,21 +43,21 @@ class Kind:
         self.why = self.why or why
 
     def agree(self, place: str) -> None:
-        """All ranks share such calls or none does: what the first calls have shown is each rank's own. Collective."""
+        """Agree whether all ranks share such calls: each rank has observed its own first calls. Collective."""
         self.is_agreed = True
         reasons = objects.allgather(self.why, f"what the first step has shown of {place}")
         self.why = next(filter(None, reasons), "")
 
 
 class _Kinds:
-    """Those of the calls of a model or function. No dictionary: who walks through attributes finds nothing to save."""
+    """The kinds of the calls of a model or function. Not a dict: code that tracks attributes finds nothing to save."""
 
     def __init__(self) -> None:
         self.by_key: dict[Any, Kind] = {}
 
 
 def find_kinds(owner: Any) -> dict[Any, Kind]:
-    held = vars(owner)  # Keras tracks what is set as an attribute
+    held = vars(owner)  # Keras tracks attributes that are set
     if _KINDS not in held:
         held[_KINDS] = _Kinds()
     return held[_KINDS].by_key

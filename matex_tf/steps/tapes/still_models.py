@@ -1,7 +1,7 @@
-"""Whether the Python of a Keras model would trace the same once more, so that it need not run.
+"""Whether the Python code of a Keras model would make the same trace again, so that it need not run.
 
-That is known of models whose code is all of Keras and TensorFlow: it goes by its arguments and by the attributes of its
-layers, which are compared. What else the code of a script goes by is not known.
+That is known for models that consist of Keras and TensorFlow code: the trace depends on the arguments and on the
+    attributes of the layers, which are compared. The inputs of a script's own code are not known.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _FUNCTIONS = (types.FunctionType, types.MethodType)
 
 
 def watch_model(model: Any) -> Callable[[], bool]:
-    """A function that tells whether the model is still the same."""
+    """A function that tells whether the model is unchanged."""
     layers = list(model._flatten_layers())
     before = _list_state(layers)
     if not all(map(_is_of_libraries, (*map(type, layers), *before))):
@@ -36,12 +36,12 @@ def watch_model(model: Any) -> Callable[[], bool]:
 
 
 def list_kept_tensors(model: Any) -> list[Any]:
-    """The tensors that attributes of the model's layers hold, such as losses that layers have added."""
+    """The tensors in attributes of the model's layers, such as losses that layers have added."""
     return [one for one in _list_state(model._flatten_layers()) if isinstance(one, tf.Tensor)]
 
 
 def remember_python(model: Any) -> Callable[[], None]:
-    """A function that undoes what Python changes from now on: attributes of layers, and the generators of all."""
+    """A function that undoes later changes by Python code: to attributes of layers, and to all random generators."""
     layers = [(layer, dict(vars(layer))) for layer in model._flatten_layers()]
     of_python, of_numpy = random.getstate(), np.random.get_state()
 
@@ -56,7 +56,7 @@ def remember_python(model: Any) -> Callable[[], None]:
 
 
 def _list_state(layers: Iterable[Any]) -> list[Any]:
-    """The attributes of layers, and what containers among them hold."""
+    """The attributes of layers, and the contents of containers among them."""
     found: list[Any] = []
     for layer in layers:
         for value in vars(layer).values():
@@ -69,7 +69,7 @@ def _list_state(layers: Iterable[Any]) -> list[Any]:
 
 
 def _is_of_libraries(value: Any) -> bool:
-    """Whether code that a call of this may run is of Keras or TensorFlow."""
+    """Whether all code that a call of this may run belongs to Keras or TensorFlow."""
     if isinstance(value, _FUNCTIONS):
         return script_frames.find_function_package(getattr(value, "__func__", value)) in LIBRARIES
     if not callable(value):
