@@ -219,6 +219,14 @@ def _draws(x):
     return made
 
 
+def _drawn_for_rows(x, image):
+    """Of several entries for each row, so that ranks begin between two values of the counter, too."""
+    key, counter = raw("StatelessRandomGetKeyCounter", tf.constant([1, 2]))
+    return [raw(kind, tf.shape(rows), key, counter, raw("StatelessRandomGetAlg"), dtype=dtype)
+            for kind in ("StatelessRandomUniformV2", "StatelessRandomNormalV2")
+            for rows in (x, image) for dtype in (tf.float32, tf.float64)]  # fmt: skip
+
+
 def _fixed_draws(x):
     shape, seed, rate = tf.constant([2]), tf.constant([1, 2]), tf.constant([1.5, 2.0])
     key, counter = raw("StatelessRandomGetKeyCounter", seed)
@@ -475,7 +483,8 @@ CASES: list[tuple[str, Callable]] = [
                                         _twice(x @ W, lambda a: a + VARIABLES[0][0]))),
     ("TensorListReserve TensorListFromTensor TensorListGetItem TensorListSetItem TensorListStack", _recurrent),
     ("EmptyTensorList TensorListPushBack TensorListPopBack TensorListLength TensorListElementShape", _listed),
-    # random numbers: of what has the rows' shape only the shape is compared
+    ("StatelessRandomUniformV2 StatelessRandomNormalV2", _drawn_for_rows),
+    # random numbers, of seeds or not: these run, and are not compared
     ("""RandomUniform RandomStandardNormal TruncatedNormal RandomUniformInt StatelessRandomUniform StatelessRandomNormal
      StatelessTruncatedNormal StatelessRandomUniformInt StatelessRandomUniformV2 StatelessRandomNormalV2
      StatelessTruncatedNormalV2 StatelessRandomUniformIntV2 StatelessRandomUniformFullIntV2 StatelessRandomGetKeyCounter
