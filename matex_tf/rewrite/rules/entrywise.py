@@ -29,7 +29,7 @@ NONLINEAR = """
     StaticRegexReplace StaticRegexFullMatch StringToNumber Pow Mod TruncateDiv TruncateMod SquaredDifference Equal
     NotEqual Greater GreaterEqual Less LessEqual LogicalAnd LogicalOr ApproximateEqual Atan2 Xdivy Xlogy Xlog1py
     BitwiseAnd BitwiseOr BitwiseXor LeftShift RightShift NextAfter Igamma Igammac Zeta Polygamma Complex ClipByValue
-    Betainc MulNoNan"""
+    Betainc MulNoNan Spence Expint Dawsn FresnelCos FresnelSin"""
 LINEAR_IN = {
     # Ops of the backward pass are linear in the incoming gradient. The number is the index of that input.
     **dict.fromkeys("ReluGrad Relu6Grad EluGrad SeluGrad LeakyReluGrad SoftplusGrad SoftsignGrad".split(), 0),

@@ -1,4 +1,4 @@
-"""Rules for ragged rows: the words of texts, and dense rows made of them."""
+"""Rules for ragged rows: the words of texts, dense rows made of them, and sequences of labels."""
 
 from __future__ import annotations
 
@@ -53,3 +53,36 @@ def make_dense(node: Node) -> Decision:
         return list(copy.create_op(node, [shape, entries, default, count, numbered]))
 
     return node.decide([WHOLE, None, WHOLE, None, None], shard(0, rows), emit=mark_taker(emit))
+
+
+@register_rule("CTCLoss CTCLossV2")
+def align_labels(node: Node) -> Decision:
+    """The loss of each row, and its gradient. The labels are entries of a sparse matrix that begin with their rows.
+
+    Where all ranks have all labels, a rank keeps those of its rows. It also keeps those of rows that are not there, and
+    all labels if they are out of order, so that the op raises an error as it does alone.
+    """
+    logits, indices, values, lengths = node.placements
+    found = logits if logits.is_sharded else lengths
+    if not found.is_sharded or found.axis != (1 if logits.is_sharded else 0):
+        raise NoRuleError
+    rows = found.rows
+    if rows.chosen is not None or len(rows.blocks) != 1:
+        raise NoRuleError
+    are_here = indices.is_sharded and indices.numbers == rows and values.has_layout(indices)
+
+    def emit(copy: Any, logits: Any, indices: Any, values: Any, lengths: Any) -> list[Any]:
+        count = tf.shape(logits, tf.int64)[1]
+        first = copy.find_first(rows, count)
+        if not are_here:
+            total = count // copy.share.count * copy.share.total
+            row = indices[:, 0]
+            is_elsewhere = ((row >= 0) & (row < first)) | ((row >= first + count) & (row < total))
+            stays = ~is_elsewhere | tf.reduce_any(row[1:] < row[:-1])
+            indices, values = tf.boolean_mask(indices, stays), tf.boolean_mask(values, stays)
+        indices -= tf.stack([first, tf.zeros_like(first)])
+        return list(copy.create_op(node, [logits, indices, values, lengths]))
+
+    need = None if are_here else WHOLE
+    needs = [node.bring_rows(0, shard(1, rows)), need, need, node.bring_rows(3, shard(0, rows))]
+    return node.decide(needs, shard(0, rows), shard(1, rows), emit=mark_taker(emit))

@@ -16,6 +16,11 @@ def count_from_here(copy: Any, part: Any, numbers: Any, rows: Rows) -> Any:
     return numbers - tf.cast(copy.find_first(rows, tf.shape(part)[0]), numbers.dtype)
 
 
+def place_first(number: Any, count: int) -> Any:
+    """A vector of so many entries that begins with a number; the others are 0."""
+    return tf.pad(tf.reshape(number, [1]), [[0, count - 1]])
+
+
 @register_rule("GatherV2 Gather", moves=0)
 def gather(node: Node) -> Decision:
     table, numbers = node.get_placement(0), node.get_placement(1)
@@ -63,12 +68,13 @@ def gather_nd(node: Node) -> Decision:
         raise NoRuleError
     named = node.read_shape(1)[-1]
     if numbers.numbers is not None and table.is_sharded and table.axis == 0 and table.rows == numbers.numbers:
-        if named != 1 or node.count_axes(1) != 2 or numbers.axis:
+        if named is None or node.count_axes(1) != 2 or numbers.axis:
             raise NoRuleError
         rows = numbers.numbers
 
         def emit(copy: Any, part: Any, chosen: Any) -> list[Any]:
-            return [tf.gather_nd(part, count_from_here(copy, part, chosen, rows))]
+            first = tf.cast(copy.find_first(rows, tf.shape(part)[0]), chosen.dtype)
+            return [tf.gather_nd(part, chosen - place_first(first, named))]
 
         return node.decide([None, None], shard(0, numbers.rows), emit=mark_taker(emit))
     if numbers.is_sharded and numbers.axis < node.count_axes(1) - 1:
@@ -78,14 +84,14 @@ def gather_nd(node: Node) -> Decision:
 
 @register_rule("Where")
 def where(node: Node) -> Decision:
-    """The indices of true entries: for a vector over the rows, indices into the script's vector."""
-    one = node.require_rows()
-    if node.count_axes(0) != 1 or one.rows.chosen is not None or len(one.rows.blocks) != 1:
+    """The indices of true entries, for each axis: along the axis of the rows, indices into the script's tensor."""
+    one, count = node.require_rows(), node.count_axes(0)
+    if one.axis or one.rows.chosen is not None or len(one.rows.blocks) != 1:
         raise NoRuleError
     rows = one.rows
 
     def emit(copy: Any, mask: Any) -> list[Any]:
-        return [tf.where(mask) + tf.cast(copy.find_first(rows, tf.shape(mask)[0]), tf.int64)]
+        return [tf.where(mask) + place_first(copy.find_first(rows, tf.shape(mask)[0]), count)]
 
     chosen = Rows(rows.blocks, ("chosen", node.inputs[0].key))
     return node.decide([None], shard(0, chosen)._replace(numbers=rows), emit=mark_taker(emit))
