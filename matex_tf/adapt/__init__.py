@@ -1,1 +1,1 @@
-"""What a run learns from its times: slices of batches (`matex run --adapt`), and the way of the sums."""
+"""Decisions that a run makes by measuring: slice ratios (`matex run --adapt`), and the way of updates."""

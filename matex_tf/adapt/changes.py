@@ -1,6 +1,6 @@
-"""With what a run could go on instead: other ranks, or another strategy; and whether that is worth a new start.
+"""Alternatives to the current ranks and strategy, and whether one is worth a restart.
 
-It only computes: ranks that see the same figures come to the same change.
+Nothing here communicates: ranks with equal measurements choose the same change.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from matex_tf.adapt.control import CONFIRMED, GAIN
 from matex_tf.adapt.offers import Change, Offer, describe_ranks
 
 WORTH = 2.0
-"""A change is worth it that gains so many times what it costs."""
+"""A change is worth it if it gains this many times its cost."""
 SLOWER = 3.0
-"""Times that a rank takes longer for a row than others, where it may be dropped."""
+"""A rank may be dropped if it needs this many times the others' time for a row."""
 SLOW_WINDOWS = 4 * CONFIRMED
-"""In so many windows in a row, as it is for good: 0.25 s each or more, so that short work of others drops no rank."""
+"""In this many consecutive windows, of 0.25 s or more each, so that short work of other programs drops no rank."""
 JUDGED_WINDOWS = 2 * SLOW_WINDOWS
-"""After so many a change is judged, by the second half of them: shares, which begin equal, have the first to settle."""
+"""Number of windows after which a change is judged, by their second half: slice ratios settle in the first."""
 
 
 @dataclass(frozen=True)
 class Slow:
-    """A rank that others wait for; what a step gains without it; its time for a row, in times that of the others."""
+    """A rank that others wait for; the gain for a step without it; its time for a row, over the others'."""
 
     rank: int
     gain: float
@@ -33,13 +33,13 @@ class Slow:
 
 @dataclass
 class Streak:
-    """Which rank was found slow in the last windows, and in how many in a row."""
+    """The rank that was slow in the last windows, and the number of consecutive windows."""
 
     rank: int | None = None
     windows: int = 0
 
     def confirm(self, found: Slow | None) -> Slow | None:
-        """What was found in a window, once it is the same rank in `SLOW_WINDOWS` in a row."""
+        """The rank of this window, once it is the same in `SLOW_WINDOWS` consecutive windows."""
         rank = None if found is None else found.rank
         self.windows = self.windows + 1 if rank == self.rank else 1
         self.rank = rank
@@ -48,13 +48,13 @@ class Streak:
 
 @dataclass(frozen=True)
 class Proposal:
-    """A change, and by how many seconds a step is to be shorter."""
+    """A change, and the seconds that it takes from a step."""
 
     change: Change
     gain: float
 
     def is_worth(self, left: int, seconds: float) -> bool:
-        """Whether it is with so many steps `left`, where it takes so many `seconds`."""
+        """Whether it pays with `left` steps to go, if it costs so many `seconds`."""
         return self.gain * left > WORTH * seconds
 
 
@@ -62,15 +62,15 @@ def propose_change(
     offer: Offer, hosts: Sequence[str], rows: Sequence[int], seconds: Sequence[float], slow: Slow | None = None,
     other: tuple[str, float] = ("", 0.0), servers: int = 0,
 ) -> Proposal | None:  # fmt: skip
-    """What gains most of all that could be had; None where nothing gains anything.
+    """The possible change with the largest gain; None if no change gains anything.
 
     Args:
-        hosts: of each rank its host.
-        rows: those of a batch that each rank computes that trains.
-        seconds: what that takes each.
+        hosts: the host of each rank.
+        rows: the rows of a batch that each training rank computes.
+        seconds: the time that each of them needs.
         slow: the rank that may be dropped.
-        other: another strategy with the same result, and by how much a step is predicted to be shorter with it.
-        servers: how many ranks more there are, that only serve.
+        other: another strategy with the same results, and the predicted gain for a step.
+        servers: the number of further ranks that only serve.
     """
     size = len(rows) + servers
     found = []
@@ -91,10 +91,10 @@ def propose_change(
 
 
 def propose_undoing(offer: Offer, size: int, took: float) -> Proposal | None:
-    """The last change undone, where a step of the `size` ranks takes longer since, by more than chance.
+    """The reversal of the last change, if a step of the `size` ranks has become longer, by more than chance.
 
     Args:
-        took: what it takes, in seconds.
+        took: the time of a step, in seconds.
     """
     gain = took - offer.took
     if not offer.took or gain <= GAIN * took:
@@ -108,12 +108,14 @@ def _describe_gain(gain: float) -> str:
 
 
 def predict_gain(seconds: Sequence[float], ranks: int) -> float:
-    """By how much a step is shorter if so many ranks train: what ranks compute is divided among all, the rest stays."""
+    """The gain for a step if so many ranks train: computation is divided among all, the rest stays."""
     return mean(seconds) * (1 - len(seconds) / ranks)
 
 
 def find_slow(rows: Sequence[int], seconds: Sequence[float], least: int) -> Slow | None:
-    """The rank for whose least part of a batch all others wait; without it they compute its rows at their own speed."""
+    """The rank for whose smallest possible slice all others wait. Without it they compute its rows
+    at their own speed.
+    """
     slowest = max(range(len(rows)), key=lambda rank: seconds[rank])
     others = [rank for rank in range(len(rows)) if rank != slowest]
     if not others or rows[slowest] > least or any(rows[rank] <= 0 for rank in others) or min(seconds) <= 0:

@@ -1,6 +1,6 @@
-"""Which shares the ranks are to have, by what their parts of batches have taken them.
+"""Computes slice ratios from the times that the ranks needed for their slices.
 
-It only computes: ranks that see the same figures come to the same shares.
+Nothing here communicates: ranks with equal measurements choose equal ratios.
 """
 
 from __future__ import annotations
@@ -12,48 +12,50 @@ from statistics import median
 from matex_tf.sharding import row_shares
 
 GAIN = 0.05
-"""Shares are changed where a step would take so much less."""
+"""Ratios change if a step becomes shorter by this part."""
 CONFIRMED = 2
-"""So many windows in a row must ask for it, the same way: twice as many each time that a change is soon undone."""
+"""This many consecutive windows must ask for the same direction: twice as many after each change
+that was soon undone.
+"""
 MOST_CONFIRMED = 16
 WINDOWS = 3
-"""The median of so many counts, or of as many as must ask for it."""
+"""The length of the median: this many windows, or as many as must ask for the change."""
 SOON = 8
-"""Windows."""
+"""In windows."""
 BACK = 3.0
-"""A way back of up to so many times the last change undoes it; after a longer one the speeds are others."""
+"""A change back of up to this many times the last change undoes it; a larger one means that speeds have changed."""
 MOST = 2.0
-"""Times the equal share, at most: a rank's memory was enough for that one."""
+"""Times the equal slice, at most: the rank's memory was enough for the equal slice."""
 AT_ONCE = 2.0
-"""A share grows or shrinks by such a factor at most in one change, or becomes equal again."""
+"""The largest factor by which a ratio changes at once, except for the return to equal ratios."""
 
 
 @dataclass
 class Control:
-    """What has been measured since the last change.
+    """The measurements since the last change.
 
     Args:
-        size: how many ranks there are.
-        parts: a batch is shared out in so many equal parts; 0: by rows.
+        size: the number of ranks.
+        parts: a batch is divided into so many equal units; 0: by rows.
     """
 
     size: int
     parts: int = 0
     shares: tuple[int, ...] = ()
-    """Those in force; empty: equal ones."""
+    """The current ratios; empty: equal ones."""
     _windows: list[list[float]] = field(default_factory=list)
     _age: int = 0
     """Windows since the last change."""
     _confirmed: int = CONFIRMED
     _last: list[float] = field(default_factory=list)
-    """By how much each rank's share grew in the last change."""
+    """The growth of each rank's ratio in the last change."""
 
     def choose_shares(self, rows: int, seconds: Sequence[float]) -> tuple[int, ...] | None:
-        """The shares that batches of `rows` rows are to have now; None where they are to stay.
+        """The ratios for batches of `rows` rows from now on; None if they stay.
 
         Args:
-            rows: of a batch of all ranks, shared out as `shares` has it.
-            seconds: what its part of a batch takes each rank.
+            rows: of a batch of all ranks, divided by the current ratios.
+            seconds: the time that each rank needed for its slice.
         """
         units = self.parts or rows
         if units < 2 * self.size or min(seconds) <= 0:
@@ -72,7 +74,7 @@ class Control:
         back = -_compute_dot(way, last)
         is_undone = self._age <= max(SOON, self._confirmed) and back > 0
         if is_undone and back <= BACK * _compute_dot(last, last):
-            way = [step / 2 for step in way]  # one of the two was wrong
+            way = [step / 2 for step in way]  # one of the two changes was wrong
         shares = _round_to_units([part + step for part, step in zip(now, way)], units)
         after = row_shares.count_dealt_rows(rows, shares)
         if after == row_shares.count_dealt_rows(rows, (1,) * self.size):
@@ -89,12 +91,13 @@ class Control:
 
 
 def _compute_change(now: Sequence[int], seconds: Sequence[float]) -> list[float]:
-    """By how many rows each rank's part is to grow; empty where that gains too little.
+    """The number of rows by which each rank's slice should grow; empty if that gains too little.
 
-    A rank that took `seconds` for its rows computes so many rows a second; rows in proportion would make all ranks take
-    the same. Where a step also takes what does not depend on rows, that is a part of the way there, never more.
+    A rank that needed `seconds` for its rows computes rows / seconds a second; slices in that proportion make all ranks
+    need the same time. If a step also has work that does not depend on rows, the change is too small, and never too
+    large.
     """
-    had = [max(rows, 1) for rows in now]  # without a row of its own a rank computes one all the same
+    had = [max(rows, 1) for rows in now]  # a rank without rows computes one row
     speeds = [rows / took for rows, took in zip(had, seconds)]
     even = sum(now) / len(now)
     least = [max(1.0, rows / AT_ONCE) for rows in had]
@@ -104,7 +107,7 @@ def _compute_change(now: Sequence[int], seconds: Sequence[float]) -> list[float]
     if max(seconds) - takes <= GAIN * max(seconds):
         return []
     if even / min(speeds) <= takes * (1 + GAIN / 2) and all(a <= even <= b for a, b in zip(least, most)):
-        wanted = [even] * len(now)  # which is nearly as good, and nothing of chance is in it
+        wanted = [even] * len(now)  # nearly as good, and without chance
     return [new - old for new, old in zip(wanted, now)]
 
 
@@ -115,11 +118,12 @@ def _compute_dot(a: Sequence[float], b: Sequence[float]) -> float:
 def divide_within_bounds(
     total: float, speeds: Sequence[float], least: Sequence[float], most: Sequence[float]
 ) -> list[float]:
-    """Parts of `total` in proportion to `speeds`, but each within its bounds.
+    """Parts of `total` in proportion to `speeds`, each within its bounds.
 
-    Where those of all are too narrow for `total`, all are at the nearer end of theirs.
+    If all bounds are too narrow for `total`, all parts are at the nearer end of theirs.
     """
-    # What all have after a time grows with it: faster where a rank leaves its least, slower where one is at its most.
+    # The sum of the parts after a time grows with it: faster once a rank leaves its minimum, slower once it has its
+    # maximum.
     corners = sorted(
         [(low / speed, speed) for speed, low in zip(speeds, least)]
         + [(high / speed, -speed) for speed, high in zip(speeds, most)]
@@ -136,7 +140,7 @@ def divide_within_bounds(
 
 
 def _round_to_units(wanted: Sequence[float], units: int) -> tuple[int, ...]:
-    """Whole shares of `units` in proportion to what is wanted, one at least for each."""
+    """Integer parts of `units` in proportion to the wanted ones, each at least one."""
     above = [max(part / sum(wanted) * units - 1, 0.0) for part in wanted]
     return tuple(
         1 + more for more in row_shares.count_dealt_rows(units - len(above), [round(1e6 * one) for one in above])

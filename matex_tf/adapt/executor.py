@@ -1,7 +1,8 @@
-"""The ranks measure what their parts of training steps take, and agree on other shares where that makes steps shorter.
+"""Measures the ranks' times for their slices, and changes the slice ratios if that makes steps shorter.
 
-A window of steps is measured without collectives, in which ranks wait, and without what comes between steps. Each step
-has shares of its own, which change between its calls; a step that does not train has those that were agreed on last.
+A window of steps is measured without collectives, in which ranks wait, and without the time between steps. Each step
+has ratios of its own, which change between its calls. A step that does not train uses the ratios that were agreed on
+last.
 """
 
 from __future__ import annotations
@@ -26,48 +27,48 @@ from matex_tf.world import world
 STEPS = 10
 SECONDS = 0.25
 MOST = 1000
-"""A window has so many steps, or more where they take no `SECONDS`, but no more than `MOST`."""
+"""A window has this many steps, or more if they take less than `SECONDS`, but no more than `MOST`."""
 PARTS = 16
-"""In which batches are shared out where each number of rows is compiled anew; more if ranks are many."""
+"""The number of units of a batch if XLA compiles each number of rows separately; more for many ranks."""
 NAMED = 4
 _ADAPTING = "how shares of a step follow the speed of ranks"
 
 
 @dataclass(frozen=True)
 class Window:
-    """What a rank saw in a window of steps: what is typical of one, and how many rows batches had."""
+    """The measurement of one rank in a window of steps: typical times of a step, and the numbers of rows."""
 
     seconds: float
     whole: float
     rows: int
-    """Of the largest batch; an epoch's last one may have fewer."""
+    """Of the largest batch; the last batch of an epoch may be smaller."""
     offer: Offer | None = None
-    """What `matex run` could start instead, on ranks that look for it."""
+    """The start that `matex run` offers, on ranks that read offers."""
     left: int = 0
-    """The steps that are left."""
+    """The number of steps to go."""
     sizes: tuple[int, int] = (0, 0)
-    """What `leaving.count_bytes` gives."""
+    """See `leaving.count_bytes`."""
 
 
 Shares = tuple[int, ...]
-"""Of each rank that trains: which part of their sum it has (`row_shares.deal_block`)."""
+"""Ratios: the part of their sum that each training rank has (`row_shares.deal_block`)."""
 Choose = Callable[[int, Sequence[float]], "Shares | None"]
 _choose: Choose | None = None
 _steps = 0
 _agreed: Shares = ()
-"""Those that the ranks have agreed on last; empty: equal ones."""
+"""The ratios that the ranks have agreed on last; empty: equal ones."""
 
 
 def override_choice(choose: Choose | None, steps: int = STEPS) -> None:
-    """For tests: shares are equal again, and after each `steps` steps `choose`, given what `Control.choose_shares` is
-    given, says which come next.
+    """For tests: begin with equal ratios; after each `steps` steps `choose`, with the arguments of
+    `Control.choose_shares`, returns the next ones.
     """
     global _choose, _steps, _agreed
     _choose, _steps, _agreed = choose, steps, ()
 
 
 def start_adapting() -> None:
-    """Have shares follow the speed of ranks, where that is asked for. Before any step is planned."""
+    """Adapt slice ratios to the speed of the ranks, if the setting asks for it. Call it before any step is planned."""
     if settings.get_settings().adapt == "off" or not world.is_active():
         return
     if why := _find_obstacle():
@@ -87,7 +88,7 @@ def _say_even(place: str, why: str) -> None:
 
 
 def _find_obstacle() -> str:
-    """Why batches are not to be shared out otherwise in this run; empty where they are."""
+    """The reason why slices stay equal in this run; empty if they may change."""
     if settings.get_settings().scaling == "weak":
         return "with weak scaling each rank's batch is its own"
     if settings.get_settings().elastic:
@@ -96,7 +97,7 @@ def _find_obstacle() -> str:
 
 
 def _find_obstacle_of(plan: StepPlan) -> str:
-    """Why the batches of a step that trains are not."""
+    """The reason why the slices of a training step stay equal."""
     from tensorflow.python.framework import config
 
     if any(plan.are_own):
@@ -107,7 +108,7 @@ def _find_obstacle_of(plan: StepPlan) -> str:
 
 
 def _is_compiled(plan: StepPlan) -> bool:
-    """Whether XLA compiles what the step does with its batch, for each number of rows anew."""
+    """Whether XLA compiles the step's work on its batch, separately for each number of rows."""
     definition = plan.own.graph.as_graph_def()
     nodes = [*definition.node, *(node for one in definition.library.function for node in one.node_def)]
     return any("_XlaMustCompile" in node.attr and node.attr["_XlaMustCompile"].b for node in nodes)
@@ -137,9 +138,9 @@ class Adapting:
     """The calls of one step.
 
     Args:
-        parts: which part of its batches each rank has.
-        is_compiled: each number of rows is compiled anew, so that there are to be few.
-        trains: whether the step is measured; one that is not has the shares that were agreed on last.
+        parts: the slice ratios of the step.
+        is_compiled: XLA compiles each number of rows separately, so there should be few.
+        trains: the step is measured; otherwise it uses the ratios that were agreed on last.
     """
 
     def __init__(self, parts: Any, is_compiled: bool = False, trains: bool = True):
@@ -156,10 +157,10 @@ class Adapting:
         self._fit: Any = None
         self._took: list[float] = []  # by the steps of the last windows
         self._is_judged = True
-        """Whether the change that led to this start needs no comparison with what was before it."""
+        """Whether the change that led to this start is not compared with the time before it."""
 
     def begin_step(self) -> None:
-        """A step begins."""
+        """Record the beginning of a step."""
         if not self.trains:
             self._control.shares = _agreed
         if self._put != self._control.shares:
@@ -169,7 +170,7 @@ class Adapting:
         self._begun = time.perf_counter()
 
     def end_step(self) -> None:
-        """It is over. Collective at the end of a window."""
+        """Record the end of a step. Collective at the end of a window."""
         took = time.perf_counter() - self._begun
         mine = took - (ops.get_blocked_seconds() - self._outside)
         self._steps.append((mine, took))
@@ -179,7 +180,7 @@ class Adapting:
             self._steps = []
 
     def _look_for_fit(self) -> None:
-        """Of each call of fit that ranks may leave, steps are judged anew."""
+        """In each call of fit that ranks may leave, steps are judged from the beginning."""
         fit = leaving.find_fit()
         if fit is not self._fit:
             self._fit, self._took, self._slow = fit, [], changes.Streak()
@@ -200,7 +201,7 @@ class Adapting:
             longest = max(one.whole for one in everyone)
             self._window = min(max(STEPS, round(SECONDS / longest)), MOST)
         if not self._is_warm:
-            # In the first window functions are traced and memory is allocated.
+            # The first window includes tracing and memory allocation.
             self._is_warm = True
             return
         offer = next((one.offer for one in everyone if one.offer is not None), None)
@@ -214,14 +215,14 @@ class Adapting:
             if leaving.leave_if_worth(self._fit, offer, undoing, everyone[0].left, step):
                 return
         if not rows:
-            return  # it had no batch
+            return  # the rank had no batch
         seconds = [one.seconds for one in everyone[: self._trainers]]
         before = row_shares.count_dealt_rows(rows, self._control.shares or (1,) * self._trainers)
         if offer is not None and self._fit is not None:
             least = max(rows // (self._control.parts or rows), 1)
             slow = self._slow.confirm(changes.find_slow(before, seconds, least))
             is_free = self._is_judged or not offer.took
-            if is_free and len(self._took) >= changes.SLOW_WINDOWS:  # what a step takes is known well enough
+            if is_free and len(self._took) >= changes.SLOW_WINDOWS:  # the time of a step is known well enough
                 found = leaving.find_change(offer, everyone[0].sizes, before, seconds, slow)
                 if leaving.leave_if_worth(self._fit, offer, found, everyone[0].left, step):
                     return
@@ -234,12 +235,12 @@ class Adapting:
         _say_change(row_shares.count_dealt_rows(rows, chosen), before, seconds)
 
     def _is_to_judge(self, offer: Offer) -> bool:
-        """Whether it is time to compare what steps take with what they took before the last change."""
+        """Whether it is time to compare the time of steps with that before the last change."""
         return not self._is_judged and offer.took > 0 and len(self._took) == changes.JUDGED_WINDOWS
 
 
 def _say_change(rows: Sequence[int], before: Sequence[int], seconds: Sequence[float]) -> None:
-    """One line for a change, and a mark in what is recorded."""
+    """Print one line about a change, and mark it in the records."""
     hosts = world.get_world().hosts
     most_changed = sorted(range(len(rows)), key=lambda rank: -abs(rows[rank] - before[rank]))
     named = sorted(most_changed[:NAMED])

@@ -1,4 +1,4 @@
-"""Ranks that leave a call of `fit` for `matex run` to start them again otherwise: what they are offered and ask for."""
+"""Ranks that leave a call of `fit`, for `matex run` to start them again with a change: offers and requests."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ _said: set[str] = set()
 
 
 def find_fit() -> Fit | None:
-    """The call of `fit` that ranks may leave; None where nobody would start them again, or nothing of it is kept."""
+    """The call of `fit` that ranks may leave; None if no program would start them again, or if no state is kept."""
     chosen = settings.get_settings()
     return fit_state.find_current() if chosen.adapt == "ranks" and chosen.proof else None
 
 
 def read_offer() -> Offer | None:
-    """What is offered, where this is the rank of its host that looks."""
+    """The offer of `matex run`, on the rank of its host that reads offers."""
     return offers.read_offer() if world.get_world().local_rank == 0 else None
 
 
 def count_bytes(fit: Fit) -> tuple[int, int]:
-    """The bytes of what this call trains that ranks could have in pieces: of weights and of slots."""
+    """The bytes of the trained variables that ranks could hold in pieces: of weights, and of slots."""
     return update_costs.count_bytes(getattr(fit.model, "optimizer", None))
 
 
 def leave_hosts(fit: Fit, offer: Offer) -> bool:
-    """Whether the ranks leave because they must. To be called on all ranks, with the same offer."""
+    """Whether the ranks must leave. Collective in effect: call it on all ranks, with the same offer."""
     size = world.get_world().size
     if not offer.must or not fit.may_change():
         return False
@@ -48,11 +48,11 @@ def leave_hosts(fit: Fit, offer: Offer) -> bool:
 def find_change(
     offer: Offer, sizes: tuple[int, int], rows: Sequence[int], seconds: Sequence[float], slow: Slow | None
 ) -> Proposal | None:
-    """What gains most. To be called on all ranks alike.
+    """The change with the largest gain. Call it on all ranks with equal arguments.
 
     Args:
-        sizes: what `count_bytes` gives on one of them.
-        rows, seconds, slow: those of `changes.propose_change`.
+        sizes: the result of `count_bytes` of one rank.
+        rows, seconds, slow: see `changes.propose_change`.
     """
     other = owners.compare_strategies(*sizes) if offer.may_choose else ("", 0.0)
     here = world.get_world()
@@ -60,11 +60,11 @@ def find_change(
 
 
 def leave_if_worth(fit: Fit, offer: Offer, found: Proposal | None, left: int, took: float) -> bool:
-    """Whether the ranks leave because it is worth it. To be called on all ranks alike.
+    """Whether the ranks leave because a change pays. Call it on all ranks with equal arguments.
 
     Args:
-        left: how many steps there are.
-        took: what a step takes, in seconds.
+        left: the number of steps to go.
+        took: the time of a step, in seconds.
     """
     if found is None or not fit.may_change():
         return False

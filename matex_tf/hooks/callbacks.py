@@ -1,7 +1,7 @@
-"""Callbacks of Keras run on every rank. Two of ours stand around those of the script and hear the same events.
+"""Keras' callbacks run on every rank. Two callbacks of the library enclose the script's and hear the same events.
 
-The first compares weights where `fit`, `evaluate` and `predict` begin, and where an epoch ends. The last has all ranks
-stop where one does.
+The first one compares weights at the beginning of `fit`, `evaluate` and `predict`, and at the end of an epoch. The last
+one stops training on all ranks if one rank stops it.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def _wrap_list(original: Any) -> Any:
         stops_within = any(map(_is_used_within_epoch, self.callbacks))
         hears_batches = stops_within or events.batch_ended.is_heard
         if hears_batches:
-            self._async_train = False  # Keras 3: batches of training end in this thread
+            self._async_train = False  # Keras 3: the ends of training batches are reported in this thread
             self._should_call_train_batch_hooks = True  # Keras 2
         ours = first(), (last_of_batches if hears_batches else last)()
         ours[1].stops_within = stops_within
@@ -55,7 +55,7 @@ def _wrap_list(original: Any) -> Any:
 
 
 def _make_callbacks(base: Any) -> tuple[Any, Any, Any]:
-    """The classes of our callbacks: the first, the last, and the last where the ends of batches matter."""
+    """The classes of the two callbacks: the first, the last, and the last one if the ends of batches matter."""
 
     class CompareWeights(events.Watcher, base):
         def __init__(self) -> None:
@@ -109,7 +109,9 @@ def _make_callbacks(base: Any) -> tuple[Any, Any, Any]:
 
 
 def _is_used_within_epoch(callback: Any) -> bool:
-    """Whether the script wrote it, and it is called during an epoch; Keras' own decide by the logs, which are equal."""
+    """Whether the script wrote the callback, and Keras calls it during an epoch. Keras' own callbacks decide by the
+    logs, which are equal on all ranks.
+    """
     kind = type(callback)
     if kind.__name__ == "LambdaCallback":
         return True
@@ -118,7 +120,7 @@ def _is_used_within_epoch(callback: Any) -> bool:
 
 
 def _agree_to_stop(model: Any) -> None:
-    """If a callback on any rank has stopped training, stop it on all. Collective, unless this rank is by itself."""
+    """If a callback has stopped training on one rank, stop it on all. Collective, unless this rank trains by itself."""
     if not agreement.is_watched():
         return
     stops = objects.allgather(bool(getattr(model, "stop_training", False)), "whether a callback stops training")
@@ -135,7 +137,7 @@ def _agree_to_stop(model: Any) -> None:
     "callbacks:RemoteMonitor.on_epoch_end",
 )
 def _wrap_remote_monitor(original: Any) -> Any:
-    """What is sent away is sent once."""
+    """RemoteMonitor sends its data once, from rank 0."""
 
     def on_epoch_end(self, epoch, logs=None):
         if world.get_world().rank == 0 or settings.get_settings().output == "all":

@@ -32,7 +32,7 @@ def _wrap_gradient(original: Any) -> Any:
 
 
 def _wrap_update(list_updated: Callable[[Any, list[Any], Any], Iterable[Any]]) -> Any:
-    """`list_updated`: the variables of an update, of the optimizer and its first two arguments."""
+    """list_updated: returns the variables of an update, from the optimizer and its first two arguments."""
 
     def make(original: Any) -> Any:
         signature = inspect.signature(original)
@@ -42,7 +42,7 @@ def _wrap_update(list_updated: Callable[[Any, list[Any], Any], Iterable[Any]]) -
             if not tf.executing_eagerly() or not agreement.is_watched():
                 return original(self, *args, **kwargs)
             given = signature.bind(self, *args, **kwargs)
-            given.arguments[first] = items = list(given.arguments[first])  # an iterator gives them once
+            given.arguments[first] = items = list(given.arguments[first])  # an iterator can be read only once
             updated = list(list_updated(self, items, given.arguments.get(second)))
             events.updates_eagerly(self)
             result = original(*given.args, **given.kwargs)

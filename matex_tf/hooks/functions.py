@@ -1,4 +1,4 @@
-"""`tf.function`: its calls in eager code are steps."""
+"""`tf.function`: calls in eager code are steps."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ HOOKS = Table()
     "tensorflow.python.autograph.core.config", "CONVERSION_RULES", "AutoGraph converts matex_tf", optional=True
 )
 def _add_rule(original: Any) -> Any:
-    """AutoGraph converts what the script wrote. To convert our functions, too, costs each rank more than a second."""
+    """Exclude the library from AutoGraph, which converts the script's functions: it would cost each
+    rank over a second.
+    """
     from tensorflow.python.autograph.core import config_lib
 
     return (config_lib.DoNotConvert("matex_tf"), *original)

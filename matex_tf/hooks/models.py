@@ -1,4 +1,4 @@
-"""Calls of Keras models in eager code while tapes record, and what is seen of the first of them."""
+"""Calls of Keras models in eager code while tapes record, and observations of their first calls."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`PyDataset` and `Sequence` of Keras 3: ranks take turns at their items."""
+"""`PyDataset` and `Sequence` of Keras 3: each item is made by one rank."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ def _wrap_source(original: Any) -> Any:
 
 
 def _is_read_ahead(adapter: Any) -> bool:
-    """Whether it makes a difference how far items are made ahead when an epoch ends before its items do.
+    """Whether the number of items that are made ahead matters at the end of an epoch that leaves items over.
 
-    Keras' threads and processes keep what is left of them, and the object may make others in the next epoch.
+    Keras' threads and processes keep the items that are left, and the object may make different ones in the next epoch.
     """
     base, given = sys.modules[type(adapter).__module__].PyDataset, adapter.py_dataset
     methods = ((getattr(given, name), getattr(base, name)) for name in ("on_epoch_begin", "on_epoch_end"))

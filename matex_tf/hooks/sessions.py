@@ -1,4 +1,4 @@
-"""Sessions of `tf.compat.v1`: their runs are steps, and what is saved of a graph has the script's ops alone."""
+"""Sessions of `tf.compat.v1`: runs are steps, and a saved graph has the script's ops only."""
 
 from __future__ import annotations
 

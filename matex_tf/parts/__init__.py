@@ -1,4 +1,5 @@
-"""Micro-batches (MATEX_MICROBATCH): a rank's rows in parts, of which one at a time has its activations in memory.
+"""Microbatches (MATEX_MICROBATCH): a rank's slice is computed in parts, with one part's activations in memory at a
+time.
 
 Read `cutting`, `region`, `holders`, `sizes`, `attach`.
 """

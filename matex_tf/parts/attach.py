@@ -1,4 +1,4 @@
-"""Turns steps in parts on, as MATEX_MICROBATCH asks for it, and says which steps, or ops of them, are not."""
+"""Applies MATEX_MICROBATCH to steps, and reports the steps, or ops of them, that do not run in parts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ EAGER = "eager code is computed at once: decorate the training step with @tf.fun
 
 
 class _Cut(NamedTuple):
-    """left: ops on rows that a copy computes for all rows at once. regions: what it computes in parts."""
+    """left: ops on rows that a copy computes for all rows at once. regions: the ops that it computes in parts."""
 
     left: list[Left]
     regions: list[Region]
@@ -31,7 +31,7 @@ _cut: dict[int, _Cut] = {}
 
 
 def start_parts() -> None:
-    """Begin, where the setting `microbatch` asks for it."""
+    """Add the listeners, if the setting `microbatch` asks for parts."""
     if not settings.get_settings().microbatch:
         return
     events.copy_begins.add_listener(_cut_copy)
@@ -63,7 +63,9 @@ def _cut_copy(plan: Any, copy: Any) -> None:
 def cut_program(
     make_sizes: Any, left: list[Left], regions: list[Region], program: Program, gives: Sequence[Placement]
 ) -> Program:
-    """The program whose regions run in parts. They are added to `regions`, and ops on rows that do not to `left`."""
+    """The program whose regions run in parts. New regions are added to `regions`; ops on rows outside of them to
+    `left`.
+    """
 
     def make(region: Region) -> Any:
         regions.append(region)

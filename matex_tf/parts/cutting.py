@@ -1,7 +1,7 @@
-"""Which ops of a program run part by part: regions, each between two waves of collectives.
+"""Selects the ops of a program that run part by part: regions, each between two waves of collectives.
 
-What a region takes of rows is cut; the sums that it gives are added up, the rows put one after the other. An op that
-may run only once, for its effects or its collectives, is outside of regions.
+The inputs of a region that have rows are sliced; its partial sums are added up, and its rows are concatenated. An op
+that may run only once, because it has effects or collectives, is outside of all regions.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ _HANDLES = ("resource", "variant")
 
 
 class Region(NamedTuple):
-    """Ops that run for each part.
+    """Ops that run once for each part.
 
-    takes: values that are made elsewhere, each with the placement in which it is taken; None: as it is.
-    gives: values that are used elsewhere.
-    awaited: nodes that others wait for.
+    takes: values from outside, each with the placement in which the region takes it; None: unchanged.
+    gives: values that ops outside use.
+    awaited: nodes that ops outside wait for.
     """
 
     nodes: list[Node]
@@ -45,25 +45,25 @@ class Region(NamedTuple):
 
 
 def list_kept(regions: Sequence[Region]) -> list[Value]:
-    """Rows that one region makes and another takes, so that those of all parts are in memory between them."""
+    """Rows that one region computes and another takes, which stay in memory for all parts."""
     taken = {id(value) for region in regions for value, need in region.takes if need is None}
     return [value for region in regions for value in region.gives if id(value) in taken and _has_rows(value.placement)]
 
 
 class Left(NamedTuple):
-    """An op on rows that is in no region, and why."""
+    """An op on rows outside of all regions, and the reason."""
 
     node: Node
     why: str
 
 
 def cut(program: Program, gives: Sequence[Placement], make_emit: Callable[[Region], Any], left: list[Left]) -> Program:
-    """The program with one node in the place of each region.
+    """The program with each region replaced by one node.
 
     Args:
         gives: the placements that the outputs are brought to.
-        make_emit: what makes the outputs of a region in the copy, see `Decision.emit`.
-        left: ops on rows that are in no region are added to it.
+        make_emit: returns the `Decision.emit` of a region's node.
+        left: receives the ops on rows outside of all regions.
     """
     program = paths.drop_unused(program, gives)
     waves.schedule(program, list(gives), is_early=_is_end_of_rows)
@@ -81,7 +81,7 @@ def cut(program: Program, gives: Sequence[Placement], make_emit: Callable[[Regio
 
 
 def _is_end_of_rows(node: Node) -> bool:
-    """Whether it takes rows and gives none: it runs early, so that the rows need not be kept for it."""
+    """Whether it takes rows and returns none: it runs early, so that the rows need not stay in memory."""
     return _has_rows_of_rank(node) and all(one.kind in (PARTIAL, REPLICATED, SIZES) for one in node.decision.gives)
 
 
@@ -91,7 +91,7 @@ def _has_rows(placement: Placement) -> bool:
 
 
 def _has_rows_of_rank(node: Node) -> bool:
-    """Whether an input has rows of this rank alone."""
+    """Whether an input has rows of this rank only."""
     return any(
         _has_rows(value.placement) and not needs_exchange(value.placement, need)
         for value, need in zip(node.inputs, node.decision.needs)
@@ -99,7 +99,7 @@ def _has_rows_of_rank(node: Node) -> bool:
 
 
 def _is_on_rows(node: Node) -> bool:
-    """Whether what an op makes differs with the rows that are here."""
+    """Whether the results of an op depend on which rows it gets."""
     if _has_rows_of_rank(node) or any(map(_has_rows, node.decision.gives)):
         return True
     return any(
@@ -109,7 +109,7 @@ def _is_on_rows(node: Node) -> bool:
 
 
 def _find_obstacle(node: Node) -> str:
-    """Why an op cannot run part by part; empty where it can."""
+    """The reason why an op cannot run part by part; empty if it can."""
     if node.is_reused or (is_batch(node) and not _has_rows_of_rank(node)):
         return EFFECT
     if has_collective(node) or any(body.has_collectives or body.takes_batch for body in node.bodies):
@@ -123,24 +123,24 @@ def _find_obstacle(node: Node) -> str:
 
 
 def _list_used(node: Node) -> Iterator[tuple[Value, Placement | None]]:
-    """The values whose tensors, as their ops make them, are used for an op, or are exchanged for it."""
+    """The values whose own tensors are used, or exchanged, for an op."""
     for value, need in zip(node.inputs, node.decision.needs):
         if paths.uses_tensor(value, need):
             yield value, need
 
 
 _Place = tuple[int, int, bool]
-"""The level, the stage in it, and whether it is the region of the stage or what is made before."""
+"""A position: the level, the stage within it, and whether the op is in the region of the stage or before it."""
 
 
 def _find_places(nodes: Sequence[Node], outside: Any) -> dict[int, _Place]:
     before = {id(node): list(_list_before(node)) for node in nodes}
     core = {id(node) for node in nodes if id(node) not in outside and _is_on_rows(node)}
-    feeds = set(core)  # those that rows need, in their own level
+    feeds = set(core)  # ops that ops on rows need, in their own level
     for node in reversed(nodes):
         if id(node) in feeds:
             feeds.update(map(id, before[id(node)]))
-    follows: set[int] = set()  # those that need rows
+    follows: set[int] = set()  # ops that need rows
     places: dict[int, _Place] = {}
     for node in nodes:
         number, stage = id(node), 0
@@ -165,7 +165,7 @@ def _list_before(node: Node) -> Iterator[Node]:
 
 
 def _find_refused(program: Program, gives: Sequence[Placement], places: dict[int, _Place]) -> dict[int, str]:
-    """Ops of regions whose inputs cannot be cut, or whose results cannot be put together."""
+    """Ops of regions whose inputs cannot be sliced, or whose results cannot be combined."""
     refused: dict[int, str] = {}
 
     def check(value: Value, need: Placement | None, at: _Place | None, user: Node | None) -> None:
@@ -208,7 +208,7 @@ def _has_known_blocks(placement: Placement) -> bool:
 
 
 class _Rebuilt:
-    """The program with regions as nodes: its nodes and values are copies of those that were read."""
+    """The program with regions as nodes. Its nodes and values are copies."""
 
     def __init__(
         self, program: Program, gives: Sequence[Placement], places: dict[int, _Place], make_emit: Callable[..., Any]
@@ -242,7 +242,7 @@ class _Rebuilt:
         return new
 
     def _find_controls(self, nodes: Sequence[Node]) -> list[Node]:
-        """What the nodes wait for elsewhere."""
+        """The nodes outside that the given nodes wait for."""
         own = set(map(id, nodes))
         waited = {id(one): one for node in nodes for one in node.controls if id(one) not in own}
         return list(dict.fromkeys(self._nodes.get(number, one) for number, one in waited.items()))
@@ -274,7 +274,7 @@ class _Rebuilt:
 
 
 def _find_taken(value: Value, need: Placement | None) -> Placement | None:
-    """The placement in which a region takes a value: what is made whole elsewhere is whole."""
+    """The placement in which a region takes a value: a value that an op outside makes whole is whole."""
     if value.placement.is_replicated:
         return None
     is_whole = needs_exchange(value.placement, need) or paths.find_path(value, need) == paths.CONVERTED

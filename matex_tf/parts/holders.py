@@ -1,4 +1,4 @@
-"""How what the parts of a region make is put together, turn by turn of the loop over them."""
+"""Accumulators: they combine the results of a region's parts, turn by turn of the loop over the parts."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from matex_tf.rewrite.placement import HALF, PARTIAL, SHARDED, SIZES
 
 
 class _Last:
-    """What is the same in each part."""
+    """Keeps a value that is equal in each part."""
 
     def __init__(self, value: Value):
         self.value = value
 
     def begin(self) -> tuple[list[Any], list[Any]]:
-        """The tensors before the first part, and what of their shapes holds after each."""
+        """The tensors before the first part, and the shapes that they keep."""
         import tensorflow as tf
 
         return [tf.zeros([], self.value.dtype)], [tf.TensorShape(None)]
 
     def add(self, rows: Any, held: Sequence[Any], made: Any) -> list[Any]:
-        """The tensors after a part. `rows`: a copy whose share is the part's of the rank's rows. `made`: the result."""
+        """The tensors after a part. rows: a copy whose slice is that of the part. made: the result of the part."""
         return [made]
 
     def finish(self, held: Sequence[Any]) -> Any:
@@ -31,7 +31,7 @@ class _Last:
 
 
 class _Sizes(_Last):
-    """Numbers that count rows: those of the rank are known, but of rows that masks chose, which are added up."""
+    """Adds up numbers of rows that masks selected; other numbers of rows are known for the whole slice."""
 
     def add(self, rows: Any, held: Sequence[Any], made: Any) -> list[Any]:
         import tensorflow as tf
@@ -43,7 +43,9 @@ class _Sizes(_Last):
 
 
 class _Sum(_Last):
-    """Sums, of half precision as float32 numbers, so that they are rounded once; and extremes."""
+    """Adds up partial sums, in float32 if they are of half precision, so that they are rounded once; and combines
+    extremes.
+    """
 
     def begin(self) -> tuple[list[Any], list[Any]]:
         import tensorflow as tf
@@ -80,7 +82,7 @@ def _find_neutral(by: str, dtype: Any) -> Any:
 
 
 class _Rows(_Last):
-    """Rows, one after the other, of each block by itself."""
+    """Concatenates rows, block by block."""
 
     def begin(self) -> tuple[list[Any], list[Any]]:
         import tensorflow as tf

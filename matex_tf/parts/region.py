@@ -1,4 +1,4 @@
-"""A region in the copy: a loop over the parts of this rank's rows, of which one at a time has its tensors in memory."""
+"""A region in the copy: a loop over the parts of this rank's slice. One part's tensors are in memory at a time."""
 
 from __future__ import annotations
 
@@ -16,17 +16,19 @@ from matex_tf.rewrite.sharing import Share
 
 
 class Sizes(Protocol):
-    """How many rows the parts of one region have; scalars int64 in the graph."""
+    """The number of rows of each part of a region; int64 scalars in the graph."""
 
     def begin(self, count: Any, rows: Sequence[Any]) -> Any:
-        """Of the first part. `count`: the rows of the rank; `rows`: the other sizes of the tensors that have them."""
+        """The first part. count: the rows of the rank. rows: the other sizes of tensors with rows."""
 
     def go_on(self, size: Any, count: Any, part: Any, sums: Sequence[Any], rows: Sequence[Any]) -> Any:
-        """Of the part after one of `part` rows, with its results; `size`: what was given for it."""
+        """The part after one of `part` rows, with its results. size: the value that `begin` or
+        `go_on` returned for it.
+        """
 
 
 def make_emit(region: Region, sizes: Sizes) -> Callable[..., list[Any]]:
-    """What makes the outputs of a region's node in a copy."""
+    """Returns the function that computes the outputs of a region's node in a copy."""
 
     def emit(copy: Any, *tensors: Any) -> list[Any]:
         return _run(copy, region, sizes, tensors)
@@ -87,7 +89,7 @@ def _drop_axis(shape: Any, axis: int) -> Any:
 def _sort_results(
     region: Region, made: Sequence[Any], after: Sequence[Any], lengths: Sequence[int]
 ) -> tuple[list[Any], list[Any]]:
-    """The sums after a part, and the rows that it made."""
+    """The sums after a part, and the rows that it computed."""
     sums, rows, at = [], [], 0
     for value, one, length in zip(region.gives, made, lengths):
         if value.placement.is_sharded:
@@ -99,7 +101,7 @@ def _sort_results(
 
 
 def _make_part(copy: Any, region: Region, rows: Any, tensors: Sequence[Any]) -> list[Any]:
-    """The results of a region for a part. `rows`: a copy whose share is the part's of the rank's rows."""
+    """The results of a region for a part. rows: a copy whose slice is that of the part."""
     import tensorflow as tf
 
     start, count, share = rows.share.first, rows.share.count, copy.share
@@ -121,7 +123,7 @@ def _make_part(copy: Any, region: Region, rows: Any, tensors: Sequence[Any]) -> 
 
 
 def _give(body: Body, rows: Any, value: Value, need: Placement | None, tensor: Any, is_first: Any) -> None:
-    """Hand a value that is made elsewhere to the copy of a part."""
+    """Pass a value from outside to the copy of a part."""
     import tensorflow as tf
 
     placement = value.placement

@@ -1,7 +1,8 @@
-"""How many rows a part has: a fixed number, or as many as fit memory (MATEX_MICROBATCH=auto).
+"""The number of rows of a part: fixed, or as many as fit in memory (MATEX_MICROBATCH=auto).
 
-The first part of a region then has one row, and each further one up to four times as many, until none are left or they
-would not fit: nothing is computed for the measurement alone. None is tried on the word of one far smaller.
+With auto the first part of a region has one row, and each further one up to four times as many, until no rows are left
+or the next part would not fit. No row is computed only for the measurement, and no size is trusted that is far above
+the measured ones.
 """
 
 from __future__ import annotations
@@ -21,19 +22,19 @@ from matex_tf.world import world
 
 GROWTH = 4
 SUMS = 2
-"""Beside a part's own sums, such as gradients, there are those over the parts, and those over the ranks."""
+"""Copies of sums, such as gradients: those of a part, those over the parts, and those over the ranks."""
 OUTPUTS = 3
-"""The rows of all parts that a region gives, those put together, and what is made of them."""
+"""Copies of rows: those of all parts, their concatenation, and the results of ops on it."""
 NO_PROC = "auto reads memory off /proc, as Linux has it: give a number of rows"
 ON_GPU = "auto measures the host's memory, and its weights are in that of a GPU: give a number of rows"
 
 _M_MMAP_THRESHOLD, _M_TRIM_THRESHOLD = -3, -1
 SMALL, LARGE = 1 << 23, 1 << 25
-"""Bytes: pieces that are kept cost no page faults, which double a step; and what glibc comes to by itself."""
+"""Bytes. Larger pieces that malloc keeps avoid page faults, which double the time of a step; glibc's own maximum."""
 
 
 class Fixed:
-    """Parts of so many rows."""
+    """Parts of a fixed number of rows."""
 
     def __init__(self, rows: int):
         self._rows = rows
@@ -49,20 +50,24 @@ class Fixed:
 
 @dataclass
 class Size:
-    """What was measured for rows of one shape: `fit` rows fit by that, no more if `is_most`; `sure` certainly do."""
+    """The measurement for rows of one shape: `fit` rows fit, and no more if `is_most`; `sure` rows fit for certain."""
 
     tried: int = 0
     fit: int = 0
     sure: int = 1
     is_most: bool = False
     most: float = 0.0
-    """The most that the process may take."""
+    """The memory limit of the process."""
     begun: int = 0
-    """Resident bytes before the first part: what a part has freed may stay in the process, and tells less."""
+    """Resident bytes before the first part. The process may keep memory that a part has freed, so later values tell
+    less.
+    """
 
 
 class Fitting:
-    """The rows that fit for one region of a step, which `place` names; `together` are those of the step."""
+    """The number of rows that fit, for one region of a step. place: names the step. together: the
+    regions of the step.
+    """
 
     def __init__(self, place: str, together: list[Fitting]):
         self._place, self._together = place, together
@@ -85,12 +90,12 @@ class Fitting:
         def count_bytes(tensors: Sequence[Any]) -> Any:
             return tf.add_n([tf.zeros([], tf.int64), *(tf.size(one, tf.int64) * one.dtype.size for one in tensors)])
 
-        # A number of each: what only a control edge asks for, TensorFlow does not compute.
+        # One number for each output: TensorFlow does not compute outputs that only a control edge asks for.
         used = [tf.reshape(one, [-1])[:1] for one in (*sums, *rows)]
         return _call_python(self.note_part, size, count, part, count_bytes(sums), count_bytes(rows), *used)
 
     def start(self, count: Any, row: Any) -> np.int64:
-        """How many of `count` rows the first part has, of tensors that have the sizes `row` besides."""
+        """The number of rows of the first part, of `count` rows; row: the other sizes of tensors with rows."""
         size = self._sizes.setdefault(tuple(row.tolist()), Size())
         self._measured = None
         if not size.is_most and count > size.sure:
@@ -104,9 +109,9 @@ class Fitting:
         return np.int64(size.fit if size.is_most else size.sure)
 
     def note_part(self, asked: Any, count: Any, part: Any, sums: Any, rows: Any, *_: Any) -> np.int64:
-        """How many of `count` rows the next part has, after one of `part` rows.
+        """The number of rows of the next part, of `count` rows, after a part of `part` rows.
 
-        sums, rows: bytes of what is kept: of sums, and of the part's rows.
+        sums, rows: bytes that are kept: of sums, and of the part's rows.
         """
         size = self._measured
         if size is None or part < size.tried:
@@ -114,7 +119,7 @@ class Fitting:
         took = max(1, read_resident_bytes("VmHWM") - size.begun)
         beside = SUMS * sums + OUTPUTS * count * rows / part
         size.tried, size.fit = int(part), max(0, int(part * (size.most - size.begun - beside) / took))
-        # Of few rows much may lie in memory that was free within the process: they do not tell of many more.
+        # A few rows may fit in memory that was free within the process, so they do not predict many more rows.
         size.sure = max(1, min(size.fit, GROWTH * size.tried))
         if count <= size.sure or size.sure >= 2 * size.tried:
             if count <= size.sure:
@@ -136,7 +141,7 @@ class Fitting:
 
 
 def _call_python(function: Any, *given: Any) -> Any:
-    """The number that `function` of this rank gives, which no rank needs of another."""
+    """A number that `function` returns on this rank; no other rank needs it."""
     import tensorflow as tf
 
     made = tf.numpy_function(function, given, tf.int64, stateful=False)
@@ -145,16 +150,17 @@ def _call_python(function: Any, *given: Any) -> Any:
 
 
 def find_obstacle(variables: Sequence[Any]) -> str:
-    """Why the rows that fit a step with these variables are not found; empty where they are."""
+    """The reason why the fitting number of rows of a step with these variables is not searched; empty if it is."""
     if not Path("/proc/self/clear_refs").exists():
         return NO_PROC
     return ON_GPU if any("GPU" in variable.device for variable in variables) else ""
 
 
 def return_freed(larger: int = SMALL) -> None:
-    """From now on what is freed goes back to the system if it is `larger`, so that what is resident is in use.
+    """From now on blocks that are freed return to the system if they are `larger`, so resident memory is memory in use.
 
-    glibc keeps pieces below a size that rises to 32 MiB, in several heaps: parts would take thrice what is in use.
+    glibc keeps blocks below a size that rises to 32 MiB, in several heaps: parts would take three times the used
+        memory.
     """
     library = ctypes.CDLL(None)
     if hasattr(library, "mallopt") and hasattr(library, "malloc_trim"):
@@ -164,7 +170,7 @@ def return_freed(larger: int = SMALL) -> None:
 
 
 def _forget_peak() -> None:
-    """VmHWM begins anew. Where that is refused it is too much, and fewer rows are computed at a time."""
+    """Reset VmHWM. If that is refused, the value is too high, and fewer rows are computed at a time."""
     try:
         Path("/proc/self/clear_refs").write_text("5")
     except PermissionError:

@@ -1,1 +1,1 @@
-"""Which rows of a batch are this rank's, and with what weight they count."""
+"""Slices and shards: the rows of a batch that a rank computes, and arrays of which a rank holds its own rows."""

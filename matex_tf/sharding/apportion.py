@@ -1,4 +1,4 @@
-"""How many rows each rank takes of a step, where ranks hold shares of different sizes."""
+"""The rows that each rank contributes to a step, if the ranks hold shards of different sizes."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from matex_tf.sharding import row_shares
 
 
 def apportion_rows(counts: Sequence[int], rows: int) -> list[int]:
-    """How many rows of each rank are among the first `rows`, when ranks holding `counts` rows are consumed evenly.
+    """The number of rows of each rank among the first `rows`, if ranks with `counts` rows are consumed evenly.
 
-    Row i of a rank with n rows stands at (i + 1/2) / n, and rows are taken in that order, at equal places the lower
-    rank's first (Webster's method of apportionment, so a rank's number never falls as `rows` grows and is within one
-    of its proportion for two ranks).
+    Row i of a rank with n rows has the position (i + 1/2) / n. Rows are taken in the order of their positions, of equal
+    ones that of the lower rank first (Webster's method of apportionment). So a rank's number never falls as `rows`
+    grows; for two ranks it is within one of its proportion.
     """
     return list(_apportion_rows(tuple(int(count) for count in counts), int(rows)))
 
@@ -26,7 +26,7 @@ def _apportion_rows(counts: tuple[int, ...], rows: int) -> tuple[int, ...]:
     rows = max(0, min(rows, total))
     if total == 0:
         return counts
-    # All rows that stand at rows/total or before; off by at most half a row a rank, so few corrections follow.
+    # All rows at positions up to rows/total: at most half a row a rank off, so few corrections follow.
     taken = [(2 * rows * count + total) // (2 * total) for count in counts]
     excess = sum(taken) - rows
 
@@ -55,17 +55,18 @@ def _apportion_rows(counts: tuple[int, ...], rows: int) -> tuple[int, ...]:
 def apportion_step_rows(
     counts: Sequence[int], step: int, batch_size: int, dealt_batch_size: int | None = None
 ) -> list[int]:
-    """Rows of each rank in global step `step` (from 0) when shares of `counts` rows are consumed `batch_size` a step.
+    """The rows of each rank in global step `step` (from 0), if shards of `counts` rows are consumed `batch_size` a
+    step.
 
-    They sum to `batch_size`, in the last step to what is left, and each rank gives its rows in order, each once. A rank
-    gives 0 rows to a step where its proportion is less than one. Shares that were dealt in batches of
-    `dealt_batch_size`, the same as `batch_size`, give the very rows of each batch.
+    They sum to `batch_size`; in the last step to the remainder. Each rank gives its rows in order, each once, and 0
+    rows to a step in which its proportion is less than one. Shards that were dealt in batches of `dealt_batch_size`,
+    equal to `batch_size`, give the original rows of each batch.
     """
 
     def taken(rows: int) -> list[int]:
         if dealt_batch_size is None:
             return apportion_rows(counts, rows)
-        # Ranks without any are the last ones; dealt to the others alone, a batch comes to them as it did to all.
+        # Ranks without rows are the last ones: without them the batch is dealt as it was with all.
         some = sum(count > 0 for count in counts)
         return count_rows_taken(sum(counts), dealt_batch_size, some, rows) + [0] * (len(counts) - some)
 
@@ -74,8 +75,8 @@ def apportion_step_rows(
 
 
 def count_rows_taken(total: int, batch_size: int, size: int, rows: int) -> list[int]:
-    """How many rows of each rank are among the first `rows` of `total`, when of every `batch_size` rows in turn each
-    rank has its slice. `rows` is `total` or a multiple of `batch_size`.
+    """The number of rows of each rank among the first `rows` of `total`, if each rank has its slice of each batch of
+    `batch_size` rows. `rows` is `total` or a multiple of `batch_size`.
     """
     rows = max(0, min(rows, total))
     whole, rest = divmod(rows, batch_size)

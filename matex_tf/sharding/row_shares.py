@@ -1,6 +1,6 @@
-"""Which rows are mine: contiguous shares of arrays, this rank's slice of a batch, and the mark that says "a share".
+"""Computes the bounds of slices and shards: contiguous rows of a batch, or of an array, for each rank.
 
-Everything here computes, and nothing talks to other ranks; TensorFlow is looked at only where a tensor is given.
+Nothing here communicates. TensorFlow is used only for tensors.
 """
 
 from __future__ import annotations
@@ -15,17 +15,18 @@ from matex_tf.lazy import tf
 
 
 def deal_block(n: Any, rank: int, shares: Any) -> tuple[Any, Any]:
-    """(start, stop) of the rows of `rank` when `n` rows are dealt to ranks in contiguous blocks.
+    """(start, stop) of the rows of `rank` if `n` rows are dealt to the ranks in contiguous blocks.
 
     Args:
         n: an int or a scalar integer tensor.
         rank: an int.
-        shares: the number of ranks, which then have equal shares, and any ranks behind them none; or the share of
-            each, integers or a tensor of them that say which part of their sum a rank is to have.
+        shares: the number of ranks that have equal shares (further ranks have none), or the ratios of the ranks, as
+            integers
+            or a tensor of integers: a rank gets its ratio over their sum.
 
-    What is left over once each has its share, rounded down, goes to the ranks that lost most by it, one row each, the
-    earlier first where they lost the same. So blocks of equal shares differ by at most one row, and the earlier ranks
-    have the longer ones; with fewer rows than ranks the last ranks have none (start == stop).
+    Each rank gets its proportion, rounded down. The remaining rows go to the ranks that lost most by rounding, one row
+    each, in case of a tie to the earlier rank. So equal blocks differ by at most one row, and earlier ranks have the
+    longer ones; with fewer rows than ranks the last ranks have none (start == stop).
     """
     if isinstance(shares, int):
         if rank >= shares:
@@ -39,7 +40,7 @@ def deal_block(n: Any, rank: int, shares: Any) -> tuple[Any, Any]:
 
 
 def count_dealt_rows(n: int, shares: Sequence[int]) -> list[int]:
-    """How many of `n` rows each rank has, as in `deal_block`."""
+    """The number of rows of each rank, of `n` rows, as in `deal_block`."""
     total = sum(shares)
     rows = [n * share // total for share in shares]
     order = sorted(range(len(shares)), key=lambda rank: -(n * shares[rank] % total))
@@ -61,12 +62,11 @@ def _deal_block_in_graph(n: Any, rank: Any, shares: Any) -> tuple[Any, Any]:
 
 
 def find_slice_bounds(n: Any, rank: int, shares: Any) -> tuple[Any, Any, Any]:
-    """(start, stop, has_rows) of the slice of a batch of `n` rows that `rank` computes, with `shares` as in
-    `deal_block`.
+    """(start, stop, has_rows) of the slice of a batch of `n` rows that `rank` computes; `shares`: see `deal_block`.
 
-    A rank without rows of its own computes the first row, which adds nothing to any sum: (0, 1, False); models cannot
-    be relied on to accept an empty batch. Only an empty batch has an empty slice, (0, 0, False). `n` is an int, and so
-    are the bounds, or a scalar integer tensor, and so are the bounds, of its dtype, with has_rows a bool tensor.
+    A rank without rows computes the first row, which adds 0 to every sum: (0, 1, False), since models need not accept
+        an empty batch. Only an empty batch has an empty slice, (0, 0, False). If `n` is an int, so are the bounds; if
+        it is a scalar integer tensor, the bounds are tensors of its dtype, and has_rows is a bool tensor.
     """
     start, stop = deal_block(n, rank, shares)
     if not _is_tensor(start):
@@ -79,7 +79,7 @@ def slice_rows(component: Any, start: Any, stop: Any) -> Any:
     """Rows `start` to `stop` of one component of a batch, along its first dimension.
 
     `component` is a NumPy array, tf.Tensor, tf.RaggedTensor or tf.SparseTensor; the bounds are ints or scalar integer
-    tensors (which may be symbolic). None and anything without dimensions come back untouched.
+    tensors, possibly symbolic. None, and components without dimensions, are returned unchanged.
     """
     if component is None or isinstance(component, (bool, int, float, complex, str, bytes, np.generic)):
         return component
@@ -112,8 +112,8 @@ def _slice_sparse(component: Any, start: Any, stop: Any) -> Any:
 
 
 def count_batch_rows(batch: Any) -> Any:
-    """The number of rows of a batch (any structure of arrays and tensors): the first dimension of its first component
-    that has one. An int for arrays and eager tensors, a scalar int64 tensor for others.
+    """The number of rows of a batch, a structure of arrays and tensors: the first dimension of the first component that
+    has one. An int for arrays and eager tensors, otherwise a scalar int64 tensor.
 
     Raises ValueError if no component has a dimension.
     """
@@ -132,9 +132,7 @@ def count_batch_rows(batch: Any) -> Any:
 
 
 def is_batched(dataset: Any) -> bool | None:
-    """Whether the elements of a tf.data.Dataset are batches: True or False where its steps tell, None where they do not
-    (a generator may yield either).
-    """
+    """Whether the elements of a tf.data.Dataset are batches; None if its steps do not tell, as for a generator."""
     for step in list_pipeline(dataset):
         name = type(step).__name__.lower()
         if "unbatch" in name or "tensorslice" in name or "range" in name:
@@ -145,13 +143,13 @@ def is_batched(dataset: Any) -> bool | None:
 
 
 def list_pipeline(x: Any) -> list[Any]:
-    """A dataset and all it is made from, nearest first; empty for anything else."""
+    """A dataset and the datasets that it is made from, nearest first; empty for any other object."""
     found: list[Any] = []
     waiting = [x] if hasattr(x, "element_spec") and hasattr(x, "_inputs") else []
     while waiting:
         dataset = waiting.pop(0)
         found.append(dataset)
-        # tf.compat.v1 datasets hold the real one.
+        # tf.compat.v1 datasets wrap the real one
         inner = getattr(dataset, "_dataset", None)
         waiting += [inner] if inner is not None else list(dataset._inputs())
     return found

@@ -1,4 +1,4 @@
-"""Shares: arrays and datasets that hold the rows of this rank alone."""
+"""Shards: arrays and datasets that hold the rows of this rank only."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from matex_tf.thread_flag import ThreadFlag
 
 _shares: weakref.WeakSet[Any] = weakref.WeakSet()
 keeps_rows = ThreadFlag()
-"""Whether tensors that this thread makes of shares are for a dataset, which says whose rows they are."""
+"""Whether tensors that this thread makes of shards are for a dataset, which records whose rows they are."""
 
 
 class Dealt(NamedTuple):
-    """How a share came to its rank, where a training step has to know.
+    """How the rows of a shard were dealt, if a training step needs to know.
 
-    batch_size: its rows are this rank's slices of global batches of so many rows, one after the other.
-    reshuffle: the seed with which the ranks exchange rows between epochs; None where they do not.
+    batch_size: the shard consists of this rank's slices of global batches of this size, in order.
+    reshuffle: the seed with which the ranks exchange rows between epochs; None if they do not.
     """
 
     batch_size: int | None = None
@@ -31,15 +31,15 @@ class Dealt(NamedTuple):
 
 
 class ShareArray(np.ndarray):
-    """Rows that belong to this rank alone: the other ranks hold the others, so nobody slices them again.
+    """An array of rows that only this rank holds, so it is not sliced again.
 
-    The mark stays with whatever NumPy makes of the array (slices, `astype`, arithmetic, `np.concatenate`, `np.where`,
-    ...). `find_deal` stays where the rows do.
+    The mark survives NumPy operations (slices, `astype`, arithmetic, `np.concatenate`, `np.where`, ...). `find_deal`
+    works as long as the rows keep their order.
     """
 
     dealt: Dealt | None = None
 
-    # Above ndarray's 0, so that the result of joining a share and a plain array is a share.
+    # Above ndarray's 0, so that joining a shard and a plain array gives a shard.
     __array_priority__ = 1.0
 
     def __array_finalize__(self, made_from: Any) -> None:
@@ -47,7 +47,7 @@ class ShareArray(np.ndarray):
             self.dealt = made_from.dealt
 
     def __array_wrap__(self, array: np.ndarray, context: Any = None, return_scalar: bool = False) -> Any:
-        # Without this the sum of a share is a share of no dimensions instead of a number.
+        # Without this method the sum of a shard would be a shard without dimensions, and no number.
         return array[()] if array.ndim == 0 else array.view(ShareArray)
 
     def __array_function__(self, function: Any, types: Any, args: Any, kwargs: Any) -> Any:
@@ -68,9 +68,9 @@ def as_share(array: Any) -> ShareArray:
 
 
 def is_share(x: Any) -> bool:
-    """Whether `x` is an array of this rank's rows, a view of one, or a dataset that came from `mark_share`.
+    """Whether `x` is an array of this rank's rows, a view of one, or a dataset from `mark_share`.
 
-    A dataset made from a share by further steps (`map`, `prefetch`, ...) is one too.
+    A dataset made from a shard by further steps (`map`, `prefetch`, ...) counts, too.
     """
     if isinstance(x, np.ndarray):
         return _find_share(x) is not None
@@ -78,7 +78,7 @@ def is_share(x: Any) -> bool:
 
 
 def find_deal(x: Any) -> Dealt:
-    """How the rows of an array came to this rank; empty where that makes no difference."""
+    """How the rows of an array were dealt; empty if it does not matter."""
     share = _find_share(x) if isinstance(x, np.ndarray) else None
     if share is None or share.shape[:1] != x.shape[:1]:
         return Dealt()
@@ -89,26 +89,26 @@ def _find_share(x: Any) -> ShareArray | None:
     while x is not None:
         if isinstance(x, ShareArray):
             return x
-        # np.asarray(share) is a plain view; its base is the share, if that owns its memory.
+        # np.asarray(shard) is a plain view, whose base is the shard, if the shard owns its memory.
         x = getattr(x, "base", None)
     return None
 
 
 def mark_share(dataset: Any) -> Any:
-    """Mark a tf.data.Dataset as yielding this rank's own rows; returns it."""
+    """Mark a tf.data.Dataset as one of this rank's own rows; returns it."""
     _shares.add(dataset)
     return dataset
 
 
 def shard(x: Any, *, rank: int | None = None, size: int | None = None) -> Any:
-    """This rank's part of `x`, known to the library as a share, so that it is not sliced again.
+    """This rank's rows of `x`, marked as a shard, so that the library does not slice them again.
 
     An array or eager tensor gives this rank's contiguous rows as a ShareArray (`rows_of`); tuples and dicts of arrays
     give tuples and dicts. A tf.data.Dataset of batches gives the dataset of this rank's slice of each batch
-    (`deal_block`: where a batch has fewer rows than there are ranks, some slices are empty). What is a share already
-    comes back as it is. `rank` and `size` default to this process's place among the ranks that train; one that only
-    serves has no rows. Raises TypeError for anything else, ValueError for an array without rows, arrays of different
-    numbers of rows, or a dataset that isn't batched.
+    (`deal_block`: some slices are empty if a batch has fewer rows than there are ranks). A shard is returned unchanged.
+    `rank` and `size` default to this process' position among the ranks that train; a rank that only serves has no rows.
+    Raises TypeError for other objects; ValueError for an array without rows, arrays with different numbers of rows, or
+    a dataset that is not batched.
     """
     given = {"rank": rank, "size": size}
     is_usual = rank is None and size is None
@@ -147,7 +147,7 @@ def shard(x: Any, *, rank: int | None = None, size: int | None = None) -> Any:
 
 
 def _check_rows(arrays: Mapping[Any, Any]) -> None:
-    """Row i of one array belongs to row i of the other, so their numbers of rows are one; shares have been dealt."""
+    """Check that arrays which belong together have equally many rows."""
     rows = {
         key: int(value.shape[0])
         for key, value in arrays.items()
@@ -171,7 +171,7 @@ def _shard_dataset(dataset: Any, rank: int, size: int) -> Any:
 
 
 def _is_eager(x: Any) -> bool:
-    """Whether `x` is a dense tensor, or a variable, that has a value now."""
+    """Whether `x` is a dense tensor, or a variable, whose value is known now."""
     tf = sys.modules.get("tensorflow")
     return (
         tf is not None and isinstance(x, (tf.Tensor, tf.Variable)) and hasattr(x, "numpy") and x.shape.rank is not None

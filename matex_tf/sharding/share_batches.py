@@ -1,4 +1,4 @@
-"""Rows of a rank's own arrays, and what is done before an epoch of them."""
+"""Reads rows of a rank's own arrays, and runs the actions that come before an epoch over them."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ _before_epoch: weakref.WeakKeyDictionary[Any, Callable[[], None]] = weakref.Weak
 
 
 def make_row_reader(inputs: Any, counts: Sequence[int], reshuffle: int | None) -> tuple[Callable[[Any], Any], Any]:
-    """A function that gives chosen rows of `inputs`, and what is to be called before each epoch (None if nothing)."""
+    """A function that returns selected rows of `inputs`, and the action before each epoch (None if there is none)."""
     import numpy as np
 
     rows = counts[world.get_world().rank]
-    # A rank without rows computes one of zeros, which adds nothing to any sum.
+    # A rank without rows computes one row of zeros, which adds 0 to every sum.
     arrays = tf.nest.map_structure(
         lambda array: np.asarray(array) if rows else np.zeros((1, *array.shape[1:]), array.dtype), inputs
     )
@@ -29,7 +29,7 @@ def make_row_reader(inputs: Any, counts: Sequence[int], reshuffle: int | None) -
 
     from matex_tf.sharding.exchange import BeforeEpoch
 
-    # Tensors would be copies; the arrays change from epoch to epoch.
+    # Not tensors: they would be copies, and the arrays change between epochs.
     flat = [array if array.flags.writeable else array.copy() for array in tf.nest.flatten(arrays)]
 
     def take(chosen: Any) -> Any:
@@ -42,12 +42,12 @@ def make_row_reader(inputs: Any, counts: Sequence[int], reshuffle: int | None) -
 
 
 def note_before_epoch(dataset: Any, action: Callable[[], None]) -> None:
-    """Have `prepare_epoch` call `action` before each iteration of `dataset`."""
+    """Register `action`: `prepare_epoch` calls it before each iteration of `dataset`."""
     _before_epoch[dataset] = action
 
 
 def prepare_epoch(dataset: Any) -> None:
-    """What has to be done, on all ranks, before `dataset` is iterated anew."""
+    """Run the registered actions, on all ranks, before `dataset` is iterated again."""
     for step in row_shares.list_pipeline(dataset):
         action = _before_epoch.get(step)
         if action is not None:
