@@ -291,8 +291,8 @@ class StepPlan:
         batch = WholeBatch(rows, [True] * len(rows)) if taken is None and rows else taken
         self.rows = 0 if batch is None else batch.total
         events.step_begins(self)
-        is_compared = batch is not None and not self.trained
-        is_same = batch is None or not is_compared or self.batches.is_same(batch)
+        compares_each = batch is not None and not self.trained  # ranks with other rows compute their own
+        is_same = batch is None or not compares_each or self.batches.is_same(batch)
         is_shared = batch is None or (batch.is_even and is_same)
         divided = self.divided if is_shared else [False] * len(self.divided)
 
@@ -312,7 +312,7 @@ class StepPlan:
                 events.step_computed(self)
                 return outputs
 
-        with contextlib.nullcontext() if is_compared else self.batches.compare_batches(given, batch):
+        with contextlib.nullcontext() if compares_each else self.batches.compare_batches(given, batch):
             outputs = _execute(self, compute, given)
         agreement.note_step()
         if self.trained:
