@@ -101,7 +101,8 @@ def find_callee(op: Any, name: str, inputs: Sequence[Any] | None = None) -> Any:
     definition = getattr(function, "cached_definition", None) or context.context().get_function_def(name)
     if definition is None:
         raise LookupError(f"the graph of the function {name}, which {op.type} '{op.name}' calls, is not known")
-    return function_def_to_graph.function_def_to_graph(definition, input_shapes=[one.shape for one in given])
+    with op.graph.as_default():  # which has the functions that this one calls
+        return function_def_to_graph.function_def_to_graph(definition, input_shapes=[one.shape for one in given])
 
 
 def list_steps(graph: Any, run: Iterable[Any], has_loops: bool = False) -> list[Step]:

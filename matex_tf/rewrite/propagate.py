@@ -176,6 +176,8 @@ class Reader:
         the op.
         """
         op = step.op
+        if op.op_def is None and op not in (self.reused or ()):  # its type is the name of the function that it calls
+            return self._read_into(nodes, find_callee(op, op.type), inputs, key, controls)
         if step.type in compiled.CALLS and not compiled.is_compiled(op) and self.is_shared(op, inputs):
             return self._read_into(nodes, find_callee(op, op.get_attr("f").name), inputs, key, controls)
         if step.type in ALIASES and self.reused is None:  # in a session's graph it has a place in an order or a branch

@@ -59,3 +59,20 @@ def test_labels_that_are_an_error_alone_are_one_on_ranks(places, says):
         simulation.run_alone()
     with pytest.raises(tf.errors.InvalidArgumentError, match=says):
         simulation.run((3, 2))
+
+
+def test_dense_labels_give_the_loss_and_the_gradients_of_the_script():
+    """Its loops call functions by names that are types of ops (`Defun`)."""
+
+    def measure(logits, labels):
+        count = tf.shape(logits)[0]
+        lengths = tf.fill([count], labels.shape[1]), tf.fill([count], logits.shape[1])
+        losses = tf.nn.ctc_loss(labels, tf.transpose(logits, [1, 0, 2]), *lengths, blank_index=0)
+        return losses, tf.gradients(tf.reduce_mean(losses), logits)[0]
+
+    labels = np.random.default_rng(0).integers(1, 4, [5, 3])
+    simulation = Simulation(measure, [LOGITS.astype(np.float32), labels])
+    alone = simulation.run_alone()
+    for rank in simulation.run((3, 2)):
+        for found, wanted in zip(rank, alone, strict=True):
+            np.testing.assert_allclose(found, wanted, rtol=1e-6, atol=1e-6)
