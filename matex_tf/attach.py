@@ -14,9 +14,8 @@ import traceback
 from typing import Any
 
 from matex_tf import settings
-from matex_tf.runtime import excepthook, notes, objects, script_frames, seeding, shared_memory, shutdown
-from matex_tf.runtime.exits import exit_marks
-from matex_tf.world import error_records, membership, placement, task_environment, world
+from matex_tf.runtime import excepthook, notes, objects, rank_records, script_frames, seeding, shared_memory, shutdown
+from matex_tf.world import membership, placement, task_environment, world
 
 _attached = False
 
@@ -30,7 +29,7 @@ def attach_runtime() -> None:
     if _attached:
         return
     _attached = True
-    error_records.note_launcher(os.environ)
+    rank_records.note_launcher(os.environ)
     task_environment.note_launchers(os.environ)
     task = task_environment.find_task(os.environ)
     if task is not None and (task.size != 1 or settings.PREFIX + "STATE" in os.environ):
@@ -41,7 +40,7 @@ def attach_runtime() -> None:
                 # mpirun pins a single rank to one core; alone the script has them all.
                 placement.apply_placement(0, 1)
             if task is not None:
-                exit_marks.mark_separate_processes()
+                rank_records.note_separate()
                 _note_trial(0)
             else:
                 _say_how_ranks_start()
@@ -53,9 +52,8 @@ def attach_runtime() -> None:
         # Each task of the launcher comes here alone; one message is enough.
         joins = isinstance(error, settings.SettingError)
         who = f"rank {task.rank}: " if joins else ""
-        text, kind = f"matex_tf: {who}{error}\n", type(error).__name__
-        record = error_records.ErrorRecord(task.rank, task.size, socket.gethostname(), f"{kind}: {error}", text)
-        error_records.show_record(record, waits=not joins)
+        text, host = f"matex_tf: {who}{error}\n", socket.gethostname()
+        rank_records.report_error(text, task.rank, waits=not joins, size=task.size, host=host, aborts=1)
         if joins:
             shutdown.abort_unjoined(task)
         raise SystemExit(1) from None
@@ -87,7 +85,7 @@ def attach_runtime() -> None:
     _agree_on_settings()
     _say_what_changes_results()
     _say_who_updates()
-    exit_marks.announce_ranks()
+    rank_records.begin_record()
     executor.start_adapting()  # first, so that what others do at the end of a step is not measured
     shared_memory.note_files()
     run_state.open_run()

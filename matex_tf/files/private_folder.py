@@ -13,10 +13,9 @@ from matex_tf import settings
 from matex_tf.ops import cache
 from matex_tf.runtime import real_files, shutdown, temp_folders
 from matex_tf.thread_flag import starts_own
-from matex_tf.world import terminal, world
+from matex_tf.world import exit_codes, terminal, world
 
 _IN_MEMORY = ("tmpfs", "ramfs", "hugetlbfs")
-_EXIT_FULL = 74  # EX_IOERR of sysexits.h
 _SECONDS = 1.0  # between two looks, or more where a look takes long
 _EASE = 20
 
@@ -79,7 +78,7 @@ class Limit:
                 sizes = dict(self._list_sizes())
             if sum(sizes.values()) > self.most and not self._stopped.is_set():
                 terminal.write_text(self._describe_excess(sizes))
-                shutdown.abort_all_ranks(_EXIT_FULL)
+                shutdown.abort_all_ranks(exit_codes.EXIT_FULL)
             wait = max(_SECONDS, _EASE * (time.monotonic() - begun))
 
     def _list_sizes(self) -> Iterator[tuple[str, int]]:

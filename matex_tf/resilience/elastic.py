@@ -16,11 +16,9 @@ from typing import Any
 from matex_tf import ops, settings
 from matex_tf.files import overlay
 from matex_tf.runtime import excepthook, script_frames, shutdown, watchdog
-from matex_tf.runtime.exits import exit_marks
 from matex_tf.servers.pieces import piece_copies
 from matex_tf.steps import events
-from matex_tf.thread_flag import starts_own
-from matex_tf.world import membership, terminal, world
+from matex_tf.world import exit_codes, membership, terminal, time_limit, world
 
 after_loss: list[Callable[[bool], None]] = []
 """Called on the ranks that are left when a rank was lost; with whether this rank has become the first."""
@@ -120,27 +118,19 @@ def _go_back(undo: Callable[[], None] | None) -> None:
 
 def _is_done_by_all(done: bool, alone: bool) -> tuple[bool, bool]:
     """Whether all ranks have completed what they tried, and are `alone`; the same answer on all that are left."""
-    limit = settings.get_settings().abort_seconds
-    if done or not limit:
+    # The watchdog has gone with the communicators that were revoked.
+    what = "has lost another rank, and the others have not come to agree on going on"
+    watch = contextlib.nullcontext() if done else time_limit.limit_wait(*_me(), what, end=_end_job)
+    with watch:
         return world.agree_on_success(done, alone)
-    # Who watches the ranks as a rule has gone with the communicators that were revoked.
-    patience = threading.Timer(limit, _give_up, [limit])
-    patience.daemon = True
-    with starts_own.set():
-        patience.start()
-    try:
-        return world.agree_on_success(done, alone)
-    finally:
-        patience.cancel()
 
 
-def _give_up(seconds: int) -> None:
-    terminal.write_text(
-        f"matex_tf: {world.get_world().place}: a rank is lost, and for {seconds} s the others have not come to agree "
-        f"on "
-        f"going on; ending the job (exit code {exit_marks.EXIT_STALLED}) after MATEX_ABORT_SECONDS\n"
-    )
-    shutdown.abort_all_ranks(exit_marks.EXIT_STALLED)
+def _me() -> tuple[int, int]:
+    return world.get_world().rank, world.get_world().size
+
+
+def _end_job() -> None:
+    shutdown.abort_all_ranks(exit_codes.EXIT_STALLED)
 
 
 def _shrink_world(what: str, failed: Exception | None) -> None:

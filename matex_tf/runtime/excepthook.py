@@ -16,9 +16,8 @@ from typing import Any, NoReturn
 
 from matex_tf import ops, settings
 from matex_tf.ops import cache
-from matex_tf.runtime import script_frames, shutdown
-from matex_tf.runtime.exits import exit_codes, exit_marks
-from matex_tf.world import membership, task_environment, terminal, world
+from matex_tf.runtime import rank_records, script_frames, shutdown
+from matex_tf.world import exit_codes, membership, task_environment, terminal, world
 
 _FRAME = re.compile(r'  File "(.*)", line \d+, in .*\n(?:    .*\n|\n)*')
 # TensorFlow gives where an op was made within the text of its error only.
@@ -111,16 +110,16 @@ def _exit_at_once(code: int) -> None:
         _exit_after_others(code)
     me = world.get_world()
     place = f"{os.path.basename(stack[-1].filename)}, line {stack[-1].lineno}, in {stack[-1].name}"
-    how = f"os._exit({code})"
     shutdown.abort_with_error(
-        f"matex_tf: rank {me.rank} of {me.size} on {me.host} ended itself: {how} at {place}\n", how, code, is_loss=True
-    )
+        f"matex_tf: rank {me.rank} of {me.size} on {me.host} ended itself: os._exit({code}) at {place}\n",
+        code, is_loss=True,
+    )  # fmt: skip
 
 
 def _exit_after_others(status: int) -> NoReturn:
     """`os._exit` once all ranks have come to the end of the script: with 0 it is this one's good end."""
     if status == 0:
-        exit_marks.confirm_end()
+        rank_records.confirm_end()
     _plain_exit_at_once(status)
 
 
@@ -149,11 +148,6 @@ def _drop_library_frames(found: re.Match[str]) -> str:
     """Of where an op of a graph was made the lines of the script, as a traceback has them."""
     frames = (frame for frame in _FRAME.finditer(found[2]) if not script_frames.is_library(frame[1]))
     return found[1] + "".join(frame[0].rstrip("\n") + "\n" for frame in frames if not frame[1].startswith("<"))
-
-
-def _format_error(error: BaseException) -> str:
-    """The error in one line, as Python prints it."""
-    return "".join(traceback.format_exception_only(error)).strip().splitlines()[-1]
 
 
 def _format_script_line(error: BaseException) -> str:
@@ -194,9 +188,7 @@ def _report_error(kind: type[BaseException], error: BaseException, trace: Traceb
     if follows:
         shutdown.await_cause()
     follows = follows or membership.is_loss_of_another(error)
-    shutdown.abort_with_error(
-        describe_error(error, trace), _format_error(error), code, follows, membership.is_loss(error)
-    )
+    shutdown.abort_with_error(describe_error(error, trace), code, follows, membership.is_loss(error))
 
 
 def end_for_loss(error: world.CannotGoOn) -> None:

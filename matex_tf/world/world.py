@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from matex_tf import settings
-from matex_tf.world import mpi_timeout, mpirun_options, phantom_rank, task_environment
+from matex_tf.world import mpi_calls, mpirun_options, phantom_rank, task_environment, time_limit
 
 
 @dataclass
@@ -142,9 +142,7 @@ def _start_world() -> World:
         in_parts = settings.PREFIX + "MICROBATCH" in os.environ and not settings.get_settings().disable
         return phantom_rank.make_single_world(World) if in_parts and settings.get_settings().microbatch else World()
     _set_open_mpi_defaults()
-    with mpi_timeout.limit_time(
-        task.rank, task.size, "has waited for MPI to start and the others to come", UNREACHABLE
-    ):
+    with time_limit.limit_wait(task.rank, task.size, "has waited for MPI to start and the others to come", UNREACHABLE):
         return _join_task(task)
 
 
@@ -156,10 +154,7 @@ UNREACHABLE = (
 
 def _join_task(task: task_environment.Task) -> World:
     try:
-        import mpi4py
-
-        mpi4py.rc.finalize = False
-        from mpi4py import MPI
+        MPI = mpi_calls.start_mpi()
     except (ImportError, RuntimeError) as error:
         raise RankError(
             f"{task.launcher} started this process as one of several tasks, but mpi4py cannot be loaded: {error}. "

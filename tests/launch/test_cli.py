@@ -15,6 +15,7 @@ import types
 
 import click
 import pytest
+from fake_mpirun import say
 
 import launch
 from matex_tf import settings
@@ -338,7 +339,7 @@ def test_it_ends_where_it_was_started_to_ignore_its_children(tmp_path):
 @pytest.mark.parametrize("says", [True, False])
 def test_exit_code_0_of_mpirun_is_believed_only_with_the_ranks_word(tmp_path, says):
     mpirun = tmp_path / "mpirun"
-    mpirun.write_text("#!/bin/sh\n" + ('touch "$MATEX_PROOF/ended"\n' if says else "exit 0\n"))
+    mpirun.write_text("#!/bin/sh\n" + (say(state="ended") if says else "exit 0\n"))
     mpirun.chmod(0o755)
     program = (
         "import sys; from matex_tf.launch import cli; cli.make_command_line = lambda run: [sys.argv[1]]; "

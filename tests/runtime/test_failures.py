@@ -7,7 +7,7 @@ import sys
 import pytest
 
 import launch
-from matex_tf.runtime.exits import exit_codes
+from matex_tf.world import exit_codes
 
 MODEL = """
 import sys
