@@ -13,7 +13,7 @@ import sys
 import traceback
 from typing import Any
 
-from matex_tf import settings
+from matex_tf import errors, settings
 from matex_tf.runtime import excepthook, notes, objects, rank_records, script_frames, seeding, shared_memory, shutdown
 from matex_tf.world import membership, placement, task_environment, world
 
@@ -46,11 +46,11 @@ def attach_runtime() -> None:
                 _say_how_ranks_start()
             _record_first_steps()
             return
-    except (world.RankError, settings.SettingError) as error:
+    except (errors.RankError, errors.SettingError) as error:
         if task is None:
             raise SystemExit(f"matex_tf: {error}") from None
         # Each task of the launcher comes here alone; one message is enough.
-        joins = isinstance(error, settings.SettingError)
+        joins = isinstance(error, errors.SettingError)
         who = f"rank {task.rank}: " if joins else ""
         text, host = f"matex_tf: {who}{error}\n", socket.gethostname()
         rank_records.report_error(text, task.rank, waits=not joins, size=task.size, host=host, aborts=1)
@@ -124,7 +124,7 @@ def _say_how_ranks_start() -> None:
     """At a prompt or in a notebook, where nothing else tells that one process is all there is."""
     if not (hasattr(sys, "ps1") or sys.flags.interactive):
         return
-    with contextlib.suppress(settings.SettingError):  # which is nobody's concern alone
+    with contextlib.suppress(errors.SettingError):  # which is nobody's concern alone
         if not settings.get_settings().disable:
             notes.print_note(
                 "this session is one process; `matex run -n 4 script.py` in a terminal starts 4 ranks, and here "
@@ -186,7 +186,7 @@ def _agree_on_settings() -> None:
         for name in sorted(set(theirs) | set(everyone[0])):
             if theirs.get(name) != everyone[0].get(name):
                 hosts = world.get_world().hosts
-                raise world.RankError(
+                raise errors.MismatchError(
                     f"{name} is {everyone[0].get(name)!r} on rank 0 ({hosts[0]}) but {theirs.get(name)!r} on rank "
                     f"{rank} ({hosts[rank]}): ranks must have the same settings. Export it on every host, for instance "
                     f"with `mpirun -x {name} ...`."
@@ -208,7 +208,7 @@ def _say_who_updates() -> None:
     """Say it, and note what a choice depends on.
 
     Raises:
-        RankError: there are fewer ranks than are to own a piece of the weights.
+        SetupError: there are fewer ranks than are to own a piece of the weights.
     """
     from matex_tf.observe import link_costs
     from matex_tf.servers.pieces import owners
@@ -232,7 +232,7 @@ def _refuse_late_import() -> None:
     ours = ("matex_tf", "_frozen_importlib", "_frozen_importlib_external")
     frame = next(one for one, _ in traceback.walk_stack(None) if script_frames.find_package(one) not in ours)
     line = f"{frame.f_code.co_filename}, line {frame.f_lineno}"
-    raise world.RankError(
+    raise errors.SetupError(
         "TensorFlow has already run operations before `import matex_tf`, so that it cannot be patched any more. Move "
         f"the line `import matex_tf` ({line}) up, best to the first line of the script, above everything that makes "
         "tensors, variables, models or datasets."

@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from matex_tf import ops, settings
+from matex_tf import errors, ops, settings
 from matex_tf.files import overlay
 from matex_tf.runtime import excepthook, script_frames, shutdown, watchdog
 from matex_tf.servers.pieces import piece_copies
@@ -69,7 +69,7 @@ def attempt_work(what: str, work: Callable[[], Any], undo: Callable[[], None] | 
                 return result
             _shrink_world(what, failed)
             _go_back(undo)
-    except world.CannotGoOn as error:
+    except errors.LostRankError as error:
         excepthook.end_for_loss(error)
         raise
 
@@ -88,7 +88,7 @@ def _try_once(work: Callable[[], Any]) -> tuple[bool, Any, Exception | None]:
     try:
         result = work()
     except Exception as error:
-        if isinstance(error, world.CannotGoOn) or not membership.is_loss_of_another(error):
+        if isinstance(error, errors.LostRankError) or not membership.is_loss_of_another(error):
             raise
         failed = error
         world.revoke_communicators()
@@ -140,7 +140,7 @@ def _shrink_world(what: str, failed: Exception | None) -> None:
     watchdog.stop_watching()
     left = world.shrink_world()
     if len(left) == len(hosts):
-        raise world.RankError(f"MPI failed in {what}, though no rank was lost: {failed}") from failed
+        raise errors.RankError(f"MPI failed in {what}, though no rank was lost: {failed}") from failed
     ops.restart_engine(lambda numbers: _find_largest(me, numbers))
     watchdog.start_watching()
     membership.note_survivors(left)

@@ -124,7 +124,7 @@ class Fit:
         """The next step is the one after the last that was kept.
 
         Raises:
-            RankError: what was kept is of another model.
+            SetupError: what was kept is of another model.
         """
         if not self.is_away:
             return

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from matex_tf import settings
+from matex_tf import errors, settings
 from matex_tf.resilience import async_writer, elastic, random_state, script_file, serialization, state_files
 from matex_tf.runtime import notes, objects, rank_records, real_files, shutdown, watchdog
 from matex_tf.world import exit_codes, membership, terminal, world
@@ -105,7 +105,7 @@ class Run:
             error = str(raised)
         for rank, text in enumerate(objects.allgather(error, "opening the folder of the run's state")):
             if text is not None:
-                raise world.RankError(
+                raise errors.SetupError(
                     f"MATEX_STATE={self.path} cannot be used on rank {rank} ({me.hosts[rank]}): {text}. Set it to a "
                     "folder of your own, on a file system that all hosts share, that no other run uses."
                 )

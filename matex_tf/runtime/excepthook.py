@@ -14,8 +14,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, NoReturn
 
-from matex_tf import ops, settings
-from matex_tf.ops import cache
+from matex_tf import errors, settings
 from matex_tf.runtime import rank_records, script_frames, shutdown
 from matex_tf.world import exit_codes, membership, task_environment, terminal, world
 
@@ -80,7 +79,7 @@ def _redirect_output(rank: int) -> None:
                 os.replace(path, f"{path}.1")  # why the run before was lost may stand there
             log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
         except OSError as error:
-            raise world.RankError(f"MATEX_LOG_DIR={folder!r}: expected a folder to write to: {error}") from None
+            raise errors.SetupError(f"MATEX_LOG_DIR={folder!r}: expected a folder to write to: {error}") from None
     terminal.redirect_output(log, keeps=settings.get_settings().elastic)
     if log is not None:
         os.close(log)
@@ -126,9 +125,9 @@ def _exit_after_others(status: int) -> NoReturn:
 def describe_error(error: BaseException, trace: TracebackType | None) -> str:
     """The traceback as Python prints it, headed by rank and host; without our frames unless MATEX_TRACEBACK=full."""
     me = world.get_world()
-    if isinstance(error, world.CannotGoOn):
+    if isinstance(error, errors.LostRankError):
         return f"matex_tf: {error}\n"  # no fault of the script, nor of a place in it
-    if isinstance(error, cache.BuildError):
+    if isinstance(error, errors.BuildError):
         return f"matex_tf: rank {me.rank} of {me.size} on {me.host}: {error}\n"  # nor is what this machine lacks
     error.__traceback__, hint = trace, ""
     if settings.get_settings().traceback == "script":
@@ -191,7 +190,7 @@ def _report_error(kind: type[BaseException], error: BaseException, trace: Traceb
     shutdown.abort_with_error(describe_error(error, trace), code, follows, membership.is_loss(error))
 
 
-def end_for_loss(error: world.CannotGoOn) -> None:
+def end_for_loss(error: errors.LostRankError) -> None:
     """End all ranks, whatever the script would do with the error: it must not go on as if nothing were lost."""
     _report_error(type(error), error, error.__traceback__)
 
@@ -214,11 +213,11 @@ def _read_collectives_text(error: BaseException) -> str:
 
     TensorFlow raises the error of a collective as one of its own, whose text has the head of a `RankError` within it.
     """
-    head = str(world.RankError(""))
+    head = str(errors.RankError(""))
     return "\n".join(
         str(one)
         for one in _list_shown_errors(error)
-        if isinstance(one, ops.MismatchError)
+        if isinstance(one, errors.MismatchError)
         or (head in str(one) and any(base.__name__ == "OpError" for base in type(one).__mro__))
     )
 

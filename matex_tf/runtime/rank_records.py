@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from matex_tf import errors
 from matex_tf.runtime import objects, real_files
 from matex_tf.world import task_environment, terminal, world
 
@@ -120,12 +121,12 @@ def begin_record() -> None:
     """Say that this rank has begun. Collective; nothing without `matex run`.
 
     Raises:
-        RankError: on all ranks, if none sees the folder of `matex run`.
+        SetupError: on all ranks, if none sees the folder of `matex run`.
     """
     if not _folder:
         return
     if not any(objects.allgather(os.path.isdir(_folder), "looking for the folder of `matex run`")):
-        raise world.RankError(
+        raise errors.SetupError(
             f"no rank sees {_folder}, in which `matex run` looks for the proof that all ranks have ended well. Set "
             "MATEX_CACHE_DIR to a folder on a file system that all hosts share, or start the script with mpirun itself."
         )

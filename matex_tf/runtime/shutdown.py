@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from matex_tf import ops, settings
+from matex_tf import errors, ops, settings
 from matex_tf.ops import cache
 from matex_tf.runtime import objects, rank_records, real_files
 from matex_tf.world import (
@@ -154,18 +154,18 @@ def hear_requests(handle: Callable[[str], None], finish: Callable[[], None]) -> 
     for number in REQUESTS:
         signal.signal(number, hear)
         if c.matex_watch_sender(number, (ctypes.c_int * len(launchers))(*launchers), len(launchers)):
-            raise world.RankError(f"the senders of signal {number} cannot be told apart")
+            raise errors.RankError(f"the senders of signal {number} cannot be told apart")
 
 
 def await_cause() -> None:
     """Let the rank at which an error began end the job; returns only if it has caught that error."""
     try:
         ops.rendezvous(_KIND, 0, "the end of its script, for an error of another rank")
-    except ops.MismatchError as error:
+    except errors.MismatchError as error:
         _await_others_at_end(error)
 
 
-def _await_others_at_end(error: ops.MismatchError) -> None:
+def _await_others_at_end(error: errors.MismatchError) -> None:
     """Returns when all ranks have come to their ends, if none ends the job: after `error` all collectives fail on all.
 
     Where MPI has failed, the others may know nothing of it, and are not waited for.
@@ -193,7 +193,7 @@ def end_rank() -> None:
         ended += f" ({said})"
     try:
         membership.attempt_collectives(ended, lambda: ops.rendezvous(_KIND, 0, ended))
-    except ops.MismatchError as error:
+    except errors.MismatchError as error:
         if code and membership.LEFT_WITH in str(error):
             text = f"{_describe_exit()}, while others go on. All ranks end where one does."
             abort_with_error(f"matex_tf: {text}\n", code)
@@ -204,7 +204,7 @@ def end_rank() -> None:
     try:
         for work in at_end:
             work()
-    except world.RankError as error:  # on all ranks
+    except errors.RankError as error:  # on all ranks
         abort_with_error(f"matex_tf: {error}\n", 1)
     exits = objects.allgather((code, said), "what is done after the script")
     _tell_exits(exits)

@@ -10,7 +10,7 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from matex_tf import ops
+from matex_tf import errors, ops
 from matex_tf.lazy import tf
 from matex_tf.rewrite import sources
 from matex_tf.rewrite.emit import Copy
@@ -93,7 +93,7 @@ class StepPlan:
             rows: how many there are in this call; 0 where that is not known.
 
         Raises:
-            RankError: on every rank, where each has its own rows and they cannot be put together, or traces differ.
+            UnsupportedError, MismatchError: on every rank, where own rows cannot be put together, or traces differ.
         """
         self.own, self.place, self.rows = own, place, rows
         graph = own.graph
@@ -132,7 +132,7 @@ class StepPlan:
         )
         events.step_planned(self)
         if self.why_whole and any(self.are_own):
-            raise world.RankError(own_data.explain_obstacle(place, self.why_whole))
+            raise errors.UnsupportedError(own_data.explain_obstacle(place, self.why_whole))
         if self.why_whole:
             publishing.leave()
         if self.why_whole or self.program is None:

@@ -7,9 +7,9 @@ import pytest
 from resilience.test_elastic import read_weights, run
 
 import launch
+from matex_tf import errors
 from matex_tf.resilience import elastic_step, replay
 from matex_tf.steps import capture
-from matex_tf.world import world
 
 AFTER_A_LOSS = """
 import os, posix, signal, sys
@@ -172,7 +172,7 @@ def test_a_step_that_changes_more_than_its_variables_is_not_undone():
     for name, (function, *given) in make_steps_that_cannot_be_undone().items():
         undo = elastic_step.Undo(make_step(function, *given))
         undo.save()
-        with pytest.raises(world.CannotGoOn):
+        with pytest.raises(errors.LostRankError):
             undo.restore()
             pytest.fail(f"{name} was put back")
     taking = tf.function(lambda batches: batches.get_next())
