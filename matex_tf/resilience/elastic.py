@@ -119,14 +119,9 @@ def _go_back(undo: Callable[[], None] | None) -> None:
 def _is_done_by_all(done: bool, alone: bool) -> tuple[bool, bool]:
     """Whether all ranks have completed what they tried, and are `alone`; the same answer on all that are left."""
     # The watchdog has gone with the communicators that were revoked.
-    what = "has lost another rank, and the others have not come to agree on going on"
-    watch = contextlib.nullcontext() if done else time_limit.limit_wait(*_me(), what, end=_end_job)
-    with watch:
+    me, what = world.get_world(), "knows of a lost rank, and waits for the others to agree on going on"
+    with contextlib.nullcontext() if done else time_limit.limit_wait(me.rank, me.size, what, end=_end_job):
         return world.agree_on_success(done, alone)
-
-
-def _me() -> tuple[int, int]:
-    return world.get_world().rank, world.get_world().size
 
 
 def _end_job() -> None:

@@ -71,6 +71,10 @@ class Record:
     """Whether the place or another rank failed, rather than the script, which may succeed if it is started again."""
     time: float = 0.0
     """Seconds since the epoch at the abort, by the clock of the host."""
+    folders: tuple[str, ...] = ()
+    """The folders on its host that it removes at its end, and `matex run` for a rank that was killed."""
+    shared: tuple[tuple[str, int, int], ...] = ()
+    """Path, device and inode of each file of memory that it shares with others, which `matex run` removes likewise."""
 
     @property
     def order(self) -> tuple[bool, int, float, int]:
@@ -231,8 +235,10 @@ def _parse_record(text: str) -> Record:
     found: dict[str, Any] = {}
     for line in text.splitlines():
         with contextlib.suppress(ValueError):  # a line that is being written, or that a full disk has cut
-            found.update(json.loads(line))
-    return Record(**{**found, "codes": tuple(found.get("codes", ()))})
+            for name, value in json.loads(line).items():
+                if name in Record.__dataclass_fields__:  # another version may have others
+                    found[name] = tuple(value) if isinstance(value, list) else value
+    return Record(**found)
 
 
 @contextlib.contextmanager

@@ -13,8 +13,8 @@ import tensorflow as tf
 
 import launch
 from matex_tf import errors, ops
+from matex_tf.errors import BuildError
 from matex_tf.ops import build, interface
-from matex_tf.ops.cache import BuildError
 
 ALONE = """
 import sys
