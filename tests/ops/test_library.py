@@ -94,7 +94,7 @@ def step():
 def caught(function):
     try:
         function()
-    except (tf.errors.FailedPreconditionError, errors.MismatchError) as error:
+    except (tf.errors.FailedPreconditionError, ops.MismatchError) as error:
         assert "'bias'" in str(error) and "float32 [4] on rank 0" in str(error), error
         assert "float32 [5] on rank 1" in str(error) and "the update of a test" in str(error), error
         assert f"rank {rank} of 2 on " in str(error), error
