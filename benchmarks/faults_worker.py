@@ -73,8 +73,8 @@ def arm() -> None:
         ("import of TensorFlow", "tensorflow.python.framework.ops", "", ""),
         ("building the ops", "matex_tf.ops.build", "subprocess", "run"),
         ("comparing variables at the start", "matex_tf.steps.variables", "", "_digest_values"),
-        ("after the meeting at the end", "matex_tf.runtime.exits.exit_marks", "", "give"),
-        ("after the end of MPI", "mpi4py.MPI", "", "Finalize"),
+        ("after the meeting at the end", "matex_tf.runtime.rank_records", "", "note_end"),
+        ("after the end of MPI", "matex_tf.world.mpi_calls", "", "end_mpi"),
     ):
         if moment == MOMENT:
             wrapt.register_post_import_hook(lambda found, of=owner, name=name: _arm(found, of, name), module)
@@ -91,7 +91,7 @@ def _arm(module: Any, owner: str, name: str) -> None:
             return original(*args, **kwargs)  # a question; one rank alone compiles
         if name == "run":
             threading.Timer(1.0, fault).start()  # while the compiler is at work
-        result = original(*args, **kwargs) if name in ("run", "Finalize") else None
+        result = original(*args, **kwargs) if name in ("run", "end_mpi") else None
         fault()
         return result
 

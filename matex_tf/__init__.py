@@ -15,9 +15,31 @@ if all(os.path.isfile(os.path.join(_ABOVE, part, "PART_OF_MATEX_TF")) for part i
     __path__.append(_ABOVE)
 
 from matex_tf import attach  # noqa: E402
+from matex_tf.errors import (  # noqa: E402
+    BatchError,
+    BuildError,
+    LostRankError,
+    MatexError,
+    MismatchError,
+    RankError,
+    ReaderError,
+    SettingError,
+    SetupError,
+    UnsupportedError,
+)
 from matex_tf.version import __version__  # noqa: E402
 
 __all__ = [
+    "BatchError",
+    "BuildError",
+    "LostRankError",
+    "MatexError",
+    "MismatchError",
+    "RankError",
+    "ReaderError",
+    "SettingError",
+    "SetupError",
+    "UnsupportedError",
     "__version__",
     "allgather",
     "allreduce",

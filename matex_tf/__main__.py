@@ -9,7 +9,7 @@ import runpy
 import sys
 from collections.abc import Iterator
 
-from matex_tf.runtime.exits import exit_codes
+from matex_tf.world import exit_codes
 
 _USAGE = "usage: python -m matex_tf script.py [arguments]\n       python -m matex_tf -m package.module [arguments]"
 

@@ -13,10 +13,9 @@ import sys
 import traceback
 from typing import Any
 
-from matex_tf import settings
-from matex_tf.runtime import excepthook, notes, objects, script_frames, seeding, shared_memory, shutdown
-from matex_tf.runtime.exits import exit_marks
-from matex_tf.world import error_records, membership, placement, task_environment, world
+from matex_tf import errors, settings
+from matex_tf.runtime import excepthook, notes, objects, rank_records, script_frames, seeding, shared_memory, shutdown
+from matex_tf.world import membership, placement, task_environment, world
 
 _attached = False
 
@@ -30,7 +29,7 @@ def attach_runtime() -> None:
     if _attached:
         return
     _attached = True
-    error_records.note_launcher(os.environ)
+    rank_records.note_launcher(os.environ)
     task_environment.note_launchers(os.environ)
     task = task_environment.find_task(os.environ)
     if task is not None and (task.size != 1 or settings.PREFIX + "STATE" in os.environ):
@@ -41,21 +40,20 @@ def attach_runtime() -> None:
                 # mpirun pins a single rank to one core; alone the script has them all.
                 placement.apply_placement(0, 1)
             if task is not None:
-                exit_marks.mark_separate_processes()
+                rank_records.note_separate()
                 _note_trial(0)
             else:
                 _say_how_ranks_start()
             _record_first_steps()
             return
-    except (world.RankError, settings.SettingError) as error:
+    except (errors.RankError, errors.SettingError) as error:
         if task is None:
             raise SystemExit(f"matex_tf: {error}") from None
         # Each task of the launcher comes here alone; one message is enough.
-        joins = isinstance(error, settings.SettingError)
+        joins = isinstance(error, errors.SettingError)
         who = f"rank {task.rank}: " if joins else ""
-        text, kind = f"matex_tf: {who}{error}\n", type(error).__name__
-        record = error_records.ErrorRecord(task.rank, task.size, socket.gethostname(), f"{kind}: {error}", text)
-        error_records.show_record(record, waits=not joins)
+        text, host = f"matex_tf: {who}{error}\n", socket.gethostname()
+        rank_records.report_error(text, task.rank, waits=not joins, size=task.size, host=host, aborts=1)
         if joins:
             shutdown.abort_unjoined(task)
         raise SystemExit(1) from None
@@ -87,7 +85,7 @@ def attach_runtime() -> None:
     _agree_on_settings()
     _say_what_changes_results()
     _say_who_updates()
-    exit_marks.announce_ranks()
+    rank_records.begin_record()
     executor.start_adapting()  # first, so that what others do at the end of a step is not measured
     shared_memory.note_files()
     run_state.open_run()
@@ -126,7 +124,7 @@ def _say_how_ranks_start() -> None:
     """At a prompt or in a notebook, where nothing else tells that one process is all there is."""
     if not (hasattr(sys, "ps1") or sys.flags.interactive):
         return
-    with contextlib.suppress(settings.SettingError):  # which is nobody's concern alone
+    with contextlib.suppress(errors.SettingError):  # which is nobody's concern alone
         if not settings.get_settings().disable:
             notes.print_note(
                 "this session is one process; `matex run -n 4 script.py` in a terminal starts 4 ranks, and here "
@@ -188,7 +186,7 @@ def _agree_on_settings() -> None:
         for name in sorted(set(theirs) | set(everyone[0])):
             if theirs.get(name) != everyone[0].get(name):
                 hosts = world.get_world().hosts
-                raise world.RankError(
+                raise errors.MismatchError(
                     f"{name} is {everyone[0].get(name)!r} on rank 0 ({hosts[0]}) but {theirs.get(name)!r} on rank "
                     f"{rank} ({hosts[rank]}): ranks must have the same settings. Export it on every host, for instance "
                     f"with `mpirun -x {name} ...`."
@@ -210,7 +208,7 @@ def _say_who_updates() -> None:
     """Say it, and note what a choice depends on.
 
     Raises:
-        RankError: there are fewer ranks than are to own a piece of the weights.
+        SetupError: there are fewer ranks than are to own a piece of the weights.
     """
     from matex_tf.observe import link_costs
     from matex_tf.servers.pieces import owners
@@ -234,7 +232,7 @@ def _refuse_late_import() -> None:
     ours = ("matex_tf", "_frozen_importlib", "_frozen_importlib_external")
     frame = next(one for one, _ in traceback.walk_stack(None) if script_frames.find_package(one) not in ours)
     line = f"{frame.f_code.co_filename}, line {frame.f_lineno}"
-    raise world.RankError(
+    raise errors.SetupError(
         "TensorFlow has already run operations before `import matex_tf`, so that it cannot be patched any more. Move "
         f"the line `import matex_tf` ({line}) up, best to the first line of the script, above everything that makes "
         "tensors, variables, models or datasets."

@@ -1,4 +1,5 @@
-"""Every MATEX_* setting, in one typed table.
+"""Every MATEX_* setting, in one typed table.from matex_tf import errors
+
 
 The reference page `docs/settings.md` is made from this table (`python -m matex_tf.settings`).
 """
@@ -10,6 +11,8 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
+
+from matex_tf import errors
 
 PREFIX = "MATEX_"
 _FIXED = ("auto", "allreduce", "sharded", "async", "servers:auto")
@@ -597,10 +600,6 @@ INTERNAL = (
 """Variables that commands of ours set for the processes that they start, and figures that tests replace."""
 
 
-class SettingError(ValueError):
-    """A MATEX_* variable has a value that it cannot have, or there is no such variable."""
-
-
 class Settings:
     """The values in force: one attribute for each row of `TABLE`, read from `environment` when made."""
 
@@ -650,7 +649,7 @@ class Settings:
         rows = {setting.variable: setting for setting in (*TABLE, *INTERNAL)}
         for variable in environment:
             if variable.startswith(PREFIX) and variable not in rows:
-                raise SettingError(
+                raise errors.SettingError(
                     f"{variable} is set, but there is no such setting. The settings are: "
                     + ", ".join(sorted(setting.variable for setting in TABLE))
                 )
@@ -661,29 +660,29 @@ class Settings:
                 try:
                     value = setting.parse(given)
                 except ValueError as expected:
-                    raise SettingError(f"{setting.variable}={given!r}: expected {expected}.") from None
+                    raise errors.SettingError(f"{setting.variable}={given!r}: expected {expected}.") from None
             setattr(self, setting.name, value)
         if self.stall_seconds is None:
             self.stall_seconds = min(max(self.abort_seconds // 10, 1), 60) if self.abort_seconds else 60
         if self.adapt != "off" and is_asynchronous(self.strategy):
-            raise SettingError(
+            raise errors.SettingError(
                 f"MATEX_ADAPT={self.adapt} and MATEX_STRATEGY=async do not go together: asynchronous ranks train whole "
                 "batches, and a slower one takes fewer of them as it is. Set one of the two."
             )
         if self.elastic:
             if self.overlap == "on":
-                raise SettingError(
+                raise errors.SettingError(
                     "MATEX_ELASTIC=1 and MATEX_OVERLAP=on do not go together: what is under way in a thread cannot be "
                     "undone when a rank is lost."
                 )
             if self.algorithm == "two_level" or self.compression != NO_COMPRESSION:
-                raise SettingError(
+                raise errors.SettingError(
                     "MATEX_ELASTIC=1 does not go together with MATEX_ALGORITHM=two_level, in which ranks may wait for "
                     "others than the one that is lost, nor with MATEX_COMPRESSION, of which a lost rank's part would "
                     "be lost with it."
                 )
             if count_only_serving(self.strategy):
-                raise SettingError(
+                raise errors.SettingError(
                     f"MATEX_ELASTIC=1 and MATEX_STRATEGY={self.strategy} do not go together: a rank that trains "
                     "would have to serve in place of a lost one. Set one of the two, or take `matex run --restarts 3`."
                 )

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from matex_tf.errors import BuildError, MismatchError
+
 from . import records
-from .cache import BuildError
 from .collectives import (
     DTYPES,
     OP_TYPES,
@@ -19,7 +20,6 @@ from .collectives import (
 )
 from .handles import let_go, pass_turn
 from .library import (
-    MismatchError,
     Waiting,
     announce_exchange,
     announce_turns,

@@ -16,6 +16,8 @@ import tempfile
 import time
 from pathlib import Path
 
+from matex_tf import errors
+
 from . import cache
 from . import compiler as compilers
 from .kept import trust
@@ -55,7 +57,7 @@ def build_ops(verbose: bool = False, engine: Plan | None = None, into: Path | No
     the compiler's command. With `into` that folder is to have them. A build takes some 15 seconds.
 
     Raises:
-        cache.BuildError: no compiler, no MPI, nowhere to keep the result, or the compiler's own errors.
+        BuildError: no compiler, no MPI, nowhere to keep the result, or the compiler's own errors.
     """
     engine = engine or make_engine_plan()
     ensure_library(engine, verbose, into)
@@ -66,7 +68,7 @@ def build_xla(verbose: bool = False, into: Path | None = None) -> Path:
     """The kernels with which XLA compiles functions that hold the ops, built like those, which they need.
 
     Raises:
-        cache.BuildError: as `build_ops`; or this TensorFlow does not come with what they are built from.
+        BuildError: as `build_ops`; or this TensorFlow does not come with what they are built from.
     """
     build_ops(verbose, into=into)
     return ensure_library(make_xla_plan(), verbose, into)
@@ -90,7 +92,7 @@ def find_library(plan: Plan, into: Path | None = None) -> Path | None:
     """The library of `plan` in `into`; else in the folder for all users, and else in this user's own.
 
     Raises:
-        cache.BuildError: that for all users has it, but somebody could have written to it who is not trusted.
+        BuildError: that for all users has it, but somebody could have written to it who is not trusted.
     """
     if into is not None:
         return into / plan.library if is_whole(plan, into) else None
@@ -104,21 +106,21 @@ def find_library(plan: Plan, into: Path | None = None) -> Path | None:
 
 
 def try_compiler() -> compilers.Compiler:
-    """The compiler of the MPI that mpi4py loads, which has compiled a few lines. Raises cache.BuildError."""
+    """The compiler of the MPI that mpi4py loads, which has compiled a few lines. Raises BuildError."""
     compiler = find_compiler()
     try:
         compilers.try_compiler(compiler, _FLAGS)
     except compilers.CompilerError as error:
-        raise cache.BuildError(f"the TensorFlow ops cannot be built: {error}") from error
+        raise errors.BuildError(f"the TensorFlow ops cannot be built: {error}") from error
     return compiler
 
 
 def find_compiler() -> compilers.Compiler:
-    """The compiler of the MPI that mpi4py loads. Raises cache.BuildError."""
+    """The compiler of the MPI that mpi4py loads. Raises BuildError."""
     try:
         return compilers.find_compiler()
     except (compilers.CompilerError, OSError) as error:
-        raise cache.BuildError(f"the TensorFlow ops cannot be built: {error}") from error
+        raise errors.BuildError(f"the TensorFlow ops cannot be built: {error}") from error
 
 
 def make_engine_plan() -> Plan:
@@ -151,7 +153,7 @@ def make_xla_plan() -> Plan:
     """The build of the XLA kernels over the ops.
 
     Raises:
-        cache.BuildError: TensorFlow's folder lacks the library or the headers.
+        BuildError: TensorFlow's folder lacks the library or the headers.
     """
     import tensorflow as tf
 
@@ -159,7 +161,7 @@ def make_xla_plan() -> Plan:
     folder, include = Path(tf.sysconfig.get_lib()), Path(tf.sysconfig.get_include())
     for needed in (folder / _XLA_LIBRARY, include / "tensorflow/compiler/tf2xla/xla_op_kernel.h"):
         if not needed.exists():
-            raise cache.BuildError(f"the XLA kernels cannot be built: this TensorFlow comes without {needed}")
+            raise errors.BuildError(f"the XLA kernels cannot be built: this TensorFlow comes without {needed}")
     includes = (f"-I{include / name}" for name in _XLA_INCLUDES)
     return dataclasses.replace(
         ops,
@@ -248,7 +250,7 @@ def _compile_plan(plan: Plan, folder: Path, verbose: bool, into: Path | None) ->
         unit = "".join(f'#include "{path.relative_to(SOURCE)}"\n' for path in list_source_files(*plan.rooms))
         code, output = compilers.run_compiler([*command, "-o", str(made)], unit, made)
         if code != 0:
-            raise cache.BuildError(_describe_failure(plan, folder, command, output))
+            raise errors.BuildError(_describe_failure(plan, folder, command, output))
         _keep_library(plan, folder, made, command)
     finally:
         made.unlink(missing_ok=True)

@@ -12,16 +12,12 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from matex_tf import settings
+from matex_tf import errors, settings
 
 from .kept import trust, turns
 
 speaks = True
 """Whether this process says so when it waits: of the ranks of a run, the first."""
-
-
-class BuildError(RuntimeError):
-    """The ops cannot be built or loaded; the text says why and what to do."""
 
 
 def find_cache_folder() -> Path:
@@ -37,12 +33,12 @@ def find_cache_folder() -> Path:
     if chosen:
         mine = Path(chosen).expanduser()
         if not can_write(mine):
-            raise BuildError(
+            raise errors.BuildError(
                 f"MATEX_CACHE_DIR={chosen}: this folder cannot be made or written to, and the compiled "
                 "ops are kept there. Set it to one that can, on a file system that all nodes see."
             )
         if exposed := trust.find_exposure(mine):
-            raise BuildError(
+            raise errors.BuildError(
                 f"MATEX_CACHE_DIR={chosen}: compiled ops are loaded as code, but {exposed}. Or set MATEX_CACHE_DIR to "
                 "a folder that only you can write to."
             )
@@ -56,7 +52,7 @@ def find_cache_folder() -> Path:
                 print_message(f"{reasons[0]}. matex_tf keeps its files in {candidate}")
             return candidate
         reasons.append(exposed)
-    raise BuildError(
+    raise errors.BuildError(
         f"{'. And '.join(reasons)}. But the compiled ops must be kept somewhere: set MATEX_CACHE_DIR to a folder of "
         "your own."
     )
@@ -85,7 +81,7 @@ def find_shared_folder() -> Path | None:
     folder = Path(chosen).expanduser().absolute() if chosen else name_usual_folder()
     if not os.access(folder, os.R_OK | os.X_OK):
         if chosen:
-            raise BuildError(
+            raise errors.BuildError(
                 f"MATEX_OPS_DIR={chosen}: there is no such folder, or it cannot be read. `matex build --into {chosen}` "
                 "makes it. Without MATEX_OPS_DIR each user's ops are built at first use."
             )
@@ -102,7 +98,7 @@ def name_usual_folder() -> Path:
 def require_trust(path: Path) -> None:
     """Raises BuildError if somebody who is not trusted could have written to the folder or library `path`."""
     if exposed := trust.find_exposure(path):
-        raise BuildError(
+        raise errors.BuildError(
             f"compiled ops are loaded as code, but {exposed}. Or set MATEX_OPS_DIR to another folder, such as one that "
             "you fill by `matex build --into FOLDER`."
         )
@@ -116,7 +112,7 @@ def make_shared_folder(folder: Path) -> None:
         with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as error:
-        raise BuildError(f"{folder}: this folder cannot be made or written to: {error.strerror}") from error
+        raise errors.BuildError(f"{folder}: this folder cannot be made or written to: {error.strerror}") from error
     finally:
         os.umask(before)
     require_trust(folder)
@@ -161,7 +157,7 @@ def take_turn(folder: Path, key: str, what: str, is_made: Callable[[], bool]) ->
         with turns.take_turn(locks, is_made, say_waiting) as builds:
             yield builds
     except turns.LockError as error:
-        raise BuildError(f"{error}. Remove it and try again.") from error
+        raise errors.BuildError(f"{error}. Remove it and try again.") from error
 
 
 def print_message(text: str) -> None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from matex_tf import settings
+from matex_tf import errors, settings
 from matex_tf.world import world
 
 from . import build, cache, compiler, interface
@@ -27,10 +27,6 @@ _KINDS = 9  # of collectives, from 0
 ALGORITHMS = ("auto", "mpi", "ring", "two_level")
 COMPRESSIONS = ("none", "bf16", "fp16", "topk")
 """By the engine's numbers of them."""
-
-
-class MismatchError(world.RankError):
-    """Ranks met at different collectives; the text names the places, or the first variable that differs."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +64,7 @@ def get_library() -> Library:
 
     Raises:
         BuildError: nobody has built it, and it cannot be built here.
-        world.RankError: the engine is linked to another MPI than the one that mpi4py has loaded.
+        SetupError: the engine is linked to another MPI than the one that mpi4py has loaded.
     """
     global _library
     if _library is not None:
@@ -116,7 +112,7 @@ def _load_file(path: Path, load: Callable[[str], Any], failure: type[Exception])
     try:
         return load(str(path))
     except failure as error:
-        raise cache.BuildError(
+        raise errors.BuildError(
             f"the compiled ops {path} cannot be loaded: {error}. Delete that file and try again; it is then rebuilt."
         ) from error
 
@@ -129,7 +125,7 @@ def restart_engine(agree: Callable[[list[int]], list[int]]) -> None:
     communicators = [world.get_communicator(name).py2f() for name in _COMMUNICATORS]
     counted = (ctypes.c_int64 * _KINDS)(*counts)
     if c.matex_start_again(*communicators, here.rank, here.size, here.node, number, counted):
-        raise world.RankError(f"the engine cannot go on: {interface.get_last_error(c)}.")
+        raise errors.SetupError(f"the engine cannot go on: {interface.get_last_error(c)}.")
 
 
 def _start_engine(c: ctypes.CDLL) -> None:
@@ -160,7 +156,7 @@ def _start_engine(c: ctypes.CDLL) -> None:
         between_nodes,
     )
     if failed:
-        raise world.RankError(f"the engine cannot start: {interface.get_last_error(c)}.")
+        raise errors.SetupError(f"the engine cannot start: {interface.get_last_error(c)}.")
     if here.is_phantom:
         c.matex_phantom(here.size)
 
@@ -172,7 +168,7 @@ def _check_mpi(c: ctypes.CDLL) -> None:
     ours = c.matex_mpi_version().decode(errors="replace").strip()
     theirs = MPI.Get_library_version().strip("\0 \n")
     if len(loaded) > 1 or ours != theirs:
-        raise world.RankError(
+        raise errors.SetupError(
             f"two MPI libraries are in this process: mpi4py has loaded {theirs!r}, the ops are linked to {ours!r} "
             f"({', '.join(loaded)}). Build both with the same MPI: set MPICXX to the mpicxx of the one that mpi4py "
             "uses, or reinstall mpi4py (`pip install --force-reinstall --no-cache-dir mpi4py`) with that MPI's mpicc "
@@ -199,7 +195,7 @@ def rendezvous(kind: int, key: int, what: str, size: int = 0, rows: int = 0) -> 
         return
     c = get_library().c
     if c.matex_rendezvous(kind, key & 0xFFFFFFFFFFFFFFFF, what.encode(), size, rows):
-        raise MismatchError(interface.get_last_error(c))
+        raise errors.MismatchError(interface.get_last_error(c))
 
 
 def count_completed(kind: int) -> int:

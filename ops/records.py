@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from matex_tf import errors
+
 from . import interface
 from .library import get_library
 
@@ -164,9 +166,7 @@ def measure_transfer(overlapped: bool) -> tuple[float, float]:
     c = get_library().c
     start_up, byte = ctypes.c_double(), ctypes.c_double()
     if c.matex_link(overlapped, ctypes.byref(start_up), ctypes.byref(byte)):
-        from matex_tf.world import world
-
-        raise world.RankError(interface.get_last_error(c))
+        raise errors.RankError(interface.get_last_error(c))
     return start_up.value, byte.value
 
 

@@ -6,9 +6,9 @@ import ctypes
 import functools
 from collections.abc import Iterable
 
-from matex_tf import settings
+from matex_tf import errors, settings
 
-from . import build, cache
+from . import build
 from .collectives import OP_TYPES
 from .overlap import OP_TYPES as OVERLAPPED
 
@@ -48,6 +48,6 @@ def _load_kernels() -> str:
         return "the collectives have XLA kernels for CPUs only"
     try:
         _loaded = ctypes.CDLL(str(build.build_xla()))
-    except (cache.BuildError, OSError) as error:
+    except (errors.BuildError, OSError) as error:
         return str(error).splitlines()[0]
     return ""

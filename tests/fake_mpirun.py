@@ -1,8 +1,15 @@
 """An mpirun whose ranks end as a test says, for what `matex run` makes of that."""
 
+import json
+
 from matex_tf.launch import mpirun_command, restarts
 from matex_tf.launch.hosts.places import Attempt, Places
 from matex_tf.world import mpirun_options
+
+
+def say(**said):
+    """The shell command by which a rank appends to its record."""
+    return f"printf '\\n%s' '{json.dumps(said)}' >> \"$MATEX_PROOF/rank-fake\""
 
 
 def started(tmp_path, monkeypatch, capfd, ends, restart=3, options=(), follows=False, may_choose=False):
@@ -14,7 +21,9 @@ def started(tmp_path, monkeypatch, capfd, ends, restart=3, options=(), follows=F
     mpirun = tmp_path / "mpirun"
     mpirun.write_text(
         '#!/bin/sh\ncase "$*" in *"-n 1 true"*) case "$*" in *"--host b"*) [ -e back ]; exit;; esac; exit 0;; esac\n'
-        'printf "%s\\n" "$*" >> starts\nn=$(wc -l < starts)\ntouch "$MATEX_PROOF/begun"\ncase $n in\n'
+        'printf "%s\\n" "$*" >> starts\nn=$(wc -l < starts)\n'
+        + say(state="begun")
+        + "\ncase $n in\n"
         + "".join(f"{number}) {end};;\n" for number, end in enumerate(ends, 1))
         + "esac\n"
     )

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from matex_tf import settings
+from matex_tf import errors, settings
 
 PAGE = Path(__file__).parent.parent / "docs" / "settings.md"
 
@@ -63,7 +63,7 @@ def test_on_and_off_have_the_same_words_everywhere():
     for setting in choices:
         for meant in {"on", "off"} & set(setting.values.split(", ")):
             assert [setting.parse(text) for text in ways[meant]] == [meant] * 4
-    with pytest.raises(settings.SettingError):
+    with pytest.raises(errors.SettingError):
         settings.Settings({"MATEX_PLACEMENT": "1"})
 
 
@@ -98,38 +98,36 @@ def test_on_and_off_have_the_same_words_everywhere():
     ],
 )
 def test_a_wrong_value_is_named_with_what_was_expected(variable, text):
-    with pytest.raises(settings.SettingError, match=f"{variable}='{text}': expected "):
+    with pytest.raises(errors.SettingError, match=f"{variable}='{text}': expected "):
         settings.Settings({variable: text})
 
 
 def test_a_wrong_choice_is_answered_with_the_right_ones():
-    with pytest.raises(settings.SettingError, match="MATEX_ALGORITHM='tree': expected one of auto, mpi, ring"):
+    with pytest.raises(errors.SettingError, match="MATEX_ALGORITHM='tree'.* auto, mpi, ring"):
         settings.Settings({"MATEX_ALGORITHM": "tree"})
 
 
 def test_a_wrong_compression_is_answered_with_the_right_ones():
-    with pytest.raises(
-        settings.SettingError, match="MATEX_COMPRESSION='gzip': expected one of none, bf16, fp16, or topk:"
-    ):
+    with pytest.raises(errors.SettingError, match="MATEX_COMPRESSION='gzip'.* none, bf16, fp16.* topk:"):
         settings.Settings({"MATEX_COMPRESSION": "gzip"})
 
 
 def test_a_misspelt_setting_is_answered_with_the_right_ones():
-    with pytest.raises(settings.SettingError, match="MATEX_SCALE is set, but there is no such setting.*MATEX_SCALING"):
+    with pytest.raises(errors.SettingError, match="MATEX_SCALE .*MATEX_SCALING"):
         settings.Settings({"MATEX_SCALE": "weak"})
 
 
 def test_elastic_runs_overlap_nothing():
     assert settings.Settings({"MATEX_ELASTIC": "1"}).overlap == "off"
-    with pytest.raises(settings.SettingError, match="MATEX_ELASTIC=1 and MATEX_OVERLAP=on do not go together"):
+    with pytest.raises(errors.SettingError, match="MATEX_ELASTIC=1 .*MATEX_OVERLAP=on"):
         settings.Settings({"MATEX_ELASTIC": "1", "MATEX_OVERLAP": "on"})
-    with pytest.raises(settings.SettingError, match="MATEX_STRATEGY=servers:2:only do not go together"):
+    with pytest.raises(errors.SettingError, match="MATEX_STRATEGY=servers:2:only"):
         settings.Settings({"MATEX_ELASTIC": "1", "MATEX_STRATEGY": "servers:2:only"})
 
 
 @pytest.mark.parametrize("strategy", ["async", "async:0"])
 def test_shares_of_batches_are_not_adapted_where_a_rank_trains_whole_ones(strategy):
-    with pytest.raises(settings.SettingError, match="MATEX_ADAPT=on and MATEX_STRATEGY=async do not go together"):
+    with pytest.raises(errors.SettingError, match="MATEX_ADAPT=on .*MATEX_STRATEGY=async"):
         settings.Settings({"MATEX_ADAPT": "on", "MATEX_STRATEGY": strategy})
 
 

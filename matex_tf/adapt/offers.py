@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from matex_tf import settings
-from matex_tf.runtime import real_files
-from matex_tf.runtime.exits import exit_marks
+from matex_tf.runtime import rank_records, real_files
 from matex_tf.world import world
 
 _OFFER, _CHANGE = "offer", "change"
@@ -68,9 +67,7 @@ def describe_ranks(ranks: int, before: int) -> str:
 
 def write_offer(offer: Offer, folder: str | os.PathLike[str]) -> None:
     """For `matex run`."""
-    part = Path(folder, f"{_OFFER}.part")
-    part.write_text(json.dumps(asdict(offer)))
-    part.rename(Path(folder, _OFFER))  # read whole or not at all
+    rank_records.leave_file(_OFFER, json.dumps(asdict(offer)), folder)
 
 
 def read_offer() -> Offer | None:
@@ -84,7 +81,12 @@ def read_offer() -> Offer | None:
 def mark_change(change: Change) -> None:
     """For ranks: the state is kept, from which the run is to go on so."""
     if world.get_world().local_rank == 0:
-        exit_marks.write_mark(_CHANGE, json.dumps(asdict(change)))
+        rank_records.leave_file(_CHANGE, json.dumps(asdict(change)))
+
+
+def has_trained(folder: str | os.PathLike[str]) -> bool:
+    """Whether the ranks have made a step of training since the start."""
+    return Path(folder, rank_records.TRAINING).exists()
 
 
 def has_change(folder: str | os.PathLike[str]) -> bool:

@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Iterator
 from typing import Any
 
-from matex_tf import settings
+from matex_tf import errors, settings
 from matex_tf.apart.figures import Figures
 from matex_tf.apart.shared_step import SharedStep
 from matex_tf.apart.turns import Turns, read_bound
@@ -157,12 +157,12 @@ class Fit:
         """Ranks come together, at the end of an epoch that a callback stops. Collective there.
 
         Raises:
-            RankError: within an epoch.
+            UnsupportedError: within an epoch.
         """
         if self.turns is None or not self.turns.is_within:
             return
         if not self.model.stop_training:
-            raise world.RankError(
+            raise errors.UnsupportedError(
                 f"{doing} was called within an epoch of asynchronous training, where each rank is at a batch of its "
                 "own. Call it between epochs (on_epoch_end), or set MATEX_STRATEGY=allreduce"
             )

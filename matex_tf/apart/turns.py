@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from matex_tf import ops, settings
+from matex_tf import errors, ops, settings
 from matex_tf.apart.pipeline import Pipeline
 from matex_tf.apart.rescue import Rescue
 from matex_tf.apart.shared_step import SharedStep
@@ -180,7 +180,7 @@ class Turns:
         self._counters.move_to(self._done)
         reasons = [end.early for end in everyone if end.early]
         if self._done != self._count and not reasons:
-            raise world.RankError(f"{self._done} of the {self._count} batches of an epoch were trained")
+            raise errors.RankError(f"{self._done} of the {self._count} batches of an epoch were trained")
         self.meetings += 1
         self.is_stopped = _STOPPED in reasons
         early = min(reasons, key=[_OUT_OF_DATA, _STOPPED, _PAUSED].index, default=None)
@@ -232,9 +232,9 @@ class Turns:
     def _begin_turns(self, first: int, count: int) -> None:
         counts = objects.allgather((first, count), "the batches of an epoch of asynchronous training")
         if len(set(counts)) > 1:
-            raise world.RankError(f"the ranks have other batches in the same epoch, by first and number: {counts}")
+            raise errors.MismatchError(f"the ranks have other batches in the same epoch, by first and number: {counts}")
         if count > self._most:
-            raise world.RankError(f"an epoch of asynchronous training has {count} batches, after {self._most} at most")
+            raise errors.RankError(f"an epoch of asynchronous training has {count} batches, after {self._most} at most")
         if self.is_outdated and not self._make_store():
             raise membership.make_loss_error("they have no memory in common in which to train")
         self._done, self._count, self._early, self.is_stopped = first, count, None, False

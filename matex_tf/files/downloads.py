@@ -16,6 +16,7 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from matex_tf import errors
 from matex_tf.ops import cache
 from matex_tf.runtime import real_files, temp_folders
 from matex_tf.runtime.hooks import put_function
@@ -93,7 +94,7 @@ def _acquire_lock(path: str) -> int:
     except OSError as error:
         if error.errno != errno.ELOOP:
             raise
-        raise world.RankError(
+        raise errors.SetupError(
             f"{path}: expected a lock file, found a symbolic link, which may lead anywhere. Remove it."
         ) from None
     assert handle is not None

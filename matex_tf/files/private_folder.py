@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import socket
 import tempfile
 import threading
 import time
@@ -11,12 +12,11 @@ from collections.abc import Iterator
 
 from matex_tf import settings
 from matex_tf.ops import cache
-from matex_tf.runtime import real_files, shutdown, temp_folders
+from matex_tf.runtime import rank_records, real_files, shutdown, temp_folders
 from matex_tf.thread_flag import starts_own
-from matex_tf.world import terminal, world
+from matex_tf.world import exit_codes, terminal, world
 
 _IN_MEMORY = ("tmpfs", "ramfs", "hugetlbfs")
-_EXIT_FULL = 74  # EX_IOERR of sysexits.h
 _SECONDS = 1.0  # between two looks, or more where a look takes long
 _EASE = 20
 
@@ -34,6 +34,10 @@ def _can_write(folder: str) -> bool:
     return os.path.isdir(folder) and os.access(folder, os.W_OK | os.X_OK)
 
 
+_made: list[str] = []
+"""The folders that this process has made."""
+
+
 def is_in_memory(folder: str) -> bool:
     """Whether what is written to `folder` takes memory of the host."""
     device = os.stat(folder).st_dev
@@ -47,7 +51,8 @@ def make_folder(prefix: str, folder: str) -> str:
     """A new folder in `folder` that this process holds until it ends. Those that ended ones have left are removed."""
     temp_folders.sweep_folders(prefix, None if folder == tempfile.gettempdir() else folder)
     path = temp_folders.make_folder(prefix, folder)[0]
-    temp_folders.note_folder(path, settings.get_settings().proof)
+    _made.append(path)
+    rank_records.note(host=socket.gethostname(), folders=_made)
     return path
 
 
@@ -79,7 +84,7 @@ class Limit:
                 sizes = dict(self._list_sizes())
             if sum(sizes.values()) > self.most and not self._stopped.is_set():
                 terminal.write_text(self._describe_excess(sizes))
-                shutdown.abort_all_ranks(_EXIT_FULL)
+                shutdown.abort_all_ranks(exit_codes.EXIT_FULL)
             wait = max(_SECONDS, _EASE * (time.monotonic() - begun))
 
     def _list_sizes(self) -> Iterator[tuple[str, int]]:

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from matex_tf import ops
+from matex_tf import errors, ops
 from matex_tf.lazy import tf
 from matex_tf.runtime import objects, seeding
 from matex_tf.sharding import fingerprint
@@ -79,7 +79,7 @@ def compare_items(source: Any, name: str) -> Found:
         raise failed
     for rank, (*_, text) in enumerate(everyone):
         if text:
-            raise world.RankError(f"rank {rank} ({me.hosts[rank]}) cannot make {what}: {text}")
+            raise errors.RankError(f"rank {rank} ({me.hosts[rank]}) cannot make {what}: {text}")
     other = next((rank for rank, one in enumerate(everyone) if one[0] != everyone[0][0]), 0)
     attribute = next((one[2] for one in everyone if one[2]), "")
     why = f"ranks 0 and {other} made different items of the same number" if other else ""

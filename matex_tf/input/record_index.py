@@ -20,6 +20,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from matex_tf import errors
 from matex_tf.ops import cache, record_files
 from matex_tf.runtime import atomic, notes, objects, real_files
 from matex_tf.thread_flag import starts_own
@@ -217,7 +218,7 @@ def _find_folder() -> Path | None:
     try:
         folder = cache.find_cache_folder() / "records"
         folder.mkdir(mode=0o700, exist_ok=True)
-    except (cache.BuildError, OSError) as error:
+    except (errors.BuildError, OSError) as error:
         notes.print_note(f"where records begin in files is looked for in each run, since it cannot be kept: {error}")
         return None
     return folder

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from matex_tf import settings, tags
+from matex_tf import errors, settings, tags
 from matex_tf.input import items, items_ahead, tickets
 from matex_tf.input.sent_items import NEXT, Turn
 from matex_tf.lazy import tf
@@ -311,7 +311,7 @@ class Pass:
         else:
             told = _send_to_all(mine if me.rank == maker else None, maker)
         if told[:2] != mine[:2]:
-            raise world.RankError(
+            raise errors.MismatchError(
                 f"ranks take other items of {self.source.name}: rank {maker} item {told[1]} as number {told[0]} of an "
                 f"epoch, rank {me.rank} ({me.host}) item {number} as number {at}"
             )

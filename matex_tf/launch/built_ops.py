@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from matex_tf import errors
 from matex_tf.ops import build, cache, compiler
 
 
@@ -37,7 +38,7 @@ def _describe_xla() -> str:
         if build.find_library(build.make_xla_plan()) is not None:
             return "built"
         build.try_compiler()
-    except cache.BuildError as error:
+    except errors.BuildError as error:
         return f"none: steps with jit_compile=True run without XLA ({str(error).splitlines()[0]})"
     return "not built (at first use, or now by `matex build --xla`)"
 

@@ -15,13 +15,12 @@ from typing import Any
 
 import click
 
-from matex_tf import settings
+from matex_tf import errors, settings
 from matex_tf.launch import check_run, info, mpirun_command, output_file, probe, process, restarts, run_options
 from matex_tf.launch.hosts.places import Attempt, Places
 from matex_tf.launch.monitoring import event_log
 from matex_tf.launch.planning.option_types import HERE, Bytes
 from matex_tf.launch.run_options import ADAPT, STRATEGY, Count, Run, RunCommand
-from matex_tf.ops import cache
 from matex_tf.version import __version__
 from matex_tf.world import mpirun_options, placement
 
@@ -170,7 +169,7 @@ def show_settings(name: str | None) -> int:
 
     try:
         chosen = settings.Settings(os.environ)
-    except settings.SettingError as error:
+    except errors.SettingError as error:
         raise click.UsageError(str(error)) from None
     if name:
         wanted = settings.PREFIX + name.upper().removeprefix(settings.PREFIX)
@@ -283,7 +282,7 @@ def main(words: Sequence[str] | None = None) -> int:
     except click.ClickException as error:
         print(f"matex: {error.format_message()}", file=sys.stderr)
         return ASKED_WRONGLY
-    except cache.BuildError as error:
+    except errors.BuildError as error:
         print(f"matex: {error}", file=sys.stderr)
         return ASKED_WRONGLY
     except KeyboardInterrupt:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from matex_tf import settings
+from matex_tf import errors, settings
 from matex_tf.files import private_folder
 from matex_tf.launch import mpirun_command, probe
 from matex_tf.runtime import hooks
@@ -52,7 +52,7 @@ def gather_facts() -> Facts:
         most = f"{chosen.files_bytes} bytes a rank" if chosen.files_bytes else "half of what is free there"
         rank_files = f"in {private_folder.choose_parent()}, at most {most}"
         settings_error = None
-    except settings.SettingError as error:
+    except errors.SettingError as error:
         settings_error = str(error)
     return Facts(
         library=library,

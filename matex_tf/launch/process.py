@@ -10,12 +10,12 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
+from matex_tf.launch import rank_ends, run_end
 from matex_tf.launch.signal_origin import Witness
-from matex_tf.runtime import shared_memory, temp_folders
-from matex_tf.runtime.exits import exit_marks
-from matex_tf.world import child_process, error_records, rank_ends
+from matex_tf.runtime import rank_records, shared_memory, temp_folders
+from matex_tf.world import child_process
+from matex_tf.world.exit_codes import EXIT_REQUEUE, EXIT_STALLED, EXIT_UNPROVED
 
-EXIT_UNPROVED = 71
 _PASSED_ON = (
     signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGTSTP,
     signal.SIGCONT,
@@ -57,19 +57,19 @@ def run_to_end(command: Sequence[str], folder: str, describe_gone: Callable[[], 
     """
     heard: set[int] = set()
     code = wait_for_ranks(command, folder, heard)
-    if code == 0 and exit_marks.needs_requeue(folder):
-        return exit_marks.EXIT_REQUEUE
-    if code == 0 and exit_marks.is_proof_given(folder):
+    end = run_end.read_end(folder)
+    if code == 0 and end.asks_again:
+        return EXIT_REQUEUE
+    if code == 0 and end.is_proved:
         return 0
     if ended := heard & _ENDING:
         return compute_signal_exit_code(ended)
-    cause = error_records.find_cause(folder)
-    is_explained = (cause and not cause.follows) or exit_marks.has_word(folder) or rank_ends.find_signal(code)
+    is_explained = (end.cause and not end.cause.follows) or end.is_announced or rank_ends.find_signal(code)
     if not is_explained and (gone := describe_gone()):
         print(f"matex: {gone} (exit code {code or EXIT_UNPROVED})", file=sys.stderr)
     if code != 0:
         return code
-    if exit_marks.has_come_to_end(folder):
+    if end.has_come_to_end:
         why = "a rank was lost after the end of the script, before all that the script has written was on the disk"
     else:
         why = (
@@ -101,15 +101,15 @@ def wait_for_ranks(
             heard.add(number)
             if number in ASKS:
                 with contextlib.suppress(OSError):  # the signal is passed on, whatever name the ranks then tell
-                    exit_marks.note_request(folder, signal.Signals(number).name)
+                    rank_records.note_request(folder, signal.Signals(number).name)
 
         code = wait_for_command(command, instead, note_signal, look_around)
-        code = exit_marks.translate_exit_code(code, folder)
-        first = ends.find_first()
+        end, first = run_end.read_end(folder), ends.find_first()
+    code = end.correct_code(code)
     # The blank line parts it from what mpirun has to say, which may end within a line.
-    if cause := error_records.find_cause(folder):
-        print(f"\n{cause.text}", end="", file=sys.stderr, flush=True)
-    elif first and not heard and code != exit_marks.EXIT_STALLED and not exit_marks.has_word(folder):
+    if end.cause:
+        print(f"\n{end.cause.text}", end="", file=sys.stderr, flush=True)
+    elif first and not heard and code != EXIT_STALLED and not end.is_announced:
         print(f"\nmatex: {rank_ends.describe_end(first, code)}", file=sys.stderr, flush=True)
     return code
 

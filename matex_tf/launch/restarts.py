@@ -18,13 +18,13 @@ from pathlib import Path
 from typing import Any
 
 from matex_tf.adapt import offers
-from matex_tf.launch import process
+from matex_tf.launch import process, rank_ends, run_end
 from matex_tf.launch.hosts.changing import Changes
 from matex_tf.launch.hosts.places import Attempt, Places
 from matex_tf.launch.hosts.watch import Watch
+from matex_tf.launch.run_end import RunEnd
 from matex_tf.resilience import state_files
-from matex_tf.runtime.exits import exit_marks
-from matex_tf.world import rank_ends
+from matex_tf.world.exit_codes import EXIT_REQUEUE, EXIT_STALLED, EXIT_UNPROVED
 from matex_tf.world.mpirun_options import ALLOCATIONS
 
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0
@@ -43,26 +43,28 @@ def name_state_folder(target: Sequence[str]) -> str:
     return os.path.abspath(_NAME + hashlib.sha256("\0".join([*target, *job]).encode()).hexdigest()[:12])
 
 
-def judge_end(code: int, folder: str | os.PathLike, heard: set[int]) -> str:
-    """What the end of a run was, by mpirun's exit code, the ranks' own words in `folder`, and the signals `heard`."""
+def judge_end(code: int, end: RunEnd, has_changed: bool, heard: set[int]) -> str:
+    """The kind of the end of a run, by mpirun's exit code, the records of the ranks, and the signals `heard`.
+
+    `has_changed`: whether the ranks have left for a change (`--adapt=ranks`).
+    """
     # Ranks that were asked to end have ended together, too, and mpirun may call that 0: where Slurm preempts a job it
     # asks ranks and mpirun's daemons alike.
-    has_changed = offers.has_change(folder)
-    has_left = has_changed or exit_marks.needs_requeue(folder)
-    if code == 0 and exit_marks.is_proof_given(folder) and not has_left:
+    has_left = has_changed or end.asks_again
+    if code == 0 and end.is_proved and not has_left:
         return WELL
     if heard & _PERSONS:  # mpirun then asks the ranks to end, as a batch system would
         return INTERRUPTED
-    if has_changed and not heard & process.ASKS and not exit_marks.needs_requeue(folder):
+    if has_changed and not heard & process.ASKS and not end.asks_again:
         return CHANGED
     if has_left:
         return ASKED
-    if exit_marks.is_proof_given(folder) or exit_marks.has_chosen(folder, code):
+    if end.is_proved or end.has_chosen(code):
         return OWN
     if heard & process.ASKS:
         return ASKED
     # 0 without the ranks' word is a host that was lost, at whatever moment; above 128 is a signal.
-    if code > 0 and (exit_marks.has_failed(folder, code) or (code <= 128 and not exit_marks.has_begun(folder))):
+    if code > 0 and (end.has_failed(code) or (code <= 128 and not end.has_begun)):
         return OWN
     return LOST
 
@@ -73,7 +75,7 @@ def explain_end(code: int) -> str:
         return f"a rank was killed by {name} (exit code {code})"
     known = {
         0: "a rank or a host was lost, though mpirun ended with exit code 0",
-        exit_marks.EXIT_STALLED: f"ranks waited too long for others (exit code {exit_marks.EXIT_STALLED})",
+        EXIT_STALLED: f"ranks waited too long for others (exit code {EXIT_STALLED})",
     }
     return known.get(code, f"a rank or a host was lost (exit code {code})")
 
@@ -112,22 +114,22 @@ def run_with_restarts(
         if asked.number in _PERSONS:
             return _report_interrupt({asked.number}, state, say)
         name = signal.Signals(asked.number).name
-        say(f"{name} before the restart; the same command goes on from {state} (exit code {exit_marks.EXIT_REQUEUE})")
-        return exit_marks.EXIT_REQUEUE
+        say(f"{name} before the restart; the same command goes on from {state} (exit code {EXIT_REQUEUE})")
+        return EXIT_REQUEUE
     if end == INTERRUPTED:
         return _report_interrupt(heard & _PERSONS, state, say)
     if end == LOST:
-        return code or process.EXIT_UNPROVED
+        return code or EXIT_UNPROVED
     if end == WELL:
         _remove_state(state)
     if end == ASKED and code != 0:
         say(
-            f"the run was asked to end, and its ranks were ended for that (exit code {exit_marks.EXIT_REQUEUE}). What "
+            f"the run was asked to end, and its ranks were ended for that (exit code {EXIT_REQUEUE}). What "
             f"mpirun says of an abort or a signal is that end; the same command {_describe_next_run(state)}"
         )
     if lost:
         say(f"{_describe_end(end, code)} after {_count_restarts(len(lost))}: {_list_losses(lost)}")
-    return exit_marks.EXIT_REQUEUE if end == ASKED else code or (0 if end == WELL else process.EXIT_UNPROVED)
+    return EXIT_REQUEUE if end == ASKED else code or (0 if end == WELL else EXIT_UNPROVED)
 
 
 def _run_attempts(
@@ -152,7 +154,8 @@ def _run_attempts(
         with process.make_proof_folder(shared) as folder, Watch(places, attempt, folder, changes, say) as watch:
             look = watch.look if places.follows else None
             code = process.wait_for_ranks(command(attempt), folder, heard, _INSTEAD, look)
-            end, has_ended = judge_end(code, folder, heard), exit_marks.has_ended(folder)
+            said = run_end.read_end(folder)
+            end = judge_end(code, said, offers.has_change(folder), heard)
             if places.follows:
                 watch.look()
         if end == CHANGED and watch.change is None:
@@ -163,7 +166,7 @@ def _run_attempts(
         if end in (LOST, OWN) and (back := changes.give_up_change(explain_end(code))) is not None:
             attempt = back
             continue
-        if end == OWN and code > 128 and has_ended:
+        if end == OWN and code > 128 and said.has_ended:
             say(
                 f"{explain_end(code)} after all ranks had come to the end of the script, and the first rank had ended "
                 "by itself. All is trained and written: the run is not started again"
@@ -247,7 +250,7 @@ def _make_next_attempt(attempt: Attempt, places: Places, say: Callable[[str], No
 def _describe_end(end: str, code: int) -> str:
     if end == WELL:
         return "ended well"
-    return f"asked to end (exit code {exit_marks.EXIT_REQUEUE})" if end == ASKED else f"ended with exit code {code}"
+    return f"asked to end (exit code {EXIT_REQUEUE})" if end == ASKED else f"ended with exit code {code}"
 
 
 def _count_restarts(number: int) -> str:

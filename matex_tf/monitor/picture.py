@@ -14,8 +14,8 @@ from rich.text import Text
 
 from matex_tf.monitor import progress, waits
 from matex_tf.monitor.recording import Run, Series, Start, read_recent
-from matex_tf.runtime.exits import exit_marks
 from matex_tf.settings import format_bytes
+from matex_tf.world import exit_codes
 
 WINDOW = 10.0
 """Seconds that the figures are means of."""
@@ -74,7 +74,7 @@ def has_ended(run: Run) -> bool:
 
 def has_asked_again(run: Run) -> bool:
     """Whether it ended in order to be started again, as near a time limit or where it is preempted."""
-    return bool(run.events) and run.events[-1].get("end") == exit_marks.EXIT_REQUEUE
+    return bool(run.events) and run.events[-1].get("end") == exit_codes.EXIT_REQUEUE
 
 
 def _format_head(run: Run, start: Start, recent: Mapping[int, Series]) -> str:

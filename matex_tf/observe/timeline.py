@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from matex_tf import settings
+from matex_tf import errors, settings
 from matex_tf.observe import clocks
 from matex_tf.ops import records
 from matex_tf.runtime import atomic, notes, objects, real_files, shutdown
@@ -48,7 +48,7 @@ def start_timeline() -> None:
     """Begin, where `MATEX_TIMELINE` names a file. Collective.
 
     Raises:
-        world.RankError: on all ranks, if rank 0 cannot write there.
+        SetupError: on all ranks, if rank 0 cannot write there.
     """
     global _timeline
     path = settings.get_settings().timeline
@@ -59,7 +59,7 @@ def start_timeline() -> None:
         _find_complaint(path) if world.get_world().rank == 0 else "", "whether it can be written"
     )
     if complaint:
-        raise world.RankError(complaint)
+        raise errors.SetupError(complaint)
     _timeline = Timeline(path)
     shutdown.at_end.append(_timeline.finish_timeline)
     shutdown.before_abort.append(_timeline.write_part)

@@ -13,14 +13,12 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from matex_tf import ops, settings
+from matex_tf import errors, ops, settings
 from matex_tf.files import overlay
 from matex_tf.runtime import excepthook, script_frames, shutdown, watchdog
-from matex_tf.runtime.exits import exit_marks
 from matex_tf.servers.pieces import piece_copies
 from matex_tf.steps import events
-from matex_tf.thread_flag import starts_own
-from matex_tf.world import membership, terminal, world
+from matex_tf.world import exit_codes, membership, terminal, time_limit, world
 
 after_loss: list[Callable[[bool], None]] = []
 """Called on the ranks that are left when a rank was lost; with whether this rank has become the first."""
@@ -71,7 +69,7 @@ def attempt_work(what: str, work: Callable[[], Any], undo: Callable[[], None] | 
                 return result
             _shrink_world(what, failed)
             _go_back(undo)
-    except world.CannotGoOn as error:
+    except errors.LostRankError as error:
         excepthook.end_for_loss(error)
         raise
 
@@ -90,7 +88,7 @@ def _try_once(work: Callable[[], Any]) -> tuple[bool, Any, Exception | None]:
     try:
         result = work()
     except Exception as error:
-        if isinstance(error, world.CannotGoOn) or not membership.is_loss_of_another(error):
+        if isinstance(error, errors.LostRankError) or not membership.is_loss_of_another(error):
             raise
         failed = error
         world.revoke_communicators()
@@ -120,27 +118,14 @@ def _go_back(undo: Callable[[], None] | None) -> None:
 
 def _is_done_by_all(done: bool, alone: bool) -> tuple[bool, bool]:
     """Whether all ranks have completed what they tried, and are `alone`; the same answer on all that are left."""
-    limit = settings.get_settings().abort_seconds
-    if done or not limit:
+    # The watchdog has gone with the communicators that were revoked.
+    me, what = world.get_world(), "knows of a lost rank, and waits for the others to agree on going on"
+    with contextlib.nullcontext() if done else time_limit.limit_wait(me.rank, me.size, what, end=_end_job):
         return world.agree_on_success(done, alone)
-    # Who watches the ranks as a rule has gone with the communicators that were revoked.
-    patience = threading.Timer(limit, _give_up, [limit])
-    patience.daemon = True
-    with starts_own.set():
-        patience.start()
-    try:
-        return world.agree_on_success(done, alone)
-    finally:
-        patience.cancel()
 
 
-def _give_up(seconds: int) -> None:
-    terminal.write_text(
-        f"matex_tf: {world.get_world().place}: a rank is lost, and for {seconds} s the others have not come to agree "
-        f"on "
-        f"going on; ending the job (exit code {exit_marks.EXIT_STALLED}) after MATEX_ABORT_SECONDS\n"
-    )
-    shutdown.abort_all_ranks(exit_marks.EXIT_STALLED)
+def _end_job() -> None:
+    shutdown.abort_all_ranks(exit_codes.EXIT_STALLED)
 
 
 def _shrink_world(what: str, failed: Exception | None) -> None:
@@ -150,7 +135,7 @@ def _shrink_world(what: str, failed: Exception | None) -> None:
     watchdog.stop_watching()
     left = world.shrink_world()
     if len(left) == len(hosts):
-        raise world.RankError(f"MPI failed in {what}, though no rank was lost: {failed}") from failed
+        raise errors.RankError(f"MPI failed in {what}, though no rank was lost: {failed}") from failed
     ops.restart_engine(lambda numbers: _find_largest(me, numbers))
     watchdog.start_watching()
     membership.note_survivors(left)

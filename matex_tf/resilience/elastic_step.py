@@ -90,7 +90,7 @@ class Undo:
         """Give the variables these values.
 
         Raises:
-            CannotGoOn: if that is not all that the call has changed.
+            LostRankError: if that is not all that the call has changed.
         """
         if self._why_not:
             raise membership.make_loss_error(f"{self._place} {self._why_not}")

@@ -10,8 +10,7 @@ from typing import Any
 
 from matex_tf import settings
 from matex_tf.resilience import callback_state, random_state, run_state, serialization, state
-from matex_tf.runtime import notes, objects
-from matex_tf.runtime.exits import exit_marks
+from matex_tf.runtime import notes, objects, rank_records
 from matex_tf.steps import events
 from matex_tf.thread_flag import ThreadFlag
 from matex_tf.world import membership, world
@@ -125,7 +124,7 @@ class Fit:
         """The next step is the one after the last that was kept.
 
         Raises:
-            RankError: what was kept is of another model.
+            SetupError: what was kept is of another model.
         """
         if not self.is_away:
             return
@@ -166,7 +165,8 @@ class Fit:
             return
         if not self.run.has_trained:
             self.run.has_trained = True
-            exit_marks.mark_training()
+            if world.get_world().local_rank == 0:
+                rank_records.leave_file(rank_records.TRAINING)
         tells, self._told = self.goes_on and not self._told, True
         if tells and plan is not None and random_state.can_draw(plan.own.graph):
             notes.print_note(

@@ -17,11 +17,10 @@ from typing import Any
 
 import numpy as np
 
-from matex_tf import settings
+from matex_tf import errors, settings
 from matex_tf.resilience import async_writer, elastic, random_state, script_file, serialization, state_files
-from matex_tf.runtime import notes, objects, real_files, shutdown, watchdog
-from matex_tf.runtime.exits import exit_codes, exit_marks
-from matex_tf.world import membership, terminal, world
+from matex_tf.runtime import notes, objects, rank_records, real_files, shutdown, watchdog
+from matex_tf.world import exit_codes, membership, terminal, world
 
 _run: Run | None = None
 
@@ -106,7 +105,7 @@ class Run:
             error = str(raised)
         for rank, text in enumerate(objects.allgather(error, "opening the folder of the run's state")):
             if text is not None:
-                raise world.RankError(
+                raise errors.SetupError(
                     f"MATEX_STATE={self.path} cannot be used on rank {rank} ({me.hosts[rank]}): {text}. Set it to a "
                     "folder of your own, on a file system that all hosts share, that no other run uses."
                 )
@@ -247,9 +246,9 @@ class Run:
     def _leave_at_once(self) -> None:
         """The script is where there is nothing to save: what it has kept is whole."""
         self._finish_writing()
-        next_run = self._explain_restart(is_sure=exit_marks.mark_requeue())
+        next_run = self._explain_restart(is_sure=rank_records.note(asks_again=True))
         terminal.write_text(f"matex_tf: {self.asked}: ended between calls of fit; {next_run}\n")
-        shutdown.abort_all_ranks(exit_marks.EXIT_REQUEUE)
+        shutdown.abort_all_ranks(exit_codes.EXIT_REQUEUE)
 
     def leave_run(
         self, asked: str | None, where: str, mark: Callable[[], None] | None = None, change: str = ""
@@ -273,18 +272,18 @@ class Run:
                 )
                 return
             mark()
-        is_known = mark is not None or exit_marks.mark_requeue()
+        is_known = mark is not None or rank_records.note(asks_again=True)
         if mark is None and world.get_world().rank == 0:
             saved = f"the state could not be saved ({failed})" if failed else f"saved at {where}"
             terminal.write_text(f"matex_tf: {asked}: {saved}; {self._explain_restart(is_sure=True)}\n")
         if any(objects.allgather(is_known, "whether `matex run` knows why the ranks leave")):
-            exit_marks.note_leaving()
+            rank_records.note_leaving()
             self.writer = None  # what is kept is to stay
             sys.exit(0)  # of another code mpirun would have much to say
-        sys.exit(exit_marks.EXIT_REQUEUE)
+        sys.exit(exit_codes.EXIT_REQUEUE)
 
     def _explain_restart(self, is_sure: bool) -> str:
-        code = f"exit code {exit_marks.EXIT_REQUEUE}; " if is_sure else ""  # another rank may have ended first
+        code = f"exit code {exit_codes.EXIT_REQUEUE}; " if is_sure else ""  # another rank may have ended first
         return f"the same command goes on from there ({code}state in {self.path})"
 
     def _end_run(self) -> None:

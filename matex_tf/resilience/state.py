@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from matex_tf import errors
 from matex_tf.steps.variables import find_name, find_tf_variable
-from matex_tf.world import world
 
 METRICS = "metrics"
 Kept = dict[str, list[tuple[str, np.ndarray]]]
@@ -138,7 +138,7 @@ def load_values(model: Any, source: Any, kept: Kept) -> dict[str, int]:
     """Give those of `group_variables` that are there the values `kept`; how many of each group they are.
 
     Raises:
-        RankError: what was kept is of another model.
+        SetupError: what was kept is of another model.
     """
     present = {}
     for group, variables in group_variables(model, source).items():
@@ -168,8 +168,8 @@ def _assign_value(variable: Any, name: str, value: np.ndarray) -> None:
     inner.assign(value)
 
 
-def describe_difference(here: str, there: str) -> world.RankError:
-    return world.RankError(
+def describe_difference(here: str, there: str) -> errors.SetupError:
+    return errors.SetupError(
         f"the state that was kept of this run is of another model: the script has {here} where {there} was kept. Has "
         "the script, or what it reads, changed since? Remove the folder of the state (MATEX_STATE) to begin anew."
     )

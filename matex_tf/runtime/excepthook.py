@@ -14,11 +14,9 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, NoReturn
 
-from matex_tf import ops, settings
-from matex_tf.ops import cache
-from matex_tf.runtime import script_frames, shutdown
-from matex_tf.runtime.exits import exit_codes, exit_marks
-from matex_tf.world import membership, task_environment, terminal, world
+from matex_tf import errors, settings
+from matex_tf.runtime import rank_records, script_frames, shutdown
+from matex_tf.world import exit_codes, membership, task_environment, terminal, world
 
 _FRAME = re.compile(r'  File "(.*)", line \d+, in .*\n(?:    .*\n|\n)*')
 # TensorFlow gives where an op was made within the text of its error only.
@@ -81,7 +79,7 @@ def _redirect_output(rank: int) -> None:
                 os.replace(path, f"{path}.1")  # why the run before was lost may stand there
             log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
         except OSError as error:
-            raise world.RankError(f"MATEX_LOG_DIR={folder!r}: expected a folder to write to: {error}") from None
+            raise errors.SetupError(f"MATEX_LOG_DIR={folder!r}: expected a folder to write to: {error}") from None
     terminal.redirect_output(log, keeps=settings.get_settings().elastic)
     if log is not None:
         os.close(log)
@@ -111,25 +109,25 @@ def _exit_at_once(code: int) -> None:
         _exit_after_others(code)
     me = world.get_world()
     place = f"{os.path.basename(stack[-1].filename)}, line {stack[-1].lineno}, in {stack[-1].name}"
-    how = f"os._exit({code})"
     shutdown.abort_with_error(
-        f"matex_tf: rank {me.rank} of {me.size} on {me.host} ended itself: {how} at {place}\n", how, code, is_loss=True
-    )
+        f"matex_tf: rank {me.rank} of {me.size} on {me.host} ended itself: os._exit({code}) at {place}\n",
+        code, is_loss=True,
+    )  # fmt: skip
 
 
 def _exit_after_others(status: int) -> NoReturn:
     """`os._exit` once all ranks have come to the end of the script: with 0 it is this one's good end."""
     if status == 0:
-        exit_marks.confirm_end()
+        rank_records.confirm_end()
     _plain_exit_at_once(status)
 
 
 def describe_error(error: BaseException, trace: TracebackType | None) -> str:
     """The traceback as Python prints it, headed by rank and host; without our frames unless MATEX_TRACEBACK=full."""
     me = world.get_world()
-    if isinstance(error, world.CannotGoOn):
+    if isinstance(error, errors.LostRankError):
         return f"matex_tf: {error}\n"  # no fault of the script, nor of a place in it
-    if isinstance(error, cache.BuildError):
+    if isinstance(error, errors.BuildError):
         return f"matex_tf: rank {me.rank} of {me.size} on {me.host}: {error}\n"  # nor is what this machine lacks
     error.__traceback__, hint = trace, ""
     if settings.get_settings().traceback == "script":
@@ -149,11 +147,6 @@ def _drop_library_frames(found: re.Match[str]) -> str:
     """Of where an op of a graph was made the lines of the script, as a traceback has them."""
     frames = (frame for frame in _FRAME.finditer(found[2]) if not script_frames.is_library(frame[1]))
     return found[1] + "".join(frame[0].rstrip("\n") + "\n" for frame in frames if not frame[1].startswith("<"))
-
-
-def _format_error(error: BaseException) -> str:
-    """The error in one line, as Python prints it."""
-    return "".join(traceback.format_exception_only(error)).strip().splitlines()[-1]
 
 
 def _format_script_line(error: BaseException) -> str:
@@ -194,12 +187,10 @@ def _report_error(kind: type[BaseException], error: BaseException, trace: Traceb
     if follows:
         shutdown.await_cause()
     follows = follows or membership.is_loss_of_another(error)
-    shutdown.abort_with_error(
-        describe_error(error, trace), _format_error(error), code, follows, membership.is_loss(error)
-    )
+    shutdown.abort_with_error(describe_error(error, trace), code, follows, membership.is_loss(error))
 
 
-def end_for_loss(error: world.CannotGoOn) -> None:
+def end_for_loss(error: errors.LostRankError) -> None:
     """End all ranks, whatever the script would do with the error: it must not go on as if nothing were lost."""
     _report_error(type(error), error, error.__traceback__)
 
@@ -222,11 +213,11 @@ def _read_collectives_text(error: BaseException) -> str:
 
     TensorFlow raises the error of a collective as one of its own, whose text has the head of a `RankError` within it.
     """
-    head = str(world.RankError(""))
+    head = str(errors.RankError(""))
     return "\n".join(
         str(one)
         for one in _list_shown_errors(error)
-        if isinstance(one, ops.MismatchError)
+        if isinstance(one, errors.MismatchError)
         or (head in str(one) and any(base.__name__ == "OpError" for base in type(one).__mro__))
     )
 

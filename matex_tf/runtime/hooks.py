@@ -16,9 +16,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from matex_tf import errors
 from matex_tf.runtime import notes
 from matex_tf.version import TRIED
-from matex_tf.world import world
 
 Make = Callable[[Any], Any]
 Put = Callable[[Any, str, Make], None]
@@ -30,10 +30,6 @@ APIS = " ".join(
 """The modules that have TensorFlow's functions for scripts. The last two are made where one is imported by its name."""
 
 
-class HookError(world.RankError):
-    """A function that this library replaces is not there, or is another than it was."""
-
-
 def call_when_imported(module: str, act: Callable[[Any], object]) -> None:
     """Call `act(module)` as soon as the module is imported; now, if it is."""
     import wrapt
@@ -43,7 +39,7 @@ def call_when_imported(module: str, act: Callable[[Any], object]) -> None:
     def run(found: Any) -> None:
         try:
             act(found)
-        except HookError:
+        except errors.SetupError:
             if not was_imported:  # a script that takes it for a missing library meets it again at the next import
                 sys.modules.pop(module, None)
                 wrapt.register_post_import_hook(run, module)
@@ -125,7 +121,7 @@ class Hook:
         return (self.when is None or self.when()) and self.fits(find_version(self.library))
 
     def put_in_place(self, module: Any) -> None:
-        """Replace it in `module`, once. Raises HookError where a required one does not fit."""
+        """Replace it in `module`, once. Raises SetupError where a required one does not fit."""
         if self.placed_in is module or not self._is_due():
             return
         *path, name = self.name.split(".")
@@ -138,7 +134,7 @@ class Hook:
                 self.put(owner, name, self._make_checked)
             else:
                 self._tell(f"has no `{self.name}` in {self.module}")
-        except HookError:
+        except errors.SetupError:
             raise
         except Exception as error:
             self._tell(f"has another `{self.name}` in {self.module} ({error!r})", error)
@@ -158,7 +154,7 @@ class Hook:
         return made
 
     def check_module(self) -> None:
-        """Once the library is imported: its module is, too, or may be later. Raises HookError, as `put_in_place`."""
+        """Once the library is imported: its module is, too, or may be later. Raises SetupError as `put_in_place`."""
         if self.module in sys.modules:  # its own import went by us where a finder of the script's had found it
             self.put_in_place(sys.modules[self.module])
         elif not self._is_due():
@@ -170,7 +166,7 @@ class Hook:
 
     def _tell(self, what: str, cause: Exception | None = None) -> None:
         if not self.optional:
-            raise HookError(self._explain(what)) from cause
+            raise errors.SetupError(self._explain(what)) from cause
         notes.print_note(self._explain(what))
 
     def _explain(self, what: str) -> str:

@@ -1,36 +1,28 @@
 """Files of memory that ranks share, which Open MPI leaves where mpirun itself is killed: noted by ranks, and removed.
 
-The notes are in the private folder of `matex run`, so that it removes no files but those of its own ranks.
+The notes are in the records of the ranks, so that `matex run` removes no files but those of its own ranks.
 """
 
 from __future__ import annotations
 
 import contextlib
-import glob
-import json
 import os
 import stat
 from collections.abc import Iterator
-from pathlib import Path
 
-from matex_tf import settings
+from matex_tf.runtime import rank_records, real_files
 
 _NAMES = ("sm_segment.", "vader_segment.")
-_NOTE = "shared-"
 
 
 def note_files() -> None:
     """Note the files of memory that this rank shares with others; nothing without `matex run`."""
-    from matex_tf.runtime import real_files
-
-    folder = settings.get_settings().proof
     with real_files.use_real_files(), contextlib.suppress(OSError):
         found = []
         for path in _list_mapped("self"):
             state = os.stat(path)
             found.append([path, state.st_dev, state.st_ino])
-        if folder and found and os.path.isdir(folder):
-            Path(folder, f"{_NOTE}{_read_boot_id()}-{os.getpid()}").write_text(json.dumps(found))
+        rank_records.note(namespace=rank_records.read_namespace(), shared=found)
 
 
 def remove_files(folder: str | os.PathLike[str], even_used: bool = False) -> bool:
@@ -48,13 +40,13 @@ def remove_files(folder: str | os.PathLike[str], even_used: bool = False) -> boo
 
 def _list_noted(folder: str | os.PathLike[str]) -> Iterator[str]:
     """The files that are still those which were noted: of this user, of this start of the host, not others in place."""
-    for name in glob.glob(os.path.join(glob.escape(os.fspath(folder)), f"{_NOTE}{_read_boot_id()}-*")):
-        with contextlib.suppress(OSError, ValueError, TypeError):
-            for path, device, number in json.loads(Path(name).read_text()):
-                state = os.lstat(path)
-                same = (state.st_dev, state.st_ino, state.st_uid) == (device, number, os.getuid())
-                if same and stat.S_ISREG(state.st_mode) and os.path.basename(path).startswith(_NAMES):
-                    yield path
+    here = (one for one in rank_records.read_records(folder) if one.namespace == rank_records.read_namespace())
+    for path, device, number in (noted for one in here for noted in one.shared):
+        with contextlib.suppress(OSError):
+            state = os.lstat(path)
+            same = (state.st_dev, state.st_ino, state.st_uid) == (device, number, os.getuid())
+            if same and stat.S_ISREG(state.st_mode) and os.path.basename(path).startswith(_NAMES):
+                yield path
 
 
 def _list_mapped(process: str) -> set[str]:
@@ -67,7 +59,3 @@ def _list_mapped(process: str) -> set[str]:
     except OSError:
         return set()  # it has ended, or is another user's
     return {path for path in paths if os.path.basename(path).startswith(_NAMES) and os.path.exists(path)}
-
-
-def _read_boot_id() -> str:
-    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()

@@ -8,14 +8,22 @@ import ctypes
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable
 from typing import Any
 
-from matex_tf import ops, settings
+from matex_tf import errors, ops, settings
 from matex_tf.ops import cache
-from matex_tf.runtime import objects, real_files
-from matex_tf.runtime.exits import exit_codes, exit_marks
-from matex_tf.world import error_records, membership, mpi_timeout, task_environment, terminal, world
+from matex_tf.runtime import objects, rank_records, real_files
+from matex_tf.world import (
+    exit_codes,
+    membership,
+    mpi_calls,
+    task_environment,
+    terminal,
+    time_limit,
+    world,
+)
 
 REQUESTS = (signal.SIGTERM, signal.SIGUSR1)
 """The signals by which a run is asked to end, to go on later."""
@@ -62,7 +70,6 @@ def register_end() -> None:
         if not MPI.Is_finalized():
             plain()
 
-    Finalize.plain = plain  # type: ignore[attr-defined]
     MPI.Finalize = Finalize
     atexit.register(end_rank)
 
@@ -76,35 +83,38 @@ def run_before_abort() -> None:
             print(f"matex_tf: {type(error).__name__}: {error}", file=sys.stderr)
 
 
-def abort_with_error(text: str, exception: str, code: int, follows: bool = False, is_loss: bool = False) -> None:
-    """End all ranks for an error of this one, of which the run shows the first (see `error_records`)."""
+def abort_with_error(text: str, code: int, follows: bool = False, is_loss: bool = False) -> None:
+    """End all ranks for an error of this one, of which the run shows the first (see `rank_records`)."""
     run_before_abort()
     sys.stdout.flush()
-    code = exit_codes.correct_failure_code(code)
-    me = world.get_world()
-    record = error_records.ErrorRecord(
-        me.rank, me.size, me.host, exception, text, ops.read_waiting().number, follows, is_loss, code
-    )
+    code, me = exit_codes.correct_failure_code(code), world.get_world()
+    said: dict[str, Any] = {"size": me.size, "host": me.host, "number": ops.read_waiting().number, "aborts": code}
     try:
         with real_files.use_real_files():
-            error_records.show_record(record, cache.find_cache_folder() if me.has_several_hosts else None)
+            shared = cache.find_cache_folder() if me.has_several_hosts else None
+            rank_records.report_error(text, me.rank, shared, follows=follows, is_loss=is_loss, **said)
     finally:  # whatever goes wrong with that
-        abort_all_ranks(code)
+        _end_all(code)
 
 
 def abort_all_ranks(code: int) -> None:
     """End all ranks now, with the exit code `code`, or 1 in place of 0."""
-    global _aborting
-    _aborting, code = True, exit_codes.correct_failure_code(code)
+    code = exit_codes.correct_failure_code(code)
     run_before_abort()
     with contextlib.suppress(OSError):  # whatever goes wrong with that, they end
-        exit_marks.mark_abort(code)
+        rank_records.note(aborts=code, number=ops.read_waiting().number, time=time.time())
+    _end_all(code)
+
+
+def _end_all(code: int) -> None:
+    global _aborting
+    _aborting = True
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
         except (OSError, ValueError):
             continue  # a closed stream has nothing left to say
-    _abort_job(code)
+    mpi_calls.abort_job(code)
 
 
 def abort_unjoined(task: task_environment.Task) -> None:
@@ -114,26 +124,12 @@ def abort_unjoined(task: task_environment.Task) -> None:
     crash, or never end, if a rank ends while another one connects to it.
     """
     what = "has waited for the others to start MPI, to end them for its error"
-    with mpi_timeout.limit_time(task.rank, task.size, what, world.UNREACHABLE, settings.Settings({})):
+    with time_limit.limit_wait(task.rank, task.size, what, world.UNREACHABLE, settings.Settings({})):
         try:
-            from mpi4py import MPI  # noqa: F401
+            mpi_calls.start_mpi()
         except (ImportError, RuntimeError):
             return
-    _abort_job(1)
-
-
-def _abort_job(code: int) -> None:
-    """Have MPI end all ranks, by Open MPI's own function beneath `MPI_Abort`, whose words come with a NUL byte.
-
-    They only say that a rank has aborted, as those of mpirun do, too.
-    """
-    from mpi4py import MPI
-
-    library = ctypes.CDLL(MPI.__file__)  # its symbols are also those of the MPI that it is linked to
-    if MPI.get_vendor()[0] == "Open MPI" and MPI.get_vendor()[1] < (6,) and hasattr(library, "ompi_mpi_abort"):
-        communicator = ctypes.c_char.in_dll(library, "ompi_mpi_comm_world")
-        library.ompi_mpi_abort(ctypes.byref(communicator), ctypes.c_int(code))
-    vars(MPI)["COMM_WORLD"].Abort(code)  # which no script has asked for
+    mpi_calls.abort_job(1)
 
 
 def hear_requests(handle: Callable[[str], None], finish: Callable[[], None]) -> None:
@@ -152,24 +148,24 @@ def hear_requests(handle: Callable[[str], None], finish: Callable[[], None]) -> 
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
         else:
-            asked = exit_marks.read_request() if is_launchers else None
+            asked = rank_records.read_request() if is_launchers else None
             handle(asked or signal.Signals(number).name)
 
     for number in REQUESTS:
         signal.signal(number, hear)
         if c.matex_watch_sender(number, (ctypes.c_int * len(launchers))(*launchers), len(launchers)):
-            raise world.RankError(f"the senders of signal {number} cannot be told apart")
+            raise errors.RankError(f"the senders of signal {number} cannot be told apart")
 
 
 def await_cause() -> None:
     """Let the rank at which an error began end the job; returns only if it has caught that error."""
     try:
         ops.rendezvous(_KIND, 0, "the end of its script, for an error of another rank")
-    except ops.MismatchError as error:
+    except errors.MismatchError as error:
         _await_others_at_end(error)
 
 
-def _await_others_at_end(error: ops.MismatchError) -> None:
+def _await_others_at_end(error: errors.MismatchError) -> None:
     """Returns when all ranks have come to their ends, if none ends the job: after `error` all collectives fail on all.
 
     Where MPI has failed, the others may know nothing of it, and are not waited for.
@@ -197,30 +193,30 @@ def end_rank() -> None:
         ended += f" ({said})"
     try:
         membership.attempt_collectives(ended, lambda: ops.rendezvous(_KIND, 0, ended))
-    except ops.MismatchError as error:
+    except errors.MismatchError as error:
         if code and membership.LEFT_WITH in str(error):
             text = f"{_describe_exit()}, while others go on. All ranks end where one does."
-            abort_with_error(f"matex_tf: {text}\n", f"SystemExit: {said or code}", code)
+            abort_with_error(f"matex_tf: {text}\n", code)
         # Those that are still at work raise this error where they are, and show the line of the script.
         _await_others_at_end(error)
-        abort_with_error(f"matex_tf: {error}\n", f"MismatchError: {error}", code or 1, follows=True)
+        abort_with_error(f"matex_tf: {error}\n", code or 1, follows=True)
     _have_all_ended = True
     try:
         for work in at_end:
             work()
-    except world.RankError as error:  # on all ranks
-        abort_with_error(f"matex_tf: {error}\n", f"RankError: {error}", 1)
+    except errors.RankError as error:  # on all ranks
+        abort_with_error(f"matex_tf: {error}\n", 1)
     exits = objects.allgather((code, said), "what is done after the script")
     _tell_exits(exits)
     me = world.get_world()
-    with mpi_timeout.limit_time(me.rank, me.size, "has waited for MPI to end, after all have come to the script's end"):
+    with time_limit.limit_wait(me.rank, me.size, "has waited for MPI to end, after all have come to the script's end"):
         if me.rank == 0 or settings.get_settings().output == "all":
-            exit_marks.mark_ending()
-        exit_marks.mark_ended({each for each, _ in exits})
+            rank_records.note_writing()
+        rank_records.note_end({each for each, _ in exits})
         for work in before_finalize:
             work()
         if not me.has_lost:  # else MPI may wait for those that were lost
-            MPI.Finalize.plain()  # type: ignore[attr-defined]
+            mpi_calls.end_mpi()
 
 
 def _describe_exit() -> str:

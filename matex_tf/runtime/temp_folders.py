@@ -14,8 +14,10 @@ import tempfile
 import time
 from collections.abc import Callable
 
+from matex_tf.runtime import rank_records
+
 _MINUTE, _DAY = 60.0, 86400.0
-_NOTE, _PATIENCE = "folder-", 5.0  # seconds
+_PATIENCE = 5.0  # seconds
 
 
 def hold_folder(path: str) -> int | None:
@@ -55,23 +57,15 @@ def make_folder(prefix: str, folder: str | os.PathLike[str]) -> tuple[str, int]:
                 os.close(handle)
 
 
-def note_folder(path: str, folder: str) -> None:
-    """Note in `folder`, that of `matex run`, if this process sees it, that it holds `path`."""
-    if folder and os.path.isdir(folder):
-        with open(os.path.join(folder, f"{_NOTE}{os.getpid()}-{time.monotonic_ns()}"), "w") as file:
-            file.write(f"{socket.gethostname()}\n{path}")
-
-
 def remove_noted(folder: str | os.PathLike[str]) -> None:
-    """Remove the folders of this host that are noted in `folder`, once those that hold them have ended.
+    """Remove the folders of this host that the records in `folder` name, once the processes that hold them have ended.
 
     Whoever has them killed may come here before they are gone. Those of who lives on stay.
     """
     until = time.monotonic() + _PATIENCE
-    for note in glob.glob(os.path.join(glob.escape(os.fspath(folder)), f"{_NOTE}*")):
-        with open(note) as file:
-            host, _, path = file.read().partition("\n")
-        while host == socket.gethostname() and os.path.isdir(path):
+    records = (one for one in rank_records.read_records(folder) if one.host == socket.gethostname())
+    for path in (path for one in records for path in one.folders):
+        while os.path.isdir(path):
             sweep_folders(os.path.basename(path), os.path.dirname(path), least=0)
             if time.monotonic() > until:
                 break

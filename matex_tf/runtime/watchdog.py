@@ -19,9 +19,9 @@ from typing import Any
 
 from matex_tf import ops, settings
 from matex_tf.runtime import notes, script_frames, shutdown
-from matex_tf.runtime.exits.exit_marks import EXIT_STALLED
 from matex_tf.thread_flag import starts_own
 from matex_tf.world import terminal, world
+from matex_tf.world.exit_codes import EXIT_STALLED
 
 _PATIENCE = 5.0  # seconds for an answer
 _SUSPENDED = 5.0  # seconds by which a look is late where the whole process was stopped

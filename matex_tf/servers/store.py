@@ -11,10 +11,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from matex_tf import ops
+from matex_tf import errors, ops
 from matex_tf.ops import interface
 from matex_tf.runtime import objects
-from matex_tf.world import world
 
 ALIGNED = 64
 """Bytes. TensorFlow ends the process where it finds a tensor at another place."""
@@ -51,7 +50,7 @@ def make_store(size: int, batches: int, parts: int) -> bool:
     with objects.start_exchange("making the memory in which ranks train together"):
         failed = c.matex_store_make(size, batches, parts, ctypes.byref(made))
     if failed:
-        raise world.RankError(interface.get_last_error(c))
+        raise errors.SetupError(interface.get_last_error(c))
     return bool(made.value)
 
 

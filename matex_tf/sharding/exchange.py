@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from matex_tf import ops
+from matex_tf import errors, ops
 from matex_tf.runtime import excepthook, objects
 from matex_tf.world import world
 
@@ -84,5 +84,5 @@ def join_rows(arrays: Sequence[np.ndarray], what: str) -> list[np.ndarray]:
     everyone = objects.allgather([np.asarray(array) for array in arrays], what)
     excepthook.refuse_after_loss(what)  # those of a lost rank are gone
     if len({len(theirs) for theirs in everyone}) > 1:
-        raise world.RankError(f"{what}: the ranks have different numbers of arrays of their own rows")
+        raise errors.BatchError(f"{what}: the ranks have different numbers of arrays of their own rows")
     return [np.concatenate(parts) for parts in zip(*everyone)]

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from matex_tf import ops
+from matex_tf import errors, ops
 from matex_tf.runtime import notes, objects
 from matex_tf.sharding import share_arrays
 from matex_tf.world import world
@@ -46,7 +46,7 @@ def compare_batch(mine: tuple[int, int] | None, what: str) -> None:
     A difference is noted, and a batch that is too small for so many ranks; None where this rank saw no batch.
 
     Raises:
-        RankError: on every rank, if the numbers of rows differ.
+        BatchError: on every rank, if the numbers of rows differ.
     """
     everyone = objects.allgather(mine, f"comparing {what}", rows=0 if mine is None else mine[0])
     seen = [(rank, batch) for rank, batch in enumerate(everyone) if batch is not None]
@@ -68,13 +68,13 @@ def check_rows(counts: Sequence[tuple[int, int]], what: str) -> None:
     """counts: ranks, with the numbers of rows of their whole batches.
 
     Raises:
-        RankError: these numbers differ.
+        BatchError: these numbers differ.
     """
     hosts = world.get_world().hosts
     for rank, rows in counts:
         first_rank, first_rows = counts[0]
         if rows != first_rows:
-            raise world.RankError(
+            raise errors.BatchError(
                 f"the ranks' batches have different numbers of rows ({what}): {first_rows} on rank {first_rank} "
                 f"({hosts[first_rank]}), {rows} on rank {rank} ({hosts[rank]}). Every rank must read the same data; to "
                 "give each rank data of its own, pass it through matex_tf.shard or matex_tf.readers.DataSet."
@@ -85,7 +85,7 @@ def are_shares(arrays: list[np.ndarray], what: str) -> bool:
     """Whether `arrays` carry the mark of a share: each rank's own rows. Others are the same on all ranks. Collective.
 
     Raises:
-        RankError: on every rank, if they are neither.
+        BatchError: on every rank, if they are neither.
     """
     everyone = _gather_contents(arrays, what)
     marks = [marked for marked, _ in everyone]
@@ -102,8 +102,8 @@ def are_shares(arrays: list[np.ndarray], what: str) -> bool:
         f"{_describe_arrays(*differing, first[1])}."
     )
     if all(marks):
-        raise world.RankError(f"{found} Shares may differ in their rows only.")
-    raise world.RankError(
+        raise errors.BatchError(f"{found} Shares may differ in their rows only.")
+    raise errors.BatchError(
         f"{found} Every rank must have the same data, of which it computes its rows. Look for what is another in each "
         "process: a generator without a seed, the order in which files are listed, a set of strings (start with "
         "`python -m matex_tf` or `matex run`, or set PYTHONHASHSEED=0). Mark rows that are each rank's own: "

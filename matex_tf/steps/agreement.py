@@ -10,7 +10,7 @@ import threading
 from collections.abc import Iterable
 from typing import Any
 
-from matex_tf import settings, tags
+from matex_tf import errors, settings, tags
 from matex_tf.runtime import notes, objects, shutdown
 from matex_tf.sharding import fingerprint
 from matex_tf.steps import capture, events, own_data, variables
@@ -68,7 +68,7 @@ def agree_on_trace(graph: Any, why_whole: str, place: str, rows: int = 0) -> str
         rows: see `count_rows`.
 
     Raises:
-        RankError: on every rank, if the traces differ.
+        MismatchError: on every rank, if the traces differ.
     """
     events.ranks_meet(place)
     why_whole = agree_on_plan(capture.digest_graph(graph, for_ranks=True), why_whole, place, rows)
@@ -88,7 +88,7 @@ def agree_on_plan(digest: bytes, why_whole: str, place: str, rows: int = 0) -> s
         rows: see `count_rows`.
 
     Raises:
-        RankError: on every rank, if all ranks would share the step but have different ops.
+        MismatchError: on every rank, if all ranks would share the step but have different ops.
     """
     everyone = objects.allgather((digest, why_whole, rows), f"whether ranks can share {place}", rows)
     reasons = [why for _, why, _ in everyone if why]
@@ -98,7 +98,7 @@ def agree_on_plan(digest: bytes, why_whole: str, place: str, rows: int = 0) -> s
         if other != everyone[0][0]:
             fingerprint.check_rows([(rank, rows) for rank, (*_, rows) in enumerate(everyone)], f"a batch of {place}")
             hosts = world.get_world().hosts
-            raise world.RankError(
+            raise errors.MismatchError(
                 f"the ranks' traces of {place} differ: that of rank {rank} ({hosts[rank]}) has other ops "
                 f"than that of rank 0 ({hosts[0]}). Every rank must run the same script."
             )
@@ -125,7 +125,7 @@ def compare_weights(when: str, more: Iterable[Any] = ()) -> None:
     """Compare the weights of all steps so far, and the variables `more`, between all ranks. Collective.
 
     Raises:
-        RankError: on every rank, if a weight of a shared step differs.
+        MismatchError: on every rank, if a weight of a shared step differs.
     """
     global _unchecked
     events.ranks_meet(f"comparing weights {when}")

@@ -70,7 +70,7 @@ class BatchWatch:
             batch: None if the graph takes it.
 
         Raises:
-            RankError: on every rank, if the numbers of rows differ.
+            BatchError: on every rank, if the numbers of rows differ.
         """
         self._calls += 1
         is_new = len(sources) != len(self._sources) or any(

@@ -8,7 +8,7 @@ import traceback
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from matex_tf import ops
+from matex_tf import errors, ops
 from matex_tf.lazy import tf
 from matex_tf.rewrite.graph_ops import iterate_graphs
 from matex_tf.runtime import objects
@@ -46,7 +46,7 @@ def fail_together(place: str, used: Iterable[Any] = (), graph: Any = None) -> It
             raise  # no collective continues
         is_told = ops.count_completed(_FAILURE) != before
         if not is_told:
-            with contextlib.suppress(ops.MismatchError):  # it names this rank
+            with contextlib.suppress(errors.MismatchError):  # it names this rank
                 ops.rendezvous(_FAILURE, 0, f"{place}: {error.message}")
             if ops.read_failure():
                 raise

@@ -9,14 +9,13 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from matex_tf import tags
+from matex_tf import errors, tags
 from matex_tf.lazy import tf
 from matex_tf.steps import agreement, capture, events, explain, own_data, pieces
 from matex_tf.steps.arguments import Arguments, find_signature, is_source
 from matex_tf.steps.batches import Batch, LostBatch
 from matex_tf.steps.plan import StepPlan
 from matex_tf.steps.tapes import calls
-from matex_tf.world import world
 
 _PLANS = "step plans"
 _MOST_KEYS = 1024
@@ -69,7 +68,7 @@ class _Plans:
             own = capture.trace_step(function, given, named)
         except Exception as error:
             if capture.has_opened():
-                raise world.RankError(own_data.explain_obstacle(place, NOT_TRACED)) from error
+                raise errors.UnsupportedError(own_data.explain_obstacle(place, NOT_TRACED)) from error
             raise
         rows = {id(leaf) for leaf, one in zip(arguments.leaves, arguments.are_rows) if one}
         inputs = own.function_type.unpack_inputs(own.function_type.bind(*given, **named))
@@ -156,7 +155,7 @@ def call_whole(original: Callable[..., Any], function: Any, args: tuple[Any, ...
     leaves = tf.nest.flatten((args, kwargs), expand_composites=False)
     runs_here = own_data.is_alone() or tf.config.functions_run_eagerly()  # makes its iterators give whole batches
     if not runs_here and any(is_source(leaf) and own_data.is_own(leaf) for leaf in leaves):
-        raise world.RankError(own_data.explain_obstacle(place, NOT_SHARED))
+        raise errors.UnsupportedError(own_data.explain_obstacle(place, NOT_SHARED))
     if not own_data.is_alone() and not tf.config.functions_run_eagerly():
         _prepare_whole_call(function, args, kwargs, NOT_SHARED)
     return original(function, *args, **kwargs)

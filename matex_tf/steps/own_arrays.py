@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from matex_tf import tags
+from matex_tf import errors, tags
 from matex_tf.lazy import tf
 from matex_tf.runtime import notes, objects
 from matex_tf.sharding import apportion, fingerprint, py_functions, row_shares, share_arrays, share_batches
@@ -24,7 +24,7 @@ def are_own(inputs: Any, name: str) -> bool:
         name: of the data, in messages.
 
     Raises:
-        RankError: on every rank, if neither holds.
+        BatchError: on every rank, if neither holds.
     """
     arrays = _list_arrays(inputs)
     return bool(arrays) and fingerprint.are_shares(arrays, name)
@@ -51,7 +51,7 @@ def count_rows(inputs: Any, name: str) -> list[int]:
     everyone = objects.allgather(mine, f"counting the rows of {name}")
     for rank, theirs in enumerate(everyone):
         if len(theirs) != 1:
-            raise world.RankError(f"{name}: the arrays of rank {rank} have different numbers of rows: {theirs}")
+            raise errors.BatchError(f"{name}: the arrays of rank {rank} have different numbers of rows: {theirs}")
     return [theirs[0] for theirs in everyone]
 
 
@@ -62,7 +62,7 @@ def agree_on_deal(inputs: Any, batch_size: int, shuffle: bool, name: str) -> sha
         dealt = share_arrays.Dealt(*(mine if mine is not None else its for mine, its in zip(dealt, one)))
     everyone = objects.allgather((dealt, batch_size), f"how the rows of {name} were dealt")
     if any(theirs != everyone[0] for theirs in everyone) or dealt.batch_size not in (None, batch_size):
-        raise world.RankError(
+        raise errors.BatchError(
             f'{name}: its rows were dealt for batches of {everyone[0][0].batch_size} (distribution="batch"), the batch '
             f"size of this call is {batch_size}; give both the same, on all ranks"
         )

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from matex_tf import tags
+from matex_tf import errors, tags
 from matex_tf.lazy import tf
 from matex_tf.rewrite import own_batches
 from matex_tf.runtime import notes
@@ -44,7 +44,7 @@ def note_constant(array: np.ndarray) -> None:
     """Record that a tensor was made from an array; the tensor does not tell that the rows are this rank's own.
 
     Raises:
-        RankError: in a graph, where such a tensor would count as equal on all ranks.
+        UnsupportedError: in a graph, where such a tensor would count as equal on all ranks.
     """
     if share_arrays.keeps_rows or not world.is_active() or is_alone() or not share_arrays.is_share(array):
         return
@@ -54,7 +54,7 @@ def note_constant(array: np.ndarray) -> None:
     )
     what = "a tensor of each rank's own rows (matex_tf.shard, DataSet)"
     if not tf.executing_eagerly():
-        raise world.RankError(
+        raise errors.UnsupportedError(
             f"{what} is made within a function or a graph, for which all ranks must have the same. {advice}"
         )
     notes.print_note(
@@ -66,10 +66,10 @@ def refuse_in_session(dataset: Any) -> None:
     """Check the dataset for which an iterator of a session is made.
 
     Raises:
-        RankError: its rows are this rank's own.
+        UnsupportedError: its rows are this rank's own.
     """
     if world.is_active() and not is_alone() and share_arrays.is_share(dataset):
-        raise world.RankError(
+        raise errors.UnsupportedError(
             "an iterator of a tf.compat.v1 graph is made for a dataset of each rank's own rows (matex_tf.shard, "
             "DataSet), of which no run is told. Feed arrays of these rows, or give every rank all of the data"
         )
@@ -103,10 +103,10 @@ def require_shared(source: Any) -> None:
     """Check an iterator or dataset in the trace of a function: one of each rank's own rows needs a shared step.
 
     Raises:
-        RankError: the step is not shared.
+        UnsupportedError: the step is not shared.
     """
     if world.is_active() and not is_alone() and not capture.is_tracing() and is_own(source):
-        raise world.RankError(explain_obstacle("a function", "it is not traced as a step that ranks share"))
+        raise errors.UnsupportedError(explain_obstacle("a function", "it is not traced as a step that ranks share"))
 
 
 def explain_obstacle(place: str, why: str) -> str:
@@ -141,7 +141,7 @@ def _require_batches(dataset: Any) -> None:
         components = [spec if one else other for spec, one in zip(specs, dense)]
         own_batches.check_components([(spec.dtype, spec.shape) for spec in components])
     except own_batches.OwnRowsError as error:
-        raise world.RankError(
+        raise errors.UnsupportedError(
             f"a tf.data.Dataset of each rank's own rows ({dataset.element_spec}) cannot be iterated: {error}"
         ) from None
 

@@ -14,7 +14,7 @@ from tensorflow.python.framework import ops as framework_ops
 from tensorflow.python.ops import handle_data_util
 from tensorflow.python.ops.resource_variable_ops import BaseResourceVariable, ResourceVariable
 
-from matex_tf import ops
+from matex_tf import errors, ops
 from matex_tf.steps import pieces
 from matex_tf.world import world
 
@@ -91,7 +91,7 @@ class PieceVariable(BaseResourceVariable):
 
     def _gather(self) -> Any:
         if threading.current_thread() is not threading.main_thread():
-            raise world.RankError(
+            raise errors.UnsupportedError(
                 f"a thread of the script reads '{self.name}', a variable of {self.owner} of which each rank holds a "
                 "piece; the ranks can put it together in their main threads only: read it there, or set "
                 "MATEX_STRATEGY=allreduce"

@@ -10,7 +10,7 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from matex_tf import ops
+from matex_tf import errors, ops
 from matex_tf.lazy import tf
 from matex_tf.rewrite import sources
 from matex_tf.rewrite.emit import Copy
@@ -93,7 +93,7 @@ class StepPlan:
             rows: the number of rows of this call; 0 if it is unknown.
 
         Raises:
-            RankError: on every rank, if each rank has its own rows and they cannot be combined, or if the traces
+            UnsupportedError, MismatchError: on every rank, if each rank has its own rows and they cannot be combined, or if the traces
                 differ.
         """
         self.own, self.place, self.rows = own, place, rows
@@ -133,7 +133,7 @@ class StepPlan:
         )
         events.step_planned(self)
         if self.why_whole and any(self.are_own):
-            raise world.RankError(own_data.explain_obstacle(place, self.why_whole))
+            raise errors.UnsupportedError(own_data.explain_obstacle(place, self.why_whole))
         if self.why_whole:
             publishing.leave()
         if self.why_whole or self.program is None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from matex_tf import ops, tags
+from matex_tf import errors, ops, tags
 from matex_tf.lazy import tf
 from matex_tf.rewrite import own_batches, sources
 from matex_tf.rewrite.parts import Part, list_needed
@@ -100,7 +100,7 @@ class SessionPlan:
             are_own: each rank feeds its own rows.
 
         Raises:
-            RankError: on every rank, if each rank has its own rows and they cannot be combined.
+            UnsupportedError: on every rank, if each rank has its own rows and they cannot be combined.
         """
         from tensorflow.python.eager import context
 
@@ -154,7 +154,7 @@ class SessionPlan:
             explain.say_shared(PLACE, self.program)
             events.unmeasured(PLACE)
         elif self.are_own:
-            raise world.RankError(
+            raise errors.UnsupportedError(
                 f"{PLACE} was fed rows of one rank alone (of a reader, or of matex_tf.shard), but every rank would "
                 f"compute it by itself: {self.why_whole}. Feed such a run arrays that all ranks have whole."
             )

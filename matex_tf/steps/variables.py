@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from matex_tf import ops, tags
+from matex_tf import errors, ops, tags
 from matex_tf.lazy import tf
 from matex_tf.runtime import objects
 from matex_tf.world import world
@@ -77,10 +77,10 @@ def find_differing(names: Sequence[str], values: Sequence[np.ndarray], what: str
     """The indices of the variables whose values differ between ranks. Collective.
 
     None if all ranks have the same values in another order: an optimizer creates its variables in the order of the
-        script's list of weights, which may come from a set.
+    script's list of weights, which may come from a set.
 
     Raises:
-        RankError: on every rank, if the ranks have other variables or shapes; it names the first that differs.
+        MismatchError: on every rank, if the ranks have other variables or shapes; it names the first that differs.
     """
     digests = _digest_values(values)
     if len(set(objects.allgather(hashlib.blake2b(repr(digests).encode()).digest(), what))) == 1:
@@ -98,7 +98,7 @@ def find_differing(names: Sequence[str], values: Sequence[np.ndarray], what: str
             here = first[index][:3] if index < len(first) else "no such variable"
             there = theirs[index][:3] if index < len(theirs) else "no such variable"
             if here != there and here[1:] != there[1:]:
-                raise world.RankError(
+                raise errors.MismatchError(
                     f"the ranks' models differ. The first variable that differs is number {index} ({what}): rank 0 "
                     f"({hosts[0]}) has {_describe_row(here)}, rank {rank} ({hosts[rank]}) has {_describe_row(there)}. "
                     f"Every "
@@ -124,7 +124,7 @@ def synchronize_variables(
     Returns the names of those that differed.
 
     Raises:
-        RankError: on every rank, if one of `trained` differs: updates have changed it differently on the ranks.
+        MismatchError: on every rank, if one of `trained` differs: updates have changed it differently on the ranks.
     """
     chosen = _select_readable(variables)
     names = [find_name(variable) for variable in chosen]
@@ -132,7 +132,7 @@ def synchronize_variables(
     drifting = {id(find_tf_variable(variable)) for variable in trained}
     for index in changed:
         if id(find_tf_variable(chosen[index])) in drifting:
-            raise world.RankError(
+            raise errors.MismatchError(
                 f"the weights have drifted apart: '{names[index]}' is not the same on all ranks ({what}). Something "
                 "in the script changes it by other amounts on each rank, such as weights that one rank alone sets or "
                 "loads between steps, or an update from values that differ between ranks."

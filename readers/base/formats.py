@@ -13,13 +13,10 @@ from typing import Any
 import numpy as np
 
 from matex_tf import arguments
+from matex_tf.errors import ReaderError as ReaderError
 
 PARTS = ("training", "validation", "testing")
 FIELDS = ("data", "labels")
-
-
-class ReaderError(ValueError):
-    """A file isn't what its format says; the text names file, place, expected and found."""
 
 
 def make_dtype(kind: Any) -> np.dtype:

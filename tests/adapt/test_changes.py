@@ -2,7 +2,6 @@
 
 import json
 import subprocess
-from dataclasses import asdict
 from types import SimpleNamespace
 
 import pytest
@@ -10,10 +9,10 @@ import pytest
 from matex_tf import settings
 from matex_tf.adapt import changes, executor, leaving, offers
 from matex_tf.adapt.offers import Offer
+from matex_tf.launch import rank_ends, run_end
 from matex_tf.resilience import fit_state, run_state
-from matex_tf.runtime.exits import exit_marks
+from matex_tf.runtime import rank_records
 from matex_tf.servers.pieces import slots, update_costs
-from matex_tf.world import rank_ends
 
 HOSTS = ["a", "b", "c", "d"]
 
@@ -97,7 +96,8 @@ def test_a_change_is_undone_where_a_step_takes_longer_by_more_than_chance():
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     monkeypatch.setattr(settings.get_settings(), "proof", str(tmp_path))
-    monkeypatch.setattr(exit_marks, "_leaves", False)
+    monkeypatch.setattr(rank_records, "_folder", str(tmp_path))
+    monkeypatch.setattr(rank_records, "_leaves", False)
     return tmp_path
 
 
@@ -111,28 +111,28 @@ def test_ranks_that_leave_give_no_proof_of_a_good_end(folder):
     said = []
     with pytest.raises(SystemExit) as ended:
         leave(None, said)
-    exit_marks.mark_ended()
+    rank_records.note_end(set())
     assert ended.value.code == 0 and said == ["left"]
-    assert not exit_marks.is_proof_given(folder)
+    assert not run_end.read_end(folder).is_proved
 
 
 def test_of_ranks_that_have_left_none_ended_without_a_word(folder):
     with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as child, rank_ends.RankEnds(folder) as ends:
-        note = rank_ends.RankNote(0, 1, 1, "a", child.pid, rank_ends.name_namespace())
-        (folder / "rank-0").write_text(json.dumps(asdict(note)))
+        said = {"process": child.pid, "namespace": rank_records.read_namespace()}
+        (folder / "rank-0").write_text(json.dumps(said))
         ends.look_for_ranks()
         child.communicate()
-        assert ends.find_first() == note
-        exit_marks.note_leaving()
-        exit_marks.mark_ended()
+        assert ends.find_first() == rank_records.Record(**said)
+        rank_records.note_leaving()
+        rank_records.note_end(set())
         assert ends.find_first() is None
 
 
 def test_ranks_that_cannot_keep_their_state_stay_and_say_so(folder, capfd):
     said = []
     leave("OSError: no room", said)
-    exit_marks.mark_ended()
-    assert not said and exit_marks.is_proof_given(folder)
+    rank_records.note_end(set())
+    assert not said and run_end.read_end(folder).is_proved
     assert "b has 0 of 1 places left: the state could not be kept for that (OSError: no room)" in capfd.readouterr().err
 
 
@@ -192,7 +192,7 @@ def test_a_step_counts_as_training_unless_it_is_thrown_away(folder):
     )
     for trains in (False, False, True):
         fit_state.Fit(run, SimpleNamespace(stop_training=False)).note_trained(None)
-        assert exit_marks.has_trained(folder) == trains
+        assert offers.has_trained(folder) == trains
 
 
 def test_a_strategy_is_changed_where_a_step_is_predicted_to_be_shorter_by_more_than_chance():

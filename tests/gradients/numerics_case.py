@@ -75,6 +75,6 @@ def report(model) -> None:
 
 try:
     v1() if WAY == "v1" else main()
-except (tf.errors.OpError, matex_tf.ops.MismatchError) as error:
+except (tf.errors.OpError, matex_tf.errors.MismatchError) as error:
     text = " ".join(str(error).split())
     print(f"{WAY} rank {RANK} stopped: {text[text.find('gradients are not') :][:600]}", flush=True)

@@ -7,7 +7,7 @@ from inputs import cases
 
 import launch
 import matex_tf
-from matex_tf import settings
+from matex_tf import errors, settings
 from matex_tf.readers import DataSet
 from matex_tf.world import task_environment
 
@@ -54,10 +54,10 @@ NUMBERS = [one.variable for one in (*settings.TABLE, *settings.INTERNAL) if one.
 def test_every_setting(setting):
     free = setting.parse is settings._keep_text
     for text in ["?"] if not free else []:
-        with pytest.raises(settings.SettingError, match=rf"{setting.variable}='\?': expected "):
+        with pytest.raises(errors.SettingError, match=rf"{setting.variable}='\?': expected "):
             settings.Settings({setting.variable: text})
     for text in ("", "-1", "1.5", "nan", "inf", "²", "9" * 20) if setting.variable in NUMBERS else ():
-        with pytest.raises(settings.SettingError, match=f"{setting.variable}='{text}': expected a whole number, 0 or"):
+        with pytest.raises(errors.SettingError, match=f"{setting.variable}='{text}': expected a whole number, 0 or"):
             settings.Settings({setting.variable: text})
 
 

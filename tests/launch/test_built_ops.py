@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from matex_tf import settings
+from matex_tf.errors import BuildError
 from matex_tf.launch import built_ops
 from matex_tf.ops import build, compiler
-from matex_tf.ops.cache import BuildError
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import socket
 import threading
 
 import pytest
-from fake_mpirun import started
+from fake_mpirun import say, started
 
 from matex_tf.adapt import offers
 from matex_tf.launch import cli, process, restarts
@@ -21,11 +21,11 @@ from matex_tf.world.hosts import host_lists
 from matex_tf.world.hosts.host_lists import Host
 
 OFFERED = "until grep -q '{}' \"$MATEX_PROOF/offer\" 2> /dev/null; do sleep 0.02; done"
-LEAVE = (
-    'printf %s \'{}\' > "$MATEX_PROOF/part"; mv "$MATEX_PROOF/part" "$MATEX_PROOF/change"; touch "$MATEX_PROOF/left"'
-)
+LEAVE = 'printf %s \'{}\' > "$MATEX_PROOF/part"; mv "$MATEX_PROOF/part" "$MATEX_PROOF/change"; ' + say(
+    state="left"
+).replace("{", "{{").replace("}", "}}")
 TRAIN = 'touch "$MATEX_PROOF/training"'
-END = f'{TRAIN}; sleep 0.1; touch "$MATEX_PROOF/ended"'
+END = f"{TRAIN}; sleep 0.1; {say(state='ended')}"
 
 
 def written(*words):
@@ -110,7 +110,7 @@ def test_a_rank_that_was_dropped_stays_away(tmp_path, monkeypatch, capfd):
 
 
 def test_who_ends_the_run_for_good_comes_before_a_change(tmp_path, monkeypatch, capfd):
-    ends = [written(TRAIN, 'touch "$MATEX_PROOF/ask-again"', left(2)), END]
+    ends = [written(TRAIN, say(asks_again=True), left(2)), END]
     code, _, starts = started(tmp_path, monkeypatch, capfd, ends, follows=True)
     assert code == 75 and len(starts) == 1
 

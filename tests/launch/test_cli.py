@@ -11,17 +11,17 @@ import signal
 import subprocess
 import sys
 import time
-import types
 
 import click
 import pytest
+from fake_mpirun import say
 
 import launch
 from matex_tf import settings
 from matex_tf.launch import cli, info, probe, process, run_options
 from matex_tf.launch import mpirun_command as launcher
 from matex_tf.launch.mpirun_command import Mpirun
-from matex_tf.runtime import shared_memory, temp_folders
+from matex_tf.runtime import rank_records, shared_memory, temp_folders
 from matex_tf.version import __version__
 from matex_tf.world import mpirun_options
 from matex_tf.world.mpirun_options import MPICH, OPENMPI
@@ -338,7 +338,7 @@ def test_it_ends_where_it_was_started_to_ignore_its_children(tmp_path):
 @pytest.mark.parametrize("says", [True, False])
 def test_exit_code_0_of_mpirun_is_believed_only_with_the_ranks_word(tmp_path, says):
     mpirun = tmp_path / "mpirun"
-    mpirun.write_text("#!/bin/sh\n" + ('touch "$MATEX_PROOF/ended"\n' if says else "exit 0\n"))
+    mpirun.write_text("#!/bin/sh\n" + (say(state="ended") if says else "exit 0\n"))
     mpirun.chmod(0o755)
     program = (
         "import sys; from matex_tf.launch import cli; cli.make_command_line = lambda run: [sys.argv[1]]; "
@@ -469,7 +469,7 @@ def test_memory_that_a_killed_mpirun_leaves_is_removed(tmp_path, monkeypatch, ki
 
 
 def test_memory_that_is_used_or_was_made_by_others_stays(tmp_path, monkeypatch):
-    monkeypatch.setattr(shared_memory.settings, "get_settings", lambda: types.SimpleNamespace(proof=str(tmp_path)))
+    monkeypatch.setattr(rank_records, "_folder", str(tmp_path))
     path = tmp_path / "sm_segment.here.0.1.0"
     path.write_bytes(bytes(4096))
     with open(path, "r+b") as file, mmap.mmap(file.fileno(), 0):

@@ -10,23 +10,25 @@ import subprocess
 import sys
 import threading
 import time
-from dataclasses import asdict, replace
 from pathlib import Path
 
 import click
 import pytest
-from fake_mpirun import started
+from fake_mpirun import say, started
 
 import launch as launching
-from matex_tf.launch import cli, process, restarts
+from matex_tf.launch import cli, process, restarts, run_end
 from matex_tf.launch.hosts import answering
 from matex_tf.resilience import script_file
-from matex_tf.world import error_records, mpirun_options
+from matex_tf.runtime.rank_records import Record
+from matex_tf.world import mpirun_options
+from matex_tf.world.exit_codes import EXIT_UNPROVED
 from matex_tf.world.hosts import host_lists
 
 pytestmark = pytest.mark.waits
 
-FAILED = error_records.ErrorRecord(1, 2, "a", "ValueError: no", "rank 1 failed\n")
+FAILED = {"rank": 1, "text": "rank 1 failed\n", "aborts": 1}
+ENDED = say(state="ended")
 
 
 @pytest.mark.parametrize(
@@ -34,9 +36,9 @@ FAILED = error_records.ErrorRecord(1, 2, "a", "ValueError: no", "rank 1 failed\n
     [
         (0, ["begun", "ended"], [], restarts.WELL),
         (3, ["begun", "ended"], [], restarts.OWN),  # the script's own exit code
-        (0, ["begun", "ended", "ending-0"], [], restarts.LOST),  # with what Python writes as it ends
-        (137, ["begun", "ended", "ending-0"], [], restarts.LOST),
-        (3, ["begun", "ended", "chosen 3", "ending-0"], [], restarts.OWN),  # for which mpirun ends rank 0
+        (0, ["begun", "ended", "writing"], [], restarts.LOST),  # with what Python writes as it ends
+        (137, ["begun", "ended", "writing"], [], restarts.LOST),
+        (3, ["begun", "ended", "chose 3", "writing"], [], restarts.OWN),  # for which mpirun ends rank 0
         (1, ["begun", "failed"], [], restarts.OWN),  # an error of the script's
         (2, [], [], restarts.OWN),  # it never began: a wrong setting, no compiler
         (137, [], [], restarts.LOST),
@@ -70,16 +72,14 @@ FAILED = error_records.ErrorRecord(1, 2, "a", "ValueError: no", "rank 1 failed\n
         (0, ["begun", "ended"], [signal.SIGINT], restarts.WELL),  # too late
     ],
 )
-def test_what_is_lost(tmp_path, code, words, heard, expected):
-    for word in words:
-        if word == "failed" or word.startswith("with "):
-            record = replace(FAILED, code=int(word.partition(" ")[2] or 1))
-            error_records.write_record(record, tmp_path)
-        elif word.startswith("chosen "):
-            (tmp_path / "ended").write_text(word.partition(" ")[2])
-        else:
-            (tmp_path / word).touch()
-    assert restarts.judge_end(code, tmp_path, set(heard)) == expected
+def test_what_is_lost(code, words, heard, expected):
+    states = [Record(state=word) for word in words if word in ("begun", "ended", "left")]
+    codes = [int(word.split()[1]) for word in words if word.startswith("with ")]
+    failed = Record(**{**FAILED, "aborts": codes[0] if codes else 1})
+    others = {"failed": failed, "chose 3": Record(state="ended", codes=(3,)), "ask-again": Record(asks_again=True)}
+    records = states + [others[word] for word in words if word in others]
+    end = run_end.RunEnd(records, "writing" not in words)
+    assert restarts.judge_end(code, end, "change" in words, set(heard)) == expected
 
 
 def test_pauses_grow_up_to_a_minute():
@@ -162,7 +162,7 @@ def test_hosts_that_do_not_answer_are_left_out(tmp_path):
 def test_a_lost_run_is_started_again_until_it_ends_well(tmp_path, monkeypatch, capfd):
     (tmp_path / "state").mkdir(mode=0o700)
     (tmp_path / "state" / "ended").touch()
-    ends = ["exit 137", "kill -SEGV $$", 'touch "$MATEX_PROOF/ended"']
+    ends = ["exit 137", "kill -SEGV $$", ENDED]
     code, said, starts = started(tmp_path, monkeypatch, capfd, ends)
     assert code == 0 and starts == ["-n 4 train.py"] * 3
     assert re.search(r"a rank was killed by SIGKILL \(exit code 137\) after \d+ s; restart 1 of 3", said), said
@@ -202,38 +202,37 @@ def test_who_is_asked_to_end_before_a_restart_is_to_be_put_back_and_who_is_inter
 
 
 def test_a_script_that_fails_is_not_started_again(tmp_path, monkeypatch, capfd):
-    left = json.dumps(asdict(FAILED))
-    ends = [f"printf %s '{left}' > \"$MATEX_PROOF/error-a.json\"; exit 1"]
+    ends = [f"{say(**FAILED)}; exit 1"]
     code, said, starts = started(tmp_path, monkeypatch, capfd, ends)
-    assert code == 1 and len(starts) == 1 and said.strip() == FAILED.text.strip()
+    assert code == 1 and len(starts) == 1 and said.strip() == FAILED["text"].strip()
 
 
 def test_a_rank_that_is_lost_after_the_end_of_the_script_is_told_and_trains_nothing_again(tmp_path, monkeypatch, capfd):
-    ends = ['touch "$MATEX_PROOF/ended"; exit 137']
+    ends = [f"{ENDED}; exit 137"]
     code, said, starts = started(tmp_path, monkeypatch, capfd, ends)
     assert code == 137 and len(starts) == 1
     assert "killed by SIGKILL (exit code 137) after all ranks had come to the end of the script" in said
 
     (tmp_path / "starts").unlink()
-    ends = ['touch "$MATEX_PROOF/ended" "$MATEX_PROOF/ending-0"; exit 137', 'touch "$MATEX_PROOF/ended"']
+    ends = [f'{ENDED}; touch "$MATEX_PROOF/rank-fake.writing"; exit 137', ENDED]
     code, said, starts = started(tmp_path, monkeypatch, capfd, ends)
     assert code == 0 and len(starts) == 2 and "is written" not in said, "of the first rank nobody knows that it ended"
 
 
 def test_of_processes_that_are_each_for_itself_nobody_knows_that_they_have_ended(tmp_path, monkeypatch, capfd):
-    code, said, starts = started(tmp_path, monkeypatch, capfd, ['touch "$MATEX_PROOF/each-for-itself"; exit 137'])
+    code, said, starts = started(tmp_path, monkeypatch, capfd, [f"{say(state='separate')}; exit 137"])
     assert code == 137 and len(starts) == 1 and "had come to the end" not in said
 
 
 def test_a_host_that_is_gone_is_left_out(tmp_path, monkeypatch, capfd):
-    ends = ["exit 1", 'touch "$MATEX_PROOF/ended"']
+    ends = ["exit 1", ENDED]
     code, said, starts = started(tmp_path, monkeypatch, capfd, ends, options=["--host", "a:2,b:2"])
     assert code == 0 and starts == ["--host a:2,b:2 -n 4 train.py", "--host a:2 -n 2 train.py"]
     assert "no answer from b; going on with 2 ranks on a" in said
 
 
 def test_of_one_place_that_is_left_two_ranks_are_started(tmp_path, monkeypatch, capfd):
-    ends = ["exit 1", 'touch "$MATEX_PROOF/ended"']
+    ends = ["exit 1", ENDED]
     code, said, starts = started(tmp_path, monkeypatch, capfd, ends, options=["--host", "a,b"])
     assert code == 0 and starts[1] == "--host a:1 --map-by :OVERSUBSCRIBE -n 2 train.py"
     assert "no answer from b; going on with 2 ranks on a" in said
@@ -242,7 +241,7 @@ def test_of_one_place_that_is_left_two_ranks_are_started(tmp_path, monkeypatch, 
 def test_in_an_allocation_a_step_that_was_lost_holds_nothing_up(tmp_path, monkeypatch, capfd):
     """Slurm would have new steps wait for the cores of the one whose host is lost, until it believes that it is."""
     monkeypatch.setenv("SLURM_JOB_ID", "1")
-    ends = ["exit 1", '[ "$SLURM_OVERLAP" = 1 ] && touch "$MATEX_PROOF/ended"']
+    ends = ["exit 1", f'[ "$SLURM_OVERLAP" = 1 ] && {ENDED}']
     monkeypatch.setenv("SLURM_OVERLAP", "0")
     code, _, starts = started(tmp_path, monkeypatch, capfd, ends)
     assert code == 0 and len(starts) == 2
@@ -285,7 +284,8 @@ def test_who_does_not_answer_is_ended_with_all_that_it_started(tmp_path, monkeyp
 def test_sigterm_is_a_warning_to_the_ranks_that_asks_for_requeue_and_an_interrupt_is_not(tmp_path, number, asked, code):
     mpirun, state = tmp_path / "mpirun", tmp_path / "state"
     mpirun.write_text(
-        f"#!/bin/sh\ntrap 'kill $!; touch \"$MATEX_PROOF/ask-again\"; exit 1' {asked}\nsleep 20 & echo ready; wait $!\n"
+        f"#!/bin/sh\nend() {{ kill $!; {say(asks_again=True)}; exit 1; }}\ntrap end {asked}\n"
+        "sleep 20 & echo ready; wait $!\n"
     )
     mpirun.chmod(0o755)
     state.mkdir(mode=0o700)
@@ -312,7 +312,7 @@ def test_sigterm_is_a_warning_to_the_ranks_that_asks_for_requeue_and_an_interrup
 
 def test_a_run_that_asks_to_go_on_is_not_lost(tmp_path):
     """One whose state the script's own environment names: mpirun calls the end of its ranks 0."""
-    (tmp_path / "ask-again").touch()
+    (tmp_path / "rank-a").write_text(json.dumps({"asks_again": True}))
     assert process.run_to_end(["true"], str(tmp_path)) == 75
 
 
@@ -359,11 +359,11 @@ def test_the_signal_by_which_a_run_is_asked_to_end_is_told_by_its_name(tmp_path)
     """mpirun passes on SIGUSR1 in place of SIGTERM; ranks find there which it was."""
     mpirun = "trap 'kill $!; exit 0' USR1; sleep 20 & kill -TERM $PPID; wait $!"
     program = (
-        "import signal, sys; from matex_tf.launch import process; from matex_tf.runtime.exits import exit_marks\n"
-        "heard, before = set(), exit_marks.read_request()\n"
+        "import signal, sys; from matex_tf.launch import process; from matex_tf.runtime import rank_records\n"
+        "heard, before = set(), rank_records.read_request()\n"
         "instead = {signal.SIGTERM: signal.SIGUSR1}\n"
         "process.wait_for_ranks(['sh', '-c', sys.argv[1]], sys.argv[2], heard, instead)\n"
-        "print(before, *heard, exit_marks.read_request())\n"
+        "print(before, *heard, rank_records.read_request())\n"
     )
     command = [sys.executable, "-c", program, mpirun, str(tmp_path)]
     found = launching.execute(command, launching.environment({"MATEX_PROOF": str(tmp_path)}), 60).check()
@@ -376,8 +376,8 @@ def test_hosts_that_do_not_answer_are_named_at_the_end(tmp_path, capfd):
         folder = tmp_path / str(code)
         folder.mkdir()
         ended = process.run_to_end(["sh", "-c", f"exit {code}"], str(folder), lambda: gone)
-        assert ended == (code or process.EXIT_UNPROVED)
-        (folder / "ended").touch()  # with an exit code of the script's own
+        assert ended == (code or EXIT_UNPROVED)
+        (folder / "rank-a").write_text(json.dumps({"state": "ended"}))  # with an exit code of the script's own
         assert process.run_to_end(["sh", "-c", "exit 3"], str(folder), lambda: "never asked") == 3
         said = capfd.readouterr().err
         assert f"{gone} (exit code {ended})" in said and "never asked" not in said

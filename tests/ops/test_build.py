@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 from matex_tf import settings
+from matex_tf.errors import BuildError
 from matex_tf.ops import build
-from matex_tf.ops.cache import BuildError
 from matex_tf.ops.kept import turns
 
 FORK = multiprocessing.get_context("fork")

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from matex_tf import settings
+from matex_tf.errors import BuildError
 from matex_tf.ops import build
 from matex_tf.ops import cache as caches
-from matex_tf.ops.cache import BuildError
 
 
 @pytest.fixture

@@ -11,10 +11,10 @@ import pytest
 from click.testing import CliRunner
 
 from matex_tf import settings
+from matex_tf.errors import BuildError
 from matex_tf.launch import built_ops
 from matex_tf.ops import build
 from matex_tf.ops import cache as caches
-from matex_tf.ops.cache import BuildError
 
 
 @pytest.fixture

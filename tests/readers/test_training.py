@@ -67,7 +67,7 @@ said["shuffled batches"] = fit(data.as_dataset(8, shuffle=True, seed=5))
 try:
     fit(data.training_data, data.training_labels, batch_size=16, shuffle=False)
     said["another batch size"] = "nothing" if size > 1 else "dealt for batches of 8"
-except world.RankError as error:
+except matex_tf.BatchError as error:
     said["another batch size"] = str(error)
 
 # Two rows, of which the third rank has none.

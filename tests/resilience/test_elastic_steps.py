@@ -1,5 +1,6 @@
 """What a call of a step changes is put back after a loss, or the run ends; what knows of lost ranks is not used."""
 
+import threading
 from types import SimpleNamespace
 
 import numpy as np
@@ -7,9 +8,10 @@ import pytest
 from resilience.test_elastic import read_weights, run
 
 import launch
-from matex_tf.resilience import elastic_step, replay
+from matex_tf import errors
+from matex_tf.resilience import elastic, elastic_step, replay
 from matex_tf.steps import capture
-from matex_tf.world import world
+from matex_tf.world.exit_codes import EXIT_STALLED
 
 AFTER_A_LOSS = """
 import os, posix, signal, sys
@@ -172,7 +174,7 @@ def test_a_step_that_changes_more_than_its_variables_is_not_undone():
     for name, (function, *given) in make_steps_that_cannot_be_undone().items():
         undo = elastic_step.Undo(make_step(function, *given))
         undo.save()
-        with pytest.raises(world.CannotGoOn):
+        with pytest.raises(errors.LostRankError):
             undo.restore()
             pytest.fail(f"{name} was put back")
     taking = tf.function(lambda batches: batches.get_next())
@@ -216,3 +218,16 @@ def test_batches_that_a_step_took_from_an_iterator_are_given_again():
     given.go_back()
     assert str(take()) == str(second)
     assert next(iterator, None) is None, "nothing is lost for who goes on with it"
+
+
+def test_an_agreement_after_a_loss_that_does_not_come_ends_the_job(monkeypatch):
+    """The watchdog has gone with the communicators; of a rank that has lost nothing it has not."""
+    limits = SimpleNamespace(stall_seconds=0, abort_seconds=1)
+    has_ended, codes = threading.Event(), []
+    monkeypatch.setattr(elastic.time_limit.settings, "get_settings", lambda: limits)
+    monkeypatch.setattr(elastic.shutdown, "abort_all_ranks", lambda code: (codes.append(code), has_ended.set()))
+    monkeypatch.setattr(
+        elastic.world, "agree_on_success", lambda done, alone: (has_ended.wait(0 if done else 60), alone)
+    )
+    assert elastic._is_done_by_all(True, True) == (False, True) and codes == []
+    assert elastic._is_done_by_all(False, True) == (True, True) and codes == [EXIT_STALLED]

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from matex_tf.ops.cache import BuildError
+from matex_tf.errors import BuildError
 from matex_tf.runtime import excepthook
 from matex_tf.world import task_environment
 

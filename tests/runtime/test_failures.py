@@ -7,7 +7,7 @@ import sys
 import pytest
 
 import launch
-from matex_tf.runtime.exits import exit_codes
+from matex_tf.world import exit_codes
 
 MODEL = """
 import sys
@@ -273,7 +273,7 @@ def test_a_rank_that_ends_early_is_named():
 @pytest.mark.parametrize("script, arguments", [(FIT, ["models"]), (LOOP, ["models"]), (LOOP, ["models", "function"])])
 def test_models_that_differ_are_named(script, arguments):
     result = failed(3, script, *arguments)
-    assert "kernel" in result.output
+    assert "matex_tf.MismatchError" in result.output and "kernel" in result.output
     assert "[4, 5]" in result.output and "[4, 6]" in result.output
     assert "rank 0 (" in result.output and "rank 1 (" in result.output
 
@@ -379,7 +379,7 @@ def test_ranks_that_do_other_things_are_told_apart(what, here, there):
 
 def test_batches_of_other_sizes_are_an_error():
     result = failed(2, FIT, "rows")
-    assert "different numbers of rows" in result.output
+    assert "matex_tf.BatchError" in result.output
     assert "8 on rank 0" in result.output and "9 on rank 1" in result.output
 
 
@@ -391,7 +391,11 @@ def test_batches_that_lose_rows_later_are_an_error():
 
 def test_a_strategy_is_refused():
     result = failed(2, "import tensorflow as tf\nstrategy = tf.distribute.MirroredStrategy()\n")
-    assert "MirroredStrategy" in result.output and "line 2: strategy =" in result.output
+    assert (
+        "matex_tf.UnsupportedError" in result.output
+        and "MirroredStrategy" in result.output
+        and "line 2: strategy =" in result.output
+    )
 
 
 def test_the_line_of_a_strategy_is_found_in_any_folder(tmp_path):

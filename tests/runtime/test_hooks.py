@@ -9,7 +9,7 @@ import types
 import pytest
 
 import launch
-from matex_tf import patches
+from matex_tf import SetupError, patches
 from matex_tf.runtime import hooks, notes
 from matex_tf.version import TRIED
 
@@ -55,7 +55,7 @@ def ask_all(monkeypatch, said, act):
         said.clear()
         try:
             act(hook)
-        except hooks.HookError as error:
+        except SetupError as error:
             assert not hook.optional, hook
             said.append(str(error))
         (told[hook],) = said
@@ -101,7 +101,7 @@ def test_each_hook_fits_the_libraries_that_are_installed():
     """In a child, whose libraries are replaced by what stands in their place under ranks."""
     script = """
 import importlib, sys
-from matex_tf import patches
+from matex_tf import SetupError, patches
 from matex_tf.observe import check_recorder
 from matex_tf.runtime import hooks, notes
 
@@ -119,7 +119,7 @@ for _, hook in patches.list_hooks():
     try:
         hook.check_module()
         hook.put_in_place(sys.modules[hook.module])
-    except hooks.HookError as error:
+    except SetupError as error:
         lines.append(str(error))
     if hook.placed_in is None:
         lines.append(f"{hook} stands nowhere")
@@ -210,7 +210,7 @@ def test_what_has_gone_is_told_at_each_import(library, module, lacks, is_early):
     table.replace(f"{name}.trainer", "fit", "fit is not sharded")(wrap)
     table.install()
     for _ in range(2):  # by a script that takes the first for a missing library
-        with pytest.raises(hooks.HookError, match=f"has no {lacks}.* fit is not sharded".replace("LIBRARY", name)):
+        with pytest.raises(SetupError, match=f"has no {lacks}.* fit is not sharded".replace("LIBRARY", name)):
             importlib.import_module(name)
 
 
@@ -258,7 +258,7 @@ def test_a_hook_that_cannot_be_put_in_place_is_told(library):
     table = hooks.Table()
     table.replace(name, "call", "nothing is tested")(fail)
     table.install()
-    with pytest.raises(hooks.HookError, match=f"{name} .* has another `call` in {name}"):
+    with pytest.raises(SetupError, match=f"{name} .* has another `call` in {name}"):
         importlib.import_module(name)
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 import matex_tf
-from matex_tf.world import world
+from matex_tf import errors
 
 folder = Path(sys.argv[1])
 x = np.random.default_rng(0).normal(size=(36, 6)).astype("float32")
@@ -39,7 +39,7 @@ def check_pieces(slot):
     def read():
         try:
             slot.numpy()
-        except world.RankError as error:
+        except errors.UnsupportedError as error:
             refused.append(str(error))
 
     if matex_tf.rank() == 1:

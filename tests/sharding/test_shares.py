@@ -164,7 +164,7 @@ cases = {
 for name, case in cases.items():
     try:
         case()
-    except world.RankError as error:
+    except matex_tf.BatchError as error:
         print(f"SAID {rank} {name}: {error}", flush=True)
     else:
         print(f"SAID {rank} {name}: trained on", flush=True)

@@ -13,7 +13,6 @@ from matex_tf.adapt.offers import Change, Offer
 from matex_tf.launch.hosts import answering
 from matex_tf.launch.hosts.changing import Changes
 from matex_tf.launch.hosts.places import Attempt, Places
-from matex_tf.runtime.exits import exit_marks
 from matex_tf.world.hosts import host_lists
 from matex_tf.world.hosts.host_lists import Host
 
@@ -55,7 +54,7 @@ class Watch:
     def look(self) -> bool:
         """Look again, without waiting for anybody; True, as it is to be called some times a second."""
         now = time.monotonic()
-        if not self.has_trained and exit_marks.has_trained(self._folder):
+        if not self.has_trained and offers.has_trained(self._folder):
             self.has_trained = True
             self.seconds = self._changes.note_step() or self._changes.offer.seconds or now - self._began
         if self.change is None and (change := offers.read_change(self._folder)):

@@ -7,6 +7,7 @@ import sys
 import traceback
 from typing import Any
 
+from matex_tf import errors
 from matex_tf.runtime import script_frames
 from matex_tf.runtime.hooks import Table
 from matex_tf.world import world
@@ -37,7 +38,7 @@ def _refuse_strategy(original: Any) -> Any:
     def __init__(self, *args, **kwargs):
         name = type(self).__name__
         if name not in _OWN and world.is_active():
-            raise world.RankError(
+            raise errors.UnsupportedError(
                 f"tf.distribute.{name} cannot be used under several ranks of matex_tf, which shards the batches "
                 f"itself. Remove this line and the `with strategy.scope():` around the model: {find_caller_line()}"
             )

@@ -8,7 +8,7 @@ from __future__ import annotations
 import ctypes
 import json
 
-from matex_tf import ops
+from matex_tf import errors, ops
 from matex_tf.ops import interface
 from matex_tf.planner.plan_file import ALL_RANKS, LINK_BYTES, ONE_HOST, TWO_HOSTS, LinkMeasurement
 from matex_tf.world import world
@@ -35,7 +35,7 @@ def _time_sum(overlapped: bool, size: int) -> tuple[float, float]:
     seconds, cpu = (ctypes.c_double * PROBES)(), ctypes.c_double()
     for _ in range(2):  # the first wakes up what sleeps
         if c.matex_time_sums(overlapped, size, PROBES, seconds, ctypes.byref(cpu)):
-            raise world.RankError(interface.get_last_error(c))
+            raise errors.RankError(interface.get_last_error(c))
     return sorted(seconds)[PROBES // 2], cpu.value / PROBES
 
 

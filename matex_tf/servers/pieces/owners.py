@@ -8,7 +8,7 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
-from matex_tf import memory, settings, tags
+from matex_tf import errors, memory, settings, tags
 from matex_tf.costs.collectives import Link
 from matex_tf.costs.pieces import Hosts
 from matex_tf.runtime import notes, objects
@@ -109,7 +109,7 @@ def list_owners() -> list[int]:
     """The ranks that own a piece of variables.
 
     Raises:
-        RankError: there are fewer ranks than owners were asked for, or none is left to train.
+        SetupError: there are fewer ranks than owners were asked for, or none is left to train.
     """
     here, strategy = world.get_world(), settings.get_settings().strategy
     if here.is_phantom:
@@ -118,7 +118,7 @@ def list_owners() -> list[int]:
         return partition.choose_owners(here.nodes, _chosen[0])
     if here.servers:
         if here.trainers < 1:
-            raise world.RankError(
+            raise errors.SetupError(
                 f"MATEX_STRATEGY={strategy} asks for {here.servers} ranks that only serve, and of {here.size} none is "
                 f"left to train. Start {here.servers + 1} ranks or more, or set servers:{here.size}, with which each "
                 "owner of weights trains, too."
@@ -126,7 +126,7 @@ def list_owners() -> list[int]:
         return list(range(here.trainers, here.size))
     told = settings.get_strategy_number(strategy, here.size)
     if told > here.size and not here.has_lost:
-        raise world.RankError(
+        raise errors.SetupError(
             f"MATEX_STRATEGY={strategy} asks for {told} owners of the weights, and there are {here.size} ranks. Each "
             f"owner is a rank that trains, too: set one of servers:1 to servers:{here.size}, or sharded, with which "
             "each rank is one."

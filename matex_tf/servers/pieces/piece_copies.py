@@ -64,7 +64,7 @@ def restore_lost() -> Callable[[], None]:
     Collective. It changes nothing; what it gives, which does, is to be called once all ranks have come so far.
 
     Raises:
-        CannotGoOn: on all of them, if both who owned a piece and who had its copy are lost.
+        LostRankError: on all of them, if both who owned a piece and who had its copy are lost.
     """
     _note_ranks()
     mine = {one.number: one for one in pieces.list_variables()}

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from matex_tf import errors
 from matex_tf.lazy import tf
 from matex_tf.rewrite import sources
 from matex_tf.rewrite.emit import Copy
@@ -155,7 +156,7 @@ class CallPlan:
 
         def compute_gradients(*upstream: Any) -> list[Any]:
             if record.could_possibly_record() or not tf.executing_eagerly():
-                raise world.RankError(
+                raise errors.UnsupportedError(
                     f"{self.place}: {AGAIN}, which its first call did not show, so that ranks share its calls. Set "
                     "MATEX_EAGER=whole, with which every rank computes whole batches in eager code, or put the step "
                     "into a tf.function"

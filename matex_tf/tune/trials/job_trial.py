@@ -15,7 +15,6 @@ from pathlib import Path
 from matex_tf.deploy import following, run_folder, slurm
 from matex_tf.deploy.job import ENDED, FORGOTTEN, RUNNING, STUCK, WAITING, Job, JobError, State, UnreachableError
 from matex_tf.deploy.sbatch import job_script
-from matex_tf.runtime.exits.exit_marks import EXIT_REQUEUE
 from matex_tf.tune.objective import Objective
 from matex_tf.tune.trials.trial import (
     GRACE,
@@ -29,6 +28,7 @@ from matex_tf.tune.trials.trial import (
     remove_own_variables,
 )
 from matex_tf.world import task_environment
+from matex_tf.world.exit_codes import EXIT_REQUEUE
 
 FORGETS = 300.0
 """Seconds after which Slurm forgets a job that has ended (MinJobAge), unless told otherwise."""

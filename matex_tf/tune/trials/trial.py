@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from matex_tf.runtime.exits.exit_marks import EXIT_REQUEUE
 from matex_tf.tune.objective import Objective, Point, drop_overwritten, drop_repeated
+from matex_tf.world.exit_codes import EXIT_REQUEUE
 from matex_tf.world.hosts.host_lists import Host
 
 DONE, FAILED, STOPPED, PAUSED = "done", "failed", "stopped", "paused"

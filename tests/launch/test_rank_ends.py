@@ -6,22 +6,21 @@ import os
 import signal
 import subprocess
 import sys
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 import pytest
 
 import launch
-from matex_tf import settings
-from matex_tf.launch import restarts
-from matex_tf.runtime.exits import exit_marks
-from matex_tf.world import rank_ends
+from matex_tf.launch import rank_ends, restarts, run_end
+from matex_tf.runtime import rank_records
+from matex_tf.runtime.rank_records import Record
 
 pytestmark = pytest.mark.waits
 
 
 def note(folder, rank, process, **other):
-    text = {**asdict(rank_ends.RankNote(rank, 3, 3, "here", process, rank_ends.name_namespace())), **other}
-    (folder / f"rank-{rank}").write_text(json.dumps(text))
+    said = {"rank": rank, "local_size": 3, "process": process, "namespace": rank_records.read_namespace(), **other}
+    (folder / f"rank-{rank}").write_text(json.dumps(said))
 
 
 @pytest.mark.parametrize("order", [(1, 0, 2), (2, 1, 0)])
@@ -46,7 +45,7 @@ def test_a_process_of_another_host_is_none_of_ours(tmp_path):
 
 @pytest.mark.parametrize("code, how", [(137, "137: SIGKILL"), (9, "9: SIGKILL"), (11, "11: SIGSEGV"), (3, "3")])
 def test_what_is_said(code, how):
-    first = rank_ends.RankNote(1, 3, 3, "here", 7, "")
+    first = Record(1, 3, host="here")
     assert rank_ends.describe_end(first, code) == f"rank 1 of 3 on here ended first, without a word (exit code {how})"
 
 
@@ -82,12 +81,12 @@ def test_matex_run_ends_with_what_was_the_cause():
 def write_often(begins):
     begins.wait()
     for _ in range(200):
-        exit_marks.mark_separate_processes()
+        rank_records.note_separate()
 
 
 def test_processes_that_leave_the_same_word_at_once_do_not_disturb_one_another(tmp_path, monkeypatch):
     """Those that mpirun started to be each for itself are all rank 0."""
-    monkeypatch.setattr(settings.get_settings(), "proof", str(tmp_path))
+    monkeypatch.setattr(rank_records, "_folder", str(tmp_path))
     context = multiprocessing.get_context("fork")
     begins = context.Event()
     several = [context.Process(target=write_often, args=(begins,)) for _ in range(4)]
@@ -97,11 +96,12 @@ def test_processes_that_leave_the_same_word_at_once_do_not_disturb_one_another(t
     for one in several:
         one.join()
     assert [one.exitcode for one in several] == [0] * 4
-    assert os.listdir(tmp_path) == ["each-for-itself"]
+    end = run_end.read_end(tmp_path)
+    assert end.is_proved and [one.state for one in end.records] == [rank_records.SEPARATE] * 4
 
 
 def test_each_exit_code_is_told_and_those_of_signals_by_name():
-    first = rank_ends.RankNote(1, 2, 2, "node7", 1, "")
+    first = Record(1, 2, host="node7")
     for code in range(256):
         name, number = rank_ends.find_signal(code), code - 128
         assert bool(name) == (number in signal.valid_signals()), code
@@ -118,8 +118,8 @@ def test_each_exit_code_is_told_and_those_of_signals_by_name():
 
 FORKS = """
 import os, sys
-from matex_tf.runtime.exits import exit_marks
-exit_marks.mark_ending()
+from matex_tf.runtime import rank_records
+rank_records.note_writing()
 child = os.fork()
 if child == 0:
     sys.exit(0)
@@ -131,4 +131,4 @@ print(os.listdir(os.environ["MATEX_PROOF"]))
 def test_the_mark_of_a_process_that_still_ends_goes_with_that_process_and_not_with_its_child(tmp_path):
     env = {**launch.environment(), "MATEX_PROOF": str(tmp_path)}
     ended = subprocess.run([sys.executable, "-c", FORKS], env=env, capture_output=True, text=True, check=True)
-    assert "ending-0" in ended.stdout and list(tmp_path.iterdir()) == []
+    assert ".writing" in ended.stdout and rank_records.are_files_written(tmp_path)

@@ -6,12 +6,12 @@ import time
 
 import pytest
 
-from matex_tf.world import error_records
-from matex_tf.world.error_records import ErrorRecord
+from matex_tf.launch import run_end
+from matex_tf.runtime import rank_records
 
 
 def record(rank, **how):
-    return ErrorRecord(rank, 4, f"host{rank % 2}", "ValueError: no", f"rank {rank} failed\n", **how)
+    return {"rank": rank, "text": f"rank {rank} failed\n", **how}
 
 
 @pytest.mark.parametrize(
@@ -29,17 +29,16 @@ def record(rank, **how):
 )
 def test_the_cause_is_what_came_first(tmp_path, monkeypatch, records, cause):
     for number, one in enumerate(records):
-        monkeypatch.setattr(error_records.os, "getpid", lambda number=number: number)
-        error_records.write_record(one, tmp_path)
-    found = error_records.find_cause(tmp_path)
+        monkeypatch.setattr(rank_records.os, "getpid", lambda number=number: number)
+        rank_records.append(tmp_path, **one)
+    found = run_end.read_end(tmp_path).cause
     assert (found and found.rank) == cause
-    assert found is None or found in records
 
 
 def speak(folder, rank, leaves, monkeypatched):
-    error_records._folder = monkeypatched
-    error_records._job = "one job"
-    error_records.show_record(record(rank), folder)
+    rank_records._folder = monkeypatched
+    rank_records._job = "one job"
+    rank_records.report_error("it failed", rank, folder)
     leaves.wait()
 
 
@@ -56,17 +55,43 @@ def test_of_ranks_that_fail_at_once_one_speaks(tmp_path, capfd, shown_by_run):
         one.join()
     assert [one.exitcode for one in ranks] == [0] * 4
     assert capfd.readouterr().err.count("failed") == (0 if shown_by_run else 1)
-    assert sorted(one.rank for one in error_records.read_records(tmp_path)) == [0, 1, 2, 3] * shown_by_run
+    assert sorted(one.rank for one in rank_records.read_records(tmp_path)) == [0, 1, 2, 3] * shown_by_run
 
 
 @pytest.mark.parametrize("seconds, rank, said", [(0, 1, 1), (30, 1, 1), (3600, 1, 2), (0, 2, 2)])
 def test_a_claim_of_an_earlier_run_silences_nobody(tmp_path, capfd, monkeypatch, seconds, rank, said):
     """It is of an earlier one if it is old, or of the same rank."""
-    monkeypatch.setattr(error_records, "_job", "a job")
-    error_records.show_record(record(2), tmp_path)
-    os.close(error_records._held.pop())  # as at the end of its process
+    monkeypatch.setattr(rank_records, "_job", "a job")
+    rank_records.report_error("it failed", 2, tmp_path)
+    os.close(rank_records._held.pop())  # as at the end of its process
     then = time.time() + seconds
-    monkeypatch.setattr(error_records.time, "time", lambda: then)
-    error_records.show_record(record(rank), tmp_path)
-    os.close(error_records._held.pop())
+    monkeypatch.setattr(rank_records.time, "time", lambda: then)
+    rank_records.report_error("it failed", rank, tmp_path)
+    os.close(rank_records._held.pop())
     assert capfd.readouterr().err.count("failed") == said
+
+
+def test_a_line_that_is_cut_takes_nothing_else_along(tmp_path, monkeypatch):
+    """As on a full disk, or read while it is written; what the rank says later counts."""
+    rank_records.append(tmp_path, rank=3, state=rank_records.BEGUN)
+    (record,) = tmp_path.iterdir()
+    with record.open("a") as file:
+        file.write('\n{"state": "en')
+    assert rank_records.read_records(tmp_path) == [rank_records.Record(3, state=rank_records.BEGUN)]
+    rank_records.append(tmp_path, state=rank_records.ENDED, codes=[2])
+    assert rank_records.read_records(tmp_path) == [rank_records.Record(3, state=rank_records.ENDED, codes=(2,))]
+
+
+@pytest.mark.parametrize(
+    "records, code, expected",
+    [
+        ([{"aborts": 3, "number": 7}, {"aborts": 1, "number": 7, "follows": True}], 0, 3),  # as with --elastic
+        ([{"aborts": 70, "time": 2.0}, {"aborts": 74, "time": 1.0}], 0, 74),
+        ([{"aborts": 3}], 1, 1),
+        ([{"aborts": 3}, {"state": "ended"}], 0, 0),  # a rank that the others have gone on without
+        ([{"state": "begun"}], 0, 0),
+    ],
+)
+def test_exit_code_0_of_aborted_ranks_is_theirs(records, code, expected):
+    end = run_end.RunEnd([rank_records.Record(rank, **one) for rank, one in enumerate(records)], is_written=True)
+    assert end.correct_code(code) == expected

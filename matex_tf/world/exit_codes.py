@@ -6,6 +6,15 @@ import sys
 from types import CodeType, FrameType
 from typing import Any
 
+EXIT_STALLED = 70
+"""Ranks waited too long for others."""
+EXIT_UNPROVED = 71
+"""`matex run`: mpirun ended with 0, and the ranks have not said that all came to the end of the script."""
+EXIT_FULL = 74  # EX_IOERR of sysexits.h
+"""The private files of a rank take more than MATEX_FILES_BYTES."""
+EXIT_REQUEUE = 75  # EX_TEMPFAIL of sysexits.h
+"""The run was asked to end and has kept its state."""
+
 exit_code = 0
 """The exit code that the script has chosen; 0 if it has not."""
 exit_text = ""

@@ -1,0 +1,80 @@
+"""The errors of matex_tf: one class for each thing that a caller can do about an error.
+
+All are `MatexError`. Errors of TensorFlow's ops keep their class, `tf.errors.OpError`: of a step, of a collective of
+tensors, and of NaN with MATEX_CHECK_NUMERICS. So do wrong arguments of functions: `TypeError` and `ValueError`.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+
+
+def _describe_single_rank() -> str:
+    return f"rank 0 of 1 on {socket.gethostname()}"
+
+
+describe_rank: Callable[[], str] = _describe_single_rank
+"""Gives rank, number of ranks and host of this process, for the text of a `RankError`; `world.world` sets it."""
+
+
+class MatexError(Exception):
+    """The base of all errors of matex_tf."""
+
+
+class SettingError(MatexError, ValueError):
+    """A MATEX_* variable has an impossible value, or there is no such variable. Correct the variable."""
+
+
+class ReaderError(MatexError, ValueError):
+    """A file is not as its format says; the text names file, place, expected and found. Correct the file or options."""
+
+
+class BuildError(MatexError, RuntimeError):
+    """The ops cannot be built or loaded; the text says why. Install what is missing, or run `matex build`."""
+
+
+class RankError(MatexError, RuntimeError):
+    """An error that concerns several ranks; its text begins with the rank and the host that raise it.
+
+    Raised itself where another rank has failed, whose error it repeats, or the engine has; see the first error.
+    """
+
+    def __init__(self, message: str):
+        super().__init__(f"{describe_rank()}: {message}")
+
+
+class SetupError(RankError):
+    """The launcher, MPI, a library's version, a folder or a setting does not fit this run. Start it differently."""
+
+
+class MismatchError(RankError):
+    """Ranks have come to different collectives, models, settings or items; the text names ranks and the difference.
+
+    Have every rank run the same code in the same order, and build the same model.
+    """
+
+
+class BatchError(RankError):
+    """Ranks have different batches, or rows of their own that do not fit together; the text names ranks and numbers.
+
+    Give every rank the same data, or mark rows of its own by `matex_tf.shard` or `matex_tf.readers.DataSet`.
+    """
+
+
+class UnsupportedError(RankError):
+    """The script does something that ranks cannot do together; the text names the place and a way around."""
+
+
+class LostRankError(RankError):
+    """A rank was lost, and the other ranks cannot go on without it. The same command starts the run again.
+
+    With `matex run --restarts` or `--elastic` the run continues from its kept state. A script cannot catch it: the run
+    ends, since it must not go on as if nothing were lost.
+    """
+
+
+for _kind in (MatexError, SettingError, ReaderError, BuildError, RankError):
+    _kind.__module__ = "matex_tf"  # where scripts find them, which tracebacks show
+for _kind in RankError.__subclasses__():
+    _kind.__module__ = "matex_tf"

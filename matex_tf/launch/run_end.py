@@ -1,0 +1,74 @@
+"""The end of a run, by the records of its ranks: whether exit code 0 is proved, who has failed, who asks again."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+from matex_tf.runtime import rank_records
+from matex_tf.runtime.rank_records import Record
+
+
+@dataclass(frozen=True)
+class RunEnd:
+    """What the records in the folder of a run say, once mpirun has ended."""
+
+    records: list[Record]
+    is_written: bool
+    """Whether each process that has written the files of the script has ended by itself."""
+
+    @property
+    def has_begun(self) -> bool:
+        return any(one.state for one in self.records)
+
+    @property
+    def has_come_to_end(self) -> bool:
+        """Whether all ranks have come to the end of the script together."""
+        return any(one.state == rank_records.ENDED for one in self.records)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether, besides, all files are written."""
+        return self.has_come_to_end and self.is_written
+
+    @property
+    def is_proved(self) -> bool:
+        """Whether exit code 0 may be believed."""
+        return self.has_ended or any(one.state == rank_records.SEPARATE for one in self.records)
+
+    @property
+    def asks_again(self) -> bool:
+        """Whether the run was asked to end, and is to be started again later."""
+        return any(one.asks_again for one in self.records)
+
+    @property
+    def is_announced(self) -> bool:
+        """Whether the ranks have said how they end, so that no rank has ended without a word."""
+        return self.has_come_to_end or self.is_proved or self.asks_again
+
+    @property
+    def cause(self) -> Record | None:
+        """The record of the error that came first; None where there is none."""
+        return min((one for one in self.records if one.text), key=lambda one: one.order, default=None)
+
+    def has_chosen(self, code: int) -> bool:
+        """Whether a script that has come to its end has given `code` to `sys.exit`, for which mpirun ends all ranks."""
+        return any(code in one.codes for one in self.records)
+
+    def has_failed(self, code: int) -> bool:
+        """Whether the script itself has failed, with mpirun's exit code `code`: started again it would fail again.
+
+        A code above 128 may also come from a rank that was killed, after which others fail.
+        """
+        failed = [one for one in self.records if one.text and not one.is_loss]
+        return any(code <= 128 or one.aborts == code for one in failed)
+
+    def correct_code(self, code: int) -> int:
+        """mpirun's exit code; in place of a 0 for ranks that were aborted, the code of the first abort."""
+        aborted = [one for one in self.records if one.aborts]
+        return min(aborted, key=lambda one: one.order).aborts if aborted and code == 0 and not self.is_proved else code
+
+
+def read_end(folder: str | os.PathLike[str]) -> RunEnd:
+    """The end of the run whose folder this is."""
+    return RunEnd(rank_records.read_records(folder), rank_records.are_files_written(folder))

@@ -1,0 +1,267 @@
+"""The record of a rank: the file in which it says how it ends, in the private folder of `matex run`.
+
+mpirun ends with exit code 0 in some cases in which ranks or hosts were lost, and names no rank that was killed. So
+`matex run` judges the end of a run by the records (`launch/run_end.py`). Each process appends to a file of its own. A
+line is a JSON object of some fields of `Record`, and a later line counts; a line that a full disk has cut is none.
+
+Without `matex run` the first rank that reports an error writes it to the terminal, and the others are silent.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import fcntl
+import json
+import os
+import socket
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from matex_tf import errors
+from matex_tf.runtime import objects, real_files
+from matex_tf.world import task_environment, terminal, world
+
+BEGUN, SEPARATE, LEFT, ENDED = "begun", "separate", "left", "ended"
+"""States: attached to the run; a process without other ranks; ended with all ranks, to be started again; ended well."""
+TRAINING = "training"
+"""The file that says that a step of training was made since the start."""
+_NAME, _WRITING, _REQUEST = "rank-", ".writing", "request"
+_CLAIM = "matex_tf-error-"
+_RECENT = 60.0  # seconds after which a claim is that of an earlier run
+
+_folder = _job = ""
+_leaves = False
+_writing: tuple[int, str] | None = None
+_held: list[int] = []
+
+
+@dataclass(frozen=True)
+class Record:
+    """What one process of a run has said of itself."""
+
+    rank: int = 0
+    size: int = 1
+    local_size: int = 1
+    host: str = ""
+    process: int = 0
+    namespace: str = ""
+    """Processes of one namespace see one another by their numbers."""
+    mpi: str = ""
+    """The vendor of its MPI, as mpi4py names it."""
+    state: str = ""
+    """One of the states above; empty before the ranks have begun."""
+    codes: tuple[int, ...] = ()
+    """The exit codes other than 0 that ranks have chosen, of a rank that has ended."""
+    asks_again: bool = False
+    """Whether the run was asked to end, has kept its state, and is to be started again later."""
+    aborts: int = 0
+    """The exit code with which the rank ends all ranks; 0 if it does not."""
+    text: str = ""
+    """The error by which the rank ends all ranks, for people: rank, host, the script's line, traceback."""
+    number: int = 0
+    """How many collectives the rank had completed at its error."""
+    follows: bool = False
+    """Whether another rank had failed first, as far as this one was told."""
+    is_loss: bool = False
+    """Whether the place or another rank failed, rather than the script, which may succeed if it is started again."""
+    time: float = 0.0
+    """Seconds since the epoch at the abort, by the clock of the host."""
+    folders: tuple[str, ...] = ()
+    """The folders on its host that it removes at its end, and `matex run` for a rank that was killed."""
+    shared: tuple[tuple[str, int, int], ...] = ()
+    """Path, device and inode of each file of memory that it shares with others, which `matex run` removes likewise."""
+
+    @property
+    def order(self) -> tuple[bool, int, float, int]:
+        """The order in which errors came.
+
+        Ranks learn of one another by collectives. So an error before collective n does not follow from one after it.
+        Time decides only between ranks at the same collective, as the clocks of hosts may differ.
+        """
+        return self.follows, self.number, self.time, self.rank
+
+
+def note_launcher(environment: Mapping[str, str]) -> None:
+    """Keep what the launcher has told this rank in its environment, which its own children are not to see."""
+    global _folder, _job
+    _folder, _job = environment.get("MATEX_PROOF", ""), task_environment.make_job_name(environment)
+
+
+def append(folder: str | os.PathLike[str], **said: Any) -> None:
+    """Append the fields `said` to the record of this process in `folder`."""
+    with open(_locate_record(folder), "a") as file:
+        file.write(f"\n{json.dumps(said)}")
+
+
+def note(**said: Any) -> bool:
+    """Append the fields `said` to the record of this process; whether this host sees the folder of `matex run`."""
+    with real_files.use_real_files():
+        if sees_folder := bool(_folder) and os.path.isdir(_folder):
+            append(_folder, **said)
+    return sees_folder
+
+
+def read_records(folder: str | os.PathLike[str]) -> list[Record]:
+    """The records of all processes that have said something."""
+    return [_parse_record(path.read_text()) for path in Path(folder).glob(f"{_NAME}*") if path.suffix != _WRITING]
+
+
+def are_files_written(folder: str | os.PathLike[str]) -> bool:
+    """Whether each process that has written the files of the script has ended by itself."""
+    return not any(Path(folder).glob(f"{_NAME}*{_WRITING}"))
+
+
+def read_namespace() -> str:
+    """What processes have in common that see one another by number: the start of the host, and a namespace."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text() + os.readlink("/proc/self/ns/pid")
+
+
+def begin_record() -> None:
+    """Say that this rank has begun. Collective; nothing without `matex run`.
+
+    Raises:
+        SetupError: on all ranks, if none sees the folder of `matex run`.
+    """
+    if not _folder:
+        return
+    if not any(objects.allgather(os.path.isdir(_folder), "looking for the folder of `matex run`")):
+        raise errors.SetupError(
+            f"no rank sees {_folder}, in which `matex run` looks for the proof that all ranks have ended well. Set "
+            "MATEX_CACHE_DIR to a folder on a file system that all hosts share, or start the script with mpirun itself."
+        )
+    from mpi4py import MPI
+
+    me = world.get_world()
+    note(
+        rank=me.rank, size=me.size, local_size=me.local_size, host=me.host, process=os.getpid(),
+        namespace=read_namespace(), mpi=MPI.get_vendor()[0], state=BEGUN,
+    )  # fmt: skip
+
+
+def note_separate() -> None:
+    """Say that this process has no other ranks, and an exit code of its own."""
+    note(state=SEPARATE)
+    os.environ.pop("MATEX_PROOF", None)  # not for other runs, which the script may start
+
+
+def note_writing() -> None:
+    """Say that this process writes files of the script until it has ended by itself: Python writes some at its end."""
+    global _writing
+    if not note():
+        return
+    _writing = os.getpid(), os.path.abspath(_locate_record(_folder)) + _WRITING
+    with real_files.use_real_files():
+        Path(_writing[1]).touch()
+    # The C library calls it when there is no Python any more; nobody frees the text that it gets.
+    c = ctypes.CDLL(None)
+    c.strdup.restype = ctypes.c_void_p
+    path = ctypes.c_void_p(c.strdup(os.fsencode(_writing[1])))
+    if not path or c.__cxa_atexit(ctypes.cast(c.unlink, ctypes.c_void_p), path, None):
+        raise MemoryError("the C library has no room for a function that it is to call at the end")
+    # A forked child ends sooner than this process: it has no path to remove.
+    os.register_at_fork(after_in_child=lambda: ctypes.memset(path, 0, 1))
+
+
+def confirm_end() -> None:
+    """This process ends now, without the functions that the C library calls; its files are written."""
+    if _writing is not None and _writing[0] == os.getpid():
+        with real_files.use_real_files(), contextlib.suppress(FileNotFoundError):
+            os.unlink(_writing[1])
+
+
+def note_leaving() -> None:
+    """All ranks leave to be started again: their end is no proof of a good one."""
+    global _leaves
+    _leaves = True
+
+
+def note_end(codes: set[int]) -> None:
+    """Say that all ranks have ended, which they have just agreed on, with these exit codes; or that they have left."""
+    note(state=LEFT if _leaves else ENDED, codes=sorted(codes - {0}))
+
+
+def report_error(
+    text: str, rank: int, shared: str | os.PathLike[str] | None = None, waits: bool = True, **said: Any
+) -> None:
+    """Have `matex run` show the error `text` of `rank`, or show it, unless another rank has shown its own.
+
+    The other ranks wait in here until that rank has ended: a rank that ended first would end it before its report.
+
+    Args:
+        shared: a folder that all ranks see; None where they are on one host.
+        waits: whether the others wait; not where they meet that rank before they end.
+        said: other fields of the record.
+    """
+    with contextlib.suppress(OSError):  # the disk is full
+        if note(text=text, rank=rank, time=time.time(), **said):
+            return
+    with _claim_terminal(shared or tempfile.gettempdir(), rank, waits) as is_first:
+        if is_first:
+            terminal.write_text(text)
+
+
+def leave_file(name: str, text: str = "", folder: str | os.PathLike[str] = "") -> None:
+    """Write a file for `matex run` or for the ranks, which read it whole or not at all; nothing where none is seen."""
+    with real_files.use_real_files():
+        if not os.path.isdir(folder := folder or _folder or os.devnull):
+            return
+        part = Path(folder, f"{name}.{socket.gethostname()}-{os.getpid()}.part")
+        part.write_text(text)
+        part.rename(Path(folder, name))
+
+
+def note_request(folder: str | os.PathLike[str], name: str) -> None:
+    """Keep by which signal `matex run` is asked to end, which it may pass on as another one."""
+    leave_file(_REQUEST, name, folder)
+
+
+def read_request() -> str | None:
+    """The name of the signal by which `matex run` was asked to end; None where this host sees none."""
+    with real_files.use_real_files(), contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        return Path(_folder or os.devnull, _REQUEST).read_text()
+    return None
+
+
+def _locate_record(folder: str | os.PathLike[str]) -> str:
+    return os.path.join(folder, f"{_NAME}{socket.gethostname()}-{os.getpid()}")
+
+
+def _parse_record(text: str) -> Record:
+    found: dict[str, Any] = {}
+    for line in text.splitlines():
+        with contextlib.suppress(ValueError):  # a line that is being written, or that a full disk has cut
+            for name, value in json.loads(line).items():
+                if name in Record.__dataclass_fields__:  # another version may have others
+                    found[name] = tuple(value) if isinstance(value, list) else value
+    return Record(**found)
+
+
+@contextlib.contextmanager
+def _claim_terminal(folder: str | os.PathLike[str], rank: int, waits: bool) -> Iterator[bool]:
+    """Within it this rank alone may write to the terminal; gives whether none has. It is held until the process ends.
+
+    The same rank twice is two runs, also where no launcher tells them apart.
+    """
+    try:
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
+        claim = os.open(os.path.join(folder, f"{_CLAIM}{os.getuid()}-{_job}"), flags, 0o600)
+        _held.append(claim)
+        fcntl.flock(claim, fcntl.LOCK_EX | (0 if waits else fcntl.LOCK_NB))
+    except BlockingIOError:
+        yield False
+        return
+    except OSError:
+        yield True  # better twice than not at all
+        return
+    state = os.fstat(claim)
+    me = f"rank {rank}".encode()
+    is_first = os.pread(claim, 64, 0) in (b"", me) or abs(time.time() - state.st_mtime) > _RECENT
+    yield is_first
+    if is_first:
+        os.ftruncate(claim, 0)
+        os.pwrite(claim, me, 0)

@@ -1,0 +1,53 @@
+"""The start, the end and the abort of MPI, called without Python's lock, so that a thread can limit their time."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+
+def start_mpi() -> Any:
+    """mpi4py's module `MPI`, after MPI has started. Collective.
+
+    Raises:
+        ImportError, RuntimeError: mpi4py or MPI cannot be loaded or started.
+    """
+    import mpi4py
+
+    mpi4py.rc.initialize = mpi4py.rc.finalize = False
+    from mpi4py import MPI
+
+    if not MPI.Is_initialized():
+        level = "single" if mpi4py.rc.threads in (False, "no") else mpi4py.rc.thread_level
+        wanted = getattr(MPI, f"THREAD_{level.upper()}")
+        if error := _load_library(MPI).MPI_Init_thread(None, None, ctypes.c_int(wanted), ctypes.byref(ctypes.c_int())):
+            raise RuntimeError(f"MPI_Init_thread has failed with error {error}")
+        for communicator in (MPI.COMM_WORLD, MPI.COMM_SELF):
+            communicator.Set_errhandler(MPI.ERRORS_RETURN)
+    return MPI
+
+
+def end_mpi() -> None:
+    """MPI_Finalize. Collective."""
+    from mpi4py import MPI
+
+    _load_library(MPI).MPI_Finalize()
+
+
+def abort_job(code: int) -> None:
+    """Have MPI end all ranks with the exit code `code`.
+
+    Open MPI's own function beneath `MPI_Abort` leaves out a message with a NUL byte, which repeats what mpirun says.
+    """
+    from mpi4py import MPI
+
+    library = _load_library(MPI)
+    if MPI.get_vendor()[0] == "Open MPI" and MPI.get_vendor()[1] < (6,) and hasattr(library, "ompi_mpi_abort"):
+        communicator = ctypes.c_char.in_dll(library, "ompi_mpi_comm_world")
+        library.ompi_mpi_abort(ctypes.byref(communicator), ctypes.c_int(code))
+    vars(MPI)["COMM_WORLD"].Abort(code)  # without the attribute access by which `membership` notes a script's
+
+
+def _load_library(MPI: Any) -> ctypes.CDLL:
+    """mpi4py's extension; its symbols include those of the MPI that it is linked to."""
+    return ctypes.CDLL(MPI.__file__)

@@ -1,0 +1,89 @@
+"""A limit on the time of a wait for other ranks where nobody can ask them: as MPI starts and ends, and after a loss.
+
+A thread watches the clock. Python's threads stand still within mpi4py's own start and end of MPI, so `mpi_calls` make
+both calls without Python's lock.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import posix
+import select
+import socket
+import threading
+from collections.abc import Callable, Iterator
+
+from matex_tf import settings
+from matex_tf.thread_flag import starts_own
+from matex_tf.world import exit_codes, terminal
+
+_SPEAKERS = 4  # ranks that report the wait; others would only repeat it
+_TICK = 0.5  # seconds; a longer gap is a time in which the process was stopped, which does not count
+
+
+def _write_line(text: str) -> None:
+    """Write a line where the launcher's user reads it, unless that would wait for a reader."""
+    with contextlib.suppress(OSError):  # nobody reads any more
+        if select.select([], [terminal.get_descriptor()], [], _TICK)[1]:
+            os.write(terminal.get_descriptor(), f"{text}\n".encode())
+
+
+def end_process() -> None:
+    """End this process at once; mpirun then ends the others."""
+    # The hook on `os._exit` would wait for the other ranks.
+    posix._exit(exit_codes.EXIT_STALLED)
+
+
+@contextlib.contextmanager
+def limit_wait(
+    rank: int,
+    size: int,
+    what: str,
+    hint: str = "",
+    chosen: settings.Settings | None = None,
+    end: Callable[[], None] = end_process,
+) -> Iterator[None]:
+    """Report the wait within the context after MATEX_STALL_SECONDS; end the process after MATEX_ABORT_SECONDS.
+
+    Args:
+        rank, size: of this process among the processes that wait; a size of 0 is an unknown one.
+        what: what the rank does, after its name.
+        hint: sentences on possible causes.
+        chosen: the settings with the limits; by default the settings of this process.
+        end: ends the process, with `EXIT_STALLED`.
+    """
+    chosen = chosen or settings.get_settings()
+    limits = chosen.stall_seconds, chosen.abort_seconds
+    if not any(limits):
+        yield
+        return
+    speakers = {number * (size - 1) // (_SPEAKERS - 1) for number in range(_SPEAKERS)} if size else range(_SPEAKERS)
+    me = f"rank {rank} ({socket.gethostname()})"
+    stalled = f"matex_tf: for {limits[0]:.0f} s {me} {what}. {hint}".rstrip()
+    code = exit_codes.EXIT_STALLED
+    ending = f"matex_tf: {me} {what}: ending it (exit code {code}) after MATEX_ABORT_SECONDS={limits[1]:g}"
+    has_ended = threading.Event()
+
+    def watch_clock() -> None:
+        waited, is_reported = 0.0, not limits[0]
+        while not has_ended.wait(_TICK):
+            waited += _TICK
+            if not is_reported and waited >= limits[0]:
+                is_reported = True
+                if rank in speakers:
+                    _write_line(stalled)
+            if limits[1] and waited >= limits[1]:
+                if rank in speakers:
+                    _write_line(ending)
+                end()
+                return
+
+    thread = threading.Thread(target=watch_clock, name="matex_tf time limit", daemon=True)
+    with starts_own.set():
+        thread.start()
+    try:
+        yield
+    finally:
+        has_ended.set()
+        thread.join()
