@@ -132,8 +132,8 @@ def describe_others(plan: Plan) -> str:
     expected = " and ".join(_describe_fact(name, value, other) for name, value, other in pairs)
     there = " and ".join(_describe_fact(name, other, value) for name, value, other in pairs)
     return (
-        f"{shared}: expected {plan.what} for {expected or 'these versions'}; found {there or 'a damaged build'}. Load the "
-        f"modules that fit, or have them built there for these versions: `matex build --into {shared}`"
+        f"{shared}: expected {plan.what} for {expected or 'these versions'}; found {there or 'a damaged build'}. Load "
+        f"the modules that fit, or have {plan.what} built there, too: `matex build --into {shared}`"
     )
 
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from matex_tf import settings
+from matex_tf.world import file_locks
 
 from .kept import trust, turns
 
@@ -155,10 +156,11 @@ def take_turn(folder: Path, key: str, what: str, is_made: Callable[[], bool]) ->
             print_message(f"another process builds {what}; this run waits for it")
 
     def say_lockless(path: Path, error: OSError) -> None:
-        print_message(
-            f"{path.parent}: expected a file system with locks (flock); found: {error.strerror}. So each host builds "
-            f"{what} once. `matex build` before the job ends that, or MATEX_CACHE_DIR in a folder with locks"
+        follows = (
+            f"Each host builds {what} for itself. `matex build` before the job, or MATEX_CACHE_DIR in a folder with "
+            "locks, has one build"
         )
+        print_message(file_locks.describe_lack(path.parent, error, follows))
 
     locks = [folder / f"{key}.lock"]
     if (of_host := _name_spare()).is_absolute() and can_write(of_host) and not trust.find_exposure(of_host):
