@@ -227,8 +227,15 @@ def test_the_version_is_written_in_one_place():
 def test_the_addresses_of_the_project_are_written_in_one_place():
     """Today placeholders; who publishes a release sets them there."""
     home = re.findall(r'(?m)^Homepage = "(.*)"', (ROOT / "pyproject.toml").read_text())
-    pages = [ROOT / "CITATION.cff", *ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("packaging/*")]
+    pages = [ROOT / "CITATION.cff", *ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]
     assert len(home) == 1 and not [path for path in pages if path.is_file() and home[0] in path.read_text()]
+
+
+def test_the_easyconfig_is_of_this_version():
+    """And of the project's address, which it cannot read from pyproject.toml."""
+    text = (ROOT / "packaging" / "matex_tf.eb").read_text()
+    (home,) = re.findall(r'(?m)^Homepage = "(.*)"', (ROOT / "pyproject.toml").read_text())
+    assert f"\nversion = '{__version__}'\n" in text and f"\nhomepage = '{home}'\n" in text
 
 
 @pytest.mark.parametrize(
