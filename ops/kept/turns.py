@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import functools
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -38,7 +39,7 @@ def take_turn(
     with contextlib.ExitStack() as held:
         for path in locks:
             lock = held.enter_context(_open_lock(path))
-            while not _try_lock(lock, lambda error, path=path: say_lockless(path, error)):
+            while not _try_lock(lock, functools.partial(say_lockless, path)):
                 _wait_for_holder(lock, say_waiting)
                 if is_made():
                     yield False

@@ -1,7 +1,7 @@
 """docs/install.md, command by command: each place is made, and its section followed. Each takes minutes.
 
-`scripts/test --all tests/places` runs them, with wheels from where pip finds them, EasyBuild (`pip install easybuild`) and
-Lmod (`apt-get install lmod`).
+`scripts/test --all tests/places` runs them, with wheels from where pip finds them. Two need Lmod, one EasyBuild, too:
+`apt-get install lmod`, `pip install easybuild`.
 """
 
 from __future__ import annotations
