@@ -83,7 +83,7 @@ def count_locks(results, temporary: Path, number: int) -> None:
     results.put((number, str(path), errors.getvalue(), calls))
 
 
-@pytest.mark.parametrize(("hosts", "ranks"), [(1, 5), (3, 3), pytest.param(8, 125, marks=pytest.mark.more)])
+@pytest.mark.parametrize(("hosts", "ranks"), [(1, 5), (3, 3)])
 def test_many_processes_at_once(cache, tmp_path, fake_compiler, hosts, ranks):
     """One compiles. Of each host one asks for the lock that all hosts see, and none asks again and again."""
     compiler = fake_compiler(seconds=3)
