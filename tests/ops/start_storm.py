@@ -1,7 +1,7 @@
 """Processes that want the engine at the same moment, of several hosts: `start_storm.py FOLDER PROCESSES HOSTS SECONDS`.
 
-Prints JSON: how many compiled, and for each process that has it what it opened and which locks it asked for. A host is a
-folder for temporary files. The compiler takes SECONDS; with 0 the engine is there before.
+Prints JSON: how many compiled, and for each process that has it what it opened and which locks it asked for. A host is
+a folder for temporary files. The compiler takes SECONDS; with 0 the engine is there before.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""1,000 ranks that start at once: one compiles, one of each host asks for the shared lock. What is built nobody locks."""
+"""1,000 ranks that start at once: one compiles, one of each host asks for the shared lock. None locks what is built."""
 
 from __future__ import annotations
 
