@@ -45,7 +45,7 @@ def list_blocks(heading: str) -> list[list[str]]:
     """The commands of each block of a section; what a run prints is no command."""
     text = (pages.ROOT / "docs" / "install.md").read_text()
     (section,) = re.findall(rf"(?ms)^## {re.escape(heading)}\n(.*?)(?=^## |\Z)", text)
-    blocks = re.findall(r"(?m)(?<=\n\n)(?: {4,}.*\n|\n(?= {4}))+", section)
+    blocks = re.findall(r"(?m)(?<=\n\n)(?: {4,}.*\n|\n(?= {4}))+", f"\n{section}")
     found = [
         [line for line in textwrap.dedent(one).split("\n") if line and line[:10] != "matex_tf: "] for one in blocks
     ]
