@@ -14,6 +14,7 @@ import os
 import platform
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from matex_tf.version import __version__
@@ -87,13 +88,10 @@ def ensure_library(plan: Plan, verbose: bool = False, into: Path | None = None) 
         folder = into or cache.find_cache_folder()
         with cache.take_turn(folder, plan.key, plan.what, lambda: is_whole(plan, folder)) as builds:
             if builds:
-                others = describe_others(plan) if into is None else ""
-                if others:
-                    cache.print_message(others)
-                try:
+                with find_others(plan) if into is None else contextlib.nullcontext("") as others:
+                    if others:
+                        cache.print_message(others)
                     _compile_plan(plan, folder, verbose, into)
-                except cache.BuildError as error:
-                    raise cache.BuildError(f"{others}. Here {error}" if others else str(error)) from error
         return folder / plan.library
     if verbose:
         cache.print_message(f"built already: {plan.what} for {_describe_versions(plan)}")
@@ -115,6 +113,16 @@ def find_library(plan: Plan, into: Path | None = None) -> Path | None:
                 cache.require_trust(path)
     folders = [*([shared] if shared is not None else []), *cache.list_own_folders()]
     return next((folder / plan.library for folder in folders if is_whole(plan, folder)), None)
+
+
+@contextlib.contextmanager
+def find_others(plan: Plan) -> Iterator[str]:
+    """Gives `describe_others`; a BuildError within begins with it."""
+    others = describe_others(plan)
+    try:
+        yield others
+    except cache.BuildError as error:
+        raise cache.BuildError(f"{others}. Here {error}" if others else str(error)) from error
 
 
 def describe_others(plan: Plan) -> str:

@@ -161,15 +161,21 @@ def test_ops_for_others_are_told_in_one_line(
     capfd.readouterr()
     OTHERS[changed](monkeypatch)
     expected = build.make_plan().facts
+    if builds and changed == "TensorFlow":
+        assert str(shared) in built_ops.describe_build()["for all users"]
     if builds:
         monkeypatch.setattr(build, "find_compiler", lambda: build.compilers.Compiler(os.environ["MPICXX"], ""))
         assert build.build_ops().parent == cache
         said = capfd.readouterr().err
     else:
         request.getfixturevalue("no_compiler")
-        with pytest.raises(BuildError) as caught:
-            build.build_ops()
-        said = str(caught.value).partition("\n")[0]
+        texts = []
+        for ask in (built_ops.describe_build, build.build_ops):
+            with pytest.raises(BuildError) as caught:
+                ask()
+            texts.append(str(caught.value).partition(". Here ")[0])
+        said = texts[1]
+        assert texts[0] == said
     lines = [line for line in said.splitlines() if f"{shared}: expected the " in line]
     assert len(lines) == (1 if changed == "TensorFlow" or not builds else 2), said
     for line in lines:
