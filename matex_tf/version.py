@@ -1,5 +1,5 @@
 """The one place where versions are written: ours, and the newest of others that were tried."""
 
-__version__ = "0.1.0"
+__version__ = "1.0.0"
 TRIED = {"tensorflow": "2.21.0", "keras": "3.15.1", "tf_keras": "2.21.0"}
 """The newest versions with which all tests have passed."""

@@ -14,9 +14,11 @@ import os
 import platform
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from matex_tf import errors
+from matex_tf.version import __version__
 
 from . import cache
 from . import compiler as compilers
@@ -43,6 +45,12 @@ class Plan:
     options: tuple[str, ...]
     key: str
     over: Plan | None = None
+
+    @property
+    def facts(self) -> dict[str, str]:
+        """What it is for, in the words of people; its record has them, too."""
+        facts = {"machine": platform.machine(), "matex_tf": f"{__version__} ({hash_sources()[:8]})", "MPI": self.mpi}
+        return facts | ({"TensorFlow": self.tensorflow} if self.tensorflow else {})
 
     @property
     def library(self) -> str:
@@ -81,7 +89,10 @@ def ensure_library(plan: Plan, verbose: bool = False, into: Path | None = None) 
         folder = into or cache.find_cache_folder()
         with cache.take_turn(folder, plan.key, plan.what, lambda: is_whole(plan, folder)) as builds:
             if builds:
-                _compile_plan(plan, folder, verbose, into)
+                with find_others(plan) if into is None else contextlib.nullcontext("") as others:
+                    if others:
+                        cache.print_message(others)
+                    _compile_plan(plan, folder, verbose, into)
         return folder / plan.library
     if verbose:
         cache.print_message(f"built already: {plan.what} for {_describe_versions(plan)}")
@@ -105,6 +116,55 @@ def find_library(plan: Plan, into: Path | None = None) -> Path | None:
     return next((folder / plan.library for folder in folders if is_whole(plan, folder)), None)
 
 
+@contextlib.contextmanager
+def find_others(plan: Plan) -> Iterator[str]:
+    """Gives `describe_others`; a BuildError within begins with it."""
+    others = describe_others(plan)
+    try:
+        yield others
+    except errors.BuildError as error:
+        raise errors.BuildError(f"{others}. Here {error}" if others else str(error)) from error
+
+
+def describe_others(plan: Plan) -> str:
+    """That the folder for all users has such builds, but none for this run: what was found and expected, what to do.
+
+    "" where the folder has none, or does not exist.
+    """
+    shared = cache.find_shared_folder()
+    found = [] if shared is None else _read_facts(shared, plan.what)
+    if not found:
+        return ""
+    wanted = plan.facts
+    near = min(found, key=lambda facts: sum(facts.get(name) != value for name, value in wanted.items()))
+    pairs = [(name, value, near.get(name, "")) for name, value in wanted.items() if near.get(name) != value]
+    expected = " and ".join(_describe_fact(name, value, other) for name, value, other in pairs)
+    there = " and ".join(_describe_fact(name, other, value) for name, value, other in pairs)
+    return (
+        f"{shared}: expected {plan.what} for {expected or 'these versions'}; found {there or 'a damaged build'}. Load "
+        f"the modules that fit, or have {plan.what} built there, too: `matex build --into {shared}`"
+    )
+
+
+def _describe_fact(name: str, value: str, other: str) -> str:
+    """`value` of `name` as people name it, as short as it differs from `other`."""
+    if name != "MPI":
+        return f"{name} {value}".strip()
+    short = compilers.shorten_version(value)
+    return short if short != compilers.shorten_version(other) else " ".join(value.split())
+
+
+def _read_facts(folder: Path, what: str) -> list[dict[str, str]]:
+    """The facts of the builds of `what` in `folder`, as their records have them."""
+    found = []
+    for path in sorted(folder.glob("matex-*.json")):
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # a damaged record has none
+            record = json.loads(path.read_text())
+            if record["what"] == what:
+                found.append(record)
+    return found
+
+
 def try_compiler() -> compilers.Compiler:
     """The compiler of the MPI that mpi4py loads, which has compiled a few lines. Raises BuildError."""
     compiler = find_compiler()
@@ -124,8 +184,15 @@ def find_compiler() -> compilers.Compiler:
 
 
 def make_engine_plan() -> Plan:
-    """The build of the engine for the MPI that mpi4py loads. It is found by what it is made of, without a compiler."""
-    mpi = compilers.describe_loaded_mpi()
+    """The build of the engine for the MPI that mpi4py loads. It is found by what it is made of, without a compiler.
+
+    Raises:
+        errors.BuildError: mpi4py or its MPI cannot be loaded.
+    """
+    try:
+        mpi = compilers.describe_loaded_mpi()
+    except compilers.CompilerError as error:
+        raise errors.BuildError(str(error)) from error
     key = _make_key("matex-engine-", platform.machine(), mpi, *_FLAGS, hash_sources())
     return Plan("the engine", 10, ("engine",), mpi, "", (f"-I{SOURCE}", *_FLAGS), key)
 
@@ -234,7 +301,9 @@ def _compile_plan(plan: Plan, folder: Path, verbose: bool, into: Path | None) ->
     command = [compiler.path, "-x", "c++", "-", *plan.options, *libraries]
     # By its name a library finds the one that it uses among those that are loaded, whichever folder that came from.
     command += ["-Wl,-rpath,$ORIGIN", f"-Wl,-soname,{plan.library}"]
-    cache.print_message(f"building {plan.what} for {_describe_versions(plan)}, once; this takes some {plan.seconds} s")
+    cache.print_message(
+        f"building {plan.what} for {_describe_versions(plan)} in {folder}, once; this takes some {plan.seconds} s"
+    )
     if verbose:
         cache.print_message(" ".join(command))
     for left in folder.glob(f"{plan.key}.*.tmp"):
@@ -261,7 +330,7 @@ def _compile_plan(plan: Plan, folder: Path, verbose: bool, into: Path | None) ->
 def _keep_library(plan: Plan, folder: Path, made: Path, command: list[str]) -> None:
     made.chmod(0o755)
     record = made.with_suffix(".json.tmp")
-    facts = {"digest": _hash_file(made), "TensorFlow": plan.tensorflow, "MPI": plan.mpi, "command": command}
+    facts = {"digest": _hash_file(made), "what": plan.what, **plan.facts, "command": command}
     record.write_text(json.dumps(facts, indent=1))
     record.chmod(0o644)  # whatever the user's mask allows to others
     # The library comes last: until it has its name, the record's digest fits no file.

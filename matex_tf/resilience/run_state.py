@@ -20,7 +20,7 @@ import numpy as np
 from matex_tf import errors, settings
 from matex_tf.resilience import async_writer, elastic, random_state, script_file, serialization, state_files
 from matex_tf.runtime import notes, objects, rank_records, real_files, shutdown, watchdog
-from matex_tf.world import exit_codes, membership, terminal, world
+from matex_tf.world import exit_codes, file_locks, membership, terminal, world
 
 _run: Run | None = None
 
@@ -113,8 +113,13 @@ class Run:
 
     def _hold_folder(self, folder: state_files.Folder) -> bool:
         """Whether no other run uses the folder; one that has just been lost may take a moment to be gone."""
+        follows = "A second run that keeps its state there is not noticed: give each run its own MATEX_STATE"
+
+        def tell(error: OSError) -> None:
+            notes.print_note(file_locks.describe_lack(self.path, error, follows))
+
         for _ in range(20):
-            self._lock = folder.hold_lock()
+            self._lock = folder.hold_lock(tell)
             if self._lock is not None:
                 return True
             time.sleep(0.5)

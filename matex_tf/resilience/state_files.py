@@ -12,7 +12,7 @@ import os
 import re
 import stat
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -139,15 +139,16 @@ class Folder:
             if re.fullmatch(rf"(state|end)-\d+|{BEGIN}|{ENDED}", name):
                 os.unlink(self.locate_file(name))
 
-    def hold_lock(self) -> int | None:
+    def hold_lock(self, tell: Callable[[OSError], None] | None = None) -> int | None:
         """The descriptor by which this process holds the folder while it is open; None where another one does.
 
         A file in it, since other hosts see locks of files, not of folders, on a file system that they share. A run that
-        has ended well removes the folder, which is then made anew.
+        has ended well removes the folder, which is then made anew. `tell` is given the error of a file system without
+        locks, where the folder is held by each process that asks.
         """
         while True:
             try:
-                return temp_folders.hold_file(self.locate_file(LOCK))
+                return temp_folders.hold_file(self.locate_file(LOCK), tell=tell)
             except FileNotFoundError:
                 self._make_folder()
 

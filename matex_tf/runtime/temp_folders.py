@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import glob
 import os
@@ -15,6 +14,7 @@ import time
 from collections.abc import Callable
 
 from matex_tf.runtime import rank_records
+from matex_tf.world import file_locks
 
 _MINUTE, _DAY = 60.0, 86400.0
 _PATIENCE = 5.0  # seconds
@@ -32,10 +32,15 @@ def hold_folder(path: str) -> int | None:
     return None
 
 
-def hold_file(path: str, waits: bool = False) -> int | None:
-    """The same of a file, which is made where there is none; `waits` for who holds it, and never gives None."""
+def hold_file(path: str, waits: bool = False, tell: Callable[[OSError], None] | None = None) -> int | None:
+    """The same of a file, which is made where there is none; `waits` for who holds it, and never gives None.
+
+    `tell` is given the error of a file system without locks.
+    """
     while True:
-        handle, is_free, _ = _try_lock(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, waits)
+        handle, is_free, lack = _try_lock(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, waits)
+        if lack is not None and tell is not None:
+            tell(lack)
         if not is_free:
             os.close(handle)
             return None
@@ -72,19 +77,21 @@ def remove_noted(folder: str | os.PathLike[str]) -> None:
             time.sleep(0.02)
 
 
-def _try_lock(path: str, flags: int = os.O_RDONLY | os.O_NOFOLLOW, waits: bool = False) -> tuple[int, bool, bool]:
-    """The open `path`, whether no other process holds it, and whether this file system can tell."""
+def _try_lock(
+    path: str, flags: int = os.O_RDONLY | os.O_NOFOLLOW, waits: bool = False
+) -> tuple[int, bool, OSError | None]:
+    """The open `path`, whether no other process holds it, and the error of a file system that cannot tell."""
     handle = os.open(path, flags, 0o600)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | (0 if waits else fcntl.LOCK_NB))
     except BlockingIOError:
-        return handle, False, True
+        return handle, False, None
     except OSError as error:
-        if error.errno not in (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP):
+        if not file_locks.lacks_locks(error):
             os.close(handle)
             raise
-        return handle, True, False
-    return handle, True, True
+        return handle, True, error
+    return handle, True, None
 
 
 def sweep_folders(
@@ -106,9 +113,9 @@ def sweep_folders(
             state = os.lstat(path)
             if state.st_uid != os.getuid() or stat.S_ISLNK(state.st_mode) or time.time() - state.st_mtime < least:
                 continue
-            handle, is_free, is_told = _try_lock(path)
+            handle, is_free, lack = _try_lock(path)
             try:
-                if is_free and (is_told or time.time() - state.st_mtime >= _DAY) and may_go(path):
+                if is_free and (lack is None or time.time() - state.st_mtime >= _DAY) and may_go(path):
                     shutil.rmtree(path, ignore_errors=True) if os.path.isdir(path) else os.remove(path)
             finally:
                 os.close(handle)

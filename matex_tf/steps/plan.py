@@ -93,7 +93,7 @@ class StepPlan:
             rows: the number of rows of this call; 0 if it is unknown.
 
         Raises:
-            UnsupportedError, MismatchError: on every rank, if each rank has its own rows and they cannot be combined, or if the traces
+            UnsupportedError, MismatchError: on every rank, if the ranks' own rows cannot be combined, or if the traces
                 differ.
         """
         self.own, self.place, self.rows = own, place, rows

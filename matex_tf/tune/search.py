@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -18,6 +19,7 @@ from matex_tf.tune.engines.proposals import WARM, ExhaustedError, Proposals
 from matex_tf.tune.space_file import Asked
 from matex_tf.tune.starter import Starter, UnderWay, get_trial_folder
 from matex_tf.tune.trials.trial import DONE, OUTPUT, PAUSED, STOPPED, Outcome, Slot, Trial, hold_folder
+from matex_tf.world import file_locks
 
 LOOK_EACH = 0.05
 AGAIN = 30.0  # seconds until a scheduler that gave no answer is asked again
@@ -292,9 +294,14 @@ def hold_search(folder: Path) -> Iterator[None]:
     Raises:
         SearchError: another process has it.
     """
+    follows = "A second `matex tune` that goes on with this search at the same time is not noticed"
+
+    def tell(error: OSError) -> None:
+        print(f"matex tune: {file_locks.describe_lack(folder, error, follows)}", file=sys.stderr, flush=True)
+
     with contextlib.ExitStack() as stack:
         try:
-            stack.enter_context(hold_folder(folder, patience=0.0))
+            stack.enter_context(hold_folder(folder, patience=0.0, tell=tell))
         except TimeoutError:
             raise SearchError(f"{folder}: another `matex tune` goes on with this search") from None
         yield

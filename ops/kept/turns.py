@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import functools
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -20,11 +21,17 @@ class LockError(RuntimeError):
 
 
 @contextlib.contextmanager
-def take_turn(locks: Sequence[Path], is_made: Callable[[], bool], say_waiting: Callable[[], None]) -> Iterator[bool]:
+def take_turn(
+    locks: Sequence[Path],
+    is_made: Callable[[], bool],
+    say_waiting: Callable[[], None],
+    say_lockless: Callable[[Path, OSError], None],
+) -> Iterator[bool]:
     """Whether this process is to make it, which it does within; False: another one has made it.
 
     Whoever holds the first of `locks` asks for the next, for all that wait at the first: that of a host comes before
-    that of a file system. The kernel frees the locks of a process that ends, however that is.
+    that of a file system. The kernel frees the locks of a process that ends, however that is. `say_lockless` is given
+    a lock file whose file system has no locks, and the error: whoever comes there goes on at once.
 
     Raises:
         LockError: a lock file cannot be opened, or is a link.
@@ -32,7 +39,7 @@ def take_turn(locks: Sequence[Path], is_made: Callable[[], bool], say_waiting: C
     with contextlib.ExitStack() as held:
         for path in locks:
             lock = held.enter_context(_open_lock(path))
-            while not _try_lock(lock):
+            while not _try_lock(lock, functools.partial(say_lockless, path)):
                 _wait_for_holder(lock, say_waiting)
                 if is_made():
                     yield False
@@ -47,13 +54,13 @@ def _open_lock(path: Path) -> Any:
         raise LockError(f"{path}: expected a lock file of your own, found: {error.strerror}") from error
 
 
-def _try_lock(file: Any) -> bool:
+def _try_lock(file: Any, say_lockless: Callable[[OSError], None]) -> bool:
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
-    except OSError:
-        return True  # a file system without locks: each host builds for itself, under a name of its own
+    except OSError as error:
+        say_lockless(error)  # each host builds for itself, under a name of its own
     return True
 
 

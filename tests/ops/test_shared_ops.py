@@ -139,3 +139,56 @@ def test_ops_and_kernels_use_the_engine_that_is_loaded_from_whichever_folder(sha
     shutil.copy(shared / engine.library, cache)
     ops = ctypes.CDLL(str(path))
     assert [first.count(), ops.count_twice(), first.count()] == [1, 3, 4]
+
+
+OTHERS = {
+    "TensorFlow": lambda patch: patch.setattr("tensorflow.version.VERSION", "2.99.0"),
+    "MPI": lambda patch: patch.setattr(build.compilers, "describe_loaded_mpi", lambda: "Other MPI v1.2.3"),
+    "machine": lambda patch: patch.setattr(build.platform, "machine", lambda: "other64"),
+    "matex_tf": lambda patch: patch.setattr(build, "hash_sources", lambda: "0123456789"),
+}
+
+
+@pytest.mark.parametrize("changed", OTHERS)
+@pytest.mark.parametrize("builds", [True, False])
+def test_ops_for_others_are_told_in_one_line(
+    shared, cache, fake_compiler, request, monkeypatch, capfd, changed, builds
+):
+    """Before anything is built in the user's own folder, and where it cannot be built; never silently."""
+    fake_compiler()
+    before = build.make_plan().facts
+    build_into()
+    capfd.readouterr()
+    OTHERS[changed](monkeypatch)
+    expected = build.make_plan().facts
+    if builds and changed == "TensorFlow":
+        assert str(shared) in built_ops.describe_build()["for all users"]
+    if builds:
+        monkeypatch.setattr(build, "find_compiler", lambda: build.compilers.Compiler(os.environ["MPICXX"], ""))
+        assert build.build_ops().parent == cache
+        said = capfd.readouterr().err
+    else:
+        request.getfixturevalue("no_compiler")
+        texts = []
+        for ask in (built_ops.describe_build, build.build_ops):
+            with pytest.raises(BuildError) as caught:
+                ask()
+            texts.append(str(caught.value).partition(". Here ")[0])
+        said = texts[1]
+        assert texts[0] == said
+    lines = [line for line in said.splitlines() if f"{shared}: expected the " in line]
+    assert len(lines) == (1 if changed == "TensorFlow" or not builds else 2), said
+    for line in lines:
+        short = build.compilers.shorten_version
+        for facts in (expected, before):
+            assert (short(facts[changed]) if changed == "MPI" else facts[changed]) in line
+        assert f"matex build --into {shared}" in line
+
+
+def test_two_mpis_of_one_number_are_told_apart(shared, cache, fake_compiler, monkeypatch):
+    fake_compiler()
+    mpi = build.compilers.describe_loaded_mpi()
+    build_into()
+    monkeypatch.setattr(build.compilers, "describe_loaded_mpi", lambda: mpi.replace("package: ", "package: another "))
+    said = build.describe_others(build.make_plan())
+    assert "package: another " in said and mpi in said

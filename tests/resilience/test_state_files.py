@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import sys
@@ -15,6 +16,7 @@ import pytest
 import launch
 from matex_tf.launch import restarts
 from matex_tf.resilience import serialization, state, state_files
+from matex_tf.runtime import temp_folders
 
 VALUES = [
     None, True, 3, 2.5, float("inf"), "text", [1, [2]], (1, "a"), {"a": 1, 2: (3.0, None)}, {1, 2}, np.float32(1.5),
@@ -236,3 +238,15 @@ assert folder.written == list(range(number + 1))
 def test_a_writer_is_waited_for_wherever_a_signal_comes():
     """A signal's handler runs between any two steps of the thread that trains, also within those that order a write."""
     launch.execute([sys.executable, "-c", INTERRUPTED], launch.environment({}), 60).check()
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOSYS])
+def test_a_folder_on_a_file_system_without_locks_is_used_and_that_is_told(tmp_path, monkeypatch, number):
+    def flock(handle, how):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(temp_folders.fcntl, "flock", flock)
+    told = []
+    held = state_files.Folder(str(tmp_path / "state")).hold_lock(told.append)
+    assert held is not None and [error.errno for error in told] == [number]
+    os.close(held)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import fcntl
 import os
 import random
@@ -20,8 +21,9 @@ import launch
 import matex_tf
 from matex_tf.tune import setup
 from matex_tf.tune.database import Database, DatabaseError
-from matex_tf.tune.search import SearchError
+from matex_tf.tune.search import SearchError, hold_search
 from matex_tf.tune.setup import Settings
+from matex_tf.tune.trials import trial
 
 pytestmark = pytest.mark.waits
 
@@ -161,6 +163,16 @@ def is_free(lock):
     except BlockingIOError:
         return False
     return True
+
+
+def test_a_folder_on_a_file_system_without_locks_is_used_and_that_is_told(tmp_path, monkeypatch, capsys):
+    def flock(handle, how):
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(trial.fcntl, "flock", flock)
+    with hold_search(tmp_path), trial.hold_folder(tmp_path):
+        (line,) = capsys.readouterr().err.splitlines()
+    assert str(tmp_path) in line and "expected" in line and os.strerror(errno.ENOLCK) in line
 
 
 def test_ctrl_c_ends_the_trials_and_keeps_what_there_is():

