@@ -16,7 +16,7 @@ from typing import Any
 from matex_tf import settings
 from matex_tf.runtime import excepthook, notes, objects, script_frames, seeding, shared_memory, shutdown
 from matex_tf.runtime.exits import exit_marks
-from matex_tf.world import error_records, membership, placement, task_environment, world
+from matex_tf.world import error_records, launcher_variables, membership, placement, task_environment, world
 
 _attached = False
 
@@ -63,6 +63,7 @@ def attach_runtime() -> None:
     if not me.is_phantom:
         shutdown.register_end()
         excepthook.attach_hooks()
+        launcher_variables.when_asked.append(notes.print_note)
     if "tensorflow" in sys.modules:
         _refuse_late_import()
     placement.apply_placement(me.local_rank, me.local_size)
