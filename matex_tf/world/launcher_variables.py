@@ -51,7 +51,7 @@ def take_variables(chosen: Callable[[str], bool]) -> None:
         environment.__class__ = _Noticing
 
 
-class _Noticing(os._Environ):
+class _Noticing(os._Environ[Any]):
     """An environment that says so when it is asked for a variable that was taken. A copy of it is a plain one."""
 
     def __getitem__(self, key: Any) -> Any:
