@@ -5,15 +5,13 @@ from __future__ import annotations
 import os
 import re
 import shlex
-import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from matex_tf.deploy import run_folder
-from matex_tf.deploy.options import Options, parse_time
+from matex_tf.deploy import run_folder, shell_text
+from matex_tf.deploy.options import Options
 from matex_tf.deploy.sbatch import taken_options
 
-WARNING = 120  # seconds before the time limit, at which ranks keep their state and end
 HEAD, _NUMBER = "#SBATCH", "$SLURM_JOB_ID"
 _ODD = re.compile(r"[^\w@%+=:,./-]", re.ASCII)
 
@@ -51,7 +49,7 @@ class Slurm(Options):
 def format_job(asked: Slurm, target: Sequence[str], folder: str) -> str:
     """The script of a job that runs `target`. `folder` is that of the run, seen from where the job is submitted."""
     again = _AGAIN.format(again=os.EX_TEMPFAIL, folder=shlex.quote(folder))
-    return format_script(asked, asked.make_command(target), folder, _KEPT, again)
+    return format_script(asked, asked.make_command(target), folder, shell_text.KEPT, again)
 
 
 def format_script(asked: Slurm, command: Sequence[str], folder: str, before: str = "", after: str = "") -> str:
@@ -59,29 +57,23 @@ def format_script(asked: Slurm, command: Sequence[str], folder: str, before: str
 
     A `folder` that is not absolute is seen from where the job is submitted.
     """
-    heads = "".join(f"{HEAD} {_quote_word(word)}\n" for word in list_words(asked, folder))
     look = (
         f"srun --nodes={asked.nodes} --ntasks={asked.nodes} --ntasks-per-node=1 "
         f'bash -c {shlex.quote(_LOOK)} look "$run_folder" || exit {os.EX_CONFIG}\n'
     )
-    return _SCRIPT.format(
-        heads=heads,
-        folder=shlex.quote(folder) if os.path.isabs(folder) else f'"$PWD"/{shlex.quote(folder)}',
-        note=run_folder.format_note("slurm", _NUMBER, submitted="$submitted").strip().replace('"', '\\"'),
-        file=run_folder.NOTE,
-        setup="".join(f"{line}\n" for line in asked.setup),
-        look=look if asked.nodes > 1 else "",
-        before=before,
-        command=shlex.join(command),
-        after=after,
-        again=os.EX_TEMPFAIL,
-        signalled=128 + signal.SIGUSR1,
+    note = run_folder.format_note("slurm", _NUMBER, submitted="$submitted").strip().replace('"', '\\"')
+    setup = "".join(f"{line}\n" for line in asked.setup)
+    return shell_text.format_script(
+        "".join(f"{HEAD} {_quote_word(word)}\n" for word in list_words(asked, folder)),
+        folder,
+        _NOTING.format(note=note, file=run_folder.NOTE) + setup + (look if asked.nodes > 1 else "") + before,
+        shlex.join(command),
+        after,
     )
 
 
 def list_words(asked: Slurm, folder: str) -> list[str]:
     """The options of sbatch for a job whose run has the `folder`; of two alike the last counts."""
-    warning = min(WARNING, parse_time(asked.time) // 4) if asked.time else WARNING
     options = {
         "--job-name": asked.name,
         "--nodes": asked.nodes,
@@ -93,7 +85,7 @@ def list_words(asked: Slurm, folder: str) -> list[str]:
         "--partition": asked.partition,
         "--output": f"{folder}/output".replace("%", "%%"),
         "--open-mode": "append",
-        "--signal": f"B:USR1@{warning}",
+        "--signal": f"B:USR1@{shell_text.compute_warning(asked.time)}",
     }
     words = [f"{name}={value}" for name, value in options.items() if value != ""]
     return [*words, "--requeue", *(["--exclusive"] if asked.takes_whole_nodes else []), *asked.sbatch]
@@ -104,14 +96,21 @@ def _quote_word(word: str) -> str:
     return '"{}"'.format(re.sub(r'(["\\])', r"\\\1", word)) if _ODD.search(word) else word
 
 
+# `sbatch job.sh` makes another job of it, of which the note then tells, and when it was queued: Slurm counts anew from
+# when a job is queued again. What a job sets before its run, its tasks see, also if it was submitted with --export=NONE.
+_NOTING = """\
+if ! grep -qsF "\\"job\\": \\"$SLURM_JOB_ID\\"" "$run_folder/{file}"; then
+    submitted=$(SLURM_TIME_FORMAT=%s timeout 60 squeue --noheader --jobs="$SLURM_JOB_ID" --format=%V 2> /dev/null)
+    [[ ${{SLURM_RESTART_COUNT:-0}} = 0 && $submitted =~ ^[0-9]+$ ]] || submitted=
+    note="{note}"
+    echo "$note" > "$run_folder/{file}"
+fi
+export SLURM_EXPORT_ENV=ALL
+"""
 _LOOK = (
     '[ -d "$1" ] || { echo "matex: host $(hostname) does not see the folder of the run, $1. Submit from a folder on a '
     'file system that all nodes share." >&2; exit 1; }'
 )
-_KEPT = """\
-export MATEX_STATE="$run_folder/state"
-export MATEX_RECORD="$run_folder"
-"""
 # Only a run that asks again is put back.
 _AGAIN = """\
 if [ $code -eq {again} ]; then
@@ -123,28 +122,4 @@ if [ $code -eq {again} ]; then
     echo "matex: Slurm did not put job $SLURM_JOB_ID back; $kept. In $PWD, sbatch {folder}/job.sh" \\
         "goes on" >&2
 fi
-"""
-# The shell waits in the background, so that it hears the warning. A run that was not ready for one ends by that signal.
-# `sbatch job.sh` makes another job of it, of which the note then tells, and when it was queued: Slurm counts anew from
-# when a job is queued again. What a job sets before its run, its tasks see,
-# also if it was submitted with --export=NONE.
-_SCRIPT = """\
-#!/bin/bash
-{heads}run_folder={folder} child= asked=
-trap 'asked=early; [ -z "$child" ] || {{ asked=told; kill -USR1 $child; }}' USR1
-if ! grep -qsF "\\"job\\": \\"$SLURM_JOB_ID\\"" "$run_folder/{file}"; then
-    submitted=$(SLURM_TIME_FORMAT=%s timeout 60 squeue --noheader --jobs="$SLURM_JOB_ID" --format=%V 2> /dev/null)
-    [[ ${{SLURM_RESTART_COUNT:-0}} = 0 && $submitted =~ ^[0-9]+$ ]] || submitted=
-    note="{note}"
-    echo "$note" > "$run_folder/{file}"
-fi
-export SLURM_EXPORT_ENV=ALL
-{setup}{look}{before}rm -f "$run_folder/exit-code"
-{command} & child=$!
-[ "$asked" != early ] || kill -USR1 $child
-wait $child; code=$?
-while kill -0 $child 2> /dev/null; do wait $child; code=$?; done
-[ -z "$asked" ] || [ $code -ne {signalled} ] || code={again}
-{after}echo $code > "$run_folder/exit-code"
-exit $code
 """
