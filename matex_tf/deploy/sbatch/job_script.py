@@ -97,7 +97,8 @@ def _quote_word(word: str) -> str:
 
 
 # `sbatch job.sh` makes another job of it, of which the note then tells, and when it was queued: Slurm counts anew from
-# when a job is queued again. What a job sets before its run, its tasks see, also if it was submitted with --export=NONE.
+# when a job is queued again. What a job sets before its run, its tasks see, also if it was submitted with
+# --export=NONE.
 _NOTING = """\
 if ! grep -qsF "\\"job\\": \\"$SLURM_JOB_ID\\"" "$run_folder/{file}"; then
     submitted=$(SLURM_TIME_FORMAT=%s timeout 60 squeue --noheader --jobs="$SLURM_JOB_ID" --format=%V 2> /dev/null)
