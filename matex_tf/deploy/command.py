@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import shutil
 import sys
@@ -31,6 +32,10 @@ CLUSTERS: dict[str, Any] = {
     "kubernetes": kubernetes,
 }
 """Who submits, follows and cancels jobs of each kind."""
+
+_OF_PBS = re.compile(r"\d+(\[\d*\])?\.[\w.-]+", re.ASCII)  # the number of a job with the name of its server
+_TELL = {"slurm": "scontrol", "pbs": "qstat", "lsf": "bjobs"}
+"""The commands that tell of a job whose name is a number."""
 
 
 def find_own_command() -> str:
@@ -210,9 +215,12 @@ def find_job(job: str, namespace: str) -> tuple[Any, Job]:
         return does, slurm.find_newest(found) if does is slurm else found
     if noted := run_folder.find_cluster(job):
         return CLUSTERS[noted], CLUSTERS[noted].find_job(job)
+    if _OF_PBS.fullmatch(job):
+        return CLUSTERS["pbs"], CLUSTERS["pbs"].find_job(job)
     if job.isascii() and job.isdigit():
+        does = CLUSTERS[next((name for name, tells in _TELL.items() if shutil.which(tells)), "slurm")]
         try:
-            return slurm, slurm.find_job(job)
+            return does, does.find_job(job)
         except JobError as error:
             raise click.UsageError(str(error)) from None
     if names.is_name(job):

@@ -22,7 +22,7 @@ _STATES = {
     "X": (ENDED, "FINISHED"),
     "C": (ENDED, "FINISHED"),
 }
-_QUEUES = ("qstat", "-Q")
+_QUEUES = ("bash", "-c", "qstat -Q | awk '/^[^- ]/ && $1 != \"Queue\" { print $1 }'")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +42,7 @@ class Pbs(Scheduler):
     again = 'qsub -W depend=afterany:"$before" {script}'
     find_number = re.compile(r"^(\d+(?:\[\])?(?:\.[\w.-]+)?)\s*$", re.MULTILINE)
     commands = ("qsub", "qstat", "qdel")
-    unknown = re.compile(r"Unknown Job|has finished|^$", re.IGNORECASE)
+    unknown = re.compile(r"Unknown Job|has finished|Unknown option", re.IGNORECASE)  # of Slurm, which has no -x
     refusals = (
         Refusal("unknown queue", "there is no such queue", "The queues are", _QUEUES),
         Refusal("invalid partition", "there is no such queue", "The queues are", _QUEUES),
@@ -50,6 +50,7 @@ class Pbs(Scheduler):
         Refusal("not enabled", "the queue takes no jobs now: choose another --queue", "The queues are", _QUEUES),
         Refusal("invalid account", "the account is not known, or you may not use it"),
         Refusal("violates queue", "the queue allows less: lower --nodes, --time or --cpus", "The queues are", _QUEUES),
+        Refusal("more processors", "the nodes have fewer cores: lower --nodes, --cpus or --ranks-per-node"),
         Refusal("unknown resource", "this PBS does not know a resource that is asked for"),
         Refusal("illegal attribute", "PBS does not take an option of the job"),
         Refusal("dependency", "a job that the new one is to wait for is not there"),
