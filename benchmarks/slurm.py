@@ -77,7 +77,7 @@ URGENT = ("--partition=urgent", "--exclusive", "--wrap=sleep 1", "--output=/dev/
 class Slurm:
     """Slurm's daemons on `hosts`, while in the context; what they need and write is in `folder`.
 
-    With `signalled`, jobs that others preempt get their own signal, and a minute to end. `more` are further lines of its
+    With `signalled`, jobs that others preempt get their own signal, and a minute to end. `more` is added to its
     configuration.
     """
 

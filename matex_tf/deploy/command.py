@@ -75,7 +75,13 @@ _OF_SLURM = (
     click.option("--matex", metavar="COMMAND", help="The command `matex` where the job runs."),
     click.option("--account", metavar="ACCOUNT", help="Whose the job is: of Flux the bank, of LSF the project."),
     click.option("--partition", metavar="PARTITION", help="Of Slurm."),
-    click.option("--sbatch", multiple=True, metavar="OPTION", help="One more of sbatch: --sbatch=--qos=long."),
+    click.option("--qos", metavar="NAME", help="Of Slurm: the quality of service."),
+    click.option("--constraint", metavar="FEATURES", help="Of Slurm: what the nodes are to have."),
+    click.option("--gres", metavar="LIST", help="Of Slurm: devices of each node, as gpu:a100:4."),
+    click.option("--dependency", metavar="JOBS", help="Of Slurm: after which jobs, as afterok:4711."),
+    click.option("--exclusive", is_flag=True, default=None, help="Of Slurm: whole nodes, also with --cpus."),
+    click.option("--launcher", metavar="COMMAND", help="Of Slurm: mpirun, or srun on a cluster without it."),
+    click.option("--sbatch", multiple=True, metavar="OPTION", help="One more of sbatch: --sbatch=--mem=8G."),
 )
 
 
@@ -100,6 +106,9 @@ def add_slurm_options(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.option("-n", "ranks", type=click.IntRange(min=1), metavar="RANKS", help="How many in all; as many a node.")
 @click.option("--run", multiple=True, metavar="OPTIONS", help="Of `matex run`, or of its mpirun: '--mca pml ob1'.")
 @add_slurm_options
+@click.option(
+    "--array", metavar="TASKS", help="Of Slurm: a run for each task, as 0-9%4; SLURM_ARRAY_TASK_ID tells which."
+)
 @click.option("--queue", metavar="QUEUE", help="Of PBS, LSF or Flux.")
 @click.option("--option", multiple=True, metavar="LINE", help="One more of qsub, bsub or flux batch: '-l mem=8gb'.")
 @click.option("--image", metavar="IMAGE", help="Of Kubernetes: with matex_tf, TensorFlow, MPI, bash and sshd.")

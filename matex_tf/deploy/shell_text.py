@@ -20,14 +20,19 @@ def compute_warning(time: str) -> int:
     return min(WARNING, parse_time(time) // 4) if time else WARNING
 
 
+def quote_folder(folder: str) -> str:
+    """In the shell `folder`, which is seen from where the job is submitted unless it is absolute."""
+    return shlex.quote(folder) if os.path.isabs(folder) else f'"$PWD"/{shlex.quote(folder)}'
+
+
 def format_script(heads: str, folder: str, before: str, command: str, after: str) -> str:
     """The script of a job that runs `command`, with lines `before` it, and `after` it, where $code is its exit code.
 
-    $run_folder is `folder`, which is seen from where the job is submitted unless it is absolute.
+    $run_folder is what `folder` is in the shell.
     """
     return _SCRIPT.format(
         heads=heads,
-        folder=shlex.quote(folder) if os.path.isabs(folder) else f'"$PWD"/{shlex.quote(folder)}',
+        folder=folder,
         before=before,
         command=command,
         after=after,

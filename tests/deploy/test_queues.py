@@ -1,4 +1,4 @@
-"""Jobs of PBS, LSF and Flux: the text of a job, the answers of the schedulers, and a run that goes on in another job."""
+"""Jobs of PBS, LSF and Flux: their text, the answers of schedulers, and a run that goes on in another job."""
 
 from __future__ import annotations
 
@@ -100,7 +100,8 @@ cat > /dev/null
 case "$*" in *-w*) n=102;; *) n=101;; esac; echo "Job <$n> is submitted to queue <long>."
 """,
     "flux": """
-case "$*" in "getattr jobid") echo f101;; hostlist*) cat "$FAKE_HOSTS";; "--parent batch"*) echo f102;; *) echo f101;; esac
+case "$*" in "getattr jobid") echo f101;; hostlist*) cat "$FAKE_HOSTS";; "--parent batch"*) echo f102;;
+*) echo f101;; esac
 """,
 }
 NUMBERS = {"pbs": ("101.server", "102.server"), "lsf": ("101", "102"), "flux": ("f101", "f102")}
@@ -177,7 +178,10 @@ def test_a_job_without_the_hosts_that_it_asked_for_does_not_run(fakes):
 
 # What schedulers say of jobs, as their manuals and sources have it
 
-PBS_JOB = "Job Id: 1.s\n    Job_Name = a\n    job_state = {}\n    exec_host = h1/0*2+h2/0*2\n{}    comment = Not Running:\n\tNo\n"
+PBS_JOB = (
+    "Job Id: 1.s\n    Job_Name = a\n    job_state = {}\n    exec_host = h1/0*2+h2/0*2\n{}"
+    "    comment = Not Running:\n\tNo\n"
+)
 STATES = {
     "pbs": [
         (PBS_JOB.format("Q", ""), WAITING, "QUEUED", None),
@@ -293,7 +297,8 @@ def test_a_job_is_followed_into_the_one_that_goes_on_and_cancelled_there(fakes, 
     # The first job notes the second once it is asked for; the second is seen to run, then to have ended.
     tells = f"""
 echo >> count
-case "$*" in *{first}*) echo '{note}' > runs/a-1/job.json; cat ended;; *) [ $(wc -l < count) -lt 4 ] && cat running || cat ended;; esac
+case "$*" in *{first}*) echo '{note}' > runs/a-1/job.json; cat ended;;
+*) [ $(wc -l < count) -lt 4 ] && cat running || cat ended;; esac
 """
     if queue == "flux":
         fakes.add("flux", f'case "$1" in batch) echo {first};; cancel) exit 0;; *) {tells};; esac')

@@ -151,7 +151,7 @@ class Scheduler(abc.ABC):
         )
         return shell_text.format_script(
             "".join(lines) + self.opening,
-            folder,
+            shell_text.quote_folder(folder),
             before + shell_text.KEPT,
             shlex.join(asked.make_command(target, options)),
             (_END_TIMER if asked.time else "") + after,
