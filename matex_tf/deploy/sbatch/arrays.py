@@ -56,15 +56,18 @@ def make_reader(folders: Sequence[Path]) -> Callable[[], bytes]:
     """What gives, at each call, what the tasks have printed since the last one, each after a line with its folder."""
     readers = {folder: run_folder.make_reader(str(folder)) for folder in folders}
     last: Path | None = None
+    is_whole = True  # whether a line has ended
 
     def read_more() -> bytes:
-        nonlocal last
+        nonlocal last, is_whole
         text = b""
         for folder, read in readers.items():
-            if piece := read():
-                text += piece if folder == last else f"==> {folder}\n".encode() + piece
-                text += b"" if piece.endswith(b"\n") else b"\n"
-                last = folder
+            if not (piece := read()):
+                continue
+            if folder != last:
+                text += (b"" if is_whole else b"\n") + f"==> {folder}\n".encode()
+            text += piece
+            last, is_whole = folder, piece.endswith(b"\n")
         return text
 
     return read_more
