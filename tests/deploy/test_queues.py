@@ -308,7 +308,7 @@ case "$*" in *{first}*) echo '{note}' > runs/a-1/job.json; cat ended;;
         fakes.add(CLUSTERS[queue].commands[2], "exit 0")
     code = cli.main(["submit", f"--{queue}", "--cpus", "1", "a.py"])
     said = capsys.readouterr().err
-    assert f"{first} goes on as {second}" in said and "in 2 jobs" in said, said
+    assert f"{first} RUNNING on " in said and f", as job {second}\n" in said, said
     assert code == (3 if queue == "pbs" else 0 if queue == "flux" else 3)
     (tmp_path / "count").write_text("")
     assert cli.main(["cancel", "runs/a-1"]) == 0

@@ -210,7 +210,20 @@ class Scheduler(abc.ABC):
         return said
 
     def find_state(self, job: Job) -> State:
-        """Where the job is. Raises JobError; UnreachableError: the scheduler does not answer now."""
+        """Where the job is, or the last one that goes on with its run.
+
+        Raises:
+            JobError: there are no such commands; UnreachableError: the scheduler does not answer now.
+        """
+        current = self.find_newest(job)
+        now = self._ask_state(current)
+        # A job notes the one that goes on before it ends, so that the note is read after its end is known.
+        while now.phase in (ENDED, FORGOTTEN) and (newest := self.find_newest(job)) != current:
+            current = newest
+            now = self._ask_state(current)
+        return now if current == job else replace(now, words=f"{now.words}, as job {current.id}")
+
+    def _ask_state(self, job: Job) -> State:
         for words in self.list_state_commands(job.id):
             answer = self._ask(words)
             if answer.returncode == 0 and (found := self.read_state(answer.stdout)):
@@ -234,25 +247,12 @@ class Scheduler(abc.ABC):
 
     def follow_job(self, job: Job, write: Callable[[bytes], object] | None = None) -> int:
         """Copy what the job prints until it, and each that goes on with its run, ends; the exit code."""
-        current, count = job, 0
-
-        def look_at_job() -> State:
-            nonlocal current, count
-            now = self.find_state(current)
-            # A job notes the one that goes on before it ends, so that the note is read after its end is known.
-            if now.phase in (ENDED, FORGOTTEN) and (newest := self.find_newest(current)) != current:
-                following.print_line(f"{current.id} goes on as {newest.id}")
-                current, count = newest, count + 1
-                now = self.find_state(current)
-            return replace(now, starts_again=count, starts="jobs") if count else now
-
-        return following.follow_job(current, look_at_job, run_folder.make_reader(job.folder), write)
+        return following.follow_job(job, lambda: self.find_state(job), run_folder.make_reader(job.folder), write)
 
     def find_newest(self, job: Job) -> Job:
         """The job that goes on with the run of `job`, as the folder of the run notes it."""
-        if not job.folder:
-            return job
-        return replace(job, id=run_folder.read_note(Path(job.folder))[1].id)
+        noted = Path(job.folder, run_folder.NOTE)
+        return replace(job, id=run_folder.read_note(noted.parent)[1].id) if job.folder and noted.is_file() else job
 
     def cancel_job(self, job: Job) -> None:
         """End the job, which has not ended, or take it out of the queue. Raises JobError."""
