@@ -77,10 +77,11 @@ URGENT = ("--partition=urgent", "--exclusive", "--wrap=sleep 1", "--output=/dev/
 class Slurm:
     """Slurm's daemons on `hosts`, while in the context; what they need and write is in `folder`.
 
-    With `signalled`, jobs that others preempt get their own signal, and a minute to end.
+    With `signalled`, jobs that others preempt get their own signal, and a minute to end. `more` is added to its
+    configuration.
     """
 
-    def __init__(self, hosts: Hosts, folder: Path, signalled: bool = False):
+    def __init__(self, hosts: Hosts, folder: Path, signalled: bool = False, more: str = ""):
         self._hosts = hosts
         self._folder = folder
         self._configuration = CONFIGURATION.format(
@@ -90,6 +91,7 @@ class Slurm:
             signalled="SlurmctldParameters=preempt_send_user_signal" if signalled else "",
             grace=60 if signalled else 0,
         )
+        self._configuration += more
         self._daemons: list[subprocess.Popen] = []
         self.environment = Hosts.environment({"SLURM_CONF": str(folder / "slurm.conf")})
 

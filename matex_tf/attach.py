@@ -15,7 +15,7 @@ from typing import Any
 
 from matex_tf import errors, settings
 from matex_tf.runtime import excepthook, notes, objects, rank_records, script_frames, seeding, shared_memory, shutdown
-from matex_tf.world import membership, placement, task_environment, world
+from matex_tf.world import launcher_variables, membership, placement, task_environment, world
 
 _attached = False
 
@@ -61,6 +61,7 @@ def attach_runtime() -> None:
     if not me.is_phantom:
         shutdown.register_end()
         excepthook.attach_hooks()
+        launcher_variables.when_asked.append(notes.print_note)
     if "tensorflow" in sys.modules:
         _refuse_late_import()
     placement.apply_placement(me.local_rank, me.local_size)

@@ -12,8 +12,7 @@ from typing import Any
 
 import click
 
-from matex_tf.deploy import kubernetes
-from matex_tf.deploy.sbatch import job_script
+from matex_tf.deploy.kinds import KINDS
 
 _BESIDE = {"cluster", "is_module", "dry_run", "no_follow", "script", "help"}
 """What may stand before the script while the options of the job follow it."""
@@ -74,8 +73,7 @@ def _refuse_two_clusters(order: Sequence[click.Parameter]) -> None:
 
 def _list_options_of_others(cluster: Any) -> set[str]:
     """The options that only other clusters than the one that is named have: after the script they are the script's."""
-    kinds = {"slurm": job_script.Slurm, "kubernetes": kubernetes.Kubernetes}
-    has = {name: {one.name for one in dataclasses.fields(kind)} for name, kind in kinds.items()}
+    has = {name: {one.name for one in dataclasses.fields(kind)} for name, kind in KINDS.items()}
     return set().union(*has.values()) - has[cluster] if cluster in has else set()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import shutil
 import sys
@@ -16,16 +17,25 @@ import click
 from matex_tf.deploy import after_script, following, kubernetes, run_folder, slurm
 from matex_tf.deploy import job as jobs
 from matex_tf.deploy.job import Job, JobError
+from matex_tf.deploy.kinds import KINDS
 from matex_tf.deploy.kubectl import messages, names
 from matex_tf.deploy.options import Asked, Options, merge_options
-from matex_tf.deploy.sbatch import job_script
+from matex_tf.deploy.queues import flux, lsf, pbs
 
 ASKED_WRONGLY, REFUSED, INTERRUPTED = 2, 1, 130
 _HELP = {"help_option_names": ["-h", "--help"]}
-CLUSTERS: dict[str, tuple[type[Options], Any]] = {
-    "slurm": (job_script.Slurm, slurm),
-    "kubernetes": (kubernetes.Kubernetes, kubernetes),
+CLUSTERS: dict[str, Any] = {
+    "slurm": slurm,
+    "pbs": pbs.Pbs(),
+    "lsf": lsf.Lsf(),
+    "flux": flux.FluxCore(),
+    "kubernetes": kubernetes,
 }
+"""Who submits, follows and cancels jobs of each kind."""
+
+_OF_PBS = re.compile(r"\d+(\[\d*\])?\.[\w.-]+", re.ASCII)  # the number of a job with the name of its server
+_TELL = {"slurm": "scontrol", "pbs": "qstat", "lsf": "bjobs"}
+"""The commands that tell of a job whose name is a number."""
 
 
 def find_own_command() -> str:
@@ -47,7 +57,7 @@ def prepare_job(
 def fill_name_and_command(settled: Asked, target: Sequence[str]) -> Asked:
     """`settled`, where it names neither, with a name for a job of `target` and our command."""
     name = settled.name or (target[1] if target[0] == "-m" else Path(target[0]).stem)
-    matex = settled.matex or (find_own_command() if isinstance(settled, job_script.Slurm) else "")
+    matex = settled.matex or ("" if isinstance(settled, kubernetes.Kubernetes) else find_own_command())
     return replace(settled, name="".join(each if each.isprintable() else "_" for each in name), matex=matex)
 
 
@@ -63,9 +73,15 @@ _OF_SLURM = (
     click.option("--gpus-per-node", type=int, metavar="GPUS", help="How many GPUs on each node."),
     click.option("--setup", multiple=True, metavar="LINE", help="A line before the run: 'module load openmpi'."),
     click.option("--matex", metavar="COMMAND", help="The command `matex` where the job runs."),
-    click.option("--account", metavar="ACCOUNT", help="Of Slurm."),
+    click.option("--account", metavar="ACCOUNT", help="Whose the job is: of Flux the bank, of LSF the project."),
     click.option("--partition", metavar="PARTITION", help="Of Slurm."),
-    click.option("--sbatch", multiple=True, metavar="OPTION", help="One more of sbatch: --sbatch=--qos=long."),
+    click.option("--qos", metavar="NAME", help="Of Slurm: the quality of service."),
+    click.option("--constraint", metavar="FEATURES", help="Of Slurm: what the nodes are to have."),
+    click.option("--gres", metavar="LIST", help="Of Slurm: devices of each node, as gpu:a100:4."),
+    click.option("--dependency", metavar="JOBS", help="Of Slurm: after which jobs, as afterok:4711."),
+    click.option("--exclusive", is_flag=True, default=None, help="Of Slurm: whole nodes, also with --cpus."),
+    click.option("--launcher", metavar="COMMAND", help="Of Slurm: mpirun, or srun on a cluster without it."),
+    click.option("--sbatch", multiple=True, metavar="OPTION", help="One more of sbatch: --sbatch=--mem=8G."),
 )
 
 
@@ -80,13 +96,21 @@ def add_slurm_options(command: Callable[..., Any]) -> Callable[..., Any]:
     "submit",
     cls=after_script.SubmitCommand,
     context_settings={**_HELP, "allow_interspersed_args": False},
-    short_help="Queue SCRIPT.py as a job of Slurm or Kubernetes, and follow it.",
+    short_help="Queue SCRIPT.py as a job of a cluster, and follow it.",
 )
 @click.option("--slurm", "cluster", flag_value="slurm", help="As a job of Slurm.")
+@click.option("--pbs", "cluster", flag_value="pbs", help="As a job of PBS.")
+@click.option("--lsf", "cluster", flag_value="lsf", help="As a job of LSF.")
+@click.option("--flux", "cluster", flag_value="flux", help="As a job of Flux.")
 @click.option("--kubernetes", "cluster", flag_value="kubernetes", help="As an MPIJob of Kubernetes.")
 @click.option("-n", "ranks", type=click.IntRange(min=1), metavar="RANKS", help="How many in all; as many a node.")
 @click.option("--run", multiple=True, metavar="OPTIONS", help="Of `matex run`, or of its mpirun: '--mca pml ob1'.")
 @add_slurm_options
+@click.option(
+    "--array", metavar="TASKS", help="Of Slurm: a run for each task, as 0-9%4; SLURM_ARRAY_TASK_ID tells which."
+)
+@click.option("--queue", metavar="QUEUE", help="Of PBS, LSF or Flux.")
+@click.option("--option", multiple=True, metavar="LINE", help="One more of qsub, bsub or flux batch: '-l mem=8gb'.")
 @click.option("--image", metavar="IMAGE", help="Of Kubernetes: with matex_tf, TensorFlow, MPI, bash and sshd.")
 @click.option("--memory", metavar="BYTES", help="Of Kubernetes: of each worker, as 32Gi.")
 @click.option("--namespace", metavar="NAMESPACE", help="Of Kubernetes.")
@@ -121,7 +145,7 @@ def submit_script(
         raise click.UsageError("where? For example: matex submit --slurm --nodes 4 train.py")
     if not script:
         raise click.UsageError("no script is named. For example: matex submit --slurm --nodes 4 train.py")
-    kind, does = CLUSTERS[cluster]
+    kind, does = KINDS[cluster], CLUSTERS[cluster]
     target = ["-m", *script] if is_module else [*script]
     chosen = {name: value for name, value in given.items() if value not in (None, ())}
     try:
@@ -131,10 +155,11 @@ def submit_script(
     if isinstance(asked, kubernetes.Kubernetes) and not asked.image:
         raise click.UsageError("--kubernetes needs --image, of an image with matex_tf, TensorFlow, MPI, bash and sshd")
     if dry_run:
-        name = str(run_folder.propose_folder(asked.name)) if does is slurm else names.make_name(asked.name)
+        has_folder = does is not kubernetes
+        name = str(run_folder.propose_folder(asked.name)) if has_folder else names.make_name(asked.name)
         following.open_stdout().write(does.format_job(asked, target, name).encode(errors="surrogateescape"))
         return 0
-    if does is slurm and not is_module and not os.path.isfile(script[0]):
+    if does is not kubernetes and not is_module and not os.path.isfile(script[0]):
         raise click.UsageError(f"there is no file {script[0]} in {os.getcwd()}")
 
     def submit_and_follow() -> int:
@@ -149,7 +174,7 @@ def _check_names(kind: type[Options], given: dict[str, Any]) -> dict[str, Any]:
     """`given`. Raises click.UsageError for an option of another kind of cluster."""
     known = {one.name for one in fields(kind)}
     for name in given.keys() - known:
-        goes = " or ".join(f"--{other}" for other, (asked, _) in CLUSTERS.items() if hasattr(asked, name))
+        goes = " or ".join(f"--{other}" for other, asked in KINDS.items() if hasattr(asked, name))
         raise click.UsageError(f"--{name.replace('_', '-')} goes with {goes}")
     return given
 
@@ -193,13 +218,18 @@ def find_job(job: str, namespace: str) -> tuple[Any, Job]:
     if job and folder.is_dir():
         try:
             cluster, found = run_folder.read_note(folder)
-            does = CLUSTERS[cluster][1]
+            does = CLUSTERS[cluster]
         except (OSError, ValueError, KeyError):
             raise click.UsageError(f"{job} is not the folder of a job that was submitted") from None
         return does, slurm.find_newest(found) if does is slurm else found
+    if noted := run_folder.find_cluster(job):
+        return CLUSTERS[noted], CLUSTERS[noted].find_job(job)
+    if _OF_PBS.fullmatch(job):
+        return CLUSTERS["pbs"], CLUSTERS["pbs"].find_job(job)
     if job.isascii() and job.isdigit():
+        does = CLUSTERS[next((name for name, tells in _TELL.items() if shutil.which(tells)), "slurm")]
         try:
-            return slurm, slurm.find_job(job)
+            return does, does.find_job(job)
         except JobError as error:
             raise click.UsageError(str(error)) from None
     if names.is_name(job):

@@ -62,6 +62,9 @@ class Options:
                         f"expected {one.name} to be a list of texts; given {arguments.describe_value(value)}"
                     )
                 object.__setattr__(self, one.name, tuple(value))
+            elif isinstance(one.default, bool):
+                if not isinstance(value, bool):
+                    raise TypeError(f"expected {one.name} to be True or False; given {arguments.describe_value(value)}")
             elif isinstance(one.default, int):
                 arguments.check_whole_number(self.get_kind(), one.name, value, least.get(one.name, 0))
             elif one.name == "cpus" and isinstance(value, int) and not isinstance(value, bool):
@@ -180,7 +183,9 @@ def format_options(asked: Options) -> list[str]:
     for one in fields(asked):
         value, known = getattr(asked, one.name), getattr(base, one.name)
         option = f"--{one.name.replace('_', '-')}"
-        if not isinstance(value, tuple):
+        if isinstance(value, bool):
+            words += [option] if value and not known else []
+        elif not isinstance(value, tuple):
             words += [f"{option}={value}"] if value != known else []
         elif value[: len(known)] == known:
             words += [f"{option}={text}" for text in value[len(known) :]]

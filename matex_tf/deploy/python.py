@@ -176,7 +176,7 @@ def launch(
     if restarts is not None:
         cluster = replace(cluster, restarts=restarts)
     cluster = cluster.add_variables(variables)
-    does = command.CLUSTERS[cluster.get_kind()][1]
+    does = command.CLUSTERS[cluster.get_kind()]
     return LaunchedRun(does, does.submit_job(command.fill_name_and_command(cluster, target), target))
 
 

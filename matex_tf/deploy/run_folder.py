@@ -104,3 +104,10 @@ def find_folder(cluster: str, job: str) -> str:
         if (where, found.id) == (cluster, job):
             return found.folder
     return ""
+
+
+def find_cluster(job: str) -> str:
+    """The cluster of a job whose run has a folder here; "" if there is none, or several clusters have such a job."""
+    noted = (read_note(path.parent) for path in RUNS.glob(f"*/{NOTE}"))
+    found = {where for where, one in noted if one.id == job}
+    return found.pop() if len(found) == 1 else ""

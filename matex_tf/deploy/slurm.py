@@ -25,12 +25,13 @@ from matex_tf.deploy.job import (
     format_count,
     run_scheduler,
 )
+from matex_tf.deploy.sbatch import arrays, taken_options
 from matex_tf.deploy.sbatch import messages as slurm_messages
-from matex_tf.deploy.sbatch import taken_options
-from matex_tf.deploy.sbatch.job_script import HEAD, Slurm, format_job, list_words
+from matex_tf.deploy.sbatch.job_script import HEAD, Slurm, format_job, list_words, parse_array
 from matex_tf.world import task_environment
 
 SCRIPT = "job.sh"
+_FORGOTTEN = "Invalid job id"
 GET = "Submit from a login node of the cluster, or load its module: `module load slurm`"
 
 
@@ -51,6 +52,8 @@ def submit_job(asked: Slurm, target: Sequence[str]) -> Job:
         following.print_line("without --cpus Slurm decides how many cores each rank gets: often one")
     folder = run_folder.make_folder(asked.name)
     try:
+        if asked.array:
+            arrays.make_folders(folder, asked.array)
         environment = task_environment.remove_job_variables(os.environ)  # of the job that submits another
         return submit_script(format_job(asked, target, str(folder)), folder, asked, env=environment)
     except BaseException:
@@ -143,6 +146,9 @@ def find_state(job: Job) -> State:
     """
     # Times of the day may be asked for otherwise.
     answer = _ask("scontrol", "show", "job", job.id, env={**os.environ, "SLURM_TIME_FORMAT": "standard"})
+    tasks = arrays.list_folders(job.folder)
+    if tasks and (answer.returncode == 0 or _FORGOTTEN in answer.stderr + answer.stdout):
+        return arrays.combine_states(slurm_messages.read_states(answer.stdout), tasks)
     if answer.returncode == 0 and (found := slurm_messages.read_state(answer.stdout)):
         if found.phase == STUCK and (there := slurm_messages.list_available(slurm_messages.LIMITS)):
             return replace(found, means=f"{found.means}. Partitions, their nodes, cores and limits are: {there}")
@@ -150,7 +156,7 @@ def find_state(job: Job) -> State:
         began = run_folder.find_submit_time(job.folder) if found.starts_again and found.phase == ENDED else None
         ended = slurm_messages.parse_moment(answer.stdout, "EndTime")
         return replace(found, seconds=ended - began) if began is not None and ended is not None else found
-    if "Invalid job id" not in answer.stderr + answer.stdout:
+    if _FORGOTTEN not in answer.stderr + answer.stdout:
         raise _describe_silence("scontrol", answer.stderr or answer.stdout)
     return _find_ended_state(job)
 
@@ -178,7 +184,9 @@ def follow_job(job: Job, write: Callable[[bytes], object] | None = None) -> int:
         words = (now := find_state(job)).words
         return now
 
-    code = following.follow_job(job, look_at_job, run_folder.make_reader(job.folder), write)
+    tasks = arrays.list_folders(job.folder)
+    reader = arrays.make_reader(tasks) if tasks else run_folder.make_reader(job.folder)
+    code = following.follow_job(job, look_at_job, reader, write)
     if words == "FAILED" and job.folder and not path.is_file():
         following.print_line(
             f"{job.id} has printed nothing: {path.absolute()} is not there. Does the node on which it started see that "
@@ -228,4 +236,6 @@ def describe_job(job: Job, asked: Slurm) -> str:
     limit = f", {asked.time}" if asked.time else ""
     node = "whole node" if asked.takes_whole_nodes else "node"
     size = f"{format_count(asked.nodes, node)}, {format_count(asked.ranks, 'rank')}"
+    if asked.array:
+        size = f"{format_count(len(parse_array(asked.array)), 'task')}, each of {size}"
     return f"job {job.id}{where}: {size}{limit}; {job.folder}"

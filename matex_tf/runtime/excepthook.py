@@ -16,15 +16,11 @@ from typing import Any, NoReturn
 
 from matex_tf import errors, settings
 from matex_tf.runtime import rank_records, script_frames, shutdown
-from matex_tf.world import exit_codes, membership, task_environment, terminal, world
+from matex_tf.world import exit_codes, launcher_variables, membership, terminal, world
 
 _FRAME = re.compile(r'  File "(.*)", line \d+, in .*\n(?:    .*\n|\n)*')
 # TensorFlow gives where an op was made within the text of its error only.
 _OP_FRAMES = re.compile(rf"(Detected at node .* defined at \(most recent call last\):\n)((?:{_FRAME.pattern})+)")
-_ASK_INSTEAD = (
-    "The launcher's variables are taken out of os.environ, so that a process which a rank starts does not join the "
-    "job. Ask matex_tf.rank(), matex_tf.size(), matex_tf.local_rank() or matex_tf.local_size() instead.\n"
-)
 
 
 def attach_hooks() -> None:
@@ -138,8 +134,9 @@ def describe_error(error: BaseException, trace: TracebackType | None) -> str:
     text = "".join(traceback.format_exception(error))
     if settings.get_settings().traceback == "script":
         text = _OP_FRAMES.sub(_drop_library_frames, text)
-    if isinstance(error, KeyError) and not task_environment.taken.isdisjoint(map(str, error.args)):
-        text += _ASK_INSTEAD
+    if isinstance(error, KeyError):
+        lacking = launcher_variables.taken.intersection(map(str, error.args))
+        text += "".join(f"{launcher_variables.explain_lack(name)}.\n" for name in lacking)
     return f"matex_tf: rank {me.rank} of {me.size} on {me.host} failed{_format_script_line(error)}{hint}:\n{text}"
 
 

@@ -60,6 +60,8 @@ class Settings:
 
     def __post_init__(self) -> None:
         Options(run=self.run)  # what a trial says to `matex run` itself is no option of `run`
+        if self.slurm and self.slurm.get("array"):
+            raise ValueError("each trial is one job, and takes no array: --parallel says how many there are at a time")
 
     @property
     def options(self) -> list[str]:

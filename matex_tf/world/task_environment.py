@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from matex_tf.world import launcher_variables
+
 # Slurm numbers the steps that are no launched tasks (batch script, interactive shell, extern) from here up.
 _SLURM_FIRST_SPECIAL_STEP = 4294967290
 
@@ -83,16 +85,13 @@ def make_job_name(environment: Mapping[str, str]) -> str:
     return re.sub(r"\W", "-", name)
 
 
-taken: set[str] = set()
-"""The launcher's variables that this process had and has no more."""
-
-
 def keep_children_out() -> None:
     """A process that a rank starts is a world of its own: a child that joined the job would crash it."""
-    for name in list(os.environ):
-        if name.startswith(_PREFIXES) or name in ("MATEX_PROOF", "MATEX_STATE"):
-            taken.add(name)
-            del os.environ[name]
+    launcher_variables.take_variables(
+        lambda name: (
+            name.startswith(_PREFIXES) or name in launcher_variables.FUNCTIONS or name in ("MATEX_PROOF", "MATEX_STATE")
+        )
+    )
 
 
 def remove_task_variables(environment: Mapping[str, str]) -> dict[str, str]:
@@ -100,6 +99,7 @@ def remove_task_variables(environment: Mapping[str, str]) -> dict[str, str]:
 
     It is that of the whole allocation again, of which a step of Slurm's is told nodes and tasks of its own.
     """
+    environment = dict(environment)  # a rank's own says so when it is asked for a variable of its launcher
     kept = {
         name: value
         for name, value in environment.items()

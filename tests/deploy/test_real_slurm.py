@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import json
 import os
 import re
@@ -33,6 +34,8 @@ pytestmark = [
     pytest.mark.waits,
 ]
 MORE = pytest.mark.more
+PLUGINS = glob.glob("/usr/lib*/**/spank_pbs.so", recursive=True)
+"""By which Slurm tells jobs what PBS tells them."""
 NETWORK = "--mca btl tcp,self --mca pml ob1 --mca btl_tcp_if_include eth0"
 SCRIPT = """\
 import socket, sys, time
@@ -74,7 +77,10 @@ def cluster(tmp_path_factory):
     for name in ("daemons", "my work"):
         (folder / name).mkdir()
     (folder / "my work" / "my train.py").write_text(SCRIPT)
-    with network.Hosts(3, "1gbit", folder) as hosts, daemons.Slurm(hosts, folder / "daemons", signalled=True) as slurm:
+    more = "JobSubmitPlugins=pbs\n" if PLUGINS else ""
+    if PLUGINS:
+        (folder / "daemons" / "plugstack.conf").write_text(f"required {PLUGINS[0]}\n")
+    with network.Hosts(3, "1gbit", folder) as hosts, daemons.Slurm(hosts, folder / "daemons", True, more) as slurm:
         yield Cluster(hosts, slurm, folder / "my work")
 
 
@@ -109,12 +115,15 @@ def test_a_job_of_two_nodes_is_followed_to_its_exit_code(cluster, code):
             "generic resource .*lower --gpus-per-node.*the GPUs of a node are: all ",
             marks=MORE,
         ),
-        pytest.param(["--sbatch=--constraint=fast"], "Invalid feature .*what --constraint names", marks=MORE),
         pytest.param(
             ["--sbatch=--reservation=mine"], "reservation is invalid\n.*scontrol show reservation", marks=MORE
         ),
         (["--sbatch=--mem=900G"], "no node of the partition has so much memory"),
         (["--cpus", "3"], "lower --cpus or --ranks-per-node.*the cores of each are: all 3 2"),
+        pytest.param(["--constraint", "fast"], "Invalid feature .*what --constraint names", marks=MORE),
+        (["--dependency", "afterok:99999"], "ependency .*a job that --dependency names is not there"),
+        (["--qos", "nosuch"], "qos|QOS"),
+        (["--gres", "gpu:9"], "(?s)generic resource.*no node of the cluster has such"),
         (["--sbatch=--nosuch"], "this Slurm's sbatch does not know an option"),
     ],
 )
@@ -261,6 +270,69 @@ def test_training_outlives_a_host(cluster, alone, keeps):
         cluster.slurm.boot(lost)
     assert "COMPLETED after 0:0" in err and ("in 2 allocations" in err) != kept, err
     assert "restart 1 of 3" in out or not kept, out  # Slurm may notice first
+    assert np.abs(losses(out) - alone).max() < 1e-10
+
+
+# By the commands of PBS, as Slurm brings them; it tells a job all that PBS does but the file of its hosts
+
+NODE_FILE = ["--setup", "export PBS_NODEFILE=$(generate_pbs_nodefile)"]
+PBS = pytest.mark.skipif(
+    not PLUGINS or any(shutil.which(tool) is None for tool in ("qsub", "qstat", "qdel", "generate_pbs_nodefile")),
+    reason="the commands of PBS over a real Slurm need slurm-wlm-torque",
+)
+
+
+@PBS
+@pytest.mark.parametrize("code", [0, pytest.param(3, marks=MORE)])
+def test_a_job_of_pbs_is_followed_to_its_exit_code(cluster, code):
+    words = ["submit", "--pbs", "--nodes", "2", "--cpus", "1", "--time", "5", "--name", "my job", *NODE_FILE]
+    found, out, err = cluster.matex(*words, "--run", NETWORK, "my train.py", str(code), "two words", env=PLAIN)
+    assert found == code, out + err
+    said = [f"words ['two words'] on {host}\n" in out for host in ("h1", "h2")]
+    assert any(said) if code else all(said), out
+    assert "RUNNING on h1, h2\n" in err and err.endswith(f"FINISHED, exit code {code}\n"), err
+    shown = cluster.slurm.ask("scontrol", "show", "job", err.split("PBS job ")[1].split(":")[0])
+    assert all(one in shown for one in ("JobName=my_job\n", "NumNodes=2 ", "TimeLimit=00:05:00")), shown
+
+
+@PBS
+def test_a_job_that_pbs_refuses_leaves_nothing(cluster):
+    before = sorted(cluster.folder.glob("runs/*"))
+    code, _, err = cluster.matex("submit", "--pbs", "--cpus", "1", "--queue", "nosuch", "my train.py", "0")
+    assert code == 1 and "there is no such queue. The queues are: all, closed, urgent" in err, err
+    assert sorted(cluster.folder.glob("runs/*")) == before and cluster.queue() == ""
+
+
+@PBS
+@MORE
+def test_a_cancelled_job_of_pbs_is_not_queued_again(cluster):
+    assert (
+        cluster.matex(
+            "submit", "--pbs", "--cpus", "1", "--name", "ceased", "--no-follow", "my train.py", "wait", env=PLAIN
+        )[0]
+        == 0
+    )
+    output = cluster.folder / "runs" / "ceased-1" / "output"
+    daemons.expect(lambda: output.is_file() and "words []" in output.read_text(), 120)
+    assert cluster.matex("cancel", "runs/ceased-1")[0] == 0
+    daemons.expect(lambda: cluster.queue() == "", 60)
+    assert cluster.matex("follow", "runs/ceased-1")[0] != 0
+
+
+@PBS
+def test_training_of_pbs_that_is_warned_goes_on_in_another_job(cluster, alone):
+    (cluster.folder / "slow").touch()
+    words = ["submit", "--pbs", "--cpus", "1", "--name", "fit", "--nodes", "2", *NODE_FILE, "--no-follow"]
+    env = {"MATEX_SAVE_SECONDS": "0.5", "OMPI_MCA_mpi_yield_when_idle": "1"}
+    assert cluster.matex(*words, "--run", f"{NETWORK} --bind-to none", "fit.py", env=env)[0] == 0
+    output = cluster.folder / "runs" / "fit-1" / "output"
+    daemons.expect(lambda: output.is_file() and "Epoch 2/" in output.read_text(), 200)
+    number = re.search(r'"job": "(\d+)"', (output.parent / "job.json").read_text())[1]
+    cluster.slurm.ask("scancel", "--batch", "--signal=USR1", number)  # as the script's own clock does
+    daemons.expect(lambda: "goes on as job" in output.read_text(), 200)
+    (cluster.folder / "slow").unlink()
+    code, out, err = cluster.matex("follow", "runs/fit-1")
+    assert code == 0 and "going on from the state kept" in out and "FINISHED, exit code 0" in err, out + err
     assert np.abs(losses(out) - alone).max() < 1e-10
 
 

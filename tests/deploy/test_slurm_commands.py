@@ -201,7 +201,7 @@ def test_on_a_machine_of_no_cluster(fakes, capfd):
         ("PartitionNodeLimit", "the partition allows fewer nodes than --nodes"),
         ("PartitionConfig", "the partition lacks so many nodes or cores"),
         ("BadConstraints", "no node has what it asks for"),
-        ("DependencyNeverSatisfied", "a job of --sbatch=--dependency ended otherwise"),
+        ("DependencyNeverSatisfied", "a job of --dependency ended otherwise"),
         (
             "Job's_account_not_known,_so_it_can't_use_this_partition_(a_allows_b)",
             "the account may not use the partition",

@@ -21,7 +21,7 @@ TAKEN = {  # long name: letter, what there is instead
     "cpus-per-task": ("c", "--cpus"), "gpus-per-node": ("", "--gpus-per-node"), "time": ("t", "--time"),
     "job-name": ("J", "--name"), "account": ("A", "--account"), "partition": ("p", "--partition"),
     "output": ("o", "matex follow"), "error": ("e", "matex follow"), "open-mode": ("", "appends"),
-    "signal": ("", "warned"), "chdir": ("D", "change to"), "array": ("a", "submit a job for each"),
+    "signal": ("", "warned"), "chdir": ("D", "change to"), "array": ("a", "--array says"),
     "clusters": ("M", "login node"), "wait": ("W", "--no-follow"), "wrap": ("", "the script"),
     "test-only": ("", "--dry-run"), "quiet": ("Q", "the number of the job"), "version": ("V", "sbatch"),
     "help": ("h", "sbatch"), "usage": ("", "sbatch"),

@@ -51,9 +51,13 @@ for a, b in tf.data.Dataset.from_tensor_slices((x, y)).batch(8):
     optimizer.apply_gradients(zip(tape.gradient(loss, looped.trainable_variables), looped.trainable_variables))
 said["weights"] = everywhere([float(fitted.get_weights()[0][0, 0]), float(looped.get_weights()[0][0, 0])])
 
+said["asked"] = everywhere([float(os.environ.get("OMPI_COMM_WORLD_RANK", "-1"))])
+
 # A process that a rank starts is a world of its own.
 code = "import matex_tf; from mpi4py import MPI; print(matex_tf.size(), MPI.COMM_WORLD.size)"
-said["child"] = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout
+said["child"] = subprocess.run(
+    [sys.executable, "-c", code], capture_output=True, text=True, env={**os.environ, "A": "1"}
+).stdout
 with multiprocessing.get_context("fork").Pool(2) as pool:
     said["forked"] = pool.map(matex_tf.world.world.is_active, []) + pool.map(len, ["ab", "c"])
 child = os.fork()
@@ -107,6 +111,12 @@ def test_variables_become_those_of_rank_0(run):
 def test_children_are_worlds_of_their_own(run):
     _, said, _, _ = run
     assert said["child"] == "1 1\n" and said["forked"] == [2, 1] and said["fork"] == 7
+
+
+def test_a_default_in_place_of_a_variable_of_the_launcher_is_said_once(run):
+    ranks, said, result, _ = run
+    assert said["asked"] == ([[-1.0]] * ranks if ranks > 1 else [[0.0]])
+    assert result.stderr.count("OMPI_COMM_WORLD_RANK") == (1 if ranks > 1 else 0), result.stderr
 
 
 def test_only_rank_0_speaks_and_the_others_keep_a_log(run):

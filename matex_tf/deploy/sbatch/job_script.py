@@ -5,25 +5,37 @@ from __future__ import annotations
 import os
 import re
 import shlex
-import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from matex_tf.deploy import run_folder
-from matex_tf.deploy.options import Options, parse_time
+from matex_tf.deploy import run_folder, shell_text
+from matex_tf.deploy.options import Options
 from matex_tf.deploy.sbatch import taken_options
 
-WARNING = 120  # seconds before the time limit, at which ranks keep their state and end
-HEAD, _NUMBER = "#SBATCH", "$SLURM_JOB_ID"
+HEAD, TASK = "#SBATCH", "task-"
+_NUMBER, _TASK_NUMBER = "$SLURM_JOB_ID", "${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID"
+MOST_TASKS = 10_000
+_RANGE = re.compile(r"(\d+)(?:-(\d+)(?::([1-9]\d*))?)?")
 _ODD = re.compile(r"[^\w@%+=:,./-]", re.ASCII)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Slurm(Options):
-    """What a job takes of Slurm. `sbatch` are more options of sbatch, each a word: `--qos=long`."""
+    """What a job takes of Slurm. `sbatch` are more options of sbatch, each a word: `--mem=8G`.
+
+    With `array`, numbers of tasks as sbatch has them (`0-3`, `1,5,9`, `0-99%4`), the script runs once for each of them,
+    in a folder of its own. `launcher` is `mpirun`, by `matex run`, or `srun`, for a cluster without mpirun.
+    """
 
     account: str = ""
     partition: str = ""
+    qos: str = ""
+    constraint: str = ""
+    gres: str = ""
+    dependency: str = ""
+    exclusive: bool = False
+    array: str = ""
+    launcher: str = "mpirun"
     sbatch: Sequence[str] = ()
 
     def __post_init__(self) -> None:
@@ -33,25 +45,79 @@ class Slurm(Options):
         for word in self.sbatch:
             if not word.startswith("-") or not word.isprintable():
                 raise ValueError(f"expected sbatch to be options such as --qos=long, each in one line; given {word!r}")
+        if "gpu" in self.gres and self.gpus_per_node:
+            raise ValueError(
+                f"gpus_per_node and gres={self.gres} both say how many GPUs each node has: give one of them"
+            )
+        if self.array:
+            parse_array(self.array)
+        if self.launcher not in ("mpirun", "srun"):
+            raise ValueError(f"expected launcher to be mpirun or srun; given {self.launcher!r}")
+        if self.launcher == "srun" and self.run:
+            raise ValueError(f"launcher=srun does without `matex run`, of which run={' '.join(self.run)!r} are options")
         taken_options.check_words(self.sbatch, bool(self.cpus), bool(self.gpus_per_node))
         if any(line.lstrip().startswith(HEAD) for text in self.setup for line in text.splitlines()):
             raise ValueError(f"sbatch reads no {HEAD} in lines of setup: --sbatch=OPTION says what stands there")
 
     @property
+    def further_words(self) -> list[str]:
+        """The options of sbatch that have names of their own, and those of `sbatch`."""
+        named = {name: getattr(self, name) for name in ("qos", "constraint", "gres", "dependency")}
+        words = [f"--{name}={value}" for name, value in named.items() if value]
+        return [*words, *(["--exclusive"] if self.exclusive else []), *self.sbatch]
+
+    def make_command(self, target: Sequence[str], options: Sequence[str] = ()) -> list[str]:
+        """The command that starts all ranks of `target`, by `matex run` or by srun."""
+        if self.launcher == "mpirun":
+            return super().make_command(target, options)
+        # Without PMIx the tasks of Open MPI would be N jobs of one rank each.
+        step = ["srun", "--mpi=pmix", f"--nodes={self.nodes}", f"--ntasks={self.ranks}", "--kill-on-bad-exit=1"]
+        return [
+            *step,
+            f"--ntasks-per-node={self.ranks_per_node}",
+            *self._list_python_words(),
+            "-m",
+            "matex_tf",
+            *target,
+        ]
+
+    def _list_python_words(self) -> list[str]:
+        """The Python of `matex`: that of `python -m matex_tf...`, or the one beside the command."""
+        words = shlex.split(self.matex) or ["matex"]
+        if "-m" in words:
+            return words[: words.index("-m")]
+        return [*words[:-1], os.path.join(os.path.dirname(words[-1]), "python")]
+
+    @property
     def takes_whole_nodes(self) -> bool:
         """Whether its nodes are its own: so it is where nothing says how much of a node it needs."""
-        return not (self.cpus or self.gpus_per_node or taken_options.needs_parts(self.sbatch))
+        return not (self.cpus or self.gpus_per_node or taken_options.needs_parts(self.further_words))
 
     @property
     def leaves_cores_to_slurm(self) -> bool:
         """Whether it takes a part of its nodes, and nothing says how many of their cores."""
-        return not (self.takes_whole_nodes or self.cpus or taken_options.needs_cores(self.sbatch))
+        return not (self.takes_whole_nodes or self.cpus or taken_options.needs_cores(self.further_words))
+
+
+def parse_array(text: str) -> list[int]:
+    """The numbers of the tasks of an array: `0-3`, `1,5,9`, `0-15:4`; `%2`: two at a time. Raises ValueError."""
+    parts, _, most = text.partition("%")
+    found: dict[int, None] = {}
+    for part in parts.split(","):
+        one = _RANGE.fullmatch(part)
+        if not one or ("%" in text and not re.fullmatch(r"[1-9]\d*", most)):
+            raise ValueError(f"expected array to be as 0-3, 1,5,9, 0-15:4 or 0-99%4 (four at a time); given {text!r}")
+        first, last, step = int(one[1]), int(one[2] or one[1]), int(one[3] or 1)
+        if last < first or (last - first) // step >= MOST_TASKS:
+            raise ValueError(f"expected array to have 1 to {MOST_TASKS} tasks; given {text!r}")
+        found |= dict.fromkeys(range(first, last + 1, step))
+    return list(found)
 
 
 def format_job(asked: Slurm, target: Sequence[str], folder: str) -> str:
     """The script of a job that runs `target`. `folder` is that of the run, seen from where the job is submitted."""
     again = _AGAIN.format(again=os.EX_TEMPFAIL, folder=shlex.quote(folder))
-    return format_script(asked, asked.make_command(target), folder, _KEPT, again)
+    return format_script(asked, asked.make_command(target), folder, shell_text.KEPT, again)
 
 
 def format_script(asked: Slurm, command: Sequence[str], folder: str, before: str = "", after: str = "") -> str:
@@ -59,29 +125,27 @@ def format_script(asked: Slurm, command: Sequence[str], folder: str, before: str
 
     A `folder` that is not absolute is seen from where the job is submitted.
     """
-    heads = "".join(f"{HEAD} {_quote_word(word)}\n" for word in list_words(asked, folder))
     look = (
         f"srun --nodes={asked.nodes} --ntasks={asked.nodes} --ntasks-per-node=1 "
         f'bash -c {shlex.quote(_LOOK)} look "$run_folder" || exit {os.EX_CONFIG}\n'
     )
-    return _SCRIPT.format(
-        heads=heads,
-        folder=shlex.quote(folder) if os.path.isabs(folder) else f'"$PWD"/{shlex.quote(folder)}',
-        note=run_folder.format_note("slurm", _NUMBER, submitted="$submitted").strip().replace('"', '\\"'),
-        file=run_folder.NOTE,
-        setup="".join(f"{line}\n" for line in asked.setup),
-        look=look if asked.nodes > 1 else "",
-        before=before,
-        command=shlex.join(command),
-        after=after,
-        again=os.EX_TEMPFAIL,
-        signalled=128 + signal.SIGUSR1,
+    number = _TASK_NUMBER if asked.array else _NUMBER
+    note = run_folder.format_note("slurm", number, submitted="$submitted").strip().replace('"', '\\"')
+    setup = "".join(f"{line}\n" for line in asked.setup)
+    return shell_text.format_script(
+        "".join(f"{HEAD} {_quote_word(word)}\n" for word in list_words(asked, folder)),
+        shell_text.quote_folder(folder) + (f'/{TASK}"$SLURM_ARRAY_TASK_ID"' if asked.array else ""),
+        _NOTING.format(note=note, file=run_folder.NOTE, number=number)
+        + setup
+        + (look if asked.nodes > 1 else "")
+        + before,
+        shlex.join(command),
+        after,
     )
 
 
 def list_words(asked: Slurm, folder: str) -> list[str]:
     """The options of sbatch for a job whose run has the `folder`; of two alike the last counts."""
-    warning = min(WARNING, parse_time(asked.time) // 4) if asked.time else WARNING
     options = {
         "--job-name": asked.name,
         "--nodes": asked.nodes,
@@ -91,12 +155,13 @@ def list_words(asked: Slurm, folder: str) -> list[str]:
         "--time": asked.time,
         "--account": asked.account,
         "--partition": asked.partition,
-        "--output": f"{folder}/output".replace("%", "%%"),
+        "--array": asked.array,
+        "--output": folder.replace("%", "%%") + (f"/{TASK}%a" if asked.array else "") + "/output",
         "--open-mode": "append",
-        "--signal": f"B:USR1@{warning}",
+        "--signal": f"B:USR1@{shell_text.compute_warning(asked.time)}",
     }
     words = [f"{name}={value}" for name, value in options.items() if value != ""]
-    return [*words, "--requeue", *(["--exclusive"] if asked.takes_whole_nodes else []), *asked.sbatch]
+    return [*words, "--requeue", *(["--exclusive"] if asked.takes_whole_nodes else []), *asked.further_words]
 
 
 def _quote_word(word: str) -> str:
@@ -104,14 +169,22 @@ def _quote_word(word: str) -> str:
     return '"{}"'.format(re.sub(r'(["\\])', r"\\\1", word)) if _ODD.search(word) else word
 
 
+# `sbatch job.sh` makes another job of it, of which the note then tells, and when it was queued: Slurm counts anew from
+# when a job is queued again. What a job sets before its run, its tasks see, also if it was submitted with
+# --export=NONE.
+_NOTING = """\
+if ! grep -qsF "\\"job\\": \\"{number}\\"" "$run_folder/{file}"; then
+    submitted=$(SLURM_TIME_FORMAT=%s timeout 60 squeue --noheader --jobs="$SLURM_JOB_ID" --format=%V 2> /dev/null)
+    [[ ${{SLURM_RESTART_COUNT:-0}} = 0 && $submitted =~ ^[0-9]+$ ]] || submitted=
+    note="{note}"
+    echo "$note" > "$run_folder/{file}"
+fi
+export SLURM_EXPORT_ENV=ALL
+"""
 _LOOK = (
     '[ -d "$1" ] || { echo "matex: host $(hostname) does not see the folder of the run, $1. Submit from a folder on a '
     'file system that all nodes share." >&2; exit 1; }'
 )
-_KEPT = """\
-export MATEX_STATE="$run_folder/state"
-export MATEX_RECORD="$run_folder"
-"""
 # Only a run that asks again is put back.
 _AGAIN = """\
 if [ $code -eq {again} ]; then
@@ -123,28 +196,4 @@ if [ $code -eq {again} ]; then
     echo "matex: Slurm did not put job $SLURM_JOB_ID back; $kept. In $PWD, sbatch {folder}/job.sh" \\
         "goes on" >&2
 fi
-"""
-# The shell waits in the background, so that it hears the warning. A run that was not ready for one ends by that signal.
-# `sbatch job.sh` makes another job of it, of which the note then tells, and when it was queued: Slurm counts anew from
-# when a job is queued again. What a job sets before its run, its tasks see,
-# also if it was submitted with --export=NONE.
-_SCRIPT = """\
-#!/bin/bash
-{heads}run_folder={folder} child= asked=
-trap 'asked=early; [ -z "$child" ] || {{ asked=told; kill -USR1 $child; }}' USR1
-if ! grep -qsF "\\"job\\": \\"$SLURM_JOB_ID\\"" "$run_folder/{file}"; then
-    submitted=$(SLURM_TIME_FORMAT=%s timeout 60 squeue --noheader --jobs="$SLURM_JOB_ID" --format=%V 2> /dev/null)
-    [[ ${{SLURM_RESTART_COUNT:-0}} = 0 && $submitted =~ ^[0-9]+$ ]] || submitted=
-    note="{note}"
-    echo "$note" > "$run_folder/{file}"
-fi
-export SLURM_EXPORT_ENV=ALL
-{setup}{look}{before}rm -f "$run_folder/exit-code"
-{command} & child=$!
-[ "$asked" != early ] || kill -USR1 $child
-wait $child; code=$?
-while kill -0 $child 2> /dev/null; do wait $child; code=$?; done
-[ -z "$asked" ] || [ $code -ne {signalled} ] || code={again}
-{after}echo $code > "$run_folder/exit-code"
-exit $code
 """

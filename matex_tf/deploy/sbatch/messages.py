@@ -70,7 +70,7 @@ _REFUSALS = (
     ),
     (
         "generic resource",
-        "no node of the cluster has such GPUs: lower --gpus-per-node, or say --sbatch=--gres=gpu:TYPE:COUNT instead",
+        "no node of the cluster has such GPUs: lower --gpus-per-node, or say --gres=gpu:TYPE:COUNT instead",
         "Partitions and the GPUs of a node are",
         ("sinfo", "--noheader", "--format=%R %G"),
     ),
@@ -81,6 +81,8 @@ _REFUSALS = (
         ("sinfo", "--noheader", "--format=%R %f"),
     ),
     ("reservation is invalid", "there is no such reservation: `scontrol show reservation` lists them", "", ()),
+    ("dependency problem", "a job that --dependency names is not there, or no longer", "", ()),
+    ("Invalid job array", "the cluster does not take such tasks: `scontrol show config` has its MaxArraySize", "", ()),
     ("Invalid qos", "the quality of service is not known, or you may not use it", "", ()),
     ("Requested partition configuration", "the partition does not allow what the job asks for", "", ()),
     ("violates accounting/QOS policy", "a limit of your account is reached: ask for less, or wait", "", ()),
@@ -99,7 +101,7 @@ _REASONS = {
     "PartitionInactive": "the partition is inactive",
     "ReqNodeNotAvail": "nodes that it needs are down or reserved",
     "Nodes_required_for_job_are_DOWN": "nodes that it needs are down or reserved",
-    "Dependency": "the jobs of --sbatch=--dependency have not ended",
+    "Dependency": "the jobs of --dependency have not ended",
     "JobHeldAdmin": "held by an administrator of the cluster",
     "JobHeldUser": "held; `scontrol release` lets it go",
 }
@@ -110,7 +112,7 @@ _NEVER = {
     "PartitionTimeLimit": "the partition allows less than --time",
     "PartitionConfig": "the partition lacks so many nodes or cores, or does not allow them, or not for so long",
     "BadConstraints": "no node has what it asks for",
-    "DependencyNeverSatisfied": "a job of --sbatch=--dependency ended otherwise",
+    "DependencyNeverSatisfied": "a job of --dependency ended otherwise",
     "ReservationDeleted": "the reservation is gone",
     "InvalidAccount": "the account may not be used",
     "Job's_account_not": "the account may not use the partition",
@@ -192,6 +194,16 @@ def read_state(text: str) -> State | None:
         means, passes = explain_wait(reason, again > 0 or "," in _parse_field(text, "Partition"))
         return State(WAITING if passes else STUCK, f"{found}{why}", again, means=means, seconds=waited)
     return State(RUNNING, f"{found} on {nodes}", again)
+
+
+def read_states(text: str) -> dict[str, State]:
+    """Where the tasks of an array are, as `scontrol show job` says it, by their numbers."""
+    found = {}
+    for record in re.split(r"\n\s*\n", text):
+        number, state = _parse_field("   " + record, "ArrayTaskId"), read_state(record)
+        if number and state:
+            found[number] = state
+    return found
 
 
 def parse_moment(text: str, name: str) -> float | None:

@@ -1,0 +1,73 @@
+"""Arrays of jobs: the folder of each task, where all of them are, and what they print."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from matex_tf.deploy import run_folder
+from matex_tf.deploy.job import ENDED, EXIT_UNKNOWN, FORGOTTEN, RUNNING, STUCK, WAITING, State
+from matex_tf.deploy.sbatch.job_script import TASK, parse_array
+
+
+def make_folders(folder: Path, array: str) -> None:
+    """The folders of the tasks: Slurm makes none for a job's output."""
+    for number in parse_array(array):
+        (folder / f"{TASK}{number}").mkdir()
+
+
+def list_folders(folder: str) -> list[Path]:
+    """The folders of the tasks of a run, in the order of their numbers; none where it is no array."""
+    found = [path for path in Path(folder).glob(f"{TASK}*") if path.is_dir()] if folder else []
+    return sorted(found, key=lambda path: int(path.name.removeprefix(TASK)))
+
+
+def combine_states(known: Mapping[str, State], folders: Sequence[Path]) -> State:
+    """Where an array is, of the states of tasks that Slurm knows; the ends of others stand in their folders.
+
+    Its exit code is the first one of a task that is not 0.
+    """
+    states: dict[int, State] = {}
+    for numbers, state in known.items():
+        # Those that wait are listed together, and cut short where they are many.
+        states |= dict.fromkeys(parse_array(numbers.replace(",...", "")), state)
+    for folder in folders:
+        number, noted = int(folder.name.removeprefix(TASK)), folder / run_folder.EXIT_CODE
+        if number in states:
+            continue
+        if noted.is_file():
+            states[number] = State(ENDED, "ENDED", code=int(noted.read_text()))
+        else:
+            waits = next((one for one in known.values() if one.phase == WAITING), None)
+            states[number] = waits or State(FORGOTTEN, "not known to Slurm")
+    phases = {state.phase for state in states.values()}
+    phase = next((one for one in (RUNNING, WAITING, STUCK, ENDED, FORGOTTEN) if one in phases), FORGOTTEN)
+    counts = Counter(
+        state.words.partition(" ")[0] if state.phase == RUNNING else state.words for state in states.values()
+    )
+    words = ", ".join(f"{count} {word}" for word, count in counts.items())
+    codes = [EXIT_UNKNOWN if states[number].code is None else states[number].code for number in sorted(states)]
+    is_over = phase in (ENDED, FORGOTTEN)
+    return State(ENDED if is_over else phase, words, code=next(filter(None, codes), 0) if is_over else None)
+
+
+def make_reader(folders: Sequence[Path]) -> Callable[[], bytes]:
+    """What gives, at each call, what the tasks have printed since the last one, each after a line with its folder."""
+    readers = {folder: run_folder.make_reader(str(folder)) for folder in folders}
+    last: Path | None = None
+    is_whole = True  # whether a line has ended
+
+    def read_more() -> bytes:
+        nonlocal last, is_whole
+        text = b""
+        for folder, read in readers.items():
+            if not (piece := read()):
+                continue
+            if folder != last:
+                text += (b"" if is_whole else b"\n") + f"==> {folder}\n".encode()
+            text += piece
+            last, is_whole = folder, piece.endswith(b"\n")
+        return text
+
+    return read_more
