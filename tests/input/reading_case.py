@@ -14,7 +14,7 @@ import tensorflow as tf
 images, folder = map(Path, sys.argv[1:])
 rank = sys.modules["matex_tf"].rank() if "matex_tf" in sys.modules else 0
 keras.utils.set_random_seed(1)
-keras.config.set_floatx("float64")
+keras.backend.set_floatx("float64")
 decoded = [0]
 found = {}
 
