@@ -60,7 +60,7 @@ found["weights"] = model.layers[-1].kernel.numpy()
 def step(x, y):
     with tf.GradientTape() as tape:
         loss = tf.reduce_mean(tf.keras.losses.sparse_categorical_crossentropy(y, model(x), from_logits=True))
-    model.optimizer.apply(tape.gradient(loss, model.trainable_variables), model.trainable_variables)
+    model.optimizer.apply_gradients(zip(tape.gradient(loss, model.trainable_variables), model.trainable_variables))
     return loss
 
 
