@@ -26,6 +26,10 @@ def op_sources() -> list[str]:
 setup(
     packages=packages(),
     package_dir=FOLDERS,
-    package_data={"matex_tf": ["py.typed"], "matex_tf.ops": op_sources()},
+    package_data={
+        "matex_tf": ["py.typed"],
+        "matex_tf.monitor.report": ["page.js", "uplot/*"],
+        "matex_tf.ops": op_sources(),
+    },
     include_package_data=False,  # else folders of C++ are taken for packages that are missing above
 )

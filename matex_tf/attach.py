@@ -82,6 +82,7 @@ def attach_runtime() -> None:
         membership.watch_mpi()
         watchdog.start_watching()
     ops.get_library()
+    hooks.call_when_imported("tensorflow", lambda _: hooks.note_newer())
     hooks.call_when_imported("tensorflow", lambda _: ops.load_tensorflow_ops())
     _agree_on_settings()
     _say_what_changes_results()

@@ -329,7 +329,7 @@ def grow(seed: int, graphs: int = GRAPHS):
     return function, list(values.values()), SPLITS[seed % len(SPLITS)]
 
 
-FAILURES = (ValueError, TypeError, IndexError, LookupError, tf.errors.OpError)
+FAILURES = (ValueError, TypeError, IndexError, LookupError, AssertionError, tf.errors.OpError)
 
 
 class _BanError(Exception):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html.parser
+import json
 import re
 import shutil
 import subprocess
@@ -48,6 +49,17 @@ def assert_asks_for_nothing(text, read):
     for tag, attributes in read.elements:
         assert set(attributes) & {"src", "href", "xlink:href", "srcset", "action", "background"} == set(), tag
     assert not re.search(r"url\(|@import|https?:|//[a-z]|fetch|XMLHttp|import\(", text)
+
+
+def charts_of(text):
+    """The data that a page of this `text` draws its charts from: "charts", "runs", "axes"."""
+    return json.loads(re.search(r'<script type="application/json" id="data">(.*?)</script>', text, re.DOTALL)[1])
+
+
+def curves_of(text, title):
+    """The curves of the chart of this `title`, by their names."""
+    (chart,) = (one for one in charts_of(text)["charts"] if one["title"] == title)
+    return {curve["name"]: curve for curve in chart["curves"]}
 
 
 def click_on(key):

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import ast
+import importlib
+import itertools
 import re
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import launch
@@ -79,6 +82,37 @@ def test_pictures_are_what_the_script_draws(tmp_path):
     launch.execute(command, launch.environment(), 60).check()
     drawn = {path.name: path.read_text() for path in tmp_path.glob("*.svg")}
     assert drawn == {path.name: path.read_text() for path in FIGURES.glob("*.svg")}, "run: python docs/figures/draw.py"
+
+
+# Of colours as linear RGB: what eyes without the one or other kind of cone see (Machado, Oliveira, Fernandes 2009).
+VISION = {
+    "usual": np.eye(3),
+    "protanopia": [[0.1523, 1.0526, -0.2049], [0.1145, 0.7863, 0.0992], [-0.0039, -0.0481, 1.0520]],
+    "deuteranopia": [[0.3673, 0.8606, -0.2280], [0.2801, 0.6725, 0.0474], [-0.0118, 0.0429, 0.9689]],
+    "tritanopia": [[1.2555, -0.0767, -0.1788], [-0.0784, 0.9308, 0.1476], [0.0047, 0.6914, 0.3039]],
+}
+TO_XYZ = [[0.4339, 0.3762, 0.1899], [0.2127, 0.7152, 0.0722], [0.0178, 0.1095, 0.8727]]  # relative to white
+TOLD_APART = 20
+"""CIELAB; 2.3 is the least difference that a person notices, side by side."""
+
+
+def seen(colour, vision):
+    """A colour "#rrggbb" as eyes of this kind see it, in CIELAB."""
+    part = np.array([int(colour[at : at + 2], 16) for at in (1, 3, 5)]) / 255
+    linear = np.where(part <= 0.04045, part / 12.92, ((part + 0.055) / 1.055) ** 2.4)
+    x, y, z = np.cbrt(TO_XYZ @ np.clip(np.array(VISION[vision]) @ linear, 0, 1))
+    return np.array([116 * y - 16, 500 * (x - y), 200 * (y - z)])
+
+
+@pytest.mark.parametrize("vision", VISION)
+def test_the_kinds_of_the_timeline_are_told_apart(monkeypatch, vision):
+    monkeypatch.syspath_prepend(FIGURES)
+    canvas, measured = importlib.import_module("canvas"), importlib.import_module("measured")
+    assert len(set(measured.KINDS.values())) == 5
+    for page in range(2):
+        found = [seen(canvas.COLOURS[name][page], vision) for name in measured.KINDS.values()]
+        pairs = itertools.combinations(found, 2)
+        assert min(np.linalg.norm(one - other) for one, other in pairs) > TOLD_APART
 
 
 def test_every_picture_is_shown():

@@ -114,6 +114,8 @@ def test_the_wheel_carries_every_module_and_every_source(wheel):
             inside = f"{package.replace('.', '/')}/{path.relative_to(folder)}"
             assert inside in names, inside
     assert any(name.endswith("licenses/LICENSE") for name in names) and "matex_tf/py.typed" in names
+    drawn_by = ("page.js", "uplot/uPlot.iife.min.js", "uplot/uPlot.min.css", "uplot/LICENSE")
+    assert {f"matex_tf/monitor/report/{name}" for name in drawn_by} <= names
     assert not any(name.startswith(("tests/", "ops/", "readers/", "scripts/")) for name in names)
 
 

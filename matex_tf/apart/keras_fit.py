@@ -20,7 +20,7 @@ is_within = ThreadFlag()
 _fits: list[fit.Fit] = []  # in which ranks take turns, or may
 
 
-@HOOKS.replace_in(_LOST, "backend.tensorflow.trainer:TensorFlowTrainer.fit", "engine.training:Model.fit")
+@HOOKS.replace_in(_LOST, "models.model:Model.fit", "engine.training:Model.fit")
 def _wrap_fit(original: Any) -> Any:
     def call_fit(self: Any, *args: Any, **kwargs: Any) -> Any:
         with is_within.set():

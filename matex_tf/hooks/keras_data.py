@@ -21,7 +21,7 @@ _state = threading.local()
 
 HOOKS = KerasTable()
 
-_TRAINERS = ("backend.tensorflow.trainer:TensorFlowTrainer", "engine.training:Model")
+_TRAINERS = ("models.model:Model", "engine.training:Model")
 _LOST = "data of each rank's own is taken for that of all ranks"
 
 

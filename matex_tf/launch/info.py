@@ -133,12 +133,8 @@ def describe_other_mpi(mpirun: mpirun_command.Mpirun, library: Mapping[str, Any]
 
 
 def describe_tried(facts: Facts) -> str:
-    """The newest versions tried, and which of those here are newer."""
-    names = {"tensorflow": "TensorFlow", "keras": "Keras"}
-    here = {name: str(facts.tensorflow.get(name, "")) for name in names}
-    newer = [f"{names[name]} {here[name]}" for name in names if hooks.is_newer(here[name], TRIED[name])]
-    text = ", ".join(f"{names[name]} {TRIED[name]}" for name in names)
-    return f"{text}; newer here: {', '.join(newer)}, not tried yet" if newer else text
+    """The newest versions tried, and the versions here that are newer."""
+    return hooks.describe_tried(hooks.list_newer({name: str(facts.tensorflow.get(name, "")) for name in hooks.NAMES}))
 
 
 def format_hooks() -> str:

@@ -30,7 +30,7 @@ _calls: list[_Call] = []
 """Those that are under way: one within another comes last."""
 
 
-@HOOKS.replace_in(_LOST, "backend.tensorflow.trainer:TensorFlowTrainer.fit", "engine.training:Model.fit", takes="x")
+@HOOKS.replace_in(_LOST, "models.model:Model.fit", "engine.training:Model.fit", takes="x")
 def _wrap_fit(original: Any) -> Any:
     signature = inspect.signature(original)
 

@@ -49,7 +49,7 @@ def _note_trained(plan: Any) -> None:
 # The call
 
 
-@HOOKS.replace_in(_LOST, "backend.tensorflow.trainer:TensorFlowTrainer.fit", "engine.training:Model.fit", takes="x")
+@HOOKS.replace_in(_LOST, "models.model:Model.fit", "engine.training:Model.fit", takes="x")
 def _wrap_fit(original: Any) -> Any:
     signature = inspect.signature(original)
 

@@ -12,7 +12,7 @@ import inspect
 import platform
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,6 +22,8 @@ from matex_tf.version import TRIED
 
 Make = Callable[[Any], Any]
 Put = Callable[[Any, str, Make], None]
+NAMES = {"tensorflow": "TensorFlow", "keras": "Keras"}
+"""The libraries whose newer versions are told, with their names for people."""
 _ANY = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
 
 APIS = " ".join(
@@ -173,9 +175,7 @@ class Hook:
         found, tried = find_version(self.library), TRIED.get(self.library)
         text = f"{self.library} {found or '(of unknown version)'} {what}. Without this hook {self.lost}."
         if tried:
-            installed = _find_distribution(self.library)
-            name = self.library if installed is None else installed.name
-            text += f" The newest {self.library} tried is {tried}: `pip install {name}=={tried}`"
+            text += f" The newest {self.library} tried is {tried}: `{_find_install_command(self.library)}=={tried}`"
             text += "." if self.optional else ", or set MATEX_DISABLE=1 to run the script without matex_tf."
         elif not self.optional:
             text += f" Install an older {self.library}, or set MATEX_DISABLE=1 to run the script without matex_tf."
@@ -265,6 +265,33 @@ def _find_distribution(library: str) -> importlib.metadata.Distribution | None:
     except importlib.metadata.PackageNotFoundError:
         named = importlib.metadata.packages_distributions().get(library)  # it takes its time
         return importlib.metadata.distribution(named[0]) if named else None
+
+
+def _find_install_command(library: str) -> str:
+    """The command that installs a release of `library`. A nightly build has no releases under its own name."""
+    installed = _find_distribution(library)
+    if installed is None:
+        return f"pip install {library}"
+    if ".dev" in installed.version:
+        return f"pip uninstall {installed.name}; pip install {library}"
+    return f"pip install {installed.name}"
+
+
+def list_newer(versions: Mapping[str, str]) -> list[str]:
+    """The libraries with versions, such as "Keras 3.16.0", that are newer in `versions` than the newest tried."""
+    return [f"{name} {versions[one]}" for one, name in NAMES.items() if is_newer(versions[one], TRIED[one])]
+
+
+def describe_tried(newer: Sequence[str]) -> str:
+    """The newest versions tried, and those that `list_newer` found here."""
+    text = ", ".join(f"{name} {TRIED[library]}" for library, name in NAMES.items())
+    return f"{text}; newer here: {', '.join(newer)}, not tried yet" if newer else text
+
+
+def note_newer() -> None:
+    """Name versions of TensorFlow and Keras that are newer than the newest tried, in one line."""
+    if newer := list_newer({library: find_version(library) for library in NAMES}):
+        notes.print_note(f"newest tried: {describe_tried(newer)}")
 
 
 def find_version(library: str) -> str:

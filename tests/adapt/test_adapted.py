@@ -1,7 +1,6 @@
 """Runs whose slices change: the result is that of the script alone, and rows go where they take least time."""
 
 import functools
-from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
@@ -12,10 +11,11 @@ import launch
 from matex_tf.monitor import recording
 from matex_tf.monitor.report import page
 from matex_tf.ops import build
+from matex_tf.runtime.hooks import find_version
 
 CASES = Path(__file__).with_name("adapted_cases.py")
 FORCED = ["arrays", "repeated", "mapped", "loop", "inner_loop", "met", "loop_met"]
-OF_KERAS3 = ["accumulated", "single_batches"] if version("keras") >= "3" else []
+OF_KERAS3 = ["accumulated", "single_batches"] if find_version("keras") >= "3" else []
 MEASURED = ["gone", "slow_loop"]
 ON = {**launch.ALL_FILES, "MATEX_ADAPT": "on"}
 ONE_SERVES = {"MATEX_STRATEGY": "servers:1:only"}

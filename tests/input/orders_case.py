@@ -17,7 +17,7 @@ stored = Path(sys.argv[1])
 (stored / str(rank)).mkdir()
 os.chdir(stored / str(rank))  # so that files have the same names on all ranks
 keras.utils.set_random_seed(1)
-keras.config.set_floatx("float64")
+keras.backend.set_floatx("float64")
 CASES = {}
 NUMBERS = tf.data.Dataset.range(23)
 

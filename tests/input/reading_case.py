@@ -14,7 +14,7 @@ import tensorflow as tf
 images, folder = map(Path, sys.argv[1:])
 rank = sys.modules["matex_tf"].rank() if "matex_tf" in sys.modules else 0
 keras.utils.set_random_seed(1)
-keras.config.set_floatx("float64")
+keras.backend.set_floatx("float64")
 decoded = [0]
 found = {}
 
@@ -60,7 +60,7 @@ found["weights"] = model.layers[-1].kernel.numpy()
 def step(x, y):
     with tf.GradientTape() as tape:
         loss = tf.reduce_mean(tf.keras.losses.sparse_categorical_crossentropy(y, model(x), from_logits=True))
-    model.optimizer.apply(tape.gradient(loss, model.trainable_variables), model.trainable_variables)
+    model.optimizer.apply_gradients(zip(tape.gradient(loss, model.trainable_variables), model.trainable_variables))
     return loss
 
 

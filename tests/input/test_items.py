@@ -9,6 +9,8 @@ import tensorflow as tf
 
 from matex_tf.input import items, items_ahead
 
+OF_KERAS = hasattr(keras, "random")  # Keras 3
+
 
 class Holder:
     """As a `PyDataset` holds generators."""
@@ -16,7 +18,7 @@ class Holder:
     def __init__(self):
         self.layers = [{"numpy": np.random.default_rng(1), "legacy": np.random.RandomState(1)}]
         self.python, self.tensorflow = random.Random(1), tf.random.Generator.from_seed(1)
-        self.keras = keras.random.SeedGenerator(1)
+        self.keras = keras.random.SeedGenerator(1) if OF_KERAS else None
         within = np.random.default_rng(2)
         self.augment = lambda: within.normal()
         self.array = np.zeros(5)
@@ -29,7 +31,7 @@ DRAWS = {
     "legacy": lambda it: it.layers[0]["legacy"].normal(),
     "python": lambda it: it.python.random(),
     "tensorflow": lambda it: float(it.tensorflow.normal([])),
-    "keras": lambda it: float(keras.random.normal((), seed=it.keras)),
+    **({"keras": lambda it: float(keras.random.normal((), seed=it.keras))} if OF_KERAS else {}),
     "a function": lambda it: it.augment(),
     "the module": lambda it: of_module.normal(),
     "NumPy's own": lambda it: np.random.normal(),

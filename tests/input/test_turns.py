@@ -3,6 +3,7 @@
 import math
 from pathlib import Path
 
+import keras
 import numpy as np
 import pytest
 from comparing import differences, stored
@@ -11,6 +12,7 @@ from resilience.test_elastic import run
 import launch
 from matex_tf.input import items
 
+pytestmark = pytest.mark.skipif(not hasattr(keras.utils, "PyDataset"), reason="Keras 2 has no PyDataset")
 CASES = Path(__file__).with_name("turns_cases.py")
 BY_TURNS = ("plain", "tested", "ordered", "threads", "structured", "classes", "eager")
 BY_ALL = {"draws globally": "DrawsGlobally", "draws sometimes": "DrawsSometimes", "draws elsewhere": "DrawsElsewhere"}

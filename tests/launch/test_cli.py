@@ -537,8 +537,8 @@ def test_info_lists_what_is_replaced(capsys):
     assert cli.main(["info", "--hooks"]) == 0
     said = capsys.readouterr().out
     for words in (
-        "keras.src.backend.tensorflow.trainer (from 3)",
-        "TensorFlowTrainer.fit(x)",
+        "keras.src.models.model (from 3)",
+        "Model.fit(x)",
         "keras: ",
         "newest tried",
     ):

@@ -8,7 +8,7 @@ import sys
 import numpy as np
 import pytest
 import simulated_run as simulated
-from html_page import CHROMIUM, Page, assert_asks_for_nothing, click_on, shown_in
+from html_page import CHROMIUM, Page, assert_asks_for_nothing, charts_of, click_on, curves_of, shown_in
 from planner_plans import a_plan
 
 import launch
@@ -16,6 +16,7 @@ from matex_tf.monitor import progress, recording
 from matex_tf.monitor.report import charts, page
 from matex_tf.planner import plan_file
 from matex_tf.planner.predict import Predictor
+from matex_tf.tune import setup
 
 
 def report(folder):
@@ -42,11 +43,12 @@ def test_the_page_has_every_quantity_with_a_line_for_each_rank(tmp_path):
                   "Waiting for other ranks", "CPU", "Memory", "Read", "GPU",
                   "GPU memory", "Received", "Sent", "Busy cores"):  # fmt: skip
         assert f"<b>{title}</b>" in text, title
-    lines = [one["data-of"] for one in read.of("path") if "data-of" in one]
+    lines = [curve["name"] for chart in charts_of(text)["charts"] for curve in chart["curves"]]
     # Compute, waiting for the input and for ranks, sums, CPU, memory, read, GPU and its memory
     assert [lines.count(f"rank {rank}") for rank in range(4)] == [9] * 4
     assert lines.count("loss") == lines.count("val_loss") == lines.count("accuracy") == 1
-    assert len(read.of("svg")) == len(read.of("figure")) == 17 and all(one["aria-label"] for one in read.of("svg"))
+    shown = [one["aria-label"].split(",")[0] for one in read.of("div") if one.get("role") == "img"]
+    assert shown == [one["title"] for one in charts_of(text)["charts"]] and len(shown) == len(read.of("figure")) == 17
     assert "the others wait for rank 2 (n000): 10.0 ms in each step" in text and "profile of &lt;4&gt; ranks" in text
 
 
@@ -54,7 +56,7 @@ def test_the_page_is_self_contained_and_small(tmp_path):
     where = simulated.start(tmp_path, 4, 10_000, slow=2, gpu=True)
     simulated.write_events(where, "events-0.jsonl", *epochs(20))
     text, read = report(tmp_path)
-    assert len(text) <= 200_000
+    assert len(text) <= 250_000
     assert_asks_for_nothing(text, read)
 
 
@@ -63,15 +65,9 @@ def test_of_a_thousand_ranks_the_slow_one_stands_out(tmp_path):
     text, read = report(tmp_path)
     assert len(text) <= 400_000
     assert "the others wait for rank 517 (n064)" in text
-    names = {one.get("data-of", "") for one in read.of("path")}
-    assert names == {
-        "",
-        "rank 517",
-        "median of all ranks",
-        "all ranks",
-        *(name for name in names if name.startswith("n")),
-    }
-    assert len(read.of("polygon")) >= 4 and len(read.of("tr")) >= 1024
+    names = set(curves_of(text, "Waiting for other ranks"))
+    assert names == {"rank 517", "median", "most of all ranks", "least of all ranks"}
+    assert len(read.of("tr")) >= 1024
 
 
 def test_starts_lie_one_after_another_and_what_happened_is_marked(tmp_path):
@@ -81,17 +77,17 @@ def test_starts_lie_one_after_another_and_what_happened_is_marked(tmp_path):
     simulated.write_events(again, "events-0.jsonl", *epochs(9, simulated.BEGAN + 40, 10))
     told = {"t": simulated.BEGAN + 22, "event": "a rank was killed by SIGKILL; restart 1 of 3"}
     simulated.write_events(tmp_path, "events.jsonl", told)
-    text, read = report(tmp_path)
+    text, _ = report(tmp_path)
     assert "restart 1 of 3" in text and "start 2, on 2 ranks on 1 host" in text and "a rank was lost" in text
-    marks = [one for one in read.of("path") if one.get("class") == "mark"]
-    assert len(marks) == 3 * len(read.of("svg"))
-    compute = [one["d"] for one in read.of("path") if one.get("data-of") == "rank 0"][0]
-    assert compute.count("M") == 2, "a gap between the starts"
-    rank_3 = [one["d"] for one in read.of("path") if one.get("data-of") == "rank 3"][0]
-    assert rank_3.count("M") == 1
+    (run,) = charts_of(text)["runs"]
+    assert [t for t, _ in run["marks"]] == [18, 22, 40]
+    compute = curves_of(text, "Compute")
+    assert [len(compute[f"rank {rank}"]["t"]) for rank in (0, 3)] == [2, 1], "a gap between the starts"
+    _, steps = run["clocks"]["step"]
+    assert steps[0] == 0 and steps[-1] == 2 * 19 * 20 and steps == sorted(steps)
 
 
-def test_charts_of_metrics_count_in_epochs_and_those_over_time_name_some(tmp_path):
+def test_charts_of_metrics_count_in_epochs(tmp_path):
     """An epoch that is trained again after a restart is there once; a second `fit` goes on from the first."""
     first = simulated.start(tmp_path, 2, 40, end="")
     told = epochs(6, first=1)
@@ -103,14 +99,14 @@ def test_charts_of_metrics_count_in_epochs_and_those_over_time_name_some(tmp_pat
     simulated.write_events(
         tmp_path, "events.jsonl", {"t": simulated.BEGAN + 45, "event": "restart 1 of 3, and more of it"}
     )
-    text, read = report(tmp_path)
-    loss = next(one for one in read.of("path") if one.get("data-of") == "loss")
-    assert loss["d"].count("M") + loss["d"].count("L") == len(loss["data-values"].split()) == 4 + 6 + 2
-    assert loss["data-values"].split()[:5] == ["1", "0.5", "0.333333", "0.25", "1"]
-    units = [one["data-unit"] for one in read.of("svg")]
-    assert units[:2] == ["epochs"] * 2 and set(units[2:]) == {"s"}
-    assert ">2 epochs<" in text and ">epoch 3<" in text and "0.5 epochs" not in text
-    assert text.count('class="label"') == 2 * len(units) and ">restart 1 of 3, and more of it<" in text
+    text, _ = report(tmp_path)
+    loss = curves_of(text, "loss")["loss"]
+    assert loss["values"][0][:5] == [1, 0.5, 0.333333, 0.25, 1] and len(loss["t"][0]) == 4 + 6 + 2
+    (run,) = charts_of(text)["runs"]
+    times, counts = run["clocks"]["epoch"]
+    assert times == [0, *loss["t"][0]] and counts == list(range(13))
+    assert [one["axis"] for one in charts_of(text)["charts"]][:3] == ["epoch", "epoch", "time"]
+    assert [text for _, text in run["marks"]][0] == "restart 1 of 3, and more of it"
 
 
 def test_epochs_are_counted_over_all_calls_of_fit():
@@ -123,8 +119,8 @@ def test_names_of_people_are_text_and_not_markup(tmp_path):
     event = {"t": simulated.BEGAN + 5, "epoch": 1, "of": 2, "logs": {"<script>alert(1)</script>": 1.0}}
     simulated.write_events(where, "events-0.jsonl", event, {"t": simulated.BEGAN + 6, "event": "<img src=x>"})
     text, read = report(tmp_path)
-    assert len(read.of("script")) == 1 and not read.of("img")
-    assert "&lt;script&gt;" in text
+    assert len(read.of("script")) == 3 and not read.of("img")
+    assert "&lt;script&gt;" in text and "<script>alert" not in text and "<img" not in text
 
 
 @pytest.mark.parametrize("loss", [float("nan"), float("inf")])
@@ -151,18 +147,6 @@ def test_the_least_and_the_most_of_each_stretch_are_kept():
     assert kept_t[0] == 0 and kept_t[-1] == 9999
     values[5000:] = np.nan
     assert np.isfinite(charts.decimate_series(t, values, 100, 10_000)[1]).all()
-
-
-@pytest.mark.parametrize(
-    "low, high, expected",
-    [
-        (0, 10, [0, 2, 4, 6, 8, 10]),
-        (0, 0.07, [0, 0.02, 0.04, 0.06]),
-        (2.31, 2.36, [2.31, 2.32, 2.33, 2.34, 2.35, 2.36]),
-    ],
-)
-def test_ticks_are_round_numbers(low, high, expected):
-    assert charts.choose_ticks(low, high) == pytest.approx(expected)
 
 
 def test_of_long_files_lines_are_read_here_and_there_and_their_means_are_exact(tmp_path):
@@ -199,38 +183,99 @@ def test_what_was_predicted_stands_beside_what_was_measured(tmp_path):
     assert found.returncode == 1 and "no plan" in found.stderr and found.stderr.count("\n") == 1
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium: apt-get install chromium")
-def test_a_browser_shows_the_page_and_a_click_brings_out_a_rank(tmp_path):
-    simulated.start(tmp_path, 4, 30, slow=2)
-    text, _ = report(tmp_path)
-    shown = shown_in(CHROMIUM, text, tmp_path, click_on("rank 2"))
-    lines = [one for one in shown.of("path") if one.get("data-of", "").startswith("rank ")]
-    dim = {one["data-of"]: "dim" in one["class"].split() for one in lines}
-    assert dim == {"rank 0": True, "rank 1": True, "rank 2": False, "rank 3": True}
+def two_runs(tmp_path):
+    for name, ranks, first in (("a", 4, 1.0), ("b", 2, 1.5)):
+        where = simulated.start(tmp_path / name, ranks, 60)
+        told = [{**one, "logs": {"loss": first * one["logs"]["loss"]}} for one in epochs(20)]
+        simulated.write_events(where, "events-0.jsonl", *told)
+    return page.format_page(*(recording.open_run(tmp_path / name) for name in ("a", "b")))
 
 
-POINT = """
-const point = (chart, share) => {
-  const box = chart.getBoundingClientRect(), x = box.left + box.width * share
-  chart.dispatchEvent(new PointerEvent("pointermove", {clientX: x, clientY: box.top + 9, bubbles: true}))
-  return document.querySelector("#tip").textContent
+def test_runs_lie_beside_each_other(tmp_path):
+    text = two_runs(tmp_path)
+    assert_asks_for_nothing(text, Page(text))
+    loss = curves_of(text, "loss")
+    assert {name: (curve["run"], curve["values"][0][0]) for name, curve in loss.items()} == {
+        "a, loss": (0, 1.0), "b, loss": (1, 1.5)
+    }  # fmt: skip
+    assert list(curves_of(text, "CPU")) == [*(f"a, rank {rank}" for rank in range(4)), "b, rank 0", "b, rank 1"]
+    assert "<td>4 ranks on 1 host<td>2 ranks on 1 host" in text and text.count("<section>") == 4
+
+
+def test_the_command_takes_several_runs_and_no_search_among_them(tmp_path):
+    two_runs(tmp_path)
+    words = [sys.executable, "-m", "matex_tf.launch.cli", "report", str(tmp_path / "a"), str(tmp_path / "b")]
+    found = launch.execute(words, launch.environment(), 60).check()
+    assert found.stdout == f"{tmp_path / 'a' / 'runs.html'}\n"
+    assert "b, loss" in curves_of((tmp_path / "a" / "runs.html").read_text(), "loss")
+    (tmp_path / "b" / setup.NOTE).write_text("{}")
+    found = launch.execute(words, launch.environment(), 60)
+    assert found.returncode == 2 and "is a search" in found.stderr
+
+
+LOOK = """
+const look = title => {
+  const figure = [...document.querySelectorAll("figure")].find(one => one.innerText.startsWith(title))
+  return [...figure.querySelectorAll(".u-series")].map(one => [...one.children].map(cell => cell.innerText).join(" "))
 }
-const charts = [...document.querySelectorAll("svg")]
-const cpu = charts.find(one => one.ariaLabel.startsWith("CPU"))
-const told = [point(charts[0], 0.99), point(charts[0], 0.101), point(cpu, 0.6)]
-document.body.dataset.told = JSON.stringify(told)
-charts[0].dispatchEvent(new PointerEvent("pointerleave"))
+const point = (title, share) => {
+  const figure = [...document.querySelectorAll("figure")].find(one => one.innerText.startsWith(title))
+  const over = figure.querySelector(".u-over"), box = over.getBoundingClientRect()
+  const where = {clientX: box.left + box.width * share, clientY: box.top + 9, bubbles: true}
+  over.dispatchEvent(new MouseEvent("mouseenter", where))
+  over.dispatchEvent(new MouseEvent("mousemove", where))
+  return look(title)
+}
+const choose = axis => document.querySelector(`button[data-axis="${axis}"]`).click()
+const tell = told => document.body.dataset.told = JSON.stringify(told)
 """
 
 
+def told_by(text, folder, script):
+    return json.loads(shown_in(CHROMIUM, text, folder, LOOK + script).of("body")[0]["data-told"])
+
+
 @pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium: apt-get install chromium")
-def test_who_points_at_a_chart_is_told_the_values_there(tmp_path):
+def test_a_browser_shows_the_charts_and_a_click_brings_out_a_rank(tmp_path):
+    simulated.start(tmp_path, 4, 30, slow=2)
+    script = """;tell(plots.map(one => one.series.slice(1).map(line => [line.label, line.alpha])))"""
+    for lines in told_by(report(tmp_path)[0], tmp_path, click_on("rank 2") + script):
+        assert lines and all((alpha < 1) == (name in ("rank 0", "rank 1", "rank 3")) for name, alpha in lines), lines
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium: apt-get install chromium")
+def test_who_points_at_a_chart_is_told_the_values_there_by_epoch_step_or_time(tmp_path):
     where = simulated.start(tmp_path, 4, 60)
-    simulated.write_events(where, "events-0.jsonl", *epochs(20))
-    shown = shown_in(CHROMIUM, report(tmp_path)[0], tmp_path, POINT)
-    last, first, cpu = json.loads(shown.of("body")[0]["data-told"])
-    assert last == "20 epochs\nloss  0.05\nval_loss  0.1" and first == "1 epochs\nloss  1\nval_loss  2"
-    at, *ranks = cpu.split("\n")
-    assert at.endswith(" s") and [line.split("  ")[0] for line in ranks] == [f"rank {rank}" for rank in range(4)]
-    assert [float(line.split("  ")[1]) for line in ranks] == pytest.approx([1.0, 1.1, 1.2, 1.3], abs=0.005)
-    assert "display: none" in next(one for one in shown.of("div") if one.get("id") == "tip")["style"]
+    simulated.write_events(where, "events-0.jsonl", *epochs(20), {"t": simulated.BEGAN + 19, "event": "it happened"})
+    script = """
+    const told = [point("loss", 1), point("loss", 0), look("accuracy"), point("CPU", 0.6)]
+    const all = async () => {
+      for (const axis of ["step", "time", "epoch"]) {
+        choose(axis)
+        await null // a chart is drawn once the script has ended
+        told.push(point("loss", 1), point("CPU", 1))
+      }
+      tell([...told, [...document.querySelectorAll(".mark")].map(one => one.innerText)])
+    }
+    all()
+    """
+    text = report(tmp_path)[0]
+    last, first, beside, cpu, *others, marks = told_by(text, tmp_path, script)
+    assert last == ["epoch 20 epochs", "loss 0.05", "val_loss 0.1"]
+    assert first == ["epoch 1 epochs", "loss 1", "val_loss 2"] and beside == ["epoch 1 epochs", "accuracy 0"]
+    names, values = zip(*(one.rsplit(" ", 1) for one in cpu[1:]))
+    assert names == tuple(f"rank {rank}" for rank in range(4)) and list(map(float, values)) == pytest.approx(
+        [1.0, 1.1, 1.2, 1.3], abs=0.005
+    )
+    # The last epoch ended at 38 s, after 760 steps; the last sample is of 59 s.
+    assert [one[0] for one in others] == [
+        "step 760 steps", "step 1,180 steps", "time 38 s", "time 59 s", "epoch 20 epochs", "epoch 20 epochs"
+    ]  # fmt: skip
+    assert len(marks) == len(charts_of(text)["charts"]) and set(marks) == {"it happened"}
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium: apt-get install chromium")
+def test_values_of_two_runs_stand_beside_each_other(tmp_path):
+    assert told_by(two_runs(tmp_path), tmp_path, """tell(point("loss", 1))""") == [
+        "epoch 20 epochs", "a, loss 0.05", "b, loss 0.075"
+    ]  # fmt: skip

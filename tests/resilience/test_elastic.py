@@ -3,7 +3,6 @@
 import io
 import os
 import sys
-from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +11,7 @@ from resilience.test_run_state import CASE, differences, shown
 
 import launch
 from matex_tf.resilience import elastic
+from matex_tf.runtime.hooks import find_version
 
 KINDS = Path(__file__).with_name("elastic_case.py")
 PIECES = Path(__file__).with_name("pieces_case.py")
@@ -52,7 +52,7 @@ def test_those_that_are_left_go_on(tmp_path, keras, lose, strategy):
 
 @pytest.mark.more
 @pytest.mark.timeout(600)
-@pytest.mark.skipif(version("keras") < "3", reason="one Keras will do")
+@pytest.mark.skipif(find_version("keras") < "3", reason="one Keras will do")
 def test_ranks_may_be_lost_while_copies_of_pieces_are_exchanged(tmp_path):
     want = shown(launch.run_alone(PIECES).check())
     found = run(4, PIECES, [], tmp_path / "state", MATEX_STRATEGY="sharded").check()
@@ -75,7 +75,7 @@ def test_a_piece_that_is_lost_with_its_copy_is_restored_from_the_kept_state(tmp_
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.skipif(version("keras") < "3", reason="what is tried are things of Keras 3")
+@pytest.mark.skipif(find_version("keras") < "3", reason="what is tried are things of Keras 3")
 @pytest.mark.parametrize(
     "ranks, kills, strategy",
     [

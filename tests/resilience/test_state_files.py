@@ -6,7 +6,6 @@ import errno
 import os
 import stat
 import sys
-from importlib.metadata import version
 from pathlib import Path
 
 import keras
@@ -17,6 +16,7 @@ import launch
 from matex_tf.launch import restarts
 from matex_tf.resilience import serialization, state, state_files
 from matex_tf.runtime import temp_folders
+from matex_tf.runtime.hooks import find_version
 
 VALUES = [
     None, True, 3, 2.5, float("inf"), "text", [1, [2]], (1, "a"), {"a": 1, 2: (3.0, None)}, {1, 2}, np.float32(1.5),
@@ -169,7 +169,7 @@ def test_a_file_of_another_user_is_not_read(tmp_path, monkeypatch):
     assert folder.find_newest() == (-1, None)
 
 
-@pytest.mark.skipif(version("keras") < "3", reason="Keras 2 adds up no gradients")
+@pytest.mark.skipif(find_version("keras") < "3", reason="Keras 2 adds up no gradients")
 @pytest.mark.parametrize("wrap", [lambda own: own, lambda own: keras.optimizers.LossScaleOptimizer(own)])
 def test_gradients_that_are_added_up_are_kept_with_their_optimizer(wrap):
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])

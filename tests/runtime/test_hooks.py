@@ -139,6 +139,32 @@ def test_a_hook_of_pythons_own_functions_fits():
             assert hooks.find_lacking(owner, hook.make(owner), hook.takes.split(), "." in hook.name) == "", hook
 
 
+def test_versions_newer_than_the_newest_tried_are_named_in_one_line(monkeypatch, said):
+    versions = dict(TRIED)
+    monkeypatch.setattr(hooks, "find_version", versions.get)
+    hooks.note_newer()
+    assert not said
+    versions.update(tensorflow="99.0.0-dev20260101", keras="98.1.0rc0")
+    hooks.note_newer()
+    (line,) = said
+    for words in ("TensorFlow 99.0.0-dev20260101", "Keras 98.1.0rc0", TRIED["tensorflow"], TRIED["keras"]):
+        assert words in line, line
+
+
+@pytest.mark.parametrize("installed, version, told", [
+    ("tensorflow_cpu", "99.0", "`pip install tensorflow_cpu=="),
+    ("tf_nightly", "99.0.0.dev20260101", "`pip uninstall tf_nightly; pip install tensorflow=="),
+])  # fmt: skip
+def test_the_install_command_names_a_package_that_has_the_release(monkeypatch, installed, version, told):
+    """A nightly build is a package of its own, without the releases."""
+    found = types.SimpleNamespace(name=installed, version=version)
+    monkeypatch.setattr(hooks, "_find_distribution", lambda library: found)
+    hook = next(hook for hook in ALL if hook.library == "tensorflow" and not hook.optional)
+    with pytest.raises(hooks.HookError, match="without matex_tf") as error:
+        hook._tell("has another function")
+    assert f"{told}{TRIED['tensorflow']}`" in str(error.value)
+
+
 def takes_two(first, second):
     pass
 

@@ -10,13 +10,13 @@ import collections
 import functools
 import pickle
 import re
-from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import launch
+from matex_tf.runtime.hooks import find_version
 
 HERE = Path(__file__).parent
 GROUPS = {
@@ -126,7 +126,7 @@ NUMBER = re.compile(r"-?\d+(?:\.(\d+))?(?:e[-+]?\d+)?")
 @functools.cache
 def scripts(group):
     found = sorted(path for folder in GROUPS[group] for path in (HERE / folder).glob("*.py"))
-    return [str(path) for path in found if version("keras") >= "3" or path.stem not in KERAS_3]
+    return [str(path) for path in found if find_version("keras") >= "3" or path.stem not in KERAS_3]
 
 
 def parts_of(group):
@@ -386,4 +386,4 @@ def test_each_script_is_run_under_ranks():
             usual = [path for ranks in (2, 3) for path in scripts_for(group, part, ranks, False)]
             assert set(usual) == set(scripts_for(group, part, 0, False))
     names = {Path(path).stem for group in GROUPS for path in scripts(group)}
-    assert version("keras") < "3" or names > MORE
+    assert find_version("keras") < "3" or names > MORE

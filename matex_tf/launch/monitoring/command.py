@@ -97,31 +97,34 @@ def _collect_metrics(watch: JobWatch, target: Path, once: bool) -> int:
             target.unlink(missing_ok=True)
 
 
-@click.command("report", context_settings=HELP, short_help="Make one HTML page of a recorded run, or of a search.")
-@click.argument("run")
+@click.command("report", context_settings=HELP, short_help="Make one HTML page of recorded runs, or of a search.")
+@click.argument("runs", nargs=-1, required=True, metavar="RUN [RUN ...]")
 @NAMESPACE
-@click.option("-o", "--output", metavar="FILE", help="The page; RUN/report.html unless told.")
+@click.option("-o", "--output", metavar="FILE", help="The page; RUN/report.html unless told, of several RUN/runs.html.")
 @click.option(
     "--plan", "plan", metavar="PLAN.json", help="Of `matex plan --json`: its prediction beside what was measured."
 )
-def write_report(run: str, namespace: str, output: str | None, plan: str | None) -> int:
-    """Make one HTML page of the run in the folder RUN, or of a search, which may still go on.
+def write_report(runs: tuple[str, ...], namespace: str, output: str | None, plan: str | None) -> int:
+    """Make one HTML page of the run in the folder RUN, of several beside each other, or of a search.
 
-    RUN may also be the number of a job of Slurm, or the name of one of Kubernetes.
+    RUN may also be the number of a job of Slurm, or the name of one of Kubernetes. It may still go on.
 
-    It opens without a network.
+    The page opens without a network.
     """
     try:
-        run = find_run_folder(run, namespace)
-        target = Path(output or os.path.join(run, "report.html"))
-        if search_page.is_search(Path(run)):
+        folders = [find_run_folder(run, namespace) for run in runs]
+        target = Path(output or os.path.join(folders[0], "report.html" if len(folders) == 1 else "runs.html"))
+        if searches := [folder for folder in folders if search_page.is_search(Path(folder))]:
             if plan:
                 raise click.UsageError("--plan goes with the report of a run; this is a search")
-            target.write_text(search_page.format_page(Path(run)))
+            if len(folders) > 1:
+                raise click.UsageError(f"{searches[0]} is a search, which has a page of its own; name it alone")
+            target.write_text(search_page.format_page(Path(folders[0])))
             print(target)
             return 0
-        found = _open_run(run)
-        target.write_text(page.format_page(found, _describe_prediction(found, plan) if plan else ""))
+        found = [_open_run(folder) for folder in folders]
+        predictions = [_describe_prediction(one, plan) for one in found] if plan else []
+        target.write_text(page.format_page(*found, predictions=predictions))
     except (recording.RecordingError, plan_file.PlanFileError, NoSearchError, DatabaseError, OSError) as error:
         print(f"matex report: {error}", file=sys.stderr)
         return 1

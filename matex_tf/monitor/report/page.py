@@ -1,125 +1,202 @@
-"""The report of a run: one HTML file that asks nothing of any network, for the screen, dark or light, and for paper."""
+"""The report of a run, or of several: one HTML file that asks nothing of any network, for the screen and for paper."""
 
 from __future__ import annotations
 
+import os
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from html import escape
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from matex_tf.monitor import progress, waits
 from matex_tf.monitor.recording import Run, Series, Start, read_all
 from matex_tf.monitor.report import quantities
-from matex_tf.monitor.report.charts import COLOURS, Line, draw_chart, format_number
-from matex_tf.monitor.report.template import assemble_page, format_facts, frame_figure
+from matex_tf.monitor.report.charts import COLOURS, Line, format_number, make_chart, make_curves, round_numbers
+from matex_tf.monitor.report.template import Figures, Row, assemble_page, format_axes, format_facts
 
 _BARS = 16  # of hundreds of ranks, those that are waited for most
 _ALL = 2048  # ranks in the table at the end
 _LINES_OF_RANKS = 640
-_EPOCHS = ((1, "epochs"),)
-_EPOCHS_ABOVE = 8  # the most that stand at the upper border of a chart over time
+_CLOCK = 512  # places of a clock
 
 
-def format_page(run: Run, prediction: str = "") -> str:
-    """The page of `run`. `prediction` is what the planner says of it, if it has been asked."""
-    everything = [(start, {rank: one for rank, one in read_all(start).items() if len(one)}) for start in run.starts]
-    everything = [(start, ranks) for start, ranks in everything if ranks] or everything[-1:]
-    start, ranks = everything[-1]
-    zero = everything[0][0].about["at"]
-    end = max((float(one["t"][-1]) for _, those in everything for one in those.values()), default=zero) - zero
-    steps = waits.compute_mean_steps(ranks)
-    slow = waits.find_slowest(steps)
-    marks = list(_list_marks(run, zero, end))
-    done = progress.list_kept_epochs(run.starts)
-    above = [(one.t - zero, f"epoch {one.number}") for one in done[:: max(-(-len(done) // _EPOCHS_ABOVE), 1)]]
+@dataclass
+class _Recorded:
+    """A run as the page shows it."""
+
+    run: Run
+    place: int
+    """Among the runs of the page."""
+    name: str
+    """What its lines begin with; empty where it is the only run."""
+    everything: list[tuple[Start, dict[int, Series]]]
+    prediction: str = ""
+
+    def __post_init__(self) -> None:
+        self.start, self.ranks = self.everything[-1]
+        self.zero = float(self.everything[0][0].about["at"])
+        ends = [float(one["t"][-1]) for _, ranks in self.everything for one in ranks.values()]
+        self.end = max(ends, default=self.zero) - self.zero
+        self.steps = waits.compute_mean_steps(self.ranks)
+        self.epochs = progress.list_kept_epochs(self.run.starts)
+
+    def prefix_name(self, name: str) -> str:
+        return f"{self.name}, {name}" if self.name else name
+
+
+def format_page(*runs: Run, predictions: Sequence[str] = ()) -> str:
+    """The page of `runs`, beside each other. `predictions` are what the planner says of each, if it has been asked."""
+    names = _name_runs(runs)
+    told = [*predictions, *[""] * (len(runs) - len(predictions))]
+    recorded = [_read_run(*one) for one in zip(runs, range(len(runs)), names, told)]
+    figures = Figures()
+    clocks = [_make_clocks(one) for one in recorded]
+    axes = ["time", *(axis for axis in ("step", "epoch") if any(axis in clock for clock in clocks))]
+    command = " and ".join(dict.fromkeys(progress.describe_command(one.start) for one in recorded))
+    ranks = " and ".join(progress.describe_ranks(one.start) for one in recorded)
     body = [
-        f"<h1>{escape(progress.describe_command(start))}</h1>",
-        _format_head(run, start, ranks, zero, end),
-        f'<p class="said">{escape(waits.describe_waits(ranks, steps, start.hosts))}</p>',
-        _format_legend(start, ranks),
-        *_draw_metrics(done, zero, marks),
+        f"<h1>{escape(command)}</h1>",
+        format_facts(_list_facts(recorded)),
+        _set_side_by_side(recorded, _format_legend),
+        format_axes(axes),
+        *_draw_metrics(recorded, figures),
+        *_draw_quantities(recorded, figures),
+        _set_side_by_side(recorded, _draw_bars, _format_profile, _format_prediction, _format_events, _format_ranks),
     ]
-    chosen = [slow[0]] if slow else []
-    buckets = max(_LINES_OF_RANKS // min(max(len(ranks), 1), quantities.MOST_LINES), 40)
-    for quantity in quantities.QUANTITIES:
-        if drawn := quantities.draw_quantity(quantity, everything, zero, end, chosen):
-            picture = draw_chart(
-                quantity.title,
-                quantity.unit,
-                drawn.lines,
-                end,
-                marks,
-                drawn.band,
-                buckets=min(buckets, 160),
-                above=above,
-            )
-            body.append(frame_figure(quantity.title, quantity.unit, picture, drawn.table, keys=drawn.band is not None))
-    body += [
-        _draw_bars(start, steps),
-        _format_profile(start),
-        _format_prediction(prediction),
-        _format_events(run, zero),
-        _format_ranks(start, ranks, steps),
-    ]
-    return assemble_page(f"{progress.describe_command(start)}, {progress.describe_ranks(start)}", body)
+    about = [{"clocks": clock, "marks": list(_list_marks(one))} for clock, one in zip(clocks, recorded)]
+    return assemble_page(f"{command}, {ranks}", body, figures.charts, about, axes)
 
 
-def _format_head(run: Run, start: Start, ranks: Mapping[int, Series], zero: float, end: float) -> str:
-    about = start.about
-    ways = dict.fromkeys(series.ended or "no word of its end" for series in ranks.values())
-    facts = {
+def _name_runs(runs: Sequence[Run]) -> list[str]:
+    """The names of their folders; the whole path where these are the same."""
+    if len(runs) == 1:
+        return [""]
+    names = [Path(os.path.abspath(one.folder)).name for one in runs]
+    return names if len(set(names)) == len(names) else [one.folder for one in runs]
+
+
+def _read_run(run: Run, place: int, name: str, prediction: str) -> _Recorded:
+    everything = [(start, {rank: one for rank, one in read_all(start).items() if len(one)}) for start in run.starts]
+    return _Recorded(
+        run, place, name, [(start, ranks) for start, ranks in everything if ranks] or everything[-1:], prediction
+    )
+
+
+def _make_clocks(one: _Recorded) -> dict[str, Any]:
+    """Of each axis but time: times, and how many steps or epochs there had been by then.
+
+    Steps are those of rank 0, or of the first rank there is, over all starts; some are made again after a restart.
+    """
+    clocks = {}
+    times, steps = [np.zeros(1)], [np.zeros(1)]
+    for _, ranks in one.everything:
+        if ranks:
+            first = next(iter(ranks.values()))
+            times.append(first["t"] - one.zero)
+            steps.append(steps[-1][-1] + np.nan_to_num(first["st"]))
+    t, count = np.concatenate(times), np.concatenate(steps)
+    if count[-1] > 0:
+        grid = np.linspace(0, one.end, _CLOCK)
+        clocks["step"] = [round_numbers(grid), round_numbers(np.interp(grid, t, count))]
+    if one.epochs:
+        ended = [0.0, *(each.t - one.zero for each in one.epochs)]
+        clocks["epoch"] = [ended, [0, *progress.count_epochs(one.epochs)]]
+    return clocks
+
+
+def _set_side_by_side(recorded: Sequence[_Recorded], *parts: Any) -> str:
+    """The `parts` of each run below each other, beside those of the others."""
+    told = ["".join(part(one) for part in parts) for one in recorded]
+    if len(recorded) == 1:
+        return told[0]
+    sections = (f"<section><h2>{escape(one.name)}</h2>{text}</section>" for one, text in zip(recorded, told))
+    return f'<div class="runs">{"".join(sections)}</div>'
+
+
+def _list_facts(recorded: Sequence[_Recorded]) -> dict[str, list[str]]:
+    columns = [_describe_run(one) for one in recorded]
+    return {name: [column[name] for column in columns] for name in columns[0]}
+
+
+def _describe_run(one: _Recorded) -> dict[str, str]:
+    start, about = one.start, one.start.about
+    ways = dict.fromkeys(series.ended or "no word of its end" for series in one.ranks.values())
+    return {
+        "run": one.name,
+        "command": progress.describe_command(start) if one.name else "",
         "ranks": progress.describe_ranks(start),
         "hosts": ", ".join(list(dict.fromkeys(start.hosts))[:8]) + (" ..." if len(set(start.hosts)) > 8 else ""),
-        "began": time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(zero)),
-        "recorded": progress.format_seconds(end),
-        "starts": str(len(run.starts)),
+        "began": time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(one.zero)),
+        "recorded": progress.format_seconds(one.end),
+        "starts": str(len(one.run.starts)),
         "end": "; ".join(ways),
         "versions": ", ".join(f"{name} {version}" for name, version in about["versions"].items()),
         "settings": ", ".join(f"{name}={value}" for name, value in sorted(about["settings"].items())),
         "folder": about["folder"],
     }
-    return format_facts(facts)
 
 
-def _format_legend(start: Start, ranks: Mapping[int, Series]) -> str:
-    """The ranks and their colours; a click brings out one of them in all charts."""
-    if len(ranks) > quantities.MOST_LINES:
+def _format_legend(one: _Recorded) -> str:
+    """Who is waited for; the ranks and their colours, of which a click brings out one in all charts."""
+    said = f'<p class="said">{escape(waits.describe_waits(one.ranks, one.steps, one.start.hosts))}</p>'
+    if len(one.ranks) > quantities.MOST_LINES:
         return (
-            f"<p>Of {len(ranks)} ranks, charts show what they lie between, the median, and those that stand out. Each "
-            "point of a line is a mean up to it.</p>"
+            f"{said}<p>Of {len(one.ranks)} ranks, charts show what they lie between, the median, and those that stand "
+            "out. Each point of a line is a mean up to it.</p>"
         )
     keys = "".join(
-        f'<button data-of="rank {rank}" class="k{place % COLOURS}">rank {rank} '
-        f"<small>{escape(start.hosts[rank])}</small></button>"
-        for place, rank in enumerate(ranks)
+        f'<button data-of="{escape(one.prefix_name(f"rank {rank}"))}" class="k{place % COLOURS}">rank {rank} '
+        f"<small>{escape(one.start.hosts[rank])}</small></button>"
+        for place, rank in enumerate(one.ranks)
     )
-    return f'<p class="legend">{keys}</p>'
+    return f'{said}<p class="legend">{keys}</p>'
 
 
-def _draw_metrics(done: Sequence[progress.Epoch], zero: float, marks: Sequence[tuple[float, str]]) -> Iterable[str]:
-    """Loss and metrics over the epochs, with those of the validation beside them."""
-    places = progress.count_epochs(done)
-    times = [one.t - zero for one in done]
-    marked = [(float(np.interp(t, [0.0, *times], [0, *places])), text) for t, text in marks]
-    names = list(dict.fromkeys(name for one in done for name in one.logs))
+def _draw_metrics(recorded: Sequence[_Recorded], figures: Figures) -> Iterator[str]:
+    """Loss and metrics at the ends of epochs, with those of the validation beside them."""
+    names = list(dict.fromkeys(name for one in recorded for epoch in one.epochs for name in epoch.logs))
     for name in [name for name in names if not (name.startswith("val_") and name[4:] in names)]:
-        lines, table = [], []
-        for colour, one in enumerate(each for each in (name, f"val_{name}") if each in names):
-            known = [(place, epoch.logs[one]) for place, epoch in zip(places, done) if one in epoch.logs]
-            x, values = np.array(known, float).T
-            finite = values[np.isfinite(values)]
-            if not len(finite):
-                yield f'<p class="said">{escape(one)} was never a finite number</p>'
-                continue
-            lines.append(Line(one, colour, [(x, values)]))
-            table.append((one, float(finite.min()), float(finite.mean()), float(finite.max())))
-        picture = draw_chart(name, "", lines, places[-1], marked, from_zero=False, units=_EPOCHS, exact=True)
-        yield frame_figure(name, "at the end of each epoch", picture, table, keys=True)
+        curves: list[dict[str, Any]] = []
+        table: list[Row] = []
+        for one in recorded:
+            lines = []
+            for colour, metric in enumerate(each for each in (name, f"val_{name}") if each in names):
+                known = [(epoch.t - one.zero, epoch.logs[metric]) for epoch in one.epochs if metric in epoch.logs]
+                t, values = np.array(known, float).reshape(-1, 2).T
+                told = one.prefix_name(metric)
+                if np.isfinite(values).any():
+                    lines.append(Line(told, colour, [(t, values)]))
+                    table.append(quantities.summarize_line(told, lines[-1].pieces))
+                elif known:
+                    yield f'<p class="said">{escape(told)} was never a finite number</p>'
+            curves += make_curves(lines, None, one.place, one.end)
+        yield figures.add_figure(make_chart(name, "at the end of each epoch", curves, "epoch", from_zero=False), table)
 
 
-def _draw_bars(start: Start, steps: Mapping[int, waits.Step]) -> str:
+def _draw_quantities(recorded: Sequence[_Recorded], figures: Figures) -> Iterator[str]:
+    count = sum(min(max(len(one.ranks), 1), quantities.MOST_LINES) for one in recorded)
+    buckets = min(max(_LINES_OF_RANKS // count, 40), 160)
+    for quantity in quantities.QUANTITIES:
+        curves: list[dict[str, Any]] = []
+        table: list[Row] = []
+        for one in recorded:
+            slow = waits.find_slowest(one.steps)
+            chosen = [slow[0]] if slow else []
+            drawn = quantities.draw_quantity(quantity, one.everything, one.zero, one.end, chosen)
+            if drawn:
+                made = make_curves(drawn.lines, drawn.band, one.place, one.end, buckets)
+                curves += [{**curve, "name": one.prefix_name(curve["name"])} for curve in made]
+                table += [(one.prefix_name(row[0]), *row[1:]) for row in drawn.table]
+        yield figures.add_figure(make_chart(quantity.title, quantity.unit, curves, "time"), table)
+
+
+def _draw_bars(one: _Recorded) -> str:
     """What a step of each rank went into, as bars; the rank that is waited for first."""
+    start, steps = one.start, one.steps
     if not steps:
         return ""
     longest = max(step.whole for step in steps.values()) or 1
@@ -141,12 +218,12 @@ def _draw_bars(start: Start, steps: Mapping[int, waits.Step]) -> str:
     )
 
 
-def _format_profile(start: Start) -> str:
-    return f"<h2>Profile</h2><pre>{escape(start.profile)}</pre>" if start.profile else ""
+def _format_profile(one: _Recorded) -> str:
+    return f"<h2>Profile</h2><pre>{escape(one.start.profile)}</pre>" if one.start.profile else ""
 
 
-def _format_prediction(prediction: str) -> str:
-    return f"<h2>Predicted and measured</h2><pre>{escape(prediction)}</pre>" if prediction else ""
+def _format_prediction(one: _Recorded) -> str:
+    return f"<h2>Predicted and measured</h2><pre>{escape(one.prediction)}</pre>" if one.prediction else ""
 
 
 def _list_events(run: Run) -> list[tuple[float, str]]:
@@ -159,18 +236,23 @@ def _list_events(run: Run) -> list[tuple[float, str]]:
     return sorted(found)
 
 
-def _list_marks(run: Run, zero: float, end: float) -> Iterable[tuple[float, str]]:
+def _list_marks(one: _Recorded) -> Iterator[tuple[float, str]]:
     """What is marked in charts: what happened while there were ranks."""
-    return ((t - zero, text) for t, text in _list_events(run) if zero < t <= zero + end)
+    return (
+        (round(t - one.zero, 3), one.prefix_name(text))
+        for t, text in _list_events(one.run)
+        if one.zero < t <= one.zero + one.end
+    )
 
 
-def _format_events(run: Run, zero: float) -> str:
-    rows = "".join(f"<tr><td>{t - zero:+.1f} s<td>{escape(text)}" for t, text in _list_events(run))
+def _format_events(one: _Recorded) -> str:
+    rows = "".join(f"<tr><td>{t - one.zero:+.1f} s<td>{escape(text)}" for t, text in _list_events(one.run))
     return f"<h2>What happened</h2><table>{rows}</table>" if rows else ""
 
 
-def _format_ranks(start: Start, ranks: Mapping[int, Series], steps: Mapping[int, waits.Step]) -> str:
+def _format_ranks(recorded: _Recorded) -> str:
     """The means of each rank, as a table."""
+    start, ranks, steps = recorded.start, recorded.ranks, recorded.steps
     rows = []
     for rank, series in list(ranks.items())[:_ALL]:
         memory = np.nanmax(series["mem"]) if np.isfinite(series["mem"]).any() else np.nan

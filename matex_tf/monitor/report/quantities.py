@@ -95,12 +95,12 @@ def draw_quantity(quantity: Quantity, everything: All, zero: float, end: float, 
     order = list(names)
     if len(found) <= MOST_LINES:
         lines = [Line(name, order.index(name), pieces) for name, pieces in found.items()]
-        return Drawn(lines, None, [_summarize_line(name, pieces) for name, pieces in found.items()])
+        return Drawn(lines, None, [summarize_line(name, pieces) for name, pieces in found.items()])
     grid = np.linspace(0, end, _GRID)
     rows = np.stack([_interpolate_on_grid(pieces, grid) for pieces in found.values()])
     picked = [f"rank {rank}" for rank in chosen if f"rank {rank}" in found] or _pick_extremes(found, rows)
     lines = [Line(name, place, found[name]) for place, name in enumerate(picked)]
-    return Drawn(lines, compute_band(rows, grid), [_summarize_line(name, found[name]) for name in picked])
+    return Drawn(lines, compute_band(rows, grid), [summarize_line(name, found[name]) for name in picked])
 
 
 def _name_lines(quantity: Quantity, everything: All) -> dict[str, list[int | None]]:
@@ -135,7 +135,8 @@ def _pick_extremes(found: Mapping[str, object], rows: np.ndarray) -> list[str]:
     return [list(found)[place] for place in np.argsort(-away)[:_PICKED]]
 
 
-def _summarize_line(name: str, pieces: Sequence[tuple[np.ndarray, np.ndarray]]) -> tuple[str, float, float, float]:
+def summarize_line(name: str, pieces: Sequence[tuple[np.ndarray, np.ndarray]]) -> tuple[str, float, float, float]:
+    """The name, with the least, the mean and the most of the values that are numbers."""
     values = np.concatenate([values for _, values in pieces])
     values = values[np.isfinite(values)]
     return name, float(values.min()), float(values.mean()), float(values.max())

@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
 
-from matex_tf.monitor.report.charts import HEIGHT, WIDTH, format_number
+from matex_tf.monitor.report.charts import format_number
 from matex_tf.tune.space import Choice, Config, Parameter, Value
 
+_WIDTH, _HEIGHT = 1280, 400
 _SIDE, _TOP, _BOTTOM = 90, 24, 70
 _CUT = 14  # letters of a name or a choice
 
@@ -61,12 +62,12 @@ def make_axis(parameter: Parameter) -> Axis:
 def draw_coordinates(parameters: Iterable[Parameter], last: Axis, paths: Sequence[Path]) -> str:
     """The picture. A trial in which a parameter has no value of these goes below the axis of that."""
     axes = [*map(make_axis, parameters), last]
-    parts = [f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="parallel coordinates of all trials">']
-    step = (WIDTH - 2 * _SIDE) / max(len(axes) - 1, 1)
+    parts = [f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="parallel coordinates of all trials">']
+    step = (_WIDTH - 2 * _SIDE) / max(len(axes) - 1, 1)
     across = [round(_SIDE + step * number) for number in range(len(axes))]
     for x, axis in zip(across, axes):
-        parts.append(f'<path class="grid" d="M{x} {_TOP}V{HEIGHT - _BOTTOM}"/>')
-        parts.append(f'<text x="{x}" y="{HEIGHT - 8}" text-anchor="middle">{escape(axis.name[:_CUT])}</text>')
+        parts.append(f'<path class="grid" d="M{x} {_TOP}V{_HEIGHT - _BOTTOM}"/>')
+        parts.append(f'<text x="{x}" y="{_HEIGHT - 8}" text-anchor="middle">{escape(axis.name[:_CUT])}</text>')
         parts += [
             f'<text x="{x + 6}" y="{_compute_height(place) + 7}">{escape(text[:_CUT])}</text>'
             for place, text in axis.ticks
@@ -83,4 +84,4 @@ def draw_coordinates(parameters: Iterable[Parameter], last: Axis, paths: Sequenc
 
 def _compute_height(place: float | None) -> int:
     """How far down a place on an axis is drawn; below its end where there is none."""
-    return HEIGHT - _BOTTOM + 26 if place is None else round(HEIGHT - _BOTTOM - (HEIGHT - _BOTTOM - _TOP) * place)
+    return _HEIGHT - _BOTTOM + 26 if place is None else round(_HEIGHT - _BOTTOM - (_HEIGHT - _BOTTOM - _TOP) * place)

@@ -5,14 +5,15 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from html import escape
 from pathlib import Path
 
 import numpy as np
 
-from matex_tf.monitor.report.charts import COLOURS, Line, draw_chart, format_number
-from matex_tf.monitor.report.template import assemble_page, format_facts, frame_figure
+from matex_tf.monitor.report.charts import COLOURS, Line, format_number, make_chart, make_curves
+from matex_tf.monitor.report.quantities import summarize_line
+from matex_tf.monitor.report.template import Figures, assemble_page, format_facts
 from matex_tf.tune import rungs, setup, space_file
 from matex_tf.tune.database import Record
 from matex_tf.tune.objective import Objective
@@ -22,7 +23,6 @@ from matex_tf.tune.trials.trial import DONE, FAILED
 
 _NAMED = 12  # trials that have a key of their own
 _USUAL = 90  # percent of the values that are seen apart
-_EPOCHS, _TRIALS = ((1, "epochs"),), ((1, "trials"),)
 _GREY = 6  # of the colours of lines
 
 
@@ -58,17 +58,19 @@ def format_page(folder: Path) -> str:
         "database": str(database.path),
     }  # fmt: skip
     title = f"matex tune {' '.join(search.target)}"
-    return assemble_page(title, [
+    figures = Figures()
+    body = [
         f"<h1>{escape(title)}</h1>",
-        format_facts(facts),
+        format_facts({name: [value] for name, value in facts.items()}),
         f'<p class="said">{escape(command)}</p>' if best else "",
         *(f"<p>with {escape(name)}</p>" for name in files),
         _format_legend(ordered, objective),
-        *_draw_charts(trials, ordered, objective),
+        *_draw_charts(trials, ordered, objective, figures),
         _draw_importance(asked.space, ordered),
         _draw_coordinates(asked.space, ordered, objective),
         _format_table(asked.space, ordered, objective),
-    ])  # fmt: skip
+    ]  # fmt: skip
+    return assemble_page(title, body, figures.charts)
 
 
 def sort_trials(trials: Sequence[Record], objective: Objective) -> list[Record]:
@@ -98,7 +100,9 @@ def _format_legend(ordered: Sequence[Record], objective: Objective) -> str:
     return f'<p class="legend">{escape(objective.name)} of the best: {keys}</p>' if keys else ""
 
 
-def _draw_charts(trials: Sequence[Record], ordered: Sequence[Record], objective: Objective) -> Iterable[str]:
+def _draw_charts(
+    trials: Sequence[Record], ordered: Sequence[Record], objective: Objective, figures: Figures
+) -> Iterator[str]:
     """The curves of all trials, and the best so far after each."""
     curves = [(place, one) for place, one in enumerate(ordered) if any(math.isfinite(at.value) for at in one.curve)]
     if not curves:
@@ -109,24 +113,27 @@ def _draw_charts(trials: Sequence[Record], ordered: Sequence[Record], objective:
     for place, one in reversed(curves):  # the best lie above the others
         colour, faint = _choose_colour(place, one)
         epochs = np.array([at.epoch for at in one.curve], float)
-        values = np.array([at.value for at in one.curve])
-        lines.append(Line(_name_trial(one), colour, _split_ascending(epochs, values), faint))
-        known = values[np.isfinite(values)]
-        table.append((_name_trial(one), float(known.min()), float(known.mean()), float(known.max())))
+        pieces = _split_ascending(epochs, np.array([at.value for at in one.curve]))
+        lines += [Line(_name_trial(one), colour, [piece], "faint" if faint else "") for piece in pieces]
+        table.append(summarize_line(_name_trial(one), pieces))
     end = max(float(at.epoch) for _, one in curves for at in one.curve)
-    picture = draw_chart(objective.name, "", lines, end, from_zero=False, units=_EPOCHS, most=most)
-    yield frame_figure(objective.name, "after each epoch of each trial", picture, table[::-1])
+    chart = make_chart(
+        objective.name,
+        "after each epoch of each trial",
+        make_curves(lines, end=end),
+        "epoch",
+        from_zero=False,
+        most=most,
+    )
+    yield figures.add_figure(chart, table[::-1])
     done = [one for one in trials if one.state == DONE and one.value is not None]
     if len(done) > 1:
         numbers = np.array([one.number for one in done], float)
         costs = np.minimum.accumulate([objective.compute_cost(one.value or 0.0) for one in done])
-        best = -costs if objective.maximize else costs
-        row = ("best so far", float(best.min()), float(best.mean()), float(best.max()))
-        picture = draw_chart(
-            "best so far", "", [Line("best so far", 0, [(numbers, best)])], float(numbers[-1]), from_zero=False,
-            units=_TRIALS,
-        )  # fmt: skip
-        yield frame_figure("best so far", f"{objective.name}, of trials that have come to their ends", picture, [row])
+        best = Line("best so far", 0, [(numbers, -costs if objective.maximize else costs)])
+        unit = f"{objective.name}, of trials that have come to their ends"
+        chart = make_chart("best so far", unit, make_curves([best], end=numbers[-1]), "trial", from_zero=False)
+        yield figures.add_figure(chart, [summarize_line(best.name, best.pieces)])
 
 
 def _split_ascending(epochs: np.ndarray, values: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
