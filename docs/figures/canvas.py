@@ -17,6 +17,7 @@ COLOURS = {
     "green": ("#2e8b57", "#63c58b"),
     "violet": ("#8250df", "#c297ff"),
     "grey": ("#aab2bb", "#57606a"),
+    "red": ("#cf222e", "#ff7b72"),
 }
 FONT = "system-ui, -apple-system, 'Segoe UI', 'DejaVu Sans', Helvetica, Arial, sans-serif"
 

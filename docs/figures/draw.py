@@ -8,10 +8,15 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
 
+import concepts  # noqa: E402
 import measured  # noqa: E402
 import structure  # noqa: E402
 
 PICTURES = {
+    "hosts": concepts.hosts,
+    "sequence": concepts.sequence,
+    "tickets": concepts.tickets,
+    "run": concepts.run,
     "slices": structure.slices,
     "gradient": structure.gradient,
     "placements": structure.placements,

@@ -34,7 +34,7 @@ def slices() -> Canvas:
         canvas.arrow((256, middle), (288, middle))
         canvas.rectangle(292, middle - 24, 116, 48, "panel", "edge")
         canvas.text(350, middle - 4, "its gradients", 13, at="middle")
-        canvas.text(350, middle + 14, f"weight {stop - start}/{batch}", 12, "faint", "middle")
+        canvas.text(350, middle + 14, "a partial sum", 12, "faint", "middle")
         canvas.arrow((412, middle), (496, middle))
         canvas.arrow((528, middle), (584, middle), "violet")
         canvas.rectangle(588, middle - 24, 144, 48, "panel", "violet")
@@ -117,8 +117,8 @@ def placements() -> Canvas:
     canvas.arrow((560, 172), (604, 172), "violet")
     canvas.text(582, 132, "all-reduce", 12, "violet", "middle", bold=True)
     canvas.text(24, 36, "What each rank has of a tensor, and how the parts make up the whole:", 13, "faint")
-    canvas.key(24, 226, (("blue", "sharded: its rows"), ("orange", "partial: a term of the sum")), 148)
-    canvas.key(380, 226, (("grey", "replicated"), ("green", "the whole value, on every rank")), 116)
+    canvas.key(24, 226, (("blue", "sharded: its rows"), ("orange", "partial sum: a term of it")), 148)
+    canvas.key(380, 226, (("grey", "replicated"), ("green", "replicated, after the sum")), 116)
     return canvas
 
 
