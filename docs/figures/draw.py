@@ -19,6 +19,7 @@ PICTURES = {
     "run": concepts.run,
     "slices": structure.slices,
     "gradient": structure.gradient,
+    "batch": structure.batch,
     "placements": structure.placements,
     "rows": structure.rows,
     "curve": measured.curve,
