@@ -6,7 +6,13 @@ mkdocs-material, which was the other choice, has been in maintenance since the e
 
 from typing import Any
 
+import matex_tf
+from matex_tf.deploy import python as runs
+from matex_tf.launch import cli  # noqa: F401  (whose package has the name of a function, too)
+from matex_tf.tune import python as searches
 from matex_tf.version import __version__
+
+matex_tf.launch, matex_tf.tune = runs.launch, searches.tune  # as scripts call them
 
 project = "matex_tf"
 author = copyright = "the matex_tf authors"

@@ -1,4 +1,4 @@
-"""DataSet: the one line that gives each rank its share of the data on disk."""
+"""DataSet: the one line that gives each rank its shard of the data on disk."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Batch = tuple[np.ndarray, "np.ndarray | None"]
 
 
 class DataSet:
-    """A data set on disk, of which this rank reads, decodes and holds only its share.
+    """A data set on disk, of which this rank reads, decodes and holds only its shard.
 
         data = DataSet("NETCDF", "run_*.nc", data="t2m", labels="label", validation_fraction=0.1)
         model.fit(data.training_data, data.training_labels, batch_size=128)
@@ -34,14 +34,14 @@ class DataSet:
     Args:
         normalize: True gives integer data as float32 divided by the largest value of their type (uint8: 0 to 1) and
             leaves others; "standard" gives mean 0 and deviation 1 over all training rows (by column, for tables).
-        missing: what becomes of missing values: "error", "nan", or a number to put in.
+        missing: treatment of missing values: "error", "nan", or a number that replaces them.
         validation_fraction, test_fraction: cut from the rows: the same rows whatever the number of ranks.
         split: "last", the last rows of the file, or "spread", rows at equal distances in it.
         window, horizon: a sample is `window` consecutive rows, its label the `horizon` rows that follow.
-        distribution: "block" (contiguous rows), "cyclic" (row i to rank i mod size), or "batch" with `batch_size`,
-            where each step of an unshuffled run has the very rows of the sequential run.
+        distribution: "block" (contiguous rows), "cyclic" (row i to rank i mod size), or "batch" with `batch_size`:
+            each step of an unshuffled run has the rows of the single-process run.
         reshuffle: "epoch" exchanges rows between the ranks from epoch to epoch, by `seed`.
-        rank, size: the share by hand, for use without mpirun; then nothing is asked of other ranks.
+        rank, size: the shard by hand, for use without a launcher; then ranks do not communicate.
 
     Opening and the first use of data and labels are collective under mpirun: every rank does them at the same place in
     the script, and an error on one rank is raised on all. Raises FileNotFoundError, ReaderError (file, place, expected,

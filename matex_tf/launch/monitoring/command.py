@@ -100,9 +100,12 @@ def _collect_metrics(watch: JobWatch, target: Path, once: bool) -> int:
 @click.command("report", context_settings=HELP, short_help="Make one HTML page of a recorded run, or of a search.")
 @click.argument("run")
 @NAMESPACE
-@click.option("-o", "--output", metavar="FILE", help="The page; RUN/report.html unless told.")
+@click.option("-o", "--output", metavar="FILE", help="The page. Default: RUN/report.html.")
 @click.option(
-    "--plan", "plan", metavar="PLAN.json", help="Of `matex plan --json`: its prediction beside what was measured."
+    "--plan",
+    "plan",
+    metavar="PLAN.json",
+    help="A plan of `matex plan --json`: compare its prediction with the measurement.",
 )
 def write_report(run: str, namespace: str, output: str | None, plan: str | None) -> int:
     """Make one HTML page of the run in the folder RUN, or of a search, which may still go on.
