@@ -32,7 +32,8 @@ autodoc_typehints = "signature"
 autodoc_preserve_defaults = True
 
 html_theme = "furo"
-html_static_path: list[str] = []
+html_static_path = ["style"]
+html_css_files = ["tables.css"]
 html_copy_source = False
 html_show_sphinx = False
 

@@ -701,7 +701,7 @@ def format_reference() -> str:
         default = {True: "1", False: "0", "": "(empty)", None: "(empty)"}.get(setting.default, str(setting.default))
         lines.append(f"| `{setting.variable}` | {setting.values} | {default} | {setting.meaning} |")
     lines += ["", "This page is written by `python -m matex_tf.settings`.", ""]
-    return "\n".join(lines)
+    return re.sub(r"docs/([\w-]+)\.md", r"[\1](\1.md)", "\n".join(lines))
 
 
 if __name__ == "__main__":
