@@ -9,8 +9,8 @@ from matex_tf.planner.papers.figures import comparisons
 
 _HEAD = """# What five papers measured, and what models make of it
 
-The planner uses models of five papers. Each model is a function in `matex_tf/planner/papers/`, named by its equation, with
-its limits. The tables compare numbers of the papers with numbers of the models. `python -m matex_tf.planner.papers`
+The planner uses models of five papers. Each model is a function in `matex_tf/planner/papers/`, named by its equation,
+with its limits. The tables compare numbers of the papers with numbers of the models. `python -m matex_tf.planner.papers`
 generates this page, and a test compares the two.
 
 - calculated: a formula of the paper with the values of the paper.
@@ -18,8 +18,8 @@ generates this page, and a test compares the two.
 - predicted: the model gives the number, which was not used for the model.
 - not explained: the models do not give the number, or the paper does not give their inputs.
 
-Only the texts of the papers were available, so numbers shown only in plots are missing. Differences refer to the printed
-numbers; a line says so if it excludes their rounding.
+Only the texts of the papers were available, so numbers shown only in plots are missing. Differences refer to the
+printed numbers; a line says so if it excludes their rounding.
 """
 
 _COLUMNS = "| where | what | theirs | ours | how | remark |\n|---|---|---|---|---|---|\n"
