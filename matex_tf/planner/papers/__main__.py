@@ -10,7 +10,7 @@ from matex_tf.planner.papers.figures import comparisons
 _HEAD = """# What five papers measured, and what models make of it
 
 The planner uses models of five papers. Each model is a function in `matex_tf/planner/papers/`, named by its equation,
-with its limits. The tables compare numbers of the papers with numbers of the models. `python -m matex_tf.planner.papers`
+with its limits. The tables compare numbers of papers and models. `python -m matex_tf.planner.papers`
 generates this page, and a test compares the two.
 
 - calculated: a formula of the paper with the values of the paper.
