@@ -50,10 +50,10 @@ GRADIENT = (
     ("matex_tf/steps/", "capture.py", "capture: the graph as the script traces it"),
     ("matex_tf/steps/", "plan.py", "plan, compare between ranks, call"),
     ("matex_tf/rewrite/", "propagate.py", "each tensor has a placement"),
-    ("matex_tf/rewrite/", "emit.py", "a copy, with collectives where placements change"),
+    ("matex_tf/rewrite/", "bodies.py", "a copy, with waves of collectives where placements change"),
     ("matex_tf/steps/", "exchanger.py", "one message for all sums of a wave"),
     ("ops/", "collectives/reduce_gradients.py", "one TensorFlow op for the gradients"),
-    ("ops/src/engine/", "sequence/rendezvous.cc", "are all ranks at this collective?"),
+    ("ops/src/engine/", "update/inline.cc", "rendezvous: are all ranks at this collective?"),
     ("ops/src/engine/", "sums/allreduce.cc", "shared memory, MPI, ring or two levels"),
 )
 BATCH = (
