@@ -19,10 +19,10 @@ ROOT = Path(__file__).parent.parent
 FIGURES = ROOT / "docs" / "figures"
 PAGES = [
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")),
-    *sorted(ROOT.glob("docs/**/*.md")),
+    *sorted(ROOT.glob("docs/*.md")),
 ]
 GENERATED = ("settings.md", "papers.md", "commands.md", "api.md")
-MADE_OF_TABLES = ("settings.md", "measurements.md", "CHANGELOG.md")
+MADE_OF_TABLES = ("settings.md", "CHANGELOG.md")
 WRITTEN = [page for page in PAGES if page.name not in (*GENERATED, "CHANGELOG.md")]
 CODE = ("matex_tf", "ops", "readers")
 
