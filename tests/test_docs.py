@@ -177,3 +177,27 @@ def test_pages_are_short():
     """A word has a letter or a digit; pages that are generated do not count, nor does the list of changes."""
     words = sum(bool(re.search(r"\w", word)) for page in WRITTEN for word in page.read_text().split())
     assert words <= MOST_WORDS
+
+
+def list_code_texts():
+    """The texts of the code; of one with values in it, `…` stands for each value."""
+    for path, text in read_sources():
+        if path.relative_to(ROOT).parts[0] not in CODE:
+            continue
+        if path.suffix in (".cc", ".h"):
+            yield from re.findall(r'"((?:[^"\\\n]|\\.)*)"', re.sub(r'"\s*\n\s*"', "", text))
+        for node in ast.walk(ast.parse(text)) if path.suffix == ".py" else ():
+            if isinstance(node, ast.JoinedStr):
+                yield "".join(one.value if isinstance(one, ast.Constant) else "…" for one in node.values)
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                yield node.value
+
+
+def test_each_message_that_is_explained_is_one_that_the_code_has():
+    section = (ROOT / "docs/troubleshooting.md").read_text().split("## Messages")[1].split("\n## ")[0]
+    messages = re.findall(r"(?m)^\| (.+?) \|", section)[2:]
+    texts = "\n".join(list_code_texts())
+    assert len(messages) > 10
+    for message in messages:
+        parts = [part.strip(" `()") for part in re.split(r"…|\bN\b|[.:;,]| `|` ?", message)]
+        assert not [part for part in parts if len(part.split()) > 1 and part not in texts], message
