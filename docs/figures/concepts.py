@@ -103,3 +103,57 @@ def run() -> Canvas:
     canvas.arrow((488, 186), (488, 170), "violet")
     canvas.text(394, 200, "restart", 12, "violet", "middle", bold=True)
     return canvas
+
+
+def strategies() -> Canvas:
+    """Which rank updates which third of the weights, for five strategies."""
+    canvas = Canvas(760, 262, "Who updates which weights: three ranks, the weights in three pieces, five strategies")
+    canvas.text(28, 32, "updates", 12, "faint")
+    columns = ("allreduce", "sharded", "servers:1", "async", "local:H")
+    notes = ("every rank, all", "each its piece", "one owner, all", "each its batch", "each its own")
+    for number, (name, note) in enumerate(zip(columns, notes)):
+        left = 96 + number * 132
+        canvas.text(left + 54, 32, name, 14, at="middle", bold=True)
+        canvas.text(left + 54, 222, note, 12, "faint", "middle")
+        if name == "async":
+            canvas.rectangle(left - 6, 44, 120, 156, "panel", "violet")
+        for rank in range(3):
+            y = 52 + rank * 50
+            if number == 0:
+                canvas.text(28, y + 26, f"rank {rank}", 13, RANKS[rank], bold=True)
+            for piece in range(3):
+                mine = {"sharded": piece == rank, "servers:1": rank == 0}.get(name, True)
+                x = left + piece * 37
+                colour = "violet" if name == "async" else RANKS[rank]
+                canvas.rectangle(x, y, 34, 38, colour if mine else "page", "" if mine else "edge", 3)
+        words, colour = {"async": ("shared memory", "violet"), "local:H": ("mean every H steps", "faint")}.get(
+            name, ("exact", "green")
+        )
+        canvas.text(left + 54, 246, words, 12, colour, "middle")
+    return canvas
+
+
+def job() -> Canvas:
+    """A job that reaches its time limit keeps its state, is queued again, and completes."""
+    canvas = Canvas(
+        760, 196, "A job of matex submit: it keeps its state before the time limit, and continues in the queue"
+    )
+    boxes = (
+        (28, "queued", "grey", ""),
+        (168, "runs", "blue", "epochs 1 to 61"),
+        (348, "state kept", "violet", "exit code 75"),
+        (488, "queued again", "grey", ""),
+        (628, "runs", "blue", "epochs 61 to 90"),
+    )
+    for number, (x, words, colour, below) in enumerate(boxes):
+        width = 140 if words == "runs" and number == 1 else 104
+        canvas.rectangle(x, 62, width, 50, "panel", colour)
+        canvas.text(x + width / 2, 92, words, 13, at="middle", bold=True)
+        canvas.text(x + width / 2, 132, below, 12, "faint", "middle")
+        if number < len(boxes) - 1:
+            canvas.arrow((x + width + 4, 87), (boxes[number + 1][0] - 4, 87))
+    canvas.text(28, 34, "matex submit --slurm --nodes 4 --time 2:00:00 train.py --epochs 90", 13, bold=True)
+    canvas.line([(328, 52), (328, 120)], "red", 1.6, dashed=True)
+    canvas.text(328, 152, "2 minutes before the limit", 12, "red", "middle")
+    canvas.text(380, 182, "One command; the result equals that of a job without a limit.", 12, "faint", "middle")
+    return canvas

@@ -17,6 +17,8 @@ PICTURES = {
     "sequence": concepts.sequence,
     "tickets": concepts.tickets,
     "run": concepts.run,
+    "strategies": concepts.strategies,
+    "job": concepts.job,
     "slices": structure.slices,
     "gradient": structure.gradient,
     "batch": structure.batch,
