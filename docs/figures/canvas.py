@@ -10,6 +10,7 @@ COLOURS = {
     "page": ("#ffffff", "#0d1117"),
     "edge": ("#d0d7de", "#30363d"),
     "ink": ("#1f2328", "#e6edf3"),
+    "red": ("#cf222e", "#ff7b72"),
     "faint": ("#59636e", "#9198a1"),
     "panel": ("#f3f5f8", "#1a2028"),
     "blue": ("#2f6fde", "#6ea8fe"),
@@ -17,7 +18,6 @@ COLOURS = {
     "green": ("#2e8b57", "#63c58b"),
     "violet": ("#8250df", "#c297ff"),
     "grey": ("#aab2bb", "#57606a"),
-    "red": ("#cf222e", "#ff7b72"),
 }
 FONT = "system-ui, -apple-system, 'Segoe UI', 'DejaVu Sans', Helvetica, Arial, sans-serif"
 
