@@ -1,4 +1,4 @@
-"""What happens when a rank ends at any moment, in any way: the table of docs/appendix/measurements.md.
+"""What happens when a rank ends at any moment, in any way: see docs/reliability.md.
 
     python benchmarks/faults.py [--ranks 2] [--times 1] [--only WORDS] [--ways 8]
 

@@ -1,4 +1,4 @@
-"""What happens when a host is lost or its cable is cut in training: a table of docs/appendix/measurements.md.
+"""What happens when a host is lost or its cable is cut in training: see docs/reliability.md.
 
     sudo python benchmarks/faults_hosts.py [--hosts 3] [--times 1] [--only cut] [--launcher matex]
 

@@ -1,4 +1,4 @@
-"""Jobs of `matex submit` under a real Slurm, to which something happens: a table of docs/appendix/measurements.md.
+"""Jobs of `matex submit` under a real Slurm, to which something happens: see docs/reliability.md.
 
     sudo python benchmarks/slurm.py [--only requeued]     # apt-get install slurm-wlm slurmctld slurmd slurm-client
 

@@ -10,41 +10,52 @@ from matex_tf.world import world
 
 
 def rank() -> int:
-    """This process's number among the ranks, from 0; 0 when alone.
+    """The number of this rank, from 0; 0 without a launcher.
 
-    A script that asks for it runs commands (`os.system`, `subprocess`) on each rank that comes to them; one that does
-    not has them run once, by rank 0.
+    After the first call of `rank` or `local_rank`, each rank executes the commands of the script (`os.system`,
+    `subprocess`) itself. Before it, rank 0 executes each command once for all ranks.
     """
     world.note_script_knows_ranks()
     return world.get_world().rank
 
 
 def size() -> int:
-    """The number of ranks that train together; 1 when alone."""
+    """The number of ranks of the run; 1 without a launcher."""
     return world.get_world().size
 
 
 def local_rank() -> int:
-    """This process's number among the ranks of its node, from 0. For commands see `rank`."""
+    """The number of this rank among the ranks of its host, from 0. For commands see `rank`."""
     world.note_script_knows_ranks()
     return world.get_world().local_rank
 
 
 def local_size() -> int:
-    """The number of ranks on this node."""
+    """The number of ranks on this host."""
     return world.get_world().local_size
 
 
 def is_active() -> bool:
-    """Whether this process is one of several ranks that train together."""
+    """Whether this process is one of several ranks."""
     return world.is_active()
 
 
 def allreduce(tensor_or_list: Any, op: str = "mean") -> Any:
-    """The mean, sum, min or max over ranks of a tensor, or of each in a list; of the same shape and dtype.
+    """Reduce a tensor, or each tensor of a list, over all ranks. Collective.
 
-    Raises ValueError for an unknown `op`, TypeError for a dtype that cannot be reduced, and, when run,
-    `tf.errors.FailedPreconditionError` on every rank if ranks disagree on shapes, dtypes or the place in the program.
+    Args:
+        tensor_or_list: tensors of float16, bfloat16, float32, float64, int32 or int64, of any shape; the same shapes
+            and dtypes on all ranks.
+        op: "mean", "sum", "min" or "max".
+
+    Returns:
+        The reduced tensor, or the list of them, with the shapes and dtypes of the argument, on every rank.
+
+    Raises:
+        ValueError: `op` is unknown.
+        TypeError: the dtype cannot be reduced.
+        tf.errors.FailedPreconditionError: when run, on every rank: ranks disagree on shapes, dtypes or the place in the
+            program.
     """
     from matex_tf import ops
 
@@ -52,31 +63,58 @@ def allreduce(tensor_or_list: Any, op: str = "mean") -> Any:
 
 
 def broadcast(tensor: Any, root: int = 0) -> Any:
-    """Rank `root`'s value of `tensor`, on every rank; all ranks give a tensor of the same shape and dtype."""
+    """Send the tensor of rank `root` to all ranks. Collective.
+
+    Args:
+        tensor: of the same shape and dtype on all ranks; dtypes as of `allreduce`.
+        root: the number of a rank, the same on all ranks.
+
+    Returns:
+        The tensor of rank `root`, on every rank.
+
+    Raises:
+        tf.errors.FailedPreconditionError: as `allreduce`.
+    """
     from matex_tf import ops
 
     return ops.broadcast(tensor, root=root)
 
 
 def allgather(tensor: Any) -> Any:
-    """The ranks' tensors joined along the first dimension, in the order of ranks; first dimensions may differ."""
+    """Concatenate the tensors of all ranks along the first dimension, in the order of ranks. Collective.
+
+    Args:
+        tensor: all dimensions but the first are the same on all ranks; a scalar counts as one row.
+
+    Returns:
+        The concatenated tensor, on every rank.
+
+    Raises:
+        tf.errors.FailedPreconditionError: as `allreduce`.
+    """
     from matex_tf import ops
 
     return ops.allgather(tensor)
 
 
 def barrier() -> None:
-    """Returns on each rank once all have called it."""
+    """Wait until all ranks have called it. Collective."""
     from matex_tf import ops
 
     ops.barrier()
 
 
 def report(*, epoch: int | None = None, **figures: Any) -> None:
-    """Tell `matex tune` how well the script does: `matex_tf.report(loss=0.3)`. What Keras' `fit` logs, it sees itself.
+    """Report metrics to `matex tune`: `matex_tf.report(loss=0.3)`. Without `matex tune` it does nothing.
 
-    Called several times, as after each `epoch`, the last counts, or the best. Without `matex tune` it does nothing.
-    Raises TypeError for a figure that is no number.
+    `matex tune` reads the logs of Keras' `fit` by itself. Of several calls the last one counts, or the best.
+
+    Args:
+        epoch: the number of the epoch, if the metrics belong to one.
+        figures: metrics by name.
+
+    Raises:
+        TypeError: a metric is not a number.
     """
     from matex_tf.monitor import trial_log
 
@@ -89,9 +127,13 @@ def report(*, epoch: int | None = None, **figures: Any) -> None:
 
 
 def shard(x: Any, *, own: bool = False) -> Any:
-    """This rank's part of `x`: rows of an array (or of each in a tuple or dict), or slices of a dataset's batches.
+    """Make a shard: the rows of `x` that only this rank holds. `fit` and training loops do not slice a shard again.
 
-    What comes back is known as a share: `fit` and training loops do not slice it again. With `own` nothing is cut: `x`
-    has this rank's rows already, and the other ranks have others.
+    Args:
+        x: an array, a tuple or dict of arrays with equal numbers of rows, or a batched `tf.data.Dataset`.
+        own: `x` already holds only the rows of this rank; nothing is cut.
+
+    Returns:
+        This rank's contiguous rows of each array, or a dataset of this rank's slice of each batch.
     """
     return share_arrays.shard(x, rank=0, size=1) if own else share_arrays.shard(x)

@@ -258,94 +258,94 @@ TABLE = (
         _parse_boolean,
         False,
         "0, 1",
-        "1: the script runs as if the library were not there. Under mpirun each rank then runs it alone.",
+        "1: the script runs as if the library were absent. Under mpirun each rank then runs it alone.",
     ),
     Setting(
         "scaling",
         _make_choice_parser("strong", "weak"),
         "strong",
         "strong, weak",
-        "strong: the script's batch is the global batch, and each rank computes its slice. The result is as "
-        "alone. weak: the script's batch is each rank's own. The global batch is that times the number of "
-        "ranks, and an epoch takes that many times fewer steps. Learning rates stay as they are.",
+        "strong: the batch of the script is the global batch, and each rank computes its slice. The result equals "
+        "that of the script alone. weak: the batch of the script is the batch of each rank. The global batch is N "
+        "times as large on N ranks, and an epoch takes 1/N of the steps. Learning rates stay unchanged.",
     ),
     Setting(
         "strategy",
         parse_strategy,
         "auto",
         ", ".join(STRATEGIES),
-        "auto: allreduce or sharded, which have the same bits: the one that the ranks' first steps find faster. "
-        "allreduce: every rank updates all weights. sharded: each rank updates an equal piece of them and holds the "
-        "optimizer's variables of that piece only. servers: S of the ranks do, as evenly over the hosts as can be; "
-        "with auto as many as the planner's model finds fastest; with :only the last S ranks, and only the others "
-        "train. The results are the same. async: on one host, each rank trains whole batches of fit in turn, on "
-        "weights that all share. None begins a batch more than K ahead of the oldest under way (4, or 2 for each other "
-        "rank, unless told). local: in fit, each rank trains H steps by itself on its slices of batches; then the "
-        "weights become the ranks' average. Results of both are statistical. An unavailable strategy is reported once, "
-        "and runs as allreduce. docs/strategies.md has more. `matex run --strategy` sets it.",
+        "Which rank updates which weights. auto: allreduce or sharded, whichever the first steps find faster; both "
+        "have the same bits. allreduce: every rank updates all weights. sharded: each rank updates an equal piece "
+        "and holds only the optimizer variables of that piece. servers:S: S of the ranks own the pieces, spread "
+        "over the hosts; auto: as many as the planner's model finds fastest; :only: the last S ranks, which do not "
+        "train. async: on one host, each rank trains complete batches of fit on shared weights, at most K batches "
+        "ahead of the oldest unfinished one (default: 4, or 2 for each other rank). local:H: in fit, each rank "
+        "trains H steps on its slices, then ranks average their weights. Results of async and local are "
+        "statistical. An unavailable strategy is reported once and falls back to allreduce. See docs/strategies.md. "
+        "`matex run --strategy` sets it.",
     ),
     Setting(
         "eager",
         _make_choice_parser("auto", "whole"),
         "auto",
         "auto, whole",
-        "auto: in eager training steps, ranks share the calls of Keras models and of functions, from the second step "
-        "on. whole: every rank computes whole batches there.",
+        "auto: in eager training steps, calls of Keras models and of tf.functions are sharded from the second step "
+        "on. whole: every rank computes complete batches there.",
     ),
     Setting(
         "adapt",
         parse_adapt,
         "off",
         ", ".join(ADAPT),
-        "on: a rank that is slower than others gets fewer rows of each batch. The result stays that of the script "
-        "alone, whose batches are not changed. ranks: under `matex run`, their number also changes as hosts come and "
-        "go, and the strategy where that is worth it. docs/adapt.md has more. `matex run --adapt` sets it.",
+        "on: a slower rank gets fewer rows of each batch. Batches and results stay those of the script alone. "
+        "ranks: under `matex run`, the number of ranks also changes as hosts come and go, and the strategy if that "
+        "is worth it. See docs/adapt.md. `matex run --adapt` sets it.",
     ),
     Setting(
         "microbatch",
         _parse_rows,
         0,
         "rows, auto",
-        "A step that is a tf.function, `fit`'s among them, computes a rank's slice in parts of so many rows, one after "
-        "the other, so that only one part's activations are in memory. Results are the same; nothing is computed "
-        "twice. Tensors that are used after a collective, as with BatchNormalization, are kept for all rows. It also "
-        "works without ranks. A line names steps that are computed at once. auto: in parts only where a slice does "
-        "not fit memory, which is measured at the first slices; one line says so. 0: all rows at once.",
+        "A step that is a tf.function, as in `fit`, computes its slice in parts of so many rows, one after the "
+        "other, so that only the activations of one part are in memory. Results are the same; nothing is computed "
+        "twice. Tensors that a collective needs for all rows, as with BatchNormalization, are kept. It also works "
+        "with one rank. One line names steps that are computed at once. auto: in parts only if a slice does not fit "
+        "memory, as measured at the first slices. 0: all rows at once.",
     ),
     Setting(
         "memory",
         parse_size,
         0.0,
         "size, as 16GiB",
-        "The most memory that a rank's process may take with MATEX_MICROBATCH=auto. 0: the rank's share of what its "
-        "host, its container or job, and its limits (ulimit -v) leave. `matex run --memory` sets it.",
+        "The maximum memory of a rank with MATEX_MICROBATCH=auto. 0: an equal part of the memory that the host, the "
+        "container or job, and the limits (ulimit -v) leave. `matex run --memory` sets it.",
     ),
     Setting(
         "overlap",
         _make_choice_parser("auto", "on", "off"),
         "auto",
         "auto, on, off",
-        "on: a communication thread reduces gradients as they are computed. off: they are reduced all at once. auto: "
-        "whichever is faster in a step's first calls, which begin with off on one host and with on on several. "
-        "Only inside functions of TensorFlow that XLA does not compile.",
+        "on: a communication thread reduces gradients while others are computed. off: all gradients are reduced at "
+        "the end. auto: the faster of both in the first calls of a step, starting with off on one host and with on "
+        "on several. Only in functions of TensorFlow that XLA does not compile.",
     ),
     Setting(
         "device_pointers",
         _make_choice_parser("auto", "on", "off"),
         "off",
         "off, auto, on",
-        "Whether gradients that are reduced all at once stay in the GPU's memory, and MPI is given their addresses. "
-        "auto: where the MPI of every rank says that it takes them (MPIX_Query_cuda_support and its like). on: without "
-        "asking. A line at the start says what comes of it. It was never run on a GPU, and is off by default.",
+        "Whether gradients stay in GPU memory, and MPI receives their addresses. auto: if the MPI of every rank "
+        "reports support (MPIX_Query_cuda_support and similar). on: without asking. One line at the start says "
+        "which. Never run on a GPU; off by default.",
     ),
     Setting(
         "algorithm",
         _make_choice_parser("auto", "mpi", "ring", "two_level"),
         "auto",
         "auto, mpi, ring, two_level",
-        "How large sums over ranks are computed. mpi: by MPI's own all-reduce. ring: by a ring, which sends the "
-        "fewest bytes. two_level: within each host first, then each of its ranks carries a slice to the other hosts. "
-        "auto: in shared memory on one host, else whichever is fastest on the first of them.",
+        "How large sums over ranks are computed. mpi: by MPI's all-reduce. ring: by a ring, which sends the fewest "
+        "bytes. two_level: within each host first; then each rank sums one slice across hosts. auto: in shared "
+        "memory on one host, else the fastest of the first sums.",
     ),
     Setting(
         "compression",
@@ -361,48 +361,48 @@ TABLE = (
         _parse_boolean,
         False,
         "0, 1",
-        "1: in steps that ranks share, NaN or infinity in a gradient of any rank is an error on all. It names "
-        "variable, rank and update. 0: they are passed on as arithmetic gives them. They are no error in a step that "
-        "looks whether its gradients are finite, as with a LossScaleOptimizer, which skips such steps.",
+        "1: in sharded steps, NaN or infinity in a gradient of any rank is an error on all ranks. It names "
+        "variable, rank and update. Steps that test their gradients themselves, as with a LossScaleOptimizer, are "
+        "exempt. 0: no check.",
     ),
     Setting(
         "abort_seconds",
         _parse_count,
         600,
         "seconds",
-        "When ranks have waited so long, the job ends with exit code 70; after ten times as long if those that they "
-        "wait for are saving. This holds whatever MATEX_STALL_SECONDS says. 0: never.",
+        "A rank that waits for others this long ends the run with exit code 70; ten times as long if the others are "
+        "saving. 0: never.",
     ),
     Setting(
         "state",
         _keep_text,
         "",
         "folder",
-        "The folder of the run's state, from which the script continues when it is started again. `matex run "
-        "--restarts` names one by itself. All hosts must share it. Empty: no state is kept.",
+        "The folder of the state of the run, from which a restarted script continues. All hosts must share it. "
+        "`matex run --restarts` names one by itself. Empty: no state is kept.",
     ),
     Setting(
         "elastic",
         _parse_boolean,
         False,
         "0, 1",
-        "1: if a rank is lost, the others continue from the last step that all had completed. `matex run --elastic` "
-        "sets it and starts an MPI that reports losses. Updates are then not overlapped.",
+        "1: after a lost rank the others continue from the last step that all had completed. `matex run --elastic` "
+        "sets it and starts an MPI that reports losses. Updates are not overlapped then.",
     ),
     Setting(
         "save_seconds",
         _parse_seconds,
         60,
         "seconds",
-        "Where MATEX_STATE is set, how often the state of `fit` is kept. 0: only at the end of each call of `fit`, "
-        "and on SIGTERM or SIGUSR1.",
+        "With MATEX_STATE: the interval at which the state of `fit` is kept. 0: only at the end of each `fit`, and "
+        "on SIGTERM or SIGUSR1.",
     ),
     Setting(
         "cache_dir",
         _keep_text,
         "",
         "folder",
-        "Where the compiled ops are kept, and where records begin in files. Empty: the user's cache folder "
+        "The folder of compiled ops, and of indexes of record files. Empty: the cache folder of the user "
         "(XDG_CACHE_HOME or ~/.cache).",
     ),
     Setting(
@@ -410,76 +410,73 @@ TABLE = (
         _keep_text,
         "",
         "folder",
-        "Where to look first for compiled ops, as `matex build --into` has built them for all users. Nothing is "
-        "written there. Empty: the folder matex_tf.libs beside the installed package.",
+        "The folder searched first for compiled ops, as `matex build --into` makes it for all users. It is never "
+        "written. Empty: the folder matex_tf.libs next to the installed package.",
     ),
     Setting(
         "log_dir",
         _keep_text,
         "",
         "folder",
-        "Each rank's own output is written to rank-N.log in this folder; the file of the run before becomes "
-        "rank-N.log.1. Empty: only rank 0 prints; errors of every rank still reach the terminal.",
+        "Each rank writes its output to rank-N.log in this folder; the previous file becomes rank-N.log.1. Empty: "
+        "only rank 0 prints; errors of every rank still reach the terminal.",
     ),
     Setting(
         "output",
         _make_choice_parser("first", "all"),
         "first",
         "first, all",
-        "first: rank 0 prints, and its files stay. What other ranks write in Python goes to a private folder of that "
-        "rank, from which it also reads. That folder is dropped at the end. all: every rank prints, saves and writes "
-        "for itself, as if alone.",
+        "first: rank 0 prints, and its files stay. Other ranks write into private folders, which are deleted at the "
+        "end. all: every rank prints, saves and writes for itself.",
     ),
     Setting(
         "placement",
         parse_placement,
         "auto",
         "auto, spread, spread:I/N, off",
-        "auto: the cores and GPUs of a host are spread over its ranks before TensorFlow starts its threads, unless "
-        "the user set threads or binding. spread: the same, also where the launcher was told how to bind (`matex "
-        "run` sets it). spread:I/N: the same over part I of N of each host, as `matex tune` deals it out. off: left as "
-        "the launcher set them.",
+        "auto: cores and GPUs of a host are divided among its ranks before TensorFlow starts its threads, unless "
+        "the user set threads or a binding. spread: the same, even if the launcher was told how to bind (`matex "
+        "run` sets it). spread:I/N: the same over part I of N of each host (`matex tune` sets it). off: unchanged.",
     ),
     Setting(
         "xla",
         _make_choice_parser("auto", "off"),
         "auto",
         "auto, off",
-        "auto: on CPUs, functions with jit_compile=True are compiled by XLA with our collectives in them. The "
-        "kernels are built at first need (half a minute, once). off: XLA is turned off for functions that hold a "
-        "collective.",
+        "auto: on CPUs, XLA compiles functions with jit_compile=True, including the collectives. The kernels are "
+        "built once, in half a minute. off: XLA is turned off for functions with collectives.",
     ),
     Setting(
         "timeline",
         _keep_text,
         "",
         "file.json",
-        "Under several ranks, what each computes, waits for, copies and sends is written to this file at the end of "
-        "the script. It is a trace for Perfetto (https://ui.perfetto.dev) or chrome://tracing.",
+        "With several ranks: the file for a trace of what each rank computes, waits for, copies and sends. Open it "
+        "at https://ui.perfetto.dev or chrome://tracing.",
     ),
     Setting(
         "profile",
         _parse_boolean,
         False,
         "0, 1",
-        "1: under several ranks, a table at the end of the script says what training steps spent their time on. "
-        "`matex run --profile` sets it.",
+        "1: with several ranks, print a table at the end: what training steps spent their time on. `matex run "
+        "--profile` sets it.",
     ),
     Setting(
         "record",
         _keep_text,
         "",
         "folder",
-        "Under several ranks, each rank writes what it uses and waits for to a file in this folder, which all hosts "
-        "must share. `matex top` and `matex report` read it; `matex run --record` sets it. Empty: nothing is recorded.",
+        "With several ranks: the folder in which each rank records what it uses and waits for. All hosts must share "
+        "it. `matex top` and `matex report` read it; `matex run --record` sets it. Empty: no records.",
     ),
     Setting(
         "explain",
         _parse_boolean,
         False,
         "0, 1",
-        "1: under several ranks, a line for each step says whether it is sharded. Of a sharded one it names the sums, "
-        "and ops that need all rows, with their lines; of another the reason. `matex run --explain` sets it.",
+        "1: with several ranks, print one line for each step: whether it is sharded, its sums and the ops that need "
+        "all rows, with their lines; or the reason. `matex run --explain` sets it.",
     ),
     Setting(
         "quiet",
@@ -494,7 +491,7 @@ TABLE = (
         "script",
         "script, full",
         "script: the traceback of an error that ends the run shows the frames of the script and of its libraries. "
-        "full: it shows those of matex_tf, too.",
+        "full: it shows the frames of matex_tf as well.",
     ),
 )
 """The settings of users."""
@@ -716,7 +713,7 @@ def format_reference() -> str:
     names = ", ".join(f"`{setting.variable}`" for setting in INTERNAL)
     lines += ["", f"Commands of the library, and its tests, set further variables: {names}."]
     lines += ["", "This page is written by `python -m matex_tf.settings`.", ""]
-    return "\n".join(lines)
+    return re.sub(r"docs/([\w-]+)\.md", r"[\1](\1.md)", "\n".join(lines))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""DataSet: the one line that gives each rank its share of the data on disk."""
+"""DataSet: the one line that gives each rank its shard of the data on disk."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Batch = tuple[np.ndarray, "np.ndarray | None"]
 
 
 class DataSet:
-    """A data set on disk, of which this rank reads, decodes and holds only its share.
+    """A data set on disk, of which this rank reads, decodes and holds only its shard.
 
         data = DataSet("NETCDF", "run_*.nc", data="t2m", labels="label", validation_fraction=0.1)
         model.fit(data.training_data, data.training_labels, batch_size=128)
@@ -34,14 +34,14 @@ class DataSet:
     Args:
         normalize: True gives integer data as float32 divided by the largest value of their type (uint8: 0 to 1) and
             leaves others; "standard" gives mean 0 and deviation 1 over all training rows (by column, for tables).
-        missing: what becomes of missing values: "error", "nan", or a number to put in.
+        missing: treatment of missing values: "error", "nan", or a number that replaces them.
         validation_fraction, test_fraction: cut from the rows: the same rows whatever the number of ranks.
         split: "last", the last rows of the file, or "spread", rows at equal distances in it.
         window, horizon: a sample is `window` consecutive rows, its label the `horizon` rows that follow.
-        distribution: "block" (contiguous rows), "cyclic" (row i to rank i mod size), or "batch" with `batch_size`,
-            where each step of an unshuffled run has the very rows of the sequential run.
+        distribution: "block" (contiguous rows), "cyclic" (row i to rank i mod size), or "batch" with `batch_size`:
+            each step of an unshuffled run has the rows of the single-process run.
         reshuffle: "epoch" exchanges rows between the ranks from epoch to epoch, by `seed`.
-        rank, size: the share by hand, for use without mpirun; then nothing is asked of other ranks.
+        rank, size: the shard by hand, for use without a launcher; then ranks do not communicate.
 
     Opening and the first use of data and labels are collective under mpirun: every rank does them at the same place in
     the script, and an error on one rank is raised on all. Raises FileNotFoundError, ReaderError (file, place, expected,
@@ -138,12 +138,12 @@ class DataSet:
 
     @property
     def local_slice(self) -> slice | np.ndarray:
-        """Which of the `global_size` training rows are this rank's: a slice, or row numbers for "batch"."""
+        """The numbers of this rank's training rows, of `global_size`: a slice, or an array for "batch"."""
         return self._deals["training"].find_local(self.rank)
 
     @property
     def categories(self) -> dict[str, list[str]]:
-        """For each column of text, its values in the order of the integers that stand for them."""
+        """The values of each text column, in the order of their integers."""
         return dict(self._source.format.categories)
 
     @property
@@ -152,21 +152,23 @@ class DataSet:
         return self._held.set_scale() if self._normalize == "standard" else None
 
     def next_train_batch(self, n: int) -> Batch:
-        """(data, labels) of the next global batch of `n` training rows, the same on all ranks. Collective.
+        """The next global batch of `n` training rows, on every rank. Collective.
 
-        The rows of rank 0 come first. Every row is used once an epoch; the last batch of an epoch has the rows that
-        are left, and the next call begins the next epoch. A rank takes its own rows in order, in proportion to what it
-        holds. Labels are None where there are none. With `rank=` and `size=` a batch has that rank's rows only, at
-        least one.
+        Every row is used once per epoch; the last batch of an epoch may be smaller. With `rank=` and `size=` a batch
+        has only the rows of that rank, at least one.
+
+        Returns:
+            (data, labels): the rows of rank 0 first, each rank's in order and in proportion to its number of rows.
+            Labels are None for data without labels.
         """
         return self._take_next("next_train_batch", "training", n)
 
     def next_validation_batch(self, n: int) -> Batch:
-        """The same of the validation rows."""
+        """The next global batch of `n` validation rows, as `next_train_batch`."""
         return self._take_next("next_validation_batch", "validation", n)
 
     def next_test_batch(self, n: int) -> Batch:
-        """The same of the testing rows."""
+        """The next global batch of `n` testing rows, as `next_train_batch`."""
         return self._take_next("next_test_batch", "testing", n)
 
     def as_dataset(
@@ -177,16 +179,22 @@ class DataSet:
         seed: int | None = None,
         part: str = "training",
     ) -> Any:
-        """A tf.data.Dataset of (data, labels), this rank's rows of each global batch, streamed from disk.
+        """Stream the data from disk: this rank's slice of each global batch. Collective.
 
-        Eager code that iterates it sees the rows of all ranks.
+        Some blocks of 8 MiB are in memory at a time, and the next batches are read while a step computes. With
+        reshuffle="epoch" ranks read other blocks in each epoch. Eager code that iterates the dataset sees the rows of
+        all ranks.
 
-        For data larger than memory: some pieces of 8 MiB are held at a time, and the next batches are read while a
-        step computes; a table of text that opening could keep in memory is streamed from there. `shuffle=True` gives
-        another order in each epoch: pieces are taken in random order and rows mixed among four of them; with
-        distribution="batch" it is the batches that are reordered, the same on all ranks, so that the loss curve is that
-        of one rank. With reshuffle="epoch" the ranks also read other pieces in each epoch. `part` is "training",
-        "validation" or "testing". Collective.
+        Args:
+            batch_size: rows of a global batch.
+            shuffle: another order in each epoch: blocks in random order, rows mixed among four of them. With
+                distribution="batch" batches are reordered instead, equally on all ranks, so the loss curve is that of
+                the single-process run.
+            seed: of the order.
+            part: "training", "validation" or "testing".
+
+        Returns:
+            A `tf.data.Dataset` of (data, labels).
         """
         from matex_tf.readers.rows import streaming
 

@@ -1,4 +1,7 @@
-"""The pages: links lead somewhere, pictures are what their script draws, sentences are short, words are the field's."""
+"""The pages: they build as a site, links lead somewhere, pictures are what their script draws, sentences are short.
+
+Files, pages and terms that are named exist: on pages those of the code, in the code the pages.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +21,12 @@ ROOT = Path(__file__).parent.parent
 FIGURES = ROOT / "docs" / "figures"
 PAGES = [
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")),
-    *sorted(ROOT.glob("docs/**/*.md")),
+    *sorted(ROOT.glob("docs/*.md")),
 ]
-MADE_OF_TABLES = ("settings.md", "measurements.md", "CHANGELOG.md")
+GENERATED = ("settings.md", "papers.md", "commands.md", "api.md")
+MADE_OF_TABLES = ("settings.md", "CHANGELOG.md")
+WRITTEN = [page for page in PAGES if page.name not in (*GENERATED, "CHANGELOG.md")]
+CODE = ("matex_tf", "ops", "readers")
 
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 # What engineers stumbled on when they read earlier versions.
@@ -28,7 +34,11 @@ ODD = (
     "and said", "shared out", "shares out", "right, but not faster", "weighed", "hangs on", "let go of",
     "how to mend it", "at the mercy of", "reduced where they are born",
 )  # fmt: skip
+# No native writes these; pages that are generated have the words of the code.
+STILTED = ("unless told", "anew", "those that", "that of the", "beside", "as alone", "nobody", "who is waited for")
 LONGEST = 40  # words; aim at 30 (CONTRIBUTING.md)
+MOST_WORDS = 20_000
+MOST_TERMS = 25
 
 
 def prose(text):
@@ -59,6 +69,9 @@ def test_links_lead_somewhere(page):
 def test_words_are_the_fields_and_sentences_short(page):
     text = page.read_text()
     assert not [words for words in ODD if re.search(rf"\b{words}\b", " ".join(text.split()))]
+    if page in WRITTEN:
+        found = " ".join(re.sub(r"(?m)^    .*$|`[^`]*`", "", text).split())  # blocks have what programs print
+        assert not [words for words in STILTED if re.search(rf"\b{words}\b", found)]
     if page.name in MADE_OF_TABLES:
         return
     for paragraph in prose(text):
@@ -125,3 +138,99 @@ def test_the_worked_example_of_a_patch_is_the_codes_own():
     shown = [line[4:] for line in section.splitlines() if line.startswith("    ")]
     code = (ROOT / "matex_tf/hooks/functions.py").read_text().splitlines()
     assert shown and {line.strip() for line in shown} <= {line.strip() for line in code}
+
+
+def test_the_site_builds_without_a_warning(tmp_path):
+    """Sphinx finds links that lead nowhere, pages that no list names, and docstrings that it cannot read."""
+    site = tmp_path / "site"
+    command = [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", "-d", str(tmp_path / "tree")]
+    launch.execute([*command, str(ROOT / "docs"), str(site)], launch.environment(), 240).check()
+    index = (site / "index.html").read_text()
+    assert importlib.import_module("matex_tf.version").__version__ in index
+    assert "elastic" in (site / "searchindex.js").read_text(), "the search needs no network"
+    assert not re.search(r"<(?:script|link)[^>]*(?:src|href)=.https?:", index), "a page asks no other machine"
+    assert "--restarts" in (site / "commands.html").read_text()
+    assert "FailedPreconditionError" in (site / "api.html").read_text()
+
+
+def read_sources():
+    """Every text file of the code, its tests and tools, with its path."""
+    for folder in (*CODE, "tests", "benchmarks", "examples", "scripts"):
+        for path in sorted((ROOT / folder).rglob("*")):
+            is_text = path.suffix in (".py", ".cc", ".h", ".md", ".sh", "") and path.is_file()
+            if is_text and path != Path(__file__):
+                yield path, path.read_text(errors="ignore")
+
+
+def test_each_page_that_the_code_names_exists():
+    named = {(page, path) for path, text in read_sources() for page in re.findall(r"\bdocs/[\w/-]+\.md\b", text)}
+    assert len(named) > 10
+    assert not [(page, str(path)) for page, path in named if not (ROOT / page).exists()]
+
+
+def find_path(name, page):
+    """Whether the tree has what a page calls `name`: from the top, in a package, or in the engine."""
+    above = (ROOT, page.parent, *(ROOT / folder for folder in (*CODE, "ops/src", "ops/src/engine", "tests/protocol")))
+    return any((folder / name).exists() for folder in above)
+
+
+@pytest.mark.parametrize("page", WRITTEN, ids=lambda page: page.name)
+def test_each_file_that_a_page_names_exists(page):
+    tops = "matex_tf|ops|readers|tests|benchmarks|scripts|docs|sums|store|update|sequence|mpi|runtime|tensorflow"
+    named = re.findall(rf"(?<![\w/.])(?:{tops})/[\w/-]+(?:\.(?:py|cc|h|md|svg))?(?![\w/*…])", page.read_text())
+    assert not [name for name in named if name != "docs/_build" and not find_path(name, page)]
+    examples = re.findall(r"\b(?:examples|benchmarks)/\w+\.py", page.read_text())
+    assert not [name for name in examples if not (ROOT / name).exists()]
+
+
+def list_terms():
+    rows = re.findall(r"(?m)^\| (.+?) \| .+ \| `(.+?)` \|$", (ROOT / "docs/glossary.md").read_text())
+    assert 20 <= len(rows) <= MOST_TERMS
+    return rows
+
+
+@pytest.mark.parametrize("term, place", list_terms())
+def test_each_term_of_the_glossary_is_in_the_code(term, place):
+    if "/" in place:
+        assert (ROOT / place).exists()
+        return
+    names = place.removeprefix("matex_tf.").split(".")
+    for number in range(len(names), -1, -1):
+        try:
+            found = importlib.import_module(".".join(["matex_tf", *names[:number]]))
+        except ModuleNotFoundError:
+            continue
+        for name in names[number:]:
+            found = getattr(found, name)
+        return
+    raise AssertionError(f"{term}: there is no {place}")
+
+
+def test_pages_are_short():
+    """A word has a letter or a digit; pages that are generated do not count, nor does the list of changes."""
+    words = sum(bool(re.search(r"\w", word)) for page in WRITTEN for word in page.read_text().split())
+    assert words <= MOST_WORDS
+
+
+def list_code_texts():
+    """The texts of the code; of one with values in it, `…` stands for each value."""
+    for path, text in read_sources():
+        if path.relative_to(ROOT).parts[0] not in CODE:
+            continue
+        if path.suffix in (".cc", ".h"):
+            yield from re.findall(r'"((?:[^"\\\n]|\\.)*)"', re.sub(r'"\s*\n\s*"', "", text))
+        for node in ast.walk(ast.parse(text)) if path.suffix == ".py" else ():
+            if isinstance(node, ast.JoinedStr):
+                yield "".join(one.value if isinstance(one, ast.Constant) else "…" for one in node.values)
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                yield node.value
+
+
+def test_each_message_that_is_explained_is_one_that_the_code_has():
+    section = (ROOT / "docs/troubleshooting.md").read_text().split("## Messages")[1].split("\n## ")[0]
+    messages = re.findall(r"(?m)^\| (.+?) \|", section)[2:]
+    texts = "\n".join(list_code_texts())
+    assert len(messages) > 10
+    for message in messages:
+        parts = [part.strip(" `()") for part in re.split(r"…|\bN\b|[.:;,]| `|` ?", message)]
+        assert not [part for part in parts if len(part.split()) > 1 and part not in texts], message

@@ -11,6 +11,7 @@ COLOURS = {
     "page": ("#ffffff", "#0d1117"),
     "edge": ("#d0d7de", "#30363d"),
     "ink": ("#1f2328", "#e6edf3"),
+    "red": ("#cf222e", "#ff7b72"),
     "faint": ("#59636e", "#9198a1"),
     "panel": ("#f3f5f8", "#1a2028"),
     "blue": ("#1b50cd", "#2763ee"),

@@ -8,12 +8,20 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
 
+import concepts  # noqa: E402
 import measured  # noqa: E402
 import structure  # noqa: E402
 
 PICTURES = {
+    "hosts": concepts.hosts,
+    "sequence": concepts.sequence,
+    "tickets": concepts.tickets,
+    "run": concepts.run,
+    "strategies": concepts.strategies,
+    "job": concepts.job,
     "slices": structure.slices,
     "gradient": structure.gradient,
+    "batch": structure.batch,
     "placements": structure.placements,
     "rows": structure.rows,
     "curve": measured.curve,

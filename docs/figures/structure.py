@@ -34,7 +34,7 @@ def slices() -> Canvas:
         canvas.arrow((256, middle), (288, middle))
         canvas.rectangle(292, middle - 24, 116, 48, "panel", "edge")
         canvas.text(350, middle - 4, "its gradients", 13, at="middle")
-        canvas.text(350, middle + 14, f"weight {stop - start}/{batch}", 12, "faint", "middle")
+        canvas.text(350, middle + 14, "a partial sum", 12, "faint", "middle")
         canvas.arrow((412, middle), (496, middle))
         canvas.arrow((528, middle), (584, middle), "violet")
         canvas.rectangle(588, middle - 24, 144, 48, "panel", "violet")
@@ -46,47 +46,66 @@ def slices() -> Canvas:
 
 GRADIENT = (
     ("matex_tf/hooks/", "functions.py", "the script, or Keras, calls a tf.function"),
-    ("matex_tf/steps/", "capture.py", "its trace, for any number of rows"),
+    ("matex_tf/steps/", "function_calls.py", "the step plan of this call"),
+    ("matex_tf/steps/", "capture.py", "capture: the graph as the script traces it"),
+    ("matex_tf/steps/", "plan.py", "plan, compare between ranks, call"),
     ("matex_tf/rewrite/", "propagate.py", "each tensor has a placement"),
-    ("matex_tf/rewrite/", "emit.py", "a copy, with collectives where placements change"),
-    ("matex_tf/steps/", "plan.py", "the ranks agree, and call the copy"),
-    ("ops/", "collectives/reduce_gradients.py", "one op for all sums of a wave"),
-    ("ops/src/engine/", "sequence/rendezvous.cc", "are all ranks at this same step?"),
+    ("matex_tf/rewrite/", "bodies.py", "a copy, with waves of collectives where placements change"),
+    ("matex_tf/steps/", "exchanger.py", "one message for all sums of a wave"),
+    ("ops/", "collectives/reduce_gradients.py", "one TensorFlow op for the gradients"),
+    ("ops/src/engine/", "update/inline.cc", "rendezvous: are all ranks at this collective?"),
     ("ops/src/engine/", "sums/allreduce.cc", "shared memory, MPI, ring or two levels"),
 )
+BATCH = (
+    ("matex_tf/hooks/", "datasets.py", "the script, or Keras, iterates a dataset"),
+    ("matex_tf/input/", "own_shares.py", "an iterator of tickets in place of elements"),
+    ("matex_tf/input/", "batch_tickets.py", "batch, padded_batch: which tickets make a batch"),
+    ("matex_tf/input/", "elements.py", "map, cache, zip: the work on an element"),
+    ("matex_tf/input/", "functions.py", "each map: what runs in order, what can wait"),
+    ("matex_tf/input/", "tickets.py", "shuffle, repeat, take: the order of tickets"),
+    ("matex_tf/steps/", "function_calls.py", "the step takes its next batch"),
+    ("matex_tf/steps/", "batches.py", "this rank's slice of the batch"),
+    ("matex_tf/steps/", "plan.py", "the copied graph is called with the slice"),
+)
+PACKAGES = {
+    "matex_tf/hooks/": "blue",
+    "matex_tf/steps/": "green",
+    "matex_tf/rewrite/": "orange",
+    "matex_tf/input/": "orange",
+}
+
+
+def draw_walk(files: tuple[tuple[str, str, str], ...], title: str, above: str, notes: dict[int, str]) -> Canvas:
+    """Files one below the other, with what each does; `notes` stand beside a file, by its number."""
+    step, top = 54, 58
+    canvas = Canvas(760, top + step * len(files) + 6, title)
+    canvas.text(300, 30, above, 14, at="middle", bold=True)
+    canvas.arrow((300, 38), (300, top - 2))
+    for number, (folder, file, words) in enumerate(files):
+        if not (ROOT / folder / file).exists():
+            raise FileNotFoundError(f"the picture of a walk names {folder}{file}")
+        y, colour = top + number * step, PACKAGES.get(folder, "violet")
+        canvas.rectangle(60, y, 480, 42, "panel", colour)
+        canvas.text(34, y + 26, str(number + 1), 14, "faint", "middle", bold=True)
+        canvas.text(72, y + 17, folder + file, 12, colour, bold=True)
+        canvas.text(72, y + 34, words, 12, "ink")
+        if number:
+            canvas.arrow((300, y - 12), (300, y - 1))
+        if number in notes:
+            canvas.text(556, y + 26, notes[number], 12, "faint")
+    return canvas
 
 
 def gradient() -> Canvas:
-    """The files that a step goes through, from the script and back."""
-    step, top = 58, 64
-    canvas = Canvas(760, top + step * len(GRADIENT) + 12, "The way of a step through the packages")
-    canvas.text(250, 34, "the script's step", 14, at="middle", bold=True)
-    canvas.arrow((250, 42), (250, top - 2))
-    layer = {"matex_tf/hooks/": "blue", "matex_tf/steps/": "green", "matex_tf/rewrite/": "orange"}
-    for number, (folder, files, words) in enumerate(GRADIENT):
-        for file in files.split(", "):
-            if not (ROOT / folder / file).exists():
-                raise FileNotFoundError(f"the picture of a gradient's path names {folder}{file}")
-        y = top + number * step
-        canvas.rectangle(28, y, 444, 44, "panel", layer.get(folder, "violet"))
-        canvas.text(40, y + 18, folder + files, 12, layer.get(folder, "violet"), bold=True)
-        canvas.text(40, y + 36, words, 12, "ink")
-        if number:
-            canvas.arrow((250, y - 14), (250, y - 1))
-    last = top + (len(GRADIENT) - 1) * step
-    canvas.line([(476, last + 22), (560, last + 22), (560, 29), (400, 29)], "violet", 1.6)
-    canvas.arrow((400, 29), (330, 29), "violet")
-    notes = (
-        (top + 20, "replaces TensorFlow's"),
-        (top + 2 * step + 20, "TensorFlow graphs"),
-        (top + 5 * step + 20, "TensorFlow ops"),
-        (top + 6 * step + 20, "C++ on MPI alone"),
-    )
-    for y, words in notes:
-        canvas.text(580, y, words, 12, "faint")
-    canvas.text(580, last + 20, "the sum, the same bits", 12, "violet", bold=True)
-    canvas.text(580, last + 38, "on every rank", 12, "violet", bold=True)
-    return canvas
+    """The files that a gradient goes through, from the script to the sum."""
+    notes = {0: "replaces TensorFlow's", 2: "TensorFlow graphs", 7: "TensorFlow ops", 8: "C++ on MPI alone"}
+    return draw_walk(GRADIENT, "The walk of a gradient, from the script to the sum", "the script's step", notes)
+
+
+def batch() -> Canvas:
+    """The files that a batch goes through, from the dataset to the step."""
+    notes = {0: "replaces TensorFlow's", 1: "reads ahead", 5: "every rank, all tickets", 7: "1/N of the rows"}
+    return draw_walk(BATCH, "The walk of a batch, from the dataset to the step", "the script's dataset", notes)
 
 
 def placements() -> Canvas:
@@ -117,8 +136,8 @@ def placements() -> Canvas:
     canvas.arrow((560, 172), (604, 172), "violet")
     canvas.text(582, 132, "all-reduce", 12, "violet", "middle", bold=True)
     canvas.text(24, 36, "What each rank has of a tensor, and how the parts make up the whole:", 13, "faint")
-    canvas.key(24, 226, (("blue", "sharded: its rows"), ("orange", "partial: a term of the sum")), 148)
-    canvas.key(380, 226, (("grey", "replicated"), ("green", "the whole value, on every rank")), 116)
+    canvas.key(24, 226, (("blue", "sharded: its rows"), ("orange", "partial sum: a term of it")), 148)
+    canvas.key(380, 226, (("grey", "replicated"), ("green", "replicated, after the sum")), 116)
     return canvas
 
 

@@ -68,6 +68,15 @@ _NONE = np.empty(0, np.int64)
 _known: dict[tuple[str, bytes], State] = {}
 
 
+def name_alike(name: bytes) -> str:
+    """The name by which ranks compare a file: the last two parts of its absolute path.
+
+    Each rank may have its own copy of a file that the script writes, in a folder of its own, under the same name. A
+    path below the current folder is relative on rank 0 and absolute on the others.
+    """
+    return "/".join(os.path.abspath(os.fsdecode(name)).split("/")[-2:])
+
+
 def index_files(names: Sequence[bytes], kind: str, reason: str = "") -> str:
     """Have the ops know where the records of files begin; "", or in words why that cannot be. Collective.
 
@@ -82,8 +91,7 @@ def index_files(names: Sequence[bytes], kind: str, reason: str = "") -> str:
     reason = reason if isinstance(found, list) else found
     states: list[State] = found if isinstance(found, list) else []
     has = [_known.get((kind, name)) == one and _is_settled(one) for name, one in zip(names, states)]
-    # Of a file that the script writes each rank may have its own, in a folder of its own, but by the same name.
-    files = [("/".join(os.fsdecode(name).split("/")[-2:]), one.size) for name, one in zip(names, states)]
+    files = [(name_alike(name), one.size) for name, one in zip(names, states)]
     reports = objects.allgather((reason, files, has), "what records of a dataset are known")
     for rank, (text, found_there, _) in enumerate(reports):
         if text:

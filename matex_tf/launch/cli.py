@@ -80,42 +80,52 @@ def matex(ctx: click.Context) -> int:
 
 
 @matex.command(name="run", cls=RunCommand, context_settings=HELP, short_help="Train SCRIPT.py on several ranks.")
-@click.option("-n", "ranks", type=Count("ranks"), metavar="RANKS", help="How many ranks; -np, --np and -c say it, too.")
-@click.option("--dry-run", is_flag=True, help="Print the command line of mpirun, and run nothing.")
+@click.option("-n", "ranks", type=Count("ranks"), metavar="RANKS", help="The number of ranks; also -np, --np and -c.")
+@click.option("--dry-run", is_flag=True, help="Print the command line of mpirun and run nothing.")
 @click.option("--check", is_flag=True, help="Run a few steps alone and on the ranks; compare losses, weights, files.")
 @click.option(
-    "--share", is_flag=True, help="Of --check: use yours of what is too large for a copy. What is written stays."
+    "--share", is_flag=True, help="With --check: use your own files if they are too large for a copy. Changes stay."
 )
-@click.option("--steps", type=Count("steps"), metavar="STEPS", help=f"Of --check; {check_run.STEPS} unless told.")
-@click.option("--explain", is_flag=True, help="Say of each training step whether it is sharded, and if not, why.")
+@click.option(
+    "--steps",
+    type=Count("steps"),
+    metavar="STEPS",
+    help=f"With --check: the number of steps. Default: {check_run.STEPS}.",
+)
+@click.option("--explain", is_flag=True, help="Say whether each step is sharded, and if not, why.")
 @click.option(
     "--strategy",
     type=STRATEGY,
     metavar="NAME",
-    help="sharded: each rank updates a piece of the weights. async: ranks train whole batches in turn.",
+    help="Who updates the weights: auto, allreduce, sharded, servers:S, async or local:H.",
 )
 @click.option("--adapt", flag_value="on", is_flag=False, type=ADAPT, metavar="[=ranks]", help=run_options.ADAPTS)
-@click.option("--memory", type=Bytes(), metavar="SIZE", help="Of a rank, or here: larger slices are computed in parts.")
+@click.option(
+    "--memory",
+    type=Bytes(),
+    metavar="SIZE",
+    help="The memory of a rank, as 16GiB, or here: larger slices are computed in parts.",
+)
 @click.option("--profile", is_flag=True, help="Print a table at the end: compute, waiting, communication.")
 @click.option("--record", metavar="FOLDER", help="Record each rank there, for `matex top` and `matex report`.")
-@click.option("--live", is_flag=True, help="Show each rank below what is printed; recorded in runs/ unless told.")
+@click.option("--live", is_flag=True, help="Show each rank below the output. Default of --record: runs/.")
 @click.option(
     "--restarts",
     type=Count("restarts"),
     metavar="TIMES",
-    help="Keep the run's state. After a loss start again from there, at most TIMES times, on the hosts that are left.",
+    help="Keep the state of the run. After a loss restart from it, at most TIMES times, on the remaining hosts.",
 )
 @click.option(
     "--elastic",
     is_flag=True,
-    help="Go on without a rank that is lost; where that cannot be, as in a loop of your own, restart, at most "
-    f"--restarts or {run_options.RESTARTS} times.",
+    help="Continue without a lost rank. If that is impossible, restart, at most --restarts or "
+    f"{run_options.RESTARTS} times.",
 )
 @click.pass_context
 def run_script(ctx: click.Context, /, **given: Any) -> int:
     """Train SCRIPT.py, unchanged, data-parallel on RANKS ranks.
 
-    Options of mpirun may stand among these. One that matex does not know may follow `--`:
+    Options of mpirun may be mixed with these. Options unknown to matex may follow `--`:
 
     \b
     matex run -n 16 --hostfile hosts train.py --epochs 3

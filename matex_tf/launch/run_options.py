@@ -21,7 +21,7 @@ from matex_tf.world.hosts import host_lists
 
 RANKS_OPTIONS = ("-n", "-np", "--np", "-c")
 RESTARTS = 3  # where ranks that are left cannot go on by themselves, and where hosts come and go
-ADAPTS = "Give slower ranks fewer rows; the result stays the same. =ranks: go on with more or fewer ranks, too."
+ADAPTS = "Give slower ranks fewer rows; the result stays the same. =ranks: also change the number of ranks."
 _STRATEGY = "MATEX_STRATEGY"
 MOST = 2**31 - 1  # of what MPI counts
 

@@ -38,37 +38,40 @@ class Seconds(click.ParamType):
 @click.command("simulate", context_settings=_HELP, short_help="Simulate a plan's step, and what would change it.")
 @click.argument("plan", required=False, metavar="[PLAN.json]")
 @click.option(
-    "--ranks", type=Ranks(), metavar="LIST", help="Such as 1,2,4,...,1024; the plan's largest measured unless told."
+    "--ranks",
+    type=Ranks(),
+    metavar="LIST",
+    help="Such as 1,2,4,...,1024. Default: the largest measured one of the plan.",
 )
-@click.option("--what", multiple=True, metavar="NAME=VALUE", help="What if; may stand several times.")
-@click.option(
-    "--timeline", type=Output(), metavar="FILE", help="Write the last run for Perfetto, beside a real MATEX_TIMELINE."
-)
+@click.option("--what", multiple=True, metavar="NAME=VALUE", help="A what-if of the list above; repeatable.")
+@click.option("--timeline", type=Output(), metavar="FILE", help="Write the last run as a trace for Perfetto.")
 @click.option("--steps", type=click.IntRange(1), default=20, show_default=True)
-@click.option("--seed", type=int, default=1, show_default=True, help="Of the noise.")
-@click.option("--servers", is_flag=True, help="How many parameter servers are needed, by three models.")
-@click.option("--compute", type=Seconds(), metavar="TIME", help="Of --servers without a plan: a step's computation.")
+@click.option("--seed", type=int, default=1, show_default=True, help="The seed of the noise.")
+@click.option("--servers", is_flag=True, help="The number of parameter servers by three models.")
 @click.option(
-    "--transfer", type=Seconds(), metavar="TIME", help="Of --servers without a plan: its pull and push alone."
+    "--compute", type=Seconds(), metavar="TIME", help="With --servers, without a plan: the computation of a step."
+)
+@click.option(
+    "--transfer", type=Seconds(), metavar="TIME", help="With --servers, without a plan: pull and push of a step."
 )
 @click.option(
     "--bandwidth-ratio", type=click.FloatRange(0, min_open=True), default=1.0, show_default=True,
-    help="Of --servers: a server's bandwidth over a worker's.",
+    help="With --servers: bandwidth of a server over that of a worker.",
 )  # fmt: skip
 @click.option(
     "--target", type=click.FloatRange(0, 1, min_open=True, max_open=True), default=0.95, show_default=True,
-    help="Of --servers: the efficiency to be reached.",
+    help="With --servers: the efficiency to reach.",
 )  # fmt: skip
 @click.option("--minibatch", is_flag=True, help="The mini-batch of a convolutional network, by HTC's integer program.")
-@click.option("--memory", type=Bytes(), metavar="SIZE", help="Of --minibatch: the device's, as 12GiB.")
-@click.option("--rows", type=Ranks(), metavar="LIST", help=f"Of --minibatch: batches, {minibatch.ROWS} unless told.")
+@click.option("--memory", type=Bytes(), metavar="SIZE", help="With --minibatch: the memory of the device, as 12GiB.")
+@click.option("--rows", type=Ranks(), metavar="LIST", help=f"With --minibatch: batch sizes. Default: {minibatch.ROWS}.")
 @click.option(
-    "--layers", metavar="WORDS", help="Of --minibatch: '32x32x3 conv:3+1:64 pool:2/2 dense:10'; AlexNet unless told."
+    "--layers", metavar="WORDS", help="With --minibatch: '32x32x3 conv:3+1:64 pool:2/2 dense:10'. Default: AlexNet."
 )
 def simulate_command(plan: str | None, ranks: list[int] | None, **asked: Any) -> int:
-    """Simulate the step of PLAN.json, which `matex plan` wrote, on numbers of ranks that are not there.
+    """Simulate the step of PLAN.json, written by `matex plan`, on absent ranks.
 
-    In place of a plan a file of MATEX_TIMELINE is played again, with `--what slow=RANK:FACTOR`.
+    A file of MATEX_TIMELINE in place of the plan is replayed, with `--what slow=RANK:FACTOR`.
 
     \b
     matex simulate plan.json --ranks 16,64 --what overlap=off --what link=2us,25GB/s

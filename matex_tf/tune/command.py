@@ -72,39 +72,39 @@ class _Command(click.Command):
     context_settings={"help_option_names": ["-h", "--help"], "allow_interspersed_args": False},
     short_help="Search good hyperparameters of SCRIPT.py.",
 )
-@click.option("--search", "space", metavar="SPACE.yaml", help="What is searched.")
-@click.option("--trials", type=_COUNT, metavar="TRIALS", help="How many; 50 unless told.")
+@click.option("--search", "space", metavar="SPACE.yaml", help="The search space.")
+@click.option("--trials", type=_COUNT, metavar="TRIALS", help="The number of trials. Default: 50.")
+@click.option("--parallel", type=_COUNT, metavar="TRIALS", help="Trials at once, each on its own cores. Default: 1.")
+@click.option("-n", "ranks", type=_COUNT, metavar="RANKS", help="Ranks of each trial. Default: 1.")
+@click.option("--engine", type=click.Choice(list(NAMES)), help="The search method. Default: random.")
+@click.option("--seed", type=int, metavar="SEED", help="The seed of the search. Default: 0.")
 @click.option(
-    "--parallel", type=_COUNT, metavar="TRIALS", help="How many at once, each on its own cores; 1 unless told."
-)
-@click.option("-n", "ranks", type=_COUNT, metavar="RANKS", help="How many ranks each trial has; 1 unless told.")
-@click.option("--engine", type=click.Choice(list(NAMES)), help="Who proposes: random unless told.")
-@click.option("--seed", type=int, metavar="SEED", help="Of what is drawn; 0 unless told.")
-@click.option(
-    "--limit", callback=_parse_seconds, metavar="TIME", help="What a trial may take, as 30 (minutes) or 2:00:00."
+    "--limit", callback=_parse_seconds, metavar="TIME", help="The time limit of a trial, as 30 (minutes) or 2:00:00."
 )
 @click.option(
     "--rungs",
     callback=_parse_epochs,
     metavar="EPOCHS",
-    help="Trials pause after so many, as 1,3,9; the best third goes on.",
+    help="Trials pause after these epochs, as 1,3,9; the best third continues.",
 )
-@click.option("--run", multiple=True, metavar="OPTIONS", help="More of `matex run`: --run='--strategy sharded'.")
-@click.option("--slurm", "as_jobs", is_flag=True, help="Each trial is a job of Slurm; of one are the next options.")
+@click.option(
+    "--run", multiple=True, metavar="OPTIONS", help="More options of `matex run`: --run='--strategy sharded'."
+)
+@click.option("--slurm", "as_jobs", is_flag=True, help="Make each trial a Slurm job; the next options apply to it.")
 @add_slurm_options
 @click.option(
     "--no-warm-start",
     "warm_start",
     flag_value=False,
     default=None,
-    help="Begin from nothing.",
+    help="Ignore earlier searches.",
 )
-@click.option("--database", metavar="FILE", help="Of all searches; ~/.local/share/matex/tune.db unless told.")
-@click.option("--folder", metavar="FOLDER", help="Of the search; runs/tune-SCRIPT-1 unless told.")
+@click.option("--database", metavar="FILE", help="The database of all searches. Default: ~/.local/share/matex/tune.db.")
+@click.option("--folder", metavar="FOLDER", help="The folder of the search. Default: runs/tune-SCRIPT-1.")
 @click.option(
     "--resume",
     metavar="FOLDER",
-    help="Go on with the search there; --trials may say another number, --search other ranges.",
+    help="Continue the search of FOLDER; --trials and --search may change.",
 )
 @click.option("-m", "is_module", is_flag=True, help="SCRIPT.py is the name of a module.")
 @click.argument("script", nargs=-1, type=click.UNPROCESSED, metavar="SCRIPT.py [ARGUMENTS]")
@@ -112,7 +112,7 @@ def tune_command(
     space: str | None, database: str | None, folder: str | None, resume: str | None, is_module: bool,
     as_jobs: bool, script: tuple[str, ...], **given: Any,
 ) -> int:  # fmt: skip
-    """Search good hyperparameters of SCRIPT.py, unchanged, by the flags that it has.
+    """Search good hyperparameters of SCRIPT.py, unchanged, through its flags.
 
     \b
     matex tune --search space.yaml --trials 50 --parallel 4 train.py --epochs 20

@@ -423,6 +423,13 @@ def test_a_file_written_a_moment_ago_is_indexed_anew(tmp_path):
     check(L([str(path)]))
 
 
+def test_a_file_has_one_name_on_all_ranks_however_it_is_written(tmp_path, monkeypatch):
+    """Rank 0 opens a relative path as it is; on the others it is that of a file below the same folder."""
+    monkeypatch.chdir(tmp_path)
+    ways = [b"a.tfrecord", b"./a.tfrecord", os.fsencode(tmp_path / "a.tfrecord")]
+    assert {record_index.name_alike(way) for way in ways} == {f"{tmp_path.name}/a.tfrecord"}
+
+
 @PROPERTIES
 @given(sizes=st.lists(st.integers(0, 1000), max_size=8), ranks=st.integers(1, 9))
 def test_each_byte_is_one_ranks_to_look_through(sizes, ranks):

@@ -100,9 +100,14 @@ def _collect_metrics(watch: JobWatch, target: Path, once: bool) -> int:
 @click.command("report", context_settings=HELP, short_help="Make one HTML page of recorded runs, or of a search.")
 @click.argument("runs", nargs=-1, required=True, metavar="RUN [RUN ...]")
 @NAMESPACE
-@click.option("-o", "--output", metavar="FILE", help="The page; RUN/report.html unless told, of several RUN/runs.html.")
 @click.option(
-    "--plan", "plan", metavar="PLAN.json", help="Of `matex plan --json`: its prediction beside what was measured."
+    "-o", "--output", metavar="FILE", help="The page. Default: RUN/report.html, of several runs RUN/runs.html."
+)
+@click.option(
+    "--plan",
+    "plan",
+    metavar="PLAN.json",
+    help="A plan of `matex plan --json`: compare its prediction with the measurement.",
 )
 def write_report(runs: tuple[str, ...], namespace: str, output: str | None, plan: str | None) -> int:
     """Make one HTML page of the run in the folder RUN, of several beside each other, or of a search.

@@ -38,51 +38,55 @@ def make_plan_command(check_target: Callable[[Run], None], command_line: Callabl
     @click.option(
         "--ranks", type=plan_words.Ranks(), default="1,2,4,...,64", metavar="LIST", help="Such as 1,2,4,...,1024."
     )
-    @click.option("--ranks-per-host", type=Count("ranks"), help="As many as this host has cores, unless told.")
+    @click.option("--ranks-per-host", type=Count("ranks"), help="Ranks on each host. Default: the cores of this host.")
     @click.option(
         "--network",
         type=plan_words.Network(),
         default="",
-        help=f"Between hosts, if it is not measured: {', '.join(collectives.NETWORKS)}, or seconds to start and bytes "
-        f"a second as 20e-6:3e9. Unless told, as an earlier run measured it, or {planning.DEFAULT_NETWORK}.",
+        help=f"The network between hosts: {', '.join(collectives.NETWORKS)}, or latency in seconds and bytes per "
+        f"second as 20e-6:3e9. Default: as an earlier run measured it, else {planning.DEFAULT_NETWORK}.",
     )
     @click.option(
         "--host", "hosts", default="", metavar="A,B", help="Start ranks there: to time the network, and for --check."
     )
-    @click.option("--scaling", type=click.Choice(["strong", "weak"]), help="As MATEX_SCALING, which it stands for.")
+    @click.option("--scaling", type=click.Choice(["strong", "weak"]), help="As MATEX_SCALING.")
     @click.option(
         "--batch",
         type=plan_words.Numbers(),
         metavar="ROWS,...",
-        help="Other batches, which change the training.",
+        help="Other global batches; they change the training.",
     )
     @click.option(
-        "--target", type=click.FloatRange(0, 1), default=choice.TARGET, help="The least efficiency of the choice."
+        "--target", type=click.FloatRange(0, 1), default=choice.TARGET, help="The minimum efficiency of the choice."
     )
-    @click.option("--deadline", type=plan_words.Time(), help="Or the time that --epochs may take: 6h.")
-    @click.option("--epochs", type=Count("epochs"), help="Of --deadline: how many it is for.")
+    @click.option("--deadline", type=plan_words.Time(), help="In place of --target: the time for --epochs, as 6h.")
+    @click.option("--epochs", type=Count("epochs"), help="With --deadline: the number of epochs.")
+    @click.option("--epoch-steps", type=Count("steps"), help="Steps of an epoch of the script alone. Default: counted.")
+    @click.option("--memory", type=plan_words.Bytes(), default=0.0, help="The memory of a rank, as 16GiB, or here.")
     @click.option(
-        "--epoch-steps", type=Count("steps"), help="Steps of an epoch of the script alone; counted, unless told."
+        "--steps", type=click.IntRange(phantoms.LEAST), default=phantoms.STEPS, help="Steps to train at each size."
     )
-    @click.option("--memory", type=plan_words.Bytes(), default=0.0, help="What a rank may take: 16GiB, or here.")
-    @click.option("--steps", type=click.IntRange(phantoms.LEAST), default=phantoms.STEPS, help="Trained at each size.")
     @click.option(
         "--json",
         "file",
         type=plan_words.Output(),
         metavar="FILE",
         default="",
-        help="Write what was measured, and the table beside it, to this file; of --check what it prints.",
+        help="Write the measurements and the table to this file; with --check its output.",
     )
     @click.option(
         "--chart", type=plan_words.Output(), metavar="FILE", default="", help="Write a chart to this SVG file."
     )
-    @click.option("--check", is_flag=True, help="Run PLAN.json's script on -n ranks; print prediction beside reality.")
-    @click.option("-n", "run_on", type=plan_words.Ranks(), default="2", help="Of --check: such as 2,4.")
+    @click.option(
+        "--check", is_flag=True, help="Run the script of PLAN.json on -n ranks; compare prediction and measurement."
+    )
+    @click.option(
+        "-n", "run_on", type=plan_words.Ranks(), default="2", help="With --check: numbers of ranks, such as 2,4."
+    )
     @click.argument("script", nargs=-1, type=click.UNPROCESSED)
     @click.pass_context
     def plan(ctx: click.Context, /, **given: Any) -> int:
-        """Measure SCRIPT.py here, as rank 0 of ranks that are not there; predict what it takes on them, and choose.
+        """Measure SCRIPT.py here as rank 0 of absent ranks; predict its time and memory on them, and choose.
 
         \b
         matex plan --ranks 1,2,4,...,1024 --network infiniband train.py --epochs 3

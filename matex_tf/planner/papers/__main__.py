@@ -9,17 +9,17 @@ from matex_tf.planner.papers.figures import comparisons
 
 _HEAD = """# What five papers measured, and what models make of it
 
-The planner rests on models of five papers. Each is a function in `matex_tf/planner/papers/`, named by its equation, and
-says where it does not hold. Here are the papers' numbers beside ours. `python -m matex_tf.planner.papers` prints this
-page, and a test compares the two.
+The planner uses models of five papers. Each model is a function in `matex_tf/planner/papers/`, named by its equation,
+with its limits. The tables compare numbers of papers and models. `python -m matex_tf.planner.papers`
+generates this page, and a test compares the two.
 
-- calculated: a formula of the paper, with what the paper gives.
-- fitted: a constant, or a form, was chosen so that the number comes out.
-- predicted: it comes out of the model and was not used for it.
-- not explained: the models do not give it, or the paper does not give what they need.
+- calculated: a formula of the paper with the values of the paper.
+- fitted: a constant, or a form, was chosen to give the number.
+- predicted: the model gives the number, which was not used for the model.
+- not explained: the models do not give the number, or the paper does not give their inputs.
 
-The papers were there as text. Numbers that only a plot shows are missing. Differences are to the numbers as printed;
-where rounding is left out of one, the line says so.
+Only the texts of the papers were available, so numbers shown only in plots are missing. Differences refer to the
+printed numbers; a line says so if it excludes their rounding.
 """
 
 _COLUMNS = "| where | what | theirs | ours | how | remark |\n|---|---|---|---|---|---|\n"
