@@ -93,9 +93,8 @@ class NetCdf(Stack):
     def check_whole(self, file: Any, path: Path, name: str) -> None:
         def may_be_made() -> bool:
             found = _find_stored(file, name) if file.disk_format == "HDF5" else None
-            return (
-                found is not None and found.chunking() == "contiguous"
-            )  # netCDF4's name for every storage without chunks
+            # "contiguous" is netCDF4's name for every storage without chunks.
+            return found is not None and found.chunking() == "contiguous"
 
         if library.call_library(may_be_made):
             hdf5.check_whole(path, name)

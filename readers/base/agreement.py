@@ -29,9 +29,9 @@ def run_on_all_ranks(
     """Run `action()` on every rank; return its result and the list of all ranks' `share(result)`. Collective.
 
     If the action fails on any rank, every rank raises: the failed ranks their own error, the others a ReaderError that
-        names the first failed rank. Ranks that call `stop_if_others_failed` while they read notice it within seconds.
-        With `describe`, all ranks raise a ReaderError if `describe(result)` is not the same text on all of them; the
-        message shows two texts and says that the ranks `differ`.
+    names the first failed rank. Ranks that call `stop_if_others_failed` while they read notice it within seconds.
+    With `describe`, all ranks raise a ReaderError if `describe(result)` is not the same text on all of them; the
+    message shows two texts and says that the ranks `differ`.
     """
     result, error, description, shared = None, None, "", None
     failed, messages = "", []

@@ -18,8 +18,8 @@ def convert_column(column: Any, kind: Any, dialect: Dialect) -> Any:
     """Convert a pyarrow column of texts to numbers of the type `kind`; None if a text is not a number.
 
     Each text is converted independently: a column may mix numbers that pyarrow parses and numbers that only the dialect
-        describes. `dialect.thousands` may separate groups of three digits; commas may also group digits as in India:
-        12,34,567.
+    describes. `dialect.thousands` may separate groups of three digits; commas may also group digits as in India:
+    12,34,567.
     """
     import pyarrow as pa
     import pyarrow.compute as pc
