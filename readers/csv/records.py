@@ -30,7 +30,7 @@ class Found:
     """The records that end in one range of the text, under one assumption about its beginning.
 
     count: number of records; places: the offset after every STRIDE-th record; newlines: whether quoted values contain
-        newlines; last: the offset after the last record; within: whether the range ends within quotes.
+    newlines; last: the offset after the last record; within: whether the range ends within quotes.
     """
 
     count: int = 0
@@ -209,8 +209,8 @@ class Records:
     """The positions of the records of a complete text.
 
     count: number of records; newlines: whether quoted values contain newlines; open: the end of a file with an unclosed
-        quote, or None; numbers and places: indices of some records and their offsets; stop: the end of the text; cut:
-        the indices of ranges that begin within quotes.
+    quote, or None; numbers and places: indices of some records and their offsets; stop: the end of the text; cut:
+    the indices of ranges that begin within quotes.
     """
 
     count: int

@@ -31,7 +31,7 @@ class IdxFile:
     """An IDX file. The header is checked against the size of the file; `read_items` reads items.
 
     Attributes: `path`; `shape`, whose first entry is the number of items; `dtype`, in native byte order. Raises
-        ReaderError if the file is not an IDX file, has no items, or differs in size from its header.
+    ReaderError if the file is not an IDX file, has no items, or differs in size from its header.
     """
 
     def __init__(self, path: Path):

@@ -22,9 +22,9 @@ class Columns:
     """The columns that are read, and their dtypes.
 
     Attributes: `names` of all columns; by field, `columns` (their numbers), `dtypes`, and `single` (whether a row is
-        one value); `texts`, the columns of text, and `asked`, the columns of text that dtype= requests; `types`, the
-        pyarrow type of a column as read for a field; `widths` of columns with lists of numbers; `data_shape`, the shape
-        of a row of data, if given.
+    one value); `texts`, the columns of text, and `asked`, the columns of text that dtype= requests; `types`, the
+    pyarrow type of a column as read for a field; `widths` of columns with lists of numbers; `data_shape`, the shape
+    of a row of data, if given.
     """
 
     def __init__(self, path: Path, names: Sequence[str]):

@@ -24,8 +24,8 @@ class Rows:
     """The rows of consecutive records, by field. Rows are appended.
 
     Attributes: `count`; `buffers` by field, whose concatenation is the rows; `values`, for each column of text, the
-        number of rows with each value, in order of appearance. Buffers store 1 + the index of a value, and 0 for a
-        missing value.
+    number of rows with each value, in order of appearance. Buffers store 1 + the index of a value, and 0 for a
+    missing value.
     """
 
     def __init__(self, table: Columns, missing: Any, most: int):

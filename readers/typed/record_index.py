@@ -56,7 +56,7 @@ class Part:
     """The records that begin in the bytes `start` to `stop` of a file.
 
     first: the offset of the first; None if there is none. end: the offset after the last. places: the offsets of every
-        STRIDE-th. broken: a description of a damaged record, valid only if `first` is proved to be a record.
+    STRIDE-th. broken: a description of a damaged record, valid only if `first` is proved to be a record.
     """
 
     file: int
