@@ -1,9 +1,9 @@
-"""Readers that give each rank only its share of a data set: `DataSet("NETCDF", "run_*.nc", data="t2m")`.
+"""Readers: each rank reads only its rows of a data set, such as `DataSet("NETCDF", "run_*.nc", data="t2m")`.
 
-A new format is a subclass of `Format` (open, count, read rows a to b) given to `register`.
+To add a format, subclass `Format` (open, count, read rows a to b) and pass the class to `register`.
 """
 
-# Each registers its formats; a path alone is offered to them in this order.
+# Each import registers its formats. A path without a format is offered to them in this order.
 from matex_tf.readers.arrays import hdf5 as _hdf5  # noqa: F401
 from matex_tf.readers.arrays import netcdf as _netcdf  # noqa: F401
 from matex_tf.readers.arrays import zarr as _zarr  # noqa: F401

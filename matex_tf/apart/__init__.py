@@ -1,1 +1,3 @@
-"""Strategies in which ranks train apart, `local:H` and `async`: from outside of the steps and of Keras' `fit`."""
+"""The strategies in which each rank trains by itself, `local:H` and `async`, as listeners of steps
+and of Keras' `fit`.
+"""

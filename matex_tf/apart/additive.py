@@ -1,6 +1,6 @@
-"""What a step changes by adding to it: in a copy of its graph that becomes additions in the memory that ranks share.
+"""Rewrites the graph of a step so that it changes variables by atomic additions in memory that the ranks share.
 
-`Additions` makes the copy; `find_obstacle` says which steps cannot be shared so.
+`Additions` makes the copy; `find_obstacle` reports steps for which that is impossible.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _SIGNS = {"AssignAddVariableOp": 1, "AssignSubVariableOp": -1, "ResourceScatterA
 
 
 class _Flat(Reader):
-    """Reads a graph as it is, with the ops of a function that it calls in the place of the call."""
+    """Reads a graph without rewriting it, with the ops of called functions inlined."""
 
     def is_shared(self, op: Any, inputs: Iterable[Value]) -> bool:
         return op.type in CALLS
@@ -38,31 +38,31 @@ class _Flat(Reader):
 
 
 def read_step(graph: Any) -> Program:
-    """The ops of a step's graph, those of the functions that it calls among them."""
+    """The ops of a step's graph, including the ops of functions that it calls."""
     return _Flat(takes_batches=False).read(graph, [WHOLE] * len(graph.inputs))
 
 
 class Additions:
-    """The copy of a step in the graph being built, in which assignments to some variables are additions.
+    """A copy of a step in the graph being built, in which assignments to some variables are additions.
 
-    All ranks read and write as they come, so that a step sees some of what the others do meanwhile; its own changes
-    come after all that it reads of a variable. What the optimizer adds to a weight is added. An average that moves,
-    `keep * v + more`, moves from where it is by then.
+    Ranks read and write without synchronization, so a step sees some concurrent changes of others; its own changes come
+    after all of its reads of a variable. Updates that an optimizer adds to a weight are added. A moving average, `keep
+    * v + more`, starts from the value at that moment.
 
     Args:
-        variables: those of TensorFlow that ranks share.
+        variables: TensorFlow variables that ranks share.
         states: those of them that no optimizer changes.
     """
 
     def __init__(self, variables: Sequence[Any], states: Iterable[Any]):
         self.variables = list(variables)
-        self.parts: list[int] = []  # of each addition which of the variables it changes
+        self.parts: list[int] = []  # for each addition, the index of its variable
         self.why_not = ""
         self._states = set(map(id, states))
-        self._places: dict[str, int] = {}  # of variables, by the names of their handles in the copy
+        self._places: dict[str, int] = {}  # the index of a variable, by the name of its handle in the copy
 
     def copy_step(self, program: Program, inputs: Sequence[Any]) -> list[Any]:
-        """The outputs of the copy of `program` for such inputs."""
+        """Add a copy of `program` with these inputs to the current graph. Returns its outputs."""
         import tensorflow as tf
 
         here = tf.compat.v1.get_default_graph()
@@ -78,7 +78,7 @@ class Additions:
         return [tensors[id(value)] for value in program.outputs]
 
     def _add(self, kind: str, given: Sequence[Any]) -> bool:
-        """Make the addition in the place of an op of this kind; whether it is one to a variable that ranks share."""
+        """Replace an op of this type by an addition. Returns False if it does not change a shared variable."""
         if not given or given[0].name not in self._places:
             return False
         handle, *values = given
@@ -98,7 +98,7 @@ class Additions:
         return True
 
     def _become_sum(self, variable: Any, handle: Any, new: affine.Sum, value: Any, sign: int = 1) -> None:
-        """From now on it is `new`; `value`: that in a tensor, if there is one. `sign` is that of what is added."""
+        """Assign `new` to a variable; `value`: the same as a tensor, if there is one; `sign`: 1 adds, -1 subtracts."""
         import tensorflow as tf
 
         dtype, shape = variable.dtype, variable.shape
@@ -129,13 +129,15 @@ class Additions:
 
 
 def list_written(graph: Any, variables: Sequence[Any]) -> list[Any]:
-    """Those of `variables` that the ops of a graph change in any way."""
+    """The `variables` that the ops of a graph change."""
     uses = variable_uses.list_uses(graph)
     return [one for one in variables if any(use.kind.startswith(_CHANGES) for use in uses.get(id(one.handle), ()))]
 
 
 def find_amounts(graph: Any, variables: Sequence[Any]) -> list[tuple[Any, Any]]:
-    """Those of `variables` that each step moves by a fixed amount, with that: such as states of random numbers."""
+    """The `variables` that each step changes by a constant amount, such as states of random
+    numbers, with that amount.
+    """
     import tensorflow as tf
 
     within_graph = {id(outer): within for outer, within in variable_uses.list_handles(graph)}
@@ -159,13 +161,13 @@ def find_amounts(graph: Any, variables: Sequence[Any]) -> list[tuple[Any, Any]]:
 
 
 def find_obstacle(graph: Any, variables: Sequence[Any], sums: Sequence[Any], own: Sequence[Any]) -> str:
-    """Why ranks cannot share a step by additions; empty if they can.
+    """The reason why ranks cannot share a step by additions; "" if they can.
 
     Args:
-        graph: that of a copy (`Additions`).
-        variables: those of TensorFlow that may be shared.
-        sums: those that each rank has for itself, and of which the sum over ranks is that of all batches.
-        own: others that each rank has for itself, whatever the step does with them.
+        graph: the graph of a copy (`Additions`).
+        variables: TensorFlow variables that may be shared.
+        sums: variables that each rank has for itself, whose sum over the ranks is that of all batches.
+        own: other variables that each rank has for itself, which the step may change in any way.
     """
     shared = {id(one.handle): find_name(one) for one in variables}
     added_up = {id(one.handle): find_name(one) for one in sums}
@@ -193,7 +195,7 @@ def find_obstacle(graph: Any, variables: Sequence[Any], sums: Sequence[Any], own
 
 
 def _is_additive(handle: Any, uses: Sequence[variable_uses.Use]) -> bool:
-    """Whether a step changes a variable only by what does not depend on it."""
+    """Returns whether a step changes a variable only by adding values that do not depend on it."""
     if any(use.kind.startswith(_CHANGES) for use in uses if use.within):
         return False
     for op in handle.consumers():

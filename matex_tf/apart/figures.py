@@ -1,4 +1,4 @@
-"""The figures of an epoch in which ranks trained apart: those of all ranks together, once these have met."""
+"""Metrics of an epoch in which ranks trained by themselves: combined over all ranks after they have synchronized."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from matex_tf.runtime import objects
 
 
 class Figures:
-    """Those of the epoch that is under way."""
+    """The metrics of the current epoch."""
 
     def __init__(self) -> None:
         self._known: dict[str, Any] = {}
 
     def read_metrics(self, model: Any) -> None:
-        """The ranks have met: the model's metrics have counted the rows of all of them."""
+        """Read the model's metrics, which now include the rows of all ranks."""
         import tensorflow as tf
 
         self._known = {}
@@ -28,16 +28,16 @@ class Figures:
             self._known[name] = float(value) if not value.shape else value
 
     def tell(self, logs: dict[str, Any], choose: Callable[[list[Any]], Any], order: int = 0) -> None:
-        """Put the figures of all ranks into `logs`.
+        """Put the values of all ranks into `logs`.
 
         Args:
-            choose: makes one of what each rank has of a figure of no metric.
-            order: by which those come to `choose`.
+            choose: combines the ranks' values of a name that is not a metric.
+            order: sort key of this rank's values in the list for `choose`.
 
-        Collective, where there are figures of no metric. Figures of validation are those of all ranks already.
+        Collective, if there are such names. Values of validation are already those of all ranks.
         """
         names = [name for name in logs if not name.startswith("val_")]
-        if set(names) == set(self._known):  # as Keras itself prefers the metrics
+        if set(names) == set(self._known):  # Keras prefers the metrics, too
             logs.update(self._known)
             return
         mine = {name: logs[name].numpy() if hasattr(logs[name], "numpy") else logs[name] for name in names}

@@ -1,7 +1,7 @@
-"""`MATEX_STRATEGY=local:H`: in `fit` each rank trains H steps by itself, then all take the average of their weights.
+"""`MATEX_STRATEGY=local:H`: in `fit` each rank trains H steps by itself, then all ranks average their weights.
 
-A step is that of this rank's rows (`own_rows`). Whoever looks at the model where the ranks are together, at the end of
-an epoch, to validate or to save it, finds the average.
+A rank's step uses only its own rows (`own_rows`). Weights are averaged whenever the model is used by all ranks: at the
+end of an epoch, for validation, or to save it.
 """
 
 from __future__ import annotations
@@ -22,37 +22,37 @@ from matex_tf.steps.plan import CopyKind
 from matex_tf.steps.variables import find_birth, find_differing, find_name, find_tf_variable
 from matex_tf.world import world
 
-_AT_ONCE = 1 << 22  # bytes of variables that are averaged in one piece, where more than one fit in
+_AT_ONCE = 1 << 22  # bytes of variables that are averaged together, if several fit
 
 
 def is_chosen() -> bool:
-    """Whether ranks are to train by themselves where they can."""
+    """Returns whether ranks train by themselves where possible."""
     name = settings.get_strategy_name(settings.get_settings().strategy)
     return name == "local" and world.is_active() and not world.get_world().is_phantom
 
 
 def read_period() -> int:
-    """How many steps a rank trains by itself."""
+    """The number of steps between two averages."""
     return settings.get_strategy_number(settings.get_settings().strategy, 1)
 
 
 def say_not(what: str, why: str) -> None:
-    """Say once that ranks do not train `what` by themselves though that is chosen; note it for a plan."""
+    """Report once that `what` runs as allreduce although `local` is chosen; record the reason for a plan."""
     update_costs.note_obstacle("local", why)
     if is_chosen():
         notes.print_note(f"MATEX_STRATEGY=local: {what} runs as allreduce: {why}")
 
 
 class LocalSteps:
-    """Listens to training steps, and has ranks run those of `fit` by themselves."""
+    """Listens to training steps, and switches the steps of `fit` to local training."""
 
     def __init__(self) -> None:
-        self._model: Any = None  # that the last call of `fit` trains so
-        self._plans: weakref.WeakSet[Any] = weakref.WeakSet()  # whose calls each rank runs by itself
+        self._model: Any = None  # the model that the last call of `fit` trains locally
+        self._plans: weakref.WeakSet[Any] = weakref.WeakSet()  # plans whose calls run locally
         self._obstacles: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
         self._trained: dict[int, Any] = {}
         self._others: dict[int, Any] = {}
-        self._steps = 0  # since the weights were averaged
+        self._steps = 0  # since the last average
         self._are_apart = False
         self._figures = figures.Figures()
 
@@ -71,7 +71,7 @@ class LocalSteps:
         self._model = None if why or not is_chosen() else model
 
     def _begin_step(self, plan: Any) -> None:
-        """A step that ranks share is that of one model, so that they meet before it."""
+        """Synchronize before a step that ranks compute together: it needs one model."""
         is_training = bool(keras_fit.is_within) and self._model is not None and bool(plan.trained)
         is_apart = is_training and self._can_run_apart(plan)
         if not is_apart:
@@ -89,14 +89,14 @@ class LocalSteps:
             agreement.set_apart(True)
 
     def _note_trained(self, plan: Any) -> None:
-        """Say of a step outside of `fit`, or of one that every rank computes whole, that ranks train it together."""
+        """Report a step outside of `fit`, or a replicated one: ranks train it together."""
         if not keras_fit.is_within:
             say_not(keras_fit.name_step(plan), keras_fit.ONLY_FIT)
         elif plan is not None and plan.why_whole:
             say_not(plan.place, plan.why_whole)
 
     def _can_run_apart(self, plan: Any) -> bool:
-        """Whether a rank can run the calls of a plan by itself."""
+        """Returns whether a rank can run the calls of a plan by itself."""
         if plan not in self._obstacles:
             self._obstacles[plan] = why = own_rows.find_obstacle(plan.program)
             if why:
@@ -104,7 +104,7 @@ class LocalSteps:
         return not self._obstacles[plan]
 
     def _end_step(self, plan: Any) -> None:
-        """Collective after every so many steps."""
+        """Collective once in every period of steps."""
         if plan in self._plans:
             self._others.update((id(one), one) for one in map(find_tf_variable, plan.own.graph.variables))
             self._trained.update((id(one), one) for one in map(find_tf_variable, plan.trained))
@@ -113,7 +113,7 @@ class LocalSteps:
                 self._average_trained()
 
     def _meet(self, doing: str) -> None:
-        """Give all ranks the average of what they have. Collective, unless nothing was trained since the last time."""
+        """Average all variables over the ranks. Collective, unless nothing was trained since the last time."""
         if not self._are_apart:
             return
         self._are_apart = False
@@ -140,12 +140,12 @@ class LocalSteps:
 
 
 def start_listening() -> None:
-    """From now on ranks train by themselves in `fit`, where they can."""
+    """Train locally in `fit`, where possible, from now on."""
     LocalSteps().start_listening()
 
 
 def _find_obstacle(model: Any) -> str:
-    """Why ranks cannot train by themselves in a call of `fit`; empty if they can."""
+    """The reason why ranks cannot train by themselves in a call of `fit`; "" if they can."""
     optimizer = getattr(model, "optimizer", None)
     if elastic.is_on():
         return "with MATEX_ELASTIC all ranks have the weights that those who are left go on with"
@@ -171,7 +171,7 @@ def _say_averaging() -> None:
 
 
 def _take_average(chosen: Sequence[Any]) -> None:
-    """Give variables of TensorFlow the average of what they are on all ranks. Collective."""
+    """Set TensorFlow variables to their averages over the ranks. Collective."""
     import tensorflow as tf
 
     for group in _group_variables(chosen):
@@ -188,7 +188,7 @@ def _take_average(chosen: Sequence[Any]) -> None:
 
 
 def _group_variables(chosen: Sequence[Any]) -> Iterator[list[Any]]:
-    """Variables of one type that follow each other and fit into one piece."""
+    """Group consecutive variables of equal dtype, up to the limit of bytes."""
     group: list[Any] = []
     size = 0
     for one in chosen:

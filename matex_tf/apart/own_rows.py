@@ -1,7 +1,6 @@
-"""The copy of a step for this rank alone: as if each of the other ranks had this rank's rows.
+"""Copies of a step for this rank alone: computes as if every other rank had the rows of this rank.
 
-So a sum over the ranks is as many times this rank's part as there are ranks, and the mean of what all ranks make of a
-sum is the sum. A rank without rows adds nothing.
+A sum over the ranks is this rank's term times the number of ranks. A rank without rows contributes nothing.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ MIXES = "rows of other ranks have a part in its step"
 
 
 class OwnCopy(Copy):
-    """Of what all ranks have each keeps its share, so that the sum of as many as there are ranks is that again."""
+    """Scales replicated terms of a sum by 1/ranks, so that their sum over the ranks is the original value."""
 
     def keep_once(self, tensor: Any) -> Any:
         if not (tensor.dtype.is_floating or tensor.dtype.is_complex):
@@ -31,7 +30,7 @@ class OwnCopy(Copy):
 
 
 class OwnExchanger:
-    """Takes this rank's part for that of each rank; see `rewrite.sharing.Exchanger` and `steps.exchanger`."""
+    """Uses this rank's data for every rank; see `rewrite.sharing.Exchanger` and `steps.exchanger`."""
 
     def __init__(self, place: str, is_ordered: bool = True, checked: bool = False):
         self.is_ordered = is_ordered
@@ -66,9 +65,9 @@ class OwnExchanger:
 
 
 def find_obstacle(program: Program) -> str:
-    """Why a rank cannot run a step by itself; empty if it can.
+    """The reason why a rank cannot run a step by itself; "" if it can.
 
-    It must not go on with its slice of rows that were gathered, nor take an extreme for that of all rows.
+    A step must not slice gathered rows, nor use a maximum or minimum over all rows.
     """
     gathered: set[int] = set()
     for node in program.nodes:
@@ -91,7 +90,7 @@ def find_obstacle(program: Program) -> str:
 
 
 def _has_gathered(program: Program) -> bool:
-    """Whether rows are gathered within a branch or a loop."""
+    """Returns whether a branch or a loop gathers rows."""
     return any(
         need is not None and need.kind == REPLICATED and value.placement.is_sharded
         for node in program.nodes

@@ -1,4 +1,4 @@
-"""The batches of the iterators that `fit` takes from, by their place: every rank goes through all of them."""
+"""The batches of the iterators of `fit`, by number: every rank iterates over all of them."""
 
 from __future__ import annotations
 
@@ -10,32 +10,33 @@ from matex_tf.sharding import fingerprint
 
 
 class Pipeline:
-    """
+    """The batches of an iterator, numbered from 0 in each epoch.
+
     Args:
-        take: gives the next batch of an iterator, None at its end.
-        most: how many batches stay, so that they can be trained for a lost rank.
+        take: returns the next batch of an iterator, None at its end.
+        most: number of batches that are kept, so that they can be trained for a lost rank.
     """
 
     def __init__(self, take: Callable[[Any], list[Any] | None], most: int):
         self._take = take
         self._kept: collections.deque[tuple[int, Sequence[Any]]] = collections.deque(maxlen=most)
         self._iterator: Any = None
-        self._next = 0  # the place of the next batch
-        self._first = 0  # of the first batch of the epoch
-        self.digest: tuple[int, int] | None = None  # the rows and the hash of the epoch's first batch
+        self._next = 0  # number of the next batch
+        self._first = 0  # number of the first batch of the epoch
+        self.digest: tuple[int, int] | None = None  # number of rows and hash of the epoch's first batch
 
     def begin_epoch(self, iterator: Any) -> None:
-        """The next batch of `iterator`, which may be that of the last epoch, is batch 0 of the epoch."""
+        """Begin an epoch with the next batch of `iterator`, which may be the iterator of the last epoch."""
         if iterator is not self._iterator:
             self._iterator, self._next = iterator, 0
         self._kept.clear()
         self._first, self.digest = self._next, None
 
     def fetch_batch(self, number: int) -> Sequence[Any] | None:
-        """Batch `number` of the epoch; None if the pipeline ends before.
+        """Batch `number` of the epoch; None if the pipeline ends before it.
 
         Raises:
-            LookupError: it was gone past, and does not stay.
+            LookupError: the batch was passed and is no longer kept.
         """
         place = self._first + number
         while self._next <= place:

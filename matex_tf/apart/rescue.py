@@ -1,6 +1,6 @@
-"""Asynchronous ranks that go on without one that is lost (`turns`, with MATEX_ELASTIC).
+"""Lets asynchronous ranks continue after the loss of a rank (`turns`, with MATEX_ELASTIC).
 
-What it had begun another rank trains: the store knows how far it was. What it had counted for metrics is in the store.
+Another rank trains the batch that the lost rank had begun: the store knows its progress, and has its metrics.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from matex_tf.world import membership, world
 
 
 class Rescue:
-    """Of one training, whose metrics count in `sums`."""
+    """Handles losses in one training; `sums` are the variables of its metrics."""
 
     def __init__(self, sums: values.Sums):
         self._sums = sums
         self._turns: Any = None
         self._place = 0
         self._version = 1
-        self._ranks: list[int] = []  # those that are left, by the numbers that they have in the store
+        self._ranks: list[int] = []  # the remaining ranks, by their numbers in the store
         self._lost: set[int] = set()
-        self._added: set[int] = set()  # lost ranks whose counts this rank has
-        self.is_meeting = False  # at the end of an epoch, where what was counted is added up
+        self._added: set[int] = set()  # lost ranks whose metrics this rank has added
+        self.is_meeting = False  # at the end of an epoch, while metrics are added up
 
     def watch_losses(self, turns: Any) -> None:
-        """Have `turns` go on when a rank is lost."""
+        """Call back when a rank is lost, and let `turns` continue."""
         self._turns, self._ranks = turns, list(range(world.get_world().size))
         elastic.after_loss.append(self._handle_loss)
 
@@ -39,11 +39,11 @@ class Rescue:
             self._turns = None
 
     def count_bytes(self) -> int:
-        """How much of the store it takes."""
+        """Bytes that this object needs in the store."""
         return 2 * world.get_world().size * self._sums.size
 
     def begin_turns(self, place: int) -> None:
-        """Ranks are about to take turns; its part of the store is at `place`."""
+        """Begin a training; this object's bytes in the store begin at `place`."""
         self._place, self._version = place, 1
         me = world.get_world()
         parts = self._sums.read()
@@ -53,13 +53,13 @@ class Rescue:
         self._lost, self._added = set(), set()
 
     def keep_counts(self) -> int:
-        """The step of a batch is made: keep what this rank has counted; the version of that (`store.end_batch`)."""
+        """Store this rank's metrics after a batch. Returns their version (`store.end_batch`)."""
         self._version = 1 - self._version
         self._write_counts(world.get_world().rank, self._version, self._sums.read())
         return self._version
 
     def find_losses(self) -> None:
-        """See whether ranks are lost that others wait for."""
+        """Check whether ranks are lost for which others wait."""
         me = world.get_world()
         for rank in world.list_lost():
             if not store.is_lost(rank):

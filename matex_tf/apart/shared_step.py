@@ -1,4 +1,4 @@
-"""The training step of a model as a copy that adds to variables which ranks share, and what is known of it."""
+"""The training step of a model, rewritten to add to variables that the ranks share."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ _TYPES = ("float32", "float64", "int32", "int64")
 
 
 class SharedStep:
-    """Made of the plan of a step, whose variables are made.
+    """The copy of a planned step whose variables exist.
 
-    shared: the variables of TensorFlow that it adds to.
-    sums: those of metrics: each rank's part counts from where all have begun.
-    counters: those that each step moves by a fixed amount, with that: such as states of random numbers.
-    told: others that each rank has for itself: what the step changes, and single numbers, as the learning rate.
-    parts: of each addition that it makes which variable it changes; lost ranks are known by that.
-    why_not: why ranks cannot share it; empty if they can.
+    shared: the TensorFlow variables to which it adds.
+    sums: variables of metrics; each rank counts its own changes.
+    counters: variables that each step changes by a constant amount, with that amount, such as states of random numbers.
+    told: other variables that each rank has for itself: those that the step changes, and scalars such as the learning
+    rate.
+    parts: for each addition, the index of its variable, by which losses of ranks are repaired.
+    why_not: the reason why ranks cannot share it; "" if they can.
     """
 
     def __init__(self, plan: StepPlan, model: Any):
@@ -40,7 +41,7 @@ class SharedStep:
         states = [one for one in weights if id(one) not in trained]
         try:
             self.why_not = self._copy(additive.Additions(known, states), known, private)
-        except Exception as error:  # of any op: then ranks share each step instead
+        except Exception as error:  # of any op; the ranks then use allreduce
             self.why_not = f"its copy cannot be made ({type(error).__name__}: {error})"
         self.sums, changed = self._list_changed(self.sums), self._list_changed(private)
         if self._run is not None:
@@ -84,7 +85,7 @@ class SharedStep:
         return None if batch is None else batch.take_whole()
 
     def call(self, iterator: Any, batch: Sequence[Any]) -> Any:
-        """What the step gives for a batch; its changes are additions."""
+        """Run the step on a batch and return its results; its changes are additions."""
         return self.plan.own.function_type.pack_output(self._run(iterator._iterator_resource, *batch))
 
 

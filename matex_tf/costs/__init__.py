@@ -1,1 +1,1 @@
-"""What collectives cost, in closed form: for the planner, and for a rank that has to choose."""
+"""Closed-form cost models of collectives, for the planner and for choices at run time."""

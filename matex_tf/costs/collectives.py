@@ -1,6 +1,6 @@
-"""What a collective over ranks costs, in closed form, by the algorithm that makes it.
+"""Closed-form costs of collectives, by algorithm.
 
-Costs are counted as Thakur, Rabenseifner and Gropp do (Optimization of collective communication operations in MPICH,
+Costs are counted as in Thakur, Rabenseifner and Gropp (Optimization of collective communication operations in MPICH,
 2005, section 4.5). Sizes are in bytes, results in seconds, and 0 for one rank.
 """
 
@@ -12,28 +12,28 @@ from math import ceil, log2
 from typing import NamedTuple, Protocol
 
 CHUNK = 8 << 20
-"""Bytes that are summed at once between hosts, the default of MATEX_CHUNK_BYTES."""
+"""Bytes in a chunk of a sum between hosts, the default of MATEX_CHUNK_BYTES."""
 CHUNK_WITHIN_HOST = 1 << 20
 FUSED = 64 << 10
-"""Sums of fewer bytes go by MPI's own algorithm whatever is chosen (ops/src/engine/sums/allreduce.cc)."""
+"""Sums of fewer bytes always use MPI's own algorithm (ops/src/engine/sums/allreduce.cc)."""
 SHORT_GATHER = 512 << 10
-"""Results of at most so many bytes may be gathered by doubling, longer ones are in a ring (section 4.1)."""
+"""Results up to this size may be gathered by recursive doubling, larger ones in a ring (section 4.1)."""
 MEETING = 48
-"""Bytes that ranks compare before each collective."""
+"""Bytes of the rendezvous before each collective."""
 
 
 class AnyLink(Protocol):
     """An idle link.
 
-    Ranks are numbered host by host; a host's ranks share its adapter, which sends and receives at once.
+    Ranks are numbered host by host. The ranks of a host share its adapter, which is full duplex.
     """
 
     def estimate_message(self, size: float) -> float:
-        """Seconds that a message of `size` bytes takes."""
+        """Seconds of a message of `size` bytes."""
 
 
 class Link(NamedTuple):
-    """Seconds that a message takes to start, and for each byte."""
+    """A link with a constant start-up time of a message, and constant seconds for each byte."""
 
     start_up: float
     byte: float
@@ -43,13 +43,13 @@ class Link(NamedTuple):
 
 
 class MeasuredLink:
-    """A link of which messages of some sizes were timed: piecewise linear between them, and the last slope beyond."""
+    """A link whose messages were timed for some sizes: piecewise linear, extrapolated with the last slope."""
 
     def __init__(self, sizes: Sequence[float], seconds: Sequence[float]):
         if len(sizes) != len(seconds) or len(sizes) < 2 or list(sizes) != sorted(set(sizes)):
             raise ValueError("expected as many times as sizes, two or more, and sizes that rise")
         self.sizes = list(sizes)
-        # A larger message is never sooner: what says so is noise.
+        # Larger messages are never faster: a decrease is noise.
         self.seconds = [max(seconds[: i + 1]) for i in range(len(seconds))]
 
     def estimate_message(self, size: float) -> float:
@@ -72,10 +72,10 @@ ADDITION = 1 / 5e9
 
 
 def parse_network(text: str) -> Link:
-    """The link between hosts that `text` names, or gives as START_UP:BYTES (seconds, bytes a second).
+    """Parse the link between hosts, a name or START_UP:BYTES (seconds, bytes a second).
 
     Raises:
-        ValueError: it does neither.
+        ValueError: `text` is neither.
     """
     if text in NETWORKS:
         return NETWORKS[text]
@@ -93,12 +93,12 @@ def parse_network(text: str) -> Link:
 
 
 def estimate_recursive_doubling(ranks: int, size: float, link: AnyLink) -> float:
-    """Each rank exchanges all of it with log2(ranks) others: what MPI takes for small sums."""
+    """Each rank exchanges all data with log2(ranks) others: MPI's algorithm for small sums."""
     return ceil(log2(ranks)) * (link.estimate_message(size) + size * ADDITION) if ranks > 1 else 0.0
 
 
 def estimate_halving(ranks: int, size: float, link: AnyLink) -> float:
-    """Rabenseifner's: reduce-scatter by recursive halving, allgather by recursive doubling."""
+    """Rabenseifner's algorithm: reduce-scatter by recursive halving, allgather by recursive doubling."""
     if ranks == 1:
         return 0.0
     part, rounds = (ranks - 1) / ranks * size, ceil(log2(ranks))
@@ -106,7 +106,7 @@ def estimate_halving(ranks: int, size: float, link: AnyLink) -> float:
 
 
 def estimate_ring(ranks: int, size: float, link: AnyLink) -> float:
-    """Patarasuk and Yuan, Bandwidth optimal all-reduce algorithms for clusters of workstations, 2009."""
+    """The ring of Patarasuk and Yuan, Bandwidth optimal all-reduce algorithms for clusters of workstations, 2009."""
     if ranks == 1:
         return 0.0
     part = (ranks - 1) / ranks * size
@@ -114,8 +114,8 @@ def estimate_ring(ranks: int, size: float, link: AnyLink) -> float:
 
 
 def estimate_shared_memory(ranks: int, size: float, memory: AnyLink) -> float:
-    """Within a host, as ops/src/engine/sums/shared_memory.h does: each rank writes its numbers into memory that all
-    see, adds up its share of all of them, and reads the sums; of two ranks each adds up all of it.
+    """Within a host, as in ops/src/engine/sums/shared_memory.h: each rank writes its data to shared memory, sums its
+    slice over all ranks, and reads the sums. Of two ranks, each sums all data.
     """
     if ranks == 1:
         return 0.0
@@ -124,25 +124,25 @@ def estimate_shared_memory(ranks: int, size: float, memory: AnyLink) -> float:
 
 
 def estimate_meetings_in_memory(ranks: int, memory: AnyLink) -> float:
-    """The two meetings of a host's ranks about what they write into memory that all see and read out of it."""
+    """The two barriers of a host's ranks: after writing to shared memory, and before its reuse."""
     return 2 * ceil(log2(ranks)) * memory.estimate_message(0)
 
 
 def estimate_flat(ranks: int, per_host: int, size: float, network: AnyLink, memory: AnyLink | None = None) -> float:
-    """MPI's own sum over all ranks: in all rounds but those within a host, its ranks share the adapter."""
+    """MPI's own sum over all ranks: in all rounds between hosts, the ranks of a host share the adapter."""
     memory = memory or MEMORY
     within = min(per_host, ranks)
     hosts = ceil(ranks / within)
     if hosts == 1:
         return estimate_halving(ranks, size, memory)
-    # After the rounds within the host each of its ranks has 1 / within of the data, and they send at the same time.
+    # After the rounds within the host, each of its ranks has 1/within of the data, and all send concurrently.
     return estimate_halving(within, size, memory) + estimate_halving(hosts, size, network)
 
 
 def estimate_flat_ring(
     ranks: int, per_host: int, size: float, network: AnyLink, memory: AnyLink | None = None
 ) -> float:
-    """Each round lasts as long as its slowest message."""
+    """A ring over all ranks: each round lasts as long as its slowest message."""
     memory = memory or MEMORY
     if ranks <= per_host:
         return estimate_ring(ranks, size, memory)
@@ -154,13 +154,13 @@ def estimate_flat_ring(
 def estimate_two_levels(
     ranks: int, per_host: int, size: float, network: AnyLink, memory: AnyLink | None = None
 ) -> float:
-    """Within hosts by halving; of each host's slices, which share its adapter, each by a ring of hosts."""
+    """Recursive halving within hosts, then a ring of hosts for each slice; the slices of a host share its adapter."""
     within = min(per_host, ranks)
     return estimate_halving(within, size, memory or MEMORY) + estimate_ring(ceil(ranks / within), size, network)
 
 
 def estimate_16_bits(ranks: int, per_host: int, size: float, network: AnyLink, memory: AnyLink | None = None) -> float:
-    """Two levels, compressed between hosts: each host's slice to its owner and back, by a message to every host."""
+    """Two levels, compressed between hosts: each host's slice to its owner and back, with a message to every host."""
     within = min(per_host, ranks)
     hosts = ceil(ranks / within)
     inside = estimate_halving(within, size, memory or MEMORY)
@@ -173,7 +173,9 @@ def estimate_16_bits(ranks: int, per_host: int, size: float, network: AnyLink, m
 def estimate_topk(
     ranks: int, per_host: int, size: float, network: AnyLink, memory: AnyLink | None = None, share: float = 0.01
 ) -> float:
-    """Two levels, between hosts the places and values of `share` of the numbers, which each host gets of all."""
+    """Two levels; between hosts, indices and values of the fraction `share` of the entries are
+    gathered on every host.
+    """
     within = min(per_host, ranks)
     hosts = ceil(ranks / within)
     inside = estimate_halving(within, size, memory or MEMORY)
@@ -186,7 +188,7 @@ def estimate_topk(
 def estimate_sum_of_mpi(
     ranks: int, per_host: int, size: float, network: AnyLink, memory: AnyLink | None = None
 ) -> float:
-    """A sum over all ranks that MPI makes at once: of few bytes by doubling, of many by halving."""
+    """One sum over all ranks by MPI: recursive doubling for few bytes, halving for many."""
     memory = memory or MEMORY
     within = min(per_host, ranks)
     doubling = estimate_recursive_doubling(within, size, memory)
@@ -197,7 +199,9 @@ def estimate_sum_of_mpi(
 def estimate_allgather(
     ranks: int, per_host: int, size: float, network: AnyLink, memory: AnyLink | None = None
 ) -> float:
-    """`size` bytes of each rank, on every rank. A host's adapter receives those of all ranks on other hosts."""
+    """Gather `size` bytes of each rank on every rank. A host's adapter receives the data of all
+    ranks on other hosts.
+    """
     memory = memory or MEMORY
     within = min(per_host, ranks)
     hosts = ceil(ranks / within)
@@ -205,14 +209,14 @@ def estimate_allgather(
     ring = (ranks - 1) * max(link.estimate_message(size) for link in ((network, memory) if hosts > 1 else (memory,)))
     if ranks * size > SHORT_GATHER:
         return ring
-    # After the rounds within the host each of its ranks has what all have there, and they exchange at the same time.
+    # After the rounds within the host, each of its ranks has the host's data, and all exchange concurrently.
     doubling = _estimate_doubling_gather(within, size, memory)
     doubling += _estimate_doubling_gather(hosts, within * within * size, network)
     return min(doubling, ring)
 
 
 def _estimate_doubling_gather(parts: int, size: float, link: AnyLink) -> float:
-    """Of so many parts of `size` bytes each rank has twice as many after each exchange."""
+    """Recursive doubling over `parts` parts of `size` bytes: each exchange doubles a rank's parts."""
     rounds = (min(1 << done, parts - (1 << done)) for done in range(ceil(log2(parts))))
     return sum(link.estimate_message(count * size) for count in rounds)
 
@@ -220,7 +224,7 @@ def _estimate_doubling_gather(parts: int, size: float, link: AnyLink) -> float:
 def estimate_broadcast(
     ranks: int, per_host: int, size: float, network: AnyLink, memory: AnyLink | None = None
 ) -> float:
-    """`size` bytes of one rank, on every rank: down a tree of all, or scattered to them and gathered by each."""
+    """Send `size` bytes of one rank to every rank: along a tree, or by scatter and allgather."""
     if ranks == 1:
         return 0.0
     memory = memory or MEMORY
@@ -239,20 +243,20 @@ ALGORITHMS = {
     "16 bits": estimate_16_bits,
     "topk:0.01": estimate_topk,
 }
-"""Sums by name; each takes ranks, ranks per host, bytes, the link between hosts and, where known, that within one."""
+"""Sums by name; each takes ranks, ranks per host, bytes, the link between hosts and optionally the link within one."""
 EXACT = ("mpi", "ring", "two_level")
-"""Those that change no result."""
+"""The algorithms that do not change results."""
 
 
 def estimate_meeting(ranks: int, per_host: int, network: AnyLink, memory: AnyLink | None = None) -> float:
-    """The comparison of ranks before each collective."""
+    """The rendezvous of all ranks before each collective."""
     return estimate_recursive_doubling(ranks, MEETING, network if ranks > per_host else memory or MEMORY)
 
 
 def estimate_sum(
     algorithm: str, ranks: int, per_host: int, size: float, network: AnyLink, memory: AnyLink | None = None
 ) -> float:
-    """Seconds to add up gradients of `size` bytes in chunks, with the meeting of the ranks before it."""
+    """Seconds to sum gradients of `size` bytes in chunks, including the rendezvous before it."""
     chunks = max(1, ceil(size / CHUNK))
     took = ALGORITHMS[algorithm](ranks, per_host, size / chunks, network, memory)
     return estimate_meeting(ranks, per_host, network, memory) + chunks * took

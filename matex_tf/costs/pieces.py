@@ -1,6 +1,6 @@
-"""What an update in pieces costs (`MATEX_STRATEGY=sharded` and `servers:S`), in closed form, as `collectives`.
+"""Closed-form costs of an update in pieces (`MATEX_STRATEGY=sharded` and `servers:S`), as in `collectives`.
 
-`owners` of the ranks own a piece of the weights each. The other ranks wait until these have updated them.
+`owners` of the ranks own a piece of the weights each. The other ranks wait until the owners have updated them.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from matex_tf.costs import collectives
 from matex_tf.costs.collectives import ADDITION, AnyLink, Link
 
 UPDATED = "the end of an optimizer's update"
-"""The name of what ranks that are measured do after an update, which tells when that is over."""
+"""The name of a barrier that measured ranks run after an update, which marks its end."""
 ASSUMED = "ethernet25"
-"""The network between hosts where none was measured, a name of `collectives.NETWORKS`."""
+"""The assumed network between hosts if none was measured, a name of `collectives.NETWORKS`."""
 SHORT = 1 << 20
-"""Bytes of each rank in a message of hidden new weights, as the op has it (ops/src/tensorflow/weights/pieces.cc)."""
+"""Bytes of each rank in a message of overlapped new weights, as in ops/src/tensorflow/weights/pieces.cc."""
 
 
 def estimate_gradient_pieces(ranks: int, owners: int, size: float, memory: AnyLink) -> float:
-    """Within a host: each rank writes its gradients into memory that all see, and an owner adds up its piece of all."""
+    """Within a host: each rank writes its gradients to shared memory, and each owner sums its piece over all ranks."""
     if ranks == 1:
         return 0.0
     piece = size / owners
@@ -34,7 +34,7 @@ def estimate_gradient_pieces(ranks: int, owners: int, size: float, memory: AnyLi
 
 
 def estimate_publishing_in_memory(ranks: int, owners: int, size: float, memory: AnyLink) -> float:
-    """Within a host: each rank copies the new weights that others own from where they lie."""
+    """Within a host: each rank copies the new weights of other owners from shared memory."""
     if ranks == 1:
         return 0.0
     others = size - size / owners if owners == ranks else size
@@ -45,9 +45,9 @@ def estimate_pieces_by_messages(
     ranks: int, per_host: int, owners: int, size: float, network: AnyLink, memory: AnyLink,
     most: int = collectives.CHUNK,
 ) -> float:  # fmt: skip
-    """Between hosts: gradients to their owners, or new weights from them, half a ring of all ranks for each message.
+    """Between hosts: gradients to their owners, or new weights from them; half a ring over all ranks for each message.
 
-    A message has `most` bytes at most.
+    A message has at most `most` bytes.
     """
     if ranks == 1:
         return 0.0
@@ -57,16 +57,16 @@ def estimate_pieces_by_messages(
     flat = (ranks - 1) * max(link.estimate_message(piece / rounds) for link in links)
     if hosts == 1 or per_host == 1:
         return rounds * flat
-    if ranks % per_host:  # hosts of different sizes: their ranks have no parts in common
+    if ranks % per_host:  # hosts of different sizes: their ranks have different slices
         return rounds * flat
-    # In two levels: within each host, then between those who have the same part there, whose largest message counts.
+    # Two levels: within each host, then between ranks with the same slice; the largest message determines the time.
     within = (per_host - 1) * memory.estimate_message(size / per_host / rounds)
     between = (hosts - 1) * network.estimate_message(ceil(owners / hosts) * piece / rounds)
     return rounds * min(flat, within + between)
 
 
 def estimate_update(owners: int, weights: float, slots: float, memory: AnyLink) -> float:
-    """An optimizer's update of a piece where it was not measured: what it moves through memory.
+    """An optimizer's update of a piece, if it was not measured: its memory traffic.
 
     It reads the gradients, and reads and writes the weights and the optimizer's variables (`slots`).
     """
@@ -75,12 +75,12 @@ def estimate_update(owners: int, weights: float, slots: float, memory: AnyLink) 
 
 @dataclass(frozen=True)
 class Hosts:
-    """What is known of the hosts: of each rank its node, of each node its free bytes, and the links."""
+    """Properties of the hosts: the node of each rank, the free bytes of each node, and the links."""
 
     nodes: Sequence[int]
     free: dict[int, float]
     measured: Link | None = None
-    """The link between hosts, where it was measured."""
+    """The link between hosts, if it was measured."""
     memory: Link = collectives.MEMORY
 
     @property
@@ -88,7 +88,7 @@ class Hosts:
         return self.measured or collectives.NETWORKS[ASSUMED]
 
     def describe_assumptions(self) -> str:
-        """What the estimates stand on."""
+        """Describes the assumptions of the estimates."""
         within = f"{1e-9 / self.memory.byte:.3g} GB/s of memory for each rank are assumed"
         if len(set(self.nodes)) == 1:
             return within
@@ -100,7 +100,9 @@ class Hosts:
         return max(Counter(self.nodes).values())
 
     def estimate_step(self, owners: int, weights: float, slots: float) -> float:
-        """Seconds of a step that depend on the number of owners: the sums of gradients, the update, the new weights."""
+        """Seconds of the parts of a step that depend on the number of owners: sums of gradients,
+        update, new weights.
+        """
         ranks = len(self.nodes)
         update = estimate_update(owners, weights, slots, self.memory)
         if len(set(self.nodes)) == 1:
@@ -120,6 +122,6 @@ class Hosts:
         return min(sums) + update
 
     def find_overfull(self, chosen: Sequence[int], slots: float) -> int | None:
-        """A node whose memory does not hold what the ranks `chosen` to own a piece have of the slots; None without."""
+        """A node with too little memory for the slots of the ranks `chosen` as owners; None if all have enough."""
         mine = Counter(self.nodes[rank] for rank in chosen)
         return next((node for node, free in self.free.items() if mine[node] * slots / len(chosen) > free), None)

@@ -1,1 +1,1 @@
-"""One set of files for all ranks: rank 0 writes, the others keep what they write to themselves."""
+"""One set of files for all ranks: rank 0 writes to the real files; each other rank writes to a private folder."""

@@ -1,7 +1,8 @@
-"""Commands of the system that a script runs and waits for: rank 0 runs them, and every rank has what came of it.
+"""System commands that a script runs and waits for: rank 0 runs them, and all ranks receive the result.
 
-A command sees the real files: run by every rank, `rm -rf logs` would remove what rank 0 has written since. What
-libraries run for themselves, and what a script starts without waiting (`Popen`), each rank runs on its own files.
+A command sees the real files: if every rank ran `rm -rf logs`, it would remove files that rank 0 has written since.
+Commands of libraries, and processes that a script starts without waiting (`Popen`), run on each rank with that rank's
+own files.
 """
 
 from __future__ import annotations
@@ -41,9 +42,9 @@ _OF_THE_RANK = ("env", "stdin", *_STREAMS, "preexec_fn")
 
 
 def _are_shared() -> bool:
-    """Whether a command that this thread comes to now is one that every rank comes to, and none runs for itself yet.
+    """Returns whether every rank reaches the command that this thread reaches now, and rank 0 is to run it for all.
 
-    Where the script asked for its rank, which rank is to run a command is its own affair.
+    If the script has asked for its rank, the script decides which rank runs a command.
     """
     if (
         world.script_knows_ranks
@@ -54,7 +55,7 @@ def _are_shared() -> bool:
         return False
     if threading.current_thread() is not threading.main_thread() or real_files.uses_real_files():
         return False
-    caller = sys._getframe(2)  # of the function that stands in the place of `os.system` and the like
+    caller = sys._getframe(2)  # the caller of the function that replaces `os.system` and the like
     while caller.f_back is not None and caller.f_globals.get("__name__") == "subprocess":
         caller = caller.f_back
     own = caller.f_globals.get("__name__", "").partition(".")[0] == "matex_tf"
@@ -62,13 +63,13 @@ def _are_shared() -> bool:
 
 
 def _run_on_rank_0(run: Callable[[], Any], name: str, arguments: Sequence[Any], options: Mapping[str, Any]) -> Any:
-    """What `run` returns or raises on rank 0, on every rank, once it is done. Collective.
+    """Call `run` on rank 0; return its result, or raise its exception, on every rank. Collective.
 
-    Ranks whose commands are not the same, such as those that name a temporary folder, run each its own.
+    If the ranks' commands differ, for example in a temporary folder, each rank runs its own.
 
     Args:
-        name: of the function that runs the command.
-        arguments: what that is called with; so `options`.
+        name: name of the function that runs the command.
+        arguments: positional arguments of that function; `options`: its keyword arguments.
     """
     mine = _hash_command(name, arguments, options)
     ops.records.mark_between_steps()
@@ -94,9 +95,9 @@ def _run_on_rank_0(run: Callable[[], Any], name: str, arguments: Sequence[Any], 
 
 @contextlib.contextmanager
 def _adopt_changes(options: Mapping[str, Any]) -> Iterator[None]:
-    """What is changed on the disk within it is changed for this rank; on other hosts the disk may be another one.
+    """A context in which changes of the disk become visible to this rank; other hosts may have other disks.
 
-    All ranks have come to it, and none goes on before all have left it: else what the script does is mixed up with it.
+    All ranks enter before the change and leave after it, so that it does not overlap with other changes by the script.
     """
     me = world.get_world()
     view = overlay.get_view() if me.host == me.hosts[0] else None
@@ -113,28 +114,28 @@ def _adopt_changes(options: Mapping[str, Any]) -> Iterator[None]:
 
 
 def _catch_outcome(run: Callable[[], Any]) -> tuple[Any, BaseException | None]:
-    """What `run` returns, or the exception that it raises, as the other ranks can have it."""
+    """The result of `run`, or its exception, in a form that can be sent to the other ranks."""
     try:
         outcome: tuple[Any, BaseException | None] = run(), None
         pickle.dumps(outcome)
     except Exception as error:
         try:
-            copy.deepcopy(error)  # by what pickle makes it of
+            copy.deepcopy(error)  # as pickle would
             outcome = None, error
-        except Exception:  # one that cannot be sent
+        except Exception:  # it cannot be sent
             outcome = None, RuntimeError(f"{type(error).__name__}: {error}")
     return outcome
 
 
 def _hash_command(name: str, arguments: Sequence[Any], options: Mapping[str, Any]) -> str:
-    """Of what a command does; without the open files, which are each rank's."""
+    """A hash of a command, without its open files, which belong to the rank."""
     kept = {key: value for key, value in options.items() if key not in _OF_THE_RANK}
     text = repr((name, _normalize_value(list(arguments)), _normalize_value(kept), os.getcwd()))
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
 def _normalize_value(value: Any) -> Any:
-    """`value` in words that say the same on all ranks."""
+    """Convert `value` to a form with the same `repr` on all ranks."""
     if isinstance(value, Mapping):
         return [(str(key), _normalize_value(value[key])) for key in sorted(value, key=str)]
     if isinstance(value, (list, tuple)):
@@ -145,9 +146,9 @@ def _normalize_value(value: Any) -> Any:
 
 
 def _point_to_own(command: Any) -> Any:
-    """A command for `os.system` whose words name the places of this rank's own files."""
+    """Replace paths of this rank's own files in a command for `os.system` by their real paths."""
     if isinstance(command, str) and overlay.has_view() and not real_files.uses_real_files():
-        with contextlib.suppress(FileNotFoundError):  # the current folder is gone, and nothing of ours is in it
+        with contextlib.suppress(FileNotFoundError):  # the current folder was removed, and no own files are in it
             here = os.getcwd()
             return _point_text(command, here, _find_place(here) is not None)
     return command
@@ -165,7 +166,7 @@ def _wrap_system(original: Any) -> Any:
 
 @HOOKS.replace("subprocess", "run call", _LOST)
 def _wrap_command(original: Any) -> Any:
-    """Of the two that the others in this module are made of."""
+    """For `run` and `call`, on which the other functions of subprocess are based."""
 
     def run(*args, **kwargs):
         if not _are_shared():
@@ -176,7 +177,7 @@ def _wrap_command(original: Any) -> Any:
 
 
 class _Output(io.StringIO):
-    """What a command printed, as `os.popen` gives it to be read."""
+    """The output of a command, as the file object of `os.popen`."""
 
     def __init__(self, text: str, status: int | None):
         super().__init__(text)
@@ -210,7 +211,7 @@ def _wrap_process(original: Any) -> Any:
     def __init__(self, *args, **kwargs):
         given = signature.bind(self, *args, **kwargs)
         if not real_files.uses_real_files():
-            with contextlib.suppress(FileNotFoundError):  # the current folder is gone, and nothing of ours is in it
+            with contextlib.suppress(FileNotFoundError):  # the current folder was removed, and no own files are in it
                 _point_to_own_files(given.arguments)
         return original(*given.args, **given.kwargs)
 
@@ -218,10 +219,10 @@ def _wrap_process(original: Any) -> Any:
 
 
 def _point_to_own_files(arguments: dict[str, Any]) -> None:
-    """Have the `arguments` of `Popen` name the places of what this rank alone has.
+    """Replace paths of this rank's own files in the `arguments` of `Popen` by their real paths.
 
-    A process sees the disk, and of what a rank has made for itself only what it is pointed to: the folder that it is
-    started in, and the paths that are its arguments.
+    A process sees only the disk. It finds a rank's own files only through its working folder and the paths among its
+    arguments.
     """
     here = os.path.join(os.getcwd(), os.fsdecode(arguments.get("cwd") or ""))
     folder, words = _find_place(here), arguments["args"]
@@ -237,15 +238,15 @@ def _point_to_own_files(arguments: dict[str, Any]) -> None:
             continue
         path = os.fsdecode(word)
         is_looked_for = at == 0 and os.sep not in path
-        is_there = folder is not None and not os.path.isabs(path)  # seen from that folder
+        is_there = folder is not None and not os.path.isabs(path)  # relative paths are resolved from that folder
         if not is_looked_for and not is_there:
             words[at] = _find_place(os.path.join(here, path)) or word
 
 
 def _point_text(text: str, here: str, is_there: bool) -> str:
-    """A line of the shell, run in the folder `here`, whose words that name this rank's own files name their places.
+    """Replace paths of this rank's own files in a shell command, run in the folder `here`, by their real paths.
 
-    `is_there`: whether that folder is the rank's own, from which relative paths are seen.
+    `is_there`: whether that folder is the rank's own, so that relative paths are resolved correctly.
     """
 
     def point(found: re.Match[str]) -> str:
@@ -260,7 +261,7 @@ def _point_text(text: str, here: str, is_there: bool) -> str:
 
 
 def _find_place(path: str) -> str | None:
-    """Where a process finds `path` if not on the disk."""
+    """The real path where a process finds `path`; None if that is `path` itself."""
     with real_files.use_real_files():
         key = overlay.get_own_view().find_key(path) if "\0" not in path else None
         place = key if key is None else overlay.get_own_view().locate_for_child(key)

@@ -1,6 +1,6 @@
-"""What rank 0 has saved is there for every rank.
+"""Makes files that rank 0 has saved available to every rank.
 
-Ranks see it on a file system that they share; a host that does not, or a rank with another path, gets a copy.
+Ranks read them from a shared file system. A host without it, or a rank with another path, receives a copy.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ _PIECE = 64 << 20
 
 
 def list_parts(path: str) -> list[tuple[str, int, int]]:
-    """The files that a save to `path` has made: (what follows `path` in the name, bytes, time of modification).
+    """The files of a save to `path`: (suffix after `path`, size in bytes, modification time in ns).
 
-    `path` is a file, a folder, or what the names of a checkpoint's files begin with.
+    `path` is a file, a folder, or the prefix of a checkpoint's files.
     """
     if os.path.isdir(path):
         names = [os.path.join(folder, name) for folder, _, inside in os.walk(path) for name in inside]
@@ -35,10 +35,10 @@ def list_parts(path: str) -> list[tuple[str, int, int]]:
 
 
 def deliver_file(path: str) -> None:
-    """Return when what rank 0 saved to its `path` is at this rank's `path`. Collective."""
+    """Wait until the files that rank 0 saved to its `path` exist at this rank's `path`. Collective."""
     me = world.get_world()
     origin, made = objects.broadcast((path, list_parts(path)) if me.rank == 0 else None, "what was saved")
-    # A rank's copy belongs into its own layer where its path is another, unless that is a temporary one.
+    # A rank with another path writes its copy to its private folder, except for temporary paths.
     place = path if path == origin else find_real_path(path, "w")
     missing = [part for part in made if not _has_part(place + part[0], *part[1:])]
     if path == origin:
@@ -60,7 +60,7 @@ def deliver_file(path: str) -> None:
 def _has_part(path: str, size: int, modified: int) -> bool:
     with real_files.use_real_files():
         try:
-            handle = os.open(path, os.O_RDONLY)  # asks a file server anew
+            handle = os.open(path, os.O_RDONLY)  # opening refreshes the attributes on a network file system
         except FileNotFoundError:
             return False
         state = os.fstat(handle)
@@ -69,7 +69,7 @@ def _has_part(path: str, size: int, modified: int) -> bool:
 
 
 def _show_parts(path: str, made: list[Any]) -> None:
-    """From here on what rank 0 has saved is what every rank sees."""
+    """From now on this rank sees the files as rank 0 has saved them."""
     view, news = overlay.get_view(), journal.get_writer()
     with real_files.use_real_files():
         if view is not None:

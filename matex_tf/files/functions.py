@@ -1,4 +1,4 @@
-"""Python's functions on files, on the ranks that are not the first: each acts where this rank's view has the path."""
+"""Replacements of Python's file functions on ranks other than 0: they act on this rank's view of the files."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ _open_plainly, _lstat = os.open, os.lstat
 def find_key(path: Any, kwargs: dict | None = None, follow: bool = True, question: bool = False) -> str | None:
     """The key of `path` if the view handles it, else None.
 
-    question: the caller only reads. The original function answers it if the view equals the disk.
+    question: the caller only reads; None is returned if the view equals the disk, so that the original function
+    answers.
     """
     if real_files.uses_real_files() or isinstance(path, int) or path is None:
         return None
@@ -32,14 +33,14 @@ def find_key(path: Any, kwargs: dict | None = None, follow: bool = True, questio
         try:
             return view.find_key(path, follow)
         except (TypeError, ValueError):
-            return None  # the original says what is wrong
+            return None  # the original function reports the error
 
 
 def find_real_path(path: Any, mode: str | None, beside: bool = False) -> Any:
-    """Where `path` really is for a library that opens files by itself: to read (mode None) or to write.
+    """The real path of `path`, for a library that opens files itself: to read (mode None) or to write.
 
-    A mode "w" replaces the file, "x" and "w-" make a new one, any other keeps what is there. `beside`: the library
-    makes other files beside it.
+    Mode "w" replaces the file, "x" and "w-" create a new one, other modes keep the content. `beside`: the library also
+    creates other files in the same folder.
     """
     key = find_key(path) if overlay.get_view() is not None else None
     if key is None:
@@ -60,13 +61,13 @@ def _ask_steadily(ask: Any, drop: Any = None) -> Any:
 
 
 def _find_text(path: Any) -> str | None:
-    """`path` as text where the view of this rank may know of it without asking both layers."""
+    """`path` as text, if the cache of this rank's view may know it."""
     text = os.fspath(path) if isinstance(path, os.PathLike) else path
     return text if type(text) is str and not real_files.uses_real_files() else None
 
 
 def _is_as_known() -> bool:
-    """Whether rank 0 has no news, so that what was found at a known place is what this rank is to see."""
+    """Whether rank 0 has written no new notes, so that a cached location is still valid."""
     return overlay.get_own_view().news.is_quiet()
 
 
@@ -74,7 +75,7 @@ def _is_as_known() -> bool:
 
 
 def wrap_open(original: Any) -> Any:
-    """For `open`, which opens by `os.open`."""
+    """For `open`, which calls `os.open`."""
 
     def open(file, mode="r", buffering=-1, encoding=None, errors=None, newline=None, closefd=True, opener=None):
         if opener is None and not isinstance(file, int) and not real_files.uses_real_files():
@@ -100,7 +101,7 @@ def wrap_os_open(original: Any) -> Any:
 
         text = _find_text(path) if dir_fd is None else None
         place = None if text is None else overlay.get_own_view().known.find_place(text)
-        # Of what this rank has not made yet, both layers are asked.
+        # For files that this rank has not created yet, both layers are searched.
         if place is not None and not (writes and (flags & os.O_EXCL or place == text)):
             try:
                 found = _open_plainly(place, flags | os.O_NOFOLLOW, mode)
@@ -116,7 +117,7 @@ def wrap_os_open(original: Any) -> Any:
 
 
 def _close_file(descriptor: int) -> bool:
-    """Close a file that is to be opened again; not one like a pipe, whose other end would notice."""
+    """Close a regular file, to open it again. Returns False for others, such as pipes, whose other end would notice."""
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         return False
     os.close(descriptor)
@@ -143,7 +144,7 @@ def _open_descriptor(key: str, path: Any, flags: int, mode: int) -> int:
 
 
 def wrap_question(original: Any, of_link: bool = False) -> Any:
-    """For what asks about one path."""
+    """For functions that return information about one path."""
     is_state = original in (os.stat, _lstat)
 
     def ask(path, *args, **kwargs):
@@ -169,7 +170,9 @@ def wrap_question(original: Any, of_link: bool = False) -> Any:
 
 
 def _read_known_state(path: Any, of_link: bool) -> os.stat_result | None:
-    """The state of `path`; None where both layers must be asked. Raises OSError if it is known not to be there."""
+    """The state of `path` from the cache; None if both layers must be searched. Raises OSError if it is known to be
+    missing.
+    """
     text = _find_text(path)
     place = None if text is None else overlay.get_own_view().known.find_place(text)
     if place is None:
@@ -189,7 +192,7 @@ def _read_known_state(path: Any, of_link: bool) -> os.stat_result | None:
 def _wrap_listing(list_disk: Callable[[Any, Any], Any], make: Callable[[Any, list[str]], Any]) -> Any:
     """Wrap a function that lists a folder.
 
-    list_disk: `list_disk(original, path)` is the result of the disk. make: `make(path, names)` is one of the same kind.
+    list_disk: `list_disk(original, path)` lists the disk. make: `make(path, names)` returns a result of the same type.
     """
 
     def wrap(original: Any) -> Any:
@@ -223,7 +226,7 @@ def _wrap_listing(list_disk: Callable[[Any, Any], Any], make: Callable[[Any, lis
 
 
 class _Entry:
-    """What `os.scandir` yields for one name of a folder of two layers."""
+    """An entry of `os.scandir` for a folder with two layers."""
 
     def __init__(self, folder: Any, name: str):
         self.name = os.fsencode(name) if isinstance(folder, bytes) else name
@@ -255,7 +258,7 @@ class _Entry:
 
 
 class _Entries:
-    """The iterator and context that `os.scandir` returns."""
+    """The iterator and context manager that `os.scandir` returns."""
 
     def __init__(self, entries: Iterable[_Entry | os.DirEntry]):
         self._entries = iter(entries)
@@ -302,11 +305,11 @@ def wrap_chdir(original: Any) -> Any:
                 return original(path)
             with real_files.use_real_files():
                 if not view.is_own(key) or os.path.isdir(key):
-                    return original(key)  # the folder on disk, where there is one, for what is not Python
+                    return original(key)  # the folder on disk, if any, for code outside Python
                 view.stop_caching(key)  # for processes that are started there
                 return original(view.locate_upper(key))
         finally:
-            view.known.forget_places()  # what relative paths are
+            view.known.forget_places()  # relative paths change
 
     return chdir
 
@@ -334,7 +337,7 @@ def wrap_getcwd(original: Any) -> Any:
 
 
 def _wrap_change(act: Callable[..., Any], follow: bool = True) -> Any:
-    """For a function of one path, which `act` does: given the view, the original, the key and the arguments."""
+    """For a function of one path, replaced by `act(view, original, key, path, ...)`."""
 
     def make(original: Any) -> Any:
         def change(path, *args, **kwargs):

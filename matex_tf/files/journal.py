@@ -1,7 +1,7 @@
-"""What rank 0 has made, changed and removed and the other ranks have not come to yet.
+"""The journal: changes of files by rank 0 that the other ranks have not reached yet.
 
-Before rank 0 touches a path, it notes how many collectives it has completed, and where the path is as it was. A rank
-that has completed no more of them looks there. Nobody waits for anybody.
+Before rank 0 changes a path, it records the number of collectives that it has completed, and the location of the old
+content. A rank that has not completed more collectives reads the old content. No rank waits for another.
 """
 
 from __future__ import annotations
@@ -23,34 +23,34 @@ from matex_tf.world import world
 
 _PREFIX = "matex_tf-journal-"
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
-"""The flags of `os.open` by which a file is made or changed."""
+"""The flags of `os.open` that create or change a file."""
 _OF_SQLITE = ("", "-journal", "-wal", "-shm")
-"""What SQLite adds to a database's name for the files of a transaction."""
+"""Suffixes of the files that SQLite creates for a transaction."""
 _EVENTS = set(
     "open os.mkdir os.truncate os.remove os.rmdir shutil.rmtree os.rename os.link os.symlink sqlite3.connect".split()
 )
-"""Of the interpreter's audit events, by which Python tells of whatever in it is about to change a file."""
-# What is copied and may still be asked for. More is rarely read and changed in one go.
+"""The audit events that the Python interpreter raises before it changes a file."""
+# The limit of copies that may still be needed. More is rarely read and changed between two collectives.
 _MOST_BYTES = 64 << 20
 
 
 class Journal(journal_reader.Notes):
-    """The notes of this run: `note_change` writes them, on rank 0. Keys are canonical absolute paths, as in `layers`.
+    """The journal of this run; rank 0 writes it by `note_change`. Keys are canonical absolute paths, as in `layers`.
 
-    A rank that asks `if not os.path.exists(folder)` must be answered as the script alone would be, though rank 0 has
-    often been there first.
+    `os.path.exists(folder)` must return on every rank what it returns in the script alone, although rank 0 often
+    creates the folder first.
     """
 
     def __init__(self, folder: str, is_on_one_host: bool = True):
         super().__init__(folder, is_on_one_host)
         self._noted: dict[str, int] = {}
-        self._touched: dict[str, tuple[int, ...] | None] = {}  # with what each was before, as what is tried may fail
+        self._touched: dict[str, tuple[int, ...] | None] = {}  # with the former state, because the change may fail
         self._moved: dict[str, tuple[int, str]] = {}
         self._copies: list[tuple[int, str, int]] = []
         self._is_over = False
 
     def remove_at_end(self) -> None:
-        """Remove the journal when all ranks have ended their scripts: nobody asks for what is changed after that."""
+        """Remove the journal when all ranks have ended their scripts: later changes need no notes."""
         shutdown.at_end.append(self._remove)
 
     def _remove(self) -> None:
@@ -58,28 +58,29 @@ class Journal(journal_reader.Notes):
         _remove_path(self.folder)
 
     def take_over(self) -> None:
-        """Write from here on: the rank that did was lost."""
+        """Become the writer, because the writing rank was lost."""
         temp_folders.hold_folder(self.folder)
         self.remove_at_end()
         self.start_writing()
 
     def start_writing(self) -> None:
-        """Note what this process changes from here on, whatever in Python does."""
+        """Record all changes that Python makes in this process from now on."""
         global _writer
         _hear_changes()
         _writer = self
 
     @journal_reader.lock_method
     def write_note(self, key: str, removed: bool = False, to: str = "") -> None:
-        """Rank 0 is about to make or change `key`, or to remove it with all that is in it, or to move it `to` there.
+        """Record that rank 0 is about to create or change `key`, to remove it with its contents, or to move it `to` a
+        path.
 
-        Once is enough: when the others have come to that, they have made or removed `key` for themselves.
+        One note for each path suffices: ranks that are past it have changed `key` themselves.
         """
         if self._is_over:
             return
-        number = journal_reader.count_collectives() or self.met_before_fork  # a forked process is where it was forked
+        number = journal_reader.count_collectives() or self.met_before_fork  # a forked process stays at its fork
         state = journal_reader.read_file_state(key)
-        if key in self._moved and state is not None:  # where others find what is to them still in its old place
+        if key in self._moved and state is not None:  # for other ranks it is still at its old path
             before, source = self._moved.pop(key)
             self._write_line(
                 before, source, to or self._keep_copy(number, key), state[0] if to else journal_reader.NOT_MOVED
@@ -89,9 +90,9 @@ class Journal(journal_reader.Notes):
                 return  # an error
             if number not in (self._noted.get(key), self._noted.get(os.path.dirname(key))):
                 self._noted[key] = number
-                self._write_line(number, key, "")  # unless the note of its new folder says so
+                self._write_line(number, key, "")  # unless the note of its new folder covers it
         elif self._is_touched(key) or not (removed or os.path.isfile(key)):
-            return  # it is rank 0's own, or a folder, in which the ones to be made are noted, or a pipe
+            return  # rank 0's own file; a folder, whose entries have notes of their own; or a pipe
         else:
             self._write_line(number, key, to or self._keep_copy(number, key), state[0] if to else 0)
             if to:
@@ -102,11 +103,11 @@ class Journal(journal_reader.Notes):
         return key in self._touched and self._touched[key] != journal_reader.read_file_state(key)
 
     def mark_delivered(self, key: str) -> None:
-        """All ranks have the file `key` as it is now."""
+        """Record that all ranks have the current content of the file `key`."""
         self._touched.pop(key, None)
 
     def mark_caught_up(self) -> None:
-        """All ranks have all files as they are now."""
+        """Record that all ranks have the current content of all files."""
         self._touched.clear()
 
     def _write_line(self, number: int, key: str, copy: str | None, inode: int = 0) -> None:
@@ -119,8 +120,10 @@ class Journal(journal_reader.Notes):
             os.close(handle)
 
     def _keep_copy(self, number: int, key: str) -> str | None:
-        """A copy of what is at `key`, without what rank 0 has made there itself."""
-        # A collective is completed when all have entered it, and so have completed the one before.
+        """Copy the content of `key`, except for changes by rank 0. Returns the copy; None if it is too large or
+        unreadable.
+        """
+        # All ranks have entered a completed collective, so they have completed the preceding one.
         for old in [one for one in self._copies if one[0] < number - 1]:
             self._copies.remove(old)
             _remove_path(old[1])
@@ -134,7 +137,7 @@ class Journal(journal_reader.Notes):
                 shutil.copytree(key, place, symlinks=True, ignore=self._list_touched)
             else:
                 shutil.copy2(key, place)
-        except (OSError, shutil.Error):  # not to be read, or a pipe
+        except (OSError, shutil.Error):  # unreadable, or a pipe
             return None
         return place
 
@@ -155,14 +158,14 @@ _writer: Journal | None = None
 
 
 def get_writer() -> Journal | None:
-    """The journal that this rank writes; None where it is not the first."""
+    """The journal, if this rank writes it, else None."""
     return _writer
 
 
 def note_change(path: Any, removed: bool = False, to: Any = "") -> None:
-    """Tell the ranks that are not there yet that `path` is about to be made or changed, or removed or moved `to`.
+    """Record that `path` is about to be created, changed, removed, or moved `to` a path.
 
-    Called by whatever makes files other than by Python.
+    Called by code that changes files other than through Python.
     """
     if _writer is None or real_files.uses_real_files() or isinstance(path, int) or path is None:
         return
@@ -170,8 +173,8 @@ def note_change(path: Any, removed: bool = False, to: Any = "") -> None:
         try:
             text = os.path.abspath(os.fsdecode(path))
         except (TypeError, ValueError):
-            return  # the original says what is wrong
-        # What is removed is the link itself, what is changed is the file that it names.
+            return  # the original function reports the error
+        # A removal concerns the link itself, a change its target.
         above, name = os.path.split(text)
         key = os.path.join(os.path.realpath(above), name) if removed else os.path.realpath(text)
         if not journal_reader.is_system(key):
@@ -180,12 +183,12 @@ def note_change(path: Any, removed: bool = False, to: Any = "") -> None:
 
 @functools.cache
 def _hear_changes() -> None:
-    """Once in a process: what listens to its events cannot be removed."""
+    """Once in a process: audit hooks cannot be removed."""
     sys.addaudithook(_hear_event)
 
 
 def _hear_event(event: str, given: tuple[Any, ...]) -> None:
-    # Files may still be changed when Python has taken this module apart.
+    # Files may be changed after Python has cleared this module's globals.
     if not _EVENTS or event not in _EVENTS or _writer is None:
         return
     if event == "open":
@@ -196,9 +199,9 @@ def _hear_event(event: str, given: tuple[Any, ...]) -> None:
     elif event == "os.truncate":
         note_change(given[0])
     elif any(isinstance(value, int) and value != -1 for value in given[-1 - (event in ("os.rename", "os.link")) :]):
-        return  # below an open folder
+        return  # relative to an open folder
     elif event == "os.rename":
-        note_change(given[1], removed=os.path.lexists(given[1]))  # what is replaced
+        note_change(given[1], removed=os.path.lexists(given[1]))  # the replaced file
         note_change(given[0], removed=True, to=given[1])
     elif event in ("os.link", "os.symlink"):
         note_change(given[1])
@@ -207,7 +210,7 @@ def _hear_event(event: str, given: tuple[Any, ...]) -> None:
 
 
 def _note_database(name: Any) -> None:
-    """SQLite makes and removes files beside a database, which may be named as "file:PATH?OPTIONS"."""
+    """SQLite creates and removes files next to a database, which may be named "file:PATH?OPTIONS"."""
     text = os.fsdecode(name)
     text = urllib.parse.unquote(urllib.parse.urlsplit(text).path) if text.startswith("file:") else text
     if text and ":memory:" not in text:
@@ -216,17 +219,17 @@ def _note_database(name: Any) -> None:
 
 
 def make_file(folder: str) -> None:
-    """Make the file of a journal in `folder`."""
+    """Create the file of a journal in `folder`."""
     with open(os.path.join(folder, journal_reader.NAME), "wb") as file:
         file.write(journal_reader.HEAD.to_bytes(journal_reader.HEAD, "little"))
 
 
 def share_journal() -> Journal:
-    """The one journal of this run. Collective, before the sequence of collectives begins to be checked."""
+    """Create the journal of this run on rank 0 and open it on all ranks. Collective, before the sequence is checked."""
     me = world.get_world()
     path = None
     if me.rank == 0:
-        # On one host any disk will do; several have a folder in common only where users share one.
+        # One host can use any disk. Several hosts share only the folders that users share.
         folder = os.fspath(cache.find_cache_folder()) if me.has_several_hosts else private_folder.choose_parent()
         path = private_folder.make_folder(_PREFIX, folder)
         make_file(path)
@@ -237,7 +240,7 @@ def share_journal() -> Journal:
 
 
 def _remove_path(path: str) -> None:
-    """Remove `path` where it is still there: folders for temporary files may be swept."""
+    """Remove `path` if it exists: sweeps of temporary folders may have removed it."""
     if os.path.isdir(path):
         shutil.rmtree(path, ignore_errors=True)
     elif os.path.lexists(path):

@@ -1,4 +1,4 @@
-"""Rank 0's notes of its files (see `journal`), as the other ranks read them."""
+"""The journal of rank 0 (see `journal`), as the other ranks read it."""
 
 from __future__ import annotations
 
@@ -19,30 +19,30 @@ from matex_tf.world import world
 
 NAME = "notes"
 HEAD = 8
-"""Bytes before the first note, for the number of bytes that are written, which ranks of one host share."""
+"""Size in bytes of the header: the number of bytes written, which the ranks of one host share by memory mapping."""
 SYSTEM = ("/dev", "/proc", "/sys", "/run")
 NOT_MOVED = -1
-"""In place of the inode of what is moved: what was moved before is in a copy now."""
+"""Replaces the inode of a moved file whose old content is in a copy now."""
 _KINDS = range(1, 8)
-# A script that knows of ranks may wait for a file of rank 0 without any collective; it must not wait for ever.
+# A script that knows its rank may wait for a file of rank 0 without a collective. The wait must end.
 _SECONDS = 60.0
 
 
 def count_collectives() -> int:
-    """How many collectives this rank has completed."""
+    """The number of collectives that this rank has completed."""
     return sum(ops.count_completed(kind) for kind in _KINDS)
 
 
 @dataclass(frozen=True)
 class _Note:
-    number: int  # of collectives before it
-    copy: str | None  # of what was there, or where it is moved; "": nothing was, None: it is too large to be copied
-    inode: int  # of what is moved
+    number: int  # number of preceding collectives
+    copy: str | None  # path of the old content or of the moved file; "": it did not exist, None: too large to copy
+    inode: int  # inode of the moved file, or 0
     until: float
 
 
 def lock_method(method: Callable[..., Any]) -> Callable[..., Any]:
-    """A method that several threads of a script may come to, to read files."""
+    """Make a method thread-safe: several threads of a script may read files."""
 
     @functools.wraps(method)
     def locked(self: Notes, *args: Any, **kwargs: Any) -> Any:
@@ -53,7 +53,7 @@ def lock_method(method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class Notes:
-    """The file of the notes in `folder`."""
+    """The notes in `folder`, read incrementally."""
 
     def __init__(self, folder: str, is_on_one_host: bool):
         self.folder = folder
@@ -62,7 +62,7 @@ class Notes:
         self._notes: dict[str, list[_Note]] = {}
         self._seen = self._offset = HEAD
         self._number = self._quiet_at = -1
-        self.heard: Callable[[], None] = lambda: None  # called when there are notes
+        self.heard: Callable[[], None] = lambda: None  # called when there are new notes
         self._renew_lock()
         self.met_before_fork = 0
         os.register_at_fork(before=self._keep_number, after_in_child=self._renew_lock)
@@ -74,20 +74,20 @@ class Notes:
         self.met_before_fork = count_collectives() or self.met_before_fork
 
     def _map_count(self) -> Any:
-        """The number of bytes that are written, which costs a rank nothing to look at."""
+        """Map the number of bytes written, so that reading it needs no system call."""
         try:
             with open(self._path, "r+b") as file:
                 return memoryview(mmap.mmap(file.fileno(), HEAD)).cast("Q")
         except FileNotFoundError:
-            return [HEAD]  # rank 0 is on a disk of its own
+            return [HEAD]  # rank 0 uses another disk
 
     def get_version(self) -> int:
-        """A number that grows with rank 0's notes."""
+        """A number that grows with every note of rank 0."""
         if self._count is not None:
             return self._count[0]
-        with real_files.use_real_files():  # the view asks for this number before it answers
+        with real_files.use_real_files():  # the view calls this method before it answers
             try:
-                handle = os.open(self._path, os.O_RDONLY)  # asks a file server anew
+                handle = os.open(self._path, os.O_RDONLY)  # opening refreshes the attributes on a network file system
             except FileNotFoundError:
                 return self._offset  # rank 0 has ended
             try:
@@ -96,7 +96,7 @@ class Notes:
                 os.close(handle)
 
     def is_quiet(self) -> bool:
-        """Whether nothing is known to be new, gone or changed, so that the disk is as this rank is to see it."""
+        """Whether there are no notes that concern this rank, so that it sees the disk as it is."""
         return self.get_version() == self._quiet_at
 
     @lock_method
@@ -106,9 +106,10 @@ class Notes:
 
     @lock_method
     def find_before(self, key: str) -> str | None:
-        """Where `key` is as it was when the ranks last met, "" if nowhere; None if nothing has changed since.
+        """The path of the old content of `key`, "" if it did not exist; None if it has not changed since the last
+        collective.
 
-        A large file is as it is now, of a large folder that was removed nothing is left.
+        A file that was too large to copy is returned in its new state; a removed folder that was too large is empty.
         """
         note, above = self._note_of(key)
         if note is None:
@@ -120,32 +121,32 @@ class Notes:
 
     @lock_method
     def is_gone(self, key: str) -> bool:
-        """Whether rank 0 removed `key`, which was too large to be copied, since the ranks last met."""
+        """Whether rank 0 has removed `key`, which was too large to copy, since the last collective."""
         note, _ = self._note_of(key)
         return note is not None and note.copy is None
 
     @lock_method
     def list_before(self, folder: str) -> list[str]:
-        """The names of what may have been in `folder` when the ranks last met, beside what is there now."""
+        """Names that may have been in `folder` at the last collective, in addition to its present contents."""
         self._read_news()
         place = self.find_before(folder)
         listed = os.listdir(place) if place and place != folder and os.path.isdir(place) else []
         return listed + [os.path.basename(key) for key in self._notes if os.path.dirname(key) == folder]
 
     def _note_of(self, key: str) -> tuple[_Note | None, str]:
-        """The first recent note of `key`, or of the innermost folder around it that has one, and whose it is."""
+        """The first recent note of `key`, or of the innermost folder that has one, and the path of the note."""
         self._read_news()
-        if self._notes and world.is_active():  # to a forked child, which is no rank, things are as they are
+        if self._notes and world.is_active():  # a forked child is not a rank, so it sees the disk as it is
             now = time.monotonic() if world.script_knows_ranks else 0.0
             for path in list_parents(key):
                 for note in self._notes.get(path, ()):
-                    # What was to be moved may still be in its place.
+                    # The move may not have happened yet.
                     if note.until > now and (not note.inode or _read_inode(note.copy) == note.inode):
                         return note, path
         return None, key
 
     def _read_news(self) -> None:
-        """Read what is new, and forget what this rank has come to."""
+        """Read new notes, and drop the notes that this rank has reached."""
         known = self.get_version()
         if known != self._seen:
             self._read_notes()
@@ -173,11 +174,11 @@ class Notes:
             notes = self._notes.setdefault(key, [])
             moved = (at for at, note in enumerate(notes) if note.inode and inode and note.number == number)
             at = next(moved, len(notes))
-            notes[at : at + 1] = [_Note(number, copy, max(inode, 0), until)]  # in place of where it was until now
+            notes[at : at + 1] = [_Note(number, copy, max(inode, 0), until)]  # replaces the former location
 
 
 def read_file_state(key: str) -> tuple[int, ...] | None:
-    """What tells whether `key` was changed, for a folder whether it is another; None where it is not there."""
+    """A state that differs after a change of `key`, or after a folder was replaced; None if it does not exist."""
     try:
         state = os.lstat(key)
     except OSError:
@@ -190,7 +191,7 @@ def _read_inode(key: str | None) -> int:
 
 
 def list_parents(key: str) -> Iterator[str]:
-    """`key` and the folders that it is in, the innermost first."""
+    """Yields `key` and its parent folders, innermost first."""
     while True:
         yield key
         above = os.path.dirname(key)
@@ -200,5 +201,5 @@ def list_parents(key: str) -> Iterator[str]:
 
 
 def is_system(key: str) -> bool:
-    """Whether `key` is no file but a door to the kernel, the same for every process."""
+    """Whether `key` is in a virtual file system of the kernel, the same for every process."""
     return any(path in SYSTEM for path in list_parents(key))

@@ -1,4 +1,4 @@
-"""Where files are, remembered folder by folder: a question of one costs little more than plain."""
+"""A cache of the real locations of files, by folder, so that a query costs little more than a plain one."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ _MOST_FOLDERS = 4096
 _NO_NAMES: dict[str, str | None] = dict.fromkeys(("", os.curdir, os.pardir))
 
 IS_OWN = os.sep
-"""Stands among the names of a folder that is in the upper layer, too."""
+"""A marker among the names of a folder that also exists in the upper layer."""
 Places = dict[str, str | None]
-"""Where what is in a folder is, by its name, if not on the disk; None where both layers must be asked."""
+"""The real locations of a folder's entries that are not on the disk, by name; None if both layers must be searched."""
 
 
 class OwnPlaces(dict[str, str | None]):
-    """The same of a folder of which nothing on the disk is seen."""
+    """The locations in a folder whose contents on the disk are hidden."""
 
     def get(self, name: str, _path: Any = None, /) -> Any:
         return super().get(name)
 
 
 class KnownPlaces:
-    """What is known of folders: `key_of` gives the key of a path, `places_in` says what is in the folder of a key."""
+    """The cache. `key_of` returns the key of a path, `places_in` the locations in the folder of a key."""
 
     def __init__(self, key_of: Callable[[str], str | None], places_in: Callable[[str], Places | None]):
         self._key_of = key_of
@@ -36,7 +36,7 @@ class KnownPlaces:
         self._folders: dict[str, Places] = {}
         self._by_key: dict[str, Places] = {}
         self._changes = 0
-        # A forked process remembers nothing, and says when it has changed something.
+        # A forked process does not use the cache; it tells its parent when it has changed a file.
         self._is_forked = False
         self._changed = memoryview(mmap.mmap(-1, 8)).cast("Q")
         self._since = 0
@@ -48,7 +48,7 @@ class KnownPlaces:
         self._is_forked = True
 
     def forget_places(self) -> None:
-        """Forget it all: files were made or removed, or are about to be."""
+        """Clear the cache: files were created or removed, or are about to be."""
         with self._lock:
             self._changes += 1
             self._folders, self._by_key = {}, {}
@@ -56,7 +56,7 @@ class KnownPlaces:
             self._changed[0] = time.monotonic_ns()
 
     def put_place(self, key: str, place: str | None = None) -> None:
-        """`key` alone was made or removed: it is a file at `place`, or is to be asked for."""
+        """Only `key` was created or removed: it is a file at `place`, or must be searched."""
         with self._lock:
             self._changes += 1
             places = self._by_key.get(os.path.dirname(key))
@@ -69,13 +69,13 @@ class KnownPlaces:
             self._changed[0] = time.monotonic_ns()
 
     def find_place(self, path: str) -> str | None:
-        """Where to find `path`, which may be `path` itself; None where both layers must be asked."""
+        """The real location of `path`, possibly `path` itself; None if both layers must be searched."""
         head, sep, name = path.rpartition(os.sep)
         places = self._get_places(head or sep)
         return None if places is None else places.get(name, path)
 
     def is_untouched(self, folder: str) -> bool:
-        """Whether all that is in `folder` is known to be as it is on the disk."""
+        """Whether the view of `folder` is known to equal the disk."""
         places = self._get_places(folder)
         return type(places) is dict and len(places) == len(_NO_NAMES)
 

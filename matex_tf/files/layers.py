@@ -1,4 +1,4 @@
-"""What a rank sees of its two layers: the files as they are, and above them what it has written and removed."""
+"""Reading through the two layers of a rank: the disk (lower), and the files that the rank has written (upper)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _MOST_TRIES = 10
 
 
 class Layers:
-    """The two layers of this rank, of which `folder` holds the upper one; `view.View` changes them."""
+    """The two layers of this rank; the upper one is in `folder`. `view.View` adds methods that change them."""
 
     def __init__(self, folder: str, news: journal.Journal):
         self.root = os.path.join(os.path.realpath(folder), "files")
@@ -23,7 +23,8 @@ class Layers:
         self.hidden: set[str] = set()
         self._shown: set[str] = set()
         self.used = False
-        self.is_left = False  # every file is the real one: the first rank was lost, and this is the first now
+        # whether this rank uses the real files, because rank 0 was lost and this rank has become the first
+        self.is_left = False
         self._kept = {
             *journal_reader.SYSTEM,
             os.path.realpath(news.folder),
@@ -36,7 +37,7 @@ class Layers:
         self._loose: set[str] = set()
 
     def find_key(self, path: Any, follow: bool = True) -> str | None:
-        """The key of `path`; None for one that is left alone. `follow`: a link at its end stands for its target."""
+        """The key of `path`; None if the view does not handle it. `follow`: replace a final link by its target."""
         if isinstance(path, int) or path is None:
             return None
         text = os.path.abspath(os.fsdecode(path))
@@ -49,7 +50,7 @@ class Layers:
         return None if self.is_left or self._is_kept(text) else text
 
     def exclude_path(self, path: str) -> None:
-        """Leave `path` and what is in it alone: it is this rank's own already."""
+        """Do not handle `path` and its contents: they belong to this rank already."""
         self._kept.add(os.path.realpath(path))
 
     def _is_kept(self, key: str) -> bool:
@@ -59,16 +60,16 @@ class Layers:
         return self.root + key
 
     def is_own(self, key: str) -> bool:
-        """Whether this rank made `key`."""
+        """Whether `key` is in the upper layer."""
         return os.path.lexists(self.locate_upper(key))
 
     def is_hidden(self, key: str) -> bool:
-        """Whether this rank has removed `key`, or a folder that it is in, and the first rank has not saved it since."""
+        """Whether this rank has removed `key` or a parent folder, and rank 0 has not saved it since."""
         known = (path for path in journal_reader.list_parents(key) if path in self.hidden or path in self._shown)
         return next(known, None) in self.hidden
 
     def locate_lower(self, key: str) -> str | None:
-        """Where `key` is in the lower layer, as this rank sees it; None where it is not."""
+        """The path of `key` in the lower layer, as this rank sees it; None if it does not exist there."""
         if self.is_hidden(key):
             return None
         is_there = os.path.lexists(key)  # first: rank 0 writes its note before it changes the disk
@@ -76,7 +77,7 @@ class Layers:
         return (key if is_there else None) if before is None else before or None
 
     def stop_caching(self, key: str) -> None:
-        """`key`, or what is in that folder, is about to be made by what is not Python, or by another process."""
+        """Do not cache `key`, or the contents of that folder: code outside Python or another process may create it."""
         self._loose.add(key)
         self.known.forget_places()
 
@@ -94,10 +95,11 @@ class Layers:
         return places
 
     def ask_until_steady(self, ask: Callable[[], Any], drop: Callable[[Any], bool] | None = None) -> Any:
-        """What `ask` returns, or its OSError, asked again where rank 0's news came in between, unless it has too many.
+        """Return `ask()`, or raise its OSError; repeat it while rank 0 writes notes during the call, a few times at
+        most.
 
         Args:
-            drop: frees an answer that is not the one; one for which it returns False is the one nevertheless.
+            drop: releases an outdated answer; returns False if the answer cannot be released and must be used.
         """
         for _ in range(_MOST_TRIES - 1):
             known = self.news.get_version()
@@ -118,17 +120,18 @@ class Layers:
         return os.path.isdir(self.locate_upper(key)) or os.path.isdir(self.locate_lower(key) or self.locate_upper(key))
 
     def locate_real(self, key: str) -> str:
-        """Where `key` really is, for a question about it: the answer "not there" comes of itself."""
+        """The real location of `key`, for a query about it. A missing file has a location that does not exist."""
         return self.locate_upper(key) if self.is_own(key) else self.locate_lower(key) or self.locate_upper(key)
 
     def list_names(self, key: str) -> list[str]:
-        """What is in the folder `key`, in the order of the disk, what that does not have last."""
+        """The names in the folder `key`, in the order of the disk; names that are not on the disk come last."""
         if not self.is_folder(key):
-            return os.listdir(self.locate_real(key))  # raises what is to be raised
+            return os.listdir(self.locate_real(key))  # raises the appropriate error
         found = []
-        with contextlib.suppress(FileNotFoundError, NotADirectoryError):  # it may be this rank's own, or no more
+        # it may exist in the upper layer only, or no longer
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             found = os.listdir(key)
-        found += self.news.list_before(key)  # after the disk: what is no more on it is in the news by now
+        found += self.news.list_before(key)  # after the disk: entries removed meanwhile have notes by now
         found = [name for name in dict.fromkeys(found) if self.exists(os.path.join(key, name))]
         if os.path.isdir(self.locate_upper(key)):
             known = set(found)
@@ -136,7 +139,7 @@ class Layers:
         return found
 
     def has_only_own(self, key: str) -> bool:
-        """Whether all that this rank sees in the folder `key`, and in those in it, it has made itself."""
+        """Whether the folder `key` and its subfolders contain only files of this rank, as this rank sees them."""
         if not os.path.isdir(self.locate_upper(key)):
             return False
         for name in self.list_names(key):
@@ -146,11 +149,11 @@ class Layers:
         return True
 
     def is_untouched(self) -> bool:
-        """Whether this rank sees all files as they are on disk."""
+        """Whether this rank's view equals the disk."""
         return not self.used and not self.hidden and not self.news.has_news()
 
 
 def list_open_descriptors() -> Iterator[tuple[int, str]]:
     for descriptor in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError):  # the one that lists them is closed by now
+        with contextlib.suppress(OSError):  # the descriptor of the listing itself is closed by now
             yield int(descriptor), os.readlink(f"/proc/self/fd/{descriptor}")

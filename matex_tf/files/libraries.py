@@ -1,7 +1,7 @@
-"""Libraries whose C code opens files, so that `files.python` does not see it: they are given the real paths.
+"""Libraries that open files in C code, which `files.python` cannot intercept: they receive real paths.
 
-On the ranks that are not the first these lie in the rank's private folder. On rank 0 what h5py, netCDF4 and Parquet
-write is noted; SQLite is heard like Python.
+On ranks other than 0 these are in the rank's private folder. On rank 0, writes of h5py, netCDF4 and Parquet are noted
+here; SQLite raises audit events of Python.
 """
 
 from __future__ import annotations
@@ -53,22 +53,22 @@ _PATHS = """
     sqlite3 connect database 0 a
     sqlite3.dbapi2 connect database 0 a
 """
-"""Functions and methods of each module: the argument that is a path, its index, and how it is opened."""
+"""For each module, functions and methods: the argument that is a path, its index, and the mode of opening."""
 _NOTED = ("ParquetWriter.__init__", "write_dataset")
-"""Functions that rank 0 notes."""
+"""Functions whose writes rank 0 notes."""
 
 
 def _find_place(path: Any, mode: str, beside: bool = False) -> Any:
-    """Where a library is to open `path`, to read ("r") or to write, with the modes of `find_real_path`."""
+    """The real path that a library is to open, to read ("r") or to write, with the modes of `find_real_path`."""
     if mode != "r":
         journal.note_change(path)
         return find_real_path(path, mode, beside)
-    # Of a folder in which both this rank and others wrote there is no one place that holds all: the one on disk is.
+    # No single folder has all files of a folder in which this rank and others wrote: use the one on disk.
     return path if os.path.isdir(path) and not _is_own(path) else find_real_path(path, None)
 
 
 def _is_own(folder: Any) -> bool:
-    """Whether what this rank is to see of `folder` is all in one place other than the disk."""
+    """Whether this rank's view of `folder` is completely in a location other than the disk."""
     view = overlay.get_view()
     with real_files.use_real_files():
         key = None if view is None else view.find_key(folder)
@@ -80,11 +80,11 @@ def _is_path(name: Any) -> TypeGuard[str | bytes | os.PathLike]:
 
 
 def _is_file_system(value: Any) -> bool:
-    return hasattr(value, "open_input_file") or hasattr(value, "protocol")  # pyarrow's, fsspec's
+    return hasattr(value, "open_input_file") or hasattr(value, "protocol")  # file systems of pyarrow and fsspec
 
 
 def _find_database(name: Any, is_uri: bool) -> Any:
-    """Where SQLite, which makes and removes other files beside it, is to open a database, maybe "file:PATH?OPTIONS"."""
+    """The real path of a database, maybe "file:PATH?OPTIONS", next to which SQLite creates and removes other files."""
     text = os.fsdecode(name) if isinstance(name, (str, bytes, os.PathLike)) else ""
     if not text or ":memory:" in text:
         return name
@@ -99,7 +99,7 @@ def _find_database(name: Any, is_uri: bool) -> Any:
 
 
 def _wrap_path_argument(name: str, index: int, mode: str) -> Any:
-    """For functions whose argument `name`, the one of this index, is a path, or a list of paths to read."""
+    """For functions whose argument `name`, at position `index`, is a path, or a list of paths to read."""
 
     def make(original: Any) -> Any:
         def function(*args, **kwargs):
@@ -131,7 +131,7 @@ def _find_hdf5(name: Any, mode: str, fapl: Any = None) -> Any:
     from h5py import h5fd
 
     driver = h5fd.SEC2 if fapl is None else fapl.get_driver()
-    # A rank opens a file of its own by these; in a file that is kept in memory it does not write.
+    # These drivers open a file of the rank itself. A file in memory is not written.
     if not _is_path(name) or driver not in (h5fd.SEC2, h5fd.STDIO, h5fd.CORE):
         return name
     if driver == h5fd.CORE and fapl is not None and not fapl.get_fapl_core()[1]:
@@ -141,7 +141,7 @@ def _find_hdf5(name: Any, mode: str, fapl: Any = None) -> Any:
 
 @HOOKS.replace("h5py.h5f", "open", _LOST)
 def _wrap_h5py_open(original: Any) -> Any:
-    """Of the functions by which `h5py.File` opens its file, and which scripts call, too."""
+    """For the functions with which `h5py.File` and scripts open a file."""
     from h5py import h5f
 
     def open(name, flags=h5f.ACC_RDWR, fapl=None):
@@ -168,15 +168,15 @@ def _wrap_h5py_question(original: Any) -> Any:
 def _put_public(owner: Any, name: str, make: Any) -> None:
     put_function(owner, name, make)
     made = getattr(owner, name)
-    made.__module__ = owner.__name__  # by which it is pickled
-    # A data set that Python frees last of all looks for its attributes here: the class is never freed.
+    made.__module__ = owner.__name__  # for pickle
+    # A data set that is freed at the very end looks up attributes here, so the class must never be freed.
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(made))
 
 
 @HOOKS.replace("netCDF4", "Dataset", _LOST, put=_put_public)
 def _make_dataset(original: Any) -> Any:
     class Meta(type(original)):  # type: ignore[misc]
-        """Groups and files of several files are data sets, too, and made by the library of the original."""
+        """Instances of the original class, such as groups and MFDataset, count as data sets."""
 
         def __instancecheck__(cls, instance: Any) -> bool:
             return isinstance(instance, original) if cls is Dataset else super().__instancecheck__(instance)
@@ -190,7 +190,7 @@ def _make_dataset(original: Any) -> Any:
         def __init__(
             self, filename, mode="r", clobber=True, format="NETCDF4", diskless=False, persist=False, *args, **kwargs
         ):
-            # What all ranks open together through MPI, or what lies in memory, is no rank's own file.
+            # Files that all ranks open through MPI, and files in memory, are not a rank's own.
             elsewhere = kwargs.get("parallel") or kwargs.get("memory") is not None or (diskless and not persist)
             if _is_path(filename) and not elsewhere:
                 how = {"w": "w" if clobber else "x"}.get(mode.rstrip("s"), mode.rstrip("s"))
@@ -214,7 +214,7 @@ def _wrap_netcdf_files(original: Any) -> Any:
     return __init__
 
 
-# Classes of C, whose methods cannot be replaced
+# C classes, whose methods cannot be replaced
 
 
 @HOOKS.replace("pyarrow", "OSFile", _LOST, when=overlay.has_view)

@@ -1,4 +1,4 @@
-"""A folder made to look like another, in which a script may write without touching the user's own files."""
+"""Mirrors a folder, so that a script can write there without changing the user's files."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ Stamp = tuple[int, int]
 
 @dataclass
 class Mirror:
-    """What was laid out: the copies, with size and time of modification; links, with what they say; and what the
-    mirror shares with the originals, too large for copies or not to be read: files, and folders by their place in it.
+    """The contents of a mirror: copies, with size and modification time; links, with their targets; and originals that
+    are linked because they are too large or unreadable: files, and folders by relative path.
     """
 
     copies: dict[Path, Stamp] = field(default_factory=dict)
@@ -26,14 +26,14 @@ class Mirror:
     folders: list[Path] = field(default_factory=list)
 
     def copy_file(self, path: Path, here: Path) -> None:
-        """Have a copy of `path` at `here`, unless a script has written something else there."""
+        """Copy `path` to `here`, unless a script has written `here`."""
         if not here.exists():
             shutil.copy2(path, here)
         if read_stamp(here) == read_stamp(path):
             self.copies[here] = read_stamp(here)
 
     def make_link(self, here: Path, leads: Path) -> bool:
-        """Have a link at `here`, unless a script has written something else there: whether it is there."""
+        """Create a link at `here`, unless a script has written `here`. Returns whether the link exists."""
         if not os.path.lexists(here):
             here.symlink_to(leads)
         if is_there := here.is_symlink() and os.readlink(here) == str(leads):
@@ -41,24 +41,24 @@ class Mirror:
         return is_there
 
     def list_changed_originals(self) -> list[Path]:
-        """The shared files that have changed since."""
+        """The linked originals that have changed since."""
         return [path for path, stamp in self.files.items() if not path.exists() or read_stamp(path) != stamp]
 
 
 def mirror_folder(source: Path, target: Path, leave_out: Collection[Path] = (), largest: int | None = None) -> Mirror:
-    """Make `target` look like the folder `source`, less `leave_out`: files copied, large ones and what is much linked.
+    """Mirror the folder `source` in `target`, without `leave_out`: copy files, and link large files and large folders.
 
-    The uppermost folders come first, so that what is linked whole is deep down. A link into `source` is one into
-    `target`; what others lead to is copied as if it lay there, but for what is left out and has `target` in it.
-    What a script has written in `target` stays.
+    Works breadth-first, so that only deep folders are linked. A link into `source` becomes a link into `target`; the
+    targets of other links are copied, except for targets in `leave_out` and targets that contain `target`. Files that a
+    script has written in `target` stay.
 
     Args:
-        largest: bytes of a file that is copied; COPIED_BYTES unless told.
+        largest: size limit of copied files in bytes (default: COPIED_BYTES).
     """
     source, largest = source.resolve(), COPIED_BYTES if largest is None else largest
     left, real_target = {path.resolve() for path in leave_out}, target.resolve()
     around = [path for path in left if real_target.is_relative_to(path)]
-    # No link is followed into it: the mirror would have itself in it, or others of its kind.
+    # Links into this folder are skipped: the mirror would contain itself, or other mirrors.
     own = max(around, key=lambda path: len(path.parts), default=real_target)
     made, places, waiting, copied = Mirror(), {source: target}, [source], 0
     entries = _count_entries(source)
@@ -101,7 +101,7 @@ def mirror_folder(source: Path, target: Path, leave_out: Collection[Path] = (), 
 
 
 def _find_place(real: Path, places: Mapping[Path, Path], leave_out: Collection[Path]) -> Path | None:
-    """Where `real` is in the mirror; None if it is not there."""
+    """The path of `real` in the mirror; None if it is not there."""
     for above in (real, *real.parents):
         if above.name in NOT_MIRRORED or above in leave_out or _is_environment(above):
             return None
@@ -111,24 +111,24 @@ def _find_place(real: Path, places: Mapping[Path, Path], leave_out: Collection[P
 
 
 def _is_environment(folder: Path) -> bool:
-    """Whether Python packages are installed there, as venv and conda mark it: they are found wherever a script runs."""
+    """Whether `folder` is an environment of venv or conda, whose packages are found from any folder."""
     return os.path.isfile(folder / "pyvenv.cfg") or os.path.isdir(folder / "conda-meta")
 
 
 def _count_entries(folder: Path) -> int:
-    """How much is in a folder itself."""
+    """The number of entries of a folder, without subfolders."""
     with os.scandir(folder) as entries:
         return sum(1 for _ in entries)
 
 
 def read_stamp(path: Path) -> Stamp:
-    """Size and time of modification of a file."""
+    """Size in bytes and modification time in ns of a file."""
     found = path.stat()
     return found.st_size, found.st_mtime_ns
 
 
 def list_files(folder: Path) -> dict[str, Stamp]:
-    """Size and time of modification of every file in `folder`, by its path."""
+    """Size and modification time of every file in `folder`, by relative path."""
     files = (Path(above, name) for above, _, names in os.walk(folder) for name in names)
     return {
         str(file.relative_to(folder)): read_stamp(file)
@@ -138,16 +138,17 @@ def list_files(folder: Path) -> dict[str, Stamp]:
 
 
 def make_mirror_command(target: Sequence[str], source: Path, place: Path) -> list[str]:
-    """`target`, a script with its arguments or `-m` and a module, as it is started in `place`, the mirror of `source`.
+    """The command that runs `target`, a script with its arguments or `-m` and a module, in `place`, the mirror of
+    `source`.
 
-    The script is the one that lies there, if it does, so that it also finds and leaves files beside itself there. A
-    link to another file of `source` stays one.
+    The script is its copy in the mirror, if there is one, so that it finds and writes files next to itself there. A
+    script that is a link to another file of `source` stays a link.
     """
     if target[0] == "-m":
         return list(target)
     named, real = Path(os.path.abspath(source / target[0])), (source / target[0]).resolve()
     if real.is_relative_to(source):
-        for path in (named, real):  # the first may be named by a link to `source`
+        for path in (named, real):  # `named` may go through a link to `source`
             if path.is_relative_to(source) and (place / path.relative_to(source)).exists():
                 return [str(place / path.relative_to(source)), *target[1:]]
     return [str(named), *target[1:]]

@@ -1,7 +1,7 @@
-"""A rank's own view of the files: what it writes goes to a private folder, from which it also reads.
+"""The overlay: a rank's writes go to a private folder, and its reads see that folder first.
 
-"One set of files" in docs/how-it-works.md says why. Paths are canonical and absolute here ("keys"). Nothing in this
-file is patched; whoever calls it does so within `real_files.use_real_files`.
+"One set of files" in docs/how-it-works.md gives the reasons. Keys are canonical absolute paths. This module patches
+nothing; callers must be within `real_files.use_real_files`.
 """
 
 from __future__ import annotations
@@ -29,45 +29,47 @@ _view: View | None = None
 
 
 def get_view() -> View | None:
-    """This rank's view of the files; None where they are the real ones, be it since the first rank was lost."""
+    """This rank's view of the files; None if it uses the real files, also after rank 0 was lost."""
     return None if _view is None or _view.is_left else _view
 
 
 def get_own_view() -> View:
-    """This rank's view, left or not, for what is only called where there was one at the start."""
+    """This rank's view, even if it has been left. Call it only on ranks that started with a view."""
     assert _view is not None
     return _view
 
 
 def has_view() -> bool:
-    """Whether this rank has a view of its own, as the ranks that are not the first have."""
+    """Whether this rank has a view of its own, as ranks other than 0 have."""
     return get_view() is not None
 
 
 def is_on() -> bool:
-    """Whether ranks share one set of files: this one has a view of it, or the journal."""
+    """Whether the ranks share one set of files: this rank has a view, or writes the journal."""
     return has_view() or journal.get_writer() is not None
 
 
 def start_overlay() -> None:
-    """Begin to look at files as `MATEX_OUTPUT` says. Collective."""
+    """Start the overlay, depending on `MATEX_OUTPUT`. Collective."""
     global _view
     me = world.get_world()
     if settings.get_settings().output == "all":
         return
     news = journal.share_journal()
-    # What is measured is not to be kept, be it rank 0's.
+    # Files of a measurement are not kept, not even rank 0's.
     if me.rank > 0 or settings.get_settings().plan is not None:
         root = private_folder.make_folder(_PREFIX, private_folder.choose_parent())
         _view = View(root, news)
-        # After the ranks have met for the last time: until then this one may have to take over.
+        # After the last collective: until then this rank may have to take over.
         shutdown.after_end.append(functools.partial(_remove_root, root, me.process))
     else:
         news.start_writing()
 
 
 def find_private_use() -> str:
-    """What uses this rank's own files, or where its text goes, and cannot be given the real ones; empty if nothing."""
+    """Describes a use of this rank's own files or output that cannot be switched to the real files; "" if there is
+    none.
+    """
     root = os.path.join(_view.root, "") if _view is not None else "\0"
     with real_files.use_real_files():
         with open("/proc/self/maps") as file:
@@ -84,9 +86,9 @@ def find_private_use() -> str:
 
 
 def _list_used(process: str) -> Iterator[tuple[str, tuple[int, int]]]:
-    """The folder of a process and the files that it has open, with device and number; nothing of one of another user.
+    """The working folder and the open files of a process, as (path, (device, inode)); empty for another user's process.
 
-    A process may end meanwhile.
+    The process may end meanwhile.
     """
     with contextlib.suppress(OSError):
         for name in ["cwd", *(f"fd/{name}" for name in os.listdir(f"/proc/{process}/fd"))]:
@@ -96,9 +98,9 @@ def _list_used(process: str) -> Iterator[tuple[str, tuple[int, int]]]:
 
 
 def take_over_files(became_first: bool) -> None:
-    """Where rank 0 was lost: what this rank has written and removed is what is on the disk from here on.
+    """After the loss of rank 0, write the changes of the rank that becomes the first to the disk.
 
-    Rank 0 had not come further in the script. Files that are open here go on in the real ones.
+    Rank 0 was not further in the script. Open files are switched to the real ones.
     """
     view = _view
     if not became_first or view is None:
@@ -114,16 +116,16 @@ def take_over_files(became_first: bool) -> None:
             for name in names + links:
                 _install_file(os.path.join(folder, name), os.path.join(key, name))
         for descriptor, path in list(layers.list_open_descriptors()):
-            if path.startswith(view.root + os.sep) and os.path.isfile(path):  # not one that was removed while open
+            if path.startswith(view.root + os.sep) and os.path.isfile(path):  # not a file that was removed while open
                 _reopen_file(descriptor, path[len(view.root) :])
         view.leave_layers()
 
 
 def _remove_hidden(view: View) -> None:
-    """Remove from the disk what this rank has removed and rank 0 had not."""
+    """Remove from the disk the files that this rank has removed and rank 0 had not."""
     for key in sorted(view.hidden):
         inside = [os.path.join(top, name) for top, *some in os.walk(key) for names in some for name in names]
-        for path in [*sorted(inside, reverse=True), key]:  # what is in a folder comes before it
+        for path in [*sorted(inside, reverse=True), key]:  # the contents of a folder come before the folder
             if not os.path.lexists(path) or not view.is_hidden(path):
                 continue
             is_folder = os.path.isdir(path) and not os.path.islink(path)
@@ -133,12 +135,12 @@ def _remove_hidden(view: View) -> None:
                 try:
                     os.rmdir(path)
                 except OSError as error:
-                    if error.errno != errno.ENOTEMPTY:  # of what rank 0 has saved in it for all
+                    if error.errno != errno.ENOTEMPTY:  # rank 0 has saved files in it for all ranks
                         raise
 
 
 def _install_file(place: str, key: str) -> None:
-    """Have the file `key` hold what `place` does."""
+    """Replace the file `key` by a copy of `place`, if they differ."""
     is_link = os.path.islink(place)
     if is_link and os.path.islink(key) and os.readlink(key) == os.readlink(place):
         return
@@ -150,7 +152,7 @@ def _install_file(place: str, key: str) -> None:
 
 
 def _reopen_file(descriptor: int, key: str) -> None:
-    """Let `descriptor`, of a file in the upper layer, be one of the real file `key`, at the same place in it."""
+    """Switch `descriptor`, of a file in the upper layer, to the real file `key`, at the same offset."""
     keep = fcntl.fcntl(descriptor, fcntl.F_GETFL) & (os.O_ACCMODE | os.O_APPEND)
     other = os.open(key, keep)
     os.lseek(other, os.lseek(descriptor, 0, os.SEEK_CUR), os.SEEK_SET)

@@ -1,6 +1,6 @@
-"""Python's files on the ranks that are not the first: reading and writing go through `layers.View`.
+"""Python's file functions on ranks other than 0: reads and writes go through `view.View`.
 
-What `tempfile` makes has a name of each rank's own and is left alone, and so are system folders, pipes and sockets.
+Temporary files, whose names differ between ranks, are not handled; neither are system folders, pipes and sockets.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from matex_tf.runtime import real_files
 from matex_tf.runtime.hooks import Table
 
 HOOKS = Table()
-"""Installed where this rank has a view of its own."""
+"""Installed if this rank has a view of its own."""
 
 _LOST = "a rank does not see the files that it wrote itself"
 
@@ -56,14 +56,15 @@ for _module, _names, _make in (
     ("os", "getcwd", functions.wrap_getcwd),
     ("shutil", "rmtree", functions.wrap_rmtree),
 ):
-    _here = [name for name in _names.split() if hasattr(sys.modules[_module.split()[0]], name)]  # some are Linux' alone
+    # some exist on Linux only
+    _here = [name for name in _names.split() if hasattr(sys.modules[_module.split()[0]], name)]
     HOOKS.replace(_module, " ".join(_here), _LOST)(_make)
 REPLACED = [(sys.modules[hook.module], hook.name) for hook in HOOKS]
-"""Modules and names of what is replaced in Python, also where other modules have it."""
+"""Modules and names of the replaced functions; references in other modules are replaced, too."""
 
 
 def _replace_captured(originals: list[tuple[Any, Any, str]]) -> None:
-    """Replace it also under the names that other modules gave it: `tarfile.bltn_open` and the like."""
+    """Replace references to the original functions in other modules, such as `tarfile.bltn_open`."""
     new_of = {id(original): getattr(owner, name) for original, owner, name in originals}
     for capabilities in (os.supports_dir_fd, os.supports_fd, os.supports_follow_symlinks, os.supports_effective_ids):
         capabilities |= {new_of[id(original)] for original, _, _ in originals if original in capabilities}
@@ -81,13 +82,13 @@ def _replace_captured(originals: list[tuple[Any, Any, str]]) -> None:
 
 @HOOKS.replace("numpy.lib._datasource", "_file_openers._file_openers", _LOST, optional=True)
 def _renew_openers(original: Any) -> Any:
-    """NumPy keeps Python's `open` by the end of a file's name, that of a plain file by None."""
+    """NumPy has a table of `open` functions by file extension; the entry None is for plain files."""
     return {**original, None: open}
 
 
 @HOOKS.replace("io", "FileIO", _LOST)
 def _make_file_class(original: Any) -> Any:
-    """`io.FileIO` opens files by itself."""
+    """`io.FileIO` opens files itself."""
 
     class Meta(type(original)):  # type: ignore[misc]
         def __instancecheck__(cls, instance: Any) -> bool:
@@ -103,7 +104,7 @@ def _make_file_class(original: Any) -> Any:
 
 
 class _MergedFinder:
-    """Finds a module as `PathFinder` does: of each folder of the path, first among what this rank has made in it."""
+    """Finds a module like `PathFinder`, but searches this rank's own files first in each folder of the path."""
 
     @staticmethod
     def find_spec(name: str, path: Any = None, target: Any = None) -> Any:
@@ -112,7 +113,7 @@ class _MergedFinder:
 
 
 def _list_layers(entry: str) -> list[str]:
-    """The folders of both layers in which Python is to look for what is in `entry`, of the path."""
+    """The folders of both layers for `entry` of the path, in the order of the search."""
     key = functions.find_key(entry or os.curdir, question=True)
     if key is None:
         return [entry]
@@ -141,7 +142,7 @@ def _wrap_open_code(original: Any) -> Any:
 
 
 def _find_loadable(path: Any) -> Any:
-    """Where this rank has the file `path`; `path` itself where it is on the disk, or not there."""
+    """This rank's location of the file `path`; `path` itself if it is on the disk, or missing."""
     key = functions.find_key(path, question=True)
     if key is None:
         return path

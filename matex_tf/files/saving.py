@@ -1,7 +1,7 @@
-"""Saving: rank 0 writes the file, and the other ranks return when it is there for them, too.
+"""Saving: rank 0 writes the file, and the other ranks return when the file exists for them, too.
 
-What all ranks would write to one path at once would be broken, and where HDF5 locks the file it would be an error.
-Ranks can be lost at any moment, so what rank 0 writes appears whole or not at all (see `atomic`).
+Concurrent writes of all ranks to one path would damage the file, or fail if HDF5 locks it. Ranks can be lost at any
+moment, so rank 0 writes atomically (see `atomic`).
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ def _wrap_save(original: Any) -> Any:
         try:
             call = signature.bind(*args, **kwargs)
         except TypeError:
-            return original(*args, **kwargs)  # says what is wrong
+            return original(*args, **kwargs)  # raises the appropriate error
         path = _find_path(call)
-        # What is no path, a buffer or an open file, is each rank's own.
+        # A buffer or an open file belongs to the rank.
         if not world.is_active() or path is None:
             return original(*args, **kwargs)
         if _is_inside():
@@ -64,14 +64,14 @@ def _wrap_save(original: Any) -> Any:
 
 
 def _find_path(call: inspect.BoundArguments) -> str | None:
-    """The path that a call saves to: its second argument, after what is saved."""
+    """The path to which a call saves: its second argument, after the saved object."""
     given = list(call.arguments.values())
     path = given[1] if len(given) > 1 else None
     return os.fspath(path) if isinstance(path, (str, os.PathLike)) and "://" not in os.fspath(path) else None
 
 
 def _write_whole(original: Any, call: inspect.BoundArguments, path: str) -> Any:
-    """What the call returns; what it saves is at `path` once it is complete."""
+    """Return the result of the call. The file appears at `path` when it is complete."""
     if getattr(_state, "beside", False):
         return original(*call.args, **call.kwargs)
     if not call.arguments.get("overwrite", True):
@@ -93,20 +93,20 @@ def _write_whole(original: Any, call: inspect.BoundArguments, path: str) -> Any:
 
 
 def _ask_to_overwrite(original: Any, path: str) -> bool:
-    """Ask the user as Keras does, which finds nothing at the place beside the path."""
+    """Ask the user as Keras does, which checks only the temporary path."""
     package = original.__module__.partition(".")[0]
     answer: bool = sys.modules[f"{package}.src.utils.io_utils"].ask_to_proceed_with_overwrite(path)
     return answer
 
 
 def _makes_folder(original: Any, path: str) -> bool:
-    """Whether a function makes the folder that it saves into if it is not there."""
+    """Whether a function creates the folder of its file if it is missing."""
     is_hdf5 = original.__name__ in ("save", "save_model") and path.endswith((".h5", ".hdf5"))
     return is_hdf5 or original.__qualname__ in ("save_and_return_nodes", "TrackableSaver.save")
 
 
 def _is_measured() -> bool:
-    """Whether what this rank saves stays its own, be it the first (see `overlay.start_overlay`)."""
+    """Whether this rank's saved files stay private, even on rank 0 (see `overlay.start_overlay`)."""
     return settings.get_settings().plan is not None and overlay.get_view() is not None
 
 
@@ -124,10 +124,10 @@ def _is_inside() -> bool:
 
 
 def _save_once(write: Callable[[], Any], path: str, what: str) -> Any:
-    """What `write` returns on rank 0, on every rank, when what it wrote to `path` is there. Collective.
+    """Return the result of `write` on rank 0, on every rank, when its file at `path` exists there. Collective.
 
-    Rank 0 writes when all have come: another might still be reading what is there. In a thread of the script's own,
-    and in a hook that looks at the clock, nobody waits: each rank has its own time.
+    Rank 0 writes after all ranks have arrived: another rank might still read the old file. On a thread of the script,
+    and in a hook that depends on the clock, ranks do not wait, because each rank has its own time.
     """
     if not _is_called_by_all():
         return write() if world.get_world().rank == 0 else path
@@ -138,7 +138,7 @@ def _save_together(write: Callable[[], Any], path: str, what: str) -> Any:
     first = world.get_world().rank == 0
     result = error = None
     ops.records.mark_between_steps()
-    pieces.make_whole()  # rank 0 reads alone what it saves
+    pieces.make_whole()  # rank 0 reads the variables without the other ranks
     events.ranks_meet("saving")
     objects.barrier(f"saving ({what})")
     if first:
@@ -161,7 +161,7 @@ def _save_together(write: Callable[[], Any], path: str, what: str) -> Any:
 
 
 class _WholeFiles:
-    """Keras' functions on files, of which `File` writes whole files on rank 0."""
+    """Keras' file functions; on rank 0, `File` writes files atomically."""
 
     def __init__(self, original: Any):
         self._original = original
@@ -192,7 +192,7 @@ def _is_called_by_all() -> bool:
 
 
 def _find_path_text(result: Any) -> str | None:
-    """What saving returned if it is a path, else None; the other functions return nothing that a script would use."""
+    """The result of saving if it is a path, else None; scripts use no other results."""
     if hasattr(result, "numpy"):
         result = result.numpy()
     return os.fsdecode(result) if isinstance(result, (str, bytes)) else None
@@ -238,7 +238,7 @@ def _wrap_saver(original: Any) -> Any:
 
 
 def _name_checkpoint(session: Any, path: str, global_step: Any) -> str:
-    """The name that a v1 Saver gives a checkpoint."""
+    """The name that a v1 Saver gives to a checkpoint."""
     from tensorflow.python.training import training_util
 
     if global_step is None:

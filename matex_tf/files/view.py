@@ -1,4 +1,6 @@
-"""What a rank changes in its two layers: it goes to the upper one, and what it removes of the lower one is hidden."""
+"""Writing through the two layers of a rank: new files go to the upper layer; removed files of the
+lower one are hidden.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ from matex_tf.world import world
 
 
 def _forget_places_after(method: Callable[..., Any]) -> Callable[..., Any]:
-    """A method after which what was known of places does not hold."""
+    """Make a method clear the cache of locations when it ends."""
 
     @functools.wraps(method)
     def changes(self: View, *args: Any, **kwargs: Any) -> Any:
@@ -31,7 +33,7 @@ def _forget_places_after(method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class View(Layers):
-    """The files of this rank."""
+    """This rank's view of the files, with methods that change it."""
 
     def __init__(self, folder: str, news: journal.Journal):
         super().__init__(folder, news)
@@ -39,7 +41,7 @@ class View(Layers):
 
     @_forget_places_after
     def show_file(self, key: str) -> None:
-        """From here on the file `key` is the one on disk, whatever this rank did with it before."""
+        """From now on the file `key` is the one on disk, whatever this rank has done with it."""
         if self.is_own(key) or self.is_hidden(key):
             self._hide_key(key)
             self.hidden.discard(key)
@@ -47,7 +49,7 @@ class View(Layers):
             os.makedirs(os.path.dirname(self.locate_upper(key)), exist_ok=True)
 
     def list_own_on_disk(self) -> set[str]:
-        """The keys of what this rank has made and the disk has, too."""
+        """The keys of this rank's own files that also exist on the disk."""
         if not self.used:
             return set()
         inside = len(self.root)
@@ -58,13 +60,13 @@ class View(Layers):
 
     @_forget_places_after
     def adopt_disk(self, own: set[str], written: Container[str] = ()) -> None:
-        """After something that is no rank has changed the disk: this rank's files are as those of the disk are now.
+        """After another process has changed the disk: update this rank's files to the present content of the disk.
 
-        They stay its own, since rank 0 may go on and change or remove those. Files that this rank has open are left
-        alone, but for those with the keys in `written`, which that something was to write.
+        They stay this rank's own, because rank 0 may change or remove the real ones next. Files that this rank has open
+        are not updated, except for the keys in `written`, the output files of that process.
 
         Args:
-            own: what `list_own_on_disk` gave before.
+            own: the result of `list_own_on_disk` before the change.
         """
         self.return_to_disk()
         for key in filter(os.path.lexists, self.hidden.copy()):
@@ -82,24 +84,26 @@ class View(Layers):
                 shutil.copy2(key, place)
 
     def locate_readable(self, key: str) -> str:
-        """Where to read `key`."""
+        """The real path for reading `key`."""
         place = self.locate_upper(key) if self.is_own(key) else self.locate_lower(key)
         return place or (self.locate_upper(key) if os.path.lexists(key) and not self._may_use_new(key) else key)
 
     def _may_use_new(self, key: str) -> bool:
-        """Whether `key`, which rank 0 has just made, is for this rank, too: a script that knows of ranks may wait."""
+        """Whether this rank may see `key`, which rank 0 has just created: a script that knows its
+        rank may wait for it.
+        """
         return world.script_knows_ranks and not self.is_hidden(key)
 
     def locate_for_child(self, key: str) -> str:
-        """Where a process that this rank starts, which sees the disk alone, finds `key` as this rank does.
+        """The real path of `key` for a child process, which sees only the disk.
 
-        A folder in which there is more than this rank has made itself is the one on disk.
+        A folder that contains more than this rank's own files is the one on disk.
         """
         above = os.path.dirname(key)
         if not self.is_own(key):
             is_private = (
                 self.is_own(above) and self.locate_lower(above) is None
-            )  # a file that the process may make there
+            )  # a file that the process may create there
         else:
             is_private = not self.is_folder(key) or self.locate_lower(key) is None or self.has_only_own(key)
         if not is_private:
@@ -108,9 +112,9 @@ class View(Layers):
         return self.locate_upper(key)
 
     def prepare_write(self, key: str, keep: bool, exclusive: bool = False) -> str:
-        """Where to write `key`, with its content of now if `keep`. Raises OSError as the system would.
+        """The real path for writing `key`, with its present content if `keep`. Raises OSError as the system would.
 
-        Whoever has made what was not there says so by `confirm_written`.
+        The caller creates the file if it does not exist, and calls `confirm_written`.
         """
         self.used = True
         self._limit.start_watching()
@@ -133,30 +137,32 @@ class View(Layers):
             return self.ensure_folder(key)
         self.ensure_folder(os.path.dirname(key))
         if keep:
-            # Rank 0 may note it, and change it, right now.
+            # Rank 0 may note and change it at this moment.
             self.ask_until_steady(lambda: shutil.copy2(self.locate_lower(key) or below, self.locate_upper(key)))
         return self.locate_upper(key)
 
     def confirm_written(self, key: str) -> None:
-        """The file that `prepare_write` was asked for is there."""
+        """The file of `prepare_write` exists now."""
         self._loose.discard(key)
         self.known.put_place(key, self.locate_upper(key))
 
     def return_to_disk(self) -> None:
-        """Leave a folder of the upper layer in which this rank is for the one on disk, once rank 0 has made that."""
+        """If the working folder is in the upper layer, change to the same folder on the disk, once rank 0 has created
+        it.
+        """
         here = os.getcwd()
         if here.startswith(self.root + os.sep) and os.path.isdir(here[len(self.root) :]):
             os.chdir(here[len(self.root) :])
 
     def leave_layers(self) -> None:
-        """From here on every file is the real one, also under a path of the upper layer, which C++ code may have kept.
+        """From now on every file is the real one, also under a path of the upper layer that C++ code may have kept.
 
-        What is in the upper layer must be on the disk by now.
+        The contents of the upper layer must be on the disk by now.
         """
         self.is_left = True
         self._limit.stop_watching()
         self.return_to_disk()
-        # Links in it, as whoever lists all that is in it follows one of its own name, but none beneath it.
+        # Links below a real folder: a recursive listing follows a link at its root, but not links below it.
         os.mkdir(links := f"{self.root}-links")
         for name in os.listdir(os.sep):
             os.symlink(os.sep + name, os.path.join(links, name))
@@ -165,7 +171,7 @@ class View(Layers):
         os.rename(links, self.root)
 
     def ensure_folder(self, key: str) -> str:
-        """The upper layer's folder for `key`, a folder that this rank sees, made if need be."""
+        """Return the folder of the upper layer for `key`, a folder that this rank sees; create it if needed."""
         if not os.path.isdir(self.locate_upper(key)):
             if not self.is_folder(key):
                 if not os.path.isdir(key) or not self._may_use_new(key):
@@ -173,7 +179,7 @@ class View(Layers):
             elif not os.access(self.locate_lower(key) or key, os.W_OK):
                 raise _make_error(errno.EACCES, key)
             for path in reversed([path for path in journal_reader.list_parents(key) if not self.is_own(path)]):
-                with contextlib.suppress(FileExistsError):  # another thread was first
+                with contextlib.suppress(FileExistsError):  # another thread was faster
                     os.mkdir(self.locate_upper(path))
                 self.known.put_place(path)
         self.used = True
@@ -206,7 +212,7 @@ class View(Layers):
         self._hide_key(key)
 
     def _find_mode(self, key: str) -> int | None:
-        """The mode of `key`, which is about to be removed; None where rank 0 was there first, maybe just now."""
+        """The mode of `key`, which is about to be removed; None if rank 0 has already removed it."""
         place = self.locate_upper(key) if self.is_own(key) else self.locate_lower(key)
         if place is not None:
             try:
@@ -233,13 +239,17 @@ class View(Layers):
         self.known.forget_places() if is_folder else self.known.put_place(key)
 
     def copy_file(self, key: str) -> str:
-        """Have the file `key` in the upper layer, or a folder without what is in it; returns its place."""
+        """Copy the file `key` to the upper layer, or create the folder there without contents.
+        Returns the real path.
+        """
         place = self.prepare_write(key, keep=True)
         self.confirm_written(key)
         return place
 
     def copy_up(self, key: str) -> str:
-        """Copy `key`, a file or a whole folder, into the upper layer as this rank sees it; returns its place."""
+        """Copy `key`, a file or a folder with its contents, to the upper layer as this rank sees it. Returns the real
+        path.
+        """
         if not self.exists(key):
             raise _make_error(errno.ENOENT, key)
         if not self.is_folder(key):
@@ -250,7 +260,7 @@ class View(Layers):
         return self.locate_upper(key)
 
     def move_file(self, source: str, target: str) -> None:
-        """Rename `source` to `target`; each may be left alone, then it is a path that `key` gave None for."""
+        """Rename `source` to `target`. The view may not handle one of them; it is a plain path then."""
         source_key, target_key = self.find_key(source, follow=False), self.find_key(target, follow=False)
         place = source if source_key is None else self.copy_up(source_key)
         if source_key == target_key:

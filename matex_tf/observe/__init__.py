@@ -1,1 +1,1 @@
-"""Timeline, profile, cost of links, warnings of time that is lost."""
+"""Timeline, profile, costs of links, and warnings about lost time."""

@@ -1,6 +1,6 @@
-"""What the time of training steps is spent on: adding up gradients, waiting for the input; said where it is much.
+"""Measures how much of the time of training steps is spent on sums and on the input, and warns if it is much.
 
-Its functions listen to events of training.
+The functions listen to events of training.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ _ENOUGH_STEPS, _ENOUGH_SECONDS = 20, 2.0
 
 _said: set[str] = set()
 _waited = _wanted = 0.0
-_waited_in_functions: Any = None  # a variable, float64
-_told_in_functions = 0.0  # as far as it was read where steps end
+_waited_in_functions: Any = None  # a float64 variable
+_told_in_functions = 0.0  # its value at the end of the last step
 _pace: Pace | None = None
 
 
 def time_pull(pull: Callable[[], list[Any]]) -> list[Any]:
-    """In a function, the tensors of the batch that `pull` takes. How long that takes counts as waiting for the input.
+    """Within a function: return the batch of `pull` as tensors, and count its time as waiting for the input.
 
-    It counts each time that the function runs, unless the script wants deterministic ops.
+    The time counts in every run of the function, unless the script requires deterministic ops.
     """
     global _waited_in_functions
     import tensorflow as tf
     from tensorflow.python.framework import config
 
     if config.is_op_determinism_enabled():
-        return pull()  # the time is an op that is refused then
+        return pull()  # timestamps are not deterministic, so TensorFlow refuses them
     if _waited_in_functions is None:
         with tf.init_scope():
             _waited_in_functions = tf.Variable(0.0, dtype=tf.float64, trainable=False, name="matex_tf_waited")
@@ -48,13 +48,13 @@ def time_pull(pull: Callable[[], list[Any]]) -> list[Any]:
 
 
 def want_batch(iterator: Any) -> None:
-    """Eager code takes a batch."""
+    """Eager code begins to take a batch."""
     global _wanted
     _wanted = time.perf_counter()
 
 
 def give_batch(iterator: Any, is_over: bool) -> None:
-    """It has the batch; the end of the data is the end of an epoch of a loop."""
+    """Eager code has the batch. The end of the data ends an epoch of a loop."""
     global _waited
     _waited += time.perf_counter() - _wanted
     if is_over:
@@ -68,7 +68,7 @@ def take_batch(plan: Any, seconds: float, take: Any) -> None:
 
 
 def end_step(plan: Any) -> None:
-    """A call of a step has run."""
+    """A call of a step has ended."""
     global _pace, _told_in_functions
     if records.is_on() and _waited_in_functions is not None:
         _told_in_functions = float(_waited_in_functions.numpy())
@@ -85,17 +85,17 @@ def end_epoch(*_: Any) -> None:
 
 
 def get_waited_seconds() -> float:
-    """Seconds that went into waiting for batches."""
+    """Seconds spent waiting for batches."""
     return _waited + (0.0 if _waited_in_functions is None else float(_waited_in_functions.numpy()))
 
 
 def read_waited_seconds() -> float:
-    """The same for another thread, as of the last step; within functions only where something is recorded."""
+    """`get_waited_seconds` for other threads, as of the last step. Includes functions only while recording is on."""
     return _waited + _told_in_functions
 
 
 class Pace:
-    """What goes into the steps of an epoch or a loop, without the first step, which compiles."""
+    """Measures the steps of an epoch or a loop, except for the first step, which compiles."""
 
     def __init__(self) -> None:
         self.steps = -1
@@ -103,14 +103,14 @@ class Pace:
         self._waited, self._rows = 0.0, 0
 
     def count_step(self) -> None:
-        """A step is over."""
+        """Count a step at its end."""
         self.steps += 1
         self._end = time.perf_counter(), ops.get_blocked_seconds()
         if self.steps == 0:
             self._begin, self._waited, self._rows = self._end, get_waited_seconds(), ops.count_global_rows()
 
     def judge_steps(self) -> None:
-        """The steps are over: say, once in a run, what most of their time went into if that was no computation."""
+        """At the end of the steps: report, once in a run, if most of their time was not computation."""
         elapsed = self._end[0] - self._begin[0]
         if self.steps < _ENOUGH_STEPS or elapsed < _ENOUGH_SECONDS:
             return
@@ -135,7 +135,7 @@ class Pace:
 
 
 def _say_once(what: str, text: str) -> None:
-    """Once in a run: the figures differ from epoch to epoch."""
+    """Once in a run: the numbers differ from epoch to epoch."""
     if what not in _said:
         _said.add(what)
         notes.print_note(text)

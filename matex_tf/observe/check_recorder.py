@@ -1,6 +1,6 @@
-"""The first training steps of a script, written down for `matex run --check`.
+"""Records the first training steps of a script for `matex run --check`.
 
-After the asked number of steps the weights, and the scalars that the steps returned, are stored and the script ends.
+After the requested number of steps, it stores the weights and the scalars that the steps returned, and ends the script.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _LOST = "`matex run --check` sees no steps"
 
 
 def start_recorder() -> None:
-    """Begin, where `matex run --check` started this process (setting `check`: "STEPS:FOLDER")."""
+    """Start, if `matex run --check` started this process (setting `check`: "STEPS:FOLDER")."""
     global _recorder
     asked = settings.get_settings().check
     if not asked or _recorder is not None:
@@ -39,10 +39,10 @@ def start_recorder() -> None:
 
 
 class Recorder:
-    """What one process of a checked run has done so far.
+    """The recorded steps of one process of a checked run.
 
-    A step is whatever changes a trainable variable: a call of a `tf.function`, an optimizer's update in eager code, a
-    variable's `assign_sub` or `assign_add`, a run of a session.
+    A step is a call that changes a trainable variable: of a `tf.function`, of an optimizer in eager code, of a
+    variable's `assign_sub` or `assign_add`, or of a session's `run`.
     """
 
     def __init__(self, steps: int, folder: str):
@@ -101,7 +101,7 @@ class Recorder:
         try:
             return run(session, session.graph.get_collection(tf.compat.v1.GraphKeys.TRAINABLE_VARIABLES))
         except tf.errors.FailedPreconditionError:
-            return []  # the initialiser has not run yet
+            return []  # the initializer has not run yet
 
     def _watch_step(self, act: Any, weights: Any) -> Any:
         self.inside = True
@@ -121,7 +121,7 @@ class Recorder:
         return result
 
     def store_steps(self) -> None:
-        """Write what was seen to `folder`/rank-R.npz, once."""
+        """Write the records to `folder`/rank-R.npz, once."""
         if self.stored or os.getpid() != world.get_world().process:
             return
         self.stored = True
@@ -132,7 +132,7 @@ class Recorder:
 
 
 def _list_scalars(result: Any) -> list[float]:
-    """The floating-point scalars in what a step returned."""
+    """The floating-point scalars in the result of a step."""
     import tensorflow as tf
 
     if isinstance(result, tf.experimental.Optional):
@@ -146,12 +146,12 @@ def _list_scalars(result: Any) -> list[float]:
 
 
 def _record(name: str) -> Make:
-    """What `Recorder.NAME` of the one recorder makes."""
+    """Wraps by `Recorder.NAME` of the global recorder."""
     return lambda original: getattr(_recorder, name)(original)
 
 
 HOOKS.replace(_VARIABLES, "BaseResourceVariable.__init__", _LOST)(_record("wrap_init"))
-for _kind in ("BaseResourceVariable", "ResourceVariable"):  # the second may have methods of its own
+for _kind in ("BaseResourceVariable", "ResourceVariable"):  # the second may define its own methods
     HOOKS.replace(_VARIABLES, f"{_kind}.assign_sub {_kind}.assign_add", _LOST)(_record("wrap_step"))
 HOOKS.replace("tensorflow.python.eager.polymorphic_function.polymorphic_function", "Function.__call__", _LOST)(
     _record("wrap_step")

@@ -1,4 +1,4 @@
-"""One clock for all ranks: how far that of each host is from rank 0's, found by sending the time to and fro."""
+"""Synchronizes the clocks of all hosts with rank 0's, by sending the time back and forth."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ _TAG = 7
 
 @dataclass(frozen=True)
 class Offset:
-    """At `at` by rank 0's clock, this host's was `ahead` of it, give or take `error`; nanoseconds."""
+    """At time `at` of rank 0's clock, this host's clock was `ahead` of it, with an uncertainty of
+    `error`; nanoseconds.
+    """
 
     at: int = 0
     ahead: int = 0
@@ -27,9 +29,9 @@ class Offset:
 
 
 def estimate_offset(rounds: Sequence[tuple[int, int, int]]) -> Offset:
-    """The offset from rounds of (sent by our clock, answered by theirs, received by ours): the quickest tells most.
+    """Estimate the offset from rounds of (sent, answered, received), where "answered" is the other clock's time.
 
-    However long each way took, the answer was given between sending and receiving (Cristian, 1989).
+    The fastest round is the most exact: the answer was given between sending and receiving (Cristian, 1989).
     """
     sent, answered, received = min(rounds, key=lambda one: one[2] - one[0])
     middle = (sent + received) // 2
@@ -37,7 +39,7 @@ def estimate_offset(rounds: Sequence[tuple[int, int, int]]) -> Offset:
 
 
 def convert_to_rank_0_time(times: np.ndarray, start: Offset, end: Offset) -> np.ndarray:
-    """Times of a host as rank 0's clock tells them, in nanoseconds: clocks part evenly from the start to the end."""
+    """Convert times of a host to rank 0's clock, in nanoseconds, assuming a linear drift from start to end."""
     begin, finish = start.at + start.ahead, end.at + end.ahead
     if finish <= begin:
         return times - start.ahead
@@ -45,7 +47,7 @@ def convert_to_rank_0_time(times: np.ndarray, start: Offset, end: Offset) -> np.
 
 
 class Clocks:
-    """The clocks of all ranks; made by all of them together."""
+    """The clocks of all ranks. The constructor is collective."""
 
     def __init__(self) -> None:
         known = objects.allgather(_read_clock_id(), "whose clocks are the same")
@@ -54,10 +56,11 @@ class Clocks:
         self._leaders = sorted(set(self._leader_of) - {0})
 
     def measure_offsets(self) -> list[Offset]:
-        """The offset of each rank's clock now. Collective; outside of the sequence, as at the end of the script."""
+        """The present offset of each rank's clock. Collective; outside of the sequence, as at the end of the script."""
         me = world.get_world().rank
         if world.get_world().has_lost:
-            return [Offset()] * world.get_world().size  # who was asked at the start has another number, or is lost
+            # ranks that were measured at the start have new numbers, or are lost
+            return [Offset()] * world.get_world().size
         communicator = world.get_communicator("control")
         with ops.announce_exchange("comparing clocks"):
             found = {leader: _measure_offset(communicator, leader) for leader in self._leaders} if me == 0 else {}
@@ -68,7 +71,7 @@ class Clocks:
 
 
 def _read_clock_id() -> str:
-    """What tells processes of one clock from others: a machine's clock starts when it does."""
+    """An identifier that is equal for processes with the same clock: a machine's clock starts at its boot."""
     try:
         with open("/proc/sys/kernel/random/boot_id") as file:
             return file.read().strip()

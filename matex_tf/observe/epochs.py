@@ -1,6 +1,6 @@
-"""How many updates an epoch of the script alone has, for `matex plan`: of `fit`, or of a loop over a dataset.
+"""Counts the updates of an epoch of the script alone, for `matex plan`: of `fit`, or of a loop over a dataset.
 
-Its functions listen to events of training.
+The functions listen to events of training.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from matex_tf.world import world
 
 _GRADIENTS = 1  # see `ops.count_completed`
 _trained: Source | None = None
-"""The one whose batches trained last."""
+"""The source whose batches trained last."""
 _fits: weakref.WeakKeyDictionary[Any, Source] = weakref.WeakKeyDictionary()
 """By model."""
 _loops: weakref.WeakKeyDictionary[Any, Source] = weakref.WeakKeyDictionary()
@@ -22,11 +22,10 @@ _loops: weakref.WeakKeyDictionary[Any, Source] = weakref.WeakKeyDictionary()
 
 
 class Source:
-    """What gives batches, pass after pass. A pass of one that trains is an epoch.
+    """A source of batches, iterated several times. An iteration that trains is an epoch.
 
-    batches: those of a pass, as its length tells; 0 where it does not.
-    scale: how many batches of the script alone one of them is.
-    given: those of this pass so far.
+    batches: number of batches of an iteration, by its length; 0 if unknown. scale: number of batches of the script
+    alone that each batch stands for. given: number of batches in this iteration so far.
     """
 
     def __init__(self, name: str, batches: int = 0, scale: int = 1):
@@ -34,10 +33,10 @@ class Source:
         self._before = self.given = self._ended = 0
         self._first = self._last = ops.count_completed(_GRADIENTS)
         self.trained = (0, 0)
-        """After how many batches updates were last seen, and how many these had made."""
+        """The number of batches at the last update, and the number of updates by then."""
 
     def end_batches(self, count: int) -> None:
-        """So many batches of this pass are done."""
+        """`count` batches of this iteration are done."""
         global _trained
         self.given = count
         done = ops.count_completed(_GRADIENTS)
@@ -46,11 +45,11 @@ class Source:
             self.trained = self._before + count, done - self._first
 
     def end_pass(self) -> None:
-        """No more batches are given in this pass."""
+        """This iteration has no more batches."""
         self._ended, self._before, self.given = self.given, self._before + self.given, 0
 
     def describe_epoch(self) -> dict[str, Any]:
-        """Batches of an epoch, or 0 and why that is not known; how many batches were given, and updates they made."""
+        """Batches of an epoch, or 0 and the reason why they are unknown; batches given, and updates that they made."""
         batches = (self.batches or self._ended) * self.scale
         given, updates = self.trained
         why = "" if batches else f"{self.name} does not tell how many batches it has, and no epoch was over"
@@ -58,7 +57,7 @@ class Source:
 
 
 def describe_epoch() -> dict[str, Any]:
-    """Of what trained last; of nothing, where no batches were seen."""
+    """Describe the source that trained last."""
     if _trained is not None:
         return _trained.describe_epoch()
     why = "no batches were given by `fit`, or by a loop in eager code over a tf.data.Dataset"
@@ -73,7 +72,7 @@ def begin_fit(model: Any, callbacks: Any) -> None:
 
 
 def end_step(plan: Any) -> None:
-    """A call of a step has run: within `fit` a step of Keras, of one batch or several."""
+    """A call of a step has ended; within `fit`, a step of Keras with one or several batches."""
     for model, source in _fits.items():
         if plan.trained:
             source.end_batches(source.given + int(getattr(model, "steps_per_execution", None) or 1))
@@ -89,14 +88,14 @@ def end_fit(model: Any) -> None:
 
 
 def begin_pass(dataset: Any, iterator: Any) -> None:
-    """Eager code begins to go through a dataset, of which each rank may have a share."""
+    """Eager code begins to iterate over a dataset, which may be sharded."""
     is_dealt = share_arrays.is_share(dataset) and settings.get_settings().scaling == "weak"
     scale = world.get_world().trainers if is_dealt else 1
     _loops[iterator] = Source("the dataset of the loop that trains", max(int(dataset.cardinality()), 0), scale)
 
 
 def want_batch(iterator: Any) -> None:
-    """The batches that were given before are done."""
+    """All batches given before are done."""
     source = _loops.get(iterator)
     if source is not None:
         source.end_batches(source.given)

@@ -1,4 +1,4 @@
-"""What the input of training costs a rank: seconds of a core and bytes of a batch, taken without a step."""
+"""Measures the cost of the input of training for a rank: core seconds and bytes of a batch, without a step."""
 
 from __future__ import annotations
 
@@ -8,27 +8,27 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _MOST, _SECONDS = 8, 3.0
-"""Batches that are taken, and how long at most."""
+"""Limits of the number of batches and of the seconds."""
 _LOOK, _IDLE, _LOOKS = 0.01, 0.1, 2
-"""Seconds between two looks at a process, and the share of a core below which it is idle in so many of them."""
+"""Seconds between two samples of CPU time; the process is idle below this share of a core, in this many samples."""
 
 
 @dataclass(frozen=True)
 class InputCost:
-    """What a batch costs this rank: seconds of a core, and bytes that it reads by system calls."""
+    """The cost of a batch for this rank: core seconds, and bytes read by system calls."""
 
     seconds: float
     bytes: float
 
 
 def measure_input(take: Callable[[], bool]) -> InputCost | None:
-    """The mean of the next batches, each with what is worked on ahead of it; None if there are none.
+    """The mean cost of the next batches, including prefetching; None if there are none.
 
-    A pipeline that works ahead is full whenever this process is idle. So from one idle moment to the next, around the
-    taking of one batch, it works on one batch, whatever it holds.
+    A pipeline with prefetching is full whenever this process is idle. From one idle moment to the next, with one batch
+    taken between them, it processes exactly one batch.
 
     Args:
-        take: takes the next batch; False at the end of the data.
+        take: takes the next batch; returns False at the end of the data.
     """
     _await_idle()
     until, cpu, read, count = time.monotonic() + _SECONDS, time.process_time(), count_read_bytes(), 0
@@ -41,7 +41,7 @@ def measure_input(take: Callable[[], bool]) -> InputCost | None:
 
 
 def _await_idle() -> None:
-    """Wait until this process computes nothing, but not for long."""
+    """Wait until this process is idle, within a time limit."""
     until, idle = time.monotonic() + _SECONDS, 0
     while idle < _LOOKS and time.monotonic() < until:
         cpu, began = time.process_time(), time.monotonic()
@@ -51,7 +51,7 @@ def _await_idle() -> None:
 
 
 def count_read_bytes() -> int:
-    """Bytes that this process has read by system calls; 0 where the system does not count them."""
+    """Bytes that this process has read by system calls; 0 if the system does not count them."""
     try:
         return parse_read_bytes(Path("/proc/self/io").read_bytes())
     except OSError:
@@ -59,9 +59,9 @@ def count_read_bytes() -> int:
 
 
 def parse_read_bytes(text: bytes) -> int:
-    """Bytes that a process has read by system calls, by what its /proc/PID/io holds: `rchar`.
+    """Parse `rchar` from /proc/PID/io: bytes that a process has read by system calls.
 
-    These are of files, whether storage or the page cache has them, which `read_bytes` leaves out; also of pipes, and of
-    sockets where MPI reads these as files. Not of files that are mapped into memory.
+    Includes reads from the page cache, which `read_bytes` excludes; also pipes, and sockets if MPI reads them as files.
+    Excludes memory-mapped files.
     """
     return int(text.split(None, 2)[1])

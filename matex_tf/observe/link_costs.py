@@ -1,4 +1,4 @@
-"""What transfers between hosts cost when they were last measured: kept beside the compiled ops for `matex info`."""
+"""Stores the last measured cost of transfers between hosts, next to the compiled ops, for `matex info`."""
 
 from __future__ import annotations
 
@@ -18,12 +18,14 @@ from matex_tf.world import world
 
 SHOWN = 5
 PROBED = (1 << 10, 1 << 20)
-"""Bytes of the sums by which the engine measures a link (ops/src/engine/update/link_probe.cc)."""
+"""Bytes of the sums that measure a link (ops/src/engine/update/link_probe.cc)."""
 
 
 @dataclass
 class Link:
-    """What was measured between ranks on `hosts` (their number on each): seconds to start a transfer, and a byte."""
+    """Measured costs between ranks on `hosts` (number of ranks by host): seconds to start a transfer, and for each
+    byte.
+    """
 
     hosts: dict[str, int]
     start_up: float
@@ -44,7 +46,7 @@ class Link:
 
 
 def start_links() -> None:
-    """Keep what the engine measures in this run."""
+    """Store the engine's measurement at the end of this run."""
     if world.get_world().rank == 0:
         shutdown.at_end.append(_keep_measurement)
 
@@ -66,13 +68,13 @@ def _keep_measurement() -> None:
 
 
 def list_links() -> list[Link]:
-    """What was kept, the newest first."""
+    """The stored links, newest first."""
     found = [Link(**json.loads(path.read_text())) for path in _get_folder().glob("*.json")]
     return sorted(found, key=lambda link: -link.when)
 
 
 def find_link(hosts: Sequence[str]) -> Link | None:
-    """What was kept of ranks on these hosts, one for each rank, if it was not disturbed."""
+    """The stored link for ranks on these hosts (one entry for each rank), unless its measurement was disturbed."""
     path = _get_folder() / _make_file_name(dict(Counter(hosts)))
     with real_files.use_real_files():
         link = Link(**json.loads(path.read_text())) if path.exists() else None

@@ -1,6 +1,6 @@
-"""The first training steps of this process, measured for `matex plan`, which then end it.
+"""Measures the first training steps of this process for `matex plan`, then ends the process.
 
-A step is known by its update, which is the engine's: so any kind of script is measured alike.
+Updates of the engine delimit steps, so every kind of script is measured alike.
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ from matex_tf.runtime import real_files
 from matex_tf.world import world
 
 LEAST = 8
-"""Updates after which a process may be ended because its time is over."""
+"""Updates after which a process may be ended at its time limit."""
 SECONDS, SECONDS_OF_RANKS = 40, 200
-"""Of a phantom rank; of ranks, which choose on the way how they reduce."""
+"""Time limits of a phantom rank, and of real ranks, which first choose how they reduce."""
 INPUT_SECONDS = 10
-"""For which the next step is waited for, after which the input is measured."""
+"""Limit of the wait for the next step, after which the input is measured."""
 LIMIT = 300
-"""Seconds after which a process ends wherever it is; imports and traces are among them."""
+"""Seconds after which a process is ended in any case, including imports and tracing."""
 _EVENTS = 1 << 18
 _TOLD = 0.2  # seconds
 _GRADIENTS = 1  # see `ops.count`
 
 
 def start_measuring(asked: settings.Phantom, describe_updates: Callable[[], dict[str, Any]]) -> Measured:
-    """Begin, where `matex plan` started this process by the setting `plan`, which is `asked`.
+    """Start the measurement that `matex plan` requested by the setting `plan`, `asked`.
 
     Args:
-        describe_updates: gives what of the optimizers' updates ranks could have in pieces.
+        describe_updates: returns which parts of the optimizers' updates could be sharded.
     """
     records.set_recording(records.GRADIENTS, _EVENTS)
     measured = Measured(asked, describe_updates)
@@ -53,7 +53,7 @@ def start_measuring(asked: settings.Phantom, describe_updates: Callable[[], dict
 
 
 def read_resident_bytes(name: str) -> int:
-    """Bytes of resident memory: VmRSS, what there is, or VmHWM, the most that there was."""
+    """Resident memory in bytes: VmRSS (present) or VmHWM (peak)."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith(name):
             return int(line.split()[1]) << 10
@@ -61,25 +61,25 @@ def read_resident_bytes(name: str) -> int:
 
 
 class Measured:
-    """What this process has done so far."""
+    """The measurements of this process."""
 
     def __init__(self, asked: settings.Phantom, describe_updates: Callable[[], dict[str, Any]]):
         self.asked, self._describe_updates = asked, describe_updates
         self.base = 0
         self._began: tuple[float, float] | None = None
-        """When the first update was over, by the clock and by what this process had computed."""
+        """Wall-clock time and CPU time at the end of the first update."""
         self._is_late = False
         self._called: list[int] = []
-        """When each step was over that has changed weights, those among them that every rank computes whole."""
+        """The end of each step that changed weights, including replicated steps."""
         self._take_next: Callable[[], bool] | None = None
-        """Takes the next batch of what has trained; False at the end."""
+        """Takes the next batch of the last source of training; returns False at the end."""
         self._are_enough = threading.Event()
         self.input: InputCost | None = None
         self._lock = threading.Lock()
         self._stored = False
 
     def note_step(self, plan: Any) -> None:
-        """A step has changed weights. After enough of them the input is measured, and the process ends."""
+        """A step has changed weights. After enough steps the input is measured, and the process ends."""
         self._called.append(records.read_clock())
         if self._take_next is not None and self._are_enough.is_set():
             self.input = measure_input(self._take_next)
@@ -95,7 +95,7 @@ class Measured:
         self._take_next = lambda: next(iterator, None) is not None
 
     def watch_updates(self) -> None:
-        """Wait until there are enough updates, and end the process."""
+        """Wait for enough updates, then end the process."""
         seconds, started = SECONDS if self.asked.ranks else SECONDS_OF_RANKS, time.monotonic()
         with real_files.use_real_files():
             while True:
@@ -113,12 +113,12 @@ class Measured:
                     break
             if are_enough and self.asked.ranks and self._take_next is not None:
                 self._are_enough.set()
-                time.sleep(INPUT_SECONDS)  # the thread that trains ends the process
+                time.sleep(INPUT_SECONDS)  # the training thread ends the process
         self.store_steps()
         os._exit(0)
 
     def store_steps(self) -> None:
-        """Write what was seen to the folder, once."""
+        """Write the measurements to the folder, once."""
         with self._lock:
             if self._stored or os.getpid() != world.get_world().process:
                 return
@@ -141,7 +141,7 @@ class Measured:
                 os.replace(file.with_suffix(".part.npz"), file)
 
     def _count_cores(self) -> float:
-        """How many cores this process has kept busy since its first update; NaN if that is too short ago to tell."""
+        """The number of cores that this process has kept busy since its first update; NaN if the time is too short."""
         began, computed = self._began or (time.monotonic(), 0.0)
         took = time.monotonic() - began
         return (time.process_time() - computed) / took if took > _TOLD else math.nan

@@ -1,6 +1,6 @@
-"""A table after the run of what the time of training steps went into: `matex run --profile`.
+"""The table of `matex run --profile`: how the time of training steps was spent.
 
-Made of the engine's totals, which rank 0 gathers at the end of the script.
+At the end of the script, rank 0 gathers the engine's totals of all ranks.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from matex_tf.ops import overlap, records
 from matex_tf.runtime import shutdown
 from matex_tf.world import terminal, world
 
-_NAMED = 8  # of hundreds of ranks, those that are waited for most
-_EVEN = 0.01  # of a step: less is no imbalance
+_NAMED = 8  # of hundreds of ranks, only the slowest are listed
+_EVEN = 0.01  # share of a step below which ranks count as balanced
 
 _COLUMNS = ("step", "compute", "waiting", "exposed", "other", "hidden")
 
 
 def start_profile() -> None:
-    """Begin, where `MATEX_PROFILE` or `matex run --profile` asks for it. Collective."""
+    """Start, if `MATEX_PROFILE` or `matex run --profile` requests it. Collective."""
     if not settings.get_settings().profile:
         return
     chosen = settings.get_settings().overlap
@@ -49,7 +49,7 @@ def format_table(
     Args:
         ranks: the totals of each rank.
         hosts: the host of each rank.
-        link: seconds that a transfer takes to start, and for each byte, as measured; None: it was not.
+        link: measured seconds to start a transfer, and for each byte; None: not measured.
         disturbed: whether other work disturbed that measurement.
     """
     places = list(dict.fromkeys(one.place for totals in ranks for one in totals))
@@ -90,7 +90,7 @@ def format_table(
 
 
 def _compute_columns(one: records.Totals) -> tuple[float, ...]:
-    """The columns of one place on one rank."""
+    """The columns of one update on one rank."""
     compute, other = (value / one.steps / 1e6 for value in (one.compute, one.collectives))
     exposed = one.exposed / one.updates / 1e6
     waiting = _compute_waiting(one)
@@ -103,7 +103,7 @@ def _compute_waiting(one: records.Totals) -> float:
 
 
 def _format_speed(totals: Sequence[records.Totals], link: tuple[float, float] | None) -> str:
-    """Bytes of an update, how fast they were added up, and what share that is of what the link could do, if known."""
+    """MiB of an update, GB/s of its sum, and that speed relative to the link's, if the link was measured."""
     sent, took = sum(one.bytes for one in totals), sum(one.transfer for one in totals) / 1e9
     updates = sum(one.updates for one in totals)
     speed = f"{sent / updates / 2**20:9.2f}{_format_rate(sent, took):>9}"
@@ -114,7 +114,7 @@ def _format_speed(totals: Sequence[records.Totals], link: tuple[float, float] | 
 
 
 def _describe_pulls(ranks: Sequence[Sequence[records.Totals]]) -> list[str]:
-    """What new weights take that come while the next step computes."""
+    """The time of new weights that arrive during the computation of the next step."""
     rows = [one for totals in ranks for one in totals if one.pulled]
     if not rows:
         return []
@@ -129,7 +129,7 @@ def _format_rate(sent: float, seconds: float) -> str:
 
 
 def _describe_imbalance(ranks: Sequence[Sequence[records.Totals]], places: set[str], hosts: Sequence[str]) -> list[str]:
-    """Who waits for whom: the rank that waits least is the one that the others wait for."""
+    """Finds the slowest rank: the rank that waits least is the one for which the others wait."""
     rows = []
     for rank, totals in enumerate(ranks):
         mine = [one for one in totals if one.place in places]

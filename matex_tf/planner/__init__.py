@@ -1,1 +1,1 @@
-"""How long a step will take on numbers of ranks that are not there: measured by phantom ranks, priced by a model."""
+"""Predicts the time of a step on numbers of ranks that are not available: phantom ranks measure, a model predicts."""

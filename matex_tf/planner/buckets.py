@@ -1,6 +1,7 @@
-"""Which gradients share a transfer: plans are boundaries, 0 and the number of gradients among them.
+"""Bucket plans: which gradients are reduced together. A plan is a tuple of boundaries, from 0 to the number of
+gradients.
 
-Gradients become ready one after another, and their transfers go through one lane in that order.
+Gradients become ready one after another; their transfers use one lane, in the same order.
 """
 
 from __future__ import annotations
@@ -19,27 +20,29 @@ Price = Callable[[float], float]
 
 
 MOST_GRADIENTS = 128
-"""More are brought together by neighbours before buckets are chosen."""
+"""With more gradients, neighbours are merged before buckets are chosen."""
 
 
 def sample_price(price: Price, most: float) -> Price:
-    """`price` read off a straight line between some of its values, up to `most` bytes: thousands are asked for."""
+    """Approximate `price` up to `most` bytes by linear interpolation, because planning evaluates it
+    thousands of times.
+    """
     points = [0.0, *(2 ** (at / 2) for at in range(ceil(2 * log2(max(most, 2.0))) + 1))]
     return MeasuredLink(points, [price(point) for point in points]).estimate_message
 
 
 def join_neighbours(ready: Sequence[float], sizes: Sequence[float]) -> tuple[list[float], list[float]]:
-    """At most `MOST_GRADIENTS`, each of as many that follow each other."""
+    """Merge consecutive gradients to at most `MOST_GRADIENTS`. Returns (ready times, sizes)."""
     together = ceil(len(sizes) / MOST_GRADIENTS) or 1
     starts = range(0, len(sizes), together)
     return [max(ready[i : i + together]) for i in starts], [sum(sizes[i : i + together]) for i in starts]
 
 
 def find_best_plan(ready: Sequence[float], sizes: Sequence[float], price: Price) -> Plan:
-    """The plan whose last transfer is over first.
+    """The plan whose last transfer ends first.
 
-    The engine finds it by the same dynamic programming (ops/src/engine/layout/buckets.cc). This one needs no compiled
-    ops, and takes any price of a transfer.
+    The engine uses the same dynamic programming (ops/src/engine/layout/buckets.cc). This function needs no compiled
+    ops, and accepts any price of a transfer.
     """
     last, held = _compute_ready_times(ready), [0.0, *itertools.accumulate(sizes)]
     ends, before = [0.0], [0]
@@ -56,7 +59,9 @@ def find_best_plan(ready: Sequence[float], sizes: Sequence[float], price: Price)
 
 
 def find_greedy_plan(ready: Sequence[float], sizes: Sequence[float], price: Price) -> Plan:
-    """iBatch's plan with time turned around: its pulls come before the computation that needs them, sums after."""
+    """iBatch's plan with time reversed: iBatch pulls before the computation that needs the parameters; sums come after
+    it.
+    """
     last, start_up = _compute_ready_times(ready), price(0.0)
     compute = [later - earlier for earlier, later in itertools.pairwise([0.0, *last])]
     layers = ibatch.Layers(compute[::-1], [max(0.0, price(size) - start_up) for size in reversed(sizes)], start_up)
@@ -66,7 +71,7 @@ def find_greedy_plan(ready: Sequence[float], sizes: Sequence[float], price: Pric
 
 
 def plan_by_size(sizes: Sequence[float], most: float) -> Plan:
-    """A transfer is closed once it has `most` bytes."""
+    """A plan that closes a bucket once it has `most` bytes."""
     plan, held = [0], 0.0
     for past, size in enumerate(sizes, 1):
         held += size
@@ -77,12 +82,12 @@ def plan_by_size(sizes: Sequence[float], most: float) -> Plan:
 
 
 def plan_each(sizes: Sequence[float]) -> Plan:
-    """Each gradient by itself."""
+    """A plan with one bucket for each gradient."""
     return tuple(range(len(sizes) + 1))
 
 
 def compute_plan_end(plan: Plan, ready: Sequence[float], sizes: Sequence[float], price: Price) -> float:
-    """When the last transfer of `plan` is over."""
+    """The time at which the last transfer of `plan` ends."""
     last, free = _compute_ready_times(ready), 0.0
     for first, past in itertools.pairwise(plan):
         free = max(free, last[past - 1]) + price(math.fsum(sizes[first:past]))
@@ -90,5 +95,5 @@ def compute_plan_end(plan: Plan, ready: Sequence[float], sizes: Sequence[float],
 
 
 def _compute_ready_times(ready: Sequence[float]) -> list[float]:
-    """When each gradient and all before it are ready: transfers keep their order."""
+    """For each gradient, the time at which it and all previous gradients are ready: transfers keep their order."""
     return list(itertools.accumulate(ready, max))

@@ -1,4 +1,4 @@
-"""Which number of ranks, and the reason in a sentence."""
+"""Chooses the number of ranks, and gives the reason in a sentence."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from matex_tf.planner.predict import Prediction, Predictor
 
 TARGET = 0.7
 WORTH = 1.05
-"""What makes a step less than so many times as fast is not named."""
+"""Improvements with a smaller speedup are not mentioned."""
 
 
 @dataclass(frozen=True)
 class Choice:
-    """The best of the predictions, or None where none will do; and why."""
+    """The best prediction, or None if none is suitable; and the reason."""
 
     best: Prediction | None
     reason: str
@@ -29,8 +29,8 @@ def choose_ranks(
     predictor: Predictor, predictions: Sequence[Prediction], target: float = TARGET, deadline: float = 0.0,
     steps: int = 0, memory: float = 0.0,
 ) -> Choice:  # fmt: skip
-    """The fewest ranks that do `steps` steps of one rank's run within `deadline` seconds, or, without one, the most
-    whose efficiency is `target` or more; of those whose ranks take no more than `memory` bytes each.
+    """Choose the fewest ranks that do `steps` steps of a one-rank run within `deadline` seconds; without a deadline,
+    the most ranks with an efficiency of at least `target`. Only predictions within `memory` bytes for each rank count.
     """
     fit = [one for one in predictions if not memory or one.memory * MARGIN <= memory]
     if not fit:
@@ -61,7 +61,7 @@ def choose_ranks(
 
 
 def find_most_rows(predictor: Predictor, memory: float) -> int:
-    """The most rows of a step that one rank can compute at once in so many bytes; 0 where not even one fits."""
+    """The largest number of rows that one rank can compute at once within `memory` bytes; 0 if one row exceeds it."""
     every = range(1, predictor.plan.rows + 1)
     return max(
         (rows for rows in every if predictor.compute.estimate_memory_of_rows(rows) * MARGIN <= memory), default=0
@@ -69,13 +69,14 @@ def find_most_rows(predictor: Predictor, memory: float) -> int:
 
 
 def find_part_rows(predictor: Predictor, memory: float) -> int:
-    """The most rows of a part of a slice (MATEX_MICROBATCH) with which a rank takes so many bytes at most; 0: none.
+    """The largest microbatch (MATEX_MICROBATCH) with which a rank takes at most `memory` bytes; 0: none.
 
-    A row takes more in a part than in a slice that is computed at once, which was measured: at most twice as much is
-    counted (docs/planner.md). Beside a part there is room for two more sets of gradients, as with `auto`.
+    By measurement, a row takes more memory in a microbatch than in a slice that is computed at once, at most twice as
+    much (docs/planner.md); twice is assumed. Two more sets of gradients are added, as with `auto`.
     """
     plan = predictor.plan
-    if plan.microbatch or count_measured_rows(plan) < 2:  # how memory grows with the rows of a part was not measured
+    # the dependence of memory on the rows of a microbatch was not measured
+    if plan.microbatch or count_measured_rows(plan) < 2:
         return 0
     peak, room = predictor.compute.estimate_memory_of_rows, memory / MARGIN - 2 * plan.gradient_bytes
     fits = (rows for rows in range(1, plan.rows + 1) if 2 * peak(rows) - peak(0) <= room)
@@ -83,7 +84,7 @@ def find_part_rows(predictor: Predictor, memory: float) -> int:
 
 
 def _suggest_less_memory(predictor: Predictor, memory: float) -> str:
-    """What may fit where no number of ranks that was asked for does."""
+    """Advice for less memory, if none of the requested numbers of ranks fits."""
     plan, size = predictor.plan, f"--memory {memory / 2**30:.2f}GiB"
     if not plan.rows:
         return ". Each rank computes the whole batch: neither more ranks nor MATEX_MICROBATCH make that less"
@@ -124,7 +125,7 @@ def _choose_by_deadline(predictor: Predictor, fit: Sequence[Prediction], deadlin
 
 
 def describe_no_epoch(plan: Plan) -> str:
-    """Why times of epochs are missing, and what to do."""
+    """Explains why times of epochs are missing, and how to provide them."""
     return f"are not known: {plan.why_no_epoch}. --epoch-steps NUMBER tells them"
 
 
@@ -133,7 +134,7 @@ def _describe_ranks(one: Prediction) -> str:
 
 
 def list_limits(one: Prediction, alone: float) -> dict[str, float]:
-    """What a step consists of, beside its even share of the computation; seconds."""
+    """The parts of a step in addition to its even share of the computation, in seconds."""
     return {
         "computation that no number of ranks lowers": max(one.compute - alone / one.ranks, 0.0),
         "sums that nothing hides": one.exposed,
@@ -159,17 +160,17 @@ def _describe_next(predictor: Predictor, fit: Sequence[Prediction], best: Predic
 
 
 def describe_helps(predictor: Predictor, one: Prediction) -> str:
-    """What makes that number of ranks faster, most first, and by how many times the rows a second; "": nothing does."""
+    """Describes changes that make `one` faster, by falling speedup in rows a second; "" if there are none."""
     helps = sorted(list_helps(predictor, one), key=lambda help: -help[1])
     told = [f"{name} ({SIGNS[mark]}{times:.2f} times as fast)" for name, times, mark in helps if times >= WORTH]
     return f". What would help {one.ranks}, most first: {', '.join(told)}" if told else ""
 
 
 def list_helps(predictor: Predictor, one: Prediction) -> list[tuple[str, float, str]]:
-    """What may be changed, how many times the rows a second it gives, and what that stands on.
+    """Possible changes, as (description, speedup in rows a second, mark of the prediction).
 
-    Sizes are measured one after another. Where other processes were there, they took more from one than from another,
-    and nothing is advised that compares sizes.
+    Sizes are measured one after another. If other processes used the cores meanwhile, sizes are not comparable, and no
+    advice that compares them is given.
     """
     plan, ranks, found = predictor.plan, one.ranks, []
     if one.hosts > 1:

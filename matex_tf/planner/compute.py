@@ -1,4 +1,4 @@
-"""How long a rank computes, and what memory it takes, between and beyond the sizes that were measured."""
+"""Model of a rank's computation time and memory, interpolated and extrapolated from measured sizes."""
 
 from __future__ import annotations
 
@@ -10,27 +10,29 @@ import numpy as np
 from matex_tf.planner.plan_file import EXTRAPOLATED, MEASURED, Input, Plan, Size, compute_typical_step
 
 FAR = 2
-"""So many times beyond what was measured is extrapolated."""
+"""Predictions beyond this multiple of the measured sizes count as extrapolated."""
 BUSY = 0.1
-"""Where other processes took more of this machine's cores, measured sizes are not compared with each other."""
+"""If other processes took a larger share of this machine's cores, measured sizes are not compared with each other."""
 RARE, LONGER = 0.01, 1.3
-"""Steps of a few dozen do not show what is rare; at worst so many are so much longer."""
+"""A few dozen steps do not show rare events. In the worst case this share of steps takes this multiple of the time."""
 
 
 def count_slice_rows(plan: Plan, ranks: int) -> int:
-    """Rows of the largest slice on so many ranks; 0 where no step is sharded."""
+    """Rows of the largest slice on `ranks` ranks; 0 if no step is sharded."""
     if not plan.rows:
         return 0
     return plan.rows if plan.scaling == "weak" else max(1, ceil(plan.rows / ranks))
 
 
 def count_measured_rows(plan: Plan) -> int:
-    """How many sizes of slices were measured: one does not tell what other rows take, as with weak scaling."""
+    """Number of measured slice sizes. With one size, as in weak scaling, the time of other sizes is unknown."""
     return len({size.rows for size in plan.sizes})
 
 
 class Line:
-    """Piecewise linear through points, and the nearest piece's slope beyond them; never below `least`."""
+    """Piecewise linear interpolation; outside the points, with the slope of the nearest segment;
+    never below `least`.
+    """
 
     def __init__(self, x: Sequence[float], y: Sequence[float], least: float = 0.0):
         points: dict[float, list[float]] = {}
@@ -45,19 +47,20 @@ class Line:
             return self.y[0]
         right = min(max(int(np.searchsorted(self.x, at)), 1), len(self.x) - 1)
         (x0, x1), (y0, y1) = self.x[right - 1 : right + 1], self.y[right - 1 : right + 1]
-        # More rows never take less: what says so is noise, and would grow beyond the points.
+        # More rows never take less time: a negative slope is noise, and extrapolation would amplify it.
         slope = max(y1 - y0, 0.0) / (x1 - x0) if not x0 <= at <= x1 else (y1 - y0) / (x1 - x0)
         return max(y0 + (at - x0) * slope if at >= x0 else y0 - (x0 - at) * slope, self.least)
 
 
 class _Group:
-    """The sizes that were measured in as many copies at once: with as many cores for each."""
+    """The sizes measured with the same number of concurrent copies, and so with the same number of cores for each."""
 
     def __init__(self, sizes: Sequence[Size]):
         self.sizes = list(sizes)
         self.x = [float(size.rows) for size in sizes]
         self.seconds = Line(self.x, [size.typical for size in sizes], 1e-6)
-        # One rank hands its gradients over at the end of its step: when they are there earlier only others tell.
+        # A single rank hands over all gradients at the end of its step; only several ranks show when gradients are
+        # ready.
         of_more = [size for size in sizes if size.ranks > 1] or self.sizes
         rows = [float(size.rows) for size in of_more]
         self.ready = [Line(rows, column) for column in zip(*(size.ready for size in of_more))]
@@ -65,7 +68,7 @@ class _Group:
 
 
 class Compute:
-    """The model of a plan's computation: t(rows) = a + c rows, by pieces; for ranks that fill a host, and for fewer."""
+    """The model of a plan's computation: t(rows) = a + c * rows, piecewise; for full hosts, and for fewer ranks."""
 
     def __init__(self, plan: Plan):
         self.plan = plan
@@ -74,9 +77,9 @@ class Compute:
             copies: _Group([size for size in plan.sizes if size.copies == copies])
             for copies in {size.copies for size in plan.sizes}
         }
-        # How a step grows with rows, where a group has but one size, follows from that which has most.
+        # A group with a single size takes its dependence on rows from the group with the most sizes.
         self._shape = max(self._groups.values(), key=lambda one: (len(one.seconds.x), one.sizes[0].copies)).seconds
-        # Bytes depend on rows, not on cores. One rank alone may have other collectives.
+        # Bytes depend on rows, not on cores. A single rank may have other collectives.
         told = [size for size in plan.sizes if size.bytes]
         self._bytes = [
             Line([float(size.rows) for size in told], column) for column in zip(*(one.bytes for one in told))
@@ -88,45 +91,48 @@ class Compute:
         self._memory = Line([float(size.rows) for size in plan.sizes], [float(size.peak_bytes) for size in plan.sizes])
 
     def _find_position(self, ranks: int) -> float:
-        """Rows of a rank; without any, all ranks compute the same."""
+        """Rows of a rank; 0 if all ranks compute the same."""
         return float(count_slice_rows(self.plan, ranks))
 
     def _choose_group(self, ranks: int) -> _Group:
-        """Fewer ranks than fill a host have more cores each."""
+        """Ranks that do not fill a host have more cores each."""
         return self._find_group(self.count_copies(ranks))
 
     def _find_group(self, copies: int) -> _Group:
         return self._groups[min(one for one in self._groups if one >= copies)]
 
     def count_copies(self, ranks: int) -> int:
-        """How many of so many ranks share this host's cores."""
+        """How many of `ranks` ranks share this host's cores."""
         return min(ranks, self._full)
 
     def estimate_seconds(self, ranks: int) -> float:
-        """A step of a rank of so many, without sums, typically; no less than its input takes on all cores of the rank.
+        """Typical seconds of a step of one of `ranks` ranks, without sums; at least the time of its input on all its
+        cores.
 
-        Measured steps hold what their own input costs beyond that: input of the next batch runs beside the step, on
-        cores that this leaves idle, else in turns with it.
+        Measured steps include any further cost of their input: input of the next batch runs concurrently on idle cores,
+        or alternates with the step.
         """
         group, found = self._choose_group(ranks), self.estimate_input(ranks)
         cores = self.plan.cores / group.sizes[0].copies
         return max(self._interpolate_line(ranks, group.seconds), found.seconds / cores if found else 0.0)
 
     def estimate_input(self, ranks: int) -> Input | None:
-        """What a step's input costs a rank of so many: a + b * rows, by pieces; None where that was not measured.
+        """The cost of a step's input for one of `ranks` ranks, a + b * rows, piecewise; None if it was not measured.
 
-        Of input that ranks share, `a` is what each does for all rows, as to order them. Of other input `b` is 0. With
-        weak scaling all slices have as many rows, and a rank may work on the batches of all ranks: a + b * ranks.
+        For sharded input, `a` is the work of each rank for all rows, such as ordering them. For other input `b` is 0.
+        With weak scaling all slices have equal sizes, and a rank may process the batches of all ranks: a + b * ranks.
         """
         at = float(ranks) if self.plan.scaling == "weak" else self._find_position(ranks)
         return Input(*(line(at) for line in self._input)) if self._input else None
 
     def estimate_whole_batch(self, ranks: int) -> float:
-        """A step of which each of so many ranks on one host trains the whole batch by itself, typically."""
+        """Typical seconds of a step in which each of `ranks` ranks on one host trains the whole batch by itself."""
         return self._interpolate_line(ranks, self._choose_group(ranks).seconds, float(self.plan.rows))
 
     def estimate_alone(self, ranks: int) -> tuple[float, str]:
-        """A step of one rank alone with as many cores as each of so many has, and what it stands on: for efficiency."""
+        """Seconds of a step of one rank alone, with as many cores as each of `ranks` ranks has, and their mark; the
+        base of efficiency.
+        """
         whole, group = self.plan.whole, self._choose_group(ranks)
         if ranks > 1 and whole is not None and whole.copies == group.sizes[0].copies:
             return whole.typical, MEASURED
@@ -134,22 +140,23 @@ class Compute:
         return self.estimate_whole_batch(ranks), MEASURED if is_near else EXTRAPOLATED
 
     def estimate_update(self, ranks: int) -> float:
-        """Seconds of a step in which a rank updates all weights; 0 where that was not measured."""
+        """Seconds of a step in which a rank updates all weights; 0 if they were not measured."""
         return float(np.median([size.update for size in self._choose_group(ranks).sizes]))
 
     def estimate_ready_times(self, ranks: int) -> list[float]:
-        """When each gradient is there."""
+        """For each gradient, the time at which it is ready."""
         end = self.estimate_seconds(ranks)
         return [min(self._interpolate_line(ranks, line), end) for line in self._choose_group(ranks).ready]
 
     def estimate_collective_times(self, ranks: int) -> list[float]:
-        """When each collective begins."""
+        """For each collective, the time at which it begins."""
         return [self._interpolate_line(ranks, line) for line in self._choose_group(ranks).at]
 
     def estimate_collective_bytes(self, ranks: int) -> list[float]:
-        """Bytes that a rank of so many has in each collective, on the mean over the ranks, of which some may be idle.
+        """Bytes of a rank in each collective, averaged over `ranks` ranks, some of which may be idle.
 
-        They follow from its rows. Where one number of rows was measured, they grow with more rows at most as these do.
+        They depend on the rank's rows. If only one number of rows was measured, they grow at most in proportion to the
+        rows.
         """
         rows = self.plan.rows / (1 if self.plan.scaling == "weak" else ranks)
         grows = [max(rows / line.x[0], 1.0) if len(line.x) == 1 and line.x[0] else 1.0 for line in self._bytes]
@@ -158,16 +165,18 @@ class Compute:
         ]
 
     def find_busy_share(self, ranks: int) -> float:
-        """The share of the cores that other processes took while such ranks were measured."""
+        """The share of the cores that other processes used while such ranks were measured."""
         return max(size.busy for size in self._choose_group(ranks).sizes)
 
     def count_idle_cores(self, ranks: int, cores: int) -> float:
-        """How many of the `cores` of such a rank its computation leaves idle, as one on a GPU does; 0 if unmeasured."""
+        """The number of a rank's `cores` that its computation leaves idle, for example with a GPU;
+        0 if not measured.
+        """
         used = [cores if size.cores is None else size.cores for size in self._choose_group(ranks).sizes]
         return max(cores - max(used), 0.0)
 
     def _interpolate_line(self, ranks: int, line: Line, rows: float | None = None) -> float:
-        """What `line` of these ranks' group says of their rows, or of `rows`."""
+        """The value of `line` in these ranks' group at their rows, or at `rows`."""
         return self._read_line(line, self._find_position(ranks) if rows is None else rows)
 
     def _read_line(self, line: Line, rows: float) -> float:
@@ -175,13 +184,13 @@ class Compute:
         return line(rows) * grows
 
     def split_seconds(self) -> tuple[float, float]:
-        """Seconds of a step that no number of ranks lowers, and seconds of a row."""
+        """Seconds of a step that more ranks do not reduce, and seconds for each row."""
         line = self._find_group(self._full).seconds
         none, most = self._read_line(line, 0.0), max(line.x[-1], self._shape.x[-1])
         return none, max(self._read_line(line, most) - none, 0.0) / most if most else 0.0
 
     def estimate_memory_of_rows(self, rows: float) -> float:
-        """Bytes that a process takes at most."""
+        """Peak memory of a process in bytes."""
         return self._memory(rows)
 
     def find_mark(self, ranks: int) -> str:
@@ -191,18 +200,18 @@ class Compute:
         return MEASURED if is_alike and is_near else EXTRAPOLATED
 
     def find_nearest(self, ranks: int) -> Size:
-        """The measured size whose slices are most like those of so many ranks."""
+        """The measured size whose slices are most similar to those of `ranks` ranks."""
         at = self._find_position(ranks)
         return min(self._choose_group(ranks).sizes, key=lambda size: abs(np.log((size.rows + 1) / (at + 1))))
 
     def compute_spread(self, ranks: int) -> list[float]:
-        """Measured steps, by the typical one."""
+        """Measured steps divided by the typical step, sorted."""
         steps = self.find_nearest(ranks).steps
         return sorted(step / compute_typical_step(steps) for step in steps)
 
     def estimate_slowest(self, ranks: int) -> tuple[float, float]:
-        """How much longer than a typical step the slowest of so many ranks takes: by the measured steps, and if rare
-        ones, which so few do not show, are longer.
+        """The slowest of `ranks` ranks relative to a typical step: from the measured steps, and if rare longer steps,
+        which a few measured steps do not show, are included.
         """
         steps = self.compute_spread(ranks)
         seen = compute_expected_maximum(steps, [1.0] * len(steps), ranks)
@@ -212,7 +221,7 @@ class Compute:
 
 
 def compute_expected_maximum(values: Sequence[float], weights: Sequence[float], draws: int) -> float:
-    """The mean of the largest of `draws` values, each drawn by `weights`: resampling, without drawing."""
+    """The expected maximum of `draws` values, each drawn with the probabilities `weights`: exact resampling."""
     order = np.argsort(values)
     shares = np.cumsum(np.array(weights)[order])
     below = (shares / shares[-1]) ** draws

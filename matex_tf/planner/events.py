@@ -1,4 +1,4 @@
-"""Discrete events in order of time, and a station whose customers share its capacity."""
+"""Discrete event simulation: events in order of time, and a processor-sharing station."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 class Events:
-    """What is to happen; `now` is the time in seconds of what happens."""
+    """The queue of events; `now` is the time of the current event in seconds."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -18,11 +18,11 @@ class Events:
         self._order = itertools.count()
 
     def schedule_act(self, time: float, act: Callable[..., None], *arguments: Any) -> None:
-        """`act(*arguments)` at `time`; of two at the same time the one that was asked for first comes first."""
+        """Schedule `act(*arguments)` at `time`. Events at the same time run in the order of scheduling."""
         heapq.heappush(self._heap, (time, next(self._order), act, arguments))
 
     def run_events(self, until: Callable[[], bool] = lambda: False) -> None:
-        """Let happen what is to happen, and what follows from it, until nothing is left or `until` is true."""
+        """Run events, including those scheduled meanwhile, until none is left or `until` returns true."""
         heap, pop = self._heap, heapq.heappop
         while heap and not until():
             self.now, _, act, arguments = pop(heap)
@@ -31,10 +31,10 @@ class Events:
 
 
 class Station:
-    """Work that is done at once and shares a capacity evenly; none is done faster than at rate 1 (processor sharing).
+    """A processor-sharing station: concurrent jobs share a capacity evenly; no job runs faster than at rate 1.
 
-    All that are there are served at one rate, so that they leave in the order of what each still needed when it came,
-    counted in the work that one has been given since the start: a heap of these needs no look at the others.
+    All jobs progress at the same rate, so they leave in the order of (work given to a permanent job when they came) +
+    (their own work). A heap of these sums replaces updates of every job.
     """
 
     def __init__(self, events: Events, capacity: float):
@@ -42,14 +42,14 @@ class Station:
             raise ValueError(f"station: expected a capacity above 0; given {capacity}")
         self._events = events
         self._capacity = capacity
-        self._given = 0.0  # to each that was there all the time
+        self._given = 0.0  # to a job present since the start
         self._since = 0.0
         self._leaving: list[tuple[float, int, Callable[[], None]]] = []
         self._order = itertools.count()
         self._version = 0
 
     def serve_customer(self, work: float, done: Callable[[], None]) -> None:
-        """Begin `work` seconds of work now; call `done` when it is over."""
+        """Begin a job of `work` seconds now; call `done` when it ends."""
         self._advance_work()
         heapq.heappush(self._leaving, (self._given + work, next(self._order), done))
         self._schedule_leave()
@@ -70,7 +70,7 @@ class Station:
             self._events.schedule_act(self._events.now + left / self._rate, self._end_service, self._version)
 
     def _end_service(self, version: int) -> None:
-        if version != self._version:  # someone has come or gone since this was foreseen
+        if version != self._version:  # outdated: a job has come or left since it was scheduled
             return
         self._advance_work()
         _, _, done = heapq.heappop(self._leaving)

@@ -1,7 +1,7 @@
-"""The file of a plan: what was measured of a script and of the links, and what is assumed; `plan.json`.
+"""The file of a plan, `plan.json`: measurements of a script and of links, and assumptions.
 
-Times are in seconds, sizes in bytes. A step begins when the gradients of the one before are there, and ends when its
-own last gradient is; sums over ranks are no part of it.
+Times are in seconds, sizes in bytes. A step begins when the last gradient of the preceding step is ready, and ends when
+its own last gradient is; sums over ranks are not included.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ from typing import Any
 FORMAT = 2
 MEASURED, EXTRAPOLATED, ASSUMED = "measured", "extrapolated", "assumed"
 SIGNS = {MEASURED: "", EXTRAPOLATED: "~", ASSUMED: "?"}
-"""Before a figure, what it stands on."""
+"""The mark before a number: measured, extrapolated or assumed."""
 LINK_BYTES = (256, 4 << 10, 64 << 10, 1 << 20, 16 << 20)
-"""The sizes of the sums by which a link is measured."""
+"""The sizes of the sums that measure a link."""
 ONE_HOST, TWO_HOSTS, ALL_RANKS = "one host", "two hosts", "all ranks of two hosts"
 SCOPES = (ONE_HOST, TWO_HOSTS, ALL_RANKS)
 
 
 def compute_typical_step(steps: Sequence[float]) -> float:
-    """The step that half of `steps` take longer than."""
+    """The median of `steps`."""
     return statistics.median(steps)
 
 
 class PlanFileError(ValueError):
-    """A file is no plan, or none that this version reads."""
+    """A file is not a plan, or has a format that this version does not read."""
 
 
 @dataclass(frozen=True)
 class Gradient:
-    """One gradient of an update, as the engine knows it."""
+    """One gradient of an update, as recorded by the engine."""
 
     name: str
     bytes: int
@@ -46,10 +46,10 @@ class Gradient:
 
 @dataclass(frozen=True)
 class Collective:
-    """A collective of a step other than its update's sums: its kind, its name for people, and the bytes of one rank.
+    """A collective of a step other than the sums of its update: kind, name for messages, and bytes of one rank.
 
-    The kinds are collective (a sum, or a barrier, of 0 bytes), allgather, broadcast, message (of Python objects) and
-    announcement (of an update: ranks meet and nothing is sent). Bytes are those of one measured size (`Size.bytes`).
+    Kinds: collective (a sum, or a barrier of 0 bytes), allgather, broadcast, message (Python objects) and announcement
+    (of an update: a rendezvous without data). The bytes are those of one measured size (`Size.bytes`).
     """
 
     kind: str
@@ -59,7 +59,7 @@ class Collective:
 
 @dataclass(frozen=True)
 class Input:
-    """What a batch of a step costs a rank to read and decode: seconds of a core, and bytes."""
+    """The cost for a rank of reading and decoding a batch of a step: core seconds, and bytes."""
 
     seconds: float
     bytes: float
@@ -67,64 +67,65 @@ class Input:
 
 @dataclass(frozen=True)
 class Size:
-    """What was measured of phantom ranks: the script as rank 0 of `ranks`, in `copies` at once on this host."""
+    """Measurements of phantom ranks: the script as rank 0 of `ranks`, in `copies` concurrent copies on this host."""
 
     ranks: int
     copies: int
     rows: int
-    """Rows of the slice that rank 0 computes; 0 where the step is not sharded and every rank computes all."""
+    """Rows of the slice of rank 0; 0 if the step is not sharded and every rank computes all rows."""
     steps: tuple[float, ...]
-    """How long each step took, of all copies."""
+    """Seconds of each step, of all copies."""
     ready: tuple[float, ...]
-    """When each of the plan's gradients is ready, from the start of the step; medians."""
+    """The time at which each of the plan's gradients is ready, from the start of the step; medians."""
     at: tuple[float, ...]
-    """When each of the plan's collectives begins; medians."""
+    """The time at which each of the plan's collectives begins; medians."""
     base_bytes: int
     """Resident memory before the first step."""
     peak_bytes: int
-    """The most resident memory of one process, over the copies (VmHWM)."""
+    """The largest peak of resident memory (VmHWM) of a copy."""
     busy: float = 0.0
-    """The share of this host's cores that other processes took meanwhile."""
+    """The share of this host's cores that other processes used meanwhile."""
     update: float = 0.0
-    """Seconds of a step in which optimizers update the weights, which are its first; 0 if that was not measured."""
+    """Seconds of the optimizers' updates, at the beginning of a step; 0 if not measured."""
     cores: float | None = None
-    """How many cores a copy kept busy while it trained; None where that was not measured."""
+    """Number of cores that a copy kept busy while it trained; None if not measured."""
     bytes: tuple[int, ...] = ()
-    """Of each of the plan's collectives; medians. None of them where this size does not tell."""
+    """Of each of the plan's collectives; medians. Empty if this size has no measurement."""
     input: Input | None = None
-    """The mean of the copies; None where the steps take no batches of a `tf.data` pipeline before they begin."""
+    """The mean over the copies; None if steps do not take batches of a `tf.data` pipeline before they begin."""
 
     @property
     def typical(self) -> float:
-        """The seconds of a step, typically."""
+        """Typical seconds of a step."""
         return compute_typical_step(self.steps)
 
 
 @dataclass(frozen=True)
 class LinkMeasurement:
-    """Sums over `ranks` ranks on `hosts` hosts, of each of `bytes`."""
+    """Measured sums over `ranks` ranks on `hosts` hosts, for each size in `bytes`."""
 
     scope: str
     ranks: int
     hosts: int
     bytes: tuple[int, ...]
     seconds: tuple[float, ...]
-    """Of a sum, in the thread that computes (inline)."""
+    """Seconds of a sum on the computing thread (inline)."""
     asleep: tuple[float, ...]
-    """Of a sum in the thread of overlapped updates, which sleeps while it waits."""
+    """Seconds of a sum on the thread of overlapped updates, which sleeps while it waits."""
     cpu_per_byte: float
-    """Seconds of a core of one rank for each byte that is summed."""
+    """Core seconds of one rank for each byte of a sum."""
     kept: str = ""
-    """Where and when an earlier run measured it; "" if it was measured for this plan."""
+    """Host and time of an earlier run that measured it; "" if it was measured for this plan."""
 
 
 @dataclass(frozen=True)
 class Update:
-    """What of the optimizers' updates ranks could have in pieces (`MATEX_STRATEGY=sharded`), bytes on all ranks.
+    """The parts of optimizers' updates that can be sharded (`MATEX_STRATEGY=sharded`); bytes over all ranks.
 
-    gradients: those that nothing but the update takes; weights: the updated ones; slots: the optimizers' variables of
-    these; whole: their other variables. `why_not`: why there are no pieces, or not of everything; `not_async`,
-    `not_local`: why ranks cannot train so, as far as that shows before they do.
+    gradients: gradients that only the update uses; weights: the weights that it updates; slots: the optimizers'
+    variables for these weights; whole: other variables of the optimizers. `why_not`: the reason why nothing, or not
+    everything, can be sharded; `not_async`, `not_local`: the reasons against these strategies, as far as they are
+    known before training.
     """
 
     gradients: int = 0
@@ -138,7 +139,7 @@ class Update:
 
 @dataclass(frozen=True)
 class Plan:
-    """All that predictions are made of."""
+    """The basis of all predictions."""
 
     script: tuple[str, ...]
     host: str
@@ -147,31 +148,31 @@ class Plan:
     scaling: str
     """strong or weak, as MATEX_SCALING."""
     overlaps: bool
-    """Whether gradients become ready one by one, so that sums can be hidden behind the computation."""
+    """Whether gradients become ready one by one, so that sums can overlap with the computation."""
     rows: int
     """Rows of the script's batch; 0 if no step is sharded."""
     epoch_steps: int
-    """Steps of an epoch of the script alone; 0 if that is not known."""
+    """Steps of an epoch of the script alone; 0 if unknown."""
     gradients: tuple[Gradient, ...]
     """In the order in which they are reduced."""
     collectives: tuple[Collective, ...]
     """In their order."""
     sizes: tuple[Size, ...]
-    """By rising number of ranks, and of copies at once."""
+    """By rising number of ranks, then of copies."""
     links: tuple[LinkMeasurement, ...] = ()
     network: str = ""
-    """What is assumed between hosts where no link was measured: a name of `collectives.NETWORKS` or START_UP:BYTE."""
+    """The assumed link between hosts if none was measured: a name of `collectives.NETWORKS` or START_UP:BYTE."""
     assumptions: tuple[str, ...] = ()
     update: Update | None = None
     """None in the file of an older version, which did not measure it."""
     whole: Size | None = None
-    """Whole batches, as many copies at once as a host has ranks; None where ranks cannot train so."""
+    """Steps with whole batches, with as many copies as a host has ranks; None if ranks cannot train so."""
     memory: float = 0.0
-    """Bytes that a rank was given while it was measured, with MATEX_MICROBATCH=auto; 0: what this host left."""
+    """The memory limit of a rank in bytes during the measurement, with MATEX_MICROBATCH=auto; 0: the free memory."""
     microbatch: int = 0
-    """As MATEX_MICROBATCH: the rows of a part, AUTO for those that fit; 0: slices are computed at once."""
+    """As MATEX_MICROBATCH: rows of a microbatch, or AUTO; 0: slices are computed at once."""
     why_no_epoch: str = ""
-    """Why the steps of an epoch could not be counted; "" where they were."""
+    """The reason why the steps of an epoch could not be counted; "" if they were."""
     format: int = field(default=FORMAT)
 
     def __post_init__(self) -> None:
@@ -196,7 +197,7 @@ class Plan:
         return sum(gradient.bytes for gradient in self.gradients)
 
     def find_link(self, *scopes: str) -> LinkMeasurement | None:
-        """The measurement of the first of these scopes that there is."""
+        """The measurement of the first of these scopes that has one; None if there is none."""
         found = {link.scope: link for link in self.links}
         return next((found[scope] for scope in scopes if scope in found), None)
 
@@ -207,11 +208,11 @@ def save_plan(plan: Plan, path: str | os.PathLike[str]) -> None:
 
 
 def load_plan(path: str | os.PathLike[str]) -> Plan:
-    """The plan in the file `path`.
+    """Read the plan in the file `path`.
 
     Raises:
-        PlanFileError: it is none, or one of another version.
-        OSError: it cannot be read.
+        PlanFileError: the file is not a plan, or has another format.
+        OSError: the file cannot be read.
     """
     try:
         content = json.loads(Path(path).read_text())
@@ -227,10 +228,10 @@ def load_plan(path: str | os.PathLike[str]) -> Plan:
 
 
 def read_link(text: str) -> LinkMeasurement:
-    """The measurement of a link that is the last line of `text`.
+    """Parse the measurement of a link in the last line of `text`.
 
     Raises:
-        PlanFileError: it is none.
+        PlanFileError: the line is not a measurement.
     """
     lines = text.strip().splitlines()
     try:
@@ -241,7 +242,7 @@ def read_link(text: str) -> LinkMeasurement:
 
 
 def _build_value(kind: Any, value: Any) -> Any:
-    """`value`, from JSON, as the type `kind`."""
+    """Convert `value`, from JSON, to the type `kind`."""
     if isinstance(kind, types.UnionType):
         kind, _ = typing.get_args(kind)
         if value is None:

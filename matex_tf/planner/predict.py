@@ -1,4 +1,6 @@
-"""The step on numbers of ranks that are not there: computation, sums that nothing hides, small ones, the slowest."""
+"""Predicts a step on any number of ranks: computation, exposed sums, small collectives, waiting for
+the slowest rank.
+"""
 
 from __future__ import annotations
 
@@ -15,16 +17,18 @@ from matex_tf.planner.plan_file import ALL_RANKS, ASSUMED, EXTRAPOLATED, MEASURE
 
 MPI = "mpi"
 GATHERED = ("allgather", "message")
-"""Kinds of collectives in which each rank gets what all give; messages that are sent to all are never dearer."""
+"""Kinds of collectives in which each rank receives the data of all. Messages that one rank sends to
+all cost no more.
+"""
 COUNT = 8
-"""What each rank tells before its rows or its object are gathered, bytes."""
+"""Bytes that each rank sends to announce the size of its gathered data."""
 READY_BYTES = 24
-"""What ranks tell each other before each bucket."""
+"""Bytes of the rendezvous before each bucket."""
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """A step of `ranks`; seconds, bytes, and what each stands on."""
+    """A step of `ranks`: seconds, bytes, and marks of their basis."""
 
     ranks: int
     hosts: int
@@ -44,13 +48,13 @@ class Prediction:
     compute_mark: str
     link_mark: str
     alone_mark: str
-    """Of one rank with as many cores as each of these, which efficiency compares with."""
+    """The mark of one rank with as many cores as each of these, the base of efficiency."""
     input: Input | None = None
-    """What a rank's part of a batch costs to read and decode; None where that was not measured."""
+    """The cost of reading and decoding a rank's slice of a batch; None if not measured."""
 
     @property
     def mark(self) -> str:
-        """The weakest of what it stands on."""
+        """The weakest mark among those of computation and links."""
         return find_weakest(self.compute_mark, self.link_mark)
 
     @property
@@ -63,7 +67,7 @@ def find_weakest(*marks: str) -> str:
 
 
 class Links:
-    """What sums cost on a plan's hosts."""
+    """The costs of sums on a plan's hosts."""
 
     def __init__(self, plan: Plan):
         self.per_host = plan.ranks_per_host
@@ -86,18 +90,20 @@ class Links:
         return MEASURED if ranks <= 2 * used.ranks and not used.kept else EXTRAPOLATED
 
     def estimate_cpu_seconds(self, size: float) -> float:
-        """Seconds of a core of a rank that transfers of so many bytes between hosts take; 0 where not measured."""
+        """Core seconds of a rank for transfers of `size` bytes between hosts; 0 if not measured."""
         return size * self.cpu_per_byte
 
     def is_mpi_known(self, ranks: int) -> bool:
-        """Whether MPI's own large sums over so many ranks are known: of more ranks its algorithm may be another."""
+        """Whether MPI's own large sums over `ranks` ranks were measured: with more ranks MPI may choose another
+        algorithm.
+        """
         return ranks <= self.per_host or (self._between is not None and ranks <= self._between.ranks)
 
     def list_algorithms(self, ranks: int, with_mpi: bool = False) -> dict[str, Callable[[float], float]]:
-        """Seconds of a sum of so many bytes in one piece, by each way that changes no result.
+        """For each algorithm that does not change results, a function from bytes to seconds of one sum.
 
-        MPI's own is among them where it is known, or `with_mpi`. Ranks try all and take the fastest, so that elsewhere
-        the others tell what a sum takes at most.
+        MPI's own algorithm is included if it was measured, or `with_mpi`. Ranks try all algorithms and take the
+        fastest, so without it the others give an upper bound.
         """
         if ranks <= self.per_host:
             return {"shared memory": lambda size: self._estimate_on_one_host(ranks, size)}
@@ -105,17 +111,17 @@ class Links:
         return {name: functools.partial(self.estimate_between_hosts, name, ranks) for name in names}
 
     def estimate_between_hosts(self, algorithm: str, ranks: int, size: float) -> float:
-        """Seconds of a sum of so many bytes in one piece; a small one is MPI's own in any case."""
+        """Seconds of one sum of `size` bytes; small sums always use MPI's own algorithm."""
         made = MPI if size < collectives.FUSED else algorithm
         return collectives.ALGORITHMS[made](ranks, self.per_host, size, self.network, self.memory)
 
     def _estimate_on_one_host(self, ranks: int, size: float) -> float:
-        """By the measured sums, scaled by what more ranks move."""
+        """The measured sums, scaled by the traffic of more ranks."""
         return self.scale_measured(size, functools.partial(collectives.estimate_shared_memory, ranks, size))
 
     def scale_measured(self, size: float, estimate: Callable[[AnyLink], float]) -> float:
-        """What takes `estimate(memory)` within a host: by the measured sums of `size` bytes, where there are any, and
-        by how much more or less than these it moves.
+        """The seconds of an operation within a host that takes `estimate(memory)` in the model: the measured sum of
+        `size` bytes, scaled by the ratio of the model's times; or the model's time if nothing was measured.
         """
         if self._within is None:
             return estimate(self.memory)
@@ -124,7 +130,7 @@ class Links:
         return measured * estimate(collectives.MEMORY) / sums
 
     def estimate_small(self, ranks: int, size: float, kind: str = "collective") -> float:
-        """A collective beside the sums of gradients, in which each rank has `size` bytes, with the meeting before it.
+        """Seconds of a collective other than the sums of gradients, with `size` bytes of each rank, and its rendezvous.
 
         Args:
             kind: as `plan_file.Collective`.
@@ -150,7 +156,7 @@ class Links:
 
 
 def fit_messages(sizes: Sequence[int], seconds: Sequence[float], ranks: int) -> MeasuredLink:
-    """The messages of which sums over `ranks` are made: log2(ranks) exchanges of all that is summed."""
+    """The cost of a message, from sums over `ranks` ranks: a sum is log2(ranks) exchanges of all bytes."""
     rounds = max((ranks - 1).bit_length(), 1)
     return MeasuredLink(
         sizes, [max(took / rounds - size * collectives.ADDITION, 1e-9) for size, took in zip(sizes, seconds)]
@@ -158,18 +164,18 @@ def fit_messages(sizes: Sequence[int], seconds: Sequence[float], ranks: int) -> 
 
 
 def estimate_chunks(sum_of: Callable[[float], float], chunk: int, told: float, size: float) -> float:
-    """Seconds of a sum in pieces of `chunk` bytes at most, `told` before."""
+    """Seconds of a sum in chunks of at most `chunk` bytes, after a rendezvous of `told` seconds."""
     pieces = max(1, ceil(size / chunk))
     return told + pieces * sum_of(size / pieces)
 
 
 def predict_step(plan: Plan, ranks: int, squeeze: float = 1.0) -> Prediction:
-    """The step on so many ranks. `squeeze`: the share of the gradients' bytes that travels between hosts."""
+    """Predict the step on `ranks` ranks. `squeeze`: the fraction of the gradients' bytes that is sent between hosts."""
     return Predictor(plan).predict_step(ranks, squeeze)
 
 
 class Predictor:
-    """All predictions of one plan."""
+    """Predictions for one plan."""
 
     def __init__(self, plan: Plan):
         self.plan, self.compute, self.links = plan, Compute(plan), Links(plan)
@@ -187,13 +193,13 @@ class Predictor:
         self, ranks: int, compute: float, exposed: float, algorithm: str, overlapped: bool, marks: Sequence[str] = (),
         rows: int | None = None, small: float | None = None, waits: bool = True, least: float | None = None,
     ) -> Prediction:  # fmt: skip
-        """The step of so many ranks that consists of these seconds, and, if it `waits`, of waiting for the slowest.
+        """Combine these seconds to a step of `ranks` ranks, with waiting for the slowest rank if it `waits`.
 
         Args:
-            marks: what the computation and the links stand on, if not on what those of `ranks` do.
-            rows: those that a rank computes, if not its slice.
-            small: the other collectives, if not those that were measured.
-            least: what is exposed if MPI's own sums are as good as they can be.
+            marks: of computation and links, if they differ from those of `ranks`.
+            rows: rows that a rank computes, if not its slice.
+            small: seconds of the other collectives, if not as measured.
+            least: exposed seconds if MPI's own sums are as fast as possible.
         """
         plan = self.plan
         rows = count_slice_rows(plan, ranks) if rows is None else rows
@@ -202,8 +208,8 @@ class Predictor:
         waiting = compute * (usual - 1)
         step = compute + exposed + small + waiting
         compute_mark, link_mark = marks or (self.compute.find_mark(ranks), self.links.find_mark(ranks))
-        doubt = 1.1 if compute_mark == link_mark == MEASURED else 1.5  # of what is communicated
-        busy = self.compute.find_busy_share(ranks)  # other work may be more or less another time
+        doubt = 1.1 if compute_mark == link_mark == MEASURED else 1.5  # uncertainty of communication
+        busy = self.compute.find_busy_share(ranks)  # the load by other processes may change
         low = compute * (1 - busy) + ((exposed if least is None else least) + small) / doubt
         high = compute * rare * (1 + busy) + (exposed + small) * doubt
         batch = plan.rows * (ranks if plan.scaling == "weak" else 1)
@@ -220,13 +226,15 @@ class Predictor:
         return sum(self.links.estimate_small(ranks, size, one.kind) for one, size in zip(self.plan.collectives, sizes))
 
     def estimate_slowdown(self, ranks: int, size: float) -> float:
-        """How much longer a rank computes while it sums so many bytes: transfers take its cores, idle ones first."""
+        """The factor by which a rank's computation slows down during sums of `size` bytes: transfers use idle cores
+        first.
+        """
         cores, computed = max(1, self.plan.cores // self.plan.ranks_per_host), self.compute.estimate_seconds(ranks)
         taken = self.links.estimate_cpu_seconds(size) - self.compute.count_idle_cores(ranks, cores) * computed
         return 1 + max(taken, 0.0) / cores / computed
 
     def _predict_sums(self, ranks: int, squeeze: float) -> list[tuple[float, str, bool]]:
-        """When the sums end, from the start of the step, by each algorithm, and whether they are overlapped."""
+        """For each algorithm: (end of the sums from the start of the step, algorithm, whether they overlap)."""
         plan = self.plan
         sizes = [gradient.bytes * squeeze for gradient in plan.gradients]
         ready, computed = self.compute.estimate_ready_times(ranks), self.compute.estimate_seconds(ranks)
@@ -236,7 +244,7 @@ class Predictor:
         found = []
         for name, sum_of in self.links.list_algorithms(ranks, with_mpi=True).items():
             found.append((computed + meeting + estimate_chunks(sum_of, chunk, 0.0, sum(sizes)), name, False))
-            # On one host sums take the cores that compute: nothing is hidden.
+            # On one host, sums use the computing cores, so they cannot be hidden.
             if plan.overlaps and ranks > self.links.per_host:
                 told = self.links.estimate_small(ranks, 0) * READY_BYTES / collectives.MEETING
                 price = buckets.sample_price(functools.partial(estimate_chunks, sum_of, chunk, told), sum(sizes))

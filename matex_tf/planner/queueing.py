@@ -1,6 +1,6 @@
-"""Workers that compute and then exchange their parameters with servers, as a closed queueing network: exact.
+"""Exact model of workers that compute and exchange parameters with servers, as a closed queueing network.
 
-`compute_throughput` names the theorem; `find_least_servers` is the number of servers for a wanted efficiency.
+`compute_throughput` cites the theorem; `find_least_servers` returns the number of servers for a required efficiency.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ MOST_SERVERS = 1 << 20
 
 
 def compute_throughput(workers: int, servers: int, compute: float, transfer: float, share: float = 1.0) -> float:
-    """Steps a second of all `workers` together, none of which waits for another but by sharing the servers.
+    """Steps a second of all `workers` together, which only wait for each other by sharing the servers.
 
-    Each computes for a while (a delay station), then transfers (a processor-sharing station). Such a network has a
-    product form: what it puts through depends on the mean times only, not on how they are distributed (Baskett, Chandy,
-    Muntz and Palacios, JACM 1975).
+    Each worker computes (a delay station), then transfers (a processor-sharing station). Such a network has a product
+    form: its throughput depends only on the mean times, not on their distributions (Baskett, Chandy, Muntz and
+    Palacios, JACM 1975).
 
     Args:
-        compute: mean seconds of a step in which a worker transfers nothing.
-        transfer: seconds of a step's pull and push where a worker has the servers for itself.
-        share: the load that one server bears over that which one worker can make, BW_ps / BW_w.
+        compute: mean seconds of a step in which a worker does not transfer.
+        transfer: seconds of a step's pull and push if a worker has all servers to itself.
+        share: the bandwidth of one server over the bandwidth of one worker, BW_ps / BW_w.
 
     Raises:
-        ValueError: a time that is negative, or both zero; a `share` that is not positive.
+        ValueError: a negative time, or both times zero; a `share` that is not positive.
     """
     where = "compute_throughput"
     workers = arguments.check_whole_number(where, "workers", workers)
@@ -40,7 +40,7 @@ def compute_throughput(workers: int, servers: int, compute: float, transfer: flo
     if compute == 0:
         return min(workers, servers * share) / transfer
     rates = [min(sending, servers * share) / transfer for sending in range(workers + 1)]
-    # The chance that k workers send, but for a common factor; only logarithms hold those of a thousand workers.
+    # The probability that k workers send, up to a factor; in logarithms, because a thousand workers would overflow.
     logs = [0.0]
     for sending in range(1, workers + 1):
         logs.append(logs[-1] + math.log((workers - sending + 1) / compute / rates[sending]))
@@ -50,12 +50,12 @@ def compute_throughput(workers: int, servers: int, compute: float, transfer: flo
 
 
 def compute_efficiency(workers: int, servers: int, compute: float, transfer: float, share: float = 1.0) -> float:
-    """`compute_throughput` over that of workers that never share: n / (compute + transfer)."""
+    """`compute_throughput` relative to workers that never share servers: n / (compute + transfer)."""
     return compute_throughput(workers, servers, compute, transfer, share) * (compute + transfer) / workers
 
 
 def find_least_servers(workers: int, compute: float, transfer: float, share: float = 1.0, wanted: float = 0.95) -> int:
-    """The fewest servers with which `compute_efficiency` is `wanted` or more (above 0, less than 1)."""
+    """The fewest servers with which `compute_efficiency` is at least `wanted` (above 0, below 1)."""
     if not 0 < wanted < 1:
         raise ValueError(f"find_least_servers: expected an efficiency between 0 and 1; given {wanted}")
     enough = next(
@@ -63,7 +63,7 @@ def find_least_servers(workers: int, compute: float, transfer: float, share: flo
         for servers in (1 << power for power in range(MOST_SERVERS.bit_length()))
         if compute_efficiency(workers, servers, compute, transfer, share) >= wanted
     )
-    below = enough // 2  # so many are too few; the efficiency rises with each server
+    below = enough // 2  # too few; the efficiency rises with each server
     while enough - below > 1:
         middle = (enough + below) // 2
         if compute_efficiency(workers, middle, compute, transfer, share) >= wanted:

@@ -1,4 +1,4 @@
-"""What `matex plan` prints and writes: a table, the same for programs, and a chart."""
+"""The output of `matex plan`: a table, JSON, and a chart."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from matex_tf.planner.strategies import Price, Refusal, choose_strategy
 
 
 def format_table(plan: Plan, predictions: Sequence[Prediction]) -> Table:
-    """A row for each number of ranks; milliseconds, MiB."""
+    """The table of predictions, with a row for each number of ranks; milliseconds, MiB."""
     made = Table(box=None, pad_edge=False)
     for name in ("ranks", "hosts", "rows/rank", "step ms", "range", "compute", "exposed", "small", "waiting",
                  *(["input", "MB read"] if predictions[0].input else [])):  # fmt: skip
@@ -50,7 +50,7 @@ def format_table(plan: Plan, predictions: Sequence[Prediction]) -> Table:
 
 
 def format_heading(plan: Plan, predictor: Predictor) -> str:
-    """What was measured."""
+    """Describes the measurements."""
     at_once = max(size.copies for size in plan.sizes)
     lines = [
         f"measured here: {_describe_sizes(plan)}",
@@ -73,7 +73,7 @@ def format_heading(plan: Plan, predictor: Predictor) -> str:
 
 
 def _describe_input(plan: Plan) -> list[str]:
-    """What a batch costs to read and decode on the fewest and on the most ranks that were measured."""
+    """The cost of reading and decoding a batch, on the fewest and on the most ranks that were measured."""
     known = [(size.ranks, size.input) for size in plan.sizes if size.input is not None]
     if not known:
         return ["input: not measured, since steps take no batches of a tf.data pipeline before they begin"]
@@ -85,7 +85,7 @@ def _describe_input(plan: Plan) -> list[str]:
 
 
 def _describe_computation(plan: Plan, predictor: Predictor) -> str:
-    """How the computation of a step depends on the rows of a slice, as far as that was measured."""
+    """The dependence of a step's computation on the rows of a slice, as far as it was measured."""
     fixed, row = predictor.compute.split_seconds()
     text = f"{fixed * 1e3:.1f} ms a step"
     if not plan.rows:
@@ -100,13 +100,13 @@ def _format_microseconds(seconds: float) -> str:
 
 
 def describe_kinds(kinds: Sequence[str]) -> str:
-    """How many collectives there are of each of `kinds`, beside the sums of gradients."""
+    """Counts the collectives of each kind, without the sums of gradients."""
     counts = Counter(kinds).items()
     return ", ".join(f"{count} {kind}{'s' * (count > 1)}" for kind, count in counts) or "no other collectives"
 
 
 def _describe_sizes(plan: Plan) -> str:
-    """Which ranks were measured, how many of them at once, and how many steps of all of these."""
+    """The measured numbers of ranks, of concurrent copies, and of steps."""
     groups: dict[int, list[Size]] = {}
     for size in plan.sizes:
         groups.setdefault(size.copies, []).append(size)
@@ -121,7 +121,7 @@ def _describe_sizes(plan: Plan) -> str:
 
 
 def format_closing(plan: Plan, predictor: Predictor, memory: float = 0.0) -> str:
-    """What all of it stands on."""
+    """Explains the signs, and lists the assumptions."""
     lines = []
     if memory and plan.rows:
         rows = find_most_rows(predictor, memory)
@@ -135,7 +135,7 @@ def format_closing(plan: Plan, predictor: Predictor, memory: float = 0.0) -> str
 
 
 def format_strategies(prices: Sequence[Price]) -> Table:
-    """A row for each strategy that can be had on the same ranks; milliseconds, megabytes, MiB."""
+    """The table of the strategies that are available on the same ranks; milliseconds, megabytes, MiB."""
     made = Table(box=None, pad_edge=False)
     made.add_column("strategy")
     for name in ("step ms", "range", "of allreduce", "optimizer MB/rank", "MiB/rank"):
@@ -153,7 +153,7 @@ def format_strategies(prices: Sequence[Price]) -> Table:
 
 
 def make_strategies_json(prices: Sequence[Price], refused: Sequence[Refusal], memory: float = 0.0) -> dict[str, Any]:
-    """The same of one number of ranks, as numbers: seconds, bytes."""
+    """The strategies for one number of ranks as JSON; seconds, bytes."""
     best, reason = choose_strategy(prices, memory)
     return {
         "ranks": prices[0].step.ranks,
@@ -172,7 +172,7 @@ def make_strategies_json(prices: Sequence[Price], refused: Sequence[Refusal], me
 
 
 def make_json(plan: Plan, predictions: Sequence[Prediction], choice: Choice) -> dict[str, Any]:
-    """The same as numbers: seconds, bytes."""
+    """The predictions as JSON; seconds, bytes."""
     return {
         "script": list(plan.script),
         "predictions": [
@@ -188,7 +188,7 @@ _WIDTH, _HEIGHT, _MARGIN = 640, 360, 60
 
 
 def draw_chart(predictions: Sequence[Prediction]) -> str:
-    """Step time (with its range) and efficiency over ranks, as SVG; ranks and milliseconds by powers of two."""
+    """Step time (with its range) and efficiency over ranks, as SVG; logarithmic axes for ranks and milliseconds."""
     most = max(one.high for one in predictions)
     least = min(one.low for one in predictions)
     last = max(log2(predictions[-1].ranks), 1.0)

@@ -1,4 +1,4 @@
-"""What strategies (docs/strategies.md) make of a step on some ranks, and of their memory; and which is recommended."""
+"""Predicts the step and the memory of each strategy (docs/strategies.md), and recommends one."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from matex_tf.planner.plan_file import ASSUMED, EXTRAPOLATED, MEASURED, PlanFile
 from matex_tf.planner.predict import Links, Prediction, Predictor, estimate_chunks, find_weakest
 
 PERIOD = 8
-"""The steps of `local` by which that is shown."""
+"""The period of `local` that is shown."""
 WORTH = 0.95
-"""Another strategy than allreduce is recommended for a step of at most so much of its, or for memory."""
+"""A strategy other than allreduce is recommended if its step takes at most this fraction, or for memory."""
 
 
 @dataclass(frozen=True)
 class Price:
-    """A strategy's step, the bytes of the optimizers' variables on the rank that has most, and all of its memory."""
+    """A strategy's step, the optimizers' variables of the rank that has most, and its total memory; both in bytes."""
 
     strategy: str
     step: Prediction
@@ -35,23 +35,23 @@ class Price:
 
     @property
     def memory_mark(self) -> str:
-        """The peak with another strategy is that of the phantom but for the optimizers' variables."""
+        """With other strategies the peak is measured except for the optimizers' variables."""
         return find_weakest(self.step.compute_mark, MEASURED if self.strategy == "allreduce" else EXTRAPOLATED)
 
 
 @dataclass(frozen=True)
 class Refusal:
-    """A strategy that the script cannot have, and why."""
+    """A strategy that is impossible for the script, and the reason."""
 
     strategy: str
     why: str
 
 
 def estimate_strategies(predictor: Predictor, ranks: int, asked: str = "") -> tuple[list[Price], list[Refusal]]:
-    """Those that a script can have on so many ranks, allreduce first, and those that it cannot have.
+    """The strategies that are possible on `ranks` ranks, allreduce first, and the impossible ones.
 
     Args:
-        asked: a strategy whose number of owners or steps is to be among them.
+        asked: a strategy whose number of owners or steps is included.
     """
     update = predictor.plan.update or Update(why_not="this plan is of an older version, which did not measure it")
     usual = predictor.predict_step(ranks)
@@ -85,10 +85,10 @@ def estimate_strategies(predictor: Predictor, ranks: int, asked: str = "") -> tu
 
 
 def _estimate_only_serving(predictor: Predictor, update: Update, ranks: int, strategy: str) -> Price:
-    """Of ranks of which the last own the pieces, and have one row of each batch in place of a slice."""
+    """Ranks of which the last own the pieces, and compute one row of each batch instead of a slice."""
     plan, owners = predictor.plan, settings.count_only_serving(strategy)
     training = ranks - owners
-    # A slice of those that train is one of as many ranks of a larger batch.
+    # A slice of the training ranks equals a slice of all ranks of a larger batch.
     larger = plan if plan.scaling == "weak" else replace(plan, rows=ceil(plan.rows * ranks / training))
     made = Predictor(larger)
     usual = made.predict_step(ranks)
@@ -105,10 +105,10 @@ def _estimate_only_serving(predictor: Predictor, update: Update, ranks: int, str
 
 
 def find_price(predictor: Predictor, ranks: int, strategy: str) -> Price:
-    """What a strategy, as the setting has it, costs on so many ranks: of `auto`, the one that is faster.
+    """The price of a strategy, given as in the setting, on `ranks` ranks; for `auto`, of the fastest one.
 
     Raises:
-        PlanFileError: the script cannot have it, or nothing is known of that.
+        PlanFileError: the strategy is impossible for the script, or unknown.
     """
     made, refused = estimate_strategies(predictor, ranks, strategy)
     if strategy == "auto":
@@ -130,18 +130,18 @@ def _name_pieces(owners: int, ranks: int) -> str:
 
 
 def _read_number(strategy: str, name: str, otherwise: int) -> int:
-    """The number of `strategy`, if that is the one of this name."""
+    """The number in `strategy` if it has this name, else `otherwise`."""
     found = settings.get_strategy_number(strategy, otherwise)
     return found if settings.get_strategy_name(strategy) == name else otherwise
 
 
 def list_numbers_of_owners(ranks: int, hosts: int, asked: int) -> list[int]:
-    """All ranks, one on each host, one, and as many as are asked for, of those that there are."""
+    """Candidate numbers of owners: all ranks, one on each host, one, and `asked`, up to the number of ranks."""
     return sorted({ranks, hosts, 1, min(asked, ranks)}, reverse=True)
 
 
 def predict_pieces(predictor: Predictor, usual: Prediction, update: Update, owners: int) -> Prediction:
-    """The step in which `owners` of the ranks update a piece of the weights each. `usual`: that of allreduce."""
+    """The step in which each of `owners` ranks updates a piece of the weights. `usual`: the step of allreduce."""
     links, ranks = predictor.links, usual.ranks
     took, mark = predictor.compute.estimate_update(ranks), usual.compute_mark
     if not took:
@@ -149,7 +149,7 @@ def predict_pieces(predictor: Predictor, usual: Prediction, update: Update, owne
         took = min(pieces.estimate_update(1, update.weights, update.slots, collectives.MEMORY), usual.compute)
     exposed = usual.exposed
     if ranks <= links.per_host:
-        # What else than the update takes is summed whole.
+        # Gradients that are used elsewhere, too, are summed completely.
         whole = max(predictor.plan.gradient_bytes - update.gradients, 0)
         exposed = links.estimate_small(ranks, 0) + sum(
             _estimate_within_host(links, size, functools.partial(of, *how))
@@ -163,15 +163,15 @@ def predict_pieces(predictor: Predictor, usual: Prediction, update: Update, owne
             update.weights, functools.partial(pieces.estimate_publishing_in_memory, ranks, owners, update.weights)
         )
     else:
-        # A ring goes around twice. Gradients go around once, and come sooner or later as fewer or more own them.
+        # A ring goes around twice. Gradients go around once, with more or less traffic for fewer or more owners.
         share = update.gradients / predictor.plan.gradient_bytes
         exposed = predictor.predict_step(ranks, 1 - share + share * ranks / (2 * owners)).exposed
         half = functools.partial(pieces.estimate_pieces_by_messages, ranks, links.per_host, owners)
         most = min(collectives.CHUNK, ranks * pieces.SHORT) if predictor.plan.overlaps else collectives.CHUNK
         published = half(update.weights, links.network, links.memory, most)
         if predictor.plan.overlaps:
-            # New weights come in the next forward pass, which is over when a gradient is ready, and in what gradients,
-            # which go first, leave of the backward pass.
+            # New weights arrive during the next forward pass, which ends when the first gradient is ready, and during
+            # the remaining time of the backward pass after gradients, which have priority.
             ready = predictor.compute.estimate_ready_times(ranks)
             backward = max(ready) - min(ready)
             beside = max(backward - half(update.gradients, links.network, links.memory), 0.0)
@@ -184,7 +184,7 @@ def predict_pieces(predictor: Predictor, usual: Prediction, update: Update, owne
 
 
 def _estimate_within_host(links: Links, size: float, estimate: Callable[[float, AnyLink], float]) -> float:
-    """What takes `estimate(bytes, memory)` within a host, a piece of `size` bytes at a time."""
+    """Seconds of an operation that takes `estimate(bytes, memory)` within a host, in chunks."""
     return estimate_chunks(
         lambda part: links.scale_measured(part, functools.partial(estimate, part)),
         collectives.CHUNK_WITHIN_HOST, 0.0, size,
@@ -200,7 +200,7 @@ def _find_async_obstacle(predictor: Predictor, usual: Prediction) -> str:
 
 
 def predict_async(predictor: Predictor, ranks: int) -> Prediction:
-    """Of ranks that train whole batches in turn: the time from batch to batch, in which none waits for another."""
+    """Ranks that train whole batches asynchronously: the time from batch to batch, without waiting."""
     rows, whole, compute = predictor.plan.rows, predictor.plan.whole, predictor.compute
     took, mark = compute.estimate_whole_batch(ranks), EXTRAPOLATED
     if whole is not None:
@@ -211,7 +211,7 @@ def predict_async(predictor: Predictor, ranks: int) -> Prediction:
 
 
 def predict_local(predictor: Predictor, usual: Prediction, period: int) -> Prediction:
-    """Of ranks that average their weights once in `period` steps, in place of gradients in each."""
+    """Ranks that average their weights every `period` steps, instead of reducing gradients in each step."""
     links, ranks, size = predictor.links, usual.ranks, float(predictor.plan.gradient_bytes)
     chunk = collectives.CHUNK if ranks > links.per_host else collectives.CHUNK_WITHIN_HOST
     meeting = links.estimate_small(ranks, 0)
@@ -224,11 +224,11 @@ def predict_local(predictor: Predictor, usual: Prediction, period: int) -> Predi
 
 
 def choose_strategy(prices: Sequence[Price], memory: float = 0.0) -> tuple[str, str]:
-    """The best of those with the result of the script alone, and the reason in a sentence; "" where memory holds none.
+    """The best strategy among those with the result of the script alone, and the reason; ("", reason) if none fits.
 
     Args:
         prices: allreduce first.
-        memory: what a rank may take; 0: whatever it does.
+        memory: memory limit of a rank in bytes; 0: no limit.
     """
     usual, *_ = prices
     fit = [one for one in prices if not memory or one.memory * MARGIN <= memory]

@@ -1,1 +1,1 @@
-"""Who owns which piece of an update, and where its state is kept."""
+"""Owners of pieces of an update, and the store of their state."""

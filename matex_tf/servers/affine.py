@@ -1,20 +1,20 @@
-"""What a tensor of a graph says of a variable: `keep` times the variable, and something more."""
+"""Expresses a tensor of a graph as an affine function of a variable: `keep` times the variable, plus `more`."""
 
 from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-_DEEP = 8  # ops between a variable and what it becomes, at most; an optimizer has three
+_DEEP = 8  # limit of ops between a variable and its new value; an optimizer has three
 
 
 class Sum(NamedTuple):
-    """`keep * variable + more`; `keep` is an int where the graph shows it, `more` is None for zero."""
+    """`keep * variable + more`. `keep` is an int if the graph shows it; `more` is None for zero."""
 
     keep: Any
     more: Any
 
     def add_sum(self, other: Sum, sign: int = 1) -> Sum:
-        """The sum, or with sign -1 the difference, of both."""
+        """The sum of both; with sign -1, the difference."""
         keep = self.keep if _is_zero(other.keep) else self.keep + sign * other.keep
         if other.more is None:
             return Sum(keep, self.more)
@@ -23,11 +23,11 @@ class Sum(NamedTuple):
         return Sum(keep, self.more + other.more if sign > 0 else self.more - other.more)
 
     def scale_sum(self, factor: Any) -> Sum:
-        """It, times a number."""
+        """This sum times `factor`."""
         return Sum(0 if _is_zero(self.keep) else self.keep * factor, None if self.more is None else self.more * factor)
 
     def evaluate_at(self, variable: Any) -> Any:
-        """It, for such a value of the variable."""
+        """The value of this sum for a value of the variable."""
         import tensorflow as tf
 
         kept = tf.cast(self.keep, variable.dtype) * variable
@@ -39,7 +39,7 @@ def _is_zero(keep: Any) -> bool:
 
 
 def find_sum(tensor: Any, handle: Any, deep: int = _DEEP) -> Sum:
-    """What `tensor` is of the variable with this handle in its graph. `more` may depend on the variable, too."""
+    """Express `tensor` by the variable with this handle in its graph. `more` may also depend on the variable."""
     op = tensor.op
     found: Sum | None = None
     if op.type == "ReadVariableOp":
@@ -61,7 +61,7 @@ def find_sum(tensor: Any, handle: Any, deep: int = _DEEP) -> Sum:
 
 
 def is_dependent(tensor: Any, handle: Any) -> bool:
-    """Whether a tensor of the graph is made from the variable with this handle."""
+    """Returns whether a tensor of the graph depends on the variable with this handle."""
     if tensor is None or isinstance(tensor, int):
         return False
     pending, seen = [handle], set()

@@ -1,4 +1,4 @@
-"""What a traced step does with variables: the ops that take their handles, also in functions that it calls."""
+"""Finds how a traced step uses variables: the ops that take their handles, including ops of called functions."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from matex_tf.rewrite import graph_ops
 
 ADDS = ("MatexAdd", "MatexAddRows", "MatexMove")
-"""Those that change a variable where it lies in shared memory."""
+"""Ops that change a variable in shared memory."""
 _SAME_MEMORY = {
     "Identity",
     "IdentityN",
@@ -19,18 +19,18 @@ _SAME_MEMORY = {
     "PreventGradient",
     "Bitcast",
 }
-"""Ops whose result may be the memory that they are given: a view of a variable."""
+"""Ops whose result may be a view of their input, and so of a variable."""
 _CALLS = {"StatefulPartitionedCall", "PartitionedCall", "While", "StatelessWhile", "If", "StatelessIf", "Case"}
 BRANCHES = {"If", "StatelessIf", "Case", "StatelessCase"}
 
 
 def list_users(handle: Any) -> list[Any]:
-    """The ops, so far, of the graph being built that compute with a value of the variable: it is to stay till then."""
+    """The ops of the graph being built, so far, that compute with the present value of the variable."""
     return [op for _, op in _iterate_readers(handle)]
 
 
 def _iterate_readers(tensor: Any) -> Iterator[tuple[Any, Any]]:
-    """Each op that computes with the variable's value, and what read that; itself among them."""
+    """Yields (op that read the variable, op that uses this value), including the reading op itself."""
     for read in tensor.consumers():
         if read.type in ADDS:
             continue
@@ -48,7 +48,7 @@ def _iterate_readers(tensor: Any) -> Iterator[tuple[Any, Any]]:
 
 
 def find_stale_use(tensor: Any) -> str:
-    """An op that uses what was read of a variable before that was added to, and was made afterwards; "" if none."""
+    """An op that uses a value read before an addition to the variable, but runs after it; "" if there is none."""
     numbers = {op.name: number for number, op in enumerate(tensor.graph.get_operations())}
     adds = [numbers[op.name] for op in tensor.consumers() if op.type in ADDS]
     for read, op in _iterate_readers(tensor):
@@ -58,22 +58,22 @@ def find_stale_use(tensor: Any) -> str:
 
 
 def list_handles(graph: Any) -> list[tuple[Any, Any]]:
-    """The handles of variables that a graph uses: outside of it and within."""
+    """The handles of variables that a graph uses, as (outer, inner) tensors."""
     import tensorflow as tf
 
     return [(outer, within) for outer, within in graph.captures if outer.dtype == tf.resource]
 
 
 class Use(NamedTuple):
-    """What takes the handle of a variable."""
+    """An op that takes the handle of a variable."""
 
     kind: str  # the type of the op
-    within: frozenset[str]  # the types of the ops that call the function in which it lies
-    name: str  # of the op
+    within: frozenset[str]  # the types of the ops that call the function that contains it
+    name: str  # the name of the op
 
 
 def list_uses(graph: Any) -> dict[int, list[Use]]:
-    """By the id of each handle that the graph captures what is done with it, in the functions that it calls, too."""
+    """The uses of each handle that the graph captures, by the handle's id, including uses in called functions."""
     found: dict[int, list[Use]] = {}
     for outer, within in list_handles(graph):
         uses = found.setdefault(id(outer), [])
@@ -85,7 +85,7 @@ def list_uses(graph: Any) -> dict[int, list[Use]]:
 
 
 def _iterate_uses(graph: Any, node: Any, place: int, within: frozenset[str]) -> Iterator[Use]:
-    """What the op `node` does with its input at `place`."""
+    """The uses of input `place` of the op `node`."""
     if node.op not in _CALLS:
         yield Use(node.op, within, node.name)
         return
@@ -93,7 +93,7 @@ def _iterate_uses(graph: Any, node: Any, place: int, within: frozenset[str]) -> 
 
     argument = place - 1 if node.op in BRANCHES else place
     for name in graph_ops.list_functions(node):
-        function = graph._get_function(name)  # a copy of a graph calls the functions of that
+        function = graph._get_function(name)  # a copy of a graph calls the functions of the original
         definition = getattr(function, "cached_definition", None) or context.context().get_function_def(name)
         given = definition.signature.input_arg[argument].name
         for inner_node in definition.node_def:

@@ -1,1 +1,1 @@
-"""NetCDF, HDF5 and Zarr."""
+"""The array formats: NetCDF, HDF5 and Zarr."""

@@ -1,7 +1,7 @@
-"""parallel=True: files opened by all ranks through MPI-IO, and read in transfers in which every rank takes part.
+"""parallel=True: all ranks open the files through MPI-IO and read them in collective transfers.
 
-A file is open only while all ranks read, because closing it is collective, too; what streams read on their own is
-opened plainly.
+Closing a file is collective, too, so files stay open only during a collective read. Streams read independently, so they
+open files without MPI-IO.
 """
 
 from __future__ import annotations
@@ -16,17 +16,18 @@ from matex_tf.runtime import objects
 from matex_tf.world import world
 
 Result = TypeVar("Result")
-Wish = tuple[int, int, str]  # number of the file, of the variable among those wanted, and its name
+Wish = tuple[int, int, str]  # indices of the file and of the variable, and the variable's name
 _FAILED = (-1, -1, "")
-# A rank computes while it waits in MPI for one with a slow disk.
+# A rank that waits in MPI for a rank with a slow disk uses CPU time.
 _MOST_SECONDS = 300.0
 
 
 class Transfers:
-    """The transfers of one reading of `stack`, a readers.stack.Stack, that all ranks do at the same time.
+    """The collective transfers of one read of `stack`, a `readers.arrays.stack.Stack`.
 
-    Ranks need different numbers of transfers, of different files. So before each they say what they want next; the
-    first wanted in the order of files is read by all, those that want something else taking one sample of it along.
+    Ranks need different numbers of transfers, of different files. Before each transfer the ranks exchange the variable
+    that each wants next. All ranks then read the first of these variables in the order of files; a rank that wants
+    another variable reads one sample and drops it.
     """
 
     def __init__(self, stack: Any):
@@ -34,7 +35,9 @@ class Transfers:
         self._files: dict[int, Any] = {}
 
     def run_action(self, action: Callable[[], Result]) -> Result:
-        """`action()`, which calls `fetch`; then takes part until every rank is done. Collective."""
+        """Run `action()`, which calls `fetch`, then join the other ranks' transfers until every rank is done.
+        Collective.
+        """
         try:
             result = action()
         except agreement.FailedElsewhere:
@@ -47,21 +50,21 @@ class Transfers:
                 self._take_along(wish)
             return result
         finally:
-            # In the order of opening, which is the same on all ranks.
+            # Files close in the order of opening, which is the same on all ranks.
             for file in self._files.values():
                 library.call_library(file.close, _MOST_SECONDS)
 
     def fetch(self, path: Path, name: str, action: Callable[[Any], Result]) -> Result:
-        """`action(variable)`, with the variable `name` of the commonly open file."""
+        """Return `action(variable)` for the variable `name` of the file that all ranks have open."""
         names = [one for of_field in self._stack.wanted.values() for one in of_field]
         mine = (self._stack.files.index(path), names.index(name), name)
         while (wish := self._agree_on_next(mine)) != mine:
-            assert wish is not None  # there is at least this rank's own
+            assert wish is not None  # at least this rank has a wish
             self._take_along(wish)
         return self._make_transfer(mine, action)
 
     def _agree_on_next(self, mine: Wish | None) -> Wish | None:
-        """What all ranks read next; None when none wants anything more."""
+        """Returns the transfer that all ranks do next; None if no rank wants another one."""
         wishes = [wish for wish in objects.allgather(mine, "reading files together") if wish is not None]
         if _FAILED in wishes and mine != _FAILED:
             raise agreement.FailedElsewhere

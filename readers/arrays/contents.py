@@ -1,4 +1,4 @@
-"""Why a file cannot be read, for a person: damage, its lock, and files behind it that are missing."""
+"""Reasons why a file cannot be read: damage, locks, and missing files to which it refers."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from typing import Any
 from matex_tf.readers.arrays import library
 from matex_tf.readers.base.formats import ReaderError
 
-# What the libraries raise on damaged files.
+# Exceptions that the libraries raise for damaged files.
 _ERRORS: tuple[type[Exception], ...] = (OSError, RuntimeError, ValueError, LookupError, TypeError, AttributeError)
 _ERRORS += (EOFError, zlib.error, zipfile.BadZipFile)
 
 
 @contextlib.contextmanager
 def convert_errors(path: Path, kind: str, doing: str) -> Iterator[None]:
-    """Errors of the library that reads `path` become ReaderErrors that name it."""
+    """Convert errors of the library that reads `path` to ReaderErrors that name the file."""
     try:
         yield
     except (FileNotFoundError, PermissionError, MemoryError):
@@ -41,7 +41,7 @@ def convert_errors(path: Path, kind: str, doing: str) -> Iterator[None]:
 
 
 def describe_lock(path: Path) -> str:
-    """Why a file cannot be locked, as HDF5 does before it reads; empty where it can."""
+    """Describe why a file cannot be locked, as HDF5 does before it reads. Empty if it can be locked."""
     try:
         with open(path, "rb") as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -56,16 +56,16 @@ def describe_lock(path: Path) -> str:
 
 
 def find_file(owner: Path, name: str, variable: str) -> Path | None:
-    """The file `name` of a link or a virtual dataset in the file `owner`, where HDF5 looks for it; None for none.
+    """The file `name` to which a link or a virtual dataset in the file `owner` refers, found as HDF5 finds it; or None.
 
     Args:
-        variable: of the environment, with folders in which HDF5 looks first.
+        variable: the environment variable with the folders that HDF5 searches first.
     """
     folder = Path(os.path.abspath(owner)).parent
     places = [Path(name)] if os.path.isabs(name) else []
     last = os.path.basename(name) if places else name
     prefix = os.environ.get(variable, "")
-    # HDF5 knows ${ORIGIN} only at the begin of the whole, which then is one folder.
+    # HDF5 replaces ${ORIGIN} only at the beginning of the complete text, which is then one folder.
     prefixes = [*prefix.split(":"), prefix.replace("${ORIGIN}", str(folder), 1)]
     places += [Path(one) / last for one in prefixes if one]
     places += [folder / last, Path(last), owner.resolve().parent / last]
@@ -73,16 +73,18 @@ def find_file(owner: Path, name: str, variable: str) -> Path | None:
 
 
 def _find_external(owner: Path, name: str) -> Path | None:
-    """The file `name` with values of a dataset in the file `owner`, for which HDF5 looks in one folder only."""
+    """The external file `name` of a dataset in the file `owner`. HDF5 searches one folder only for
+    it. None if missing.
+    """
     prefix = os.environ.get("HDF5_EXTFILE_PREFIX", "").replace("${ORIGIN}", str(Path(os.path.abspath(owner)).parent))
     place = Path(prefix) / name
     return place if place.exists() else None
 
 
 def check_links(path: Path, file: Any, key: str) -> None:
-    """Raises ReaderError where `key` of an open HDF5 file lies behind a link to a file or object that is not there.
+    """Raises ReaderError if `key` of an open HDF5 file goes through a link to a missing file or object.
 
-    By one call of the library.
+    Must run within one library call.
     """
     import h5py
 
@@ -93,7 +95,7 @@ def check_links(path: Path, file: Any, key: str) -> None:
         except (AttributeError, KeyError, OSError, RuntimeError):
             link = None
         if link is None:
-            return  # whoever looks for it says that there is none
+            return  # the caller reports a missing name
         inside = Path(group.file.filename)
         try:
             group = group[part]
@@ -113,10 +115,9 @@ def check_links(path: Path, file: Any, key: str) -> None:
 
 
 def check_sources(path: Path, key: str) -> None:
-    """Raises ReaderError for a missing file or dataset of which the dataset `key` of an HDF5 file is made.
+    """Raises ReaderError if a source of the dataset `key` of an HDF5 file, a file or a dataset, is missing.
 
-    HDF5 fills in what is missing behind a virtual dataset, without a word. By one call of the library for each file,
-    however many there are.
+    HDF5 silently returns fill values for missing sources of a virtual dataset. Makes one library call for each file.
     """
     todo: dict[Path, set[str]] = {path: {key}}
     seen: set[tuple[Path, str]] = set()
@@ -134,7 +135,7 @@ def check_sources(path: Path, key: str) -> None:
 
 
 def _look_up_sources(path: Path, key: str, file: Path, names: set[str]) -> list[tuple[str, str, set[str]]]:
-    """The files behind some datasets of a file: for which dataset each, and which datasets of that file."""
+    """Returns (dataset, file, datasets in that file) for each source file of some datasets of `file`."""
 
     def look_up() -> list[tuple[str, str, set[str]]]:
         import h5py
@@ -166,11 +167,11 @@ def _look_up_sources(path: Path, key: str, file: Path, names: set[str]) -> list[
 
 
 def _list_sources(dataset: Any) -> dict[str, set[str]]:
-    """The datasets of which a virtual one is made, by the names of their files."""
+    """The sources of a virtual dataset: names of datasets, keyed by the name of their file."""
     found: dict[str, set[str]] = {}
     for source in dataset.virtual_sources() if dataset.is_virtual else []:
         names = [name.replace("%%", "\0") for name in (source.file_name, source.dset_name)]
-        if not any("%b" in name for name in names):  # a series, of as many as there are
+        if not any("%b" in name for name in names):  # %b: a series of any number of sources
             file, inner = (name.replace("\0", "%") for name in names)
             found.setdefault(file, set()).add(inner)
     return found

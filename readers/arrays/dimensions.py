@@ -1,4 +1,4 @@
-"""Dimensions by their names and coordinates: samples of every file and channel in one order, as xarray aligns them."""
+"""Match dimensions by name and coordinates, so that samples of all files and channels have one order, as in xarray."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-# What netCDF calls the dimensions of an HDF5 file that has none.
+# netCDF's names for unnamed dimensions of an HDF5 file.
 _NO_NAME = "phony_dim_"
-# Such as days since 2000-01-01 00:00:00 UTC, of which the time and UTC may be missing.
+# For example: days since 2000-01-01 00:00:00 UTC. The time and UTC are optional.
 _TIME_UNITS = re.compile(
     r"(\w+)\s+since\s+(-?\d+)-(\d+)-(\d+)(?:(?:T|\s+)(\d+):(\d+)(?::(\d+(?:\.\d*)?))?)?\s*(?:Z|UTC|GMT|[+-]00?:?00)?",
     re.IGNORECASE,
@@ -21,12 +21,12 @@ _UNIT_NAMES += [["seconds", "second", "secs", "sec", "s"]]
 
 
 class DifferentDimensions(Exception):
-    """Samples that cannot be brought into the order of others; the text says which dimensions differ, and how."""
+    """Samples have dimensions that cannot be matched. The text says which dimensions differ, and how."""
 
 
 @dataclass(frozen=True)
 class Dimension:
-    """`name` is empty where there is none; `coordinates` are the values along it, in `units`, if the file has some."""
+    """A dimension. `name` is empty for an unnamed dimension; `coordinates` is 1-D, in `units`; None if not stored."""
 
     name: str
     coordinates: np.ndarray | None = None
@@ -39,17 +39,16 @@ class Dimension:
 
 @dataclass(frozen=True)
 class Arrangement:
-    """Samples as they are stored, brought into the order of others.
+    """The permutation that brings stored samples into the order of the first file's samples.
 
-    axes: which axis of a stored sample each axis of an arranged one is. indices: where the values along each arranged
-    axis are stored.
+    axes: for each arranged axis, the stored axis. indices: for each arranged axis, the stored indices of its values.
     """
 
     axes: tuple[int, ...]
     indices: tuple[slice | np.ndarray, ...]
 
     def order_samples(self, samples: np.ndarray) -> np.ndarray:
-        """Stored samples, along the first axis, in the order of others."""
+        """Return stored samples, (samples, *stored shape), as (samples, *arranged shape)."""
         samples = samples.transpose(0, *(axis + 1 for axis in self.axes))
         for axis, index in enumerate(self.indices):
             samples = samples[(slice(None), *[slice(None)] * axis, index)]
@@ -59,7 +58,7 @@ class Arrangement:
         return tuple(shape[axis] for axis in self.axes)
 
     def find_stored(self, place: Sequence[int], shape: Sequence[int]) -> tuple[int, ...]:
-        """Where the value at `place` of an arranged sample of this shape is stored."""
+        """The stored index of the value at index `place` of an arranged sample of this shape."""
         found = [0] * len(self.axes)
         for axis, index, at, length in zip(self.axes, self.indices, place, shape):
             found[axis] = int(np.arange(length)[index][at])
@@ -67,18 +66,18 @@ class Arrangement:
 
 
 def match_dimensions(first: Sequence[Dimension], found: Sequence[Dimension]) -> Arrangement | None:
-    """How samples with the dimensions `found` come into the order of those with `first`; None where they are in it.
+    """The arrangement that brings samples with dimensions `found` into the order of `first`; None if none is needed.
 
-    Dimensions go by their names. Where both have coordinates, these are the same ones, in whatever order.
+    Dimensions match by name. If both have coordinates, these must be equal after sorting.
 
     Raises:
-        DifferentDimensions: nothing shows that they are the same, or their coordinates show that they are not.
+        DifferentDimensions: nothing shows that two dimensions are the same, or their coordinates differ.
     """
     if len(first) != len(found):
-        return None  # which their shapes tell
+        return None  # callers report different shapes
     axes = tuple(_find_axis(first, found, place) for place in range(len(first)))
     if len(set(axes)) < len(axes):
-        axes = tuple(range(len(first)))  # a name that comes twice
+        axes = tuple(range(len(first)))  # duplicate names
     indices = tuple(_match_coordinates(one, found[axis]) for one, axis in zip(first, axes))
     if axes == tuple(range(len(axes))) and all(_is_whole(index) for index in indices):
         return None
@@ -111,10 +110,10 @@ def _list_names(dimensions: Sequence[Dimension]) -> str:
 
 
 def _match_coordinates(first: Dimension, found: Dimension) -> slice | np.ndarray:
-    """Where the coordinates of `first` are among those of `found`."""
+    """The index that brings the coordinates of `found` into the order of `first`."""
     one, other = first.coordinates, found.coordinates
     if one is None or other is None or len(one) != len(other) or not len(one):
-        return slice(None)  # nothing is known of one; the lengths are told by the shapes
+        return slice(None)  # one is unknown, or callers report different lengths
     if "since" in first.units + found.units and _parse_units(first.units) != _parse_units(found.units):
         raise DifferentDimensions(
             f"the times along {first.name!r} in {first.units!r}, found {found.units!r}; write them in the same units"
@@ -122,7 +121,7 @@ def _match_coordinates(first: Dimension, found: Dimension) -> slice | np.ndarray
     differ = _find_differences(one, other)
     if not differ.any():
         return slice(None)
-    if len(np.unique(one)) == len(one):  # of a value that comes twice nothing tells which of the two it is
+    if len(np.unique(one)) == len(one):  # duplicate values could not be told apart
         if not _find_differences(one, other[::-1]).any():
             return slice(None, None, -1)
         order, of_other = np.argsort(one, kind="stable"), np.argsort(other, kind="stable")
@@ -139,7 +138,7 @@ def _match_coordinates(first: Dimension, found: Dimension) -> slice | np.ndarray
 
 
 def _parse_units(text: str) -> tuple[str, ...]:
-    """Units of time as a unit and the numbers of a date and time in UTC; `text` alone where it is written otherwise."""
+    """Parse units of time into a unit and the numbers of a date and time in UTC; (`text`,) for any other form."""
     found = _TIME_UNITS.fullmatch(text.strip())
     if found is None:
         return (text,)
@@ -149,10 +148,11 @@ def _parse_units(text: str) -> tuple[str, ...]:
 
 
 def _find_differences(one: np.ndarray, other: np.ndarray) -> np.ndarray:
-    """At which places two arrays of coordinates of one length differ, by more than rounding explains.
+    """A boolean mask of the indices at which two coordinate arrays of equal length differ by more than rounding.
 
-    The same coordinates may be float32 in one file and float64 in another, or come from other sums. A difference of up
-    to the rounding of both dtypes and a thousandth of the nearest step is none, if that is less than half a step.
+    The same coordinates may be float32 in one file and float64 in another, or be computed differently. A difference
+    counts as rounding up to the rounding errors of both dtypes plus a thousandth of the smallest step, if that is less
+    than half a step.
     """
     kinds = one.dtype.kind + other.dtype.kind
     if "f" not in kinds or not set(kinds) <= set("biuf"):
@@ -172,9 +172,11 @@ def _find_differences(one: np.ndarray, other: np.ndarray) -> np.ndarray:
 
 
 def make_dimension(name: Any, values: Any, units: Any) -> Dimension:
-    """One whose coordinates are `values`, which netCDF4 and h5py give as arrays of many kinds; None for none."""
+    """A dimension with coordinates `values`, an array of netCDF4 or h5py, possibly masked; None:
+    without coordinates.
+    """
     if values is not None:
-        # Integers stay what they are, because float64 does not hold every int64.
+        # Integers keep their dtype: float64 cannot represent every int64.
         values = np.ma.filled(values.astype(np.float64), np.nan) if np.ma.is_masked(values) else np.ma.getdata(values)
         if values.ndim != 1:
             values = None

@@ -1,4 +1,4 @@
-"""The HDF5 format: any dataset of numbers, in any group, through h5py."""
+"""The HDF5 format: any numeric or text dataset, in any group, read by h5py."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from matex_tf.readers.base.formats import ReaderError, register
 
 SIGNATURE = b"\x89HDF\r\n\x1a\n"
 NETCDF_ENDINGS = (".nc", ".nc4", ".cdf", ".netcdf")
-# netCDF-4 stores a variable that is named as a dimension but isn't its coordinate under another name.
+# netCDF-4 renames a variable that has the name of a dimension but is not its coordinate.
 _HIDDEN = "_nc4_non_coord_"
 
 
 @register("HDF5")
 class Hdf5(Stack):
-    """Datasets of one file or of several that follow each other ("run_*.h5", by name).
+    """Datasets of one file, or of several files that are concatenated ("run_*.h5", sorted by name).
 
     `data` and `labels` are paths in the file ("group/x"); `sample` is the axis of samples, by default the first.
-    `dtype` is that of the data as read, or {dataset: dtype}; str takes texts that are numbers as categories. Texts
-    become integers (`DataSet.categories`).
-    `parallel=True` opens through MPI-IO where h5py was built with it.
+    `dtype` is the dtype of the returned data, or {dataset: dtype}; str reads numbers stored as text as categories.
+    Texts become integers (`DataSet.categories`). `parallel=True` opens files through MPI-IO; h5py must be built with
+    MPI.
     """
 
     kind = "HDF5"
@@ -91,7 +91,7 @@ class Hdf5(Stack):
 
 
 def check_whole(path: Path, name: str) -> None:
-    """Raises ReaderError where a file or object is missing of which the variable `name` of an HDF5 file is made."""
+    """Raises ReaderError if a file or object that the variable `name` of an HDF5 file refers to is missing."""
     import h5py
 
     def find_made() -> tuple[Path, str] | None:
@@ -106,7 +106,7 @@ def check_whole(path: Path, name: str) -> None:
 
 
 def _find_dataset(file: Any, name: str) -> Any:
-    """The dataset of a variable, also of one that netCDF-4 hides; None if there is none."""
+    """The dataset of a variable, including a variable that netCDF-4 has renamed; None if there is none."""
     import h5py
 
     *groups, last = name.strip("/").split("/")
@@ -118,13 +118,13 @@ def _find_dataset(file: Any, name: str) -> Any:
 
 
 def _is_bare_dimension(dataset: Any) -> bool:
-    """Whether netCDF-4 made it for a dimension only, without values."""
+    """Returns whether netCDF-4 created the dataset for a dimension without coordinates."""
     name = dataset.attrs.get("NAME", b"")
     return bytes(name if isinstance(name, bytes) else str(name).encode()).startswith(b"This is a netCDF dimension but")
 
 
 def _find_name(dimension: Any) -> str:
-    """What the file calls a dimension: its label, or the name of the scale that is attached to it."""
+    """The name of a dimension: its label, or the name of its attached scale."""
     if dimension.label or not len(dimension):
         return str(dimension.label)
     return str(dimension[0].name).rpartition("/")[2].removeprefix(_HIDDEN)
@@ -187,7 +187,7 @@ class _Variable(Variable):
             self._owner.fetch(self._path, self, lambda variable: variable.read_into(piece, begin, end))  # noqa: B023
 
     def read_samples(self, start: int, stop: int) -> np.ndarray:
-        # Not by indexing, for which h5py has a short way that is never collective.
+        # Indexing is not used: h5py has a fast path for it that is never collective.
         found = np.empty((*self.shape[: self.axis], stop - start, *self.shape[self.axis + 1 :]), self._dataset.dtype)
         if found.size:
             self._dataset.read_direct(found, self.make_index(start, stop))

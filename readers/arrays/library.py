@@ -1,7 +1,7 @@
-"""Calls into the C libraries of netCDF4 and h5py: one at a time, from one thread, and never without an end.
+"""Calls into the C libraries of netCDF4 and h5py: one at a time, on one thread, with a limit of CPU time.
 
-They are not made for several threads, and on a damaged file they can go round in circles. Such a call is told from a
-slow disk by the processor time of its thread.
+The libraries are not thread-safe, and on a damaged file they can loop forever. The CPU time of the thread distinguishes
+such a loop from a slow disk.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from typing import Any, TypeVar
 from matex_tf.readers.base.formats import ReaderError
 
 Result = TypeVar("Result")
-# Of one call: opening a file, or reading and decoding a few megabytes of it.
+# For one call, which opens a file, or reads and decodes a few megabytes of it.
 _MOST_SECONDS = 5.0
 _LOOK_EVERY = 0.5
 
-# The slowest decompression of large ones.
+# The slowest decompression, for calls that read more.
 _BYTES_A_SECOND = 20 << 20
 
 _one_at_a_time = threading.Lock()
@@ -32,10 +32,10 @@ _worker: _Worker | None = None
 
 
 class OpenFile:
-    """A file that a library has open. It is closed as soon as nobody has this object any more.
+    """A file that is open in a library. It is closed when this object is dropped.
 
-    Left to Python's garbage collection, a file would be closed by whichever thread comes to it, beside a call of
-    another one; the libraries crash then.
+    Python's garbage collection would close the file on any thread, during a library call of another thread, and the
+    library would crash.
     """
 
     def __init__(self, open: Callable[[], Any]):
@@ -48,19 +48,19 @@ class OpenFile:
             call_library(self.file.close)
 
 
-# What is to be closed of files that nobody has any more.
+# `close` methods of dropped files that are still open.
 _dropped: collections.deque[Callable[[], None]] = collections.deque()
 
 
 def _close_dropped(close: Callable[[], None] | None = None, owner: int | None = None) -> None:
-    """Close files that nobody has any more, unless a call is under way: whoever made that does it then.
+    """Close dropped files. If a library call is running, its caller closes them when the call ends.
 
-    A garbage collection calls this in the middle of anything, so it waits for no lock.
+    The garbage collector may call this function at any moment, so it never waits for the lock.
     """
-    if close is not None and owner == os.getpid():  # a forked child leaves its parent's files alone
+    if close is not None and owner == os.getpid():  # a forked child does not close its parent's files
         _dropped.append(close)
     if _worker is not None and _worker.lost:
-        return  # nothing is closed any more, which would be said in place of the error that is under way
+        return  # closing would fail and hide the first error
     while _dropped and threading.current_thread() is not _worker and _one_at_a_time.acquire(blocking=False):
         try:
             _call_by_worker(_dropped.popleft(), _MOST_SECONDS)
@@ -81,13 +81,13 @@ class _Worker(threading.Thread):
             action = self.todo.get()
             try:
                 result, error = action(), None
-            except BaseException as raised:  # handed to the thread that waits for it
+            except BaseException as raised:  # raised again in the waiting thread
                 result, error = None, raised
             self.done.put((result, error))
             del action, result, error
 
     def stop_thread(self) -> None:
-        """Let the thread sleep in its place for good: it would go on computing while the process ends, and crash it."""
+        """Suspend the thread forever. If it went on computing while the process exits, the process would crash."""
         self.lost = True
         number = signal.SIGRTMIN + 7
         libc = ctypes.CDLL(None)
@@ -99,17 +99,17 @@ class _Worker(threading.Thread):
         return time.clock_gettime(time.pthread_getcpuclockid(self._find_number()))
 
     def _find_number(self) -> int:
-        assert self.ident is not None  # it was started when it was made
+        assert self.ident is not None  # the constructor has started the thread
         return self.ident
 
 
 def estimate_seconds(size: int) -> float:
-    """How long a call that reads `size` bytes may compute."""
+    """The limit of CPU seconds for a call that reads `size` bytes."""
     return _MOST_SECONDS + max(0, size - (64 << 20)) / _BYTES_A_SECOND
 
 
 def call_library(action: Callable[[], Result], most_seconds: float | None = None) -> Result:
-    """`action()`, which calls netCDF4 or h5py. Raises ReaderError if it does not come to an end."""
+    """Return `action()`, a call into netCDF4 or h5py. Raises ReaderError if it exceeds `most_seconds` of CPU time."""
     try:
         with _one_at_a_time:
             return _call_by_worker(action, _MOST_SECONDS if most_seconds is None else most_seconds)
@@ -118,9 +118,9 @@ def call_library(action: Callable[[], Result], most_seconds: float | None = None
 
 
 def _call_by_worker(action: Callable[[], Result], most: float) -> Result:
-    """`action()` in the thread of calls; for who holds the lock."""
+    """Run `action()` on the worker thread. The caller holds the lock."""
     global _worker
-    if _worker is None or not _worker.is_alive():  # a forked child has no threads of its parent's
+    if _worker is None or not _worker.is_alive():  # a forked child does not have its parent's threads
         _worker = _Worker()
     if _worker.lost:
         raise ReaderError("a library was lost in a damaged file before; start Python anew to read other files")

@@ -1,4 +1,4 @@
-"""The NetCDF format: classic, 64-bit offset and data, and NetCDF-4, with groups, through netCDF4."""
+"""The NetCDF format, read by netCDF4: classic, 64-bit offset, 64-bit data, and NetCDF-4 with groups."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from matex_tf.readers.base import files
 from matex_tf.readers.base.formats import ReaderError, register
 from matex_tf.sharding.share_arrays import ShareArray
 
-# The library makes masked arrays, which are several times a slab's size; large slabs are fewer calls.
+# The library returns masked arrays, which take several times a slab's size. Larger slabs need fewer calls.
 _SLAB_BYTES = (1 << 20, 16 << 20)
 _SLABS = 16
-# Up to this much is read by one call, without a copy; another rank's failure is heard of only between calls.
+# Up to this size one call reads everything, without a copy. Failures of other ranks are noticed only between calls.
 _MOST_AT_ONCE = 512 << 20
 _PIECE_BYTES = 1 << 20
 _CACHE_BYTES = 1 << 20
@@ -30,13 +30,13 @@ _CACHE_BYTES = 1 << 20
 
 @register("NETCDF")
 class NetCdf(Stack):
-    """Variables of one file or of several that follow each other ("run_*.nc", by name).
+    """Variables of one file, or of several files that are concatenated ("run_*.nc", sorted by name).
 
-    `sample` names the dimension of samples (by default a variable's first). Packed variables are unpacked
-    (`scale_factor`, `add_offset`); what is marked as missing (`_FillValue`, `missing_value`, `valid_range`) is missing.
-    `dtype` is that of the data as read, or {variable: dtype}; str takes texts that are numbers as categories. Texts
-    become integers (`DataSet.categories`).
-    `parallel=True` opens through MPI-IO where netCDF4 was built with it.
+    `sample` names the dimension of samples, by default the first of a variable. Packed variables are unpacked
+    (`scale_factor`, `add_offset`); values marked by `_FillValue`, `missing_value` or `valid_range` are missing. `dtype`
+    is the dtype of the returned data, or {variable: dtype}; str reads numbers stored as text as categories. Texts
+    become integers (`DataSet.categories`). `parallel=True` opens files through MPI-IO; netCDF4 must be built with
+    parallel I/O.
     """
 
     kind = "NetCDF"
@@ -69,8 +69,9 @@ class NetCdf(Stack):
                 f"{SIGNATURE.hex(' ')} (NetCDF-4); found {files.describe_head(head)}"
             )
         usual = netCDF4.get_chunk_cache()
-        # Slabs take whole chunks, so that none is read twice, and 64 MiB, the usual size, is not needed. Set for all
-        # that is opened now, because setting it for a variable fails for one with the name of a dimension.
+        # Slabs consist of complete chunks, so no chunk is read twice and the default cache of 64 MiB is not needed. The
+        # default of the library is changed during opening, because changing it for one variable fails if the variable
+        # has the name of a dimension.
         netCDF4.set_chunk_cache(_CACHE_BYTES, *usual[1:])
         try:
             return netCDF4.Dataset(path)
@@ -92,7 +93,8 @@ class NetCdf(Stack):
     def check_whole(self, file: Any, path: Path, name: str) -> None:
         def may_be_made() -> bool:
             found = _find_stored(file, name) if file.disk_format == "HDF5" else None
-            return found is not None and found.chunking() == "contiguous"  # so the library calls all without chunks
+            # "contiguous" is netCDF4's name for every storage without chunks.
+            return found is not None and found.chunking() == "contiguous"
 
         if library.call_library(may_be_made):
             hdf5.check_whole(path, name)
@@ -115,7 +117,7 @@ def _find_stored(group: Any, name: str) -> Any:
 
 
 def _make_text(owner: NetCdf, path: Path, name: str, variable: Any) -> TextVariable:
-    # A text of characters takes the last dimension.
+    # In an array of characters the last dimension holds the characters of one text.
     letters = variable.dtype is not str and variable.ndim > 1
     names = variable.dimensions[:-1] if letters else variable.dimensions
     shape = tuple(variable.shape[: len(names)])
@@ -169,7 +171,7 @@ class _Variable(Variable):
         if self.dtype.kind not in "biufc":
             raise ReaderError(f"{path}: expected numbers as scale_factor and add_offset of {name!r}, found {scales}")
 
-        # Of bytes every value may be one: there is no usual fill value, whatever the library supposes.
+        # Single bytes have no default fill value, although the library assumes one.
         marks = {"_FillValue", "missing_value", "valid_min", "valid_max", "valid_range"}
         if stored.itemsize == 1 and not marks & set(variable.ncattrs()):
             variable.set_auto_mask(False)
@@ -180,14 +182,14 @@ class _Variable(Variable):
         return [_read_dimension(self._variable, name) for place, name in enumerate(names) if place != self.axis]
 
     def _find_plain_fill(self) -> Any:
-        """The one number that stands for missing values, where floats are stored with no other rules; else None."""
+        """The only number that marks missing values, for floats without other rules; None otherwise."""
         import netCDF4
 
         variable = self._variable
         rules = {"scale_factor", "add_offset", "missing_value", "valid_min", "valid_max", "valid_range", "_Unsigned"}
         if self.dtype.kind != "f" or rules & set(variable.ncattrs()):
             return None
-        # Looking for it here takes one pass over the values, the library's masked arrays several.
+        # Searching here takes one pass over the values; the library's masked arrays take several.
         variable.set_auto_maskandscale(False)
         usual = netCDF4.default_fillvals[self.dtype.str[1:]]
         return self.dtype.type(getattr(variable, "_FillValue", usual))
@@ -213,7 +215,7 @@ class _Variable(Variable):
         step = max(1, _PIECE_BYTES * len(values) // size)
         for begin in range(0, len(values), step):
             self._restore_missing(values[begin : begin + step])
-        # Over a buffer, a ShareArray keeps its mark through np.asarray as if it owned its memory.
+        # As a view of a buffer, a ShareArray keeps its mark through np.asarray, as if it owned its memory.
         return ShareArray(values.shape, values.dtype, memoryview(values))
 
     def read_samples(self, start: int, stop: int) -> np.ndarray:
@@ -225,7 +227,7 @@ class _Variable(Variable):
         yield
 
     def _restore_missing(self, piece: np.ndarray) -> None:
-        # One pass as a rule, because what stands for missing values is larger than all others; NaN is not less.
+        # Usually one pass: the fill value exceeds all other values. Comparisons with NaN are false.
         with np.errstate(invalid="ignore"):
             if piece.max(initial=-np.inf) < self._plain_fill or piece.min(initial=np.inf) > self._plain_fill:
                 return

@@ -1,4 +1,4 @@
-"""The header of a classic NetCDF file, checked against the file's size.
+"""Checks the header of a classic NetCDF file against the size of the file.
 
 The format: "NetCDF Classic Format Specification" (Unidata, docs.unidata.ucar.edu, file_format_specifications).
 """
@@ -11,7 +11,7 @@ from typing import BinaryIO
 
 from matex_tf.readers.base.formats import ReaderError
 
-# nc_type: bytes of a value; types 7 to 11 are those of the 64-bit data format.
+# nc_type: bytes of a value. Types 7 to 11 exist in the 64-bit data format only.
 _BYTES = {1: 1, 2: 1, 3: 2, 4: 4, 5: 4, 6: 8, 7: 1, 8: 2, 9: 4, 10: 8, 11: 8}
 _DIMENSION, _VARIABLE, _ATTRIBUTE = 10, 11, 12
 
@@ -21,10 +21,10 @@ def is_classic(head: bytes) -> bool:
 
 
 def check_header(path: Path) -> None:
-    """Raises ReaderError where the header is not one or describes more or less than the file holds.
+    """Raises ReaderError if the header is invalid, or describes more or fewer bytes than the file has.
 
-    The C library gives zeros for what lies past the end of a truncated file, and where bytes were put in it gives what
-    has moved; nothing of that may reach a training run.
+    The C library silently returns zeros for values past the end of a truncated file, and shifted values if bytes were
+    inserted.
     """
     with open(path, "rb") as file:
         size = os.fstat(file.fileno()).st_size
@@ -73,7 +73,7 @@ class _Header:
         self._file.seek(_pad_count(count), os.SEEK_CUR)
 
     def _read_list(self, tag: int, of: str) -> int:
-        """How many entries the list that begins here has."""
+        """Reads the beginning of a list and returns its number of entries."""
         found, count = self._read_number(4), self._read_count(of)
         if found not in (0, tag) or (found == 0 and count):
             raise self._make_error(f"a list of {of} (tag {tag})", f"tag {found}")
@@ -92,7 +92,7 @@ class _Header:
             self._skip_bytes(each * self._read_count("values"))
 
     def compute_sizes(self) -> tuple[int, int]:
-        """The bytes that the file has to have for all values it describes: without the padding at its end, and with."""
+        """The size in bytes of a file with all values of the header, (without, with) the padding at its end."""
         records = self._read_number(self._wide)
         lengths = []
         for _ in range(self._read_list(_DIMENSION, "dimensions")):
@@ -107,7 +107,7 @@ class _Header:
                 raise self._make_error(f"dimensions below {len(lengths)}", dimensions)
             self._skip_attributes()
             bytes_here = self._read_type()
-            self._read_number(self._wide)  # the size that is given here is wrong for large variables
+            self._read_number(self._wide)  # the stored size is wrong for large variables
             begin = self._read_number(self._offset)
             varies = bool(dimensions) and lengths[dimensions[0]] == 0
             for dimension in dimensions[1:] if varies else dimensions:
@@ -117,12 +117,12 @@ class _Header:
             else:
                 ends.append((begin + bytes_here, begin + _pad_count(bytes_here)))
         ends.append((self._file.tell(), self._file.tell()))
-        # Where there are no records yet, the file goes on to where they would begin, or not.
+        # Without records, the file may end before the position of the first record, or at it.
         ends.append((0, min((begin for begin, _ in per_record), default=0)))
         if per_record and records:
             if records == 2 ** (8 * self._wide) - 1:
                 raise self._make_error("the number of records", "none (the file was not closed by its writer)")
-            # A single record variable is stored without padding, but the C library writes that of its last record.
+            # A single record variable is stored without padding, but the C library pads its last record.
             one = len(per_record) == 1
             before = (records - 1) * sum(count if one else _pad_count(count) for _, count in per_record)
             ends += [(begin + before + count, begin + before + _pad_count(count)) for begin, count in per_record]

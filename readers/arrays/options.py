@@ -1,4 +1,4 @@
-"""Options of NetCDF and HDF5: the names of what is read, and as which dtype."""
+"""Options of the array formats: names of variables, and dtypes."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ def list_names(names: Names | None) -> list[str]:
 
 
 def list_dtypes(dtype: Any, wanted: dict[str, list[str]]) -> tuple[dict[str, np.dtype], set[str]]:
-    """The dtype of "data" and "labels" where one is given, and the variables that are to be read as texts.
+    """Returns the requested dtypes, keyed by "data" and "labels", and the names of variables to be read as texts.
 
-    `dtype`: one for the data, or one for each variable by its name.
+    `dtype`: one dtype for the data, or a mapping from variables to dtypes.
     """
     if dtype is None:
         return {}, set()
@@ -55,6 +55,6 @@ def list_dtypes(dtype: Any, wanted: dict[str, list[str]]) -> tuple[dict[str, np.
 
 
 def check_holds(given: np.dtype, stored: np.dtype, where: str) -> None:
-    """Raises ReaderError where `given` does not hold the values of `stored`; floats may be rounded."""
+    """Raises ReaderError if dtype `given` cannot represent the values of dtype `stored`. Floats may be rounded."""
     if not (np.can_cast(stored, given) or (given.kind == "f" and stored.kind != "c")):
         raise ReaderError(f"{where} holds values of {stored}, which dtype={given.name!r} cannot hold")

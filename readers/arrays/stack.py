@@ -1,4 +1,4 @@
-"""Arrays with named places in files (NetCDF, HDF5, Zarr): several files read as one, several variables as channels."""
+"""Base class of the array formats (NetCDF, HDF5, Zarr): concatenates files, and stacks variables as channels."""
 
 from __future__ import annotations
 
@@ -27,11 +27,13 @@ _NO_NAME = "(no name)"
 
 
 class Stack(Format):
-    """Samples along one dimension of the variables `data` (several: channels, the last dimension) and `labels`."""
+    """Samples along one dimension of the variables `data` and `labels`. Several variables become the last axis,
+    channels.
+    """
 
     kind = "file"
     allow_folder = False
-    # Whether integers may be missing, because some number stands for that.
+    # Whether integers may be missing, because the format can mark a number as missing.
     marks_missing = False
 
     def __init__(
@@ -74,14 +76,14 @@ class Stack(Format):
                 self._look_into(file)
         except Exception as error:
             try:
-                self.close_file()  # whoever keeps the error has this object, too
+                self.close_file()  # an exception that is kept refers to this object
             finally:
                 raise error
         self._starts = np.concatenate([[0], np.cumsum(self._lengths)])
         self.surveys = int(bool(self._texts))
 
     def require_parallel(self) -> None:
-        """Raises ReaderError if the library was not built with MPI-IO, which `parallel=True` asks for."""
+        """Raises ReaderError if the library was built without MPI-IO, which `parallel=True` needs."""
         raise ReaderError(
             f"parallel=True: {self.kind} has no collective reading. Without parallel=True each rank reads its own "
             "rows, which needs none"
@@ -89,29 +91,29 @@ class Stack(Format):
 
     @abstractmethod
     def open_file(self, path: Path) -> Any:
-        """The open file, with a `close`."""
+        """Open a file; the result has a method `close`."""
 
     def open_together(self, path: Path, communicator: Any) -> Any:
-        """The file, opened by all ranks of an MPI communicator; where `require_parallel` raises nothing."""
+        """Open a file on all ranks of an MPI communicator. Called only if `require_parallel` raises no error."""
         raise NotImplementedError
 
     @abstractmethod
     def find_variable(self, file: Any, path: Path, name: str) -> Variable | None:
-        """The variable `name`; None if there is none. Raises ReaderError for one that holds no numbers."""
+        """The variable `name`; None if there is none. Raises ReaderError for a variable without numbers or texts."""
 
     def list_compared(self, path: Path) -> list[Path]:
-        """The files that tell what is at `path`."""
+        """The files whose contents show whether two ranks see the same data at `path`."""
         return [path]
 
     def check_whole(self, file: Any, path: Path, name: str) -> None:
-        """Raises ReaderError where a file or object is missing of which the variable `name` is made."""
+        """Raises ReaderError if a file or object that the variable `name` refers to is missing."""
 
     @abstractmethod
     def list_names(self, file: Any) -> list[str]:
-        """All variables, by the name under which `variable` finds them."""
+        """The names of all variables, as `find_variable` takes them."""
 
     def _keep_open(self, path: Path) -> Any:
-        # The last one is kept open: reading goes on where it was.
+        # The last file stays open, because consecutive reads mostly use the same file.
         if self._open_file[0] != path:
             self.close_file()
             with self.convert_errors(path):
@@ -120,7 +122,7 @@ class Stack(Format):
         return self._open_file[1].file
 
     def close_file(self) -> None:
-        """Close the file that is kept open."""
+        """Close the open file, if any."""
         file, self._open_file = self._open_file[1], (None, None)
         if file is not None:
             file.close()
@@ -135,7 +137,7 @@ class Stack(Format):
             self._transfers = None
 
     def fetch(self, path: Path, variable: Variable, action: Callable[[Any], Any], size: int = 0) -> Any:
-        """`action(variable)`, a call of the library that reads `size` bytes; together where all ranks read together."""
+        """Return `action(variable)`, a library call that reads `size` bytes; collective during a collective read."""
         if self._transfers is not None:
             return self._transfers.fetch(path, variable.name, action)
         return library.call_library(lambda: action(variable), library.estimate_seconds(size))
@@ -180,7 +182,7 @@ class Stack(Format):
         raise ReaderError(f"{path}: expected a variable {name!r}, found none{near}; the file has {there}")
 
     def _check_alike(self, field: str, path: Path, variable: Variable) -> None:
-        """Raises ReaderError where samples are not like those of the first file and variable."""
+        """Raises ReaderError if samples differ in shape or dtype from those of the first file and variable."""
         shape = variable.row_shape
         if len(self.files) * len(self.wanted[field]) > 1:
             with self.convert_errors(path, f"reading the dimensions of {variable.name!r} from"):
@@ -212,11 +214,11 @@ class Stack(Format):
         self._chunks[field] = max(self._chunks[field], variable.chunk)
 
     def find_axis(self, path: Path, name: str, named: Sequence[str], shape: Sequence[int]) -> int:
-        """The axis of a variable, whose dimensions are `named` so, along which its samples lie."""
+        """The axis of samples of a variable with this shape and these names of dimensions."""
         if not shape:
             raise ReaderError(f"{path}: expected a dimension of samples in {name!r}, found a single value")
         names = [name if dimensions.Dimension(name).is_named else None for name in named]
-        # The dimension that the first variable has there: in others it may stand elsewhere.
+        # Other variables may have the first variable's dimension of samples at another axis.
         if self._sample_name in names:
             return names.index(self._sample_name)
         sample = 0 if self._sample is None else self._sample
@@ -242,7 +244,7 @@ class Stack(Format):
         may_be_missing = has_texts or (self.marks_missing and stored.kind in "iu")
         return np.dtype("f8") if may_be_missing and self.missing == "nan" else stored
 
-    # Texts: every rank counts those in its part of the samples.
+    # Texts: every rank counts the texts of its slice of the samples.
 
     def survey(self, turn: int, ranks: Ranks) -> dict[str, Counter[str]]:
         found: dict[str, Counter[str]] = {name: Counter() for name in self._texts}
@@ -291,7 +293,9 @@ class Stack(Format):
         return rows
 
     def _find_spans(self, start: int, stop: int) -> list[tuple[Path, int, int, int]]:
-        """The files that hold samples `start` to `stop`: which of their own, and the place of these from `start` on."""
+        """The files with samples `start` to `stop`: (path, first, end, offset), where first and end
+        count in the file.
+        """
         found = []
         for number, path in enumerate(self.files):
             first, last = int(self._starts[number]), int(self._starts[number + 1])

@@ -1,4 +1,4 @@
-"""Variables of text, whose values become integers: the places of the texts in alphabetical order, as those of CSV."""
+"""Text variables. Values become integers: indices into the sorted list of all texts, as for CSV."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _PADDING = "\0 "
 
 
 class TextVariable(Variable):
-    """A variable whose values are texts, of which `read(start, stop)` gives some samples.
+    """A variable of texts. `read(start, stop)` returns the texts of some samples.
 
     An empty text is a missing value.
     """
@@ -57,7 +57,7 @@ class TextVariable(Variable):
         return contextlib.nullcontext()
 
     def count_texts(self, start: int, stop: int) -> collections.Counter[str]:
-        """How often each text comes in the samples `start` to `stop`."""
+        """The number of occurrences of each text in samples `start` to `stop`."""
         found: collections.Counter[str] = collections.Counter()
         for begin, end in self.split_slabs(start, stop, _SLAB_BYTES):
             texts, counts = np.unique(self._fetch(begin, end), return_counts=True)
@@ -66,7 +66,7 @@ class TextVariable(Variable):
                 raise ReaderError(
                     f"{self._path}: expected up to {_MOST_TEXTS} different texts in {self.name!r}, found more"
                 )
-        del found[""]  # which is a missing value
+        del found[""]  # empty texts are missing values
         return found
 
     def fill_array(self, target: np.ndarray, start: int, stop: int) -> None:
@@ -95,8 +95,8 @@ class TextVariable(Variable):
 
 
 def agree_on_texts(path: Path, name: str, found: Sequence[collections.Counter[str]], asked: bool) -> list[str]:
-    """The texts of a variable in order, of what ranks have counted. Raises ReaderError where most are numbers, unless
-    `asked` for.
+    """The sorted texts of a variable, from the counts of all ranks. Raises ReaderError if most texts are numbers,
+    except where the user `asked` for texts.
 
     Args:
         path: of a file, for the message.

@@ -1,4 +1,4 @@
-"""One array in an open file of NetCDF, HDF5 or Zarr."""
+"""Base class for an array in an open NetCDF, HDF5 or Zarr file."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from matex_tf.readers.rows.missing import check_fits, make_missing_error
 
 
 class Variable(ABC):
-    """One array in an open file. Its samples lie along `axis`.
+    """An array in an open file, with samples along `axis`.
 
-    Subclasses give `name`, `shape`, `dtype` (as read), `chunk` (samples stored together), `axis`, and `read_samples`.
-    `arrangement` brings samples into the order of those of the first file and channel.
+    Subclasses set `name`, `shape`, `dtype` (of the returned values), `chunk` (samples in a chunk of the file), `axis`,
+    and define `read_samples`. `arrangement` brings samples into the order of the first file and channel.
     """
 
     _owner: Any
@@ -43,13 +43,13 @@ class Variable(ABC):
 
     @abstractmethod
     def list_dimensions(self) -> list[Dimension]:
-        """The dimensions of a sample, in the order in which they are stored, by a call of the library."""
+        """The dimensions of a sample, in stored order. Called within a library call."""
 
     def order_samples(self, samples: np.ndarray) -> np.ndarray:
         return samples if self.arrangement is None else self.arrangement.order_samples(samples)
 
     def find_stored(self, place: Sequence[int]) -> tuple[int, ...]:
-        """Where the value at `place` of an arranged sample is stored."""
+        """The stored index of the value at index `place` of an arranged sample."""
         if self.arrangement is None:
             return tuple(place)
         return self.arrangement.find_stored(place, self.arrangement.order_shape(self.row_shape))
@@ -65,11 +65,11 @@ class Variable(ABC):
             self.put_slab(target[begin - start : end - start], slab, begin)
 
     def choose_slab(self, size: int) -> int:
-        """How many bytes one call of the library reads, of `size` in all."""
+        """The number of bytes that one library call reads, for a total of `size` bytes."""
         return 32 << 20
 
     def put_slab(self, piece: np.ndarray, slab: np.ndarray, begin: int) -> None:
-        """Write samples from `begin` on as the library gives them into `piece`: masked values are missing ones."""
+        """Write samples of the library, from sample `begin` on, into `piece`. Masked values are missing."""
         slab = self.order_samples(slab)
         self.put_values(piece, np.ma.filled(slab, 0), f"{self._path}, {self.name!r}", begin)
         if np.ma.is_masked(slab):
@@ -87,7 +87,9 @@ class Variable(ABC):
             piece[mask] = how
 
     def put_values(self, piece: np.ndarray, values: np.ndarray, where: str, begin: int) -> None:
-        """Write `values`, arranged samples from `begin` on, into `piece`. Raises ReaderError where one is too large."""
+        """Write `values`, arranged samples from sample `begin` on, into `piece`. Raises ReaderError if a value
+        overflows.
+        """
         if np.can_cast(values.dtype, piece.dtype):
             piece[...] = values
             return
@@ -102,22 +104,24 @@ class Variable(ABC):
             )
 
     def take_samples(self, start: int, stop: int) -> np.ndarray | None:
-        """Samples `start` to `stop` as an array of its own, where one call can give them as they are wanted."""
+        """Samples `start` to `stop` as a new array, if one library call can return them without a
+        copy; None otherwise.
+        """
         return None
 
     @abstractmethod
     def read_samples(self, start: int, stop: int) -> np.ndarray:
-        """Samples `start` to `stop` as the library gives them, of shape (stop - start, *row_shape), by one call."""
+        """Read samples `start` to `stop` in stored order, (stop - start, *row_shape). One library call."""
 
     @abstractmethod
     def enter_collective(self) -> contextlib.AbstractContextManager[object]:
-        """Within it every rank that has the file open takes part in each call that reads."""
+        """Return a context in which reads are collective over all ranks that have the file open."""
 
     def make_index(self, start: int, stop: int) -> tuple[slice, ...]:
         return (*[slice(None)] * self.axis, slice(start, stop))
 
     def split_slabs(self, start: int, stop: int, bytes_each: int) -> Iterator[tuple[int, int]]:
-        """`start` to `stop` in pieces of about `bytes_each` that begin where a chunk of the file begins."""
+        """Split `start` to `stop` into ranges of about `bytes_each` bytes that begin at chunks of the file."""
         row = max(1, int(np.prod(self.row_shape, dtype=np.int64)) * self.dtype.itemsize)
         length = max(self.chunk, bytes_each // row // self.chunk * self.chunk, 1)
         while start < stop:
@@ -128,10 +132,10 @@ class Variable(ABC):
 
 
 def check_numeric(path: Path, name: str, dtype: Any, kind: str = "") -> np.dtype:
-    """The dtype of a variable, in the machine's byte order; raises ReaderError if it holds no numbers.
+    """The dtype of a variable, in native byte order. Raises ReaderError if it is not numeric.
 
     Args:
-        kind: what the variable holds, for the message, where the dtype does not tell.
+        kind: description of the variable's values for the message, if the dtype does not describe them.
     """
     if kind or getattr(dtype, "kind", "O") not in "biufc":
         raise ReaderError(

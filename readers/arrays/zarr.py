@@ -1,4 +1,4 @@
-"""The Zarr format: arrays in chunks, of versions 2 and 3, in a folder or a zip archive, through zarr."""
+"""The Zarr format, versions 2 and 3: chunked arrays in a folder or a zip archive, read by zarr."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ _ZIP = b"PK\x03\x04"
 
 @register("ZARR")
 class Zarr(Stack):
-    """Arrays of one store or of several that follow each other ("run_*.zarr", by name).
+    """Arrays of one store, or of several stores that are concatenated ("run_*.zarr", sorted by name).
 
-    `data` and `labels` are paths in the store ("group/x"); "/" is that of an array that is a store by itself. `sample`
-    names the dimension of samples (by default an array's first). What xarray writes is read as xarray reads it: packed
-    values are unpacked (`scale_factor`, `add_offset`), and `_FillValue` and `missing_value` mark missing ones; of
-    version 2 so does the fill value of an array with `_ARRAY_DIMENSIONS`. A chunk that is not there has the fill value.
-    `dtype` is that of the data as read, or {array: dtype}; str takes texts that are numbers as categories. Texts become
-    integers (`DataSet.categories`).
+    `data` and `labels` are paths in the store ("group/x"), or "/" for a store that is a single array. `sample` names
+    the dimension of samples, by default the first of an array. Values written by xarray are decoded as xarray does:
+    packed values are unpacked (`scale_factor`, `add_offset`); `_FillValue` and `missing_value` mark missing values, and
+    in version 2 so does the fill value of an array with `_ARRAY_DIMENSIONS`. A missing chunk has the fill value.
+    `dtype` is the dtype of the returned data, or {array: dtype}; str reads numbers stored as text as categories. Texts
+    become integers (`DataSet.categories`).
     """
 
     kind = "Zarr"
@@ -69,7 +69,8 @@ class Zarr(Stack):
         array = file.find_array(name)
         if array is None:
             return None
-        # NumPy knows texts as "U", "S", "T" (StringDType), and objects, which are looked into as they are read.
+        # NumPy's kinds of texts are "U", "S", "T" (StringDType) and objects, whose types are checked when they are
+        # read.
         return (_make_text if array.dtype.kind in "USTO" else _Variable)(self, path, name, array, file)
 
     def list_names(self, file: Any) -> list[str]:
@@ -77,7 +78,7 @@ class Zarr(Stack):
 
 
 class _Store:
-    """An open store: a group, or an array by itself."""
+    """An open store: a group, or a single array."""
 
     def __init__(self, store: Any):
         import zarr
@@ -117,7 +118,7 @@ def _is_store(path: Path, head: bytes) -> bool:
 
 
 def _list_names(array: Any) -> list[str]:
-    """The names of dimensions: of version 3 its own, of version 2 those of xarray; "" for none."""
+    """The names of dimensions: in version 3 of the metadata, in version 2 as xarray writes them; "" if unnamed."""
     named = getattr(getattr(array, "metadata", None), "dimension_names", None)
     named = named or array.attrs.get("_ARRAY_DIMENSIONS")
     return [str(name or "") for name in named] if named and len(named) == array.ndim else [""] * array.ndim
@@ -170,11 +171,11 @@ class _Variable(Variable):
         if getattr(getattr(array, "metadata", None), "zarr_format", 2) == 2 and "_ARRAY_DIMENSIONS" in attributes:
             marks.append(array.fill_value)
         read = [self._read_mark(mark) for mark in marks if mark is not None]
-        # No integer is NaN.
+        # Integers cannot be NaN.
         self._marks = [one.astype(self._stored) for one in read if self._stored.kind == "f" or np.isfinite(one)]
 
     def _read_mark(self, mark: Any) -> np.ndarray:
-        """What stands for a missing value; xarray writes floats to version 3 as bytes in base 64."""
+        """Decode a mark of missing values. In version 3, xarray writes floats as bytes in base 64."""
         if isinstance(mark, str) and self._stored.kind == "f":
             with contextlib.suppress(binascii.Error, struct.error):
                 mark = struct.unpack("<d", base64.b64decode(mark, validate=True))[0]

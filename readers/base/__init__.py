@@ -1,1 +1,1 @@
-"""What every format needs."""
+"""Functions that all formats use."""

@@ -1,4 +1,4 @@
-"""Reading together: what fails on one rank is raised on all, so that none goes on alone or waits for one that left."""
+"""Collective reading: an error on one rank is raised on all ranks, so that no rank waits for another one forever."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _state = threading.local()
 
 
 class FailedElsewhere(Exception):
-    """Another rank has failed, so that what this one is reading is of no use."""
+    """Another rank has failed, so this rank stops reading."""
 
 
 def run_on_all_ranks(
@@ -26,11 +26,12 @@ def run_on_all_ranks(
     share: Callable[[Result], Any] | None = None,
     differ: str = "see different files",
 ) -> tuple[Result, list[Any]]:
-    """`action()` on every rank, and what `share` makes of every rank's result. Collective, with the same `what`.
+    """Run `action()` on every rank; return its result and the list of all ranks' `share(result)`. Collective.
 
-    Where it fails on any rank, every rank raises, within seconds if the others call `stop_if_others_failed` as they
-    go: those where it failed their own error, the others a ReaderError that names the first of them. With `describe`,
-    its text has to be the same on all ranks, or all raise a ReaderError that shows both and says that ranks `differ`.
+    If the action fails on any rank, every rank raises: the failed ranks their own error, the others a ReaderError that
+    names the first failed rank. Ranks that call `stop_if_others_failed` while they read notice it within seconds.
+    With `describe`, all ranks raise a ReaderError if `describe(result)` is not the same text on all of them; the
+    message shows two texts and says that the ranks `differ`.
     """
     result, error, description, shared = None, None, "", None
     failed, messages = "", []
@@ -41,12 +42,12 @@ def run_on_all_ranks(
         shared = share(result) if share else None
     except FailedElsewhere:
         pass
-    except Exception as raised:  # whatever it is, the other ranks wait for this one
+    except Exception as raised:  # after any exception the other ranks must be told
         error, failed = raised, f"{type(raised).__name__}: {raised}"
         messages = _tell_the_others()
     finally:
         _state.watching = False
-    # `what` may hold a path of this rank's own; what ranks meet for is the same on all.
+    # `what` may contain a path of this rank; the name of the collective must be the same on all ranks.
     reports = objects.allgather((failed, description, shared), "agreeing on what a DataSet has opened or read")
     _take_messages(messages, [rank for rank, (text, _, _) in enumerate(reports) if text])
     if error is not None:
@@ -65,7 +66,9 @@ def run_on_all_ranks(
 
 
 class Together:
-    """Runs an action on every rank, failing on all where it fails on one; `alone` asks no other rank."""
+    """Calls an action on every rank; if it fails on one rank, all ranks raise. With `alone`, no
+    other rank takes part.
+    """
 
     def __init__(self, alone: bool):
         self._alone = alone
@@ -78,7 +81,7 @@ class Together:
         into: list[Any] | None = None,
         differ: str = "see different files",
     ) -> Any:
-        """As `run_on_all_ranks`; what every rank's action gave goes into `into`."""
+        """As `run_on_all_ranks`. `into` receives the results of all ranks."""
         share = None if into is None else lambda result: result
         if self._alone:
             result = action()
@@ -91,7 +94,7 @@ class Together:
 
 
 def stop_if_others_failed() -> None:
-    """Called between the pieces of a long read: ends it where another rank has failed."""
+    """Called between the blocks of a long read: raises FailedElsewhere if another rank has failed."""
     if getattr(_state, "watching", False) and world.get_communicator("readers").Iprobe(tag=_FAILED):
         raise FailedElsewhere
 
@@ -104,7 +107,7 @@ def _tell_the_others() -> list[Any]:
 
 
 def _take_messages(sent: list[Any], failed: list[int]) -> None:
-    """Take what `_tell_the_others` sent here, so that the next reading does not find it."""
+    """Receive the messages of `_tell_the_others`, so that the next read does not find them."""
     if not world.is_active():
         return
     for rank in failed:

@@ -1,4 +1,4 @@
-"""Finding the files that a path, a pattern or a list names, and telling whether two ranks see the same ones."""
+"""Find the files of a path, a pattern or a list, and compare whether ranks see the same files."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ _KINDS = {
 
 
 def find_files(path: str | PathLike[str] | Sequence[Any], allow_folder: bool = False) -> list[Path]:
-    """The files that `path` names: one file, a pattern such as "run_*.nc" (in the order of names), or a list of these.
+    """The files that `path` names: one file, a pattern such as "run_*.nc" (sorted by name), or a list of these.
 
-    Raises FileNotFoundError with near names where there is none, and TypeError where `path` is no such thing.
+    Raises FileNotFoundError with similar names if there is none, and TypeError if `path` is not a path.
     """
     if isinstance(path, (list, tuple)):
         if not path:
@@ -57,7 +57,7 @@ def find_files(path: str | PathLike[str] | Sequence[Any], allow_folder: bool = F
 
 
 def decode_path(path: Any) -> str:
-    """`path` as text. Raises TypeError where it is no path."""
+    """Return `path` as text. Raises TypeError if it is not a path."""
     text = os.fspath(path) if isinstance(path, (str, os.PathLike)) else None
     if not isinstance(text, str):
         raise TypeError(
@@ -67,7 +67,7 @@ def decode_path(path: Any) -> str:
 
 
 def describe_near(path: Path) -> str:
-    """ "; near names ..." where nothing lies at `path`: what does lie there, for a message."""
+    """For messages about a missing `path`: "; near names ...", or the contents of its folder."""
     folder = path.parent
     if not folder.is_dir():
         return f"; there is no folder {folder}"
@@ -79,21 +79,21 @@ def describe_near(path: Path) -> str:
 
 
 def format_names(names: Iterable[str], most: int = 12) -> str:
-    """A few of `names`, for a message."""
+    """Up to `most` names, joined for a message."""
     names = sorted(map(str, names))
     return ", ".join(names[:most]) + (", ..." if len(names) > most else "") if names else "nothing"
 
 
 def suggest_similar(name: Any, choices: Iterable[str]) -> str:
-    """ "; did you mean 'x'?" where one of `choices` is near `name`; else nothing."""
+    """Returns "; did you mean 'x'?" if one of `choices` resembles `name`, else ""."""
     close = difflib.get_close_matches(str(name), [str(choice) for choice in choices], n=1)
     return f"; did you mean {close[0]!r}?" if close else ""
 
 
 def compute_fingerprint(paths: Iterable[Path]) -> str:
-    """Size and a hash of the first bytes of each file, as text: the same where ranks see the same files.
+    """Size and a hash of the first bytes of each file, as text; equal on ranks that see the same files.
 
-    The time at which a file was packed does not count: of a script that packs one, each rank does so for itself.
+    Time stamps inside gzip and zip files are ignored: a script may compress a file on each rank.
     """
     parts = []
     for path in paths:
@@ -110,7 +110,7 @@ def compute_fingerprint(paths: Iterable[Path]) -> str:
 
 
 def describe_head(head: bytes) -> str:
-    """What a file is that begins with the bytes `head`."""
+    """Describe a file by its first bytes, `head`."""
     shown = head[:8].hex(" ") or "nothing"
     kind = next((kind for magic, kind in _KINDS.items() if head[: len(magic)] == magic[: len(head)] and head), None)
     return shown if kind is None else f"{shown}: {kind}"

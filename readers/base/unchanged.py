@@ -1,4 +1,4 @@
-"""Files that stay as they were when a data set was opened."""
+"""Detects files that changed after a data set was opened."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from matex_tf.readers.base.formats import ReaderError
 
 
 class Unchanged:
-    """Files as they are now; to tell later whether they still are."""
+    """Records inode, size and modification time of files, to detect later changes."""
 
     def __init__(self, paths: Iterable[Path]):
         self._seen = {path: _look_at(path) for path in paths}
 
     def check(self, path: Path) -> None:
-        """Raises ReaderError where `path` has changed."""
+        """Raises ReaderError if `path` has changed."""
         if _look_at(path) != self._seen[path]:
             raise ReaderError(
                 f"{path}: the file has changed since this data set was opened: its size, its time or the file itself "

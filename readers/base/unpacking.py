@@ -1,4 +1,4 @@
-"""Packed files, each unpacked by one rank of each host into a temporary file that all ranks of the host see."""
+"""Decompression: one rank of each host decompresses a file to a temporary file that all ranks of the host open."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ from matex_tf.runtime import real_files
 
 
 class Unpacking:
-    """The two halves of a survey in which ranks unpack `paths`; several files by several ranks.
+    """Decompresses `paths`; the files are distributed over the ranks of a host. `survey` and `settle` run in this
+    order.
 
     Args:
-        open_packed: gives a context of a packed file, read from its begin.
-        suffix: of the names of temporary files.
+        open_packed: returns a context manager with the decompressed bytes of a file, as a file object.
+        suffix: suffix of the names of temporary files.
     """
 
     def __init__(
@@ -31,7 +32,7 @@ class Unpacking:
         self._mine: list[Path] = []
 
     def survey(self, ranks: Ranks) -> dict[Path, Path]:
-        """Where this rank has unpacked its part of the files."""
+        """Decompress this rank's files. Returns their temporary files."""
         here = [rank for rank, host in enumerate(ranks.hosts) if host == ranks.hosts[ranks.rank]]
         found = {}
         for place, path in enumerate(self._paths):
@@ -42,12 +43,12 @@ class Unpacking:
         return found
 
     def settle(self, ranks: Ranks, found: Sequence[dict[Path, Path]]) -> dict[Path, Path]:
-        """Where each file is unpacked on this host."""
+        """The temporary file of each file on this host, from the results of all ranks."""
         here = [part for part, host in zip(found, ranks.hosts) if host == ranks.hosts[ranks.rank]]
         return {path: place for part in here for path, place in part.items()}
 
     def remove_files(self) -> None:
-        """Every rank of this host has them open."""
+        """Remove this rank's temporary files. Called when every rank of this host has opened them."""
         for path in self._mine:
             remove_file(path)
 
@@ -64,13 +65,13 @@ class Unpacking:
 
 
 def remove_file(path: Path) -> None:
-    """Remove a temporary file, if it is still there."""
+    """Remove a temporary file, if it still exists."""
     with real_files.use_real_files():
         path.unlink(missing_ok=True)
 
 
 class _Watched:
-    """A file whose reading ends where another rank has failed."""
+    """A file object that stops reading if another rank has failed."""
 
     def __init__(self, file: Any):
         self._file = file

@@ -1,1 +1,1 @@
-"""CSV."""
+"""The CSV format."""

@@ -1,4 +1,6 @@
-"""Blocks of whole records, parsed by pyarrow; what it takes for no number is read as the dialect spells numbers."""
+"""Parses blocks of complete records with pyarrow. Values that pyarrow rejects are parsed by the
+rules of the dialect.
+"""
 
 from __future__ import annotations
 
@@ -18,12 +20,13 @@ def parse_block(
     newlines: bool,
     place: Callable[[], str],
 ) -> Any:
-    """The columns `numbers` of the records in `data` as a pyarrow table, whose columns are named by their numbers.
+    """Parse the columns `numbers` of the records in `data` into a pyarrow table. Its columns are named by their
+    numbers.
 
     Args:
-        types: by number of a column; None has them told by the values.
-        newlines: whether some stand within quotes.
-        place: gives file and line of the first record, for errors.
+        types: type of each column, by number; None infers the types from the values.
+        newlines: whether quoted values contain newlines.
+        place: returns file and line of the first record, for errors.
     """
     import pyarrow as pa
 
@@ -94,5 +97,5 @@ def _read_table(
         strings_can_be_null=True,
         decimal_point=dialect.decimal,
     )
-    # Arrow's own pool would keep what the pieces of the text took.
+    # Arrow's own memory pool would keep the memory of the blocks.
     return csv.read_csv(pa.BufferReader(data), read, parse, converting, memory_pool=pa.system_memory_pool())

@@ -1,4 +1,4 @@
-"""Columns of text made into numbers, as a dialect spells them."""
+"""Converts columns of text to numbers by the rules of a dialect."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ from matex_tf.readers.csv.dialect import Dialect
 
 _BYTE = r"(?:25[0-5]|2[0-4]\d|1?\d?\d)"
 ADDRESS = rf"(?:{_BYTE}\.){{3}}{_BYTE}"
-"""Of the Internet; 192.168.100.101 is one, whatever parts thousands."""
+"""An IPv4 address; 192.168.100.101 is an address even if "." separates thousands."""
 
 
 def convert_column(column: Any, kind: Any, dialect: Dialect) -> Any:
-    """A pyarrow column of texts as numbers of the type `kind`; None where one of them is none.
+    """Convert a pyarrow column of texts to numbers of the type `kind`; None if a text is not a number.
 
-    Each text counts by itself: what pyarrow takes for a number is one beside others that only the dialect reads.
-    Between groups of three digits `dialect.thousands` may stand, or commas as in India: 12,34,567.
+    Each text is converted independently: a column may mix numbers that pyarrow parses and numbers that only the dialect
+    describes. `dialect.thousands` may separate groups of three digits; commas may also group digits as in India:
+    12,34,567.
     """
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -38,12 +39,12 @@ def convert_column(column: Any, kind: Any, dialect: Dialect) -> Any:
         texts = pc.replace_substring(texts, dialect.decimal, ".")
     try:
         return pc.replace_substring_regex(texts, r"^\+", "").cast(kind)
-    except pa.ArrowInvalid:  # more than the type holds, or no whole number
+    except pa.ArrowInvalid:  # out of range, or not an integer
         return None
 
 
 def _parse_texts(texts: Any, kind: Any, dialect: Dialect) -> Any:
-    """Texts as pyarrow takes them in a column of the type `kind`; None where it refuses one."""
+    """Texts as pyarrow parses a column of the type `kind`; None if it rejects one."""
     import pyarrow as pa
     from pyarrow import csv
 
@@ -62,7 +63,7 @@ def _parse_texts(texts: Any, kind: Any, dialect: Dialect) -> Any:
 
 
 def can_convert(texts: Sequence[str], kind: Any, dialect: Dialect) -> bool:
-    """Whether all texts are taken as values of this type."""
+    """Returns whether all texts are valid values of this type."""
     import pyarrow as pa
 
     column = pa.array(texts, pa.string())
@@ -71,7 +72,9 @@ def can_convert(texts: Sequence[str], kind: Any, dialect: Dialect) -> bool:
 
 
 def recognise_column(column: Any, dialect: Dialect) -> Any:
-    """A pyarrow column of texts as whole numbers, or as others; None where one is no number, or all are addresses."""
+    """Convert a pyarrow column of texts to int64, or else to float64; None if a text is not a number, or all are
+    addresses.
+    """
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -93,7 +96,7 @@ def _make_pattern(dialect: Dialect) -> str:
 
 
 def drop_null_numbers(column: Any, dialect: Dialect) -> Any:
-    """A pyarrow column of numbers, without those that stand for a missing value."""
+    """Replace the numbers that mark missing values by nulls in a pyarrow column of numbers."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -116,5 +119,5 @@ def _make_scalar(number: float, kind: Any) -> Any:
 
     try:
         return pa.scalar(number, kind).as_py()
-    except (pa.ArrowInvalid, OverflowError):  # more than the type holds
+    except (pa.ArrowInvalid, OverflowError):  # out of range
         return None

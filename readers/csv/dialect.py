@@ -1,4 +1,4 @@
-"""How a CSV file is written: its marks, its encoding, and how numbers and missing values are spelled."""
+"""The dialect of a CSV file: delimiters, encoding, and the spelling of numbers and missing values."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ NULLS = (
     *("", "#N/A", "#N/A N/A", "#NA", "-1.#IND", "-1.#QNAN", "-NaN", "-nan", "1.#IND", "1.#QNAN", "<NA>", "N/A", "NA"),
     *("NULL", "NaN", "n/a", "nan", "null"),
 )
-"""What stands for a missing value in every file."""
+"""Texts that mark a missing value in every file."""
 
 
 @dataclass(frozen=True)
 class Dialect:
-    """`nulls` are texts that stand for a missing value, `null_numbers` numbers that do, however they are spelled."""
+    """The dialect. `nulls` are texts that mark a missing value; `null_numbers` are numbers that do, in any spelling."""
 
     marks: Marks = field(default_factory=Marks)
     delimiter: str = ","
@@ -34,18 +34,20 @@ class Dialect:
 
     @property
     def is_recoded_whole(self) -> bool:
-        """Whether the bytes of a file cannot be cut where their newlines are, so that it is recoded before."""
+        """Whether a file must be recoded to UTF-8 before it is split, because its bytes cannot be searched for
+        newlines.
+        """
         return self.encoding != "utf-8" and not _has_single_bytes(self.encoding)
 
     def clean_block(self, data: bytes) -> bytes:
-        """Whole records as UTF-8, without their comments; the lines stay. Raises UnicodeDecodeError."""
+        """Recode complete records to UTF-8 and remove comments; line breaks stay. Raises UnicodeDecodeError."""
         data = self.marks.remove_comments(data)
         if self.encoding == "utf-8" or self.is_recoded_whole:
             return data
         return data.decode(self.encoding).encode()
 
     def skip_lines(self, head: bytes, begin: int) -> int | None:
-        """The byte after the lines of `skiprows`; None where `head` has fewer."""
+        """The offset after the lines of `skiprows`; None if `head` has fewer lines."""
         for _ in range(self.skiprows):
             begin = head.find(b"\n", begin) + 1
             if not begin:
@@ -63,7 +65,7 @@ def make_dialect(
     na_values: Any,
     skiprows: int,
 ) -> Dialect:
-    """The options of a CSV file. Raises ValueError or TypeError for one that cannot be."""
+    """Make a dialect from the options of a CSV file. Raises ValueError or TypeError for invalid options."""
     for name, mark in (("delimiter", delimiter), ("quote", quote), ("comment", comment), ("decimal", decimal)):
         if (mark or name == "decimal") and not (isinstance(mark, str) and len(mark) == 1 and mark.isascii()):
             raise ValueError(f"DataSet: {name} has to be one ASCII character; given {arguments.describe_value(mark)}")
@@ -120,8 +122,8 @@ def _read_number(text: str) -> float | None:
 def _find_encoding(name: Any) -> str:
     try:
         found = codecs.lookup(name)
-        "".encode(name)  # refuses those that are no encodings of text
-        b"a".decode(name, "replace")  # refuses idna, which is one of names
+        "".encode(name)  # rejects codecs that do not encode text
+        b"a".decode(name, "replace")  # rejects idna, which encodes host names only
     except (LookupError, TypeError, UnicodeError):
         raise ValueError(
             f'DataSet: encoding has to be one of texts that Python knows, such as "utf-8", "latin-1", "cp1252" or '
@@ -131,7 +133,7 @@ def _find_encoding(name: Any) -> str:
 
 
 def _has_single_bytes(encoding: str) -> bool:
-    """Whether each byte is a letter, and the first 128 are those of ASCII."""
+    """Returns whether the encoding has one byte for each character, and contains ASCII."""
     ascii_bytes = bytes(range(128))
     if ascii_bytes.decode(encoding, "replace") != ascii_bytes.decode():
         return False

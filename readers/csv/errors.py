@@ -1,4 +1,4 @@
-"""What is wrong with a piece of a CSV file, for a person: its line, its column, what was expected and found."""
+"""Describes errors in CSV files: line, column, expected and found values."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from matex_tf.readers.csv.dialect import Dialect
 
 
 def clean_block(data: bytes, dialect: Dialect, place: Callable[[], str]) -> bytes:
-    """`dialect.clean_block`. Raises ReaderError for bytes that are no letters of the encoding.
+    """As `dialect.clean_block`. Raises ReaderError for bytes that are invalid in the encoding.
 
     Args:
-        place: gives file and line of the first byte.
+        place: returns file and line of the first byte.
     """
     try:
         return dialect.clean_block(data)
@@ -28,7 +28,7 @@ def clean_block(data: bytes, dialect: Dialect, place: Callable[[], str]) -> byte
 
 
 def split_place(place: str) -> tuple[Path, int]:
-    """File and line of "FILE, line NUMBER"."""
+    """Split "FILE, line NUMBER" into file and line."""
     named, _, line = place.rpartition(", line ")
     return Path(named), int(line)
 
@@ -43,7 +43,7 @@ def _make_encoding_error(path: Path, error: UnicodeDecodeError, encoding: str, l
 
 
 def read_rows(path: Path, data: bytes, dialect: Dialect, line: int = 1) -> Iterator[tuple[int, list[str]]]:
-    """(line, values) of each record of a clean block, by Python's own slow reader. Raises ReaderError."""
+    """Yield (line, values) of each record of a clean block, by Python's slow csv module. Raises ReaderError."""
     try:
         text = data.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -71,7 +71,7 @@ def explain_error(
     place: str,
     error: Exception,
 ) -> ReaderError:
-    """The error for a clean block that could not be parsed as `types`, whose first record is at `place`."""
+    """The error for a clean block that cannot be parsed as `types`. `place` is the position of its first record."""
     import pyarrow as pa
 
     path, line = split_place(place)
@@ -83,7 +83,7 @@ def explain_error(
             if not values:
                 continue
             if len(values) != len(names):
-                # Where no record fits, it is the head of the file that does not.
+                # If not even the first record has the right length, lines before the header are the likely reason.
                 hint = (
                     ""
                     if lines and len(names) > 1
@@ -113,12 +113,12 @@ def explain_error(
         wrong = ReaderError(
             f"{path}, line {lines[index]}, column {names[number]!r}: expected a number ({kind}), found {text!r}; {hint}"
         )
-        del lines[index:]  # an error in another column counts if it stands in an earlier record
+        del lines[index:]  # an error in another column is reported only if it is in an earlier record
     return wrong
 
 
 def _find_wrong(texts: Sequence[str], kind: Any, dialect: Dialect) -> int | None:
-    """The index of the first text that is not taken as a number of this type."""
+    """The index of the first text that is not a valid number of this type; None if all are."""
     if not texts or convert.can_convert(texts, kind, dialect):
         return None
     return bisect.bisect_left(

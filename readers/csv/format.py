@@ -1,4 +1,4 @@
-"""The CSV format: tables of text, of which each rank reads and parses the bytes of its own part."""
+"""The CSV format: tables of text. Each rank reads and parses a contiguous range of the bytes."""
 
 from __future__ import annotations
 
@@ -32,29 +32,30 @@ _ENDINGS = tuple(name + packed for name in (".csv", ".tsv") for packed in ("", "
 
 @register("CSV")
 class Csv(TableFormat):
-    """One table of delimited text: a file, plain or packed by gzip, bz2, xz or zip, or several that follow each other
-    ("part-*.csv", by name), all with the same header.
+    """One table of delimited text: a file, plain or compressed by gzip, bz2, xz or zip, or several files that are
+    concatenated ("part-*.csv", sorted by name), all with the same header.
 
     Args:
         labels: the column or columns of labels, by name or by number (-1 is the last).
-        columns: the columns of data, in this order; by default all but those of labels.
-        dtype: of the data (by default float64), or {column: dtype}; str for a column of text.
-        delimiter: by default what the first line shows: a comma, semicolon, tab or bar.
-        header: whether the first line holds the names; without, columns are named "0", "1", ...
-        quote: what encloses values with delimiters or newlines in them; None where nothing does.
+        columns: the columns of data, in this order; by default all columns except the labels.
+        dtype: dtype of the data (default: float64), or {column: dtype}; str for a column of text.
+        delimiter: by default the delimiter in the first line: a comma, semicolon, tab or bar.
+        header: whether the first line holds the names; otherwise columns are named "0", "1", ...
+        quote: character around values that contain delimiters or newlines; None: values are never quoted.
         decimal, thousands: the marks in numbers: decimal=",", thousands="." reads 1.234,56 as 1234.56.
-        na_values: what stands for missing values beside an empty text, NA, NaN, NULL and the like; a number, however
-            it is spelled.
-        comment: what begins a comment, which goes on to the end of its line; a line with nothing else is no record.
-        skiprows: how many lines come before the header of each file.
-        encoding: that Python knows by this name; by default UTF-8.
-        memory: up to how many bytes of rows a rank keeps what it parses in opening; by default half of what is free,
-            over the ranks of its host. Of more, opening only counts the records, and they are read again in use.
+        na_values: further marks of missing values; an empty text, NA, NaN, NULL and the like always are. A number
+            matches in any spelling.
+        comment: character that begins a comment, which ends with its line. A line with only a comment is not a record.
+        skiprows: number of lines before the header of each file.
+        encoding: Python's name of the encoding (default: UTF-8).
+        memory: most bytes of rows that a rank keeps while it opens the data set. Default: half of the free memory,
+            divided by the number of ranks of the host. Above it, opening only counts the records, and they are read
+            again when needed.
 
-    Whether a column holds numbers or text is told by the first MiB, or by dtype={column: str}. Text becomes integers:
-    the place of the value among all values of that column in alphabetical order, the same on all ranks
-    (`DataSet.categories`). A text that is a number to a person, but for its spelling, does not: where most rows of a
-    column hold such ones, that is an error which names the option.
+    The first MiB, or dtype={column: str}, determines whether a column holds numbers or text. Text becomes integers: the
+    index of the value among all values of that column in alphabetical order, the same on all ranks
+    (`DataSet.categories`). If most rows of a column of text are numbers in an unusual spelling, an error names the
+    option that reads them.
     """
 
     def __init__(
@@ -110,7 +111,7 @@ class Csv(TableFormat):
     def describe(self) -> str:
         return self._table.describe_columns()
 
-    # Records: every rank looks for their ends in its part of the bytes, and keeps what it parses as it goes.
+    # Records: each rank finds the ends of records in its range of bytes, and keeps the rows that it parses on the way.
 
     def settled(self) -> None:
         self._unpacking.remove_files()
@@ -123,7 +124,9 @@ class Csv(TableFormat):
         self._pieces = [Piece(one.named, places.get(one.named, one.path), one.start) for one in self._pieces]
 
     def _survey_records(self, ranks: Ranks) -> tuple[list[records.Part], int | None, bool]:
-        """The ends of records in this rank's part; how many rows it kept, and whether it failed."""
+        """Find the ends of records in this rank's range. Returns them, the number of rows kept, and whether parsing
+        failed.
+        """
         self._text = Text(self._pieces)
         start, stop = row_shares.deal_block(self._text.size, ranks.rank, ranks.size)
         if self._marks.comment is not None:
@@ -164,7 +167,8 @@ class Csv(TableFormat):
             return
         failed = any(failed for _, _, failed in found)
         if self._records.cut or (not failed and sum(counts) != self._records.count):
-            # Some part begins within quotes: now that the places of records are known, take this rank's.
+            # A range begins within quotes, so the rows parsed from it are wrong. The positions of records are known
+            # now: parse this rank's rows again.
             shares = self.list_parts(ranks)
             counts = [stop - start for start, stop in shares]
             self._rows = self._take_rows(*shares[ranks.rank], sys.maxsize)
@@ -206,7 +210,9 @@ class Csv(TableFormat):
             yield first, table, functools.partial(parse.find_line, self._text, self._marks, begin)
 
     def _iterate_slices(self, start: int, stop: int) -> Iterator[tuple[int, int, int, int]]:
-        """(first row, row after the last, first byte, byte after the last), cut where records begin."""
+        """Split rows into slices at starts of records: (first row, row after the last, first byte, byte after the
+        last).
+        """
         numbers, places = self._records.numbers, self._records.places
         row, byte = start, self._find_byte(start)
         index = int(np.searchsorted(numbers, start, side="right"))
@@ -222,7 +228,7 @@ class Csv(TableFormat):
             row, byte = last, end
 
     def _find_byte(self, row: int) -> int:
-        """Where a row begins."""
+        """The first byte of a row."""
         if row >= self._records.count:
             return self._records.stop
         number, place = self._records.find_near(row)

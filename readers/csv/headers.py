@@ -1,4 +1,4 @@
-"""What the head of a CSV file tells: the delimiter, the names of its columns, and records by which types are told."""
+"""Reads the head of a CSV file: delimiter, names of columns, and sample records that determine the types."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ def _format_columns(names: Sequence[str]) -> str:
 
 
 def sniff_delimiter(path: Path, head: bytes, dialect: Dialect) -> str:
-    """The delimiter that the first line shows; a comma where it shows none."""
+    """The delimiter in the first line; a comma if the line has none."""
     if ".tsv" in path.suffixes:
         return "\t"
     begin = dialect.skip_lines(head, len(BOM) if head.startswith(BOM) else 0)
     text = dialect.marks.remove_comments(head[begin or 0 :]).lstrip(b"\r\n")
     line = dialect.marks.drop_quoted(text).partition(b"\n")[0].decode("utf-8", "replace")
-    # A mark that stands in numbers is a delimiter only where there is no other.
+    # A mark that may be part of numbers is a delimiter only if the line has no other mark.
     between_digits = line.count(",") == len(re.findall(r"(?<=\d),(?=\d)", line))
     in_numbers = (dialect.decimal, dialect.thousands, "," if between_digits else None)
     marks = sorted(_DELIMITERS, key=lambda mark: mark in in_numbers)
@@ -37,7 +37,7 @@ def sniff_delimiter(path: Path, head: bytes, dialect: Dialect) -> str:
 
 
 def read_names(file: Path, head: bytes, header: bool, dialect: Dialect) -> tuple[list[str], int]:
-    """The names of the columns, and the bytes of the text before the first record."""
+    """Returns the names of the columns and the offset of the first record."""
 
     def piece(start: int, stop: int) -> bytes:
         return head[start:stop]
@@ -67,7 +67,7 @@ def read_names(file: Path, head: bytes, header: bool, dialect: Dialect) -> tuple
 
 
 def check_same(file: Path, names: list[str], header: bool, first: Path, expected: Sequence[str]) -> None:
-    """Raises ReaderError where a file has other columns than the first one."""
+    """Raises ReaderError if a file has other columns than the first file."""
     if names != expected:
         what = "the header" if header else "as many columns as"
         raise ReaderError(
@@ -76,7 +76,9 @@ def check_same(file: Path, names: list[str], header: bool, first: Path, expected
 
 
 def sample_records(pieces: Sequence[Piece], head: bytes, dialect: Dialect) -> tuple[bytes, Path, int]:
-    """Records by which types are told, of the first file that has some; that file, and the line where they begin."""
+    """Returns sample records for the types, from the first file that has records; that file, and
+    the line of the first.
+    """
     found, line, file = b"", 1, pieces[0].named
     for piece in pieces:
         head = head if piece.named == pieces[0].named else joined_text.read_head(piece.named, HEAD_BYTES, dialect)
@@ -94,7 +96,7 @@ def sample_records(pieces: Sequence[Piece], head: bytes, dialect: Dialect) -> tu
 
 
 def _find_records_end(head: bytes, start: int, length: int, marks: Marks) -> int:
-    """The byte after the last record in a head of up to `length` bytes, which may cut one; 0 if it holds none."""
+    """The offset after the last complete record in a head of up to `length` bytes; 0 if there is none."""
     if len(head) < length:
         return len(head)
     return records.search_records(lambda a, b: head[a:b], start, length, marks).outside.last or 0

@@ -1,4 +1,4 @@
-"""The text of CSV files, plain or packed, as one: what follows the header of each, one after the other."""
+"""Concatenates the text of CSV files, plain or compressed, without their headers."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _DAMAGED = (EOFError, zlib.error, gzip.BadGzipFile, lzma.LZMAError, zipfile.BadZ
 
 
 def needs_unpacking(path: Path, dialect: Dialect) -> bool:
-    """Whether a file is to be unpacked, or recoded, before its bytes can be cut into parts."""
+    """Returns whether a file must be decompressed or recoded before its bytes can be split into ranges."""
     return _find_packing(path) is not None or dialect.is_recoded_whole
 
 
@@ -41,7 +41,7 @@ def _find_packing(path: Path) -> str | None:
 
 @contextlib.contextmanager
 def open_text(path: Path, dialect: Dialect) -> Iterator[Any]:
-    """The text of a file, to be read from its begin. Raises ReaderError where it is damaged."""
+    """Open the decompressed text of a file at its beginning. Raises ReaderError if the file is damaged."""
     packing = _find_packing(path)
     try:
         with contextlib.ExitStack() as stack:
@@ -73,7 +73,7 @@ def _open_zipped(path: Path, archive: zipfile.ZipFile) -> Any:
 
 
 class _Recoded:
-    """A file of another encoding, read as UTF-8."""
+    """A file in another encoding, read as UTF-8."""
 
     def __init__(self, file: Any, encoding: str):
         self._file, self._decoder = file, codecs.getincrementaldecoder(encoding)()
@@ -87,7 +87,7 @@ class _Recoded:
 
 
 def read_head(path: Path, length: int, dialect: Dialect) -> bytes:
-    """The first bytes of the text of a file, `length` of them unless it has fewer."""
+    """The first `length` bytes of the text of a file, or all bytes if it has fewer."""
     found = b""
     with open_text(path, dialect) as file:
         while len(found) < length and (data := file.read(length - len(found))):
@@ -97,7 +97,7 @@ def read_head(path: Path, length: int, dialect: Dialect) -> bytes:
 
 @dataclass(frozen=True)
 class Piece:
-    """One file of a text: its name for people, where its text lies, and the bytes before its first record."""
+    """One file of a text: its name in messages, the file with its text, and the offset of its first record."""
 
     named: Path
     path: Path
@@ -109,11 +109,11 @@ class Piece:
 
 
 class Text:
-    """The bytes of several files, numbered through from 0. Files that were unpacked stay open and may be removed.
+    """The concatenated bytes of several files, with offsets from 0. Decompressed files stay open and may be removed.
 
-    Each file is followed by a newline of ours, so that its last record ends with one.
+    A newline is added after each file, so that its last record ends with one.
 
-    Attributes: `size`; `starts` and `ends`, the first byte of each file and the byte after its last.
+    Attributes: `size`; `starts` and `ends`, the first offset of each file and the offset after its last byte.
     """
 
     def __init__(self, pieces: Sequence[Piece]):
@@ -142,7 +142,7 @@ class Text:
         return found[0] if len(found) == 1 else b"".join(found)
 
     def _read_piece(self, number: int, start: int, stop: int) -> bytes:
-        """Bytes of one file."""
+        """Read bytes `start` to `stop` of one file."""
         found = []
         if not self._pieces[number].is_unpacked:
             self._unchanged.check(self._pieces[number].path)
@@ -159,7 +159,7 @@ class Text:
     def _open_file(self, number: int) -> BinaryIO:
         if number in self._open:
             return self._open[number]
-        # One at a time, because there may be more than a process may have open.
+        # Only one file is open at a time, because their number may exceed the limit of open files.
         if self._last is None or self._last[0] != number:
             if self._last is not None:
                 self._last[1].close()
@@ -167,18 +167,18 @@ class Text:
         return self._last[1]
 
     def split_by_file(self, start: int, stop: int) -> Iterator[tuple[int, int]]:
-        """`start` to `stop` in parts of one file each."""
+        """Split `start` to `stop` into ranges of one file each."""
         for end in self.ends[bisect.bisect_right(self.ends, start) :]:
             if start < stop:
                 yield start, min(stop, end)
             start = end
 
     def find_file(self, byte: int) -> Path:
-        """The file in which a byte lies."""
+        """The file that contains the byte at offset `byte`."""
         return self._pieces[min(bisect.bisect_right(self.ends, byte), len(self.ends) - 1)].named
 
     def find_line_start(self, byte: int) -> int:
-        """The first byte at or after `byte` at which a line begins."""
+        """The first offset at or after `byte` at which a line begins."""
         if byte in (0, self.size) or byte in self.starts:
             return byte
         at = byte - 1
@@ -190,7 +190,7 @@ class Text:
         return self.size
 
     def find_line(self, byte: int) -> str:
-        """The file and the line, from 1, that begins at a byte."""
+        """ "FILE, line NUMBER" of the line that begins at offset `byte`; lines count from 1."""
         number = min(bisect.bisect_right(self.ends, byte), len(self.ends) - 1)
         last = byte - self.starts[number] + self._pieces[number].start
         steps = range(0, min(last, self._sizes[number]), 1 << 20)

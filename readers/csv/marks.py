@@ -1,4 +1,4 @@
-"""The bytes that say how a text of comma-separated values is to be cut: quotes, and what begins a comment."""
+"""The bytes that structure a CSV text: quotes and comment characters."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Marks:
-    """`quote` encloses values with newlines in them; `comment` begins what is dropped up to the end of its line."""
+    """`quote` encloses values that may contain newlines; `comment` begins a comment that ends with its line."""
 
     quote: int | None = ord('"')
     comment: int | None = None
@@ -31,18 +31,18 @@ class Marks:
         return found
 
     def is_bare(self, data: bytes, comment: int) -> bool:
-        """Whether nothing but spaces stands on the line before the comment that begins at the byte `comment`."""
+        """Whether the line of a comment contains only spaces before the offset `comment`."""
         return not data[_find_line(data, comment) : comment].strip(b" ")
 
     def drop_quoted(self, data: bytes) -> bytes:
-        """`data`, which begins outside of quotes, without what stands within quotes."""
+        """Remove quoted values from `data`, which begins outside of quotes."""
         if self.quote is None:
             return data
         quote = re.escape(bytes([self.quote]))
         return re.sub(rb"%b[^%b]*%b" % (quote, quote, quote), b"", data)
 
     def remove_comments(self, data: bytes) -> bytes:
-        """`data`, which begins outside of quotes, without its comments; each line stays, if only as an empty one."""
+        """Remove comments from `data`, which begins outside of quotes. The number of lines does not change."""
         pieces, done = [], 0
         for first, after in self.find_comments(data):
             pieces.append(data[done : _find_line(data, first) if self.is_bare(data, first) else first])
@@ -56,7 +56,7 @@ def _find_line(data: bytes, at: int) -> int:
 
 @functools.lru_cache
 def _compile_pattern(marks: Marks) -> re.Pattern[bytes]:
-    """Up to and with the next comment; what stands within quotes is passed over."""
+    """Matches up to and including the next comment, skipping quoted values."""
     assert marks.comment is not None
     comment = re.escape(bytes([marks.comment]))
     if marks.quote is None:

@@ -1,4 +1,4 @@
-"""Which texts are numbers to a person, whatever their spelling; and which options read them."""
+"""Recognizes texts that a person reads as numbers, and suggests the options that parse them."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ _CURRENCIES = (
 ).split()
 _CYRILLIC = r"\u043b\u0432\.?|\u0440\u0443\u0431\.?"
 _CURRENCY = rf"(?:{'|'.join(_CURRENCIES)}|Euros?|euros?|Rs\.?|Rp\.?|[Kk]r\.?|Fr\.?|zł|Kč|Ft|{_CYRILLIC})"
-"""Before a number, or after it."""
+"""A currency, before or after a number."""
 
-# Prefixes of the SI, as far as they are usual before a symbol: 2PC and 3d are names.
+# SI prefixes, limited to the usual ones for each symbol: 2PC and 3d are names.
 _SMALL = r"(?:da|[fpn\u00b5\u03bcumcdhk])?"
 _MIDDLE = r"[n\u00b5\u03bcumk]?"
 _LARGE = r"[n\u00b5\u03bcumkMGT]?"
@@ -41,7 +41,7 @@ _SYMBOLS = (
 )
 _FACTOR = rf"(?:{_SYMBOLS})(?:\^[-+]?\d|-[1-4]|(?<=[a-z])[23])?"
 _UNIT = rf"(?:{_FACTOR}(?:[/*\u00b7\u22c5. ]{_FACTOR}){{0,4}}\.?)"
-"""A unit that makes a number of what it follows, with a blank or without."""
+"""A unit. A number followed by a unit, with or without a blank, counts as a number."""
 
 _APOSTROPHES = {**dict.fromkeys(map(ord, "`\u2018\u2019\u02bc\u2032\u00b4"), "'"), 0x2033: "''", 0x201D: "''"}
 _PLAIN = "0-9+.eE-"
@@ -53,7 +53,7 @@ _EXPONENT = r"(?:\s*[eEdDqQ]\s*[-+]?\d+|\s*[x\u00d7*\u00b7\u22c5]\s*10\s*(?:\^|\
 _SIMPLE = r"(?:\d+(?:[.,]\d*)?|[.,]\d+)"
 _OTHERS = (
     r"0[xX][0-9a-fA-F]+|0[bB][01]+|0[oO][0-7]+|(?i:inf|infinity)|∞"
-    r"|\d*[.,]\d+[-+]\d{3}"  # Fortran leaves the letter of an exponent with three digits out
+    r"|\d*[.,]\d+[-+]\d{3}"  # Fortran omits the letter of an exponent with three digits
     rf"|{_SIMPLE}{_EXPONENT}\s*[-+]\s*{_SIMPLE}?{_EXPONENT}\s*\*?[ijIJ]"
     rf"""|\d+\s*°\s*\d{{1,2}}(?:[.,]\d+)?\s*'(?:\s*\d{{1,2}}(?:[.,]\d+)?\s*(?:''|"))?\s*[NSEWO]?"""
     r"""|\d+\s*'\s*\d{1,2}(?:[.,]\d+)?\s*(?:''|")"""  # feet and inches
@@ -67,7 +67,7 @@ _NUMBER = re.compile(
     rf"(?(bound)|(?:(?!\s?{_NO_UNIT})(?:\s?(?P<known>{_UNIT})|\s(?P<word>[^\W\d_][\w/^*\u00b7.°-]{{0,11}})))?)"
     r"\s*(?:[*†‡§]{1,3}|\[\w\])?"
 )
-"""A number in its text as `_normalize` gives it: signs, groups of digits, exponents, currencies, percent, a unit.
+"""A number, normalized by `_normalize`: signs, groups of digits, exponents, currencies, percent, a unit.
 
 A bound has no unit: <5 is a number, and >50K the name of a class.
 """
@@ -77,17 +77,17 @@ _NO_NUMBER = re.compile(
     rf"{convert.ADDRESS}|{_YEAR} {_MONTH} {_DAY}|{_DAY} {_MONTH} {_YEAR}|{_MONTH} {_DAY} {_YEAR}"
     rf"|{_YEAR}\s?[qQ][1-4]|[12]\d\d0s"
 )
-"""Addresses of the Internet, dates, quarters, and decades."""
+"""IPv4 addresses, dates, quarters, and decades."""
 
 _BETWEEN = re.compile(r"\s*[;|]\s*|,?\s+")
-"""What stands between several numbers of one text, which another delimiter would have parted."""
+"""Separators between several numbers in one text, which indicate a wrong delimiter."""
 
 
 def find_unit(text: str) -> str | None:
-    """The unknown word, or unit of one capital letter, after the number that `text` is to a person; "" without one;
-    None where `text` is no number, nor several.
+    """The unit of a text that is a number: an unknown word, or one capital letter; "" without one; None if `text` is
+    neither a number nor several.
 
-    Numbers of a column have such a unit in common, since 1A and 2B may be names: see `find_numbers`.
+    Numbers of a column must have the same unit, because 1A and 2B may be names: see `find_numbers`.
     """
     if not any(letter.isnumeric() or letter in "∞fF" for letter in text):
         return None
@@ -103,8 +103,9 @@ def find_unit(text: str) -> str | None:
 
 
 def find_numbers(counts: Mapping[str, int]) -> set[str]:
-    """Those of the texts, which come so many times each, that are numbers to a person; of numbers with the units of
-    `find_unit` those that have the commonest."""
+    """The texts that are numbers, among `counts` (rows for each text). Only the most common unit of `find_unit` is
+    accepted.
+    """
     units = {text: unit for text in counts if (unit := find_unit(text)) is not None}
     rows: collections.Counter[str] = collections.Counter()
     for text, unit in units.items():
@@ -114,7 +115,7 @@ def find_numbers(counts: Mapping[str, int]) -> set[str]:
 
 
 def add_counts(found: Iterable[Mapping[str, int]]) -> dict[str, int]:
-    """How many rows of all ranks hold each text."""
+    """Add up the counts of all ranks: the number of rows with each text."""
     counts: collections.Counter[str] = collections.Counter()
     for of_rank in found:
         counts.update(of_rank)
@@ -122,17 +123,17 @@ def add_counts(found: Iterable[Mapping[str, int]]) -> dict[str, int]:
 
 
 def are_numbers(counts: Mapping[str, int]) -> bool:
-    """Whether most of the rows in which the texts come, so many each, are numbers to a person."""
+    """Returns whether more than half of the rows hold numbers; `counts`: the number of rows with each text."""
     return 2 * sum(counts[text] for text in find_numbers(counts)) > sum(counts.values())
 
 
 def _normalize(text: str) -> str:
-    """`text` with one letter for each kind of digit, space, sign, apostrophe and currency."""
+    """Replace all kinds of digits, spaces, signs, apostrophes and currencies by one character for each kind."""
     found = []
-    # A prime and an acute would be parted into what they are made of.
+    # NFKC would decompose primes and acute accents.
     for letter in unicodedata.normalize("NFKC", text.translate(_APOSTROPHES)):
         kind = unicodedata.category(letter)
-        if kind == "Cf":  # a mark of direction, a space without width
+        if kind == "Cf":  # direction marks, zero-width spaces
             continue
         found.append(
             str(unicodedata.decimal(letter))
@@ -145,12 +146,12 @@ def _normalize(text: str) -> str:
             if kind == "Sc"
             else {"\N{ARABIC DECIMAL SEPARATOR}": ".", "\N{ARABIC THOUSANDS SEPARATOR}": ","}.get(letter, letter)
         )
-    # Long runs of spaces would take the pattern long.
+    # The pattern would be slow on long runs of spaces.
     return re.sub(r"\s{3,}", "  ", "".join(found).replace("\N{FRACTION SLASH}", ".").strip())
 
 
 def suggest_option(text: str, column: str, dialect: Dialect) -> str:
-    """What to do about a text that stands where a number is expected, for a person."""
+    """Advice for a message about a text in a column of numbers."""
     categories = f"dtype={{{column!r}: str}} takes the texts of this column as categories"
     if find_unit(text) is None:
         return f"{categories}; if {text!r} stands for a missing value, na_values=[{text!r}] says so"
@@ -166,7 +167,7 @@ def suggest_option(text: str, column: str, dialect: Dialect) -> str:
 
 
 def _list_options(text: str, dialect: Dialect) -> list[str]:
-    """Options that read the text, and as which number: those with the fewest of them."""
+    """The smallest sets of options that parse the text, and the number that results, as texts."""
     marks = dict.fromkeys(letter for letter in text.strip() if _normalize(f"1{letter}1")[1] in _MARKS)
     found = []
     for decimal, thousands in itertools.product((dialect.decimal, ".", ","), (dialect.thousands, None, *marks)):
@@ -184,7 +185,7 @@ def _list_options(text: str, dialect: Dialect) -> list[str]:
 
 
 def _list_delimiters(text: str) -> list[str]:
-    """The delimiter that parts the numbers of a text."""
+    """The delimiter option that would separate the numbers of a text."""
     marks = set(_BETWEEN.findall(text.strip()))
     if _NUMBER.fullmatch(_normalize(text)) is not None or len(marks) != 1:
         return []

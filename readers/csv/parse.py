@@ -1,6 +1,6 @@
-"""One rank's part of a CSV text, parsed and kept as the ends of its records are looked for, so that it is read once.
+"""Parses a rank's range of a CSV text while the ends of its records are searched, so that the text is read once.
 
-It is supposed not to begin within quotes; where the parts before it prove that wrong, what was taken is of no use.
+The range is assumed to begin outside of quotes. If the preceding ranges show otherwise, its rows are discarded.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ def check_texts(
     rank: int,
     tables: Iterable[Any],
 ) -> None:
-    """Raises ReaderError where the values of a column of text turn out to be numbers to a person.
+    """Raises ReaderError if the values of a column of text turn out to be numbers.
 
-    Of the ranks, the first that has `found` such a value knows its line; the others raise FailedElsewhere.
+    The first rank that has `found` such a value reports its line; the other ranks raise FailedElsewhere.
 
     Args:
-        found: of each rank, by column, how many of its rows hold each value.
-        tables: (first row, pyarrow table, places of its rows) of this rank's records, those of `found`.
+        found: for each rank and column, the number of rows with each value.
+        tables: (first row, pyarrow table, function from rows to positions) of this rank's records.
     """
     import pyarrow.compute as pc
 
@@ -54,9 +54,9 @@ def check_texts(
 
 
 class Taking:
-    """The rows of the records that begin in the bytes `start` to `stop` of a text.
+    """Parses the records that begin in the bytes `start` to `stop` of a text.
 
-    Attributes: `rows`; `error`, why one could not be parsed; `given_up`, whether there are more than memory allows.
+    Attributes: `rows`; `error`, an error of parsing; `given_up`, whether the rows exceed the memory limit.
     """
 
     def __init__(self, text: Text, table: Table, rows: Rows, start: int, stop: int):
@@ -66,7 +66,7 @@ class Taking:
         self.error: Exception | None = None
         self.given_up = not rows.can_hold_texts()
         whole = start in text.starts or text.read_bytes(start - 1, start) == b"\n"
-        # Where the first record that isn't taken yet begins; None as long as the end of the one before isn't found.
+        # The offset of the first record that is not parsed yet; None until the end of the preceding record is found.
         self._at: int | None = start if whole else None
         self._waiting: list[bytes] = []
 
@@ -75,7 +75,7 @@ class Taking:
         return self.error is None and not self.given_up
 
     def take_piece(self, begin: int, data: bytes, ends: np.ndarray, real: np.ndarray) -> None:
-        """Take what was read from the byte `begin` on; for `records.search`."""
+        """Add the data that was read from offset `begin` on, with the ends of its lines and records. See `Each`."""
         if not self.active or (self._at is None and not len(ends)):
             return
         if self._at is None:
@@ -105,7 +105,7 @@ class Taking:
             self.error = error
 
     def finish_part(self) -> None:
-        """Take the last record, which goes on after the part."""
+        """Parse the last record, which may extend past the end of the range."""
         if self.active and self._at is not None and self._at < self._stop:
             last = records.find_line_end(self._text.read_bytes, self._at, self._text.size, self._marks)
             self._waiting = []
@@ -116,7 +116,7 @@ class Taking:
 
 
 def find_line(text: Text, marks: Marks, at: int, row: int) -> str:
-    """The place of the record that is `row` records after the byte `at`."""
+    """ "FILE, line NUMBER" of the record that is `row` records after the offset `at`."""
     return text.find_line(records.skip_records(text.read_bytes, at, text.size, row, marks))
 
 

@@ -1,7 +1,7 @@
-"""Where the records of a text of comma-separated values end, found in any part of it.
+"""Finds the ends of records in ranges of a CSV text.
 
-A newline ends one unless it is within quotes; a part is searched as if it began within them, and as if it did not.
-Where there are comments, parts begin where lines do: a line may be within quotes at its begin, but in no comment.
+A newline ends a record if it is outside of quotes. A range is searched under both assumptions: that it begins within
+quotes, and outside. With comments, ranges begin at lines: a line may begin within quotes, but not within a comment.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ import numpy as np
 from matex_tf.readers.csv.marks import Marks
 
 _NEWLINE, _RETURN = 10, 13
-# Every so many records the place of one is kept.
+# The position of every STRIDE-th record is stored.
 STRIDE = 1024
-# How many bytes are looked through at a time.
+# Number of bytes that are searched at a time.
 PIECE = 1 << 20
 
 
@@ -27,10 +27,10 @@ Each = Callable[[int, bytes, np.ndarray, np.ndarray], None]
 
 @dataclass
 class Found:
-    """The records that end in one part of the text, under one supposition.
+    """The records that end in one range of the text, under one assumption about its beginning.
 
-    count: how many; places: the byte after every STRIDE-th; newlines: whether some stand within quotes; last: the byte
-    after the last one; within: whether the part ends within quotes.
+    count: number of records; places: the offset after every STRIDE-th record; newlines: whether quoted values contain
+    newlines; last: the offset after the last record; within: whether the range ends within quotes.
     """
 
     count: int = 0
@@ -42,7 +42,7 @@ class Found:
 
 @dataclass
 class Part:
-    """What one rank found in its part: `outside` if that begins outside of quotes, `inside` if within."""
+    """The result of one rank's range: `outside` if it begins outside of quotes, `inside` if it begins within quotes."""
 
     outside: Found
     inside: Found
@@ -59,15 +59,15 @@ def search_records(
     piece: int | None = None,
     each: Each | None = None,
 ) -> Part:
-    """The records that end between the bytes `start` and `stop`; `read(a, b)` gives those from a to b.
+    """The records that end between the offsets `start` and `stop`; `read(a, b)` returns the bytes from a to b.
 
-    Lines with nothing in them, or only a comment, are no records. `each(begin, data, ends, real)` is given each piece
-    that was read, and the bytes after the lines, and after the records, that end in it, supposing that the part begins
-    outside of quotes.
+    Empty lines and lines with only a comment are not records. `each(begin, data, ends, real)` is called for each block
+    that is read: `ends` and `real` are the offsets after its lines and after its records, assuming that the range
+    begins outside of quotes.
     """
     outside, inside = Found(), Found(within=True)
     stride, piece = stride or STRIDE, piece or PIECE
-    # A line that begins before this part is taken to have something in it unless it is seen to be empty.
+    # A line that begins before this range counts as not empty, unless it is known to be empty.
     before = read(max(0, start - 2), start)
     ends = {0: _find_line_start(before, start), 1: _find_line_start(before, start)}
     begin = start
@@ -88,7 +88,7 @@ def search_records(
 
 
 def _read_piece(read: Callable[[int, int], bytes], begin: int, stop: int, piece: int, marks: Marks) -> bytes:
-    """The next bytes to look through; whole lines where there are comments."""
+    """The next block of bytes to search; complete lines if there are comments."""
     end = min(begin + piece, stop)
     data = read(begin, end)
     if marks.comment is None:
@@ -107,10 +107,10 @@ def _split_newlines(
     found: Found,
     marks: Marks,
 ) -> tuple[np.ndarray, list[int]]:
-    """The `newlines` that stand outside of quotes, and those of them that end lines with nothing but a comment.
+    """Returns the `newlines` outside of quotes, and the offsets after comments that fill their line.
 
     Args:
-        before_each: how many `quotes` come before each newline, those in comments among them.
+        before_each: the number of `quotes` before each newline, including quotes in comments.
     """
     comments = marks.find_comments(data, found.within)
     if quotes is not None and comments:
@@ -127,7 +127,7 @@ def _split_newlines(
 
 
 def _find_line_start(before: bytes, start: int) -> int:
-    """Where the line that goes on at `start` begins, or a byte that is far enough before it."""
+    """The start of the line that contains `start`, or any offset at least two bytes before `start`."""
     if not before or before.endswith(b"\n"):
         return start
     if before == b"\r" or before == b"\n\r":
@@ -145,9 +145,9 @@ def _add_piece(
     read: Callable[..., Any],
     stride: int,
 ) -> tuple[int, np.ndarray]:
-    """Count the records that end at `newlines` of a piece, but not at those in `void`; `line`: where the line begins.
+    """Count the records that end at `newlines` of a block, except those in `void`. `line`: the start of the first line.
 
-    Returns where the next line begins, and the bytes after the records.
+    Returns the start of the next line, and the offsets after the records.
     """
     if not len(newlines):
         return line, newlines
@@ -158,7 +158,7 @@ def _add_piece(
     if len(short) or void:
         empty = np.array([_is_empty(values, begin, int(starts[i]), int(ends[i]), read) for i in short], bool)
         ends = np.delete(ends, np.union1d(short[empty], np.flatnonzero(np.isin(newlines, void))).astype(np.int64))
-    # Of the records found here, those whose number (the count that ends with them) is a multiple of the stride.
+    # Select the records whose number, counted from 1, is a multiple of the stride.
     first = stride - found.count % stride - 1
     found.places += (ends[first::stride] + 1).tolist()
     found.count += len(ends)
@@ -175,7 +175,7 @@ def _is_empty(values: np.ndarray, begin: int, start: int, end: int, read: Callab
 
 
 def skip_records(read: Callable[[int, int], bytes], start: int, stop: int, count: int, marks: Marks) -> int:
-    """The byte after the first `count` records from `start`; `stop` where there are no more."""
+    """The offset after the first `count` records from `start`; `stop` if there are fewer."""
     window = 1 << 16
     while count:
         end = min(stop, start + window)
@@ -189,7 +189,9 @@ def skip_records(read: Callable[[int, int], bytes], start: int, stop: int, count
 
 
 def find_line_end(read: Callable[[int, int], bytes], start: int, stop: int, marks: Marks) -> int:
-    """The byte after the first line that ends outside of quotes from `start`, be it empty; `stop` if there is none."""
+    """The offset after the first line from `start` that ends outside of quotes, even if empty;
+    `stop` if there is none.
+    """
     found: list[int] = []
     window = 1 << 16
     while True:
@@ -204,11 +206,11 @@ def find_line_end(read: Callable[[int, int], bytes], start: int, stop: int, mark
 
 @dataclass
 class Records:
-    """Where the records of a whole text are.
+    """The positions of the records of a complete text.
 
-    count: how many; newlines: whether some have newlines within quotes; open: the end of a file at which a quote is
-    not closed; numbers and places: a table of records and the bytes where they begin; stop: the end of the text;
-    cut: the parts that begin within quotes.
+    count: number of records; newlines: whether quoted values contain newlines; open: the end of a file with an unclosed
+    quote, or None; numbers and places: indices of some records and their offsets; stop: the end of the text; cut:
+    the indices of ranges that begin within quotes.
     """
 
     count: int
@@ -228,9 +230,9 @@ class Records:
 def join_parts(
     parts: Sequence[Part], start: int, stop: int, rest: Callable[[int, int], bytes], ends: Collection[int] = ()
 ) -> Records:
-    """The records of the text from `start` to `stop`, from its parts in order; `rest` reads what follows the last.
+    """Combine the results of consecutive ranges of the text from `start` to `stop`; `rest` reads the end of the text.
 
-    `ends`: where the files of which the text is made end; parts end there, too, and so do records.
+    `ends`: the ends of the files. Ranges and records end there, too.
     """
     ends = {*ends, stop}
     count, within, newlines = 0, False, False
@@ -248,6 +250,6 @@ def join_parts(
         within = found.within
         if within and part.stop in ends:
             opened = part.stop if opened is None else opened
-    # The last record may end without a newline; empty lines may follow it.
+    # The last record may lack a newline; empty lines may follow it.
     count += bool(within or rest(last, stop).strip(b"\r\n"))
     return Records(count, newlines, opened, numbers, places, stop, cut)

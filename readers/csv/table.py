@@ -1,4 +1,4 @@
-"""The columns of a CSV file, whose types a sample of its text tells; pieces of text made into tables by pyarrow."""
+"""The columns of a CSV file. A sample determines their types; pyarrow parses blocks of records into tables."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from matex_tf.readers.tables.columns import Columns, is_number, is_whole
 
 
 class Table(Columns):
-    """Columns of text, spelled as `dialect` says."""
+    """Columns of text in the spelling of `dialect`."""
 
     def __init__(self, path: Path, names: Sequence[str], dialect: Dialect):
         super().__init__(path, names)
         self.dialect = dialect
 
     def learn_types(self, sample: bytes, file: Path, line: int, dtype: Any) -> None:
-        """What each column holds, by a `sample` of whole records of `file`, from `line` on, and as what it is read."""
+        """Infer the type of each column from `sample`, complete records of `file` from line `line` on, and `dtype`."""
         import pyarrow as pa
 
         found: dict[int, Any] = dict.fromkeys(self.used, pa.null())
@@ -40,7 +40,7 @@ class Table(Columns):
         return np.dtype("i8" if field == "labels" and is_whole(kind) else "f8")
 
     def _check_text(self, number: int, column: Any, sample: bytes, place: str) -> None:
-        """Raises ReaderError where a column that would be taken for text is one of numbers but for some values."""
+        """Raises ReaderError if a column that would be read as text holds mostly numbers."""
         import pyarrow as pa
 
         if not pa.types.is_string(column.type):
@@ -53,10 +53,11 @@ class Table(Columns):
             raise ReaderError(f"{error}. Most rows of this column hold numbers")
 
     def find_number_among_texts(self, counts: Mapping[int, Mapping[str, int]]) -> tuple[int, str] | None:
-        """A column of text, and a value of it, where most rows hold numbers; None where there is none.
+        """Returns a column of text with numbers in most rows, and one of these numbers; None if there is no such
+        column.
 
         Args:
-            counts: by column, how many rows hold each value.
+            counts: for each column, the number of rows with each value.
         """
         for number in sorted(set(self.texts) - self.asked):
             if number_like.are_numbers(counts[number]):
@@ -68,10 +69,10 @@ class Table(Columns):
         return f"columns {self.names}, text in {texts}, {[str(kind) for kind in self.types.values()]}"
 
     def parse_records(self, data: bytes, fields: Sequence[str], newlines: bool, line: Callable[[], str]) -> Any:
-        """The records in `data` as a pyarrow table of the columns of `fields`, named by their numbers; of no fields
-        those of text.
+        """Parse the records in `data` into a pyarrow table of the columns of `fields`, named by their numbers. Without
+        fields, the columns of text.
 
-        `newlines`: whether some stand within quotes. `line` gives the place of the first record, for errors.
+        `newlines`: whether quoted values contain newlines. `line` returns the position of the first record, for errors.
         """
         types = self.find_types(fields)
         return blocks.parse_block(data, self.names, list(types), types, self.dialect, newlines, line)

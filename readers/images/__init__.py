@@ -1,1 +1,1 @@
-"""MNIST and CIFAR."""
+"""The image formats: MNIST and CIFAR."""

@@ -1,4 +1,4 @@
-"""Files in a tar archive, plain or gzipped, unpacked for all ranks of a host; and files as they lie, read alike."""
+"""Extracts files from a tar archive, plain or gzipped, once for each host; a common interface to plain files."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ from matex_tf.readers.base.formats import ReaderError
 from matex_tf.readers.base.unchanged import Unchanged
 from matex_tf.runtime import real_files
 
-# No file of a data set that comes in one archive is larger; what else is packed may be anything.
+# No data set of a single archive has a larger file; a larger member is an error.
 _MOST_BYTES = 4 << 30
 _PIECE = 1 << 20
 
 
 def unpack_files(archive: Path, names: Collection[str]) -> dict[str, Path]:
-    """The files of an archive that have one of `names`, in whatever folder, each in a temporary file."""
+    """Extract the members with one of `names`, in any folder of the archive. Returns a temporary file for each name."""
     found: dict[str, Path] = {}
     with open(archive, "rb") as file:
         packed = file.read(2) == b"\x1f\x8b"
     try:
         with gzip.open(archive) if packed else open(archive, "rb") as source:
-            # A stream is only read.
+            # mode "r|": the stream does not support seeking.
             with tarfile.open(fileobj=_Watched(source), mode="r|") as tar:  # type: ignore[call-overload]
                 for member in tar:
                     name = os.path.basename(member.name)
                     if name in names and name not in found and member.isreg():
                         found[name] = _extract_member(archive, tar, member)
-            # The checksum of gzip data stands at their end.
+            # Read to the end of the gzip data, where its checksum is.
             while source.read(_PIECE):
                 agreement.stop_if_others_failed()
     except BaseException as error:
@@ -69,20 +69,20 @@ def _extract_member(archive: Path, tar: tarfile.TarFile, member: tarfile.TarInfo
 
 
 def remove_files(paths: Iterable[Path]) -> None:
-    """Remove what `unpack_files` made, if it is still there."""
+    """Remove the files of `unpack_files` that still exist."""
     with real_files.use_real_files():
         for path in paths:
             path.unlink(missing_ok=True)
 
 
 class Readable(Protocol):
-    """What gives its bytes one after another."""
+    """A binary stream."""
 
     def read(self, count: int = ..., /) -> bytes: ...
 
 
 class _Watched:
-    """A file whose reading ends where another rank has failed."""
+    """A stream that stops reading if another rank has failed."""
 
     def __init__(self, file: Readable):
         self._file = file
@@ -93,7 +93,9 @@ class _Watched:
 
 
 class Stored:
-    """A file, or one that was unpacked, which stays open and may be removed. Its text is its name for people."""
+    """A file on disk, or an extracted file, which stays open and may be removed. `str` returns its
+    name for messages.
+    """
 
     def __init__(self, path: Path, named: str | None = None):
         self.path, self._named = path, named
@@ -108,7 +110,7 @@ class Stored:
         return self._named or str(self.path)
 
     def open_file(self) -> BinaryIO:
-        """The file from its beginning."""
+        """Open the file at its beginning."""
         if self._handle is None:
             self._unchanged.check(self.path)
             return open(self.path, "rb")
@@ -119,7 +121,7 @@ class Stored:
         return self.path.stat().st_size if self._handle is None else os.fstat(self._handle.fileno()).st_size
 
     def read_bytes(self, start: int, count: int) -> bytes:
-        """So many bytes from byte `start` on; raises ReaderError where the file ends before."""
+        """Read `count` bytes from offset `start`. Raises ReaderError if the file ends earlier."""
         with self.open_file() as file:
             data = b"".join(_iterate_pieces(file.fileno(), start, count))
         if len(data) < count:

@@ -1,4 +1,4 @@
-"""The CIFAR-10 and CIFAR-100 formats: the binary version or the Python version, unpacked or as downloaded."""
+"""The CIFAR-10 and CIFAR-100 formats: binary or Python version, extracted or as the downloaded archive."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ _FOLDERS = ("cifar-10-batches-bin", "cifar-10-batches-py", "cifar-100-binary", "
 
 
 class _Cifar(Format):
-    """Images of shape (rows, 32, 32, 3), uint8, red green blue; labels int64.
+    """Images of shape (rows, 32, 32, 3), uint8, channels RGB; labels of shape (rows,), int64.
 
-    The path is the folder that the archive unpacks to, the one in which that lies, or the archive.
+    The path is the extracted folder, its parent folder, or the archive.
     """
 
     own_testing = True
@@ -54,7 +54,7 @@ class _Cifar(Format):
         self._look_into(found)
 
     def _find_archive(self) -> Path | None:
-        """The archive to read; None where there are the files of it."""
+        """The archive to read; None if its files are already extracted."""
         if self._path.is_dir():
             if any((self._path / name).exists() for name in (*_FOLDERS, *self._list_usual())):
                 return None
@@ -91,7 +91,7 @@ class _Cifar(Format):
             for part, batches in self._batches.items()
         }
 
-    # An archive is unpacked by one rank of each host, because none of it can be reached without all that comes before.
+    # One rank of each host extracts an archive: its members cannot be read independently.
 
     def survey(self, turn: int, ranks: Ranks) -> dict[str, Path]:
         if ranks.rank != ranks.leader:
@@ -140,7 +140,7 @@ class _Cifar(Format):
 
 @register("CIFAR10")
 class Cifar10(_Cifar):
-    """data_batch_1 to data_batch_5 and test_batch."""
+    """CIFAR-10: data_batch_1 to data_batch_5, and test_batch."""
 
     list_names = {"training": [f"data_batch_{number}" for number in range(1, 6)], "testing": ["test_batch"]}
     label_names = ("labels",)
@@ -157,7 +157,7 @@ class Cifar10(_Cifar):
 
 @register("CIFAR100")
 class Cifar100(_Cifar):
-    """train and test; `labels` is "fine" (100 classes) or "coarse" (20)."""
+    """CIFAR-100: train and test. `labels` is "fine" (100 classes) or "coarse" (20 classes)."""
 
     list_names = {"training": ["train"], "testing": ["test"]}
     label_names = ("coarse_labels", "fine_labels")
@@ -176,7 +176,7 @@ class Cifar100(_Cifar):
 
 
 class _BinaryBatch:
-    """A file of records: each label is a byte, then the 3072 of the image."""
+    """A file of records: one byte for each label, then 3072 bytes for the image."""
 
     def __init__(self, file: Stored, label_names: tuple[str, ...], label: int):
         self._file, self._label, self._labels = file, label, len(label_names)

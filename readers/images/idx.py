@@ -1,4 +1,4 @@
-"""One IDX file, plain or gzipped: its header, and rows a to b of it.
+"""An IDX file, plain or gzipped: its header, and reading of a range of items.
 
 The format (http://yann.lecun.com/exdb/mnist, "The IDX file format"): two zero bytes, a type code, the number of
 dimensions, each dimension as a big-endian uint32, then the values, big-endian, the first dimension slowest.
@@ -23,15 +23,15 @@ from matex_tf.sharding.share_arrays import ShareArray
 
 TYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
 _PIECE = 1 << 20
-# Deflate packs at most 1032 bytes into one; a header that asks for more than that cannot be right.
+# The compression ratio of Deflate is at most 1032; a header that claims more is damaged.
 _MOST_PACKED = 1032
 
 
 class IdxFile:
-    """The header of an IDX file, checked against the file's size; `read` gives rows.
+    """An IDX file. The header is checked against the size of the file; `read_items` reads items.
 
-    Attributes: `path`; `shape`, whose first number is the count of items; `dtype`, in the machine's byte order.
-    Raises ReaderError for a file that is no IDX file, has no items, or is shorter or longer than its header says.
+    Attributes: `path`; `shape`, whose first entry is the number of items; `dtype`, in native byte order. Raises
+    ReaderError if the file is not an IDX file, has no items, or differs in size from its header.
     """
 
     def __init__(self, path: Path):
@@ -97,15 +97,16 @@ class IdxFile:
         return " x ".join(map(str, self.shape))
 
     def describe_items(self) -> str:
-        """Dimensions and type, as text."""
+        """Dimensions and dtype, as text."""
         return f"{self._format_dimensions()} {self.dtype}"
 
     def read_items(self, start: int, stop: int) -> ShareArray:
-        """Items `start` to `stop`, of shape (stop - start, *shape[1:]) and the stored dtype. No others are held.
+        """Read items `start` to `stop`: shape (stop - start, *shape[1:]), native `dtype`. Allocates no memory for other
+        items.
 
-        Reading the last item of a gzipped file also checks its checksum and that nothing follows.
+        Reading the last item of a gzipped file also checks its checksum, and that no bytes follow.
         """
-        # Made as a ShareArray, because an array that owns its memory keeps its mark through np.asarray.
+        # A ShareArray from the start: one that owns its memory keeps its mark through np.asarray.
         array = ShareArray((stop - start, *self.shape[1:]), self._stored)
         self._unchanged.check(self.path)
         if stop > start:

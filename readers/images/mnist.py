@@ -1,4 +1,4 @@
-"""The MNIST format: a folder of four IDX files, named as MNIST and its likes (Fashion-MNIST, KMNIST) name them."""
+"""The MNIST format: a folder of four IDX files with the names of MNIST, Fashion-MNIST, KMNIST and the like."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _CONTENTS = {"data": ("images", 3), "labels": ("labels", 1)}
 
 @register("MNIST")
 class Mnist(Format):
-    """train-images, train-labels, t10k-images and t10k-labels in one folder, each plain or gzipped."""
+    """A folder with train-images, train-labels, t10k-images and t10k-labels, each plain or gzipped."""
 
     own_testing = True
 
@@ -63,7 +63,7 @@ def _list_folder(folder: Path) -> list[str]:
 
 
 def _find_file(folder: Path, names: list[str], part: str, field: str) -> Path:
-    """The part's file: a plain one before a gzipped one, because any row of it can be reached at once."""
+    """The file of a part and field. A plain file is preferred to a gzipped one, because it supports random access."""
     content, dimensions = _CONTENTS[field]
     prefix = f"{_PREFIXES[part]}-{content}"
     pattern = _make_pattern(part, field)

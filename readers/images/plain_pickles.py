@@ -1,4 +1,4 @@
-"""Reads a pickle of plain values and NumPy arrays without running any of it: nothing is imported and nothing called."""
+"""Loads pickles of plain values and NumPy arrays. Imports no modules and calls no functions that the pickle names."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from matex_tf.readers.base.formats import ReaderError
 
 _LONG = 4096
 _MOST_READS = 10_000_000
-_MOST_KEYS = 1000  # keys can be chosen so that a dict takes the square of their number in time
+_MOST_KEYS = 1000  # a chosen set of keys can make a dict quadratic in time
 _MOST_SHOWN = 200
 
 
 @dataclass(frozen=True)
 class FileBytes:
-    """A long string of bytes that was not read: its place in the file."""
+    """The offset and length, in bytes, of a long bytes object that stays in the file."""
 
     offset: int
     length: int
 
 
 class Array:
-    """An array as its pickle describes it: shape, the name of its dtype, its bytes, and their order."""
+    """An array as described by its pickle: bytes, dtype name, shape, and order."""
 
     def __init__(self, content: Any = None, dtype: Any = None, shape: Any = None, order: Any = "C"):
         self.content, self.dtype, self.shape, self.fortran = content, dtype, shape, order == "F"
@@ -37,17 +37,17 @@ class Array:
 
 
 class Dtype:
-    """A NumPy dtype by its name."""
+    """A NumPy dtype, by name."""
 
     def __init__(self, name: Any, *_: Any):
         self.name = name
 
     def __setstate__(self, _: Any) -> None:
-        """Byte order and the like: the reader accepts single bytes alone."""
+        """Ignores byte order and the like: the reader accepts only single bytes."""
 
 
 class _File:
-    """The file, which raises an error where it ends, or where a pickle reads more often than any data set does."""
+    """A file that raises an error at its end, and after more reads than any data set needs."""
 
     def __init__(self, file: BinaryIO, named: Path | str):
         self.size = file.seek(0, 2)
@@ -86,10 +86,10 @@ _Base: Any = pickle._Unpickler
 
 
 class _Unpickler(_Base):
-    """Python's own, with the steps that build plain values, and stand-ins for the functions that NumPy names.
+    """Python's unpickler, limited to opcodes that build plain values, with replacements for the functions of NumPy.
 
-    Containers, numbers and texts are built. Long strings of bytes stay in the file. Whatever is built takes memory in
-    proportion to the file; values may be nested in each other many times, so none is shown or hashed whole.
+    Builds containers, numbers and texts; long bytes objects stay in the file. Memory is proportional to the size of the
+    file. Values may be nested deeply, so they are never printed or hashed completely.
     """
 
     def __init__(self, file: _File):
@@ -97,7 +97,7 @@ class _Unpickler(_Base):
         self._source, self._encoded = file, 0
 
     def find_class(self, module: str, name: str) -> Any:
-        """One of the five functions with which NumPy and Python 3 write arrays and bytes."""
+        """The replacement of one of the five functions that NumPy and Python 3 use for arrays and bytes."""
         name = f"{module.replace('numpy._core', 'numpy.core')}.{name}"
         functions: dict[str, Callable[..., Any]] = {
             "numpy.core.multiarray._reconstruct": lambda *_: Array(),
@@ -113,7 +113,7 @@ class _Unpickler(_Base):
     def _encode_text(self, text: Any, encoding: Any) -> bytes:
         if encoding not in ("latin1", "latin-1", b"latin1", "bytes") or not isinstance(text, str):
             raise pickle.UnpicklingError(f"bytes that are not written as Latin-1, but as {shorten_value(encoding)}")
-        # A text may be kept and encoded again and again; together those that are written once are less than the file.
+        # A memoized text may be encoded many times; texts that are stored once cannot exceed the size of the file.
         self._encoded += len(text)
         if self._encoded > self._source.size:
             raise pickle.UnpicklingError(f"letters that stand for more than {self._source.size} bytes")
@@ -150,10 +150,10 @@ class _Unpickler(_Base):
 
 
 def load_pickle(file: BinaryIO, named: Path | str) -> Any:
-    """The value in the file, with `Array` for arrays and `FileBytes` for long strings of bytes.
+    """Load the value in the file, with `Array` for arrays and `FileBytes` for long bytes objects.
 
     Raises:
-        ReaderError: the file is damaged, or holds anything else than plain values and arrays; names `named`.
+        ReaderError: the file is damaged, or holds other values than plain values and arrays. The message names `named`.
     """
     source = _File(file, named)
     try:
@@ -162,7 +162,7 @@ def load_pickle(file: BinaryIO, named: Path | str) -> Any:
             raise pickle.UnpicklingError(f"{source.size - source.tell()} bytes behind the end of the pickle")
     except ReaderError:
         raise
-    except Exception as error:  # of a damaged pickle, Python's Unpickler raises whatever its steps do
+    except Exception as error:  # damaged pickles raise arbitrary exceptions in Python's unpickler
         found = f"{error}" if isinstance(error, pickle.UnpicklingError) else f"{type(error).__name__}: {error}"
         raise ReaderError(
             f"{named}: not a pickle of plain values and arrays, or a damaged one: at byte {source.tell()} found "
@@ -184,5 +184,5 @@ class _Shown(reprlib.Repr):
 
 
 def shorten_value(value: Any) -> str:
-    """A short text of any value of a pickle, for a message."""
+    """A short description of any value of a pickle, for a message."""
     return _Shown().repr(value)

@@ -1,1 +1,1 @@
-"""Which rows are this rank's, windows of them, missing values and scaling."""
+"""Assigns rows to ranks; windows, missing values and scaling of rows."""

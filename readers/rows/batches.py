@@ -1,4 +1,4 @@
-"""Global batches of a part, one after another: which of a rank's rows are in the next one."""
+"""Iterates over the global batches of a part: selects this rank's rows of the next batch."""
 
 from __future__ import annotations
 
@@ -12,14 +12,16 @@ from matex_tf.readers.rows.layout import Deal
 
 
 class Turns:
-    """How far the ranks have come in the rows of a part, which they take in the order in which they hold them."""
+    """The position of the ranks in the rows of a part, which each rank consumes in the order in which it holds them."""
 
     def __init__(self, deal: Deal, rank: int):
         self._deal, self._rank = deal, rank
         self._taken = self._epochs = 0
 
     def exchange_rows(self, arrays: Sequence[np.ndarray], seed: int) -> None:
-        """Where an epoch begins, but for the first, exchange the rows in `arrays` with other ranks. Collective."""
+        """At the beginning of each epoch except the first, exchange the rows in `arrays` with other
+        ranks. Collective.
+        """
         if self._taken:
             return
         if self._epochs:
@@ -30,7 +32,9 @@ class Turns:
         self._epochs += 1
 
     def take_next(self, rows: int) -> tuple[slice, int]:
-        """This rank's rows of the next batch of `rows`, and how many all have; the last of an epoch has the rest."""
+        """Returns this rank's rows of the next batch, and the batch's number of rows: `rows`, or fewer at the end of an
+        epoch.
+        """
         first, last = self._taken, min(self._taken + rows, self._deal.count)
         start, stop = (self._deal.count_taken(count)[self._rank] for count in (first, last))
         self._taken = last % self._deal.count
@@ -38,7 +42,7 @@ class Turns:
 
 
 def check_rows(name: str, deal: Deal, rows: Any) -> int:
-    """The rows of a batch that `name` was asked for. Raises ValueError or TypeError for what is none."""
+    """Return `rows`, the batch size requested by `name`. Raises ValueError or TypeError if it is invalid."""
     rows = arguments.check_whole_number(name, "the rows of a batch", rows)
     if deal.batch_size not in (None, rows):
         raise ValueError(

@@ -1,4 +1,4 @@
-"""Which rows are whose: parts of the file's rows, and each rank's rows of a part. Everything here computes."""
+"""Splits the rows of a data set into parts (training, validation, testing), and assigns rows of a part to ranks."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ SPLITS = ("last", "spread")
 
 
 class Split:
-    """Cuts validation and testing rows out of `total` rows, the same ones whatever the number of ranks.
+    """Splits `total` rows into training, validation and testing rows, independently of the number of ranks.
 
-    "last": training rows come first, then validation, then testing rows. "spread": they are taken at equal distances
-    from the whole file, for rows in the order of their class.
+    "last": training rows come first, then validation, then testing rows. "spread": validation and testing rows are
+    taken at equal distances from the complete file, for files sorted by class.
     """
 
     def __init__(self, total: int, validation: float, testing: float, how: str):
@@ -37,7 +37,7 @@ class Split:
         return self.testing if part == "testing" else self.validation
 
     def list_rows(self, part: str, positions: np.ndarray) -> np.ndarray:
-        """The file's rows at `positions` of the part."""
+        """The row numbers in the file, for `positions` in the part."""
         if self.how == "last":
             before = {"training": 0, "validation": self.count_rows("training"), "testing": self.total - self.testing}
             return positions + before[part]
@@ -56,17 +56,17 @@ class Split:
 
 
 def _spread_rows(positions: np.ndarray, chosen: int, total: int) -> np.ndarray:
-    """The rows at `positions` of `chosen` rows at equal distances among `total`."""
+    """The rows at `positions` among `chosen` rows, equally spaced in `total` rows."""
     return ((2 * positions + 1) * total) // (2 * chosen)
 
 
 def _list_others(positions: np.ndarray, chosen: int, total: int) -> np.ndarray:
-    """The rows at `positions` of those that `_spread_rows` does not choose."""
+    """The rows at `positions` among the rows that `_spread_rows` does not choose."""
     if not chosen:
         return positions
     rows = positions
     while True:
-        # Chosen row i is at most r where (2i + 1) * total < 2 * chosen * (r + 1).
+        # Chosen row i is at most r if (2i + 1) * total < 2 * chosen * (r + 1).
         up_to = np.minimum((2 * chosen * (rows + 1) - 1 + total) // (2 * total), chosen)
         moved = positions + up_to
         if np.array_equal(moved, rows):
@@ -75,10 +75,10 @@ def _list_others(positions: np.ndarray, chosen: int, total: int) -> np.ndarray:
 
 
 class Deal:
-    """How `count` rows of a part are dealt to `size` ranks, of which the last `servers` have none.
+    """The assignment of the `count` rows of a part to `size` ranks, of which the last `servers` have no rows.
 
-    "block": contiguous blocks that differ by one row at most. "cyclic": row i to rank i mod size. "batch": of each
-    `batch_size` rows in turn, the rank's slice of that global batch.
+    "block": contiguous blocks that differ by at most one row. "cyclic": row i to rank i mod size. "batch": the rank's
+    slice of each global batch of `batch_size` rows.
     """
 
     def __init__(
@@ -94,11 +94,11 @@ class Deal:
                 f'DataSet: batch_size= goes with distribution="batch"; given distribution={distribution!r}'
             )
         self.count, self.size, self.distribution, self.batch_size = count, size - servers, distribution, batch_size
-        self._batch = batch_size or 1  # of "batch", the only one that asks
+        self._batch = batch_size or 1  # used with "batch" only
         self._servers = servers
 
     def count_held(self, rank: int) -> int:
-        """How many rows a rank has."""
+        """The number of rows of a rank."""
         if self.distribution != "batch" or rank >= self.size:
             start, stop = row_shares.deal_block(self.count, rank, self.size)
             return stop - start
@@ -108,7 +108,7 @@ class Deal:
         return [self.count_held(rank) for rank in range(self.size + self._servers)]
 
     def list_positions(self, rank: int, start: int, stop: int) -> np.ndarray:
-        """The rows `start` to `stop` of those that `rank` holds, as numbers within the part (int64)."""
+        """The positions in the part (int64) of the rank's rows `start` to `stop`."""
         mine = np.arange(start, stop, dtype=np.int64)
         if self.distribution == "block":
             return mine + row_shares.deal_block(self.count, rank, self.size)[0]
@@ -123,13 +123,13 @@ class Deal:
         return batch * self._batch + np.where(batch < whole, first, rest_first) + mine % (last - first)
 
     def count_taken(self, rows: int) -> list[int]:
-        """How many rows of each rank are among the first `rows` that the ranks consume together."""
+        """For each rank, the number of its rows among the first `rows` rows that the ranks consume together."""
         if self.distribution == "batch":
             return apportion.count_rows_taken(self.count, self._batch, self.size, rows) + [0] * self._servers
         return apportion.apportion_rows(self.count_all(), rows)
 
     def find_local(self, rank: int) -> Any:
-        """Which rows of the part are the rank's: a slice, or for "batch" an array of their numbers."""
+        """The positions of the rank's rows in the part: a slice, or for "batch" an array."""
         if self.distribution == "block":
             return slice(*row_shares.deal_block(self.count, rank, self.size))
         if self.distribution == "cyclic":

@@ -1,4 +1,4 @@
-"""The rows of each part of a data set that a rank holds: read at their first use, or come in opening."""
+"""This rank's rows of each part of a data set, in memory: read at their first use, or while the data set is opened."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ from matex_tf.world import world
 
 @dataclass(frozen=True)
 class Share:
-    """Which of `size` shares is this rank's; `alone`: by the script's word, and no other rank is asked anything."""
+    """This process reads the rows of rank `rank` of `size` ranks. `alone`: given by the script, so no rank
+    communicates.
+    """
 
     rank: int
     size: int
@@ -26,9 +28,9 @@ class Share:
 
 
 class HeldRows:
-    """This rank's rows of every part and field of `source`, dealt by `deals`.
+    """This rank's rows of every part and field of `source`, assigned by `deals`.
 
-    `together(action, doing)` runs an action on every rank, and fails on all where it fails on one.
+    `together(action, doing)` runs an action on every rank, and raises on all ranks if it fails on one.
     """
 
     def __init__(
@@ -43,12 +45,12 @@ class HeldRows:
         self._name, self._source, self._deals, self._share = name, source, deals, share
         self._normalize, self._together = normalize, together
         self._finished: dict[tuple[str, str], np.ndarray] = {}
-        # Rows that came in opening, not yet scaled nor looked through for missing values.
+        # Rows that were read during opening, before scaling and the search for missing values.
         self._unfinished: dict[tuple[str, str], np.ndarray] = self._allot_arrays()
         self.came_in_opening = bool(self._unfinished)
 
     def _allot_arrays(self) -> dict[tuple[str, str], np.ndarray]:
-        """This rank's rows of every part and field, where opening has read them."""
+        """This rank's rows of every part and field, if they were read during opening; {} otherwise."""
         source = self._source
         held, source.format.held = source.format.held, None
         if held is None:
@@ -63,7 +65,9 @@ class HeldRows:
         return arrays
 
     def get_rows(self, part: str, field: str) -> np.ndarray:
-        """This rank's rows, read at the first use; a rank without any has the first of all, for weight 0."""
+        """This rank's rows, read at the first use. A rank without rows gets the first row of all, for use with weight
+        0.
+        """
         if (part, field) not in self._finished:
             deal = self._deals[part]
             count = deal.count_held(self._share.rank)
@@ -86,7 +90,7 @@ class HeldRows:
         return self._together(lambda: self._source.format.together(action), doing)
 
     def _finish_rows(self, part: str, field: str) -> np.ndarray:
-        """Rows that came in opening, missing values seen to."""
+        """Rows that were read during opening, with missing values replaced."""
         rows, deal = self._unfinished[part, field], self._deals[part]
         count = deal.count_held(self._share.rank)
         self._source.settle_missing(part, field, rows, self._list_positions(deal, 0, count) if count else range(1))
@@ -99,7 +103,9 @@ class HeldRows:
         return deal.list_positions(self._share.rank, start, stop)
 
     def set_scale(self) -> Any:
-        """Set and give how data are scaled; of "standard" each rank computes its part of the sums."""
+        """Set and return the function that scales data. For "standard", each rank computes the sums of its rows.
+        Collective.
+        """
         source = self._source
         if source.scale is None and self._normalize:
             if self._normalize == "standard":
@@ -111,7 +117,7 @@ class HeldRows:
         return source.scale
 
     def _compute_moments(self) -> Any:
-        """Those of this rank's part of the training rows."""
+        """The moments of this rank's slice of the training rows."""
         if self.came_in_opening:
             mine = self._finish_rows("training", "data")[: self._deals["training"].count_held(self._share.rank)]
             return scaling.compute_moments_in_pieces(mine)

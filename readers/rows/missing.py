@@ -1,4 +1,4 @@
-"""What becomes of values that the files lack: an error, NaN, or a number."""
+"""Handling of missing values: an error, NaN, or a number."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _PIECE_BYTES = 4 << 20
 
 
 def check_missing(how: Any) -> None:
-    """Raises ValueError for a `missing=` that is none."""
+    """Raises ValueError for an invalid `missing=`."""
     number = isinstance(how, (int, float)) and not isinstance(how, bool)
     if not number and not (isinstance(how, str) and how in ("error", "nan")):
         raise ValueError(
@@ -23,9 +23,9 @@ def check_missing(how: Any) -> None:
 
 
 def settle_missing(rows: np.ndarray, how: Any, place: Callable[[int, tuple[int, ...]], str]) -> None:
-    """Replace each NaN in `rows`, in place, by the number `how`, leave it ("nan"), or raise ReaderError ("error").
+    """Replace each NaN in `rows`, in place, by the number `how`; keep it ("nan"); or raise ReaderError ("error").
 
-    `place(row, index)` says where the value `rows[row][index]` stands.
+    `place(row, index)` returns the position of the value `rows[row][index]`, for messages.
     """
     if how == "nan" or rows.dtype.kind != "f" or not rows.size:
         return
@@ -33,7 +33,7 @@ def settle_missing(rows: np.ndarray, how: Any, place: Callable[[int, tuple[int, 
     for start in range(0, len(rows), step):
         piece = rows[start : start + step]
         with np.errstate(invalid="ignore"):
-            # The least of numbers with a NaN among them is NaN; one pass and no array of truth values.
+            # The minimum of values with a NaN is NaN: one pass, without a boolean array.
             if not np.isnan(piece.min()):
                 continue
         absent = np.isnan(piece)
@@ -45,7 +45,7 @@ def settle_missing(rows: np.ndarray, how: Any, place: Callable[[int, tuple[int, 
 
 
 def check_fits(how: float, dtype: np.dtype, place: str) -> None:
-    """Raises ValueError where the number `how` is none that `dtype` holds; floats may be rounded."""
+    """Raises ValueError if `dtype` cannot represent the number `how`. Floats may be rounded."""
     if dtype.kind == "f":
         if float(np.finfo(dtype).max) < abs(how) < np.inf:
             raise ValueError(

@@ -1,4 +1,4 @@
-"""Opening a data set: its arguments are checked, its headers read, its rows counted and cut into parts."""
+"""Opens a data set: checks arguments, reads headers, counts rows and splits them into parts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ from matex_tf.readers.rows.samples import Source
 
 @dataclass(frozen=True)
 class Cut:
-    """How rows become samples of each part: (validation fraction, test fraction, "last" or "spread"), and windows."""
+    """The split into parts (validation fraction, test fraction, "last" or "spread"), and the
+    windows that form samples.
+    """
 
     split: tuple[float, float, str]
     window: int | None
@@ -33,9 +35,9 @@ def open_source(
     size: int,
     together: Callable[..., Any],
 ) -> Source:
-    """The rows of what `format` and `path` name; `ranks` are those that read, `size` is the number of shares.
+    """Open the rows of `format` and `path`. `ranks` are the ranks that read; `size` is the number of slices.
 
-    `together(action, doing)` runs an action on every rank, and fails on all where it fails on one.
+    `together(action, doing)` runs an action on every rank, and raises on all ranks if it fails on one.
     """
 
     def headers() -> Format:
@@ -67,7 +69,7 @@ def _describe_opened(opened: Format) -> str:
 
 
 def check_share(name: str, rank: Any, size: Any) -> None:
-    """Raises TypeError or ValueError for a share that there is none of."""
+    """Raises TypeError or ValueError for an invalid `rank` or `size`."""
     for what, value in (("rank", rank), ("size", size)):
         arguments.check_whole_number("DataSet", what, value, None)
     if not 0 <= rank < size:
@@ -75,7 +77,7 @@ def check_share(name: str, rank: Any, size: Any) -> None:
 
 
 def check_alone(parallel: Any, reshuffle: str | None, size: int) -> None:
-    """Raises ValueError for what needs the other ranks, where a share is asked for by hand."""
+    """Raises ValueError if an option needs the other ranks although the script has given rank= and size=."""
     option = "parallel=True" if parallel else 'reshuffle="epoch"' if reshuffle and size > 1 else None
     if option:
         raise ValueError(f"DataSet: {option} needs the other ranks; it cannot go with rank= and size=")

@@ -1,4 +1,4 @@
-"""Rows that were read while they were counted come to the ranks whose they are."""
+"""Sends rows that were read while they were counted to the ranks to which they are assigned."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from matex_tf.readers.rows.layout import Deal
 from matex_tf.readers.rows.samples import Source
 from matex_tf.sharding.share_arrays import ShareArray
 
-# What a rank sends in a round: the larger of so many bytes and this part of what it has.
+# A rank sends this many bytes in a round, or this fraction of its rows, whichever is larger.
 _ROUND_BYTES = 1 << 20
 _ROUNDS = 64
 
@@ -21,11 +21,11 @@ Arrays = dict[tuple[str, str], np.ndarray]  # by part and field
 
 
 class _Wanted:
-    """The file's rows that a rank is to have of one part, in ascending order."""
+    """The rows of the file that a rank needs for one part, in ascending order."""
 
     def __init__(self, source: Source, part: str, deal: Deal, rank: int):
         self._source, self._part, self._deal, self._rank = source, part, deal, rank
-        # A rank without rows has the first of all, for weight 0.
+        # A rank without rows gets the first row of all, for use with weight 0.
         self.count = max(1, deal.count_held(rank))
 
     def list_rows(self, start: int, stop: int) -> np.ndarray:
@@ -34,7 +34,7 @@ class _Wanted:
         return np.asarray(self._source.find_rows(self._part, positions)[1])
 
     def find_between(self, first: int, last: int) -> tuple[int, int]:
-        """(start, stop) of those among the rows `first` to `last` of the file."""
+        """(start, stop) of the rank's rows among the rows `first` to `last` of the file."""
 
         if last <= self._find_row(0) or first > self._find_row(self.count - 1):
             return 0, 0
@@ -47,7 +47,7 @@ class _Wanted:
 
 
 def allot_arrays(source: Source, deals: Mapping[str, Deal], rank: int, held: Held) -> Arrays:
-    """Arrays for this rank's rows of every part. They take no memory until they are filled."""
+    """Allocate arrays for this rank's rows of every part. Their pages take no memory until they are written."""
     return {
         (part, field): ShareArray((max(1, deals[part].count_held(rank)), *arrays[0].shape[1:]), arrays[0].dtype)
         for part in PARTS
@@ -57,7 +57,7 @@ def allot_arrays(source: Source, deals: Mapping[str, Deal], rank: int, held: Hel
 
 
 def take_whole(source: Source, held: Held) -> Arrays | None:
-    """The rows of every part where one rank has all of them, as they lie; None where they lie otherwise."""
+    """The rows of every part as views, if one rank has all of them contiguously; None otherwise."""
     parts = [part for part in PARTS if source.count_samples(part)]
     if len(held.counts) > 1 or any(len(arrays) != 1 for arrays in held.rows.values()):
         return None
@@ -74,9 +74,9 @@ def take_whole(source: Source, held: Held) -> Arrays | None:
 def send_rows(
     source: Source, deals: Mapping[str, Deal], rank: int, held: Held, into: Arrays, communicator: Any
 ) -> None:
-    """Send every rank's `held` rows to the ranks that `deals` gives them to, `into` their arrays. Collective.
+    """Send every rank's `held` rows to the ranks of `deals`, `into` their arrays. Collective.
 
-    What was sent is given back as it goes, so that at no time much more than a share is held.
+    Rows are freed as they are sent, so that a rank never holds much more than its own rows.
     """
     size = len(held.counts)
     parts = [part for part in PARTS if deals[part].count]
@@ -85,7 +85,7 @@ def send_rows(
     row_bytes = max(1, sum(_count_row_bytes(arrays[0]) for arrays in held.rows.values()))
     step = max(1, _ROUND_BYTES // row_bytes, max(held.counts) // _ROUNDS)
     for number in range(-(-max(held.counts) // step)):
-        # From the end on, because only the end of an array can be given back.
+        # From the end, because only the end of an array can be freed.
         spans = [_find_span(starts[other], held.counts[other], step, number) for other in range(size)]
         first, last = spans[rank]
         send = [_find_all_between(wanted[other], first, last) for other in range(size)]
@@ -101,7 +101,7 @@ def send_rows(
 
 
 def _find_span(start: int, count: int, step: int, number: int) -> tuple[int, int]:
-    """(first, last) of the file's rows that a rank sends in a round."""
+    """(first, last) of the rows of the file that a rank sends in a round."""
     last = max(0, count - number * step)
     return start + max(0, last - step), start + last
 
@@ -112,7 +112,7 @@ def _find_all_between(wanted: Mapping[str, _Wanted], first: int, last: int) -> d
 
 
 def _slice_arrays(arrays: Sequence[np.ndarray], start: int, stop: int) -> np.ndarray:
-    """Rows `start` to `stop` of arrays that follow each other."""
+    """Rows `start` to `stop` of the concatenation of `arrays`."""
     found, before = [], 0
     for array in arrays:
         low, high = max(start - before, 0), min(stop - before, len(array))
@@ -123,7 +123,7 @@ def _slice_arrays(arrays: Sequence[np.ndarray], start: int, stop: int) -> np.nda
 
 
 def _shorten_arrays(arrays: list[np.ndarray], rows: int) -> None:
-    """Give back the memory of all but the first `rows` rows; nothing else may refer to them."""
+    """Free the memory after the first `rows` rows. No other references to the arrays may exist."""
     before = sum(map(len, arrays))
     while before > rows and len(arrays) > 1 and before - len(arrays[-1]) >= rows:
         before -= len(arrays.pop())
@@ -142,7 +142,7 @@ def _exchange_round(
     into: Arrays,
     communicator: Any,
 ) -> None:
-    """One round of one field: to every other rank its rows of `mine`, which begin at the file's row `first`."""
+    """One round for one field: send the other ranks their rows of `mine`, which begins at row `first` of the file."""
     rows_for = [
         [
             _select_rows(mine, wanted[other][part].list_rows(start, stop) - first)
@@ -172,7 +172,7 @@ def _exchange_round(
 
 
 def _select_rows(rows: np.ndarray, which: np.ndarray) -> np.ndarray:
-    """Some rows, as they lie where they follow each other."""
+    """Select rows; a view if they are contiguous."""
     if len(which) and which[-1] - which[0] + 1 == len(which):
         return rows[int(which[0]) : int(which[-1]) + 1]
     return rows[which]

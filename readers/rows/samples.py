@@ -1,6 +1,6 @@
-"""The rows of an opened format as samples: parts cut out, windows made, missing values settled, values scaled.
+"""Converts the rows of an opened format to samples: split into parts, windows, missing values, scaling.
 
-Knows nothing of ranks.
+Independent of ranks.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from matex_tf.readers.rows.layout import Split
 from matex_tf.sharding.share_arrays import ShareArray
 
 PIECE_BYTES = 8 << 20
-# Rows that lie nearer to each other are read with what is between them: the disk would read that anyway.
+# Rows with smaller gaps are read together with the gap, which the disk would read anyway.
 _GAP_BYTES = 64 << 10
 
-# Streams read in threads of their own; a format need not know of them.
+# Streams read on their own threads. The lock protects formats that are not thread-safe.
 _one_at_a_time = threading.RLock()
 
 Positions = Any  # a range, or an int64 array in ascending order
 
 
 class Source:
-    """Samples of the parts "training", "validation" and "testing".
+    """The samples of the parts "training", "validation" and "testing".
 
-    Without windows a sample is a row. With `window` and `horizon` sample i is the rows i to i + window, and its label
-    the `horizon` rows that follow.
+    Without windows a sample is a row. With `window` and `horizon`, sample i consists of the rows i to i + window, and
+    its label of the `horizon` rows after them.
     """
 
     def __init__(self, opened: Format, split: tuple[float, float, str], window: int | None, horizon: int):
@@ -57,7 +57,7 @@ class Source:
         return rows if self.window is None else max(0, rows - self.window - self.horizon + 1)
 
     def find_rows(self, part: str, positions: Positions) -> tuple[str, Positions]:
-        """The format's part, and the numbers in it, of the samples at `positions` of a part."""
+        """The format's name of the part, and the numbers of rows in it, for the samples at `positions` of a part."""
         if part == "testing" and self.format.own_testing:
             return "testing", positions
         if isinstance(positions, range) and self.split.is_contiguous(part):
@@ -66,7 +66,7 @@ class Source:
         return "training", self.split.list_rows(part, np.asarray(positions, np.int64))
 
     def read_samples(self, part: str, field: str, positions: Positions) -> np.ndarray:
-        """The "data" or "labels" of the samples at `positions` of a part."""
+        """Read the "data" or "labels" of the samples at `positions` of a part."""
         origin, rows = self.find_rows(part, positions)
         if len(rows) and rows[-1] - rows[0] + 1 == len(rows):
             return self._read_run(origin, field, int(rows[0]), int(rows[-1]) + 1)
@@ -75,7 +75,7 @@ class Source:
         return self._read_scattered(origin, field, np.asarray(rows))
 
     def read_both(self, part: str, positions: Positions) -> tuple[np.ndarray, np.ndarray | None]:
-        """Data and labels (None where there are none) of the same samples; where both are the same rows, read once."""
+        """Data and labels (None if there are none) of the same samples. Rows that both need are read once."""
         if not self.labelled:
             return self.read_samples(part, "data", positions), None
         origin, rows = self.find_rows(part, positions)
@@ -86,7 +86,7 @@ class Source:
         return make_windows(steps[: -self.horizon], self.window), make_windows(steps[self.window :], self.horizon)
 
     def split_pieces(self, part: str, field: str, count: int, row_bytes: int | None = None) -> Iterator[range]:
-        """Ranges of the positions 0 to `count` of a part that hold about PIECE_BYTES each."""
+        """Split the positions 0 to `count` of a part into ranges of about PIECE_BYTES each."""
         if not count:
             return
         if row_bytes is None:
@@ -99,16 +99,16 @@ class Source:
         return max(1, self.read_samples(part, field, range(1)).nbytes)
 
     def count_together(self, part: str) -> int:
-        """How many rows the files store together, so that reading one costs as much as reading all."""
+        """The number of rows in a chunk of the files: reading one of them costs as much as reading all."""
         return self.format.chunk_rows(self.find_rows(part, range(0))[0], "data")
 
     def count_training_rows(self) -> int:
-        """The rows over which the mean and the deviation of the data are taken: those that training samples have."""
+        """The number of rows for the mean and deviation of the data: the rows of training samples."""
         count = self.count_samples("training")
         return count if self.window is None or not self.split.is_contiguous("training") else count + self.window - 1
 
     def compute_training_moments(self, start: int, stop: int) -> scaling.Moments | None:
-        """The moments of the data of `start` to `stop` of `count_training_rows`."""
+        """The moments of the data in rows `start` to `stop` of `count_training_rows`."""
         total = None
         if stop == start:
             return total
@@ -125,7 +125,7 @@ class Source:
         return total
 
     def _read_run(self, origin: str, field: str, start: int, stop: int) -> np.ndarray:
-        """Samples that follow each other; windows of them are views of the same rows."""
+        """Consecutive samples. Windows are views of the same rows."""
         if self.window is None:
             return self._read_rows(origin, field, start, stop)
         source = field if field == "data" or self.format.labelled else "data"
@@ -143,7 +143,7 @@ class Source:
         while done < len(rows):
             agreement.stop_if_others_failed()
             near = rows[done : done + longest]
-            # A run ends where the next row is far, or where the run's chunk-aligned length is reached.
+            # A run ends before a large gap, or when the run's chunk-aligned length is reached.
             end = (int(near[0]) // chunk) * chunk + longest
             ends = np.flatnonzero((np.diff(near) > gap) | (near[1:] >= end))
             near = near[: ends[0] + 1] if len(ends) else near
@@ -164,11 +164,11 @@ class Source:
         return self.scale_rows(field, rows)
 
     def settle_missing(self, part: str, field: str, rows: np.ndarray, positions: Positions) -> None:
-        """See to what is missing in the rows at `positions` of a part, in place."""
+        """Replace missing values in place in the rows at `positions` of a part."""
         self._settle_numbers(*self.find_rows(part, positions), field, rows)
 
     def _settle_numbers(self, origin: str, numbers: Positions, field: str, rows: np.ndarray) -> None:
-        """`numbers`: of the rows within what the format calls `origin`."""
+        """`numbers`: the numbers of the rows within the format's part `origin`."""
         missing.settle_missing(
             rows,
             self.format.missing,
@@ -180,7 +180,7 @@ class Source:
 
 
 def make_windows(rows: np.ndarray, length: int) -> np.ndarray:
-    """Every `length` consecutive rows as one, without a copy: shape (len(rows) - length + 1, length, ...)."""
+    """Windows of `length` consecutive rows, as a view: shape (len(rows) - length + 1, length, ...)."""
     count = len(rows) - length + 1
     return np.lib.stride_tricks.as_strided(
         rows, (count, length, *rows.shape[1:]), (rows.strides[0], *rows.strides), subok=True

@@ -1,4 +1,4 @@
-"""normalize=: data scaled by the largest value of their type, or to mean 0 and deviation 1."""
+"""normalize=: scale data by the largest value of their dtype, or to mean 0 and deviation 1."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ CHOICES = (False, True, "standard")
 
 
 def scale_by_type(rows: np.ndarray) -> np.ndarray:
-    """Integers as float32, divided by the largest value of their type (uint8: 0 to 1); others as they are."""
+    """Convert integers to float32, divided by the largest value of their dtype (uint8: 0 to 1); return others
+    unchanged.
+    """
     if rows.dtype.kind not in "iu":
         return rows
     largest = np.iinfo(rows.dtype).max
@@ -25,9 +27,9 @@ def scale_by_type(rows: np.ndarray) -> np.ndarray:
 
 
 class Standard:
-    """Data less their mean, over their standard deviation; float32, or float64 where they were.
+    """Subtracts the mean and divides by the standard deviation. Returns float32, or float64 for float64.
 
-    Of tables (rows of one dimension) each column has its own mean and deviation, of anything else all values have one.
+    Each column of a table (rows with one dimension) has its own mean and deviation; other data have one of each.
     """
 
     def __init__(self, mean: Any, deviation: Any):
@@ -35,7 +37,7 @@ class Standard:
 
     def __call__(self, rows: np.ndarray) -> np.ndarray:
         dtype = np.float64 if rows.dtype == np.float64 else np.float32
-        # The readers' own arrays are scaled where they are; those of others' formats may be what they read from.
+        # Arrays of the readers are scaled in place. An array of a foreign format may be that format's own storage.
         here = isinstance(rows, ShareArray) and rows.dtype == dtype
         # A ShareArray that owns its memory keeps its mark through np.asarray.
         scaled = rows if here else ShareArray(rows.shape, dtype)
@@ -48,7 +50,7 @@ Moments = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
 def compute_moments(rows: np.ndarray) -> Moments:
-    """(count, mean, sum of squared distances from it) of each column of a table, or of all values; NaN left out."""
+    """(count, mean, sum of squared deviations) of each column of a table, or of all values; ignores NaN."""
     values = np.asarray(rows, np.float64)
     values = values if values.ndim == 2 else values.reshape(-1, 1)
     there = ~np.isnan(values)
@@ -58,14 +60,14 @@ def compute_moments(rows: np.ndarray) -> Moments:
 
 
 def compute_moments_in_pieces(rows: np.ndarray) -> Moments | None:
-    """The same of many rows, without arrays of their size; None where there are none."""
+    """As `compute_moments`, in blocks, without temporary arrays of the size of `rows`; None if there are no rows."""
     step = max(1, _PIECE_BYTES // max(1, rows[:1].nbytes))
     pieces = (compute_moments(rows[start : start + step]) for start in range(0, len(rows), step))
     return functools.reduce(merge_moments, pieces, None)
 
 
 def merge_moments(one: Moments | None, other: Moments | None) -> Moments | None:
-    """Moments of both together (Chan, Golub and LeVeque, "Updating formulae", 1979)."""
+    """The moments of the union (Chan, Golub and LeVeque, "Updating formulae", 1979)."""
     if one is None or other is None:
         return one if other is None else other
     count = one[0] + other[0]
@@ -76,10 +78,10 @@ def merge_moments(one: Moments | None, other: Moments | None) -> Moments | None:
 
 
 def make_standard(of_ranks: Sequence[Moments | None]) -> Standard:
-    """The scaling by the moments of all ranks' rows.
+    """The scaling from the moments of all ranks' rows.
 
     Raises:
-        ValueError: no rank has any.
+        ValueError: no rank has rows.
     """
     found = functools.reduce(merge_moments, of_ranks)
     if found is None:

@@ -1,4 +1,4 @@
-"""A tf.data.Dataset that reads from disk as it goes: this rank's rows of each global batch."""
+"""A tf.data.Dataset that reads this rank's rows of each global batch from disk while it is iterated."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from matex_tf.readers.rows.samples import PIECE_BYTES, Source
 from matex_tf.sharding import row_shares, share_arrays
 from matex_tf.world import world
 
-# How many pieces rows are mixed among, when shuffled.
+# The number of ranges whose rows are mixed when shuffling.
 _MIXED = 4
-# Into so many runs a rank's rows are cut at least, which are taken in random order.
+# A rank's rows are split into at least this many runs, which are taken in random order.
 _LEAST_RUNS = 16
 
 
 class Order:
-    """In which order one rank takes its rows in each epoch.
+    """The order in which one rank takes its rows in each epoch.
 
-    `positions` are rows of the part, or with `in_memory` places among those that the rank holds.
+    `positions` are rows of the part, or with `in_memory` indices into the rows that the rank holds.
     """
 
     def __init__(self, deal: Deal, rank: int, shuffle: bool, seed: int, redeal: bool, in_memory: bool = False):
@@ -30,7 +30,7 @@ class Order:
         self.in_memory = in_memory
 
     def iterate_batches(self, batch_size: int, epoch: int) -> Iterator[tuple[int, int]]:
-        """(first, last) of the rows of each global batch, in the order in which they come."""
+        """(first, last) of the rows of each global batch, in the order of the epoch."""
         starts = np.arange(0, self.deal.count, batch_size)
         if self.by_batch:
             starts = np.random.default_rng([self.seed, epoch]).permutation(starts)
@@ -39,14 +39,14 @@ class Order:
 
     @property
     def by_batch(self) -> bool:
-        """Whether it is the batches that are shuffled, which all ranks do alike."""
+        """Whether batches are shuffled instead of rows, in the same order on all ranks."""
         return self.shuffle and self.deal.distribution == "batch"
 
     def iterate_pieces(self, length: int, epoch: int, together: int = 1) -> Iterator[Any]:
-        """This rank's rows in the order of an epoch, in pieces of up to `length`: ranges or arrays of positions.
+        """This rank's rows in the order of an epoch, as ranges or arrays of up to `length` positions.
 
-        The pieces of `together` rows, which the files store together, come one after the other, with those of some
-        other such runs between them; so each run is read once.
+        The ranges of a run of `together` rows, which form a chunk of the files, are interleaved with the ranges of a
+        few other runs only, so that each run is read once.
         """
         if self.redeal:
             yield from self._deal_anew(length, epoch, together)
@@ -57,7 +57,7 @@ class Order:
             yield self.list_positions(first, last)
 
     def list_positions(self, start: int, stop: int) -> Any:
-        """The rows `start` to `stop` of those that the rank holds."""
+        """The positions of the rank's rows `start` to `stop`."""
         if self.in_memory:
             return range(start, stop)
         if self.deal.distribution == "block":
@@ -66,7 +66,7 @@ class Order:
         return self.deal.list_positions(self.rank, start, stop)
 
     def _deal_anew(self, length: int, epoch: int, together: int) -> Iterator[range]:
-        """Pieces of all rows in an order that every rank draws alike; this rank's block of the rows in that order."""
+        """This rank's block of all rows, after a shuffle of ranges that is the same on every rank."""
         first, last = row_shares.deal_block(self.deal.count, self.rank, self.deal.size)
         begin = 0
         random = np.random.default_rng([self.seed, epoch])
@@ -83,12 +83,12 @@ class Order:
 def _cut_pieces(
     count: int, before: int, length: int, together: int, random: np.random.Generator | None
 ) -> Iterator[tuple[int, int]]:
-    """(first, last) of pieces of `count` rows, before which the file has `before` others; `random` draws their order.
+    """(first, last) of ranges of `count` rows, which begin at row `before` of the file, in the order drawn by `random`.
 
-    For `length` and `together` see `Order.iterate_pieces`; without `random` the pieces follow each other.
+    For `length` and `together` see `Order.iterate_pieces`. Without `random` the order is ascending.
     """
     run = length if random is None else max(length, min(together, -(-count // _LEAST_RUNS)))
-    # Runs end where those of the files do, as far as these are all as long.
+    # Runs end at chunks of the files, if all chunks have the same length.
     cut = run - before % run if run > length else run
     starts = np.array([0, *range(cut, count, run)] if count else [], np.int64)
     ends = np.append(starts[1:], count)
@@ -103,7 +103,7 @@ def _cut_pieces(
 
 
 class Memory:
-    """The rows that a rank holds of one part, [data, labels] or [data], in place of a Source."""
+    """The rows of one part that a rank holds, [data, labels] or [data], with the interface of a Source."""
 
     def __init__(self, fields: list[np.ndarray]):
         self._fields = fields
@@ -121,7 +121,7 @@ class Memory:
 def _iterate_stacks(
     source: Source | Memory, part: str, order: Order, length: int, epoch: int
 ) -> Iterator[list[np.ndarray]]:
-    """[data, labels] of this rank's rows, some at a time."""
+    """Yield [data, labels] of some of this rank's rows at a time."""
     pieces = order.iterate_pieces(length, epoch, source.count_together(part))
     random = order.make_generator(epoch)
     while group := list(itertools.islice(pieces, _MIXED if order.shuffle else 1)):
@@ -139,7 +139,7 @@ def _read_pair(source: Source | Memory, part: str, positions: Any) -> list[np.nd
 
 
 class _Feed:
-    """Takes rows off a sequence of stacks."""
+    """Takes rows from an iterator of [data, labels]."""
 
     def __init__(self, stacks: Iterator[list[np.ndarray]]):
         self._stacks, self._at = stacks, 0
@@ -160,9 +160,9 @@ class _Feed:
 def iterate_batches(
     source: Source | Memory, part: str, order: Order, batch_size: int, row_bytes: int, epoch: int
 ) -> Iterator[tuple[list[np.ndarray], int, int]]:
-    """([data, labels], own rows, rows of all ranks) of each step of an epoch.
+    """Yield ([data, labels], own rows, rows of all ranks) for each step of an epoch.
 
-    Where this rank has no rows in a step, there is one row all the same, and the number of own rows is 0.
+    If this rank has no rows in a step, the arrays have one row and the number of own rows is 0.
     """
     deal = order.deal
     length = max(1, PIECE_BYTES // row_bytes // (_MIXED if order.shuffle else 1))
@@ -180,7 +180,7 @@ def iterate_batches(
 
 
 def make_stream(source: Source | Memory, part: str, order: Order, batch_size: int, row_bytes: int, alone: bool) -> Any:
-    """The dataset of (data, labels), in batches of this rank's rows."""
+    """Return the dataset of (data, labels), in batches of this rank's rows."""
     import tensorflow as tf
 
     epochs = itertools.count()
@@ -198,7 +198,7 @@ def make_stream(source: Source | Memory, part: str, order: Order, batch_size: in
     numbered = tf.data.Dataset.from_generator(generate, output_signature=(specs, count, count))
     number = -(-order.deal.count // batch_size)
 
-    # Named, because AutoGraph warns of lambdas that it cannot tell apart.
+    # Named functions: AutoGraph warns about lambdas that it cannot distinguish.
     def has_rows(rows: Any, own: Any, total: Any) -> Any:
         return own > 0
 
@@ -224,7 +224,7 @@ def _iterate_own_steps(order: Order, batch_size: int) -> Iterator[int]:
     deal = order.deal
     number = -(-deal.count // batch_size)
     if batch_size >= 3 * deal.size:
-        # A rank's rows are within one of its proportion, so that only the last step can have none of them.
+        # A rank's rows deviate by less than one row from its proportion, so only the last step can have none.
         yield from range(number - 1 if order.rank < deal.size else 0)
         begin = (number - 1) * batch_size
         if deal.count_taken(deal.count)[order.rank] > deal.count_taken(begin)[order.rank]:

@@ -1,1 +1,1 @@
-"""Tables: columns chosen as data and labels, texts as integers, rows kept as they are read."""
+"""Tables: columns for data and labels, texts as integers, and storage of parsed rows."""

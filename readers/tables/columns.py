@@ -1,4 +1,4 @@
-"""The columns of a table: which are data and labels, and of what type; pieces of a table made into rows."""
+"""The columns of a table: their roles (data or labels) and types; conversion of table blocks to rows."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from matex_tf.readers.base.formats import ReaderError, check_categories, make_dt
 from matex_tf.readers.rows.missing import check_fits, make_missing_error
 
 Column = str | int
-# Of a row of a piece of a table: where it stands, for a person.
+# Returns the position of a row of a table block, for messages.
 Place = Callable[[int], str]
 
 
 class Columns:
-    """Which columns are read, as what.
+    """The columns that are read, and their dtypes.
 
-    Attributes: `names` of all columns; `columns` (their numbers), `dtypes` and `single` (whether rows are one value
-    each) by field; `texts`, the columns whose values are text, and `asked`, those of which dtype= says so; `types`, the
-    pyarrow type as which a column is read for a field; `widths` of columns whose rows are lists of numbers;
-    `data_shape`, that of a row of data, where one is given.
+    Attributes: `names` of all columns; by field, `columns` (their numbers), `dtypes`, and `single` (whether a row is
+    one value); `texts`, the columns of text, and `asked`, the columns of text that dtype= requests; `types`, the
+    pyarrow type of a column as read for a field; `widths` of columns with lists of numbers; `data_shape`, the shape
+    of a row of data, if given.
     """
 
     def __init__(self, path: Path, names: Sequence[str]):
@@ -41,7 +41,7 @@ class Columns:
     def choose_columns(
         self, labels: Column | Sequence[Column] | None, columns: Column | Sequence[Column] | None
     ) -> None:
-        """Raises ReaderError for a column that isn't there."""
+        """Set the columns of data and labels. Raises ReaderError for a missing column."""
         several = labels if isinstance(labels, (list, tuple)) else None
         wanted: Sequence[Any] = several if several is not None else [] if labels is None else [labels]
         chosen = [self.find_column(column) for column in wanted]
@@ -82,7 +82,7 @@ class Columns:
         )
 
     def list_dtypes(self, dtype: Any) -> dict[int, np.dtype]:
-        """The dtype= of each column that has one of its own."""
+        """The dtypes from a mapping dtype=, by number of column."""
         return (
             {self.find_column(key): make_dtype(kind) for key, kind in dtype.items()}
             if isinstance(dtype, Mapping)
@@ -90,7 +90,9 @@ class Columns:
         )
 
     def choose_types(self, found: Mapping[int, Any], dtype: Any) -> None:
-        """As what columns of these pyarrow types are read. Raises TypeError for a `dtype` that is none of numbers."""
+        """Set the types of columns that are stored as the pyarrow types `found`. Raises TypeError for a non-numeric
+        `dtype`.
+        """
         import pyarrow as pa
 
         by_column = self.list_dtypes(dtype)
@@ -116,16 +118,16 @@ class Columns:
                 elif pa.types.is_boolean(found[number]) and number not in by_column:
                     self.types[field, number] = pa.bool_()
                 else:
-                    # pyarrow does not parse numbers of half precision.
+                    # pyarrow does not parse half-precision numbers.
                     self.types[field, number] = pa.from_numpy_dtype(np.dtype("f4") if kind == np.float16 else kind)
             self.dtypes[field] = np.result_type(*each)
 
     def find_usual_dtype(self, field: str, kind: Any) -> np.dtype:
-        """As what a column of this pyarrow type is read, where dtype= does not say it."""
+        """The default dtype of a column of this pyarrow type."""
         return find_numpy_dtype(kind)
 
     def find_types(self, fields: Sequence[str]) -> dict[int, Any]:
-        """The pyarrow type as which each column of these fields is read; of no fields the columns of text."""
+        """The pyarrow type of each column of these fields; without fields, of the columns of text."""
         if not fields:
             import pyarrow as pa
 
@@ -139,7 +141,7 @@ class Columns:
         return types
 
     def find_dtype(self, field: str, missing: Any) -> np.dtype:
-        """As what the rows of a field are read; integers that may be missing need a NaN."""
+        """The dtype of the rows of a field. Integers that may be missing become float64, which has a NaN."""
         stored = self.dtypes[field]
         return np.dtype("f8") if missing == "nan" and stored.kind != "f" else stored
 
@@ -150,16 +152,16 @@ class Columns:
         return (rows,) if self.single[field] and width == 1 else (rows, width)
 
     def find_offset(self, field: str, index: int) -> int:
-        """The place of the first value of the column `index` of a field, in a row."""
+        """The index in a row of the first value of the field's column `index`."""
         return sum(self.widths.get(number, 1) for number in self.columns[field][:index])
 
     def fill_rows(
         self, target: np.ndarray, table: Any, field: str, codes: Callable[[int, Any], Any], missing: Any, place: Place
     ) -> None:
-        """Write the rows of a table into `target`; `codes(number, column)` gives the integers of a column of text.
+        """Write the rows of a table into `target`; `codes(number, column)` returns the integers of a column of text.
 
         Args:
-            table: of pyarrow, whose columns are named by their numbers.
+            table: a pyarrow table with columns named by their numbers.
         """
         flat = target.reshape(len(target), -1) if len(target) else target
         at = 0
@@ -194,12 +196,12 @@ class Columns:
         return column.to_numpy()
 
     def name_value(self, place: str, number: int, index: int | None = None) -> str:
-        """The value `index` of a column in the row at `place`, for a person."""
+        """Describe the value `index` of a column in the row at `place`, for a message."""
         inside = "" if index is None or self.widths.get(number, 1) == 1 else f", element {index}"
         return f"{place}, column {self.names[number]!r}{inside}"
 
     def locate(self, field: str, index: Sequence[int]) -> tuple[int, int]:
-        """The column, and the place in its list, of the value at `index` of a row."""
+        """The column of the value at `index` of a row, and its index in that column's list."""
         shape = self.compute_shape(field, 1)[1:]
         left = int(np.ravel_multi_index(tuple(index), shape)) if shape else 0
         for number in self.columns[field]:
@@ -210,7 +212,7 @@ class Columns:
         return number, left
 
     def check_categories(self, values: Mapping[int, Sequence[str]]) -> None:
-        """Raises ReaderError where the dtype of a field does not hold as many integers as a column has texts."""
+        """Raises ReaderError if the dtype of a field cannot represent the number of texts of a column."""
         for field, numbers in self.columns.items():
             for number in numbers:
                 count = len(values.get(number, ()))
@@ -230,7 +232,7 @@ def is_whole(kind: Any) -> bool:
 
 
 def find_numpy_dtype(kind: Any) -> np.dtype:
-    """That of the numbers of a pyarrow type; `to_pandas_dtype` would need pandas."""
+    """The NumPy dtype of a pyarrow type; `to_pandas_dtype` would need pandas."""
     import pyarrow as pa
 
     found: np.dtype = pa.array([], kind).to_numpy(zero_copy_only=False).dtype

@@ -1,4 +1,4 @@
-"""What formats of tables have in common: rows are read as tables of pyarrow, and texts become integers."""
+"""Base class of table formats: rows are read as pyarrow tables, and texts become integers."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from matex_tf.sharding.share_arrays import ShareArray
 class TableFormat(Format):
     """A table whose columns are chosen by `columns`.
 
-    Subclasses set `columns`, count, and give tables of some rows. They name the surveys in `_turns`, in their order:
-    `_survey_NAME` and `_settle_NAME` are the halves of one. Ranks count the texts of their rows in one;
-    `_count_texts` and `_settle_texts` are its two halves.
+    Subclasses set `columns`, count rows, and yield tables of some rows. `_turns` lists their surveys in order; a survey
+    NAME consists of `_survey_NAME` and `_settle_NAME`. One survey counts the texts of the ranks' rows: it uses
+    `_count_texts` and `_settle_texts`.
     """
 
     columns: Columns
@@ -34,15 +34,15 @@ class TableFormat(Format):
 
     @abstractmethod
     def iterate_tables(self, start: int, stop: int, fields: Sequence[str]) -> Iterator[tuple[int, Any, Place]]:
-        """The rows `start` to `stop`, some at a time: (first row, table, place of each of its rows).
+        """Yield the rows `start` to `stop` in blocks: (first row, table, function from its rows to their positions).
 
-        The pyarrow tables have the columns of `fields`, as `Columns.find_types` gives their types; those of text where
-        `fields` is empty.
+        The pyarrow tables have the columns of `fields` with the types of `Columns.find_types`; without fields, the
+        columns of text.
         """
 
     @abstractmethod
     def find_place(self, row: int) -> str:
-        """File and place of a row, for a person."""
+        """File and position of a row, for messages."""
 
     @abstractmethod
     def list_parts(self, ranks: Ranks) -> list[tuple[int, int]]:
@@ -55,7 +55,7 @@ class TableFormat(Format):
         getattr(self, f"_settle_{self._turns[turn]}")(ranks, found)
 
     def check_texts(self, found: Sequence[Mapping[int, Mapping[str, int]]], ranks: Ranks) -> None:
-        """Raises ReaderError where the texts that ranks have `found`, so many each, are to be none."""
+        """Raises ReaderError if the texts `found` by the ranks, with their counts, are not valid as texts."""
 
     def read(self, part: str, field: str, start: int, stop: int) -> np.ndarray:
         rows = ShareArray(self.columns.compute_shape(field, stop - start), self.columns.find_dtype(field, self.missing))
@@ -77,7 +77,7 @@ class TableFormat(Format):
         return codes.to_numpy()
 
     def _take_rows(self, start: int, stop: int, most: int) -> Rows:
-        """The rows `start` to `stop` of every field. Raises TooLarge where they take more than `most` bytes."""
+        """The rows `start` to `stop` of every field. Raises TooLarge if they take more than `most` bytes."""
         rows = Rows(self.columns, self.missing, most)
         for first, table, place in self.iterate_tables(start, stop, list(self.columns.columns)):
             left = (stop - first - len(table)) / max(1, len(table))
@@ -86,7 +86,7 @@ class TableFormat(Format):
         return rows
 
     def _count_texts(self, ranks: Ranks) -> dict[int, dict[str, int]]:
-        """By column of text, how many rows of this rank hold each value."""
+        """For each column of text, the number of this rank's rows with each value."""
         if self._rows is not None:
             return self._rows.values
         values: dict[int, Counter[str]] = {number: Counter() for number in self.columns.texts}
@@ -116,6 +116,8 @@ class TableFormat(Format):
 
 
 def find_room(ranks: Ranks, given: int | None) -> int:
-    """Up to how many bytes of rows this rank keeps: `given`, or half of what is free over the ranks of its host."""
+    """The most bytes of rows that this rank keeps: `given`, or half of the free memory divided by the ranks of its
+    host.
+    """
     here = sum(host == ranks.hosts[ranks.rank] for host in ranks.hosts)
     return memory.measure_free() // 2 // here if given is None else given

@@ -1,4 +1,4 @@
-"""The rows of a table as they are read: kept in arrays, texts as integers."""
+"""Storage of the rows of a table while they are read: arrays, with texts as integers."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from matex_tf.readers.tables.columns import Columns
 from matex_tf.sharding.share_arrays import ShareArray
 
 MOST_CATEGORIES = 1 << 16
-# Room for more rows than the first ones let expect.
+# Extra space, in case the first rows underestimate the number of rows.
 _SPARE = 1.03
 
 
 class TooLarge(Exception):
-    """The rows would take more memory than they may."""
+    """The rows would exceed their memory limit."""
 
 
 class Rows:
-    """The rows of consecutive records by field, made longer at their end.
+    """The rows of consecutive records, by field. Rows are appended.
 
-    Attributes: `count`; `buffers` by field, which hold the rows one after the other; `values`, for each column of text
-    its values in the order in which they came, and how many rows hold each. In the buffers stands 1 + the place of a
-    value, and 0 for a missing one.
+    Attributes: `count`; `buffers` by field, whose concatenation is the rows; `values`, for each column of text, the
+    number of rows with each value, in order of appearance. Buffers store 1 + the index of a value, and 0 for a
+    missing value.
     """
 
     def __init__(self, table: Columns, missing: Any, most: int):
@@ -37,7 +37,7 @@ class Rows:
         self._room = 0
 
     def can_hold_texts(self) -> bool:
-        """Whether the arrays can hold the integers of texts before these are agreed on."""
+        """Whether the dtypes can hold the temporary integers of texts, before the ranks agree on the final ones."""
         return all(
             self._table.find_dtype(field, self._missing).itemsize >= 4
             for field, numbers in self._table.columns.items()
@@ -45,9 +45,9 @@ class Rows:
         )
 
     def append_table(self, found: Any, left: float, place: Callable[[int], str]) -> None:
-        """Take the rows of a pyarrow table; about `left` times as many are still to come.
+        """Append the rows of a pyarrow table; about `left` times as many rows are still to come.
 
-        Raises TooLarge, and ReaderError where a value cannot be taken.
+        Raises TooLarge, and ReaderError for an invalid value.
         """
         rows = len(found)
         if not rows:
@@ -74,7 +74,7 @@ class Rows:
         if self.nbytes + more > self._most:
             raise TooLarge
         for field, buffers in self.buffers.items():
-            # What is not written to takes no memory yet.
+            # Pages that are not written take no memory yet.
             buffers.append(ShareArray(shapes[field], dtypes[field]))
         self._room = room
 
@@ -99,7 +99,7 @@ class Rows:
         places = [known.setdefault(text, len(known)) for text in texts]
         if len(known) > MOST_CATEGORIES:
             raise make_category_error(self._table, number)
-        # The last one is that of missing values, whose index is -1.
+        # The last entry is for missing values, whose index is -1.
         meaning = np.array([1 + place for place in places] + [0], np.int64)
         indices = encoded.indices.fill_null(-1).to_numpy(zero_copy_only=False)
         for text, rows in zip(texts, np.bincount(indices + 1, minlength=len(texts) + 1)[1:].tolist(), strict=True):
@@ -107,7 +107,7 @@ class Rows:
         return meaning[indices]
 
     def settle_categories(self, values: dict[int, list[str]]) -> None:
-        """Put the numbers that all ranks agreed on in place of this rank's own."""
+        """Replace this rank's temporary integers of texts by the final ones, from the sorted `values` of all ranks."""
         for number, known in self._places.items():
             agreed = {text: place for place, text in enumerate(values[number])}
             for field, numbers in self._table.columns.items():
@@ -123,7 +123,7 @@ class Rows:
                             piece[:] = meaning[np.asarray(piece).astype(np.int64)]
 
     def finish_rows(self) -> None:
-        """Give back the memory of rows that did not come."""
+        """Free the space of rows that did not come."""
         self._trim_buffers()
         for field, buffers in self.buffers.items():
             if not buffers:

@@ -1,1 +1,1 @@
-"""Tables whose files tell the type of each column: Parquet and TFRecord."""
+"""Tables with typed columns: Parquet and TFRecord."""

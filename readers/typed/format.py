@@ -1,4 +1,4 @@
-"""What Parquet and TFRecord have in common: columns of a known type, of single values or of lists."""
+"""Base class of Parquet and TFRecord: typed columns of single values or of lists."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from matex_tf.readers.typed import values
 
 
 class TypedTable(TableFormat):
-    """A table of which ranks each read their part when it is opened, and keep it as far as memory allows.
+    """A table of which each rank reads its rows when it is opened, and keeps them if memory allows.
 
-    Subclasses call `_choose` in opening, and give what is abstract here and in `TableFormat`.
+    Subclasses call `_choose` in their constructor, and define the abstract methods of this class and of `TableFormat`.
     """
 
     columns: Columns
@@ -39,9 +39,9 @@ class TypedTable(TableFormat):
         shape: Any,
         memory: Any,
     ) -> None:
-        """Which columns are read, as what, of a table whose columns have these pyarrow types.
+        """Choose the columns to read and their dtypes; `types` are the names and pyarrow types of all columns.
 
-        Raises ReaderError for a column that isn't there, or that holds neither numbers nor texts.
+        Raises ReaderError for a column that is missing, or that holds neither numbers nor texts.
         """
         if memory is not None:
             arguments.check_whole_number("DataSet", "memory, in bytes,", memory, 0)
@@ -53,7 +53,7 @@ class TypedTable(TableFormat):
             self.columns.data_shape = _check_shape(shape)
         given = self.columns.list_dtypes(dtype)
         stored = [kind for _, kind in types]
-        # The dtype of numbers that are stored as bytes.
+        # The dtypes of columns with numbers stored as bytes.
         self._bytes: dict[int, np.dtype] = {}
         self._lists: list[int] = []
         found = {}
@@ -72,14 +72,15 @@ class TypedTable(TableFormat):
         self.surveys = len(self._turns)
 
     def list_turns(self) -> list[str]:
-        """Surveys that come before those of every table: `_survey_NAME` and `_settle_NAME` are their halves."""
+        """Surveys that run before the common ones; `_survey_NAME` and `_settle_NAME` define a survey."""
         return []
 
     @abstractmethod
     def read_batches(self, start: int, stop: int, numbers: Sequence[int]) -> Iterator[tuple[int, Any, Place]]:
-        """The rows `start` to `stop`, some at a time: (first row, record batch, place of each of its rows).
+        """Yield the rows `start` to `stop` in blocks: (first row, record batch, function from its rows to their
+        positions).
 
-        The record batches of pyarrow have the columns `numbers`, named by them, in the types that the files tell.
+        The pyarrow record batches have the columns `numbers`, named by number, in stored types.
         """
 
     def read_first(self, numbers: Sequence[int]) -> Any:
@@ -90,10 +91,12 @@ class TypedTable(TableFormat):
         columns = self.columns
         return f"columns {columns.names}, text in {columns.texts}, {[str(kind) for kind in columns.types.values()]}"
 
-    # Lists: how many values each row has.
+    # Lists: the number of values of each row.
 
     def _survey_widths(self, ranks: Ranks) -> dict[int, int]:
-        """The most values of a row, by column of lists; where all have to have as many, those of the first row."""
+        """The largest number of values of a row, by column of lists; only of the first row if all rows must have as
+        many.
+        """
         if not self.count("training"):
             return {}
         batches: Iterable[Any] = (self.read_first(self._lists).slice(0, 1) for _ in range(ranks.rank == 0))
@@ -123,10 +126,10 @@ class TypedTable(TableFormat):
         except ValueError as error:
             raise ReaderError(f"{self.columns.path}: column {self.columns.names[number]!r}: {error}") from None
 
-    # Rows: each rank reads its part of them once, and keeps them.
+    # Rows: each rank reads its rows once, and keeps them.
 
     def _survey_room(self, ranks: Ranks) -> bool:
-        """Whether this rank has the memory to keep its part of the rows."""
+        """Whether this rank has enough memory to keep its rows."""
         self._check_row_shape()
         start, stop = self.list_parts(ranks)[ranks.rank]
         fields = self.columns.columns
@@ -185,7 +188,7 @@ class TypedTable(TableFormat):
             yield first, pa.table(columns), place
 
     def _convert_column(self, column: Any, number: int, kind: Any, place: Place) -> Any:
-        """A column as one of the type `kind`; of several values a row, lists of `widths` values."""
+        """Convert a column to the type `kind`; for several values a row, to lists of `widths` values."""
         import pyarrow as pa
 
         width = self.columns.widths.get(number, 1)

@@ -1,4 +1,4 @@
-"""The Parquet format: tables of columns, of which each rank reads and decodes row groups of its own."""
+"""The Parquet format: each rank reads and decodes its own row groups."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from matex_tf.runtime import notes
 
 SIGNATURE = b"PAR1"
 _BATCH_ROWS, _BATCH_BYTES = 1 << 16, 4 << 20
-# A shuffled stream takes rows of four row groups by turns, data and labels of each.
+# A shuffled stream alternates between four row groups, each with data and labels.
 _MOST_CURSORS = 8
-# Of so many times its share of the rows that a rank reads, a note tells.
+# A note is printed if a rank reads more than this multiple of its proportion of the rows.
 _MOST_SHARES = 1.5
 _HEAD_BYTES = 1 << 16
 
 
 @dataclass(frozen=True)
 class Group:
-    """A row group: the number of its file, its number in that, and its rows in the whole table."""
+    """A row group: index of its file, index in that file, and its rows in the complete table."""
 
     file: int
     number: int
@@ -40,7 +40,7 @@ class Group:
 
 @dataclass
 class Cursor:
-    """How far a row group has been read: the row with which `batch` begins, and what gives the next ones."""
+    """The reading position in a row group: the iterator of batches, the first row of `batch`, and the current batch."""
 
     batches: Iterator[Any]
     at: int
@@ -49,18 +49,18 @@ class Cursor:
 
 @register("PARQUET")
 class Parquet(TypedTable):
-    """One table of Parquet: a file, or several that follow each other ("part-*.parquet", by name), all with the same
-    columns.
+    """One Parquet table: a file, or several files that are concatenated ("part-*.parquet", sorted by name), all with
+    the same columns.
 
     Args:
         labels: the column or columns of labels, by name or by number (-1 is the last).
-        columns: the columns of data, in this order; by default all but those of labels.
-        dtype: of the data (by default the stored one), or {column: dtype}; str for a column of text.
-        shape: of a row of data, such as (28, 28): that of the values of all columns of data, one after the other.
-        memory: up to how many bytes of rows a rank keeps what it reads in opening; by default half of what is free,
-            over the ranks of its host. Of more, rows are read in use.
+        columns: the columns of data, in this order; by default all columns except the labels.
+        dtype: dtype of the data (default: the stored one), or {column: dtype}; str for a column of text.
+        shape: shape of a row of data, such as (28, 28); the values of all columns of data are concatenated.
+        memory: most bytes of rows that a rank keeps while it opens the data set. Default: half of the free memory,
+            divided by the number of ranks of the host. Above it, rows are read when needed.
 
-    A column of lists is as many columns as its lists have values. Text becomes integers, as in CSV.
+    A column of lists becomes as many columns as its lists have values. Text becomes integers, as in CSV.
     """
 
     def __init__(
@@ -106,7 +106,7 @@ class Parquet(TypedTable):
         return max((group.stop - group.start for group in self._groups), default=1)
 
     def list_parts(self, ranks: Ranks) -> list[tuple[int, int]]:
-        """Cut where row groups begin, because of one none can be read without what comes before."""
+        """Ranges end at row groups, because a row group cannot be read from the middle."""
         begins = np.array([*(group.start for group in self._groups), self._rows_count])
         even = [self._rows_count * rank / ranks.size for rank in range(ranks.size + 1)]
         cuts = [int(begins[np.abs(begins - place).argmin()]) for place in even]
@@ -158,7 +158,7 @@ class Parquet(TypedTable):
                 self._cursors.pop((group, tuple(numbers)), None)
 
     def _take_batch(self, group: Group, batches: Iterator[Any], numbers: Sequence[int], at: int) -> Any:
-        """The next rows of a row group, of which those before `at` are read. Raises ReaderError for too few or many."""
+        """The next rows of a row group, from row `at` on. Raises ReaderError for too few or too many rows."""
         path = self.files[group.file]
         with convert_errors(path, "Parquet", f"reading row group {group.number} of"):
             batch = next(batches, None)
@@ -172,7 +172,7 @@ class Parquet(TypedTable):
         return self.find_place(first + row)
 
     def _find_cursor(self, group: Group, row: int, numbers: tuple[int, ...]) -> Cursor:
-        """The one that comes to a row of the group: where it was left, if that is not behind the row."""
+        """A cursor that can reach `row` of the group: the previous one, unless it is already past that row."""
         cursor = self._cursors.pop((group, numbers), None)
         if cursor is None or cursor.at > row:
             names = [self.columns.names[number] for number in numbers]
@@ -183,7 +183,7 @@ class Parquet(TypedTable):
             cursor = Cursor(batches, group.start)
         self._cursors[group, numbers] = cursor
         while len(self._cursors) > _MOST_CURSORS:
-            del self._cursors[next(iter(self._cursors))]  # the one that was left first
+            del self._cursors[next(iter(self._cursors))]  # the least recently used one
         return cursor
 
     def _name_columns(self, batch: Any, numbers: Sequence[int]) -> Any:
@@ -212,7 +212,7 @@ class Parquet(TypedTable):
         return parquet.ParquetFile(path, metadata=known, buffer_size=buffer_size, page_checksum_verification=True)
 
     def _check_same(self, file: Path, first: Any, found: Any) -> None:
-        """Raises ReaderError where a file has other columns than the first one."""
+        """Raises ReaderError if a file has other columns than the first file."""
         for number in self.columns.used:
             name = self.columns.names[number]
             if number >= len(found) or found.field(number).name != name:

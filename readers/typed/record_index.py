@@ -1,6 +1,6 @@
-"""Where the records of TFRecord files begin, found by all ranks together: each looks through its part of the bytes.
+"""Finds the records of TFRecord files; each rank searches its range of bytes.
 
-A record is the length of its data (8 bytes), a checksum of that (4), the data, and a checksum of these (4).
+A record consists of its length (8 bytes), the checksum of the length (4), the data, and their checksum (4).
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from matex_tf.readers.base.formats import ReaderError
 
 HEAD = 12
 FRAME = 16
-# Of so many records the place of one is kept.
+# The position of every STRIDE-th record is stored.
 STRIDE = 64
 _CHECKED = 1 << 12
 _WINDOW, _MOST = 1 << 14, 1 << 22
 
-Read = Callable[[int, int], bytes]  # the bytes from one place to another
+Read = Callable[[int, int], bytes]  # the bytes between two offsets
 
 
 @functools.lru_cache
 def _make_table() -> np.ndarray:
-    """Of CRC-32C, byte by byte."""
+    """The table of CRC-32C, for one byte at a time."""
     table = np.arange(256, dtype=np.uint32)
     for _ in range(8):
         table = np.where(table & 1, (table >> 1) ^ np.uint32(0x82F63B78), table >> 1)
@@ -36,7 +36,7 @@ def _make_table() -> np.ndarray:
 
 
 def are_heads(heads: np.ndarray) -> np.ndarray:
-    """Which of the rows of 12 bytes are a length and its masked checksum."""
+    """For each row of 12 bytes, whether it is a length with its masked checksum; boolean, (rows,)."""
     table = _make_table()
     crc = np.full(len(heads), 0xFFFFFFFF, np.uint32)
     for place in range(8):
@@ -55,8 +55,8 @@ def is_head(head: bytes) -> bool:
 class Part:
     """The records that begin in the bytes `start` to `stop` of a file.
 
-    first: the first of them; None for none. end: the byte after the last. places: of every STRIDE-th. broken: what is
-    wrong with one, which counts only if the first is proved to be one.
+    first: the offset of the first; None if there is none. end: the offset after the last. places: the offsets of every
+    STRIDE-th. broken: a description of a damaged record, valid only if `first` is proved to be a record.
     """
 
     file: int
@@ -70,7 +70,7 @@ class Part:
 
 
 def find_part(file: int, read: Read, start: int, stop: int, size: int) -> Part:
-    """The records of a part of a file of `size` bytes, supposed that the first that looks like one is one."""
+    """The records in a range of a file of `size` bytes, assuming that the first apparent record is a record."""
     part = Part(file, start, stop, 0 if start == 0 and size else _find_head(read, start, stop, size))
     at = part.end = start if part.first is None else part.first
     heads: list[bytes] = []
@@ -100,7 +100,9 @@ def find_part(file: int, read: Read, start: int, stop: int, size: int) -> Part:
 
 
 def _find_head(read: Read, start: int, stop: int, size: int) -> int | None:
-    """Where something in `start` to `stop` looks like the begin of a record, and is followed by another or the end."""
+    """The first offset in `start` to `stop` of an apparent record, with another record or the end
+    of the file after it.
+    """
     window = _WINDOW
     while start < stop:
         end = min(start + window, stop)
@@ -118,11 +120,11 @@ def _find_head(read: Read, start: int, stop: int, size: int) -> int | None:
 
 
 class Index:
-    """The records of all files, numbered through from 0.
+    """The records of all files, numbered from 0.
 
     Args:
-        parts: of all files, in order.
-        look: gives the one part of a whole file, where those of several ranks do not fit together.
+        parts: the ranges of all files, in order.
+        look: searches a complete file, if the ranges of several ranks do not match.
 
     Raises ReaderError for a file that is truncated or damaged.
     """
@@ -146,7 +148,7 @@ class Index:
                 self.count += part.count
 
     def find_near(self, row: int) -> tuple[int, int, int]:
-        """A record at or shortly before `row`: its number, file and first byte."""
+        """(number, file, offset) of a record at or shortly before `row`."""
         index = bisect.bisect_right(self._numbers, row) - 1
         return (self._numbers[index], *self._places[index])
 
@@ -154,7 +156,7 @@ class Index:
         return bisect.bisect_right(self.starts, row) - 1
 
     def find_stop(self, file: int) -> int:
-        """The number of the record after the last of a file."""
+        """The number of the record after the last record of a file."""
         return self.starts[file + 1] if file + 1 < len(self.starts) else self.count
 
     def find_place(self, row: int) -> str:
@@ -163,7 +165,9 @@ class Index:
 
 
 def _fit_together(parts: Sequence[Part]) -> bool:
-    """Whether each part begins where the one before ends, the first at byte 0: then all are true."""
+    """Whether each range begins at the end of the preceding one, and the first at byte 0; then all
+    of them are correct.
+    """
     at = 0
     for part in parts:
         if part.broken or (part.first is None and at < part.stop) or (part.first is not None and part.first != at):

@@ -1,4 +1,4 @@
-"""The TFRecord format: records of tf.train.Example, of which each rank reads and parses its own."""
+"""The TFRecord format: records of tf.train.Example. Each rank reads and parses its own records."""
 
 from __future__ import annotations
 
@@ -32,21 +32,21 @@ _DAMAGED = (EOFError, zlib.error, gzip.BadGzipFile)
 
 @register("TFRECORD")
 class TfRecord(TypedTable):
-    """Records of tf.train.Example: a file, or several that follow each other ("part-*.tfrecord", by name), plain or
-    packed by gzip or zlib.
+    """Records of tf.train.Example: a file, or several files that are concatenated ("part-*.tfrecord", sorted by name),
+    plain or compressed by gzip or zlib.
 
     Args:
         labels: the feature or features of labels, by name.
-        columns: the features of data, in this order; by default all but those of labels, in the order of their names.
-        dtype: of the data (by default the stored one), or {feature: dtype}; str for a feature of text. A number for a
-            feature of bytes says that these are numbers of that type, as `tf.io.decode_raw` takes them.
-        shape: of a row of data, such as (28, 28): that of the values of all features of data, one after the other.
-        memory: up to how many bytes of rows a rank keeps what it reads in opening; by default half of what is free,
-            over the ranks of its host. Of more, rows are read in use.
+        columns: the features of data, in this order; by default all features except the labels, sorted by name.
+        dtype: dtype of the data (default: the stored one), or {feature: dtype}; str for a feature of text. A numeric
+            dtype for a feature of bytes decodes the bytes, as `tf.io.decode_raw` does.
+        shape: shape of a row of data, such as (28, 28); the values of all features of data are concatenated.
+        memory: most bytes of rows that a rank keeps while it opens the data set. Default: half of the free memory,
+            divided by the number of ranks of the host. Above it, rows are read when needed.
 
-    Names and types are told by the first 64 KiB of records, or by dtype=. A feature of several values is as many
-    columns. Every record has as many values of a feature as the first one; with missing=0 (or "nan") those that have
-    fewer are filled up to the longest. Bytes that are text become integers, as in CSV.
+    The first 64 KiB of records, or dtype=, determine names and types. A feature of several values becomes as many
+    columns. Every record must have as many values of a feature as the first; missing=0 (or "nan") pads shorter ones to
+    the longest. Bytes that are text become integers, as in CSV.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class TfRecord(TypedTable):
                     self._opened[number] = _File(places[file])
 
     def _survey_index(self, ranks: Ranks) -> list[Part]:
-        """The records that begin in this rank's part of all bytes."""
+        """The records that begin in this rank's range of all bytes."""
         sizes = [self._open_file(number).size for number in range(len(self.files))]
         start, stop = row_shares.deal_block(sum(sizes), ranks.rank, ranks.size)
         found, before = [], 0
@@ -135,7 +135,7 @@ class TfRecord(TypedTable):
         return at
 
     def _read_records(self, file: int, start: int, stop: int) -> Any:
-        """The data of some records, as a tensor of texts. Raises ReaderError where their checksum is wrong."""
+        """The data of some records, as a string tensor. Raises ReaderError for a wrong checksum."""
         import tensorflow as tf
 
         opened, at = self._open_file(file), self._find_byte(start)
@@ -153,12 +153,13 @@ class TfRecord(TypedTable):
     def _open_file(self, number: int) -> _File:
         if number not in self._opened:
             for other in [other for other in self._opened if self.files[other] not in self._packed]:
-                del self._opened[other]  # one at a time, because there may be more than a process may have open
+                # only one is open at a time, because their number may exceed the limit of open files
+                del self._opened[other]
             self._opened[number] = _File(self.files[number])
         return self._opened[number]
 
     def _parse_records(self, records: Any, numbers: Sequence[int], place: Place) -> Any:
-        """The features `numbers` of some records, as a record batch of pyarrow named by them."""
+        """The features `numbers` of some records, as a pyarrow record batch with columns named by number."""
         import pyarrow as pa
 
         names = {number: self.columns.names[number] for number in numbers}
@@ -200,7 +201,7 @@ class TfRecord(TypedTable):
 
 
 class _File:
-    """One file of plain records, also after it has been removed."""
+    """A file of uncompressed records; readable even after its removal."""
 
     def __init__(self, path: Path):
         self._file = open(path, "rb", buffering=0)  # noqa: SIM115  (open as long as this object is)
@@ -210,11 +211,11 @@ class _File:
         return os.pread(self._file.fileno(), stop - start, start)
 
     def read_records(self, at: int, count: int) -> Any:
-        """The data of the records from byte `at` on, whose checksums are right, as a tensor of texts."""
+        """The data of `count` records from offset `at`, as a string tensor. TensorFlow checks the checksums."""
         import tensorflow as tf
 
-        # The ops of tf.data by themselves: its classes are those of a script's pipelines. Without a buffer they read
-        # these records and nothing behind them.
+        # Raw ops, because the classes of tf.data belong to the script's pipelines. Without a buffer the ops read only
+        # these records.
         raw, kinds = tf.raw_ops, [tf.string]
         with real_files.use_real_files(), _compute_eagerly():
             number = tf.constant(count, tf.int64)
@@ -234,7 +235,7 @@ class _File:
 
 @contextlib.contextmanager
 def _compute_eagerly() -> Iterator[None]:
-    """On a core, at once; a script of TensorFlow 1 has eager execution off."""
+    """Run eagerly on a CPU, even if a TensorFlow 1 script has disabled eager execution."""
     import tensorflow as tf
     from tensorflow.python.eager import context
 
@@ -243,7 +244,7 @@ def _compute_eagerly() -> Iterator[None]:
 
 
 def _find_packing(path: Path) -> str:
-    """ "gzip", "zlib", or "" for plain records. Raises ReaderError for something else."""
+    """Return "gzip", "zlib", or "" for uncompressed records. Raises ReaderError for other files."""
     with open(path, "rb") as file:
         head = file.read(HEAD)
     if not head or is_head(head):
@@ -274,7 +275,7 @@ class _ZlibFile:
 
 @contextlib.contextmanager
 def _open_packed(path: Path) -> Iterator[Any]:
-    """The records of a packed file, to be read from its begin. Raises ReaderError where it is damaged."""
+    """Open the records of a compressed file at the beginning. Raises ReaderError if the file is damaged."""
     packing = _find_packing(path)
     try:
         if packing == "gzip":
@@ -288,14 +289,14 @@ def _open_packed(path: Path) -> Iterator[Any]:
 
 
 def _read_head(path: Path) -> list[bytes]:
-    """The data of the records in the first 64 KiB of a file, at least one if there is one."""
+    """The data of the records in the first 64 KiB of a file; at least one record if there is one."""
     found: list[bytes] = []
     size = 0
     with _open_packed(path) as file:
         while size < _HEAD_BYTES and (head := _read_all(file, HEAD)):
             length = int.from_bytes(head[:8], "little")
             if not is_head(head) or len(data := _read_all(file, length + 4)) < length + 4:
-                break  # which the index tells
+                break  # the index reports it
             found.append(data[:length])
             size += FRAME + length
     return found
@@ -332,7 +333,7 @@ def _learn_types(paths: Sequence[Path], dtype: Any) -> dict[str, Any]:
             features = example.context.feature
         except DecodeError as error:
             if number:
-                break  # damaged, which reading tells by its checksum
+                break  # damaged; reading reports the wrong checksum
             raise ReaderError(f"{path}, record {number}: expected a tf.train.Example, found: {error}") from None
         for name, feature in features.items():
             kind = feature.WhichOneof("kind")
@@ -358,9 +359,9 @@ def _learn_types(paths: Sequence[Path], dtype: Any) -> dict[str, Any]:
 
 
 def _parse_examples(records: Any, kinds: Mapping[str, str]) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """The values of each feature of some Examples, and where those of each record begin and end.
+    """For each feature of some Examples, its values and the row splits of the records.
 
-    Raises ValueError for a record that is none, or whose values are of another kind.
+    Raises ValueError for a record that is not an Example, or has values of another kind.
     """
     import tensorflow as tf
 

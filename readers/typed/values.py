@@ -1,4 +1,4 @@
-"""Columns of pyarrow made into others of the type as which they are read. Everything here computes."""
+"""Converts pyarrow columns to the types as which they are read."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from matex_tf.readers.base.formats import ReaderError
 
 
 class Unfit(Exception):
-    """The value at `index` cannot be read as its column is; the text says what was expected and found."""
+    """The value at `index` cannot be converted to the type of its column. The text gives the
+    expected and found values.
+    """
 
     def __init__(self, index: int, text: str):
         super().__init__(text)
@@ -20,7 +22,7 @@ class Unfit(Exception):
 
 
 def find_value_type(kind: Any) -> tuple[Any, bool]:
-    """The type of the values of a column, and whether a row is a list of them."""
+    """The type of the values of a column, and whether a row is a list of values."""
     import pyarrow as pa
 
     if pa.types.is_dictionary(kind):
@@ -43,7 +45,7 @@ def make_type(dtype: np.dtype) -> Any:
 
 
 def find_plain_type(kind: Any) -> Any:
-    """As what numbers that are written otherwise count: decimals as floats, times as integers."""
+    """The numeric type of values in another representation: decimals as floats, times as integers."""
     import pyarrow as pa
 
     if pa.types.is_decimal(kind) or pa.types.is_null(kind):
@@ -67,7 +69,7 @@ def check_type(path: Path, name: str, stored: Any, kind: Any, given: np.dtype | 
         )
     is_number = types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind) or types.is_decimal(kind)
     is_text = types.is_string(kind) or types.is_large_string(kind) or is_bytes(kind)
-    # Of lists of bytes none could be numbers.
+    # Lists of bytes cannot be numbers.
     is_text = is_text and not (is_bytes(kind) and kind != stored and given is not None and given.kind != "U")
     if not (is_number or is_text or types.is_temporal(kind) or types.is_null(kind)):
         raise ReaderError(
@@ -79,7 +81,7 @@ def check_type(path: Path, name: str, stored: Any, kind: Any, given: np.dtype | 
 
 
 def count_values(lists: Any) -> np.ndarray:
-    """How many values each row of a column of lists has; 0 where the list is missing."""
+    """The number of values in each row of a column of lists, int64; 0 for a missing list."""
     import pyarrow.compute as pc
 
     counts = pc.list_value_length(lists).fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
@@ -88,7 +90,7 @@ def count_values(lists: Any) -> np.ndarray:
 
 
 def pad_lists(lists: Any, counts: np.ndarray, width: int) -> Any:
-    """The values of all rows, `width` of each: missing ones follow those of a row that has fewer."""
+    """The values of all rows, padded with missing values to `width` values a row."""
     import pyarrow as pa
 
     flat = lists.flatten()
@@ -102,9 +104,9 @@ def pad_lists(lists: Any, counts: np.ndarray, width: int) -> Any:
 
 
 def view_bytes(column: Any, dtype: np.dtype) -> Any:
-    """A column of bytes as lists of numbers of `dtype`, in the machine's byte order.
+    """View a column of bytes as lists of numbers of `dtype`, in native byte order.
 
-    Raises ValueError where the bytes of a row are no whole number of them.
+    Raises ValueError if a row's number of bytes is not a multiple of the item size.
     """
     import pyarrow as pa
 
@@ -122,13 +124,13 @@ def view_bytes(column: Any, dtype: np.dtype) -> Any:
 
 
 def convert_values(column: Any, kind: Any, most: float) -> Any:
-    """A column as one of the type `kind`: floats may be rounded, nothing else is changed.
+    """Convert a column to the type `kind`. Floats may be rounded; other values do not change.
 
     Args:
-        most: the largest number that a float may be.
+        most: the largest valid float.
 
     Raises:
-        Unfit: a value cannot be.
+        Unfit: a value cannot be converted.
     """
     import pyarrow as pa
 
@@ -172,7 +174,7 @@ def _cast(column: Any, kind: Any) -> Any:
 
 
 def _is_within(kind: Any, most: float) -> bool:
-    """Whether all numbers of a pyarrow type are at most so large."""
+    """Whether all numbers of a pyarrow type are at most `most`."""
     import pyarrow as pa
 
     if pa.types.is_integer(kind):

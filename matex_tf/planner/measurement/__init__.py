@@ -1,1 +1,1 @@
-"""What is measured for a plan: a script as a phantom rank, its steps, the links between ranks."""
+"""Measurements for a plan: a script as a phantom rank, its steps, and the links between ranks."""

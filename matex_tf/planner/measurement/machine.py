@@ -1,4 +1,4 @@
-"""How busy this machine is with other work while something is measured on it."""
+"""Measures the load of this machine by other processes."""
 
 from __future__ import annotations
 
@@ -11,18 +11,20 @@ from matex_tf.monitor.machine import parse_busy_seconds
 
 
 class Others:
-    """What processes that this one has not started take of this machine's cores, from when it is made."""
+    """CPU time of processes that this process has not started, since the creation of this object."""
 
     def __init__(self) -> None:
         self._began, self._before = time.monotonic(), _count_other_seconds()
 
     def compute_share(self) -> float:
-        """Of all cores, 0 to 1; what the processes took that this one has started must be known: they have ended."""
+        """Their share of all cores, 0 to 1. Call it after all child processes have ended, when
+        their CPU time is known.
+        """
         took = (time.monotonic() - self._began) * (os.cpu_count() or 1)
         return min(max(_count_other_seconds() - self._before, 0.0) / took, 1.0)
 
 
 def _count_other_seconds() -> float:
-    """Core seconds since the machine started that were neither idle nor ours."""
+    """Core seconds since the boot of the machine that were neither idle nor spent by this process and its children."""
     mine = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return parse_busy_seconds(Path("/proc/stat").read_bytes()) - sum(one.ru_utime + one.ru_stime for one in mine)

@@ -1,4 +1,4 @@
-"""Runs a script as a phantom rank, in copies, each in a mirror of the folder, and reads what it measured."""
+"""Runs a script as a phantom rank, in concurrent copies, each in a mirror of the folder, and reads the measurements."""
 
 from __future__ import annotations
 
@@ -28,24 +28,24 @@ from matex_tf.planner.measurement.steps import Steps
 from matex_tf.planner.plan_file import Input, Size, Update, compute_typical_step
 
 STEPS, LEAST = 25, 8
-"""At each size: by default, and at least, since the first of them do not count."""
+"""Steps at each size: default, and minimum, because the first steps do not count."""
 LIMIT = measured_steps.LIMIT + 20
-"""Seconds after which a process is ended that has not ended itself."""
+"""Seconds after which a process that has not ended is killed."""
 SETTLED = 20
-"""Steps of ranks that are measured, the last: before them they choose buckets, and whether updates overlap."""
+"""The number of last steps of real ranks that are measured. Before them ranks choose buckets and overlapping."""
 SHOWN_LINES = 40
-"""Of what a script that cannot be measured has said last."""
+"""Last lines of output shown for a script that cannot be measured."""
 _NOT_TAKEN = ("CHECK", "STATE", "TIMELINE", "PROFILE", "PROOF", "EXPLAIN", "ELASTIC", "COMPRESSION")
 
 
 Launch = Callable[[Sequence[str], Mapping[str, str]], list[str]]
-"""The command line that starts ranks of a script, given it with its arguments, and their environment."""
+"""Makes the command line that starts the ranks, from a script with its arguments and the ranks' environment."""
 
 
 class NotMeasured(RuntimeError):
-    """The script could not be measured; the text says how far it came, and why.
+    """The script could not be measured. The text says how far it came, and why.
 
-    `updates`: how many it had trained. `is_late`: it was too slow. `is_short`: it ended by itself.
+    `updates`: number of updates that it did. `is_late`: it was too slow. `is_short`: it ended by itself too early.
     """
 
     def __init__(self, text: str = "", updates: int = 0, is_late: bool = False, is_short: bool = False):
@@ -55,14 +55,14 @@ class NotMeasured(RuntimeError):
 
 @dataclass(frozen=True)
 class Measurement:
-    """A size, and what the plan has but once."""
+    """The measurement of one size, and values of the plan that are the same for all sizes."""
 
     size: Size
     steps: Steps
     overlaps: bool
     update: Update
     epoch_steps: int = 0
-    """Of an epoch of the script alone; 0: not known, for the reason `why_no_epoch`."""
+    """Steps of an epoch of the script alone; 0: unknown, for the reason `why_no_epoch`."""
     why_no_epoch: str = ""
 
 
@@ -70,10 +70,10 @@ def measure_copies(
     script: Sequence[str], ranks: int, copies: int, folder: Path, steps: int = STEPS, scaling: str = "strong",
     limits: Mapping[str, str] | None = None,
 ) -> Measurement:  # fmt: skip
-    """The script as rank 0 of `ranks`, `copies` of it at once, within `limits` (`make_limits`).
+    """Measure the script as rank 0 of `ranks`, in `copies` concurrent copies, within `limits` (`make_limits`).
 
     Raises:
-        NotMeasured: it fails, does not train, or ends before it has trained enough.
+        NotMeasured: the script fails, does not train, or ends before it has trained enough.
     """
     others = machine.Others()
     with contextlib.ExitStack() as at_end:
@@ -102,9 +102,9 @@ def measure_copies(
 
 
 def count_epoch_steps(batches: int, given: int, updates: float) -> int:
-    """Steps of an epoch of so many `batches`, where so many that were `given` made `updates` steps; 0: not known.
+    """Steps of an epoch of `batches` batches, if `given` batches made `updates` steps; 0: unknown.
 
-    A step may take several batches, whose gradients accumulate, and a batch may make several.
+    A step may take several batches, whose gradients accumulate, and a batch may make several steps.
     """
     if not batches or not given or not updates:
         return 0
@@ -112,7 +112,7 @@ def count_epoch_steps(batches: int, given: int, updates: float) -> int:
 
 
 def read_input(of_copies: Sequence[Mapping[str, Any]]) -> Input | None:
-    """The mean of those copies that tell: the data of others may have ended."""
+    """The mean over the copies with a measurement; the data of other copies may have ended."""
     told = [json.loads(str(notes["input"])) for notes in of_copies]
     known = [Input(**one) for one in told if one is not None]
     if not known:
@@ -122,7 +122,7 @@ def read_input(of_copies: Sequence[Mapping[str, Any]]) -> Input | None:
 
 
 def _count_cores(of_copies: Sequence[float]) -> float | None:
-    """The most that a copy kept busy; None where steps were too short to tell."""
+    """The largest number of busy cores of a copy; None if steps were too short to measure it."""
     return None if any(map(math.isnan, of_copies)) else max(of_copies)
 
 
@@ -130,7 +130,8 @@ def measure_real(
     launch: Launch, script: Sequence[str], folder: Path, steps: int, scaling: str,
     limits: Mapping[str, str] | None = None, is_here: bool = True,
 ) -> float:  # fmt: skip
-    """The typical step of `script` on the ranks that `launch` starts, in seconds; `is_here`: all on this host.
+    """The typical step, in seconds, of `script` on the ranks that `launch` starts. `is_here`: all ranks are on this
+    host.
 
     Raises:
         NotMeasured: as `measure_copies`.
@@ -155,9 +156,9 @@ def make_copy_command(script: Sequence[str], source: Path, place: Path) -> list[
 
 
 def make_limits(memory: float, microbatch: int) -> dict[str, str]:
-    """The variables of a process that may take so many bytes, and computes slices in parts of `microbatch` rows.
+    """Environment variables for a memory limit in bytes and microbatches of `microbatch` rows.
 
-    0, no limit and no parts, is said, too: the environment of a check may be another than that of the plan.
+    Zeros (no limit, no microbatches) are set as well: the environment may differ from that of the plan.
     """
     parts = "auto" if microbatch == settings.AUTO else str(microbatch)
     return {"MATEX_MEMORY": f"{memory:.0f}", "MATEX_MICROBATCH": parts}
@@ -166,9 +167,9 @@ def make_limits(memory: float, microbatch: int) -> dict[str, str]:
 def make_copy_environment(
     plan: str, scaling: str, overlap: str = "on", limits: Mapping[str, str] | None = None, is_here: bool = True
 ) -> dict[str, str]:
-    """That of a process that is measured, with the settings `plan` and `scaling`; its files lie beside its results.
+    """The environment of a measured process, with the settings `plan` and `scaling`; its files are next to its results.
 
-    Its temporary ones do, too, if it runs on this host: it is ended before it can remove them.
+    So are its temporary files, if it runs on this host, because it may be killed before it removes them.
     """
     kept = {name: value for name, value in os.environ.items() if name not in {f"MATEX_{one}" for one in _NOT_TAKEN}}
     folder = plan.split(":", 4)[4]
@@ -191,7 +192,7 @@ def _start_copy(
 def _start_in(
     words: Sequence[str], place: Path, asked: Mapping[str, str], said: Path, patience: float = 0.0
 ) -> Iterator[subprocess.Popen[Any]]:
-    """A process in the folder `place`, whose words go to the file `said`."""
+    """Start a process in the folder `place`, with its output in the file `said`."""
     with (
         said.open("wb") as out,
         started.start_process(words, patience, cwd=place, env=asked, stdout=out, stderr=subprocess.STDOUT) as process,
@@ -213,8 +214,8 @@ def _await_copies(processes: Sequence[subprocess.Popen[bytes]]) -> list[int | No
 def read_copy(
     folder: Path, copy: int, code: int | None, ranks: int, asked: int = STEPS
 ) -> tuple[dict[str, Any], Steps, bool]:
-    """What one copy of which so many steps were `asked` measured, its steps, and whether gradients were handed over
-    one by one.
+    """Read the results of one copy that was asked for `asked` steps: notes, steps, and whether gradients were handed
+    over one by one.
 
     Raises:
         NotMeasured: as `measure_copies`.

@@ -1,4 +1,4 @@
-"""What a plan starts, and the folders in which that works: both end with the plan, however it is ended."""
+"""Child processes and temporary folders of a plan; both are removed however the plan ends."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ from matex_tf.world import child_process
 PREFIX = "matex-plan-"
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 PATIENCE = 10.0
-"""Seconds that mpirun has to end its ranks."""
+"""Seconds in which mpirun must end its ranks."""
 
 
 @contextlib.contextmanager
 def catch_signals() -> Iterator[None]:
-    """Within it a signal that ends the plan first ends what it has started, and removes its folders.
+    """A context in which a terminating signal first ends the child processes and removes the folders.
 
     Raises:
-        SystemExit: with the exit code that a shell has for the signal.
+        SystemExit: with the shell's exit code for the signal.
     """
 
     def end_plan(number: int, frame: FrameType | None) -> None:
         for one in before:
-            signal.signal(one, signal.SIG_IGN)  # what is to be done for the first is done to its end
+            signal.signal(one, signal.SIG_IGN)  # cleaning up for the first signal is not interrupted
         print(f"matex plan: ended by {signal.Signals(number).name}", file=sys.stderr, flush=True)
         raise SystemExit(128 + number)
 
@@ -49,9 +49,9 @@ def catch_signals() -> Iterator[None]:
 
 @contextlib.contextmanager
 def make_place(shared: str | os.PathLike[str] | None = None) -> Iterator[Path]:
-    """A new folder, in `shared` or among temporary files, which is removed at the end.
+    """Create a folder, in `shared` or among temporary files; it is removed at the end of the context.
 
-    Those of plans that were killed are removed at the beginning.
+    Folders of killed plans are removed at the beginning.
     """
     temp_folders.sweep_folders(PREFIX, shared)
     path, handle = temp_folders.make_folder(PREFIX, tempfile.gettempdir() if shared is None else shared)
@@ -63,7 +63,7 @@ def make_place(shared: str | os.PathLike[str] | None = None) -> Iterator[Path]:
 
 
 def _remove_folder(path: str) -> None:
-    """Remove the folder, also if processes that were just killed are still making files there."""
+    """Remove the folder, even if processes that were just killed are still creating files there."""
     for _ in range(20):
         try:
             return shutil.rmtree(path)
@@ -74,13 +74,13 @@ def _remove_folder(path: str) -> None:
 
 @contextlib.contextmanager
 def start_process(words: Sequence[str], patience: float = 0.0, **how: Any) -> Iterator[subprocess.Popen[Any]]:
-    """A process in a session of its own. At the end it is ended with all that it started there.
+    """Start a process in a session of its own. At the end of the context, all processes of the session are killed.
 
     Args:
         patience: seconds that it has to end by itself, after SIGTERM.
         how: further arguments of `subprocess.Popen`.
     """
-    # A signal comes before the process is there, or when it is known how it ends.
+    # Signals are blocked until the process is registered for cleaning up.
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
     try:
         prepare = child_process.make_preparation(mask, os.getpid())

@@ -1,4 +1,4 @@
-"""The steps of a process in the events that its engine recorded (`ops/records.py`)."""
+"""Extracts the steps of a process from the events that its engine recorded (`ops/records.py`)."""
 
 from __future__ import annotations
 
@@ -14,39 +14,39 @@ from matex_tf.ops import records
 from matex_tf.planner.plan_file import Collective, Gradient
 
 FIRST = 3
-"""Updates that do not count: they trace, allocate and wake up threads."""
+"""Updates that do not count: they trace, allocate, and wake up threads."""
 _OTHERS = ("collective", "allgather", "broadcast", "message", "announcement")
 
 
 @dataclass(frozen=True)
 class Steps:
-    """Times in seconds; of gradients and collectives, medians from the start of a step. Of collectives, bytes as well.
+    """Times in seconds; for gradients and collectives, medians from the start of a step; bytes of collectives.
 
     Steps are alike if they have the same gradients, and collectives of the same kinds in the same order. The bytes of a
-    collective may be others in each step, as those of a sparse gradient are.
+    collective may differ between steps, as for a sparse gradient.
     """
 
     seconds: tuple[float, ...]
     rows: int
-    """Of the global batch; 0 where no update knew of one."""
+    """Rows of the global batch; 0 if no update recorded them."""
     gradients: tuple[Gradient, ...]
     ready: tuple[float, ...]
     collectives: tuple[Collective, ...]
     at: tuple[float, ...]
     bytes: tuple[int, ...] = ()
     update: float = 0.0
-    """Of a step, the seconds from the sums of gradients to the end of the optimizers' updates; 0: none tells of it."""
+    """Seconds of a step from the sums of gradients to the end of the optimizers' updates; 0: not recorded."""
     share: float = 1.0
-    """Of all updates, those that end such a step: a script may train several models in one."""
+    """The share of all updates that end such a step: a script may train several models in a step."""
 
     @property
     def form(self) -> tuple[tuple[Gradient, ...], tuple[str, ...]]:
-        """What steps that are alike have in common."""
+        """The common properties of steps that are alike."""
         return self.gradients, list_kinds(self.collectives)
 
 
 def list_kinds(collectives: Sequence[Collective]) -> tuple[str, ...]:
-    """The kind of each, in the order of the step."""
+    """The kind of each collective, in the order of the step."""
     return tuple(one.kind for one in collectives)
 
 
@@ -62,11 +62,11 @@ class _Step:
 
 
 def find_steps(events: np.ndarray, labels: Sequence[str], called: Sequence[int] = ()) -> Steps | None:
-    """The steps among `events` (dtype `records.EVENT`): each from the end of an update to that of the next one of its
-    place, which is the place that most updates have. None if there are none after the first ones.
+    """The steps among `events` (dtype `records.EVENT`): each from the end of an update to the end of the next update of
+    the same label, the most common one. None if there are none after the first updates.
 
     Args:
-        called: when each call that trains was over, in nanoseconds by the clock of events, in order.
+        called: the end of each training call, in nanoseconds by the clock of events, ascending.
     """
     kinds = np.array(records.ACTIVITIES)[events["activity"]]
     ends = events["start"] + events["duration"]
@@ -101,11 +101,11 @@ def find_steps(events: np.ndarray, labels: Sequence[str], called: Sequence[int] 
 
 
 def _find_ends_of_calls(borders: np.ndarray, called: Sequence[int]) -> np.ndarray:
-    """Where the script's own collectives of the steps end that end, by their updates, at `borders`.
+    """For updates that end at `borders`, the ends of their steps on the script's thread.
 
-    A collective that an update beside the script does not need, as that of a sparse gradient, begins before or after
-    the update is over, as threads run. It belongs to the call of its update. Of several updates in a call the borders
-    are all that is known, except of the last.
+    A collective that an overlapped update does not need, such as the sum of a sparse gradient, may begin before or
+    after the end of the update. It belongs to the call of the update. If a call has several updates, only the borders
+    are known, except for the last update.
     """
     never = np.iinfo(np.int64).max
     found = np.append(np.asarray(called, np.int64), never)[np.searchsorted(called, borders)]
@@ -115,7 +115,7 @@ def _find_ends_of_calls(borders: np.ndarray, called: Sequence[int]) -> np.ndarra
 def _read_step(
     events: np.ndarray, kinds: np.ndarray, labels: Sequence[str], begin: int, end: int, reduced: np.ndarray
 ) -> _Step:
-    """The step between two times. `reduced`: when gradients were, from its beginning on."""
+    """The step between two times. `reduced`: ends of the gradients' sums, from the beginning of the step on."""
     handed_over = defaultdict(list)
     entries, others, rows, update = [], [], 0, 0.0
     for event, kind in sorted(zip(events.tolist(), kinds), key=lambda pair: pair[0][0]):
@@ -131,7 +131,7 @@ def _read_step(
             others.append((Collective(str(kind), labels[label], size), since))
         elif kind == "rows":
             rows = max(rows, size)
-    # What an update that is not overlapped reduces is there when it begins.
+    # Gradients of an update without overlap are ready when it begins.
     ready = [handed_over[name].pop(0) if handed_over[name] else since for name, _, since in entries]
     return _Step(
         (end - begin) * 1e-9, rows, tuple(Gradient(name, size) for name, size, _ in entries), ready,
@@ -140,7 +140,7 @@ def _read_step(
 
 
 def _keep_most_common(steps: list[_Step], of: Callable[[_Step], Any]) -> list[_Step]:
-    """Those that have in common what most have."""
+    """The steps with the most common value of `of`."""
     if not steps:
         return []
     common = Counter(map(of, steps)).most_common(1)[0][0]

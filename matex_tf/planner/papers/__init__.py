@@ -1,1 +1,1 @@
-"""The models of five papers as functions, by their equations' numbers, each with its domain checked."""
+"""The models of five papers as functions, with the numbers of their equations and checks of their domains."""

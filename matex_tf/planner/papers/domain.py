@@ -1,4 +1,4 @@
-"""A figure of a formula, and whether the formula holds there."""
+"""The value of a formula, and whether the formula is valid there."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Estimate:
-    """What a formula gives, and why it does not hold there: "" where it does."""
+    """The value of a formula, and the reason why it is outside of the domain; "" inside."""
 
     value: float
     outside: str = ""
@@ -17,7 +17,7 @@ class Estimate:
 
 
 def check_positive(where: str, **given: float) -> None:
-    """Raises ValueError where one of `given` is not a finite number above 0."""
+    """Raises ValueError if one of `given` is not a finite number above 0."""
     for name, value in given.items():
         if not 0 < value < float("inf"):
             raise ValueError(f"{where}: expected {name} to be above 0; given {value}")

@@ -14,10 +14,10 @@ _NONE = float("nan")
 
 @dataclass(frozen=True)
 class Workload:
-    """A column of Table 4, and of Tables 2, 3 and 7: what the paper gives of a network and its data.
+    """A column of Tables 2, 3, 4 and 7: the paper's numbers for a network and its data.
 
-    `megabytes` of the model, `rows` of an epoch; `seconds` of an epoch and `required` GB/s at each of `LEARNED_BATCH`;
-    `batch` that it is trained with; `used` GB/s at 2, 3 and 4 learners.
+    `rows` of an epoch, `megabytes` of the model; `seconds` of an epoch and `required` GB/s at each of `LEARNED_BATCH`;
+    `batch`, the mini-batch of training; `used` GB/s with 2, 3 and 4 learners.
     """
 
     rows: float
@@ -82,7 +82,7 @@ WORKLOADS: Mapping[str, Workload] = {
 
 EPOCHS = {"Joule": 200, "Watt": 200, "Age": 200, "Yelp": 200, "CIFAR": 100, "ImageNet": 40}
 HOURS = {"Joule": 0.18, "Watt": 0.78, "Age": 9.44, "Yelp": 24.99, "CIFAR": 6.53, "ImageNet": 52.56}
-"""Table 6: the epochs of one learner, and the hours that they take."""
+"""Table 6: the epochs of one learner, and their hours."""
 
 
 SYSTEMS = ("GaDei", "mpiT", "DPT")
@@ -94,13 +94,13 @@ SMALLEST: Mapping[str, tuple[int, int, int]] = {
     "CIFAR": (2, 2, 8),
     "ImageNet": (2, 8, 8),
 }
-"""Table 8: rows of the smallest mini-batch with which each of `SYSTEMS` still gains by more learners."""
+"""Table 8: rows of the smallest mini-batch with which each of `SYSTEMS` still gains from more learners."""
 
 
 @dataclass(frozen=True)
 class Interval:
-    """A row of Table 1: accuracy and GPU utilization, percent, of learners that communicate after each batch, and
-    after every eighth.
+    """A row of Table 1: accuracy and GPU utilization in percent, with communication after each batch, and after every
+    eighth batch.
     """
 
     accuracy: tuple[float, float]
@@ -119,18 +119,19 @@ INTERVALS: Mapping[str, Interval] = {
 
 
 def utilization_by_interval(alone: float, interval: int) -> float:
-    """The part of the time that a GPU computes if it communicates after `interval` batches; after each, `alone`.
+    """The GPU's share of computing time if it communicates after every `interval` batches; `alone`: after each batch.
 
-    Ours: a batch computes as long as ever, and what it waits for comes once in so many.
+    Our model: the time of a batch does not change, and its waiting time occurs once in `interval` batches.
     """
     check_positive("utilization_by_interval", alone=alone, interval=interval)
     return 1 / (1 + (1 / alone - 1) / interval)
 
 
 def bandwidth_bracket(workload: Workload, smallest: int) -> tuple[float, float]:
-    """GB/s that a system has, if `smallest` is the smallest batch with which it gains (Table 4): from, to below.
+    """The bandwidth of a system in GB/s (at least, below), if `smallest` is the smallest batch with a gain (Table 4).
 
-    Ours: a system gains where it has the bandwidth that a batch requires, and does not with the next smaller one.
+    Our model: a system gains if it has the bandwidth that a batch requires, and does not gain with the next smaller
+    batch.
     """
     place = LEARNED_BATCH.index(smallest)
     below = workload.required[place - 1] if place else _NONE
@@ -138,27 +139,27 @@ def bandwidth_bracket(workload: Workload, smallest: int) -> tuple[float, float]:
 
 
 def required_bandwidth(model: float, rows: float, batch: float, epoch: float) -> float:
-    """Bytes a second without which a second learner gains nothing: 2 model bytes over the time of a batch (section 3).
+    """Bytes a second that a second learner needs to gain: 2 model sizes over the time of a batch (section 3).
 
     Args:
-        model: bytes. rows: of an epoch. batch: rows of a mini-batch. epoch: seconds that one learner needs for it.
+        model: bytes. rows: of an epoch. batch: rows of a mini-batch. epoch: seconds of an epoch with one learner.
     """
     check_positive("required_bandwidth", model=model, rows=rows, batch=batch, epoch=epoch)
     return 2 * model * rows / (batch * epoch)
 
 
 def speedup_of(used: float, alone: float) -> float:
-    """How many times the batches of one learner those are that use `used` bytes a second, where one needs `alone`."""
+    """Batches of learners that use `used` bytes a second, relative to one learner that needs `alone`."""
     check_positive("speedup_of", used=used, alone=alone)
     return used / alone
 
 
 ROUNDING = 0.005
-"""GB/s by which Table 4, with its two decimals, may be rounded."""
+"""Rounding error of Table 4 in GB/s: it has two decimals."""
 
 
 def worst_required(workload: Workload, rounding: float = 0.0) -> float:
-    """By how much `required_bandwidth` is off Table 4 at most, as a part of it, less what `rounding` explains."""
+    """The largest relative error of `required_bandwidth` against Table 4, after subtracting the `rounding` error."""
     errors = [
         (abs(required_bandwidth(workload.megabytes * 1e6, workload.rows, batch, seconds) / 1e9 - one) - rounding, one)
         for batch, seconds, one in zip(LEARNED_BATCH, workload.seconds, workload.required)
@@ -168,7 +169,7 @@ def worst_required(workload: Workload, rounding: float = 0.0) -> float:
 
 
 def needed_alone(name: str) -> float:
-    """GB/s that one learner needs, at the batch of Tables 2 and 3: of Table 4, or of Table 6 where that has no such."""
+    """GB/s that one learner needs at the batch of Tables 2 and 3: from Table 4, or else from Table 6."""
     workload = WORKLOADS[name]
     if workload.batch in LEARNED_BATCH:
         return workload.required[LEARNED_BATCH.index(workload.batch)]
@@ -177,7 +178,7 @@ def needed_alone(name: str) -> float:
 
 
 def hours(name: str) -> float:
-    """What Table 6 should say by Table 4: epochs times the seconds of an epoch, at the batch of Tables 2 and 3.
+    """Hours of Table 6 by Table 4: epochs times the seconds of an epoch, at the batch of Tables 2 and 3.
 
     Raises:
         ValueError: Table 4 does not have that batch.

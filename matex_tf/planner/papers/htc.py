@@ -1,7 +1,7 @@
-"""How much memory, how many GPUs and servers: HTC (Zou et al., 2017).
+"""Memory, and numbers of GPUs and servers: HTC (Zou et al., 2017).
 
-The paper is "Distributed Training Large-Scale Deep Architectures". Equations 1 to 5 (section 3.1.3) are in bytes where
-it counts bits; lemmas 3.1 (3.2) and 3.2 (3.3).
+The paper is "Distributed Training Large-Scale Deep Architectures": equations 1 to 5 (section 3.1.3), here in bytes
+instead of bits; lemmas 3.1 (section 3.2) and 3.2 (section 3.3).
 """
 
 from __future__ import annotations
@@ -22,12 +22,14 @@ MISTAKES = (
     "the gradients of activations are not counted",
     "the optimizer's slots are not counted",
 )
-"""What `memory` mends in equations 2 to 4. Input pipeline, workspaces and BatchNormalization stay uncounted in both."""
+"""Mistakes in equations 2 to 4 that `memory` corrects. Neither counts input pipelines, workspaces,
+BatchNormalization.
+"""
 
 
 @dataclass(frozen=True)
 class Layer:
-    """A convolution of `filters` filters, or with 0 a pooling: F_i, S_i, P_i and K_i of the paper."""
+    """A convolution with `filters` filters, or a pooling if 0: F_i, S_i, P_i and K_i of the paper."""
 
     extent: int
     stride: int = 1
@@ -37,7 +39,7 @@ class Layer:
 
 @dataclass(frozen=True)
 class Shape:
-    """Of what goes into a layer or comes out: B_i x H_i x D_i."""
+    """The input or output of a layer: B_i x H_i x D_i."""
 
     width: int
     height: int
@@ -50,7 +52,9 @@ class Shape:
 
 @dataclass(frozen=True)
 class Architecture:
-    """Convolutions and poolings, then dense layers of `dense` neurons, the first of them the flattened features."""
+    """Convolutions and poolings, then dense layers of `dense` neurons; the first of these are the
+    flattened features.
+    """
 
     entry: Shape
     layers: Sequence[Layer]
@@ -71,7 +75,7 @@ ALEXNET = Architecture(
     ),
     (9216, 4096, 4096, 1000),
 )
-"""Without groups, the example of section 3.1.3."""
+"""AlexNet without groups, the example of section 3.1.3."""
 
 
 @dataclass(frozen=True)
@@ -83,12 +87,14 @@ class Memory:
     classifier: int
 
     def left(self, device: float) -> float:
-        """M_bound, equation 5: what convolution algorithms may use of `device` bytes; below 0 nothing fits."""
+        """M_bound, equation 5: bytes left for convolution algorithms on a device of `device` bytes; negative: nothing
+        fits.
+        """
         return device - self.features - self.parameters - self.classifier
 
 
 def shapes(architecture: Architecture) -> list[Shape]:
-    """What goes into the first layer and comes out of each, equation 1; a window that does not fit is left out."""
+    """Equation 1: the shape of the input, and of each layer's output, with incomplete windows omitted."""
     found = [architecture.entry]
     for layer in architecture.layers:
         last = found[-1]
@@ -113,16 +119,16 @@ def memory_printed(architecture: Architecture, rows: int) -> Memory:
 
 
 def memory(architecture: Architecture, rows: int, slots: int = 0) -> Memory:
-    """Equations 2, 3 and 4 with `MISTAKES` mended; the optimizer has `slots` numbers for each parameter.
+    """Equations 2, 3 and 4 with `MISTAKES` corrected; the optimizer has `slots` numbers for each parameter.
 
-    No bound: measured peaks lie from a quarter above to a half below such counts. A planner measures.
+    Not a bound: measured peaks range from 25% above to 50% below these counts. The planner measures instead.
     """
     rows = arguments.check_whole_number("memory", "rows", rows)
     slots = arguments.check_whole_number("memory", "slots", slots, least=0)
     dense = architecture.dense
     entry, *outputs = shapes(architecture)
     features = rows * (entry.size + 2 * sum(shape.size for shape in outputs))
-    # The first dense layer's input is the last feature map, which has been counted.
+    # The input of the first dense layer is the last feature map, which is already counted.
     outputs_of_dense = 2 * rows * sum(dense[1:])
     parameters = (_KEPT + slots) * _count_convolution_parameters(architecture)
     classifier = outputs_of_dense + (_KEPT + slots) * (_count_dense_weights(dense) + sum(dense[1:]))
@@ -141,9 +147,9 @@ def _count_dense_weights(dense: Sequence[int]) -> int:
 
 
 def efficiency(gpus: int, overhead: float) -> float:
-    """alpha of lemma 3.1 (equation 13), for `overhead` R_O = T_O / T_C, measured on one GPU and the same on any number.
+    """alpha of lemma 3.1 (equation 13). `overhead` R_O = T_O / T_C is measured on one GPU and assumed constant.
 
-    It is Amdahl's law with the parallel part T_C / (T_C + T_O).
+    It is Amdahl's law with the parallel fraction T_C / (T_C + T_O).
     """
     gpus = arguments.check_whole_number("efficiency", "gpus", gpus)
     if not 0 <= overhead < math.inf:
@@ -152,7 +158,7 @@ def efficiency(gpus: int, overhead: float) -> float:
 
 
 def overhead(gpus: int, efficiency: float) -> float:
-    """R_O that leaves `efficiency` on `gpus` (equation 12). Raises ValueError where none does: alpha <= 1 / G."""
+    """R_O that results in `efficiency` on `gpus` (equation 12). Raises ValueError if there is none: alpha <= 1 / G."""
     gpus = arguments.check_whole_number("overhead", "gpus", gpus)
     if not 1 / gpus < efficiency <= 1:
         raise ValueError(f"overhead: expected an efficiency above 1/{gpus} and at most 1; given {efficiency}")
@@ -160,7 +166,7 @@ def overhead(gpus: int, efficiency: float) -> float:
 
 
 def gpus_for(speedup: float, overhead: float) -> int | None:
-    """The fewest GPUs with a speedup of alpha G (lemma 3.1); None where overhead forbids it on any number."""
+    """The fewest GPUs with a speedup of alpha G (lemma 3.1); None if the overhead makes it impossible."""
     check_positive("gpus_for", speedup=speedup)
     if overhead * speedup >= 1 + overhead:
         return None
@@ -168,10 +174,11 @@ def gpus_for(speedup: float, overhead: float) -> int | None:
 
 
 def servers(workers: int, parameter_bytes: float, bandwidth: float, compute: float) -> Estimate:
-    """N_ps of lemma 3.2 (equation 8): as many as hide pull and push behind `compute` seconds; `bandwidth` bytes/s each.
+    """N_ps of lemma 3.2 (equation 8): servers that hide pull and push behind `compute` seconds; `bandwidth` bytes/s
+    each.
 
-    It assumes that the load is even and that all transfers hide behind computation. A worker's own link is not in it:
-    if that alone needs longer than the computation, no number of servers hides it.
+    It assumes an even load, and that all transfers can hide behind computation. It ignores a worker's own link: if that
+    link needs longer than the computation, no number of servers hides the transfers.
     """
     workers = arguments.check_whole_number("servers", "workers", workers)
     check_positive("servers", parameter_bytes=parameter_bytes, bandwidth=bandwidth, compute=compute)

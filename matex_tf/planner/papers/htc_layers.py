@@ -1,4 +1,4 @@
-"""HTC's architectures as words: 224x224x3 conv:11/4+2:96 pool:3/2 ... dense:4096,4096,1000."""
+"""HTC's architectures as text: 224x224x3 conv:11/4+2:96 pool:3/2 ... dense:4096,4096,1000."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _DENSE = re.compile(r"dense:(\d+(?:,\d+)*)")
 
 
 def parse_architecture(text: str) -> htc.Architecture:
-    """The architecture that the words of `text` give (`FORM`). Its first dense layer's input is counted here.
+    """Parse an architecture (`FORM`). The number of inputs of its first dense layer is computed here.
 
     Raises:
-        ValueError: a word is none of these, or stands where it cannot, and which.
+        ValueError: a word is invalid, or in an invalid position.
     """
     first, *middle, last = [*text.split(), "", ""][: max(len(text.split()), 2)]
     entry, dense = _ENTRY.fullmatch(first), _DENSE.fullmatch(last)
@@ -42,7 +42,7 @@ def _parse_layer(word: str) -> htc.Layer:
 
 
 def format_architecture(architecture: htc.Architecture) -> str:
-    """The words that give `architecture`."""
+    """The text of `architecture`, as `parse_architecture` takes it."""
     entry = architecture.entry
     return " ".join(
         [f"{entry.width}x{entry.height}x{entry.depth}", *map(_format_layer, architecture.layers)]

@@ -23,22 +23,22 @@ _MOST_SEARCHED = 1 << 20
 
 @dataclass(frozen=True)
 class Choice:
-    """The algorithm of each layer, and the seconds that all layers take with them."""
+    """The algorithm of each layer, and the total seconds of all layers."""
 
     algorithms: tuple[int, ...]
     seconds: float
 
 
 def choose_algorithms(times: Table, memory: Table, bound: float) -> Choice | None:
-    """Equation 6: of each layer one algorithm, least time within `bound` bytes; None where nothing fits.
+    """Equation 6: one algorithm for each layer, with the least time within `bound` bytes; None if nothing fits.
 
-    By scipy's `milp` where there is scipy (`pip install matex_tf[plan]`), else by trying all.
+    Uses scipy's `milp` if scipy is installed (`pip install matex_tf[plan]`), else tries all combinations.
     """
     return (choose_by_milp if importlib.util.find_spec("scipy") else choose_by_search)(times, memory, bound)
 
 
 def choose_by_search(times: Table, memory: Table, bound: float) -> Choice | None:
-    """`choose_algorithms` by trying every combination. Raises ValueError where there are more than a million."""
+    """`choose_algorithms` by trying every combination. Raises ValueError for more than a million combinations."""
     _check_tables(times, memory)
     if math.prod(map(len, times)) > _MOST_SEARCHED:
         raise ValueError(
@@ -60,7 +60,7 @@ def choose_by_milp(times: Table, memory: Table, bound: float) -> Choice | None:
     from scipy import optimize
 
     _check_tables(times, memory)
-    # Numbers near 1, as the solver's tolerances expect them.
+    # Scale numbers to about 1, as the solver's tolerances expect.
     unit = max(abs(bound), *(max(row) for row in memory)) or 1.0
     second = max(max(row) for row in times) or 1.0
     costs = np.concatenate([np.asarray(row, float) for row in times]) / second
@@ -84,7 +84,7 @@ def choose_by_milp(times: Table, memory: Table, bound: float) -> Choice | None:
 
 
 def fft_over_gemm(rows: int, width: int, out: int, depth: int, filters: int) -> float:
-    """Memory by FFT over memory by GEMM (Table 2). The paper has no formula; this was found by trying 17,000.
+    """Memory of FFT over memory of GEMM (Table 2). The paper has no formula; this one was found by a search of 17,000.
 
     FFT: spectra of inputs, outputs and filters, each padded to the input. GEMM: inputs and outputs.
     """
@@ -103,19 +103,19 @@ def gemm_bytes(rows: int, width: int, out: int, depth: int, filters: int) -> flo
 
 
 def fft_operations(rows: int, width: int, depth: int, filters: int) -> float:
-    """Floating-point operations by FFT: the transforms, and a complex multiply-add for each frequency."""
+    """Floating-point operations of FFT: the transforms, and a complex multiply-add for each frequency."""
     transforms = (rows * depth + rows * filters + depth * filters) * 2.5 * width**2 * math.log2(width**2)
     return transforms + 8 * rows * depth * filters * width * (width // 2 + 1)
 
 
 def gemm_operations(rows: int, extent: int, out: int, depth: int, filters: int) -> float:
-    """Floating-point operations by matrix multiplication."""
+    """Floating-point operations of matrix multiplication."""
     return 2 * rows * out**2 * extent**2 * depth * filters
 
 
 @dataclass(frozen=True)
 class Batch:
-    """A batch of `rows`, and the algorithms that take the least time in the memory that it leaves."""
+    """A batch of `rows`, and the fastest algorithms in the memory that it leaves."""
 
     rows: int
     choice: Choice
@@ -128,9 +128,9 @@ class Batch:
 def list_batches(
     architecture: htc.Architecture, sizes: Iterable[int], device: float, speed: float = 1e12
 ) -> list[Batch]:
-    """Equation 6 for each size of batch that fits a device of `device` bytes and `speed` operations a second.
+    """Equation 6 for each batch size that fits a device of `device` bytes and `speed` operations a second.
 
-    Times are counts of operations (ours: the paper measures them); memory is that of equations 2 to 5 as printed.
+    Times are counts of operations (the paper measures them); memory follows equations 2 to 5 as printed.
     """
     check_positive("list_batches", device=device, speed=speed)
     found = []

@@ -1,7 +1,7 @@
 """Parameters pulled in batches of layers behind the forward pass: iBatch (Wang, Pi and Zhou, AAAI 2019).
 
 Symbols: C^i seconds of layer i's forward pass; T_t^i seconds of its parameters' transfer; T_s seconds to start a pull.
-A plan is the boundaries 0 = l_0 < l_1 < ... < l_N = L: batch k is layers l_{k-1} + 1 to l_k.
+A plan consists of boundaries 0 = l_0 < l_1 < ... < l_N = L: batch k is layers l_{k-1} + 1 to l_k.
 """
 
 from __future__ import annotations
@@ -49,7 +49,9 @@ class Layers:
 
 
 def compute_end(layers: Layers, plan: Plan) -> float:
-    """Seconds until the forward pass is over, of any plan: a batch is computed once it and the one before are there."""
+    """Seconds until the end of the forward pass, for any plan: a batch is computed after its pull and the preceding
+    batch.
+    """
     pulled = computed = 0.0
     for first, past in itertools.pairwise(plan):
         pulled += layers.pull(first, past)
@@ -58,8 +60,8 @@ def compute_end(layers: Layers, plan: Plan) -> float:
 
 
 def execution_time(layers: Layers, plan: Plan) -> Estimate:
-    """EXE1 + EXE2 + EXE3, equations 1 to 4; it is `compute_end` where the plan meets equation 5, and too little
-    elsewhere.
+    """EXE1 + EXE2 + EXE3, equations 1 to 4; equal to `compute_end` if the plan satisfies equation 5, and too small
+    otherwise.
     """
     batches = len(plan) - 1
     first, rest = layers.pull(0, plan[1]), layers.pull(plan[1], plan[-1]) - layers.start_up
@@ -68,15 +70,15 @@ def execution_time(layers: Layers, plan: Plan) -> Estimate:
 
 
 def hides(layers: Layers, plan: Plan) -> bool:
-    """Whether each pull lasts as long as the computation of the batch before it, or longer: equation 5."""
+    """Whether each pull takes at least as long as the computation of the preceding batch: equation 5."""
     batches = list(itertools.pairwise(plan))
     return all(layers.pull(*after) >= layers.computation(*batch) for batch, after in itertools.pairwise(batches))
 
 
 def plan_front_to_back(layers: Layers) -> Plan | None:
-    """Algorithm 1; None where no first two batches meet equation 5.
+    """Algorithm 1; None if no first two batches satisfy equation 5.
 
-    The paper does not say what follows where no next boundary meets it; here all that is left is the last batch.
+    The paper does not define the case without a valid next boundary; here the remaining layers form the last batch.
     """
     count = layers.count
     pairs = [
@@ -96,7 +98,7 @@ def plan_front_to_back(layers: Layers) -> Plan | None:
 
 
 def plan_back_to_front(layers: Layers) -> Plan | None:
-    """Algorithm 2; None where no last two batches meet equation 5. What is left becomes the first batch."""
+    """Algorithm 2; None if no last two batches satisfy equation 5. The remaining layers form the first batch."""
     count = layers.count
     pairs = [
         (first, second)
@@ -115,15 +117,15 @@ def plan_back_to_front(layers: Layers) -> Plan | None:
 
 
 def plan_greedy(layers: Layers) -> Plan:
-    """The better plan of the two algorithms; one pull of everything where neither finds one."""
+    """The better plan of the two algorithms; a single pull if neither finds one."""
     found = [plan for plan in (plan_front_to_back(layers), plan_back_to_front(layers)) if plan is not None]
     return min(found or [plan_whole(layers)], key=lambda plan: compute_end(layers, plan))
 
 
 def plan_best(layers: Layers) -> Plan:
-    """The plan with the least `compute_end` of all, by dynamic programming over boundary and number of batches: O(L^3).
+    """The plan with the least `compute_end`, by dynamic programming over boundary and number of batches: O(L^3).
 
-    With the number of batches known it is known when a pull ends, so that only the end of the computation is compared.
+    A known number of batches determines the end of each pull, so only ends of computation are compared.
     """
     count = layers.count
     ends = [0.0] + [math.inf] * count
@@ -147,43 +149,44 @@ def plan_best(layers: Layers) -> Plan:
 
 
 def plan_whole(layers: Layers) -> Plan:
-    """The default: one pull of everything, then the forward pass."""
+    """The default: a single pull, then the forward pass."""
     return (0, layers.count)
 
 
 def plan_by_layer(layers: Layers) -> Plan:
-    """Layer by layer."""
+    """One pull for each layer."""
     return tuple(range(layers.count + 1))
 
 
 def speedup_with_pulls_hidden(nodes: int, default: float) -> float:
-    """Speedup on `nodes` where all pulls hide, from the speedup `default` where none does.
+    """Speedup on `nodes` if all pulls are hidden, from the speedup `default` without hiding.
 
-    Ours: a pull takes as long as a push, and both together what the default lacks to `nodes`; pushes stay exposed.
+    Our model: a pull takes as long as a push; together they take the time that `default` lacks to `nodes`; pushes are
+    exposed.
     """
     _check_speedup(nodes, default)
     return nodes / (1 + (nodes / default - 1) / 2)
 
 
 def communication_share(nodes: int, speedup: float) -> float:
-    """What pulls and pushes take on `nodes`, as a part of one node's step, where nothing of them hides."""
+    """Time of pulls and pushes on `nodes`, relative to one node's step, if none is hidden."""
     _check_speedup(nodes, speedup)
     return nodes / speedup - 1
 
 
 def speedup_with_sparse_gradients(nodes: int, pulls: float, forward: float) -> float:
-    """Speedup on `nodes` where pushes cost nothing and pulls hide behind the forward pass; both parts of a node's step.
+    """Speedup on `nodes` if pushes take no time and pulls hide behind the forward pass; both relative to a node's step.
 
-    Ours: of the pulls what is longer than the forward pass stays exposed.
+    Our model: pull time beyond the forward pass is exposed.
     """
     check_positive("speedup_with_sparse_gradients", nodes=nodes, pulls=pulls, forward=forward)
     return nodes / (1 + max(0.0, pulls - forward))
 
 
 def ceiling(nodes: int, default: float, forward: float) -> float:
-    """The most that hiding pulls behind the forward pass can give, which is the part `forward` of a node's step.
+    """The largest speedup from hiding pulls behind the forward pass, which is the fraction `forward` of a node's step.
 
-    Ours: the forward pass is all the time there is to hide in.
+    Our model: pulls can hide only behind the forward pass.
     """
     _check_speedup(nodes, default)
     if not 0 <= forward <= 1:
@@ -192,7 +195,7 @@ def ceiling(nodes: int, default: float, forward: float) -> float:
 
 
 def forward_share(nodes: int, default: float, reached: float) -> Estimate:
-    """The least part of a step that the forward pass must have for a speedup `reached`: `ceiling` turned around."""
+    """The smallest fraction of the forward pass in a step for a speedup `reached`: the inverse of `ceiling`."""
     _check_speedup(nodes, default)
     _check_speedup(nodes, reached)
     share = nodes / default - nodes / reached
@@ -200,9 +203,9 @@ def forward_share(nodes: int, default: float, reached: float) -> Estimate:
 
 
 def start_ups(nodes: int, default: float, layerwise: float) -> float:
-    """L T_s as a part of a node's step, fitted so that layer by layer gives the speedup `layerwise`.
+    """L T_s relative to a node's step, fitted to the speedup `layerwise` of layer by layer.
 
-    Ours: layer by layer hides pulls as wholly as iBatch does, and pays a start for each layer.
+    Our model: layer by layer hides pulls as completely as iBatch does, and adds a start for each layer.
     """
     return nodes / layerwise - nodes / speedup_with_pulls_hidden(nodes, default)
 

@@ -1,7 +1,7 @@
 """Strong scaling with one sum of all gradients: MaTEx-TensorFlow (Vishnu et al., 2017), sections III-D2 and IV-B.
 
-The paper states the work, C / N, and the way of sums, layer by layer with MPI_Allreduce and not overlapped; its formula
-of the communication is lost in the text. What stands here is the least that a sum can move: 2 (N - 1) / N of the bytes.
+The paper gives the work, C / N, and the method: MPI_Allreduce layer by layer, without overlap. The formula of the
+communication is lost in the text. Here communication is the minimum of a sum: 2 (N - 1) / N of the bytes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ BATCH = {"AlexNet": 256, "GoogLeNet": 256, "InceptionV3": 128, "ResNet-50": 64}
 """Rows of the global batch (IV-B)."""
 
 SPEEDUP_16 = {"AlexNet": 11.0, "GoogLeNet": 14.7, "InceptionV3": 14.5, "ResNet-50": 15.3}
-"""On 16 CPU nodes (IV-B, Fig. 11a); with AlexNet less than 2 on 4 GPUs these are all numbers that the text gives."""
+"""On 16 CPU nodes (IV-B, Fig. 11a). The text gives one more number: AlexNet less than 2 on 4 GPUs."""
 
 UNGROUPED = (ALEXNET, GOOGLENET, INCEPTION_V3, RESNET_50)
 GROUPED = (ALEXNET_GROUPED, GOOGLENET, INCEPTION_V3, RESNET_50)
@@ -35,10 +35,10 @@ _BYTES = 4
 
 
 def speedup(network: Network, nodes: int, ratio: float) -> float:
-    """T(1) / T(N), of T(N) = C / N + 2 (N - 1) / N 4 p / B with C = 6 MAC batch / F.
+    """T(1) / T(N), with T(N) = C / N + 2 (N - 1) / N 4 p / B and C = 6 MAC batch / F.
 
     Args:
-        ratio: F / B of a node in operations for each byte, all that the speedup depends on.
+        ratio: F / B of a node, in operations for each byte; the speedup depends on nothing else.
     """
     nodes = arguments.check_whole_number("speedup", "nodes", nodes)
     check_positive("speedup", ratio=ratio)
@@ -49,13 +49,13 @@ def speedup(network: Network, nodes: int, ratio: float) -> float:
 
 @dataclass(frozen=True)
 class Fit:
-    """One constant, `ratio` F / B, and what it gives on 16 nodes."""
+    """A fitted constant, `ratio` F / B, and the resulting speedups on 16 nodes."""
 
     ratio: float
     speedups: Mapping[str, float]
 
     def error(self, name: str) -> float:
-        """Of the network `name`, over what was published, as a part of it."""
+        """The relative error of the network `name` against the published speedup."""
         return self.speedups[name] / SPEEDUP_16[name] - 1
 
     @property
@@ -64,7 +64,7 @@ class Fit:
 
 
 def fit_ratio(networks: Sequence[Network], fitted: Sequence[str] = tuple(SPEEDUP_16)) -> Fit:
-    """The ratio whose largest error over the networks named `fitted` is least, applied to all `networks`."""
+    """The ratio that minimizes the largest error over the networks named `fitted`, applied to all `networks`."""
     chosen = [network for network in networks if network.name in fitted]
 
     def find_largest_error(logarithm: float) -> float:
@@ -75,13 +75,13 @@ def fit_ratio(networks: Sequence[Network], fitted: Sequence[str] = tuple(SPEEDUP
 
 
 def leave_one_out(networks: Sequence[Network]) -> dict[str, float]:
-    """Of each network the error of its prediction by a fit on the three others."""
+    """For each network, the error of its prediction by a fit to the three others."""
     names = [one.name for one in networks]
     return {name: fit_ratio(networks, [other for other in names if other != name]).error(name) for name in names}
 
 
 def ratio_for(network: Network, nodes: int, reached: float) -> float:
-    """The ratio that gives a speedup `reached` on `nodes`: `speedup` turned around."""
+    """The ratio that results in a speedup `reached` on `nodes`: the inverse of `speedup`."""
     if not 0 < reached < nodes:
         raise ValueError(f"ratio_for: expected a speedup between 0 and {nodes}; given {reached}")
     work = _STEP * network.operations * BATCH[network.name]
@@ -89,7 +89,7 @@ def ratio_for(network: Network, nodes: int, reached: float) -> float:
 
 
 def _minimize_function(function: Callable[[float], float], low: float, high: float) -> float:
-    """Where a function that falls and then rises is least, by golden section."""
+    """The minimum of a unimodal function, by golden-section search."""
     part = (math.sqrt(5) - 1) / 2
     for _ in range(100):
         left, right = high - part * (high - low), low + part * (high - low)

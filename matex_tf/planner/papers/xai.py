@@ -1,6 +1,6 @@
-"""How many parameter servers: XAI (Salama, Linke, Pessoa Rocha and Binnig, DATA 2019), sections 4.2.1 and 4.2.2.
+"""The number of parameter servers: XAI (Salama, Linke, Pessoa Rocha and Binnig, DATA 2019), sections 4.2.1 and 4.2.2.
 
-Symbols: n workers, m of which transfer at once; T seconds of a batch on one worker, of which T_t are its transfer and
+Symbols: n workers, m of which transfer at once; T seconds of a batch on one worker, with T_t seconds of transfer and
 P_t = T_t / T; BW_w bytes/s that one worker can send; BW_ps bytes/s that one server sustains.
 """
 
@@ -16,9 +16,9 @@ from matex_tf.planner.papers.domain import Estimate, check_positive
 
 @dataclass(frozen=True)
 class Calibration:
-    """What three short trials give (4.2.1): seconds of a batch, and bytes a second.
+    """The results of three short trials (4.2.1): seconds of a batch, and bytes a second.
 
-    `alone`: T_fp + T_bp, one worker and no server. `batch`: T, one worker and as many servers as it can load.
+    `alone`: T_fp + T_bp, one worker without servers. `batch`: T, one worker with as many servers as it can load.
     """
 
     alone: float
@@ -46,7 +46,7 @@ class Calibration:
 
 
 def transfer_share(transfer: float, batch: float) -> float:
-    """P_t = T_t / T, equation 1: the part of the time in which a worker transfers."""
+    """P_t = T_t / T, equation 1: the fraction of the time in which a worker transfers."""
     check_positive("transfer_share", batch=batch)
     if not 0 <= transfer <= batch:
         raise ValueError(f"transfer_share: expected a transfer from 0 to {batch} s; given {transfer}")
@@ -54,9 +54,9 @@ def transfer_share(transfer: float, batch: float) -> float:
 
 
 def sending(workers: int, at_once: int, share: float) -> float:
-    """P_t(n, m), equations 2 (m = 2), 3 (m > 1) and 4 (m = 1): what XAI takes for the chance that m of n send at once.
+    """P_t(n, m), equations 2 (m = 2), 3 (m > 1) and 4 (m = 1): XAI's probability that m of n workers send at once.
 
-    It is no probability: the factor (1 - P_t)^(n - m) is missing, and that for m = 1 may be negative.
+    It is not a probability: the factor (1 - P_t)^(n - m) is missing, and the value for m = 1 may be negative.
     """
     workers = arguments.check_whole_number("sending", "workers", workers)
     at_once = arguments.check_whole_number("sending", "at_once", at_once)
@@ -69,9 +69,9 @@ def sending(workers: int, at_once: int, share: float) -> float:
 
 
 def explain_outside(workers: int, share: float) -> str:
-    """Why equations 2 to 6 do not hold (end of 4.2.2); "" where T_t < T / (n - 1), or there is one worker.
+    """The reason why equations 2 to 6 do not hold (end of 4.2.2); "" if T_t < T / (n - 1), or for one worker.
 
-    Where they do not, `queueing.find_least_servers` does.
+    Outside of the domain use `queueing.find_least_servers`.
     """
     if workers > 1 and share >= 1 / (workers - 1):
         return f"T_t/T is {share:.3g}, and has to be below 1/{workers - 1}"
@@ -86,10 +86,10 @@ def expected_bandwidth(workers: int, share: float, worker_bandwidth: float) -> E
 
 
 def expected_bandwidth_closed(workers: int, share: float) -> float:
-    """E_BW(n) / BW_w in closed form, ours: the sum of equation 5 for any number of workers.
+    """E_BW(n) / BW_w in closed form (not in the paper): the sum of equation 5 for any number of workers.
 
-    At the edge of the domain, P_t = 1 / (n - 1), it is 2 whatever n is: within it XAI never asks for more than 2 BW_w /
-    BW_ps servers.
+    At the edge of the domain, P_t = 1 / (n - 1), it is 2 for every n: within the domain XAI never requires more than 2
+    BW_w / BW_ps servers.
     """
     workers = arguments.check_whole_number("expected_bandwidth_closed", "workers", workers)
     _check_share("expected_bandwidth_closed", share)
@@ -116,9 +116,9 @@ def servers_without_collisions(ratio: float = 1.0) -> int:
 
 
 def shares_by_layer(parameters: Sequence[int], servers: int) -> list[float]:
-    """The part of all parameters on each server where whole layers are dealt out in turn (7.3, Fig. 9 above).
+    """The fraction of all parameters on each server, if complete layers are assigned cyclically (7.3, Fig. 9 above).
 
-    Shared by size each has 1 / servers (Fig. 9 below).
+    Divided by size, each server has 1 / servers (Fig. 9 below).
     """
     servers = arguments.check_whole_number("shares_by_layer", "servers", servers)
     held = [sum(parameters[server::servers]) for server in range(servers)]
@@ -127,7 +127,7 @@ def shares_by_layer(parameters: Sequence[int], servers: int) -> list[float]:
 
 
 def _round_up(count: float) -> int:
-    """The next whole number, but for rounding of the last digits; servers are one or more."""
+    """Round up, tolerating errors in the last digits; at least one server."""
     return max(1, math.ceil(count - 1e-9 * abs(count)))
 
 

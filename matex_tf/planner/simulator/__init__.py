@@ -1,1 +1,1 @@
-"""A step on ranks that are not there, event by event: ranks, collectives, parameter servers, and what if."""
+"""Event simulation of a step on any number of ranks: ranks, collectives, parameter servers, and what-if changes."""

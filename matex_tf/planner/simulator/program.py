@@ -1,4 +1,4 @@
-"""What a rank does in a step, from what a plan has measured, at a number of ranks that was not."""
+"""The actions of a rank in a step, derived from a plan for any number of ranks."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from matex_tf.planner.compute import Compute, count_slice_rows
 
 
 class NotAsked(ValueError):
-    """What was asked for cannot be: the text says what can."""
+    """The request is impossible; the text says what is possible."""
 
 
 class Meeting(NamedTuple):
-    """A collective beside the sums of gradients: when it begins, its kind and name, and the bytes of a rank."""
+    """A collective other than the sums of gradients: begin, kind, name, and bytes of a rank."""
 
     at: float
     kind: str
@@ -27,15 +27,15 @@ class Meeting(NamedTuple):
 
 @dataclass(frozen=True)
 class Program:
-    """One rank's step alone, in seconds from its start and in bytes."""
+    """One rank's step without communication, in seconds from its start and in bytes."""
 
     rows: int
-    """Rows of the rank's slice; 0 where every rank computes the whole batch."""
+    """Rows of the rank's slice; 0 if every rank computes the whole batch."""
     compute: float
     names: tuple[str, ...]
     sizes: tuple[int, ...]
     ready: tuple[float, ...]
-    """When each gradient and all before it are ready."""
+    """For each gradient, the time at which it and all previous gradients are ready."""
     meetings: tuple[Meeting, ...] = ()
     """The other collectives."""
 
@@ -45,7 +45,7 @@ class Program:
 
 
 def make_program(plan: plan_file.Plan, ranks: int) -> Program:
-    """The step of a rank of `ranks`, as the planner has it."""
+    """The step of one of `ranks` ranks, as the planner predicts it."""
     ranks = arguments.check_whole_number("simulate", "ranks", ranks)
     model = Compute(plan)
     compute = model.estimate_seconds(ranks)
@@ -64,7 +64,7 @@ def make_program(plan: plan_file.Plan, ranks: int) -> Program:
 
 
 def scale_program(program: Program, times: float) -> Program:
-    """The same step, all of which is so many times as late."""
+    """The same step with all times multiplied by `times`."""
     return dataclasses.replace(
         program,
         compute=program.compute * times,
@@ -74,7 +74,7 @@ def scale_program(program: Program, times: float) -> Program:
 
 
 def shorten_program(program: Program, compute: float) -> Program:
-    """The same step with so many seconds of computation, in which nothing is later than its end."""
+    """The same step with `compute` seconds of computation; later events move to its end."""
     return dataclasses.replace(
         program,
         compute=compute,

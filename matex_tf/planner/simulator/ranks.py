@@ -1,7 +1,7 @@
-"""Ranks that reduce their gradients together, event by event.
+"""Event simulation of ranks that reduce their gradients together.
 
-A collective starts when the last rank is there and its lane is free, and ends, for all ranks, after its price. Ranks
-that overlap go on computing while the communication lane works on buckets, in their order.
+A collective starts when the last rank has arrived and its lane is free; it ends on all ranks after its price. With
+overlap, ranks continue to compute while the communication lane reduces buckets in their order.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from matex_tf.planner.simulator.program import Program
 _LEAST_FACTOR = 0.05
 
 _Action = Callable[[int, int, int], None]
-"""Of a rank, by its place among the rank's actions and its number of its kind."""
+"""An action of a rank, called with (rank, index among the rank's actions, index among actions of its kind)."""
 
 Note = Callable[[int, str, int, float, float, str, int], None]
-"""Called with (rank, activity, lane, begin, end, label, bytes) of what a timeline shows."""
+"""Called with (rank, activity, lane, begin, end, label, bytes) of each event for a timeline."""
 
 
 @dataclass(frozen=True)
 class Prices:
-    """Seconds of what ranks do together: each bucket, the sum of everything at once, and each other collective."""
+    """Seconds of collectives: each bucket, one sum of all gradients, and each other collective."""
 
     buckets: Sequence[float]
     at_once: float
@@ -35,9 +35,9 @@ class Prices:
 
 @dataclass(frozen=True)
 class Disturbance:
-    """What makes ranks differ: the deviation of a step's computation, as a part of it; and the factor of slow ranks.
+    """Differences between ranks: relative standard deviation of a step's computation, and factors of slow ranks.
 
-    Where `factors` are given, of measured steps, one of them is drawn for each step of each rank.
+    If `factors` of measured steps are given, one of them is drawn for each step of each rank.
     """
 
     noise: float = 0.0
@@ -47,7 +47,7 @@ class Disturbance:
 
 @dataclass
 class Result:
-    """When each step ended, of all ranks at once; each step's mean and longest computation over the ranks; events."""
+    """The end of each step, common to all ranks; each step's mean and longest computation; number of events."""
 
     ends: list[float]
     compute: list[float]
@@ -65,7 +65,7 @@ class Result:
 
     @property
     def waiting(self) -> float:
-        """Mean seconds by which the slowest rank's computation is longer than the ranks' mean."""
+        """Mean difference in seconds between the slowest rank's computation and the mean computation."""
         return sum(self.longest) / len(self.longest) - self.mean_compute
 
     @property
@@ -84,11 +84,11 @@ def simulate_ranks(
     seed: int = 1,
     note: Note | None = None,
 ) -> Result:
-    """`steps` steps on `ranks` ranks.
+    """Simulate `steps` steps on `ranks` ranks.
 
     Args:
-        plan: the boundaries of buckets that are reduced while ranks compute; None: all at once after the computation.
-        note: told of all that happens on each rank, for a timeline.
+        plan: boundaries of buckets that are reduced during the computation; None: one sum after the computation.
+        note: called with all events of each rank, for a timeline.
     """
     ranks = arguments.check_whole_number("simulate", "ranks", ranks)
     steps = arguments.check_whole_number("simulate", "steps", steps)
@@ -96,7 +96,7 @@ def simulate_ranks(
 
 
 class _Simulation:
-    """The events of `simulate_ranks`; ranks begin each step at once, when the last bucket is there."""
+    """The events of `simulate_ranks`. All ranks begin a step at the same time, when the last bucket is reduced."""
 
     def __init__(
         self, program: Program, ranks: int, steps: int, plan: Sequence[int] | None, prices: Prices,
@@ -107,7 +107,7 @@ class _Simulation:
         self.disturbance, self.note = disturbance, note
         self.overlaps = plan is not None and bool(program.sizes)
         self.plan = tuple(plan or ())
-        # What a rank does, by time: (offset, what, its number).
+        # The actions of a rank, sorted by time: (offset, action, index).
         actions: list[tuple[float, _Action, int]] = [
             (one.at, self.begin_collective, number) for number, one in enumerate(program.meetings)
         ]
@@ -118,7 +118,7 @@ class _Simulation:
         self.bucket_of = [bisect.bisect_right(self.plan, number) - 1 for number in range(len(program.sizes))]
         self.bucket_ends = {past - 1 for past in self.plan[1:]}
         self.factor = [1.0] * ranks
-        self.since = [0.0] * ranks  # when the stretch of computation began, for a timeline
+        self.since = [0.0] * ranks  # start of the current interval of computation, for a timeline
         self.had = [[0.0] * ranks for _ in self.plan[1:]]
         self.lane_free = 0.0
         self.came = [[0.0] * ranks for _ in program.meetings]
@@ -126,7 +126,7 @@ class _Simulation:
 
     def run_steps(self) -> Result:
         if self.note:
-            for rank in range(self.ranks):  # a step's computation is drawn after an update only
+            for rank in range(self.ranks):  # a timeline shows the computation of a step only after an update
                 self.note(rank, "announcement", 0, 0.0, 0.0, "the first step", 0)
         self.begin_step()
         self.events.run_events()
@@ -134,7 +134,7 @@ class _Simulation:
         return self.result
 
     def begin_step(self) -> None:
-        """A step, on all ranks."""
+        """Begin a step on all ranks."""
         now, act = self.events.now, self.events.schedule_act
         self.start = now
         self.arrived = [0] * len(self.prices.meetings)
@@ -158,7 +158,7 @@ class _Simulation:
         return factor * chosen.slow.get(rank, 1.0)
 
     def schedule_next(self, rank: int, place: int) -> None:
-        """To the action after `place`."""
+        """Schedule the rank's action after the one at index `place`."""
         offset, what, number = self.actions[place + 1]
         ahead = (offset - self.actions[place][0]) * self.factor[rank]
         self.events.schedule_act(self.events.now + ahead, what, rank, place + 1, number)
@@ -173,7 +173,7 @@ class _Simulation:
         self.schedule_next(rank, place)
 
     def take_bucket(self) -> None:
-        """The next bucket, if it is ready on all ranks and the lane is free."""
+        """Start the next bucket, if it is ready on all ranks and the lane is free."""
         bucket = self.next_bucket
         if self.is_busy or bucket == len(self.ready) or self.ready[bucket] < self.ranks:
             return
@@ -197,7 +197,7 @@ class _Simulation:
         self.finish_step()
 
     def begin_collective(self, rank: int, place: int, number: int) -> None:
-        """A collective in the thread that computes."""
+        """A rank reaches a collective on the computing thread."""
         self.compute_until_now(rank)
         self.came[number][rank] = self.events.now
         self.arrived[number] += 1
@@ -223,7 +223,7 @@ class _Simulation:
             self.finish_step()
 
     def finish_step(self) -> None:
-        """The step, if all is computed and summed."""
+        """End the step, if everything is computed and reduced."""
         if self.over < self.ranks or (self.overlaps and self.next_bucket < len(self.ready)):
             return
         now = self.events.now
@@ -245,7 +245,7 @@ class _Simulation:
             self.note(rank, "gap", 0, self.since[rank], self.events.now, "", 0)
 
     def note_collective(self, rank: int, activity: str, came: float, begin: float, label: str, size: int) -> None:
-        """A collective that a rank came to at `came`, that began at `begin` and is over now."""
+        """Record a collective that the rank reached at `came`, that began at `begin` and ends now."""
         assert self.note is not None
         now = self.events.now
         self.note(rank, activity, 0, came, now, label, size)

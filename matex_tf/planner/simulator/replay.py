@@ -1,6 +1,6 @@
-"""A measured timeline played again: what each rank computed is kept, what it waited for is worked out anew.
+"""Replays a measured timeline: keeps the computation of each rank, and recomputes its waiting times.
 
-`replay_timeline` is the way in, from a file of MATEX_TIMELINE.
+The entry point is `replay_timeline`, for a file of MATEX_TIMELINE.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ _FIRST_UPDATES = 3  # they trace, compile and choose buckets
 
 @dataclass
 class _Bucket:
-    """Of one update: when the lane came to it, when this rank had its gradients, and when it was over; seconds."""
+    """A bucket of an update, in seconds: start of the lane's wait for it, time when this rank's gradients were ready,
+    end.
+    """
 
     lane: float
     ready: float
@@ -32,7 +34,7 @@ class _Bucket:
 
 @dataclass
 class _Rank:
-    """What a timeline says of one rank, in its order: (kind, begin, end) on the lane of the script; buckets."""
+    """The timeline of one rank: (kind, begin, end) on the lane of the script, and its buckets."""
 
     script: list[tuple[str, float, float]] = field(default_factory=list)
     buckets: list[_Bucket] = field(default_factory=list)
@@ -40,7 +42,7 @@ class _Rank:
 
 @dataclass(frozen=True)
 class Replay:
-    """Mean seconds of a step: as measured, and as played again."""
+    """Mean seconds of a step: as measured, and as replayed."""
 
     steps: int
     measured: float
@@ -48,21 +50,21 @@ class Replay:
 
 
 def is_timeline(path: str | os.PathLike[str]) -> bool:
-    """Whether the file is one of MATEX_TIMELINE. Raises OSError."""
+    """Whether the file was written by MATEX_TIMELINE. Raises OSError."""
     with open(path, "rb") as file:
         return b'"traceEvents"' in file.read(64)
 
 
 def replay_timeline(path: str | os.PathLike[str], slow: Mapping[int, float] | None = None) -> Replay:
-    """Play the steps of a timeline again, from the fourth update on; `slow` gives factors on what ranks compute.
+    """Replay the steps of a timeline, from the fourth update on; `slow` maps ranks to factors of their computation.
 
-    From the file come, for each rank, its own stretches between collectives; for each collective, how long it took once
-    the last rank was there; for each bucket, when each rank had its gradients. Collectives then start when the last
-    rank comes, buckets when the lane is free, too. With nothing changed that gives the measured step again; with a slow
-    rank it says what the others would have waited for.
+    The file provides: for each rank, its computation between collectives; for each collective, its duration after the
+    last rank arrived; for each bucket, when each rank had its gradients. A replayed collective starts when the last
+    rank arrives, a bucket also waits for a free lane. Without changes the result is the measured step; with a slow
+    rank it shows the waiting times of the other ranks.
 
     Raises:
-        NotAsked: it has too few updates, or another number of collectives for each rank.
+        NotAsked: the timeline has too few updates, or ranks with different numbers of collectives.
     """
     ranks = _read_ranks(json.loads(Path(path).read_text())["traceEvents"])
     slow = slow or {}
@@ -106,7 +108,7 @@ def _read_ranks(rows: Sequence[Mapping[str, Any]]) -> list[_Rank]:
 
 
 def _drop_short_waits(script: Sequence[tuple[str, float, float]]) -> list[tuple[str, float, float]]:
-    """Of the waits for sums those that end a step: before another collective the script still had something to do."""
+    """Keep only the waits for sums that end a step: before other collectives the script still had work to do."""
     kept: list[tuple[str, float, float]] = []
     waits = False
     for kind, begin, end in script:
@@ -122,18 +124,19 @@ def _drop_short_waits(script: Sequence[tuple[str, float, float]]) -> list[tuple[
 
 
 def _replay_updates(ranks: Sequence[_Rank], factors: Sequence[float]) -> tuple[list[float], list[float]]:
-    """When each update was over, as measured on rank 0, and as played again."""
+    """The end of each update, as measured on rank 0, and as replayed."""
     now = [rank.script[0][1] for rank in ranks]
-    before = list(now)  # when each rank's own stretch began, as measured
+    before = list(now)  # the measured start of each rank's current interval
     lane_free, next_bucket = 0.0, 0
     ends, again = [], []
-    points: list[list[tuple[float, float]]] = [[] for _ in ranks]  # where stretches of an update begin: then and now
+    # starts of an update's intervals: (measured, replayed)
+    points: list[list[tuple[float, float]]] = [[] for _ in ranks]
     for place, (kind, _, _) in enumerate(ranks[0].script):
         spans = [rank.script[place][1:] for rank in ranks]
         came = [at + (begin - since) * factor for at, (begin, _), since, factor in zip(now, spans, before, factors)]
         if kind == _SUMS:
             lane_free, next_bucket = _replay_buckets(ranks, factors, points, lane_free, next_bucket, spans)
-            # Those that waited go on so long after the last sum as they did.
+            # Ranks that waited continue as long after the last sum as in the measurement.
             last = [rank.buckets[next_bucket - 1].end for rank in ranks]
             now = [
                 max(own, lane_free) + max(0.0, end - max(begin, done))
@@ -159,7 +162,7 @@ def _replay_buckets(
     lane_free: float,
     first: int, spans: Sequence[tuple[float, float]],
 ) -> tuple[float, int]:  # fmt: skip
-    """The buckets of one update: when the last is over, and which comes next."""
+    """Replay the buckets of one update. Returns the end of the last bucket, and the index of the next bucket."""
     past = first
     while past < len(ranks[0].buckets) and ranks[0].buckets[past].ready <= spans[0][1]:
         past += 1
@@ -168,7 +171,7 @@ def _replay_buckets(
         ready = [
             _shift_time(bucket.ready, since, factor)
             for bucket, since, factor in zip(buckets, points, factors)
-            if bucket.ready - bucket.lane > _AT_ONCE or number == first  # else it was ready before the lane came
+            if bucket.ready - bucket.lane > _AT_ONCE or number == first  # else it was ready before the lane reached it
         ]
         start = max(bucket.ready for bucket in buckets)
         price = max(bucket.end for bucket in buckets) - start
@@ -177,6 +180,6 @@ def _replay_buckets(
 
 
 def _shift_time(time: float, points: Sequence[tuple[float, float]], factor: float) -> float:
-    """When a rank is as far as it was at `time`, which lies in the stretch after the last of its `points` before."""
+    """The replayed time of a measured `time`, from the last of the `points` before it."""
     since, at = next((point for point in reversed(points) if point[0] <= time), points[0])
     return at + (time - since) * factor

@@ -1,4 +1,4 @@
-"""A plan's step at a number of ranks, with what is changed: priced, simulated, and what came of it."""
+"""Simulates a plan's step on any number of ranks, with what-if changes, and summarizes the result."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from matex_tf.planner.simulator.what_if import WhatIf
 from matex_tf.planner.strategies import find_price
 
 FORWARD = 1 / 3
-"""The part of a step's computation that is the forward pass, where servers need it: assumed."""
+"""The forward pass as a fraction of a step's computation, for parameter servers: assumed."""
 SERVER_STEPS = 60
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """Mean seconds of a step, and of these: computation, waiting for the slowest, and what nothing hides of transfers.
+    """Mean seconds of a step, of its computation, of waiting for the slowest rank, and of exposed transfers.
 
-    `rows`: of all ranks in a step. `transfers` of an update. `assumptions`: what was not measured. `note`: what of the
-    changes cannot be.
+    `rows`: of all ranks in a step. `transfers`: number in an update. `assumptions`: values that were not measured.
+    `note`: changes that have no effect.
     """
 
     step: float
@@ -44,7 +44,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class _Sums:
-    """What ranks pay for what they do together, as `predict.Predictor` reckons."""
+    """Prices of collectives, as in `predict.Predictor`."""
 
     ranks: int
     links: predict.Links
@@ -52,7 +52,7 @@ class _Sums:
     compression: str = ""
 
     def estimate_sum(self, size: float) -> float:
-        """Seconds to add up so many bytes, in chunks."""
+        """Seconds of a sum of `size` bytes, in chunks."""
         is_between = self.ranks > self.links.per_host
         chunk = collectives.CHUNK if is_between else collectives.CHUNK_WITHIN_HOST
         pieces = max(1, ceil(size / chunk))
@@ -71,7 +71,7 @@ class _Sums:
         return self.links.list_algorithms(self.ranks)[self.algorithm](size)
 
     def estimate_bucket(self, size: float) -> float:
-        """Seconds of a bucket, before which ranks tell each other that it is ready."""
+        """Seconds of a bucket, including the rendezvous before it."""
         return self.links.estimate_small(self.ranks, 0) * predict.READY_BYTES / collectives.MEETING + self.estimate_sum(
             size
         )
@@ -86,7 +86,7 @@ def simulate_plan(
     """Simulate `steps` steps on `ranks` ranks.
 
     Raises:
-        NotAsked: `what` names a rank that is not there, or nothing that could be changed.
+        NotAsked: `what` names a rank that does not exist, or a change that is impossible.
     """
     if strange := [rank for rank in what.slow if rank >= ranks]:
         raise NotAsked(f"slow={strange[0]}:...: there are ranks 0 to {ranks - 1}")
@@ -120,7 +120,7 @@ def simulate_plan(
     meetings = [links.estimate_small(ranks, one.bytes, one.kind) for one in program.meetings]
     if what.strategy and ranks > 1:
         prices = rank_events.Prices((), planned.exposed, meetings)
-    elif ranks == 1:  # alone there is nothing to sum
+    elif ranks == 1:  # a single rank has nothing to sum
         prices = rank_events.Prices((), 0.0, [0.0] * len(meetings))
     else:
         sums = _Sums(ranks, links, what.algorithm or planned.algorithm, what.compression)
@@ -141,7 +141,7 @@ def simulate_plan(
     disturbance = rank_events.Disturbance(what.noise or 0.0, what.slow, factors)
     result = rank_events.simulate_ranks(program, ranks, steps, boundaries, prices, disturbance, seed, note)
     transfers = len(boundaries) - 1 if boundaries else int(ranks > 1)
-    compute = result.mean_compute / longer  # what transfers take of the cores counts to them, as in a plan
+    compute = result.mean_compute / longer  # slowdown by transfers counts as exposed, as in a plan
     return Outcome(
         result.step, compute, result.waiting, result.exposed + result.mean_compute - compute, rows, transfers,
         tuple(assumptions), result.events,
@@ -150,7 +150,7 @@ def simulate_plan(
 
 
 def list_unused(what: WhatIf, ranks: int) -> list[str]:
-    """The changes that ranks of one host cannot have: nothing goes between hosts, and sums take the computing cores."""
+    """The changes without effect on one host: nothing is sent between hosts, and sums use the computing cores."""
     changes: dict[str, object] = {
         "overlap=on": what.overlap,
         "buckets": what.buckets != "best",
@@ -162,7 +162,7 @@ def list_unused(what: WhatIf, ranks: int) -> list[str]:
 
 
 def _count_sent(compression: str) -> float:
-    """The part of the gradients' bytes that travels."""
+    """The fraction of the gradients' bytes that is sent."""
     kind, _, share = compression.partition(":")
     return {"": 1.0, "topk": 2 * float(share or 0)}.get(kind, 0.5)
 
@@ -180,7 +180,7 @@ def _choose_boundaries(program: Program, way: str | float, price: buckets.Price)
 def _simulate_with_servers(
     program: Program, ranks: int, network: AnyLink, what: WhatIf, rows: int, assumptions: list[str], seed: int
 ) -> Outcome:
-    """Parameter servers in place of sums: each rank is a worker, and pulls and pushes all parameters each step."""
+    """Parameter servers instead of sums: each rank is a worker that pulls and pushes all parameters in each step."""
     start_up = network.estimate_message(0.0)
     layers = [network.estimate_message(size) - start_up for size in reversed(program.sizes)]
     forward = estimate_forward_times(program)
@@ -213,7 +213,9 @@ def _simulate_with_servers(
 
 
 def estimate_forward_times(program: Program) -> list[float]:
-    """Seconds of each layer's forward pass, first layer first: `FORWARD` of all, as their backward passes share it."""
+    """Seconds of each layer's forward pass, first layer first: `FORWARD` of the computation, divided like the backward
+    pass.
+    """
     backward = [later - earlier for earlier, later in itertools.pairwise([FORWARD * program.compute, *program.ready])]
     shares = [max(0.0, one) for one in reversed(backward)]
     whole = sum(shares)

@@ -1,6 +1,7 @@
-"""Workers and parameter servers, event by event: asynchronous or in step, pulls before or within the forward pass.
+"""Event simulation of workers and parameter servers: asynchronous or synchronous, pulls before or within the forward
+pass.
 
-All servers together are one processor-sharing station: the load is even, or its fullest server rules.
+All servers together are one processor-sharing station: the load is even, or its fullest server determines the rate.
 """
 
 from __future__ import annotations
@@ -18,10 +19,10 @@ _LEAST_FACTOR = 0.05
 
 @dataclass(frozen=True)
 class Work:
-    """What a worker does in a step, in seconds with the servers for itself.
+    """The work of a worker in a step, in seconds with all servers to itself.
 
-    Before batch k of the layers is computed (`forward[k]`) its parameters are pulled (`pulls[k]`, each after
-    `start_up`); pulls follow one another. Then come `backward` and the push of all gradients.
+    Before batch k of the layers is computed (`forward[k]`), its parameters are pulled (`pulls[k]`, each after
+    `start_up`); pulls are sequential. Then come `backward` and the push of all gradients.
     """
 
     pulls: Sequence[float]
@@ -44,24 +45,24 @@ class Work:
 
 
 def make_step_work(compute: float, transfer: float) -> Work:
-    """`compute` seconds, then one transfer of `transfer` seconds: what XAI, HTC and the exact model reckon with."""
+    """`compute` seconds, then one transfer of `transfer` seconds: the work in XAI, HTC and the exact model."""
     return Work([0.0], [compute], 0.0, transfer)
 
 
 @dataclass
 class Run:
-    """When each worker's steps ended, in seconds, and how many events it took."""
+    """The end of each worker's steps in seconds, and the number of events."""
 
     ends: list[list[float]]
     events: int = 0
 
     def compute_step(self, skip: int = 1) -> float:
-        """Mean seconds of a step after the first `skip` ones."""
+        """Mean seconds of a step after the first `skip` steps."""
         took = [(ends[-1] - ends[skip - 1]) / (len(ends) - skip) for ends in self.ends]
         return len(took) / sum(1 / one for one in took)
 
     def compute_throughput(self, skip: float = 0.1) -> float:
-        """Steps a second of all workers, from `skip` of the time on until the first worker is done."""
+        """Steps a second of all workers, after the fraction `skip` of the time, until the first worker is done."""
         last = min(ends[-1] for ends in self.ends)
         first = skip * last
         return sum(first < end <= last for ends in self.ends for end in ends) / (last - first)
@@ -94,7 +95,7 @@ class _Simulation:
 
     def run_steps(self) -> Run:
         for worker in self.workers:
-            # Asynchronous workers do not start in step.
+            # Asynchronous workers start at random times.
             late = 0.0 if self.synchronous else self.random.random() * (self.work.compute + self.work.transfer)
             self.events.schedule_act(late, self.begin_step, worker)
         self.events.run_events()
@@ -116,7 +117,7 @@ class _Simulation:
         self.compute_batch(worker)
 
     def compute_batch(self, worker: _Worker) -> None:
-        """The next batch of layers, if it is there and the one before is over."""
+        """Compute the next batch of layers, if it is pulled and the preceding one is computed."""
         if worker.computing or worker.computed == worker.pulled:
             return
         worker.computing = True
@@ -166,13 +167,13 @@ def simulate_servers(
     slow: dict[int, float] | None = None,
     seed: int = 1,
 ) -> Run:
-    """Run `workers` for `steps` steps each.
+    """Simulate `workers` workers for `steps` steps each.
 
     Args:
-        capacity: how many workers the servers together serve at full speed: servers BW_ps / BW_w.
-        synchronous: each step begins when all workers' pushes are over.
-        noise: standard deviation of a step's computation, as a part of it.
-        slow: by worker, the factor on its computation.
+        capacity: number of workers that the servers together serve at full speed: servers * BW_ps / BW_w.
+        synchronous: each step begins when the pushes of all workers are complete.
+        noise: relative standard deviation of a step's computation.
+        slow: maps workers to factors of their computation.
     """
     workers = arguments.check_whole_number("simulate", "workers", workers)
     steps = arguments.check_whole_number("simulate", "steps", steps, least=2)
@@ -180,5 +181,5 @@ def simulate_servers(
 
 
 def add_up_batches(seconds: Sequence[float], plan: Sequence[int]) -> list[float]:
-    """What layers take, added up over the batches of `plan` (its boundaries)."""
+    """The seconds of layers, added up over the batches of `plan` (its boundaries)."""
     return [sum(seconds[first:past]) for first, past in itertools.pairwise(plan)]

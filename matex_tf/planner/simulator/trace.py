@@ -1,4 +1,4 @@
-"""A simulated run as a timeline for Perfetto, in the format of MATEX_TIMELINE, so that both open side by side."""
+"""Writes a simulated run as a timeline for Perfetto, in the format of MATEX_TIMELINE, for comparison."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from matex_tf.observe import timeline
 from matex_tf.ops import records
 
 MOST_RANKS = 64
-"""Of so many ranks, the first ones, a timeline shows what they do."""
+"""A timeline shows at most this number of ranks, the first ones."""
 
 
 class Trace:
-    """What is noted of each rank."""
+    """The recorded activities of each rank."""
 
     def __init__(self, ranks: int, per_host: int):
         self.ranks, self.per_host = ranks, per_host
@@ -33,7 +33,7 @@ class Trace:
             self._rows[rank].append((start, round(end * 1e9) - start, size, number, self._activities[activity], lane))
 
     def write_file(self, path: str | os.PathLike[str]) -> None:
-        """Raises OSError."""
+        """Write the timeline to `path`. Raises OSError."""
         shown = len(self._rows)
         remarks = {
             "clock": "simulated",
@@ -51,6 +51,6 @@ class Trace:
 
 
 def open_trace(path: str | None, ranks: int, per_host: int) -> tuple[Trace | None, Callable[..., None] | None]:
-    """A trace and its `note_activity`, where a file is asked for."""
+    """A trace and its `note_activity`, if `path` is given; else (None, None)."""
     trace = Trace(ranks, per_host) if path else None
     return trace, trace.note_activity if trace else None

@@ -1,4 +1,4 @@
-"""What is changed before a step is simulated: words as `overlap=off` or `link=2us,25GB/s`, read and checked."""
+"""Parses and checks what-if changes, such as `overlap=off` or `link=2us,25GB/s`."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ _BYTES = {"B": 1, "KB": 1e3, "MB": 1e6, "GB": 1e9, "KiB": 2**10, "MiB": 2**20, "
 
 @dataclass(frozen=True)
 class WhatIf:
-    """What is asked for; None or empty where the plan's own is kept."""
+    """The requested changes; None or empty keeps the plan's own value."""
 
     overlap: bool | None = None
     buckets: str | float = "best"
-    """A way of `BUCKETS`, or the bytes at which a bucket is closed."""
+    """A method of `BUCKETS`, or the bytes at which a bucket is closed."""
     algorithm: str | None = None
     compression: str = ""
     """fp16, or topk:SHARE."""
     link: Link | None = None
     slow: dict[int, float] = field(default_factory=dict)
     noise: float | None = None
-    """None: the steps that were measured are drawn from."""
+    """None: draws from the measured steps."""
     ranks_per_host: int | None = None
     strategy: str = ""
     servers: int | None = None
@@ -48,10 +48,10 @@ class WhatIf:
 
 
 def read_changes(words: Sequence[str]) -> WhatIf:
-    """All `words` together.
+    """Parse all `words`.
 
     Raises:
-        NotAsked: one is not known, and the nearest; or its value is not, and what it may be.
+        NotAsked: an unknown name, with the nearest known one; or an invalid value, with the valid form.
     """
     found = WhatIf()
     for word in words:
@@ -78,12 +78,12 @@ def read_changes(words: Sequence[str]) -> WhatIf:
 
 
 def parse_seconds(text: str) -> float:
-    """ "2us" as 2e-6. Raises ValueError."""
+    """Parse a time such as "2us" into seconds. Raises ValueError."""
     return _parse_quantity(text, _SECONDS)
 
 
 def parse_bytes(text: str) -> float:
-    """ "25MiB" as bytes. Raises ValueError."""
+    """Parse a size such as "25MiB" into bytes. Raises ValueError."""
     return _parse_quantity(text, _BYTES)
 
 
@@ -180,4 +180,4 @@ READERS: dict[str, tuple[str, Callable[[str], Changed]]] = {
     "servers": ("NUMBER,async|sync", _parse_servers),
     "pull": ("|".join(PULLS), _make_choice_parser("pull", PULLS)),
 }
-"""By name: the form of the value, for messages, and what reads it."""
+"""By name: the form of the value, for messages, and its parser."""

@@ -1,1 +1,1 @@
-"""Updates in pieces: who owns which, what is held and exchanged of them, and what they cost."""
+"""Updates in pieces: assignment to owners, storage, exchange, and costs."""

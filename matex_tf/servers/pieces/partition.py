@@ -1,6 +1,6 @@
-"""Equal pieces of all variables together, one for each owner, whatever the variables' own sizes are.
+"""Splits all variables into pieces of equal total size, one for each owner, regardless of the sizes of variables.
 
-The partitioner of XAI, section 7.3: by bytes, so that no owner has more than another, as with whole variables.
+The partitioner of XAI, section 7.3: by bytes, so that no owner has more than another.
 """
 
 from __future__ import annotations
@@ -11,12 +11,13 @@ from collections.abc import Sequence
 from matex_tf.costs.pieces import Hosts
 
 ALIGNED = 64
-"""Bytes: a variable is cut at multiples of these. So an entry that a processor computes beside others in a register is
-computed so in a piece, too; its last bit may depend on that (rsqrt, pow)."""
+"""Bytes: variables are cut at multiples of this. A vector register then holds the same entries in a piece as in the
+complete variable; the last bit of a result may depend on that (rsqrt, pow).
+"""
 
 
 class Balance:
-    """How variables of one type, of `width` bytes an entry, are cut one after the other for so many owners."""
+    """Cuts variables of one dtype, with `width` bytes an entry, for `owners` owners, one variable after the other."""
 
     def __init__(self, owners: int, width: int):
         self._owners, self._step = owners, max(1, ALIGNED // width)
@@ -24,10 +25,10 @@ class Balance:
         self._given = [0] * owners  # to the owners before each cut
 
     def cut(self, size: int) -> list[int]:
-        """Where in the entries of the next variable each owner's piece begins, and where the last one's ends.
+        """The first entry of each owner's piece of the next variable, of `size` entries, and the end of the last piece.
 
-        Each owner has a piece of each variable, as far as that has so many bytes: what is sent of one variable goes
-        between all ranks at once.
+        Each owner has a piece of each variable, if the variable is large enough: so all ranks take part in its
+        transfer.
         """
         self._seen += size
         cuts = [0]
@@ -40,16 +41,16 @@ class Balance:
 
 
 def choose_owners(nodes: Sequence[int], count: int) -> list[int]:
-    """The ranks that own a piece, in their order: `count` of them, as evenly over the nodes as can be.
+    """The ranks that own a piece, ascending: `count` of them, distributed evenly over the nodes.
 
     Args:
-        nodes: of each rank the one on which it is.
+        nodes: the node of each rank.
     """
     return sorted(_order_ranks(nodes)[:count])
 
 
 def _order_ranks(nodes: Sequence[int]) -> list[int]:
-    """The first rank of each node, then the second, and so on."""
+    """The first rank of each node, then the second of each, and so on."""
     before: Counter[int] = Counter()
     places = []
     for rank, node in enumerate(nodes):
@@ -59,6 +60,6 @@ def _order_ranks(nodes: Sequence[int]) -> list[int]:
 
 
 def list_fitting_counts(hosts: Hosts, slots: float) -> list[int]:
-    """The numbers of owners with which every node's memory holds what its ranks own of `slots` bytes."""
+    """The numbers of owners with which every node has enough memory for its share of `slots` bytes."""
     order = _order_ranks(hosts.nodes)
     return [count for count in range(1, len(order) + 1) if hosts.find_overfull(order[:count], slots) is None]

@@ -1,6 +1,6 @@
-"""The slots of optimizers, such as Adam's moments: variables that have an entry for each entry of a weight.
+"""Slots of optimizers, such as Adam's moments: variables with an entry for each entry of a weight.
 
-With `MATEX_STRATEGY=sharded` and `servers` each rank holds a piece of them, from their making on.
+With `MATEX_STRATEGY=sharded` and `servers`, each rank holds a piece of them from their creation on.
 """
 
 from __future__ import annotations
@@ -28,19 +28,21 @@ _LOST = "each rank has an optimizer's variables whole"
 _SLOT, _COUNTED = "slot", "counted"
 EAGER = "it is called outside of a tf.function"
 _LEAST_BYTES = 256 << 10
-"""With `auto`, of a weight: an update of fewer takes less time than the ranks' meeting at its new values."""
+"""With `auto`, the smallest weight whose slots are sharded: smaller updates take less time than a rendezvous."""
 _said: set[tuple[str, str]] = set()
 
 
 class Slot(NamedTuple):
-    """What is known of a variable that is a slot: the weight, and the optimizer."""
+    """The weight and the optimizer of a slot."""
 
     of: Any
     optimizer: Any
 
 
 def find_slot(variable: Any) -> Slot | None:
-    """What is known of a variable of TensorFlow; None: it is no slot, or what it belongs to is gone."""
+    """The weight and the optimizer of a TensorFlow variable; None if it is not a slot, or if one of
+    them was deleted.
+    """
     of, optimizer = (refer() for refer in tags.get_tag(variable, _SLOT, (lambda: None, lambda: None)))
     return None if of is None or optimizer is None else Slot(of, optimizer)
 
@@ -92,7 +94,7 @@ def _wrap_v1_apply(original: Any) -> Any:
 
 
 def start_pieces() -> None:
-    """Hold slots in pieces where that is chosen."""
+    """Hold slots in pieces, if that strategy is chosen."""
     HOOKS.install()
     if owners.is_left_open() and settings.get_settings().explain and owners.find_obstacle():
         notes.print_note(f"MATEX_STRATEGY=auto: allreduce: {owners.find_obstacle()}")
@@ -114,9 +116,9 @@ THREADS = Table()
 
 @THREADS.replace("threading", "Thread.start", "a thread of the script may find an optimizer's variables in pieces")
 def _wrap_start(original: Any) -> Any:
-    """Until the script starts a thread all ranks read an optimizer's variables together, in their main threads.
+    """Until the script starts a thread, all ranks read an optimizer's variables together, on their main threads.
 
-    What one rank does for all, with the real files, starts threads of libraries, which read none.
+    Threads that libraries start within `use_real_files` do not read any.
     """
 
     def start(self: Any) -> None:
@@ -136,7 +138,7 @@ def _keep_sent(_: Any) -> None:
 
 
 def say_whole(optimizer: str, why: str) -> None:
-    """Say once that an optimizer, or a variable of it, is not sharded though that is chosen."""
+    """Report once that an optimizer, or a variable of it, is not sharded although a sharded strategy is chosen."""
     if owners.is_chosen() and (optimizer, why) not in _said:
         _said.add((optimizer, why))
         if owners.is_left_open() and not settings.get_settings().explain:
@@ -152,7 +154,9 @@ def _name_optimizer(optimizer: Any) -> str:
 
 
 def _create_slot(optimizer: Any, of: Any, create: Callable[..., Any], **options: Any) -> Any:
-    """The variable that `create` would make for an optimizer; in pieces, if it has the entries of the weight `of`."""
+    """The variable that `create` would make for an optimizer; in pieces, if it has the shape and dtype of the weight
+    `of`.
+    """
     import tensorflow as tf
 
     if threading.current_thread() is not threading.main_thread() or not of.shape.is_fully_defined():
@@ -171,7 +175,7 @@ def _create_slot(optimizer: Any, of: Any, create: Callable[..., Any], **options:
             return create(**{**options, "initial_value": value})
         from matex_tf.steps.piece_variables import PieceVariable
 
-        # What is not one number throughout may not be the same on all ranks: they compare it while it is whole.
+        # A value that is not constant may differ between ranks, which compare it while the variable is complete.
         is_one = bool(tf.reduce_all(value == tf.reshape(value, [-1])[0]))
         cuts = owners.cut_variable(of) if is_one and not owners.are_to_be_counted() else ()
         more = {name: options[name] for name in ("synchronization", "aggregation") if options.get(name) is not None}
@@ -179,13 +183,13 @@ def _create_slot(optimizer: Any, of: Any, create: Callable[..., Any], **options:
         owner = _name_optimizer(optimizer)
         slot = PieceVariable(value=value, cuts=cuts, of=of, owner=owner, name=name, trainable=False, **more)
     if is_traced:
-        # A function in whose trace TensorFlow makes variables is traced once more, without what makes them.
+        # TensorFlow traces a function again, without creation of variables, if its first trace created some.
         tags.set_tag(slot, _COUNTED, create(initial_value=0.0, trainable=False, name="counted"))
     return slot
 
 
 def _choose_cuts(variables: Sequence[Any]) -> None:
-    """How the ranks share those of which it is not known yet."""
+    """Choose the cuts of the variables that have none yet."""
     new = [one for one in variables if not one.cuts and one.of() is not None]
     if new:
         weights = list({id(one.of()): one.of() for one in new}.values())
@@ -201,7 +205,7 @@ def _say_refused(variables: Sequence[Any], why: str) -> None:
 
 
 def _make_whole(optimizer: Any) -> None:
-    """An optimizer updates in eager code: that takes what it has whole. Collective where it is in pieces."""
+    """An optimizer updates in eager code, which needs complete variables. Collective if they are in pieces."""
     mine = [one for one in pieces.list_variables() if (slot := find_slot(one)) and slot.optimizer is optimizer]
     for one in mine:
         one.make_whole()

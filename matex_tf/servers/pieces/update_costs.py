@@ -1,4 +1,4 @@
-"""What of an optimizer's update ranks could have in pieces; in a phantom rank (`matex plan`) also how long it takes."""
+"""Records which parts of an optimizer's update could be sharded; in a phantom rank (`matex plan`) also its duration."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from matex_tf.world import world
 
 @dataclass(frozen=True)
 class _Shares:
-    """Bytes of one optimizer that ranks could have in pieces: of gradients, weights and slots.
+    """Bytes of one optimizer that could be sharded: gradients, weights and slots.
 
-    whole: the bytes of its other slots, and why_not: why ranks could not.
+    whole: bytes of its other slots; why_not: the reason why they could not.
     """
 
     gradients: int
@@ -40,23 +40,23 @@ _obstacles: dict[str, str] = {}
 
 
 def are_measured() -> bool:
-    """Whether this rank is one of which `matex plan` measures the steps."""
+    """Returns whether `matex plan` measures the steps of this rank."""
     return world.get_world().is_phantom and settings.get_settings().plan is not None
 
 
 def are_noted() -> bool:
-    """Whether what ranks could have in pieces is noted."""
+    """Returns whether this process records which parts could be sharded."""
     return are_measured() or owners.are_compared()
 
 
 def note_obstacle(strategy: str, why: str) -> None:
-    """Note why ranks could not train by this strategy, without its number; the first reason counts."""
+    """Record the reason against a strategy, given without its number; the first reason counts."""
     if are_measured():
         _obstacles.setdefault(strategy, why)
 
 
 def start_noting() -> None:
-    """Where that is asked for, note what ranks could have in pieces of steps; of measured ones, their ends, too."""
+    """If requested, record which parts of steps could be sharded; in measured ranks, also mark the ends of steps."""
     if not are_noted():
         return
     events.step_planned.add_listener(note_step)
@@ -67,7 +67,7 @@ def start_noting() -> None:
 
 
 def note_step(plan: Any) -> None:
-    """Note what ranks could have in pieces of the updates in a step that is planned."""
+    """Record which parts of the updates in a planned step could be sharded."""
     if not plan.trained:
         return
     known = [(one, slots.find_slot(one)) for one in plan.own.graph.variables]
@@ -92,7 +92,7 @@ def note_step(plan: Any) -> None:
 
 
 def _note_eager(optimizer: Any) -> None:
-    """Of an optimizer that updates in eager code every rank has all slots; it makes them in its first update."""
+    """An optimizer that updates in eager code keeps complete slots, which exist after its first update."""
     if (known := _noted.get(optimizer)) is not None and known.why_not == slots.EAGER and known.whole:
         return
     own = getattr(optimizer, "variables", [])
@@ -108,7 +108,7 @@ def _note_trained(plan: Any) -> None:
 
 
 def _mark_end() -> None:
-    """The end of a step, which is that of its updates, is where events tell of it."""
+    """Add a barrier at the end of a step's updates, which records their end as an event."""
     import tensorflow as tf
 
     made = tf.compat.v1.get_default_graph().get_operations()
@@ -117,7 +117,9 @@ def _mark_end() -> None:
 
 
 def _place_slots(plan: Any, found: list[Any]) -> tuple[Program | None, list[Any], str]:
-    """The program of a step if this rank of all had the only piece of each slot, those slots, and why no others."""
+    """The program of a step as if this rank owned the only piece of each slot; these slots; and the reason against
+    others.
+    """
     why_not = plan.why_whole
     by_handle = {id(one.handle): one for one in found}
     outer = [one for one, _ in plan.own.graph.captures]
@@ -139,7 +141,7 @@ def _place_slots(plan: Any, found: list[Any]) -> tuple[Program | None, list[Any]
 
 
 def _measure_sums(program: Program) -> Iterator[int]:
-    """The bytes of each sum of which ranks need pieces only."""
+    """The bytes of each sum of which ranks need only pieces."""
     for node in program.nodes:
         for value, need in zip(node.inputs, node.decision.needs):
             if value.placement.is_partial and need is not None and need.is_piece:
@@ -149,13 +151,13 @@ def _measure_sums(program: Program) -> Iterator[int]:
 
 
 def count_bytes(optimizer: Any) -> tuple[int, int]:
-    """The bytes of an optimizer that ranks could have in pieces, as traced on this one: of weights and of slots."""
+    """The bytes of an optimizer that could be sharded, as traced on this rank: weights and slots."""
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     return next(((shares.weights, shares.slots) for one, shares in _noted.items() if one is inner), (0, 0))
 
 
 def describe_updates() -> dict[str, Any]:
-    """What was noted of all optimizers, by the fields of `planner.plan_file.Update`."""
+    """The records of all optimizers, by the fields of `planner.plan_file.Update`."""
     shares = list(_noted.values())
     why_not = "; ".join(dict.fromkeys(one.why_not for one in shares if one.why_not))
     return {

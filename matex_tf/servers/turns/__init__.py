@@ -1,1 +1,1 @@
-"""What a training in which ranks take turns at batches (`servers.asynchronous`) has to do with others."""
+"""Helpers of asynchronous training (`apart.turns`): values of variables, and staleness."""

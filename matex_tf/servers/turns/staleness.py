@@ -1,4 +1,4 @@
-"""How old the weights were that asynchronous ranks made their updates with."""
+"""Reports the staleness of asynchronous updates."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ from collections import Counter
 
 
 def describe_turns(others: Counter[int], waited: float, more: int) -> str:
-    """Updates, and how many of others' each lacked: those made while it was; the seconds that all ranks waited.
+    """The summary of a training: number of updates, staleness, and seconds that all ranks waited.
 
-    `more`: updates that are not among them, of ranks that were lost.
+    `others`: number of updates by staleness, the number of other updates since the weights were read. `more`: further
+    updates, of lost ranks.
     """
     by_lost = f", {more} more by ranks that were lost" if more else ""
     updates = sum(others.values())

@@ -1,1 +1,1 @@
-"""The numbers of the papers beside ours."""
+"""Compares the numbers of the papers with the numbers of these models."""

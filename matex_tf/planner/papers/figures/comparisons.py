@@ -1,4 +1,4 @@
-"""Every number of the five papers that is reproduced here, ours beside theirs, and what cannot be explained."""
+"""All reproduced numbers of the five papers, published and calculated, with the numbers that cannot be explained."""
 
 from __future__ import annotations
 
@@ -163,7 +163,7 @@ def compare_ibatch() -> Iterator[Figure]:
 
 
 def _compare_sparse_gradients() -> Iterator[Figure]:
-    """Pulls take the share that they have on 30 nodes, times what 72 nodes are of these, or as VGG19-22K's do."""
+    """The share of pulls on 72 nodes: that of 30 nodes times 72/30, or scaled like VGG19-22K's communication."""
     alike = ibatch.communication_share(72, 26) / ibatch.communication_share(30, 22)
     found = []
     for times in (72 / 30, alike):
@@ -231,13 +231,13 @@ PAPERS = {
 
 
 def _compute_async_gain(workers: int, servers: int, share: float) -> float:
-    """Steps that wait for nobody (exact) over those in which all transfer at once (4.2.2), for T_t/T of `share`."""
+    """Asynchronous steps (exact) over steps in which all workers transfer at once (4.2.2), for T_t/T of `share`."""
     together = workers / (1 - share + share * max(1.0, workers / servers))
     return queueing.compute_throughput(workers, servers, 1 - share, share) / together
 
 
 def _find_asking_range(workers: int, servers: int) -> tuple[float, float]:
-    """The least and the largest T_t/T, in steps of 0.001, at which equation 6 asks for `servers`."""
+    """The smallest and the largest T_t/T, in steps of 0.001, at which equation 6 requires `servers`."""
     found = [q / 1000 for q in range(1, 1000) if xai.servers(workers, q / 1000).value == servers]
     return found[0], found[-1]
 
@@ -252,7 +252,7 @@ def _format_range(values: set[float]) -> str:
 
 
 def _find_peak_batch(gibibytes: float) -> int:
-    """The batch, in steps of 32 rows, with the most rows a second."""
+    """The batch size, in steps of 32 rows, with the most rows a second."""
     found = htc_minibatch.list_batches(htc.ALEXNET, range(32, 512, 32), gibibytes * 2**30)
     return max(found, key=lambda batch: batch.rows_per_second).rows
 

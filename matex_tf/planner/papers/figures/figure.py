@@ -1,4 +1,4 @@
-"""A number of a paper beside ours, and how ours came about."""
+"""A published number, the calculated number, and the method of the calculation."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ CALCULATED, FITTED, PREDICTED, UNEXPLAINED = "calculated", "fitted", "predicted"
 
 @dataclass(frozen=True)
 class Figure:
-    """One line of the table: where the paper says what; its number and ours; how ours came about, and a remark."""
+    """A line of the table: section and description; published and calculated number; method, and a remark."""
 
     where: str
     what: str
@@ -21,5 +21,5 @@ class Figure:
 
 
 def format_list(values: Iterable[object], form: str) -> str:
-    """The values, each as `form` says."""
+    """Formats each value by `form`, joined by commas."""
     return ", ".join(format(value, form) for value in values)

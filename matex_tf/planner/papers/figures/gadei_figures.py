@@ -1,4 +1,4 @@
-"""The numbers of GaDei beside ours."""
+"""Compares the numbers of GaDei with calculated numbers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from matex_tf.planner.papers import gadei
 from matex_tf.planner.papers.figures.figure import CALCULATED, PREDICTED, UNEXPLAINED, Figure, format_list
 
 _FINE = 0.005
-"""A part of a number that it may be off and still be counted as given by the formula."""
+"""The relative error up to which a number counts as reproduced by the formula."""
 _NLC, _IMAGES = ("Joule", "Watt", "Age", "Yelp"), ("CIFAR", "ImageNet")
 
 
@@ -95,7 +95,7 @@ def _compare_used() -> Iterator[Figure]:
 
 
 def _find_most_gain(names: Iterable[str]) -> float:
-    """The largest speedup that Table 7 gives with 4 learners."""
+    """The largest speedup in Table 7 with 4 learners."""
     return max(gadei.speedup_of(gadei.WORKLOADS[name].used[-1], gadei.needed_alone(name)) for name in names)
 
 
@@ -119,5 +119,5 @@ def _format_bracket(one: tuple[float, float]) -> str:
 
 
 def _count_numbers(workloads: Iterable[str]) -> int:
-    """How many numbers Table 4 has of these."""
+    """How many numbers Table 4 has for these workloads."""
     return sum(not math.isnan(one) for name in workloads for one in gadei.WORKLOADS[name].required)
