@@ -9,7 +9,7 @@ each process, and every process computes the same number of rows in each setting
 alive at once and take turns, round by round, so that what the machine does besides falls on all; figures are medians.
 "copies/alone" is what sharing memory and caches costs without any library, "ranks/copies" is what ranks cost. In each
 step ranks wait for the slower of them: "slower/copies" is what that alone costs, the median of the longest of the
-copies' n-th steps over that of all. Ranks use the default strategy, `auto`, whose trials are over before the first round;
+copies' n-th steps over that of all. Ranks use the default strategy, `auto`, whose trials end before the first round;
 --strategies adds a line for each other. BatchNormalization is that of the global batch; "without normalisation" is the
 same network without it. --elastic adds a line for `matex run --elastic`. --xla has XLA compile the steps of all.
 --imported adds the library in a process of its own, which is not under mpirun. --compare adds what else is installed
