@@ -484,6 +484,15 @@ TABLE = (
         "the launcher set them.",
     ),
     Setting(
+        "large_pages",
+        _parse_boolean,
+        True,
+        "0, 1",
+        "1: memory of ranks lies in large pages, where the C library is glibc 2.35 or later and the kernel's "
+        "transparent_hugepage is `madvise`. `matex run` and `python -m matex_tf` set GLIBC_TUNABLES for it, unless you "
+        "have. 0: they do not. A process alone is left as it is.",
+    ),
+    Setting(
         "xla",
         _make_choice_parser("auto", "off"),
         "auto",
@@ -624,6 +633,7 @@ class Settings:
     files_dir: str
     files_bytes: int
     placement: str
+    large_pages: bool
     xla: str
     timeline: str
     profile: bool
