@@ -12,6 +12,11 @@ roofline, since a sum of G bytes reads G bytes of its gradients and writes G of 
 op (its own time, by the clock of the process, without waiting and without the identity's function); what it computes
 while it waits; how long it waits for the other rank. Then the own time and what the op adds, over the roofline. On a
 busy machine the own time is what to look at.
+
+The third table is counted, not measured: how often a rank of one host moves the bytes of its gradients through memory
+in a step, of which `memcpy` moves them twice. It leaves out the backward pass, and what ranks read of one another's
+blocks, which stay in caches. "least" is `sharded` without its two last copies: the owner would update its piece from
+the blocks, and all ranks would have one copy of the weights.
 """
 
 from __future__ import annotations
@@ -38,6 +43,33 @@ CASES = (
     ("25 M, 161 gradients", [1 << 20] * 20 + [32768] * 141),
     ("60 M, 16 gradients", [1 << 24, 1 << 24, 1 << 24, *[1 << 20] * 10, *[4096] * 3]),
 )
+
+
+def count_moves(ranks, slots):
+    """Bytes that a rank moves through memory for each byte of gradients, by the way of the step and what moves them.
+
+    slots: variables of the optimizer for each weight: 1 with momentum, 2 with Adam.
+    """
+    piece, others = 1 / ranks, (ranks - 1) / ranks
+    engine, update = "gradients and sums", "update"
+    return {
+        "alone": {update: 1 + 2 + 2 * slots},  # the gradients; weights and slots, read and written
+        "allreduce": {engine: 1 + 1, update: 1 + 2 + 2 * slots},
+        "sharded": {engine: 1 + piece, update: (1 + 2 + 2 * slots) * piece, "weights of others": 2 * others},
+        "least": {engine: 1, update: (2 + 2 * slots) * piece},
+    }
+
+
+def print_moves(ranks, milliseconds_of_copy):
+    """milliseconds_of_copy: of a `memcpy` of the last of CASES by each rank at once."""
+    print(f"\n{'times the gradients':22}" + "".join(f"{way:>12}" for way in count_moves(ranks, 1)))
+    for title, slots in (("SGD with momentum", 1), ("Adam", 2)):
+        counted = count_moves(ranks, slots)
+        for part in counted["sharded"]:
+            print(f"  {part:20}" + "".join(f"{moves.get(part, 0):12.2f}" for moves in counted.values()))
+        sums = [sum(moves.values()) for moves in counted.values()]
+        print(f"{title:22}" + "".join(f"{one:12.2f}" for one in sums))
+        print(f"  {'ms at memcpy':20}" + "".join(f"{one / 2 * milliseconds_of_copy:12.1f}" for one in sums))
 
 
 class Took(NamedTuple):
@@ -163,6 +195,7 @@ def main():
         titles = ("memcpy", "of a core", "own", "waits", "for", "own/memcpy", "adds/memcpy")
         print(f"\n{'ms':22}" + "".join(f"{title:>12}" for title in titles), *alone, sep="\n")
         print(f"{matex_tf.size()} ranks; medians")
+        print_moves(world.size, roofline)
 
 
 if __name__ == "__main__":

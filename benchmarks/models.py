@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import time
 from collections.abc import Callable
@@ -11,13 +12,14 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Case:
-    """A model to time: what is said of it, its input shape and batch, how many steps a round has, how it is built."""
+    """A model to time: its title, input shape, batch, steps of a round, what builds it, its optimizer in Keras."""
 
     title: str
     shape: tuple[int, ...]
     batch: int
     steps: int
     build: Callable[[Any, tuple[int, ...]], Any]
+    optimizer: str = "SGD"  # with momentum
 
 
 def mlp(keras: Any, shape: tuple[int, ...]) -> Any:
@@ -42,13 +44,13 @@ def cnn(keras: Any, shape: tuple[int, ...]) -> Any:
     )
 
 
-def resnet20(keras: Any, shape: tuple[int, ...]) -> Any:
+def resnet20(keras: Any, shape: tuple[int, ...], normalises: bool = True) -> Any:
     """He et al. 2016, section 4.2, n = 3: 0.27 million parameters."""
     layers = keras.layers
 
     def normalised(x: Any, filters: int, strides: int = 1, size: int = 3) -> Any:
-        x = layers.Conv2D(filters, size, strides, padding="same", use_bias=False)(x)
-        return layers.BatchNormalization()(x)
+        x = layers.Conv2D(filters, size, strides, padding="same", use_bias=not normalises)(x)
+        return layers.BatchNormalization()(x) if normalises else x
 
     inputs = keras.Input(shape)
     x = layers.ReLU()(normalised(inputs, 16))
@@ -77,6 +79,27 @@ def alexnet(keras: Any, shape: tuple[int, ...]) -> Any:
             layers.Conv2D(384, 3, padding="same", activation="relu"),
             layers.Conv2D(256, 3, padding="same", activation="relu"),
             layers.MaxPooling2D(3, 2),
+            layers.Flatten(),
+            layers.Dense(4096, activation="relu"),
+            layers.Dense(4096, activation="relu"),
+            layers.Dense(10),
+        ]
+    )
+
+
+def small_alexnet(keras: Any, shape: tuple[int, ...]) -> Any:
+    """AlexNet for images of 32 x 32: as many parameters, a third of the computation."""
+    layers = keras.layers
+    return keras.Sequential(
+        [
+            keras.Input(shape),
+            layers.Conv2D(96, 5, 2, padding="same", activation="relu"),
+            layers.MaxPooling2D(2, 2),
+            layers.Conv2D(256, 5, padding="same", activation="relu"),
+            layers.Conv2D(384, 3, padding="same", activation="relu"),
+            layers.Conv2D(384, 3, padding="same", activation="relu"),
+            layers.Conv2D(256, 3, padding="same", activation="relu"),
+            layers.MaxPooling2D(3, 1),
             layers.Flatten(),
             layers.Dense(4096, activation="relu"),
             layers.Dense(4096, activation="relu"),
@@ -181,7 +204,12 @@ CASES = {
     "mlp": Case("MLP of 84 small gradients", (256,), 256, 40, mlp),
     "cnn": Case("small CNN", (28, 28, 1), 64, 20, cnn),
     "resnet20": Case("ResNet-20", (32, 32, 3), 32, 12, resnet20),
+    "resnet20-plain": Case(
+        "  without normalisation", (32, 32, 3), 32, 12, functools.partial(resnet20, normalises=False)
+    ),
     "alexnet": Case("AlexNet-like", (227, 227, 3), 32, 3, alexnet),
+    "alexnet32": Case("AlexNet-like, 32 x 32", (32, 32, 3), 32, 6, small_alexnet),
+    "alexnet32-adam": Case("  with Adam", (32, 32, 3), 32, 6, small_alexnet, "Adam"),
 }
 ON_DEVICE = {
     "alexnet-device": on_device(CASES["alexnet"]),

@@ -1,8 +1,9 @@
-"""From Return to the end of the first step: `python benchmarks/starting.py [--rounds 5] [--ranks 2]`.
+"""From Return to the first step, and from the last line to the prompt: `python benchmarks/starting.py [--rounds 5]`.
 
 A small Keras script alone, in as many copies as ranks at once on a core each, by `matex run -n 2`, and by plain mpirun,
-in alternating rounds: the seconds until the script's first line, and what its imports, its model and its first step
-take, as medians. Of copies and of ranks the slowest counts. Ranks have a core each where there are as many.
+in alternating rounds: the seconds until the script's first line, what its imports, its model and its first step take,
+these in all, and from the script's last line to the end of the last process, as medians. Of copies and of ranks the
+slowest counts. Ranks have a core each where there are as many.
 """
 
 from __future__ import annotations
@@ -37,9 +38,9 @@ class First(keras.callbacks.Callback):
         self.model.stop_training = True
 
 model.fit(x, y, batch_size=256, epochs=1, verbose=0, callbacks=[First()])
-print("MARKS", *marks, flush=True)
+print("MARKS", *marks, time.time(), flush=True)
 """
-PARTS = ("first line", "imports", "model", "first step", "in all")
+PARTS = ("first line", "imports", "model", "first step", "in all", "end")
 
 
 def time_start(commands: list[list[str]]) -> list[float]:
@@ -51,8 +52,9 @@ def time_start(commands: list[list[str]]) -> list[float]:
     lines = [line for one in started for line in one.communicate()[0].splitlines()]
     assert not any(one.returncode for one in started), commands
     ranks = [[float(mark) for mark in line.split()[1:]] for line in lines if line.startswith("MARKS")]
-    marks = [began, *max(ranks, key=lambda one: one[-1])]
-    return [*(after - before for before, after in zip(marks, marks[1:])), marks[-1] - began]
+    ended = time.time()
+    *marks, last_line = [began, *max(ranks, key=lambda one: one[-1])]
+    return [*(after - before for before, after in zip(marks, marks[1:])), marks[-1] - began, ended - last_line]
 
 
 def main() -> None:

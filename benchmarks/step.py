@@ -1,6 +1,7 @@
 """Step time of a few models: alone, as independent copies, and under ranks with the library, as ratios in one run.
 
-    python benchmarks/step.py [--fit [--elastic]] [--xla] [--imported] [--compare] [--models mlp cnn resnet20 alexnet]
+    python benchmarks/step.py [--fit [--elastic]] [--xla] [--own] [--imported] [--compare] [--strategies NAME ...]
+                              [--models mlp cnn resnet20 resnet20-plain alexnet alexnet32 alexnet32-adam]
 
 Steps of a loop of one's own, or with --fit those of Keras' `fit`, from one to the next. One thread and one core for
 each process, and every process computes the same number of rows in each setting: ranks take batches of their own
@@ -8,10 +9,12 @@ each process, and every process computes the same number of rows in each setting
 alive at once and take turns, round by round, so that what the machine does besides falls on all; figures are medians.
 "copies/alone" is what sharing memory and caches costs without any library, "ranks/copies" is what ranks cost. In each
 step ranks wait for the slower of them: "slower/copies" is what that alone costs, the median of the longest of the
-copies' n-th steps over that of all. Ranks use the BatchNormalization of each rank's own rows, as the copies do; for a
-model that has it, a second line sets that of the global batch against it. --elastic adds a line for `matex run
---elastic`. --xla has XLA compile the steps of all. --imported adds the library in a process of its own, which is not
-under mpirun. --compare adds what else is installed that trains on several processes (peers.py), all with Keras 2.
+copies' n-th steps over that of all. Ranks use the default strategy, `auto`, whose trials end before the first round;
+--strategies adds a line for each other. BatchNormalization is that of the global batch; "without normalisation" is the
+same network without it. --elastic adds a line for `matex run --elastic`. --xla has XLA compile the steps of all.
+--imported adds the library in a process of its own, which is not under mpirun. --compare adds what else is installed
+that trains on several processes (peers.py), all with Keras 2. With --own the milliseconds of a step are those that
+cores computed for a process, without its waits for other ranks: on a busy machine only these can be compared.
 """
 
 from __future__ import annotations
@@ -36,6 +39,7 @@ from matex_tf.world import placement
 SETTINGS = ("alone", "copies", "ranks")
 ELASTIC = "elastic"  # as "ranks", by `matex run --elastic`
 SLOWER = "slower"  # of the copies
+STRATEGIES = ("allreduce", "sharded")  # as "ranks", by no choice of the ranks
 IMPORTED = "imported"  # as "alone", by `python -m matex_tf`
 WORKER = str(Path(__file__).resolve().with_name("step_worker.py"))
 PATIENCE = 300  # seconds for the start, and for each round
@@ -69,11 +73,12 @@ class Workers:
             if IMPORTED in settings:
                 self._start([sys.executable, "-m", "matex_tf", *worker(IMPORTED)], cpus[:1])
                 expected += 1
-            for setting in {"ranks", ELASTIC} & set(settings):
+            for setting in {"ranks", ELASTIC, *STRATEGIES} & set(settings):
                 # Each rank takes batches of its own, or a part of those that are larger by the number of ranks.
-                is_weak = setting == "ranks" and "--fit" not in words
+                is_weak = setting != ELASTIC and "--fit" not in words
                 words_of_ranks = [*worker(setting), "--ranks", "1" if is_weak else str(len(cpus))]
                 told = {"MATEX_SCALING": "weak" if is_weak else "strong"}
+                told |= {"MATEX_STRATEGY": setting} if setting in STRATEGIES else {}
                 run = cli.Run(len(cpus), words_of_ranks, elastic=setting == ELASTIC)
                 self._start(cli.make_command_line(run), cpus, told)
                 expected += len(cpus)
@@ -155,6 +160,7 @@ def row(
     extras = {
         ELASTIC: ("elastic", "ranks"),
         IMPORTED: ("library imported", "alone"),
+        **{strategy: (strategy, "copies") for strategy in STRATEGIES},
         **{peer: (title, "copies") for peer, title in TITLES.items()},
     }
     for setting in rounds.keys() & extras:
@@ -193,13 +199,17 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--fit", action="store_const", const=["--fit"], default=[], help="time the steps of Keras' fit")
     parser.add_argument("--xla", action="store_const", const=["--xla"], default=[], help="compile the steps of all")
+    parser.add_argument(
+        "--own", action="store_const", const=["--own"], default=[], help="count what cores compute, without waiting"
+    )
+    parser.add_argument("--strategies", nargs="+", choices=STRATEGIES, default=[], help="time these, too")
     parser.add_argument("--imported", action="store_true", help="time one process with the library imported, too")
     parser.add_argument("--elastic", action="store_const", const=[ELASTIC], default=[], help="time elastic ranks, too")
     parser.add_argument("--compare", action="store_true", help="time what else trains on several processes, too")
     arguments = parser.parse_args()
     if arguments.elastic and not arguments.fit:
         parser.error("--elastic is for --fit: a loop of one's own is not made again with fewer ranks")
-    more = [*arguments.elastic, *[IMPORTED] * arguments.imported]
+    more = [*arguments.elastic, *arguments.strategies, *[IMPORTED] * arguments.imported]
     if arguments.compare:
         ENVIRONMENT["TF_USE_LEGACY_KERAS"] = "1"
         more += find_peers()
@@ -209,10 +219,12 @@ def main() -> int:
     if len(cores) < arguments.ranks:
         parser.error(f"{arguments.ranks} ranks need a core each; there are {len(cores)}")
     cpus = [core[0] for core in cores[: arguments.ranks]]
-    print(f"milliseconds a step; one core and one thread a process, {len(cpus)} copies, {len(cpus)} ranks\n{HEADER}")
+    what = "milliseconds of a core, without waiting, for a step" if arguments.own else "milliseconds a step"
+    print(f"{what}; one core and one thread a process, {len(cpus)} copies, {len(cpus)} ranks\n{HEADER}")
+    words = [*arguments.fit, *arguments.xla, *arguments.own]
     with tempfile.TemporaryDirectory(prefix="step") as folder:
         for name in arguments.models:
-            print(measure(name, arguments.rounds, cpus, folder, [*arguments.fit, *arguments.xla], more), flush=True)
+            print(measure(name, arguments.rounds, cpus, folder, words, more), flush=True)
     return 0
 
 

@@ -1,16 +1,20 @@
 """One process whose steps benchmarks/step.py times: a plain loop, or Keras' `fit`, that trains when it is told to.
 
 It connects to the socket ADDRESS and tells its setting; then it reads numbers of steps, runs them and answers with
-their seconds, until it reads 0. It ends with its number of parameters and the most bytes that it took.
+their seconds, of the clock or of a core, until it reads 0. It ends with its number of parameters and the most bytes
+that it took.
 """
 
 from __future__ import annotations
 
 import argparse
+import ctypes
 import json
+import os
 import socket
 import sys
 import time
+from collections.abc import Callable
 from typing import Any, TextIO
 
 import tensorflow as tf
@@ -19,15 +23,28 @@ from peers import Alone, join
 from training import fitted, prepared, read_memory, use_one_thread
 
 WARM_UP = 3
+TRIALS = 48  # steps in which ranks try ways out
 MOST = 10**6  # steps, more than are asked for
+
+
+def read_own_time() -> float:
+    """Seconds that cores have computed for this process, without waiting for other ranks of this host."""
+    if "matex_tf" not in sys.modules or sys.modules["matex_tf"].size() == 1:
+        return time.process_time()
+    from matex_tf import ops
+
+    waited, of_a_core = ctypes.c_double(), ctypes.c_double()
+    ops.get_library().c.matex_waited(ctypes.byref(waited), ctypes.byref(of_a_core))
+    return time.process_time() - of_a_core.value
 
 
 class Clock:
     """Notes each step's seconds, and does what `channel` says after as many as it asked for."""
 
-    def __init__(self, channel: TextIO):
+    def __init__(self, channel: TextIO, warm_up: int, read: Callable[[], float]):
         self._channel = channel
-        self._to_do, self._seconds = WARM_UP, []
+        self.read = read
+        self._to_do, self._seconds = warm_up, []
 
     def tell(self, answer: Any) -> None:
         print(json.dumps(answer), file=self._channel, flush=True)
@@ -47,9 +64,9 @@ def loop(case: Case, batch: int, xla: bool, clock: Clock, peer: Alone) -> int:
     batches = tf.data.Dataset.from_tensor_slices(data).repeat().batch(batch)
     expected = case.batch * (sys.modules["matex_tf"].size() if "matex_tf" in sys.modules else 1)
     for number, (x, y) in enumerate(batches):
-        start = time.perf_counter()
+        start = clock.read()
         rows = int(step(x, y))
-        took = time.perf_counter() - start
+        took = clock.read() - start
         if number and rows != expected:  # the first batch is computed as the script alone does
             raise SystemExit(f"{rows} rows were computed in a step of all ranks, {expected} were to be")
         if not clock.goes_on(took):
@@ -65,12 +82,12 @@ def fit(case: Case, batch: int, xla: bool, clock: Clock, peer: Alone) -> int:
         last = 0.0
 
         def on_train_begin(self, logs=None):
-            self.last = time.perf_counter()
+            self.last = clock.read()
 
         def on_train_batch_end(self, batch, logs=None):
-            if not clock.goes_on(time.perf_counter() - self.last):
+            if not clock.goes_on(clock.read() - self.last):
                 self.model.stop_training = True
-            self.last = time.perf_counter()
+            self.last = clock.read()
 
     batches = tf.data.Dataset.from_tensor_slices(data).repeat().batch(batch)
     model.fit(batches, steps_per_epoch=MOST, callbacks=[Watch()], shuffle=False, verbose=0)
@@ -91,6 +108,7 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=1, help="the batch is so many times that of the case")
     parser.add_argument("--fit", action="store_const", const=fit, default=loop, dest="train")
     parser.add_argument("--xla", action="store_true", help="compile the step")
+    parser.add_argument("--own", action="store_const", const=read_own_time, default=time.perf_counter, dest="read")
     arguments = parser.parse_args()
     case = CASES[arguments.case]
     use_one_thread()
@@ -98,7 +116,8 @@ def main() -> None:
     with socket.socket(socket.AF_UNIX) as connection:
         connection.connect(arguments.address)
         with connection.makefile("rw") as channel:
-            clock = Clock(channel)
+            ways = os.environ.get("MATEX_STRATEGY", "auto") == "auto" and "OMPI_COMM_WORLD_RANK" in os.environ
+            clock = Clock(channel, WARM_UP + ways * TRIALS, arguments.read)
             clock.tell(arguments.setting)
             parameters = arguments.train(case, arguments.ranks * case.batch, arguments.xla, clock, peer)
             clock.tell((parameters, measure_peak()))

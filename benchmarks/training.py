@@ -22,7 +22,8 @@ def _model_and_data(case: Case, rows: int, peer: Alone) -> tuple[Any, Any, Any, 
     tf.keras.utils.set_random_seed(1)
     with peer.scope():
         model = case.build(tf.keras, case.shape)
-        optimizer = tf.keras.optimizers.SGD(0.001, momentum=0.9)
+        momentum = {"momentum": 0.9} if case.optimizer == "SGD" else {}
+        optimizer = getattr(tf.keras.optimizers, case.optimizer)(0.001, **momentum)
     images = tf.random.stateless_normal([rows, *case.shape], seed=[1, 2])
     labels = tf.random.stateless_uniform([rows], seed=[1, 2], maxval=10, dtype=tf.int32)
     loss = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)

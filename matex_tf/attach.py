@@ -15,7 +15,7 @@ from typing import Any
 
 from matex_tf import errors, settings
 from matex_tf.runtime import excepthook, notes, objects, rank_records, script_frames, seeding, shared_memory, shutdown
-from matex_tf.world import launcher_variables, membership, placement, task_environment, world
+from matex_tf.world import launcher_variables, membership, placement, start_variables, task_environment, world
 
 _attached = False
 
@@ -32,9 +32,9 @@ def attach_runtime() -> None:
     rank_records.note_launcher(os.environ)
     task_environment.note_launchers(os.environ)
     task = task_environment.find_task(os.environ)
-    if task is not None and (task.size != 1 or settings.PREFIX + "STATE" in os.environ):
-        _share_hash_seed()
     try:
+        if task is not None and (task.size != 1 or settings.PREFIX + "STATE" in os.environ):
+            _set_start_variables(has_others=task.size != 1)
         if not world.is_active():
             if task is not None and task.size == 1 and not settings.get_settings().disable:
                 # mpirun pins a single rank to one core; alone the script has them all.
@@ -167,15 +167,15 @@ def _note_trial(rank: int) -> None:
             trial_hooks.HOOKS.install()
 
 
-def _share_hash_seed() -> None:
-    """`python -m matex_tf` starts itself anew with one hash seed for all ranks, before anything else has begun.
-
-    The order of a set of strings, such as the names of classes, would differ from rank to rank.
-    """
-    if "PYTHONHASHSEED" in os.environ or sys.argv[:1] != ["-m"] or not sys.flags.hash_randomization:
-        return
-    os.environ["PYTHONHASHSEED"] = "0"
-    os.execv(sys.executable, sys.orig_argv)
+def _set_start_variables(has_others: bool) -> None:
+    """`python -m matex_tf` starts itself anew with the variables that it lacks, before anything else has begun."""
+    wanted = start_variables.HASH_SEED if sys.flags.hash_randomization else {}
+    chosen = settings.get_settings()
+    if has_others and chosen.large_pages and not chosen.disable:
+        wanted = wanted | start_variables.LARGE_PAGES
+    if sys.argv[:1] == ["-m"] and wanted.keys() - os.environ.keys():
+        os.environ.update({**wanted, **os.environ})
+        os.execv(sys.executable, sys.orig_argv)
 
 
 def _agree_on_settings() -> None:

@@ -439,6 +439,15 @@ TABLE = (
         "run` sets it). spread:I/N: the same over part I of N of each host (`matex tune` sets it). off: unchanged.",
     ),
     Setting(
+        "large_pages",
+        _parse_boolean,
+        True,
+        "0, 1",
+        "1: memory of ranks lies in large pages, where the C library is glibc 2.35 or later and the kernel's "
+        "transparent_hugepage is `madvise`. `matex run` and `python -m matex_tf` set GLIBC_TUNABLES for it, unless you "
+        "have. 0: they do not. A process alone is left as it is.",
+    ),
+    Setting(
         "xla",
         _make_choice_parser("auto", "off"),
         "auto",
@@ -484,14 +493,6 @@ TABLE = (
         False,
         "0, 1",
         "1: the library prints no notes on standard error. Errors are still raised.",
-    ),
-    Setting(
-        "traceback",
-        _make_choice_parser("script", "full"),
-        "script",
-        "script, full",
-        "script: the traceback of an error that ends the run shows the frames of the script and of its libraries. "
-        "full: it shows the frames of matex_tf as well.",
     ),
 )
 """The settings of users."""
@@ -556,6 +557,14 @@ INTERNAL = (
         1.0,
         "seconds",
         "How often MATEX_RECORD writes; half as often each time that a file has got 20,000 lines more.",
+    ),
+    Setting(
+        "traceback",
+        _make_choice_parser("script", "full"),
+        "script",
+        "script, full",
+        "script: the traceback of an error that ends the run shows the frames of the script and of its libraries. "
+        "full: it shows the frames of matex_tf as well.",
     ),
     Setting(
         "check",
@@ -628,6 +637,7 @@ class Settings:
     files_dir: str
     files_bytes: int
     placement: str
+    large_pages: bool
     xla: str
     timeline: str
     profile: bool

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from matex_tf.world import mpirun_options
+from matex_tf.world import mpirun_options, start_variables
 
 # By default it takes mpirun hours to notice that a host it hears nothing of is lost; so, some ten seconds.
 KEEPALIVE = {"oob_tcp_keepalive_time": 5, "oob_tcp_keepalive_intvl": 2, "oob_tcp_keepalive_probes": 3}
@@ -100,7 +100,10 @@ def choose_options(
     here_only = not mpirun_options.chooses_hosts(given, environment)
     full = here_only and ranks >= cores
     own_binding = mpirun_options.has_binding_option(given)
-    variables = {"PYTHONHASHSEED": "0", **(settings or {})}
+    variables = {**start_variables.HASH_SEED, **(settings or {})}
+    said = {*environment, *(word.partition("=")[0] for word in given)}
+    if ranks > 1 and not said & {"MATEX_LARGE_PAGES", "MATEX_DISABLE"}:  # else each rank reads them and decides
+        variables |= start_variables.LARGE_PAGES
     if not own_binding:
         variables["MATEX_PLACEMENT"] = "spread"
     variables = {

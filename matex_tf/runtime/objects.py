@@ -13,26 +13,53 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
+
 from matex_tf import ops
 from matex_tf.ops import records
 from matex_tf.world import membership, world
 
 _KIND = 6  # see `ops.rendezvous`
+_LARGE = 1 << 16
+"""Bytes. A digest of more would take longer than it saves."""
 
 # From the meeting to the end of the exchange: else two threads might exchange in another order than they met.
 _one_at_a_time = threading.RLock()
 
 
 def allgather(value: Any, what: str, rows: int = 0) -> list[Any]:
-    """The values of all ranks, by rank, on every rank. rows: of the batch that they are about, 0 if it is none."""
+    """The values of all ranks, by rank, on every rank: copies, and equal ones may be one object.
+
+    rows: of the batch that they are about, 0 if it is none.
+    """
     if not world.is_active():
         return [value]
 
+    packed = pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
+
     def gather() -> list[Any]:
-        with start_exchange(what, "allgather", _measure_size(value), rows):
-            return world.get_communicator("control").allgather(value)
+        with start_exchange(what, "allgather", len(packed), rows):
+            communicator = world.get_communicator("control")
+            if _are_same(packed, communicator):
+                return [pickle.loads(packed)] * communicator.Get_size()
+            return [pickle.loads(one) for one in communicator.allgather(packed)]
 
     return membership.attempt_collectives(what, gather)
+
+
+def _are_same(packed: bytes, communicator: Any) -> bool:
+    """Whether all ranks have the same bytes; large ones are not compared. Collective.
+
+    Most values are equal on all ranks. A digest then takes O(log N) messages of 16 bytes, and all values O(N) memory.
+    """
+    from mpi4py import MPI
+
+    digest = hashlib.blake2b(packed, digest_size=8).digest()
+    number = int.from_bytes(digest, "little") >> 1
+    # The largest of both are those of one rank only if all ranks have the same number.
+    found = np.array([number, -number] if len(packed) <= _LARGE else [1, 1])
+    communicator.Allreduce(MPI.IN_PLACE, found, MPI.MAX)
+    return bool(found[0] == -found[1])
 
 
 def broadcast(value: Any, what: str, root: int = 0) -> Any:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import mmap
 import os
+import platform
 import re
 import shlex
 import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import click
 import pytest
@@ -168,13 +170,15 @@ def test_settings_are_listed_with_where_they_come_from(capsys, monkeypatch):
 
 def test_dry_run_prints_a_line_that_can_be_pasted(tmp_path):
     script = tmp_path / "my script.py"
-    script.write_text("import sys, os\nprint(sys.argv[1:], os.environ['PYTHONHASHSEED'], flush=True)\n")
+    script.write_text(
+        "import sys, os\nprint(sys.argv[1:], *map(os.getenv, ['PYTHONHASHSEED', 'GLIBC_TUNABLES']), flush=True)\n"
+    )
     result = matex("run", "-n", 2, "--dry-run", script, "a b", "$c").check()
     words = shlex.split(result.stdout)
     assert not any("MATEX_PROFILE" in word for word in words)
     assert words[-5:] == ["-m", "matex_tf", str(script), "a b", "$c"]
     pasted = launch.execute(["bash", "-c", result.stdout], launch.environment(PLAIN), 60).check()
-    assert pasted.stdout.count("['a b', '$c'] 0") == 2
+    assert pasted.stdout.count("['a b', '$c'] 0 glibc.malloc.hugetlb=1") == 2
 
 
 def test_the_folder_of_a_run_is_a_setting_of_the_ranks_and_the_option_counts_most(capsys, monkeypatch, tmp_path):
@@ -615,3 +619,31 @@ def test_elastic_asks_for_an_mpi_that_leaves_other_ranks_alone(monkeypatch):
             click.UsageError, match=f"needs Open MPI 5 or later.*is {family} {version}.*--restarts goes"
         ):
             cli.make_command_line(asked)
+
+
+PAGES = """
+import json, os, sys
+
+values = b"x" * (128 << 20)
+large = next(line for line in open("/proc/self/smaps_rollup") if line.startswith("AnonHugePages:"))
+print(json.dumps([sys.argv[1:], os.environ.get("GLIBC_TUNABLES"), int(large.split()[1]) << 10]), flush=True)
+"""
+
+
+def has_large_pages():
+    mode = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+    return mode.exists() and "[madvise]" in mode.read_text() and platform.libc_ver() >= ("glibc", "2.35")
+
+
+@pytest.mark.parametrize("is_asked", ["1", "0"])
+def test_ranks_of_another_launcher_ask_for_large_pages_themselves(is_asked):
+    # With the setting said, `matex run` leaves it to ranks, as mpirun does.
+    env = {"MATEX_LARGE_PAGES": is_asked, "MATEX_OUTPUT": "all", "GLIBC_TUNABLES": None}
+    result = launch.run(2, PAGES, "a b", env=env, cold=True).check()
+    for line in (line for line in result.stdout.splitlines() if "[" in line):
+        words, tunables, large = json.loads(line[line.index("[") :])
+        assert words == ["a b"], "the words of the script survive the second start"
+        assert tunables == ("glibc.malloc.hugetlb=1" if is_asked == "1" else None)
+        if has_large_pages():
+            assert (large > 64 << 20) == (is_asked == "1")
+    assert result.stdout.count("a b") == 2

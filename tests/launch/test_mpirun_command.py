@@ -93,7 +93,8 @@ def line(mpirun, ranks, cores, root=False, given="", environment=None):
 
 def test_open_mpi_5():
     assert line(OPENMPI_5, 4, 16) == (
-        "--bind-to none --map-by :OVERSUBSCRIBE -x PYTHONHASHSEED=0 -x MATEX_PLACEMENT=spread -n 4"
+        "--bind-to none --map-by :OVERSUBSCRIBE -x PYTHONHASHSEED=0 -x GLIBC_TUNABLES=glibc.malloc.hugetlb=1"
+        " -x MATEX_PLACEMENT=spread -n 4"
     )
     assert "--allow-run-as-root" in line(OPENMPI_5, 4, 16, root=True)
     assert "--mca mpi_yield_when_idle 1" in line(OPENMPI_5, 16, 16)
@@ -104,10 +105,9 @@ def test_open_mpi_4_has_another_word_for_more_ranks_than_cores():
 
 
 def test_mpich_and_intel():
-    assert line(MPICH, 4, 2, root=True) == "-bind-to none -genv PYTHONHASHSEED 0 -genv MATEX_PLACEMENT spread -n 4"
-    assert line(INTEL, 4, 2) == (
-        "-genv PYTHONHASHSEED 0 -genv MATEX_PLACEMENT spread -genv I_MPI_PIN 0 -genv I_MPI_THREAD_YIELD 2 -n 4"
-    )
+    variables = "-genv PYTHONHASHSEED 0 -genv GLIBC_TUNABLES glibc.malloc.hugetlb=1 -genv MATEX_PLACEMENT spread"
+    assert line(MPICH, 4, 2, root=True) == f"-bind-to none {variables} -n 4"
+    assert line(INTEL, 4, 2) == f"{variables} -genv I_MPI_PIN 0 -genv I_MPI_THREAD_YIELD 2 -n 4"
 
 
 def test_an_unknown_mpi_gets_options_that_all_know():
@@ -130,6 +130,25 @@ def test_variables_that_the_user_set_are_kept():
     full = {"OMPI_MCA_mpi_yield_when_idle": "0", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
     words = line(OPENMPI_5, 2, 2, root=True, environment=full)
     assert "yield" not in words and "root" not in words
+
+
+@pytest.mark.parametrize(
+    "given, environment",
+    [
+        ("-x GLIBC_TUNABLES=a", {}),
+        ("-x MATEX_LARGE_PAGES=0", {}),
+        ("-x MATEX_LARGE_PAGES=1", {}),
+        ("", {"GLIBC_TUNABLES": ""}),
+        ("", {"MATEX_LARGE_PAGES": "0"}),
+        ("", {"MATEX_DISABLE": "1"}),
+    ],
+)
+def test_large_pages_are_left_to_the_user_and_to_ranks(given, environment):
+    assert "hugetlb" not in line(OPENMPI_5, 2, 8, given=given, environment=environment)
+
+
+def test_a_process_alone_has_the_pages_that_it_has_without_us():
+    assert "hugetlb" not in line(OPENMPI_5, 1, 8)
 
 
 @pytest.mark.parametrize("given, environment", [("--host a:8,b:8", {}), ("", {"SLURM_JOB_ID": "1"})])
