@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import atexit
+import ctypes
 import functools
+import gc
 import sys
 from typing import Any
 
 from .library import get_library, load_tensorflow_ops
+
+_SOON, _LATEST = 100, 120_000
+"""Milliseconds in which iterators that nobody holds end; and those in which all do (see let_go.cc)."""
 
 
 def pass_turn(other_branch: Any, turn: int) -> Any:
@@ -25,13 +30,20 @@ def let_go(resource: Any) -> None:
     import tensorflow as tf
 
     if not sys.is_finalizing():
-        _wait_for_let_go_at_exit()
+        _wait_at_exit()
         with tf.init_scope():  # the garbage collector may call while a graph is being made
             get_library().ops.matex_let_go(resource)
 
 
-@functools.cache
-def _wait_for_let_go_at_exit() -> None:
+def wait_for_ends() -> None:
+    """Return when the iterators that were let go have ended, also those that are part of unreachable objects."""
     wait = load_tensorflow_ops().c.matex_wait_for_let_go
-    wait.restype, wait.argtypes = None, []
-    atexit.register(wait)
+    wait.restype, wait.argtypes = ctypes.c_int, [ctypes.c_int]
+    if wait(_SOON):
+        gc.collect()  # such as the traceback of a step in which a rank was lost
+        wait(_LATEST)
+
+
+@functools.cache
+def _wait_at_exit() -> None:
+    atexit.register(wait_for_ends)

@@ -1,6 +1,12 @@
 """An iterator that is dropped ends in another thread: its end may take long, and all ranks would wait for it."""
 
+import gc
+import weakref
+
+import tensorflow as tf
+
 import launch
+from matex_tf.ops import handles
 
 SCRIPT = """
 import threading
@@ -30,3 +36,23 @@ print("done")
 
 def test_the_script_goes_on_while_an_iterator_ends():
     assert "done" in launch.run(2, SCRIPT).check().stdout
+
+
+def test_an_iterator_of_unreachable_objects_ends_before_the_script():
+    """As in the traceback of a step in which a rank was lost."""
+    gc.disable()
+    try:
+        refer = _let_go_in_a_cycle()
+        assert refer() is not None
+        handles.wait_for_ends()
+        assert refer() is None
+    finally:
+        gc.enable()
+
+
+def _let_go_in_a_cycle():
+    held = {1: iter(tf.data.Dataset.range(3))}
+    handle, held[2] = held[1]._iterator_resource, held
+    refer = weakref.ref(held[1])
+    handles.let_go(handle)
+    return refer

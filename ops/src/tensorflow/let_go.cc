@@ -59,9 +59,11 @@ REGISTER_KERNEL_BUILDER(Name("MatexLetGo").Device(DEVICE_GPU).HostMemory("resour
 }  // namespace
 }  // namespace matex
 
-// Returns when nothing is left to let go of. Python must live until then: functions in a pipeline refer to it.
-extern "C" __attribute__((visibility("default"))) void matex_wait_for_let_go() {
-  if (getpid() != matex::process) return;
+// Returns when nothing is left to let go of, or after so many milliseconds; how much is left. Python must live until
+// nothing is: functions in a pipeline refer to it.
+extern "C" __attribute__((visibility("default"))) int matex_wait_for_let_go(int milliseconds) {
+  if (getpid() != matex::process) return 0;
   std::unique_lock<std::mutex> lock(matex::going_mutex);
-  matex::all_gone.wait(lock, [] { return matex::going == 0; });
+  matex::all_gone.wait_for(lock, std::chrono::milliseconds(milliseconds), [] { return matex::going == 0; });
+  return matex::going;
 }
