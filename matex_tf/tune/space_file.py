@@ -1,4 +1,4 @@
-"""The search space as a file of YAML. What is wrong in it is told with its line, and with the word that was meant."""
+"""Parses the space file (YAML). Errors give the line and suggest the closest valid word."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from matex_tf.tune.objective import Objective
 from matex_tf.tune.space import OFF, ON, Choice, Condition, Number, Parameter, Space
 
 _TOP = ("objective", "search", "files")
-_RANGES = {  # kind: is it logarithmic, are they whole numbers
+_RANGES = {  # for each kind: whether it is logarithmic, whether values are integers
     "float": (False, False),
     "int": (False, True),
     "log": (True, False),
@@ -29,12 +29,14 @@ _NAME = re.compile(r"--?[A-Za-z0-9][\w.-]*|\$[A-Za-z_]\w*|[A-Za-z_]\w*")
 
 
 class SpaceError(ValueError):
-    """The file says something that it cannot say."""
+    """The space file is invalid."""
 
 
 @dataclass(frozen=True)
 class Asked:
-    """What a file asks for. `files` hold placeholders; `otherwise` is what stands there for one that has no value."""
+    """The contents of a space file. `files` contain placeholders; `otherwise` replaces placeholders
+    that have no value.
+    """
 
     space: Space
     objective: Objective
@@ -43,10 +45,10 @@ class Asked:
 
 
 def read_space(text: str, name: str) -> Asked:
-    """What the text of the file `name` asks for.
+    """Parse the text of the file `name`.
 
     Raises:
-        SpaceError: with the line, what was expected, and what was given.
+        SpaceError: with the line, and the expected and given text.
     """
     try:
         top = yaml.compose(text, yaml.SafeLoader)
@@ -142,7 +144,7 @@ class _Reader:
 
     def _read_number(self, name: str, node: yaml.Node, whole: bool) -> float:
         text = self._read_text(name, node)
-        # YAML takes 1e-5, without a dot, for text.
+        # YAML parses 1e-5, without a dot, as text.
         if not _is_number(text) or not math.isfinite(float(text)):
             self._refuse_node(node, f"{name}: expected a number; given {text!r}")
         if whole and not float(text).is_integer():
@@ -176,7 +178,7 @@ class _Reader:
                         )
 
     def _sort_parameters(self, found: dict[str, tuple[yaml.Node, Parameter, str | None]]) -> tuple[Parameter, ...]:
-        """Each parameter after those that its condition names."""
+        """Sort parameters, so that each comes after those that its condition names."""
         ordered: dict[str, Parameter] = {}
         while len(ordered) < len(found):
             free = [
@@ -234,7 +236,7 @@ class _Reader:
     # Nodes
 
     def _list_members(self, node: yaml.Node, what: str, known: Iterable[str] = ()) -> Iterator[tuple[str, yaml.Node]]:
-        """The members of a mapping, each once, and of `known` if that is not empty."""
+        """The members of a mapping. Raises SpaceError for duplicates and, if `known` is not empty, for other names."""
         if not isinstance(node, yaml.MappingNode):
             self._refuse_node(node, f"{what}: expected `name: value` lines")
         seen = set()
@@ -257,7 +259,7 @@ class _Reader:
         return texts
 
     def _read_text(self, name: str, node: yaml.Node) -> str:
-        """A scalar as it is written: a script is told `1e-3` or `True` as the file has it."""
+        """A scalar as written in the file: a script receives `1e-3` or `True` literally."""
         if not isinstance(node, yaml.ScalarNode):
             self._refuse_node(node, f"{name}: expected a single value")
         return str(node.value)
