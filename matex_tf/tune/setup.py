@@ -1,4 +1,4 @@
-"""Starts or resumes a search, for the command line and for Python."""
+"""A search is begun, or gone on with: what the command line and Python have in common."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ _ENDING = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM", signal.SIGHUP: "S
 
 @dataclass(frozen=True)
 class Settings:
-    """The settings of a search; they are stored, so that a resumed search has the same ones.
+    """How a search is made; it is written down, so that one that goes on is made alike.
 
-    With `slurm`, trials are jobs, with these options.
+    With `slurm` trials are jobs, and these are the options of each.
     """
 
     trials: int = 50
@@ -59,19 +59,19 @@ class Settings:
     slurm: dict[str, Any] | None = None
 
     def __post_init__(self) -> None:
-        Options(run=self.run)  # options that a trial passes to `matex run` itself are not allowed
+        Options(run=self.run)  # what a trial says to `matex run` itself is no option of `run`
 
     @property
     def options(self) -> list[str]:
-        """Further options of `matex run`, as a list of words."""
+        """More of `matex run`, each a word."""
         return [word for text in self.run for word in shlex.split(text)]
 
     def make_job(self) -> Slurm | None:
-        """The job options of each trial; None if trials run on this machine."""
+        """What each trial takes of Slurm; None where trials run here."""
         return None if self.slurm is None else Slurm(**self.slurm)
 
     def make_slots(self) -> list[Slot]:
-        """The resources of each concurrent trial. Raises HostsError."""
+        """What each of the trials at once has for itself. Raises HostsError."""
         if self.slurm is not None:
             return [Slot()] * self.parallel
         return make_slots(self.parallel, self.ranks, self.options, self.source)
@@ -79,7 +79,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class Found:
-    """The result of a search. `code` is the exit code of the command."""
+    """What a search has found. `code` is the exit code of the command."""
 
     best: Record | None
     objective: str
@@ -94,14 +94,14 @@ class Found:
 
 
 class NoSearchError(ValueError):
-    """A folder is not that of a search, or its search cannot continue with these options."""
+    """A folder is that of no search, or not of one that may go on so."""
 
 
 def create_search(target: Sequence[str], space: str, settings: Settings, database: str = "", folder: str = "") -> Path:
-    """Record a new search of `target` with the text `space`; returns its folder.
+    """Write down a new search of `target` over the text `space`; its folder.
 
     Raises:
-        SpaceError, FileExistsError, DatabaseError, ImportError, HostsError, JobError: nothing is left behind.
+        SpaceError, FileExistsError, DatabaseError, ImportError, HostsError, JobError: nothing of it is left.
     """
     asked = space_file.read_space(space, settings.name)
     place.check_files(asked, Path(settings.source))
@@ -135,13 +135,13 @@ def _make_folder(target: Sequence[str], folder: str) -> Path:
 
 
 def describe_objective(objective: Objective) -> str:
-    """The objective in one line: searches with the same line are compared."""
+    """Which figure, and which way is better, in a line: searches with the same line are compared."""
     way = "maximize" if objective.maximize else "minimize"
     return f"{way} {objective.name}" + (f" by {objective.regex}" if objective.regex else "")
 
 
 def open_search(folder: Path) -> tuple[Database, Search]:
-    """Open the search in `folder`. Raises NoSearchError, DatabaseError."""
+    """The search in `folder`. Raises NoSearchError, DatabaseError."""
     try:
         note = json.loads((folder / NOTE).read_text())
         database = Database(Path(note["database"]))
@@ -154,7 +154,7 @@ def open_search(folder: Path) -> tuple[Database, Search]:
 
 
 def merge_settings(search: Search, **changed: Any) -> Settings:
-    """The stored settings with some changes. Raises NoSearchError for an impossible change."""
+    """Those that it was begun with, and what is changed. Raises NoSearchError where that is not to be had."""
     kept = {**search.settings, "run": tuple(search.settings["run"]), "rungs": tuple(search.settings.get("rungs", ()))}
     if more := changed.pop("slurm", None):
         if kept.get("slurm") is None:
@@ -168,10 +168,10 @@ def merge_settings(search: Search, **changed: Any) -> Settings:
 
 
 def change_space(database: Database, search: Search, settings: Settings, space: str) -> tuple[Search, list[str]]:
-    """Replace the space of a search by the text `space`; returns the search and a list of the changes.
+    """The search over the text `space` in the place of its own, and what is not as before.
 
     Raises:
-        SpaceError, NoSearchError: the text is invalid, or impossible for this search.
+        SpaceError, NoSearchError: the text asks for what this search cannot have.
     """
     asked = space_file.read_space(space, settings.name)
     place.check_files(asked, Path(settings.source))
@@ -193,10 +193,10 @@ def change_space(database: Database, search: Search, settings: Settings, space: 
 
 
 def run_search(folder: Path, space: str = "", name: str = "", **changed: Any) -> Found:
-    """Run the remaining trials of the search in `folder`, with the new text `space` of the file `name`, if given.
+    """Make the trials of the search in `folder` that are not made yet, over the text `space` of the file `name` if any.
 
     Raises:
-        NoSearchError, SpaceError, DatabaseError, SearchError, ImportError, OSError, HostsError: all results are kept.
+        NoSearchError, SpaceError, DatabaseError, SearchError, ImportError, OSError, HostsError: what there is stays.
     """
     if threading.current_thread() is not threading.main_thread():
         raise RuntimeError("a search goes on in the main thread only: with it trials end, and signals come to it")
@@ -241,22 +241,22 @@ def run_search(folder: Path, space: str = "", name: str = "", **changed: Any) ->
 
 
 def _find_changed_file(search: Search, settings: Settings) -> str:
-    """The name of the space file if its contents have changed since the search began, else ""."""
+    """The file with which the search began, where it asks for something else now."""
     try:
         text = Path(settings.source, settings.name).read_text(encoding="utf-8")
         known, new = (space_file.read_space(one, settings.name) for one in (search.space, text))
     except (OSError, ValueError):
-        return ""  # missing, or not a space file
+        return ""  # it is gone, or no such file
     return settings.name if known != new else ""
 
 
 def format_trial_command(
     folder: Path, search: Search, settings: Settings, asked: Asked, record: Record
 ) -> tuple[str, tuple[str, ...]]:
-    """A command line that repeats a trial, ready for the shell, and the files that it needs in the trial's version."""
+    """The command line that trains as a trial did, ready to be pasted, and the files that it needs to look so."""
     variables = [f"{name}={shlex.quote(value)}" for name, value in place.list_variables(record.config).items()]
     if job := settings.make_job():
-        # Without an option of the job before the script, options after the script could be parsed as the job's.
+        # Where no option of the job stands before the script, those after it may be taken for the job.
         start = ["submit", "--slurm", *(format_options(job) or [f"--nodes={job.nodes}"])]
     else:
         start = ["run", "-n", str(settings.ranks), *settings.options]
@@ -267,7 +267,7 @@ def format_trial_command(
 
 @contextmanager
 def _handle_signals(searching: Searching) -> Iterator[None]:
-    """A context in which signals end the search after its trials have been stopped."""
+    """Within it signals end the search, after its trials."""
 
     def stop_search(number: int, frame: FrameType | None) -> None:
         searching.stop = searching.stop or _ENDING[signal.Signals(number)]
