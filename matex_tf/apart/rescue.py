@@ -66,11 +66,7 @@ class Rescue:
                 is_first, batch = store.note_loss(rank)
                 if is_first:
                     left = me.size - sum(map(store.is_lost, range(me.size)))
-                    had = (
-                        "it had no batch"
-                        if batch is None
-                        else f"batch {batch} of the epoch, which it had, goes to another"
-                    )
+                    had = "it had no batch" if batch is None else f"another rank trains its batch, {batch} of the epoch"
                     elastic.say_loss({rank: me.hosts[rank]}, left, f"within an epoch of asynchronous training; {had}")
 
     def _handle_loss(self, became_first: bool) -> None:

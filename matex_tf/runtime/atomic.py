@@ -41,7 +41,7 @@ def write_beside(path: str, make_folder: bool = False) -> Iterator[str]:
     try:
         made = _make_folder_beside(target, make_folder)
     except OSError as error:
-        raise OSError(error.errno, f"{error.strerror} (making a folder to write it in)", path) from None
+        raise OSError(error.errno, f"{error.strerror} (creating a temporary folder for the file)", path) from None
     if made is None:
         yield path
         return

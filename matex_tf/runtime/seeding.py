@@ -40,10 +40,10 @@ def agree_on_seeds(entropy: int | None = None) -> int:
     if entropy is None:
         entropy = secrets.randbits(128) if world.get_world().rank == 0 else 0
     if len(set(objects.allgather(digest, "comparing the states of random generators"))) > 1:
-        states = objects.broadcast((python_state, numpy_state), "sending those of rank 0")
+        states = objects.broadcast((python_state, numpy_state), "sending the states of rank 0")
         random.setstate(states[0])
         np.random.set_state(states[1])
-    entropy = objects.broadcast(entropy, "sending what random numbers are drawn from")
+    entropy = objects.broadcast(entropy, "sending the entropy of random generators")
     call_when_imported("tensorflow", lambda _: _seed_tensorflow(_AgreedSeed(entropy % (1 << 31))))
     _roots[:] = [np.random.SeedSequence(entropy)]
     HOOKS.install()

@@ -111,7 +111,7 @@ def find_launcher_binding(name: str, words: Sequence[str], environment: Mapping[
         meant = any(part and part not in ("none", "quiet", "verbose") for part in policy.split(","))
         return f"srun bound the tasks ({policy})" if meant else None
     options, _ = mpirun_options.split_options(words[1:])
-    return "mpirun was told how to bind" if mpirun_options.has_binding_option(options) else None
+    return "mpirun has binding options" if mpirun_options.has_binding_option(options) else None
 
 
 def is_narrower_than_default(allowed: set[int], cores: Sequence[Core], world_size: int) -> bool:

@@ -92,7 +92,7 @@ def test_the_steps_of_an_epoch_are_counted(kind, tmp_path):
     epoch = json.loads(str(notes["epoch"]))
     found = phantoms.count_epoch_steps(epoch["batches"], epoch["given"], epoch["updates"] * steps.share)
     assert found == wanted
-    assert ("does not tell how many batches" in epoch["why_not"]) == (kind == "endless")
+    assert ("is unknown, and no epoch" in epoch["why_not"]) == (kind == "endless")
 
 
 @pytest.mark.parametrize(

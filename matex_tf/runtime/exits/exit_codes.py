@@ -64,7 +64,7 @@ def _describe_object(code: object) -> str:
     try:
         return str(code)
     except Exception as error:  # Python ignores it, too
-        return f"an object of {type(code)}, whose text cannot be had: {type(error).__name__}"
+        return f"an object of {type(code)}, whose str() raises {type(error).__name__}"
 
 
 def compute_exit_code(code: Any) -> int:
