@@ -46,11 +46,11 @@ def describe_lock(path: Path) -> str:
         with open(path, "rb") as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
-        return "another process has it open to write to it, and has locked it; read it when that has closed it"
+        return "another process has opened it for writing and locked it; read it after that process has closed it"
     except OSError as error:
         return (
-            f"its file system gives no locks ({error.strerror}); HDF5_USE_FILE_LOCKING=FALSE in the environment reads "
-            "it without"
+            f"its file system does not support locks ({error.strerror}); set HDF5_USE_FILE_LOCKING=FALSE in the "
+            "environment to read it without a lock"
         )
     return ""
 

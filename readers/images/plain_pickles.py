@@ -159,7 +159,7 @@ def load_pickle(file: BinaryIO, named: Path | str) -> Any:
     try:
         value = _Unpickler(source).load()
         if source.tell() != source.size:
-            raise pickle.UnpicklingError(f"{source.size - source.tell()} bytes behind the end of the pickle")
+            raise pickle.UnpicklingError(f"{source.size - source.tell()} bytes after the end of the pickle")
     except ReaderError:
         raise
     except Exception as error:  # damaged pickles raise arbitrary exceptions in Python's unpickler

@@ -18,7 +18,7 @@ def check_missing(how: Any) -> None:
     number = isinstance(how, (int, float)) and not isinstance(how, bool)
     if not number and not (isinstance(how, str) and how in ("error", "nan")):
         raise ValueError(
-            f'DataSet: missing has to be "error", "nan" or a number to put in; given {arguments.describe_value(how)}'
+            f'DataSet: missing has to be "error", "nan" or a replacement number; given {arguments.describe_value(how)}'
         )
 
 

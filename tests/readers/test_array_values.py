@@ -181,9 +181,7 @@ def test_a_file_that_another_process_writes_is_said_to_be_locked(tmp_path, kind)
     words = [sys.executable, "-c", program, str(tmp_path / "a.nc")]
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as writer:
         assert writer.stdout.readline() == b"ready\n"
-        refused(
-            "a.nc: another process has it open to write to it, and has locked it", kind, tmp_path / "a.nc", data="x"
-        )
+        refused("a.nc: another process has opened it for writing and locked it", kind, tmp_path / "a.nc", data="x")
         writer.stdin.close()
     assert alone(kind, tmp_path / "a.nc", data="x").global_size == 2
 
