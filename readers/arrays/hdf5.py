@@ -44,8 +44,8 @@ class Hdf5(Stack):
         if not h5py.get_config().mpi:
             raise ReaderError(
                 "parallel=True: expected an h5py built with MPI, found one without, such as the wheels from PyPI; "
-                "build h5py against a parallel HDF5. Without parallel=True each rank opens the file by itself and reads "
-                "its own rows, which needs no such build"
+                "build h5py against a parallel HDF5. Without parallel=True each rank opens the file by itself and "
+                "reads its own rows, which needs no such build"
             )
 
     def open_file(self, path: Path) -> Any:
