@@ -61,7 +61,7 @@ class Objective:
     def explain_missing(self, lines: Iterable[Mapping[str, Any]]) -> str:
         """Explains the absence of the objective in a finished trial."""
         if self.regex:
-            return f"nothing that it printed is as {self.regex!r}"
+            return f"nothing in its output matches {self.regex!r}"
         seen = list(dict.fromkeys(name for line in lines for name in line.get("logs", {})))
         if not seen:
             return (
@@ -72,7 +72,7 @@ class Objective:
         hint = f"; did you mean {near[0]}?" if near else ""
         if self.name.startswith("val_") and not any(name.startswith("val_") for name in seen):
             hint = ": fit has no validation data. Pass it some, or name another objective"
-        return f"{self.name} never appeared; what was logged is {', '.join(seen)}{hint}"
+        return f"{self.name} never appeared; the logged values are {', '.join(seen)}{hint}"
 
 
 def drop_repeated(lines: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
@@ -92,4 +92,4 @@ def _parse_number(text: str) -> float:
     try:
         return float(text)
     except ValueError:
-        raise ValueError(f"the regular expression found {text!r}, which is no number") from None
+        raise ValueError(f"the regular expression matched {text!r}, which is not a number") from None

@@ -19,7 +19,7 @@ def read_rungs(text: str) -> tuple[int, ...]:
     """Parse rungs such as `1,3,9`. Raises ValueError."""
     words = text.replace(" ", "").split(",")
     if not all(word.isascii() and word.isdigit() for word in words):
-        raise ValueError(f"expected rungs to be epochs, as 1,3,9; given {text!r}")
+        raise ValueError(f"expected rungs to be epochs, such as 1,3,9; given {text!r}")
     return check_rungs([int(word) for word in words])
 
 

@@ -111,13 +111,10 @@ class _Reader:
         when = self._read_condition(name, members[_WHEN]) if _WHEN in members else ()
         otherwise = self._read_text(f"{name}: {_ELSE}", members[_ELSE]) if _ELSE in members else None
         if otherwise is not None and (not when or not _is_placeholder(name)):
-            self._refuse_node(members[_ELSE], f"{name}: `{_ELSE}` is of placeholders with `{_WHEN}`; a flag or a "
-            f"variable "
-                         "is left out")  # fmt: skip
+            self._refuse_node(members[_ELSE], f"{name}: `{_ELSE}` applies to placeholders with "
+                         f"`{_WHEN}`; flags and variables are left out")  # fmt: skip
         if _is_placeholder(name) and when and otherwise is None:
-            self._refuse_node(
-                node, f"{name}: what stands in its place where `{_WHEN}` does not hold? Say `{_ELSE}: TEXT`"
-            )
+            self._refuse_node(node, f"{name}: its text where `{_WHEN}` does not hold is missing: add `{_ELSE}: TEXT`")
         if kind == _FLAG:
             return self._read_flag(name, members[kind], when), otherwise
         if kind == _CHOICE:
@@ -187,7 +184,7 @@ class _Reader:
             ]  # fmt: skip
             if not free:
                 name = next(name for name in found if name not in ordered)
-                self._refuse_node(found[name][0], f"{name}: its condition hangs, by others, on itself")
+                self._refuse_node(found[name][0], f"{name}: its condition depends, through others, on itself")
             ordered |= {one.name: one for one in free}
         return tuple(ordered.values())
 
@@ -204,11 +201,11 @@ class _Reader:
         names = [name for name in found if _is_placeholder(name)]
         if names and not files:
             raise SpaceError(
-                f"{self.name}: {names[0]} is a placeholder, {{{{{names[0]}}}}}, and no file is named in which it "
-                f"stands: say files: [config.yaml]. A flag is written --{names[0]}, a variable ${names[0]}"
+                f"{self.name}: {names[0]} is a placeholder, {{{{{names[0]}}}}}, but no file that contains it "
+                f"is named: add files: [config.yaml]. A flag is written --{names[0]}, a variable ${names[0]}"
             )
         if files and not names:
-            raise SpaceError(f"{self.name}: files are named, and nothing is searched that is a placeholder in them")
+            raise SpaceError(f"{self.name}: files are named, but no searched parameter is a placeholder in them")
 
     def _read_objective(self, node: yaml.Node) -> Objective:
         members = dict(self._list_members(node, "objective", _OBJECTIVE))
@@ -224,7 +221,8 @@ class _Reader:
                 self._refuse_node(members["regex"], f"objective: regex {texts['regex']!r}: {error}")
             if groups > 1:
                 self._refuse_node(
-                    members["regex"], "objective: regex has several groups (); the number is in one. (?:) is none"
+                    members["regex"],
+                    "objective: regex has several groups (); only one may hold the number. Use (?:) for others",
                 )
         elif not {"minimize", "maximize"} & texts.keys():
             self._refuse_node(
@@ -243,7 +241,7 @@ class _Reader:
         for key, value in node.value:
             name = self._read_text(what, key)
             if name in seen:
-                self._refuse_node(key, f"{what}: {name} stands there twice")
+                self._refuse_node(key, f"{what}: {name} is given twice")
             if known and name not in known:
                 self._refuse_node(key, f"{what}: {describe_unknown('word', name, known)}")
             seen.add(name)
@@ -255,7 +253,7 @@ class _Reader:
         texts = tuple(self._read_text(name, each) for each in node.value)
         if len(set(texts)) < len(texts):
             twice = next(text for text in texts if texts.count(text) > 1)
-            self._refuse_node(node, f"{name}: {twice} stands there twice")
+            self._refuse_node(node, f"{name}: {twice} is given twice")
         return texts
 
     def _read_text(self, name: str, node: yaml.Node) -> str:

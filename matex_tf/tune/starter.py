@@ -84,8 +84,8 @@ class Starter:
                 place.fill_placeholders(folder / PLACE, self.asked, record.config)
         if layout.folders:
             names = ", ".join(map(str, layout.folders[:3]))
-            self.say_once("shared", f"trials share {names}: there is too much in it for a copy each. What they write "
-                           "there meets")  # fmt: skip
+            self.say_once("shared", f"trials share {names}, which is too large for a copy each. Their files there may "
+                           "conflict")  # fmt: skip
         target = make_mirror_command(self.target, self.source, folder / PLACE)
         words = [*target, *place.list_options(self.asked.space, record.config)]
         variables = place.list_variables(record.config)
@@ -98,16 +98,16 @@ class Starter:
         place.clean_folder(trial.folder / PLACE, under.layout)
         if through := under.layout.list_changed_originals():
             self.say(
-                f"{through[0]} has changed while trial {number} ran. It is too large for each to have a copy: trials "
+                f"{through[0]} has changed while trial {number} ran. It is too large for a copy each, so trials "
                 "that write it disturb each other"
             )
         if outcome.state in (DONE, FAILED):
             shutil.rmtree(trial.folder / STATE, ignore_errors=True)
         ran = f"trial {number} has run to its end"
         if outcome.state == DONE and trial.pause and not trial.epochs:
-            self.say_once("no fit", f"{ran}: trials pause within Keras' fit, of which no epoch has ended")
+            self.say_once("no fit", f"{ran}: trials pause in Keras' fit only, and no epoch of fit has ended")
         elif outcome.state == DONE and trial.pause and trial.pause <= trial.epochs:
-            self.say_once("not kept", f"{ran}: the state of its fit could not be kept ({trial.folder / OUTPUT})")
+            self.say_once("not kept", f"{ran}: the state of its fit could not be saved ({trial.folder / OUTPUT})")
         if outcome.state == PAUSED and not outcome.curve:
             self.rungs = (0,)  # further trials save their state, but do not pause
             what = f"after {trial.pause} epochs there is nothing to judge them by"

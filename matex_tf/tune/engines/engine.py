@@ -48,5 +48,5 @@ def _load_engine(name: str) -> Any:
     except ImportError as error:
         raise EngineMissingError(
             f"--engine {name} needs {_PACKAGES[name]}, which cannot be loaded here ({error}): "
-            "pip install 'matex_tf[tune]'. --engine random needs nothing"
+            "pip install 'matex_tf[tune]'. --engine random needs no library"
         ) from None

@@ -93,4 +93,4 @@ def check_files(asked: Asked, source: Path) -> None:
                     )
     if missing:
         word = min(missing)
-        raise SpaceError(f"{{{{{word}}}}} is searched, and stands in none of {', '.join(asked.files)}")
+        raise SpaceError(f"{{{{{word}}}}} is searched, but is in none of {', '.join(asked.files)}")

@@ -52,8 +52,8 @@ def make_slots(parallel: int, ranks: int, options: Sequence[str], folder: str) -
                 part = f" of {sharing} trials" if sharing > 1 else ""
                 names = ", ".join(f"{host.name} ({host.slots}{part})" for host in slot.hosts)
                 raise HostsError(
-                    f"a trial has {ranks} ranks, and one of {parallel} at once would have the host {names}, which does "
-                    "not take so many. Lower --parallel, or name more slots of each host (Slurm: --ntasks-per-node)"
+                    f"a trial has {ranks} ranks, but one of {parallel} concurrent trials would have the host {names}, "
+                    "with too few slots. Lower --parallel, or name more slots of each host (Slurm: --ntasks-per-node)"
                 )
         return slots
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
