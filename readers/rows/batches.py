@@ -46,6 +46,6 @@ def check_rows(name: str, deal: Deal, rows: Any) -> int:
     rows = arguments.check_whole_number(name, "the rows of a batch", rows)
     if deal.batch_size not in (None, rows):
         raise ValueError(
-            f'{name}: the rows were distributed for batches of {deal.batch_size} (distribution="batch"); given {rows}'
+            f'{name}: the rows were dealt for batches of {deal.batch_size} (distribution="batch"); given {rows}'
         )
     return rows

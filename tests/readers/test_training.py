@@ -66,7 +66,7 @@ said["alone, shuffled batches"] = fit(alone.as_dataset(8, shuffle=True, seed=5))
 said["shuffled batches"] = fit(data.as_dataset(8, shuffle=True, seed=5))
 try:
     fit(data.training_data, data.training_labels, batch_size=16, shuffle=False)
-    said["another batch size"] = "nothing" if size > 1 else "distributed for batches of 8"
+    said["another batch size"] = "nothing" if size > 1 else "dealt for batches of 8"
 except world.RankError as error:
     said["another batch size"] = str(error)
 
@@ -205,7 +205,7 @@ def test_rows_dealt_in_batches_give_the_sequential_loss_curve(said):
         equal(said[name], said["sequential"])
     equal(said["shuffled batches"], said["alone, shuffled batches"])
     assert said["shuffled batches"][1] != said["batch dataset"][1]
-    assert "distributed for batches of 8" in said["another batch size"]
+    assert "dealt for batches of 8" in said["another batch size"]
     assert all(said["whole batches"])
 
 
