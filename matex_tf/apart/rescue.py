@@ -29,7 +29,7 @@ class Rescue:
         self.is_meeting = False  # at the end of an epoch, while metrics are added up
 
     def watch_losses(self, turns: Any) -> None:
-        """Call back when a rank is lost, and let `turns` continue."""
+        """Register a handler that lets `turns` continue after the loss of a rank."""
         self._turns, self._ranks = turns, list(range(world.get_world().size))
         elastic.after_loss.append(self._handle_loss)
 

@@ -68,7 +68,7 @@ class Arrangement:
 def match_dimensions(first: Sequence[Dimension], found: Sequence[Dimension]) -> Arrangement | None:
     """The arrangement that brings samples with dimensions `found` into the order of `first`; None if none is needed.
 
-    Dimensions match by name. If both have coordinates, these must be equal after sorting.
+    Dimensions match by name. If both have coordinates, these must be equal up to their order.
 
     Raises:
         DifferentDimensions: nothing shows that two dimensions are the same, or their coordinates differ.
