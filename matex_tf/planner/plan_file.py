@@ -156,7 +156,7 @@ class Plan:
     gradients: tuple[Gradient, ...]
     """In the order in which they are reduced."""
     collectives: tuple[Collective, ...]
-    """In their order."""
+    """The other collectives of a step, in their order."""
     sizes: tuple[Size, ...]
     """By rising number of ranks, then of copies."""
     links: tuple[LinkMeasurement, ...] = ()

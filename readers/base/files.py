@@ -26,7 +26,7 @@ _KINDS = {
     b"CDF": "a classic NetCDF file",
     b"GRIB": "a GRIB file; convert it, such as by `cdo -f nc copy`",
     b"\x0e\x03\x13\x01": "an HDF4 file; convert it, such as by h4toh5",
-    b"<": "a page of HTML or XML, such as an error of the server that it was loaded from",
+    b"<": "an HTML or XML page, such as an error page of the download server",
     b"version https://git-lfs": "a pointer of Git LFS; `git lfs pull` loads the file",
 }
 

@@ -102,7 +102,7 @@ def test_a_number_for_missing_values_has_to_fit(tmp_path, name):
         file.createVariable("x", "f4", ("time",))[:] = [1, np.nan]
         file.createVariable("word", str, ("time",))[:] = np.array(["a", ""], object)
     options = {"data": name, "dtype": {name: "float16"}}
-    with pytest.raises(ValueError, match=rf"missing=70000 cannot stand in .*{name}.*float16: it is too large"):
+    with pytest.raises(ValueError, match=rf"missing=70000 cannot be used for .*{name}.*float16: it is too large"):
         alone("NETCDF", tmp_path / "a.nc", missing=70000, **options).training_data  # noqa: B018
     assert alone("NETCDF", tmp_path / "a.nc", missing=60000, **options).training_data[1] == 60000
 
@@ -225,8 +225,8 @@ def test_what_is_missing_behind_a_file_is_named(tmp_path):
         ("no_file", "made of other files: expected .*gone.h5, found none"),
         ("no_dataset", "made of other datasets: expected 'gone' in .*source.h5, found none"),
         ("own", "made of other datasets: expected 'gone' in .*source.h5, found none"),
-        ("dead", "lies in another file: expected '/gone' in .*source.h5, found none"),
-        ("group/far/x", "lies in another file: expected .*gone.h5, found none"),
+        ("dead", "refers to another file: expected '/gone' in .*source.h5, found none"),
+        ("group/far/x", "refers to another file: expected .*gone.h5, found none"),
     ):
         refused(expected, "HDF5", tmp_path / "a.h5", data=name)
     with h5py.File(tmp_path / "outer.h5", "w") as file:

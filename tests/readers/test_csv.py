@@ -179,11 +179,11 @@ def test_text_among_numbers_is_an_error_and_text_can_be_asked_for(tmp_path):
     path = write(tmp_path / "c.csv", "".join(f"t{i},{i}\n" for i in range(300)))
     with pytest.raises(ReaderError, match="at most 256 different texts in column '0'.*uint8; found 300"):
         DataSet("CSV", path, header=False, labels=1, dtype="uint8", rank=0, size=1)
-    with pytest.raises(ValueError, match=r"missing=0.5 cannot stand in column 'n'"):
+    with pytest.raises(ValueError, match=r"missing=0.5 cannot be used for column 'n'"):
         DataSet("CSV", write(tmp_path / "d.csv", "x,n\n1,2\n3,\n"), labels="n", missing=0.5, rank=0, size=1)
     path = write(tmp_path / "e.csv", "x,kind\n1,a\n2,\n")
     for missing in (0.5, 256, -1, float("inf")):
-        with pytest.raises(ValueError, match=rf"missing={missing} cannot stand in column 'kind' of .*0 to 255"):
+        with pytest.raises(ValueError, match=rf"missing={missing} cannot be used for column 'kind' of .*0 to 255"):
             DataSet("CSV", path, dtype="uint8", missing=missing, rank=0, size=1).training_data  # noqa: B018
     data = DataSet("CSV", path, dtype="uint8", missing=255.0, rank=0, size=1)
     assert data.training_data.tolist() == [[1, 0], [2, 255]]

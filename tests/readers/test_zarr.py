@@ -169,7 +169,7 @@ def test_what_is_wrong_is_named(tmp_path, version):
     name = "c/2" if version == 3 else "2"
     (path / "y" / name).write_bytes(b"\x01")
     with pytest.raises(
-        ReaderError, match="a.zarr: truncated or damaged: expected a whole Zarr file, found, in reading 'y'"
+        ReaderError, match="a.zarr: truncated or damaged: expected a complete Zarr file, found, while reading 'y'"
     ):
         DataSet("ZARR", path, data="y", rank=0, size=1).training_data  # noqa: B018
     (path / "y" / name).unlink()  # a chunk that is not there has the fill value
