@@ -224,7 +224,7 @@ def load_plan(path: str | os.PathLike[str]) -> Plan:
             )
         return _build_value(Plan, content)
     except (ValueError, TypeError, KeyError) as error:
-        raise PlanFileError(f"{os.fspath(path)} is not a readable plan: {error}") from None
+        raise PlanFileError(f"no plan can be read from {os.fspath(path)}: {error}") from None
 
 
 def read_link(text: str) -> LinkMeasurement:

@@ -132,8 +132,8 @@ def _match_coordinates(first: Dimension, found: Dimension) -> slice | np.ndarray
     place = int(differ.argmax())
     raise DifferentDimensions(
         f"the coordinates {one[0]} to {one[-1]} along {first.name!r}, found {other[0]} to {other[-1]}: at index "
-        f"{place}, {one[place]} and {other[place]}. Interpolate the files to one grid, such as by xarray's interp_like or "
-        "reindex_like, or read them as data sets of their own"
+        f"{place}, {one[place]} and {other[place]}. Interpolate the files to one grid, such as by xarray's "
+        "interp_like or reindex_like, or read them as data sets of their own"
     )
 
 

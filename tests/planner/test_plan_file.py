@@ -39,5 +39,5 @@ def test_what_is_no_plan_is_refused(tmp_path, change, why):
 
 def test_text_that_is_no_json(tmp_path):
     (tmp_path / "plan.json").write_text("step 1")
-    with pytest.raises(PlanFileError, match="not a readable plan"):
+    with pytest.raises(PlanFileError, match="no plan can be read"):
         plan_file.load_plan(tmp_path / "plan.json")

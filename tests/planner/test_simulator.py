@@ -255,5 +255,5 @@ def test_a_timeline_played_again_gives_its_step_and_with_a_slow_rank_that_of_a_s
     rows = json.loads(path.read_text())["traceEvents"]
     rows = [row for row in rows if (row["pid"], row.get("cat")) != (1, "collective")]
     path.write_text(json.dumps({"traceEvents": rows}))
-    with pytest.raises(program.NotAsked, match="not the same collectives"):
+    with pytest.raises(program.NotAsked, match="do not have the same collectives"):
         replay.replay_timeline(path)

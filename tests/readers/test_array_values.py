@@ -202,7 +202,7 @@ def test_what_cannot_be_read_is_named_for_what_it_is(tmp_path):
     for kind in ("NETCDF", "HDF5"):
         refused("found 50 4b 03 04.*: a zip archive; unpack it", kind, tmp_path / "b.nc", data="x")
     (tmp_path / "c.nc").write_text("<!DOCTYPE html><html>Not found</html>")
-    refused("a page of HTML", "NETCDF", tmp_path / "c.nc", data="x")
+    refused("an HTML or XML page", "NETCDF", tmp_path / "c.nc", data="x")
 
 
 def test_what_is_missing_behind_a_file_is_named(tmp_path):
