@@ -80,7 +80,7 @@ def test_the_objective_is_the_validation_loss_unless_told():
         ("search:\n  --n: [[a], b]", "--n: expected a single value"),
         ("search:\n  --n: [a, b]\n  --n: [a, c]", "line 3: search: --n is given twice"),
         ("search:\n  two words: [a, b]", "two words: expected a flag"),
-        ("search:\n  x: [a, b]", r"x is a placeholder, \{\{x\}\}, and no file is named"),
+        ("search:\n  x: [a, b]", r"x is a placeholder, \{\{x\}\}, but no file that contains it is named"),
         ("files: a.yaml\nsearch:\n  --x: [a, b]", "files are named, but no searched parameter"),
         ("search:\n  $X: flag", "only an option of the command line, as --X, may be a flag"),
         (
