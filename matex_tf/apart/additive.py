@@ -110,7 +110,7 @@ class Additions:
         of_itself = any(affine.is_dependent(one, handle) for one in (new.keep, more))
         if (of_itself or is_set) and id(variable) in self._states:
             name = find_name(variable).partition(":")[0]
-            self.why_not = self.why_not or f"it sets '{name}' anew in each batch"
+            self.why_not = self.why_not or f"each batch assigns a new value to '{name}'"
         if not is_added and (dtype.is_integer or (is_set and bool(variable.trainable))):
             before = tf.raw_ops.ReadVariableOp(resource=handle, dtype=dtype)
             is_added, more = True, (new.evaluate_at(before) if value is None else value) - before
@@ -178,19 +178,19 @@ def find_obstacle(graph: Any, variables: Sequence[Any], sums: Sequence[Any], own
             continue
         if handle in added_up:
             if not _is_additive(within_graph[handle], uses):
-                return f"a metric's '{added_up[handle]}' is no sum over batches"
+                return f"the metric variable '{added_up[handle]}' is not a sum over batches"
             continue
         name = shared.get(handle)
         for kind, within, op in uses:
             if name is None and kind.startswith(_CHANGES):
-                return f"it changes a variable that is none of the model's weights ({op})"
+                return f"it changes a variable that is not a weight of the model ({op})"
             if name is not None and kind.startswith(_CHANGES) and within & variable_uses.BRANCHES:
                 return f"it changes '{name}' in some steps only"
             if name is not None and kind not in (*_READS, *variable_uses.ADDS):
-                return f"it changes '{name}' otherwise than by adding to it ({kind})"
+                return f"it changes '{name}' other than by addition ({kind})"
         late = variable_uses.find_stale_use(within_graph[handle]) if name is not None else ""
         if late:
-            return f"it uses the value that '{name}' had before it changed it ({late})"
+            return f"it uses the old value of '{name}' after a change ({late})"
     return ""
 
 

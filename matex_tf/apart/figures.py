@@ -41,6 +41,6 @@ class Figures:
             logs.update(self._known)
             return
         mine = {name: logs[name].numpy() if hasattr(logs[name], "numpy") else logs[name] for name in names}
-        everyone = objects.allgather((order, mine), "the figures of an epoch in which ranks trained apart")
+        everyone = objects.allgather((order, mine), "the metrics of an epoch of ranks that trained by themselves")
         ordered = [one for _, one in sorted(everyone, key=lambda one: one[0])]
         logs.update({name: choose([one[name] for one in ordered]) for name in names})

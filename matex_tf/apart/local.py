@@ -123,7 +123,7 @@ class LocalSteps:
         chosen = sorted(others, key=find_birth)
         values = [np.asarray(one.numpy()) for one in chosen]
         names = list(map(find_name, chosen))
-        differing = find_differing(names, values, "what ranks that trained by themselves have")
+        differing = find_differing(names, values, "the variables of ranks that trained by themselves")
         _take_average([chosen[index] for index in differing])
         self._trained, self._others = {}, {}
         agreement.set_apart(False)
@@ -148,7 +148,7 @@ def _find_obstacle(model: Any) -> str:
     """The reason why ranks cannot train by themselves in a call of `fit`; "" if they can."""
     optimizer = getattr(model, "optimizer", None)
     if elastic.is_on():
-        return "with MATEX_ELASTIC all ranks have the weights that those who are left go on with"
+        return "with MATEX_ELASTIC all ranks need equal weights in each step"
     if getattr(model, "run_eagerly", False):
         return "its step is not traced (run_eagerly=True)"
     steps = getattr(model, "steps_per_execution", None)
@@ -158,7 +158,10 @@ def _find_obstacle(model: Any) -> str:
     if getattr(optimizer, "gradient_accumulation_steps", None):
         return "its optimizer accumulates gradients"
     if hasattr(optimizer, "inner_optimizer"):
-        return "its optimizer skips steps in which gradients overflow, which all ranks are to skip (LossScaleOptimizer)"
+        return (
+            "its optimizer skips steps with overflowing gradients, and all ranks must skip the same steps "
+            "(LossScaleOptimizer)"
+        )
     return ""
 
 

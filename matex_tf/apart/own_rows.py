@@ -17,7 +17,7 @@ from matex_tf.rewrite.sharing import Publication, Request, Share
 from matex_tf.rewrite.sources import is_batch
 from matex_tf.world import world
 
-MIXES = "rows of other ranks have a part in its step"
+MIXES = "its step uses rows of other ranks"
 
 
 class OwnCopy(Copy):

@@ -29,7 +29,7 @@ class Rescue:
         self.is_meeting = False  # at the end of an epoch, while metrics are added up
 
     def watch_losses(self, turns: Any) -> None:
-        """Call back when a rank is lost, and let `turns` continue."""
+        """Register a handler that lets `turns` continue after the loss of a rank."""
         self._turns, self._ranks = turns, list(range(world.get_world().size))
         elastic.after_loss.append(self._handle_loss)
 
@@ -66,11 +66,7 @@ class Rescue:
                 is_first, batch = store.note_loss(rank)
                 if is_first:
                     left = me.size - sum(map(store.is_lost, range(me.size)))
-                    had = (
-                        "it had no batch"
-                        if batch is None
-                        else f"batch {batch} of the epoch, which it had, goes to another"
-                    )
+                    had = "it had no batch" if batch is None else f"another rank trains its batch, {batch} of the epoch"
                     elastic.say_loss({rank: me.hosts[rank]}, left, f"within an epoch of asynchronous training; {had}")
 
     def _handle_loss(self, became_first: bool) -> None:

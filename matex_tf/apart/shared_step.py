@@ -73,7 +73,7 @@ class SharedStep:
         self.parts = additions.parts
         other = next((one for one in self.shared if one.dtype.name not in _TYPES), None)
         if other is not None:
-            return f"'{find_name(other)}' is of {other.dtype.name}"
+            return f"'{find_name(other)}' has dtype {other.dtype.name}"
         return why[0]
 
     def _list_changed(self, variables: Sequence[Any]) -> list[Any]:

@@ -47,7 +47,7 @@ class MeasuredLink:
 
     def __init__(self, sizes: Sequence[float], seconds: Sequence[float]):
         if len(sizes) != len(seconds) or len(sizes) < 2 or list(sizes) != sorted(set(sizes)):
-            raise ValueError("expected as many times as sizes, two or more, and sizes that rise")
+            raise ValueError("expected equally many times and sizes, at least two, and increasing sizes")
         self.sizes = list(sizes)
         # Larger messages are never faster: a decrease is noise.
         self.seconds = [max(seconds[: i + 1]) for i in range(len(seconds))]

@@ -84,7 +84,7 @@ def _run_on_rank_0(run: Callable[[], Any], name: str, arguments: Sequence[Any], 
             if world.get_world().rank == 0:
                 with watchdog.excuse_wait(f"running {str(arguments[0] if arguments else name)[:_SHOWN]!r}"):
                     outcome = _catch_outcome(run)
-            result, error = objects.broadcast(outcome, "what came of a command")
+            result, error = objects.broadcast(outcome, "the result of a command")
         objects.barrier("a command has ended")
     finally:
         _state.inside = False

@@ -37,13 +37,13 @@ def list_parts(path: str) -> list[tuple[str, int, int]]:
 def deliver_file(path: str) -> None:
     """Wait until the files that rank 0 saved to its `path` exist at this rank's `path`. Collective."""
     me = world.get_world()
-    origin, made = objects.broadcast((path, list_parts(path)) if me.rank == 0 else None, "what was saved")
+    origin, made = objects.broadcast((path, list_parts(path)) if me.rank == 0 else None, "the list of saved files")
     # A rank with another path writes its copy to its private folder, except for temporary paths.
     place = path if path == origin else find_real_path(path, "w")
     missing = [part for part in made if not _has_part(place + part[0], *part[1:])]
     if path == origin:
         _show_parts(path, made)
-    wanting = objects.allgather((me.host, os.path.realpath(place), missing), "who does not see what was saved")
+    wanting = objects.allgather((me.host, os.path.realpath(place), missing), "which ranks lack saved files")
     seen: set[tuple[str, str]] = set()
     writers = []
     for rank, (host, where, lacks) in enumerate(wanting):
@@ -54,7 +54,7 @@ def deliver_file(path: str) -> None:
         for part in made:
             if any(part in wanting[rank][2] for rank in writers):
                 _send_part(path, place, part, me.rank in writers)
-        objects.barrier("the copies of what was saved are there")
+        objects.barrier("copies of saved files are complete")
 
 
 def _has_part(path: str, size: int, modified: int) -> bool:
@@ -92,7 +92,7 @@ def _send_part(path: str, place: str, part: tuple[str, int, int], writes: bool) 
             os.makedirs(os.path.dirname(target) or ".", exist_ok=True)
             sink = stack.enter_context(open(temporary, "wb"))
         for _ in range(-(-size // _PIECE)):
-            piece = objects.broadcast(source.read(_PIECE) if source else None, "a piece of what was saved")
+            piece = objects.broadcast(source.read(_PIECE) if source else None, "a block of a saved file")
             if sink:
                 sink.write(piece)
     if writes:

@@ -140,7 +140,7 @@ def _open_descriptor(key: str, path: Any, flags: int, mode: int) -> int:
         return descriptor
 
 
-# Questions
+# Queries
 
 
 def wrap_question(original: Any, of_link: bool = False) -> Any:

@@ -19,7 +19,7 @@ from matex_tf.runtime.hooks import Table, put_function
 
 HOOKS = Table(when=overlay.is_on)
 
-_LOST = "what the library reads and writes is not the rank's own file"
+_LOST = "the library does not open the rank's own file"
 
 _PATHS = """
     pyarrow output_stream source 0 w

@@ -81,7 +81,7 @@ def find_private_use() -> str:
             if int(process) != os.getpid() and any(
                 path.startswith(root) or file in text for path, file in _list_used(process)
             ):
-                return f"process {process}, which the script has started, goes on to print or to write"
+                return f"process {process}, started by the script, still prints or writes"
     return ""
 
 

@@ -181,7 +181,7 @@ class _WholeFiles:
 
 
 HOOKS.replace_in(
-    "a run lost while BackupAndRestore notes the epoch does not go on",
+    "a run that is lost while BackupAndRestore records the epoch cannot be resumed",
     "callbacks.backup_and_restore:file_utils",
     optional=True,
 )(_WholeFiles)
@@ -201,7 +201,7 @@ def _find_path_text(result: Any) -> str | None:
 @HOOKS.replace(
     "tensorflow.python.training.basic_session_run_hooks",
     "CheckpointSaverHook._save",
-    "a checkpoint by the clock waits for other ranks",
+    "a time-based checkpoint waits for other ranks",
 )
 def _wrap_clocked_save(original: Any) -> Any:
     def _save(self, *args, **kwargs):

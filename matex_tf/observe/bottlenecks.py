@@ -121,16 +121,16 @@ class Pace:
             of_rows = f", with some {max(rows // world.get_world().trainers, 1)} rows of each batch on each rank"
             _say_once(
                 "together",
-                f"{together:.0%} of the time of training steps goes into adding up gradients and waiting for the other "
-                f"ranks{of_rows if rows else ''}. A larger batch, fewer ranks, or fewer ranks on each node would "
+                f"{together:.0%} of the time of training steps is spent on sums of gradients and on waiting for the "
+                f"other ranks{of_rows if rows else ''}. A larger batch, fewer ranks, or fewer ranks on each node would "
                 "use them better",
             )
         if waiting > _MUCH:
             _say_once(
                 "waiting",
-                f"{waiting:.0%} of the time of training steps goes into waiting for the input pipeline. "
-                "MATEX_EXPLAIN=1 says what every rank runs whole; `cache()` or a reader (matex_tf.readers.DataSet) may "
-                "save that",
+                f"{waiting:.0%} of the time of training steps is spent on waiting for the input pipeline. "
+                "MATEX_EXPLAIN=1 shows the parts that every rank runs completely; `cache()` or a reader "
+                "(matex_tf.readers.DataSet) may save time",
             )
 
 

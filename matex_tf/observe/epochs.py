@@ -52,7 +52,7 @@ class Source:
         """Batches of an epoch, or 0 and the reason why they are unknown; batches given, and updates that they made."""
         batches = (self.batches or self._ended) * self.scale
         given, updates = self.trained
-        why = "" if batches else f"{self.name} does not tell how many batches it has, and no epoch was over"
+        why = "" if batches else f"the number of batches of {self.name} is unknown, and no epoch was completed"
         return {"batches": batches, "given": given, "updates": updates, "why_not": why}
 
 
@@ -68,7 +68,7 @@ def begin_fit(model: Any, callbacks: Any) -> None:
     """`fit` begins to train `model`."""
     is_weak = settings.get_settings().scaling == "weak"
     batches = (callbacks.params or {}).get("steps") or 0
-    _fits[model] = Source("what `fit` trains on", batches, world.get_world().trainers if is_weak else 1)
+    _fits[model] = Source("the data of `fit`", batches, world.get_world().trainers if is_weak else 1)
 
 
 def end_step(plan: Any) -> None:
@@ -91,7 +91,7 @@ def begin_pass(dataset: Any, iterator: Any) -> None:
     """Eager code begins to iterate over a dataset, which may be sharded."""
     is_dealt = share_arrays.is_share(dataset) and settings.get_settings().scaling == "weak"
     scale = world.get_world().trainers if is_dealt else 1
-    _loops[iterator] = Source("the dataset of the loop that trains", max(int(dataset.cardinality()), 0), scale)
+    _loops[iterator] = Source("the dataset of the training loop", max(int(dataset.cardinality()), 0), scale)
 
 
 def want_batch(iterator: Any) -> None:

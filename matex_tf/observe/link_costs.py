@@ -40,7 +40,7 @@ class Link:
         if self.disturbed:
             return (
                 f"{where}{more}: the measurement of {day} was disturbed by other work on the cores or the network, so "
-                "that gradients stayed in the buckets that they have at first"
+                "that gradients kept their initial buckets"
             )
         return f"{where}{more}: {self.start_up * 1e6:.1f} us a transfer and {1e-9 / self.byte:.3g} GB/s ({day})"
 
@@ -64,7 +64,7 @@ def _keep_measurement() -> None:
                 json.dump(asdict(link), file)
             os.replace(file.name, folder / _make_file_name(link.hosts))
     except OSError as error:
-        notes.print_note(f"what transfers cost here could not be kept for `matex info`: {error}")
+        notes.print_note(f"the measured cost of transfers could not be stored for `matex info`: {error}")
 
 
 def list_links() -> list[Link]:

@@ -60,7 +60,7 @@ def format_table(
         if len(totals) == len(ranks) and all(one.updates and one.steps for one in totals)
     }
     if not counted:
-        return "matex_tf: no profile, for there were too few training steps: the first of each update do not count\n"
+        return "matex_tf: no profile: too few training steps (the first ones of each update do not count)\n"
     width = max(len("update"), *map(len, counted))
     names = "".join(f"{name:>9}" for name in _COLUMNS) + "      MiB     GB/s" + ("  of link" if link else "")
     lines = [
@@ -82,7 +82,7 @@ def format_table(
     if link is None:
         return "\n".join(lines) + "\n"
     start_up, byte = link
-    doubt = " (disturbed by other work: not to be relied on)" if disturbed else ""
+    doubt = " (disturbed by other work: unreliable)" if disturbed else ""
     lines.append(
         f"link, as measured at the start: {start_up * 1e6:.1f} us a transfer and {_format_rate(1, byte)} GB/s{doubt}"
     )
@@ -142,7 +142,7 @@ def _describe_imbalance(ranks: Sequence[Sequence[records.Totals]], places: set[s
     others = [row[0] - waiting for row in rows[1:]]
     behind = sum(others) / len(others)
     if behind < _EVEN * step:
-        return ["the ranks are even: none is waited for by more than 1% of a step"]
+        return ["the ranks are balanced: none delays the others by more than 1% of a step"]
     waited = f"the others wait {behind:.2f} ms more in each step than it does, {behind / step:.0%} of the step"
     lines = [f"rank {slowest} ({hosts[slowest]}) is waited for: {waited}"]
     for waits, computes, _, rank in rows[:_NAMED]:

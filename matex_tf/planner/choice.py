@@ -87,7 +87,7 @@ def _suggest_less_memory(predictor: Predictor, memory: float) -> str:
     """Advice for less memory, if none of the requested numbers of ranks fits."""
     plan, size = predictor.plan, f"--memory {memory / 2**30:.2f}GiB"
     if not plan.rows:
-        return ". Each rank computes the whole batch: neither more ranks nor MATEX_MICROBATCH make that less"
+        return ". Each rank computes the whole batch: neither more ranks nor MATEX_MICROBATCH reduce that"
     rows = find_most_rows(predictor, memory) if count_measured_rows(plan) > 1 else 0
     more = (
         f". {ceil(plan.rows / rows)} ranks would fit, with {rows} rows each"
@@ -99,19 +99,21 @@ def _suggest_less_memory(predictor: Predictor, memory: float) -> str:
         return f"{more}. That was measured with {parts} (MATEX_MICROBATCH)"
     if not rows and count_measured_rows(plan) > 1:
         least = _format_gib(predictor.compute.estimate_memory_of_rows(1))
-        return f". One row takes {least}, which neither more ranks nor MATEX_MICROBATCH make less"
+        return f". One row takes {least}, which neither more ranks nor MATEX_MICROBATCH reduce"
     found = find_part_rows(predictor, memory)
     value = f"; by what was measured, MATEX_MICROBATCH={found} fits" if found else ""
     return (
         f"{more}. If the model computes each row by itself (no BatchNormalization), parts of a slice may fit: "
-        f"matex run {size} chooses them (MATEX_MICROBATCH=auto){value}. MATEX_MICROBATCH=auto matex plan {size} tells "
-        "what that costs"
+        f"matex run {size} chooses them (MATEX_MICROBATCH=auto){value}. MATEX_MICROBATCH=auto matex plan {size} shows "
+        "the cost"
     )
 
 
 def _choose_by_deadline(predictor: Predictor, fit: Sequence[Prediction], deadline: float, steps: int) -> Choice:
     if not steps:
-        return Choice(None, f"no choice by --deadline, since the steps of an epoch {describe_no_epoch(predictor.plan)}")
+        return Choice(
+            None, f"no choice by --deadline, because the steps of an epoch {describe_no_epoch(predictor.plan)}"
+        )
     weak = predictor.plan.scaling == "weak"
     took = {one: one.step * steps / (one.ranks if weak else 1) for one in fit}
     soon = [one for one in fit if took[one] <= deadline]
@@ -126,7 +128,7 @@ def _choose_by_deadline(predictor: Predictor, fit: Sequence[Prediction], deadlin
 
 def describe_no_epoch(plan: Plan) -> str:
     """Explains why times of epochs are missing, and how to provide them."""
-    return f"are not known: {plan.why_no_epoch}. --epoch-steps NUMBER tells them"
+    return f"are not known: {plan.why_no_epoch}. --epoch-steps NUMBER sets them"
 
 
 def _describe_ranks(one: Prediction) -> str:

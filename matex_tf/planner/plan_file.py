@@ -156,7 +156,7 @@ class Plan:
     gradients: tuple[Gradient, ...]
     """In the order in which they are reduced."""
     collectives: tuple[Collective, ...]
-    """In their order."""
+    """The other collectives of a step, in their order."""
     sizes: tuple[Size, ...]
     """By rising number of ranks, then of copies."""
     links: tuple[LinkMeasurement, ...] = ()
@@ -180,17 +180,17 @@ class Plan:
             raise PlanFileError("no size was measured")
         kinds = [(size.ranks, size.copies) for size in self.sizes]
         if kinds != sorted(set(kinds)):
-            raise PlanFileError("the measured sizes are not by rising number of ranks, and of copies at once")
+            raise PlanFileError("the measured sizes are not sorted by numbers of ranks and copies")
         for size in self.sizes:
             if len(size.ready) != len(self.gradients) or len(size.at) != len(self.collectives):
-                raise PlanFileError(f"of {size.ranks} ranks there are not as many times as gradients and collectives")
+                raise PlanFileError(f"{size.ranks} ranks: the numbers of times, gradients and collectives differ")
             if size.bytes and len(size.bytes) != len(self.collectives):
-                raise PlanFileError(f"of {size.ranks} ranks there are not as many sizes as collectives")
+                raise PlanFileError(f"{size.ranks} ranks: the numbers of sizes and collectives differ")
             if not size.steps or min(size.steps) <= 0:
-                raise PlanFileError(f"of {size.ranks} ranks there are no times of steps")
+                raise PlanFileError(f"{size.ranks} ranks: there are no positive times of steps")
         for link in self.links:
             if link.scope not in SCOPES or not len(link.bytes) == len(link.seconds) == len(link.asleep) > 1:
-                raise PlanFileError(f"the link {link.scope!r} has not as many times as sizes")
+                raise PlanFileError(f"the link {link.scope!r} has different numbers of times and sizes")
 
     @property
     def gradient_bytes(self) -> int:
@@ -217,14 +217,14 @@ def load_plan(path: str | os.PathLike[str]) -> Plan:
     try:
         content = json.loads(Path(path).read_text())
         if not isinstance(content, dict) or "sizes" not in content:
-            raise PlanFileError("it holds no plan")
+            raise PlanFileError("it does not contain a plan")
         if content.get("format") != FORMAT:
             raise PlanFileError(
                 f"its format is {content.get('format')!r}, and this version reads {FORMAT}: plan the script again"
             )
         return _build_value(Plan, content)
     except (ValueError, TypeError, KeyError) as error:
-        raise PlanFileError(f"{os.fspath(path)} is no plan that can be read: {error}") from None
+        raise PlanFileError(f"no plan can be read from {os.fspath(path)}: {error}") from None
 
 
 def read_link(text: str) -> LinkMeasurement:

@@ -60,7 +60,7 @@ def format_heading(plan: Plan, predictor: Predictor) -> str:
         speed = link.bytes[-1] / link.seconds[-1] / 1e9
         lines.append(
             f"link, {link.scope}, {link.ranks} ranks: {_format_microseconds(link.seconds[0])} us, "
-            f"{speed:.2f} GB/s of sums" + (f", not measured now but kept of a run: {link.kept}" if link.kept else "")
+            f"{speed:.2f} GB/s of sums" + (f", measured by an earlier run: {link.kept}" if link.kept else "")
         )
     small = describe_kinds([one.kind for one in plan.collectives])
     lines.append(f"{settings.format_bytes(plan.gradient_bytes)} of gradients in {len(plan.gradients)}; {small} a step")

@@ -193,9 +193,9 @@ def _estimate_within_host(links: Links, size: float, estimate: Callable[[float, 
 
 def _find_async_obstacle(predictor: Predictor, usual: Prediction) -> str:
     if usual.hosts > 1:
-        return "the ranks are on several hosts, which have no memory in common"
+        return "the ranks are on several hosts, which share no memory"
     if predictor.plan.scaling == "weak":
-        return "with weak scaling a batch is each rank's own already"
+        return "with weak scaling each rank already has its own batch"
     return ""
 
 
@@ -260,13 +260,13 @@ def _describe_reason(usual: Price, best: Price, exact: Sequence[Price], memory: 
             text += f"which does not fit {memory / 2**30:.2f} GiB"
         return text
     if len(exact) == 1:
-        return "no other strategy with the result of the script alone can be had"
+        return "no other strategy with the result of the script alone is available"
     other = min((one for one in exact if one is not usual), key=lambda one: one.step.step)
     share = other.step.step / usual.step.step
     text = f"the best other with the same result, {other.strategy}, takes {share:.2f} of its step"
     if other.slots < usual.slots:
-        return f"{text}. It is for where memory is short, {_describe_slots(other, usual)}"
-    return f"{text}, and the optimizer has no variables to share out"
+        return f"{text}. It is meant for little memory, {_describe_slots(other, usual)}"
+    return f"{text}, and the optimizer has no variables to shard"
 
 
 def _describe_slots(one: Price, usual: Price) -> str:

@@ -1,7 +1,7 @@
-"""What is saved appears whole or not at all: it is written beside its place, and moved there when it is complete.
+"""Atomic saving: files are written next to their path, and moved there when they are complete.
 
-A move within a file system is one step. Of several files that belong together, the one by which they are found moves
-last: a killed run may leave none for an instant, but never parts of two.
+A move within a file system is atomic. Of several files of one save, the file by which the others are found moves last:
+a killed run may leave no save for a moment, but never a mixture of two.
 """
 
 from __future__ import annotations
@@ -19,29 +19,29 @@ from typing import Any
 from matex_tf.runtime import temp_folders
 
 _PREFIX = ".matex_tf-saving-"
-# Without these what lies beside them is not taken for something saved; a state file names what has to be there before.
+# Without these files, other files of a save are not recognized. A state file refers to files that must exist before it.
 _HEADS = ("saved_model.pb", "saved_model.pbtxt", "config.json")
 _HEAD_ENDINGS = (".index", ".weights.json")
 _STATE_FILE = "checkpoint"
-# Why no folder can be made beside a file that itself may well be written, and why nothing can be moved to a place that
-# can be copied to. A full disk is no such reason: what is there already would be lost for nothing.
+# Errors for which no folder can be created, although the file itself may be writable; and errors for which a file
+# cannot be moved, although it can be copied. A full disk is not among them: the old file would be lost for nothing.
 _NO_FOLDER = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG}
 _NO_MOVE = {errno.EXDEV, errno.EBUSY, errno.EPERM, errno.EACCES, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL}
 
 
 @contextlib.contextmanager
 def write_beside(path: str, make_folder: bool = False) -> Iterator[str]:
-    """Where to write what is to be at `path`, a file, a folder or what the names of several files begin with.
+    """Yield the path at which to write `path`, which is a file, a folder or the common prefix of several files.
 
-    All that was written there is moved to `path` at the end; after an error nothing is. `make_folder`: whether the
-    writer makes a folder for `path`. Gives `path` itself where it must be written in place: a pipe or a device, a file
-    that must not be written, a folder in which no other may be made.
+    Everything written there is moved to `path` at the end; after an error, nothing is. `make_folder`: whether the
+    writer creates the folder of `path`. Yields `path` itself if it must be written in place: a pipe, a device, a
+    read-only file, or a file in a folder in which no other folder can be created.
     """
     target = os.path.realpath(path)
     try:
         made = _make_folder_beside(target, make_folder)
     except OSError as error:
-        raise OSError(error.errno, f"{error.strerror} (making a folder to write it in)", path) from None
+        raise OSError(error.errno, f"{error.strerror} (creating a temporary folder for the file)", path) from None
     if made is None:
         yield path
         return
@@ -68,23 +68,23 @@ def _make_folder_beside(target: str, make_folder: bool) -> tuple[str, int] | Non
     try:
         if make_folder:
             os.makedirs(above, exist_ok=True)
-        # Where a file system is mounted at the folder itself, nothing can be moved into it from beside it.
+        # If a file system is mounted at the folder itself, files next to the folder cannot be moved into it.
         above = target if os.path.ismount(target) else above
         remove_unfinished(above)
         return temp_folders.make_folder(_make_prefix(), above)
     except OSError as error:
         if error.errno in _NO_FOLDER:
-            return None  # written in place it is the writer's own error, or none
+            return None  # writing in place raises the writer's own error, if any
         raise
 
 
 def remove_unfinished(folder: str) -> None:
-    """Remove from `folder` what processes of this host were writing when they were killed."""
+    """Remove from `folder` the unfinished files of killed processes of this host."""
     temp_folders.sweep_folders(_make_prefix(), folder, least=0)
 
 
 def _make_prefix() -> str:
-    """What names begin with that processes of this host and container make: locks of others may not be seen here."""
+    """The prefix of names that processes of this host and container use: locks of other hosts may be invisible here."""
     return f"{_PREFIX}{socket.gethostname()}@{os.stat('/proc/self/ns/pid').st_ino}-"
 
 
@@ -120,7 +120,7 @@ def _move_all(folder: str, name: str, target: str) -> None:
 
 
 def _list_moves(source: str, place: str) -> Iterator[tuple[str, str]]:
-    """The moves that bring `source` to `place`: one, unless both are folders; what is in the old one as well stays."""
+    """The moves that bring `source` to `place`: one, unless both are folders, which are merged."""
     if os.path.isdir(source) and os.path.isdir(place):
         for name in os.listdir(source):
             yield from _list_moves(os.path.join(source, name), os.path.join(place, name))
@@ -133,7 +133,7 @@ def _list_moves(source: str, place: str) -> Iterator[tuple[str, str]]:
 
 
 def _copy_to_place(source: str, place: str) -> None:
-    """For a place that nothing can be moved to: a mounted file, a link to another disk, a store without renaming."""
+    """For a target to which files cannot be moved: a mounted file, a link to another disk, a store without renaming."""
     if os.path.isdir(source):
         shutil.copytree(source, place, dirs_exist_ok=True)
     else:
@@ -146,7 +146,7 @@ def _get_move_order(source: str) -> int:
 
 
 def sync_to_disk(path: str) -> None:
-    """What a host that goes down would leave of a file that is only in its memory is an empty one."""
+    """Write the file to the disk: after a power failure, a file that was only in memory would be empty."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -156,7 +156,7 @@ def sync_to_disk(path: str) -> None:
 
 @contextlib.contextmanager
 def _rename_in_logs(place: str, path: str) -> Iterator[None]:
-    """Within it TensorFlow's notes speak of `path` where they would of `place`."""
+    """A context in which TensorFlow's log messages show `path` instead of `place`."""
 
     def correct_record(record: logging.LogRecord) -> bool:
         record.msg, record.args = record.getMessage().replace(place, path), ()
@@ -171,7 +171,7 @@ def _rename_in_logs(place: str, path: str) -> Iterator[None]:
 
 
 def _rename_in_error(error: Any, place: str, path: str) -> None:
-    """Make `error` speak of `path` where it speaks of `place`."""
+    """Replace `place` by `path` in the texts of `error`."""
 
     def correct_value(value: Any) -> Any:
         if isinstance(value, bytes):
@@ -181,5 +181,5 @@ def _rename_in_error(error: Any, place: str, path: str) -> None:
     error.args = tuple(map(correct_value, error.args))
     for name in ("strerror", "filename", "filename2", "_message", "message"):
         if isinstance(getattr(error, name, None), (str, bytes)):
-            with contextlib.suppress(AttributeError):  # a property that gives one of the others
+            with contextlib.suppress(AttributeError):  # a read-only property derived from another attribute
                 setattr(error, name, correct_value(getattr(error, name)))

@@ -1,4 +1,4 @@
-"""The hooks of a patch file for both Keras: of Keras 3, and of Keras 2, which also comes as `tf_keras`."""
+"""Hooks for both Keras 3 and Keras 2, which is also installed as `tf_keras`."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from matex_tf.runtime.hooks import Make, Table
 
 
 class KerasTable(Table):
-    """Declares what stands at two places, one for each Keras, in one line."""
+    """Declares hooks for both versions of Keras in one line."""
 
     def replace_in(
         self, lost: str, keras3: str = "", keras2: str = "", since: str = "3", **options: Any
     ) -> Callable[[Make], Make]:
-        """`Table.replace` of "MODULE:NAMES", within `keras.src`, and within `src` of Keras 2."""
+        """As `Table.replace` of "MODULE:NAMES", in `keras.src`, and in `src` of Keras 2."""
 
         def declare(make: Make) -> Make:
             for place, packages, versions in (

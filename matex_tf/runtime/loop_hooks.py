@@ -1,4 +1,4 @@
-"""How a loop of AutoGraph is replaced."""
+"""Replaces a loop of AutoGraph."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from matex_tf.runtime.hooks import Make, put_function
 
 
 def put_loop(owner: Any, name: str, make: Make) -> None:
-    """AutoGraph's loops stand in a table, too, by the type of what they go over."""
+    """Replace a loop also in AutoGraph's table of loops by type of iterable."""
     from tensorflow.python.autograph.operators import control_flow
 
     original, table = getattr(owner, name), control_flow.for_loop_registry._registry

@@ -14,7 +14,7 @@ _unsaid = False
 
 
 def print_note(text: str) -> None:
-    """Say one line on standard error, on rank 0, once in a run."""
+    """Print one line on standard error, on rank 0, once in a run."""
     if _unsaid or text in _said:
         return
     _said.add(text)
@@ -25,7 +25,7 @@ def print_note(text: str) -> None:
 
 @contextlib.contextmanager
 def hold_notes() -> Iterator[None]:
-    """Within it notes are not said; they may be later."""
+    """A context in which notes are dropped; the same notes may be printed later."""
     global _unsaid
     before, _unsaid = _unsaid, True
     try:

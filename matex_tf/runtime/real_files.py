@@ -1,4 +1,4 @@
-"""The files as they are on disk, on every rank."""
+"""A context in which file functions act on the real files, on every rank."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import threading
 from collections.abc import Iterator
 
 PLACES_OF_FILES = "matex_places_of_files"
-"""The name of the calls of Python by which the ranks after the first find their files; the first has none."""
+"""The name of the Python functions by which ranks other than 0 locate their files; rank 0 has none."""
 
 
 class _State(threading.local):
@@ -19,7 +19,7 @@ _state = _State()
 
 @contextlib.contextmanager
 def use_real_files() -> Iterator[None]:
-    """Within it this thread's files are the real ones, on every rank."""
+    """Let this thread use the real files, on every rank, within the context."""
     _state.depth += 1
     try:
         yield

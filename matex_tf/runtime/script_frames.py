@@ -1,6 +1,6 @@
-"""Whose code a frame of the stack runs, and for whom. Its module says so; a path does not: scripts lie anywhere.
+"""Finds the owner of the code in a stack frame by its module; the path is not reliable, because scripts lie anywhere.
 
-Of a stack that is shown to people, the path has to do.
+Stacks that are shown to people use paths.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 
 _SHOWN = 16  # frames of a stack
 _WAITING = (threading.Condition.wait.__code__, concurrent.futures.thread._worker.__code__)
-"""Where a thread waits for work, as the innermost of its frames."""
+"""The innermost frame of a thread that waits for work."""
 
 
 def find_package(frame: FrameType) -> str:
@@ -27,19 +27,19 @@ def find_package(frame: FrameType) -> str:
 
 
 def find_function_package(function: Callable[..., Any]) -> str:
-    """The same of the code of a function; empty for what is called otherwise."""
+    """The outermost package of a function's module; "" for other callables."""
     return _read_package(getattr(function, "__globals__", {}))
 
 
 def _read_package(names: dict[str, Any]) -> str:
-    spec = names.get("__spec__")  # a module that was started by `-m` has its name there only
+    spec = names.get("__spec__")  # only the spec has the name of a module that was started by `-m`
     name = names.get("__name__", "") if spec is None else spec.name
     return name.partition(".")[0]
 
 
 @functools.lru_cache(maxsize=1024)
 def is_library(path: str) -> bool:
-    """Whether the source file at `path` looks like a library's, Python's or ours."""
+    """Whether the source file at `path` appears to belong to a library, to Python, or to this package."""
     path = os.path.abspath(path) if not path.startswith("<") else path
     looks_so = (part in path for part in ("site-packages", "dist-packages", f"lib{os.sep}python"))
     return path.startswith(("<frozen", *_list_own_folders())) or any(looks_so)
@@ -47,19 +47,19 @@ def is_library(path: str) -> bool:
 
 @functools.cache
 def _list_own_folders() -> tuple[str, ...]:
-    """Those of the package, of which some stand beside it in a checkout."""
+    """The folders of this package; in a checkout some are next to it."""
     specs = (importlib.util.find_spec(name) for name in ("matex_tf", "matex_tf.ops", "matex_tf.readers"))
     return tuple(os.path.join(os.path.dirname(spec.origin), "") for spec in specs if spec and spec.origin)
 
 
 def find_thread_at_work() -> str:
-    """A thread but the main one that may print or write for the script, and where it is; empty if there is none.
+    """Describes a thread other than the main one that may print or write for the script; "" if there is none.
 
-    That is one in code of the script, one of a library, such as a pool, that does not wait for work, and a timer.
+    These are threads in code of the script, library threads (such as a pool's) that do not wait for work, and timers.
     """
     threads = {thread.ident: thread for thread in threading.enumerate()}
     for number, frame in sys._current_frames().items():
-        thread = threads.get(number)  # C++ code has threads that Python does not know
+        thread = threads.get(number)  # C++ threads are unknown to Python
         if thread is threading.main_thread():
             continue
         frames = [inner for inner, _ in traceback.walk_stack(frame)]
@@ -73,7 +73,7 @@ def find_thread_at_work() -> str:
 
 
 def describe_place(stack: list[traceback.FrameSummary]) -> str:
-    """Where the script is: the innermost of its own lines, and the line at work if that is a library's."""
+    """The position of the script: the innermost of its own lines, and the innermost line if that is a library's."""
     if not stack:
         return "its end"
     own = [one for one in stack if not is_library(one.filename)]
@@ -82,7 +82,7 @@ def describe_place(stack: list[traceback.FrameSummary]) -> str:
 
 
 def format_stack(stack: list[traceback.FrameSummary]) -> tuple[str, ...]:
-    """The innermost frames of `stack`, for people, without those of who started the script."""
+    """The innermost frames of `stack`, for messages, without the frames that started the script."""
     first = next((number for number, one in enumerate(stack) if not is_library(one.filename)), 0)
     return tuple(f"    {_format_frame(one)}" for one in stack[first:][-_SHOWN:])
 

@@ -1,6 +1,6 @@
-"""The same random numbers on all ranks where the script draws them for everybody: initial weights, the order of data.
+"""Equal random numbers on all ranks for draws that must agree: initial weights, the order of data.
 
-A script that seeds itself has them already and is left alone; `agree_on_seeds` is for one that does not.
+Scripts that set their seeds have them already and are not changed; `agree_on_seeds` is for the others.
 """
 
 from __future__ import annotations
@@ -20,29 +20,30 @@ from matex_tf.world import world
 HOOKS = Table()
 
 _roots: list[np.random.SeedSequence] = []
-"""What NumPy's generators without a seed are made of."""
+"""The seed sequences of NumPy generators that are created without a seed."""
 
 
 class _AgreedSeed(int):
-    """The global seed of TensorFlow that ranks have agreed on, while the script has set none."""
+    """The global TensorFlow seed on which ranks have agreed while the script has not set one."""
 
 
 def agree_on_seeds(entropy: int | None = None) -> int:
-    """Give every rank the generator states of rank 0, where they differ; what all else is drawn from is returned.
+    """Copy rank 0's generator states to all ranks, if they differ. Returns the entropy of all other generators.
+    Collective.
 
-    Those of Python's, NumPy's and TensorFlow's generators are as random as the script's own would have been.
+    The states of Python's, NumPy's and TensorFlow's generators are as random as in the script alone.
 
-    `entropy` is that of a run which goes on: it draws what it drew before.
+    `entropy`: the value of a run that is resumed, which repeats its draws.
     """
     python_state, numpy_state = random.getstate(), np.random.get_state()
     digest = hashlib.sha256(pickle.dumps((python_state, numpy_state))).hexdigest()
     if entropy is None:
         entropy = secrets.randbits(128) if world.get_world().rank == 0 else 0
     if len(set(objects.allgather(digest, "comparing the states of random generators"))) > 1:
-        states = objects.broadcast((python_state, numpy_state), "sending those of rank 0")
+        states = objects.broadcast((python_state, numpy_state), "sending the states of rank 0")
         random.setstate(states[0])
         np.random.set_state(states[1])
-    entropy = objects.broadcast(entropy, "sending what random numbers are drawn from")
+    entropy = objects.broadcast(entropy, "sending the entropy of random generators")
     call_when_imported("tensorflow", lambda _: _seed_tensorflow(_AgreedSeed(entropy % (1 << 31))))
     _roots[:] = [np.random.SeedSequence(entropy)]
     HOOKS.install()
@@ -50,19 +51,19 @@ def agree_on_seeds(entropy: int | None = None) -> int:
 
 
 def count_spawned() -> int:
-    """How many generators NumPy has made without a seed."""
+    """The number of NumPy generators that were created without a seed."""
     return _roots[0].n_children_spawned if _roots else 0
 
 
 def spawn_from(number: int) -> None:
-    """The next generator without a seed is this one of those that NumPy makes, counted from 0."""
+    """Continue with number `number`, from 0, of the NumPy generators without a seed."""
     _roots[:] = [
         np.random.SeedSequence(one.entropy, spawn_key=one.spawn_key, n_children_spawned=number) for one in _roots
     ]
 
 
 def _seed_tensorflow(seed: int) -> None:
-    """Seed TensorFlow, unless the script has: it may have imported it before `matex_tf`."""
+    """Seed TensorFlow, unless the script has: it may have imported TensorFlow before `matex_tf`."""
     from tensorflow.python.eager import context
 
     if context.global_seed() is None:
@@ -73,7 +74,7 @@ def _seed_tensorflow(seed: int) -> None:
     "tensorflow.python.framework.random_seed", "get_seed", "random ops with a seed of their own draw other numbers"
 )
 def _wrap_get_seed(original: Any) -> Any:
-    """An op with a seed draws the same in every run of a script that sets no global seed."""
+    """An op with a seed draws the same numbers in every run of a script without a global seed."""
 
     def get_seed(op_seed: int | None) -> Any:
         import tensorflow as tf
@@ -90,7 +91,7 @@ def _wrap_get_seed(original: Any) -> Any:
 
 @HOOKS.replace("numpy.random", "default_rng", "ranks draw different numbers without a seed", later=True)
 def _wrap_default_rng(original: Any) -> Any:
-    """Without a seed it takes the operating system's entropy; ranks take rank 0's."""
+    """Without a seed, the original uses the operating system's entropy; ranks use the agreed one."""
 
     def default_rng(seed: Any = None) -> np.random.Generator:
         return original(_roots[0].spawn(1)[0] if seed is None else seed)

@@ -1,6 +1,6 @@
-"""`matex tune`: the hyperparameters of an unchanged script, searched by trials that are runs of `matex run`.
+"""`matex tune`: searches the hyperparameters of an unchanged script; each trial is a run of `matex run`.
 
-Called, it is `matex_tf.tune.python.tune`.
+The module is callable: `matex_tf.tune(...)` is `matex_tf.tune.python.tune`.
 """
 
 from matex_tf.callable_package import make_callable

@@ -1,4 +1,4 @@
-"""What another file asks for in the place of the one with which a search began. Pure functions."""
+"""Compares the space file with which a search began with another one. Pure functions."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from matex_tf.tune.space_file import Asked
 
 
 def list_changes(before: Asked, after: Asked) -> tuple[list[str], list[str]]:
-    """What is not as before, each with both values: ranges and choices, and all else.
+    """The differences with both values, in two lists: changed ranges and choices, and all other changes.
 
-    All else tells trials apart: what one has come to says nothing of others then.
+    After a change of the second kind, results of earlier trials say nothing about new ones.
     """
     old = {one.name: one for one in before.space.parameters}
     new = {one.name: one for one in after.space.parameters}
@@ -31,14 +31,14 @@ def list_changes(before: Asked, after: Asked) -> tuple[list[str], list[str]]:
 
 
 def format_objective(objective: Objective) -> str:
-    """The objective as it stands in a file."""
+    """The objective in the syntax of a space file."""
     way = "maximize" if objective.maximize else "minimize"
     more = [f"{name}: {value}" for name, value in (("regex", objective.regex), ("take", objective.take)) if value]
     return "{" + ", ".join([f"{way}: {objective.name}", *more]) + "}"
 
 
 def format_parameter(one: Parameter) -> str:
-    """A parameter as it stands in a file."""
+    """A parameter in the syntax of a space file."""
     if isinstance(one, Choice):
         text = "flag" if one.is_flag else f"[{', '.join(one.choices)}]"
     else:

@@ -1,7 +1,7 @@
-"""What searches have found: tasks, configurations, curves, in one file of SQLite that several searches use at once.
+"""The database of searches: tasks, configurations and curves, in a SQLite file that several searches use concurrently.
 
-A trial is written down before it starts, and what became of it in one transaction: whenever a search is killed, each of
-its trials is there once, and one that has no end is made again.
+A trial is recorded before it starts, and its result in one transaction. So after a search was killed, each of its
+trials is recorded exactly once, and a trial without a result is repeated.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from matex_tf.tune.space import Config
 VERSION = 2
 RUNNING = "running"
 _PATIENCE = 30.0
-"""Seconds to wait for others that write."""
+"""Seconds to wait for concurrent writers."""
 _TABLES = """
 create table searches (
     id integer primary key, folder text not null, target text not null, space text not null, settings text not null,
@@ -48,12 +48,12 @@ FEATURES = ("rows", "columns", "classes", "parameters", "loss")
 
 
 class DatabaseError(RuntimeError):
-    """The file cannot be read or written; the text says why."""
+    """The file cannot be read or written; the text gives the reason."""
 
 
 @dataclass(frozen=True)
 class Search:
-    """A search as it was asked for. `space` is the text of its file, `settings` what the command line said."""
+    """The parameters of a search. `space` is the text of its file, `settings` the options of the command line."""
 
     id: int
     folder: str
@@ -65,7 +65,7 @@ class Search:
 
 @dataclass(frozen=True)
 class Record:
-    """A trial as it is written down. `origin` says who proposed it, `rungs` the objective at each it came to."""
+    """The record of a trial. `origin` names its proposer; `rungs` holds the objective at each rung that it reached."""
 
     number: int
     config: Config
@@ -81,13 +81,13 @@ class Record:
 
 
 def find_default_path() -> Path:
-    """Where it is unless a user says otherwise."""
+    """The default path of the database."""
     home = os.environ.get("XDG_DATA_HOME") or os.path.expanduser("~/.local/share")
     return Path(home, "matex", "tune.db")
 
 
 class Database:
-    """The file at `path`, made if there is none. Raises DatabaseError, as each of its functions does."""
+    """The database at `path`, created if missing. The constructor and all methods raise DatabaseError."""
 
     def __init__(self, path: Path):
         self.path = path
@@ -95,7 +95,7 @@ class Database:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file = sqlite3.connect(path, timeout=_PATIENCE, isolation_level=None)
             self._file.execute(f"pragma busy_timeout = {int(_PATIENCE * 1000)}")
-            self._file.execute("pragma journal_mode = wal")  # who reads does not wait for who writes
+            self._file.execute("pragma journal_mode = wal")  # readers do not wait for writers
             self._make_tables()
 
     def _make_tables(self) -> None:
@@ -109,7 +109,7 @@ class Database:
             raise DatabaseError(f"{self.path}: its version is {version}, and this matex reads {VERSION}")
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         self._file.close()
 
     # Searches and tasks
@@ -117,7 +117,7 @@ class Database:
     def add_search(
         self, folder: str, target: Sequence[str], space: str, settings: dict[str, Any], objective: str
     ) -> Search:
-        """Write down a new search."""
+        """Record a new search."""
         with self._open_transaction():
             row = self._file.execute(
                 "insert into searches (folder, target, space, settings, objective, began) values (?, ?, ?, ?, ?, ?)",
@@ -127,7 +127,7 @@ class Database:
         return Search(row.lastrowid, folder, list(target), space, settings, objective)
 
     def find_search(self, number: int) -> Search | None:
-        """The search of this number."""
+        """The search with this number; None if there is none."""
         with self._translate_errors():
             row = self._fetch_one(
                 "select id, folder, target, space, settings, objective from searches where id = ?", number
@@ -135,7 +135,7 @@ class Database:
         return Search(row[0], row[1], json.loads(row[2]), row[3], json.loads(row[4]), row[5]) if row else None
 
     def change_space(self, search: Search, space: str, objective: str) -> Search:
-        """Write down that a search goes on over another text, and for another objective."""
+        """Record that a search continues with another space and objective."""
         with self._open_transaction():
             self._file.execute(
                 "update searches set space = ?, objective = ? where id = ?", (space, objective, search.id)
@@ -143,12 +143,12 @@ class Database:
         return replace(search, space=space, objective=objective)
 
     def read_begin(self, search: int) -> float:
-        """When a search began, in seconds since 1970."""
+        """The start of a search, in seconds since 1970."""
         with self._translate_errors():
             return float(self._fetch_one("select began from searches where id = ?", search)[0])
 
     def note_task(self, search: int, features: dict[str, Any]) -> None:
-        """Write down what a search learns, once."""
+        """Record the task of a search, once."""
         with self._open_transaction():
             self._file.execute(
                 "insert or ignore into tasks (search, rows, columns, classes, parameters, loss) "
@@ -157,13 +157,13 @@ class Database:
             )
 
     def read_task(self, search: int) -> dict[str, Any] | None:
-        """What a search learns; None where that is not known."""
+        """The task of a search; None if unknown."""
         with self._translate_errors():
             row = self._fetch_one(f"select {', '.join(FEATURES)} from tasks where search = ?", search)
         return dict(zip(FEATURES, row)) if row else None
 
     def list_other_tasks(self, search: int, objective: str) -> dict[int, dict[str, Any]]:
-        """What other searches for the same objective have learnt, by their numbers."""
+        """The tasks of other searches with the same objective, by number of the search."""
         with self._translate_errors(), closing(self._file.execute(
             f"select id, {', '.join(FEATURES)} from searches join tasks on search = id where id != ? and objective = ?",
             (search, objective),
@@ -173,7 +173,7 @@ class Database:
     # Trials
 
     def add_trial(self, search: int, config: Config, origin: str) -> Record:
-        """Write down a trial that is to start; it has the next number."""
+        """Record a trial that is about to start, with the next number."""
         with self._open_transaction():
             number = self._fetch_one("select coalesce(max(number), 0) + 1 from trials where search = ?", search)[0]
             self._file.execute(
@@ -183,12 +183,12 @@ class Database:
         return Record(number, config, origin)
 
     def resume_trial(self, search: int, number: int) -> None:
-        """Write down that a trial that had paused goes on."""
+        """Record that a paused trial continues."""
         with self._open_transaction():
             self._file.execute("update trials set state = ? where search = ? and number = ?", (RUNNING, search, number))
 
     def end_trial(self, search: int, record: Record) -> None:
-        """Write down what became of a trial, at its end or where it pauses."""
+        """Record the result of a trial, at its end or when it pauses."""
         figures = (record.value, record.kind, record.why, record.tail, record.seconds, time.time())
         with self._open_transaction():
             self._file.execute(

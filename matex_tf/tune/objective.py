@@ -1,4 +1,4 @@
-"""What a trial is judged by: a figure that Keras logs or the script reports, or what it prints. Pure functions."""
+"""The objective of trials: a value that Keras logs, that the script reports, or that it prints. Pure functions."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Point:
 
 @dataclass(frozen=True)
 class Objective:
-    """Which figure, and which way is better. `take` says which epoch counts: the last, or the best."""
+    """The name of the value, and the direction. `take` selects the epoch: the last one, or the best one."""
 
     name: str = "val_loss"
     maximize: bool = False
@@ -30,14 +30,14 @@ class Objective:
     take: str = "last"
 
     def compute_cost(self, value: float) -> float:
-        """What is to be made small."""
+        """The value to be minimized."""
         return -value if self.maximize else value
 
     def read_curve(self, lines: Iterable[Mapping[str, Any]], output: str = "") -> list[Point]:
-        """The objective in the `lines` that a trial has noted; with a regular expression, in its `output`.
+        """The objective from the logged `lines` of a trial or, with a regular expression, from its `output`.
 
         Raises:
-            ValueError: the expression finds what is no number.
+            ValueError: the expression matches text that is not a number.
         """
         if self.regex:
             return [Point(place + 1, _parse_number(found)) for place, found in enumerate(self._find_matches(output))]
@@ -52,16 +52,16 @@ class Objective:
         return [found[pattern.groups] for found in pattern.finditer(drop_overwritten(output))]
 
     def choose_value(self, curve: Sequence[Point]) -> float:
-        """The one that counts of a curve that is not empty; NaN where that is what counts."""
+        """The value of a nonempty curve that counts; may be NaN."""
         if self.take == "best":
             finite = [point.value for point in curve if math.isfinite(point.value)]
             return min(finite, key=self.compute_cost, default=math.nan)
         return curve[-1].value
 
     def explain_missing(self, lines: Iterable[Mapping[str, Any]]) -> str:
-        """What there is in place of the objective, of a trial that ended without it."""
+        """Explains the absence of the objective in a finished trial."""
         if self.regex:
-            return f"nothing that it printed is as {self.regex!r}"
+            return f"nothing in its output matches {self.regex!r}"
         seen = list(dict.fromkeys(name for line in lines for name in line.get("logs", {})))
         if not seen:
             return (
@@ -72,11 +72,11 @@ class Objective:
         hint = f"; did you mean {near[0]}?" if near else ""
         if self.name.startswith("val_") and not any(name.startswith("val_") for name in seen):
             hint = ": fit has no validation data. Pass it some, or name another objective"
-        return f"{self.name} never appeared; what was logged is {', '.join(seen)}{hint}"
+        return f"{self.name} never appeared; the logged values are {', '.join(seen)}{hint}"
 
 
 def drop_repeated(lines: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """`lines`, of epochs that came again, where a trial went on from an older state, the last."""
+    """Drop lines of epochs that were repeated after a restart, except for the last."""
     found: dict[Any, Mapping[str, Any]] = {}
     for place, line in enumerate(lines):
         found[place if line.get("call") is None else (line["call"], line["epoch"])] = line
@@ -84,7 +84,7 @@ def drop_repeated(lines: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]
 
 
 def drop_overwritten(output: str) -> str:
-    """What ranks print, as a terminal shows it in the end: of a line that was overwritten its last state."""
+    """The output as a terminal shows it: overwritten lines have their last state."""
     return _RETURNS.sub("", output.replace("\r\n", "\n"))
 
 
@@ -92,4 +92,4 @@ def _parse_number(text: str) -> float:
     try:
         return float(text)
     except ValueError:
-        raise ValueError(f"the regular expression found {text!r}, which is no number") from None
+        raise ValueError(f"the regular expression matched {text!r}, which is not a number") from None

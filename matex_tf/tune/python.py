@@ -36,19 +36,20 @@ def tune(
     database: str | os.PathLike[str] = "",
     cluster: Slurm | None = None,
 ) -> Found:
-    """Search good hyperparameters of `script` with `args`, as `matex tune` does; returns once the trials are made.
+    """Search for good hyperparameters of `script` with arguments `args`, as `matex tune` does; returns after all
+    trials.
 
     Args:
-        search: parameters as in the file, `{"--lr": {"log": [1e-5, 1e-1]}}`, or the path of the file itself.
-        objective: as in the file, `{"maximize": "val_accuracy"}`; there, where `search` is a file.
-        limit: seconds that a trial may take; 0: as long as it wants.
-        cluster: `matex_tf.Slurm(time="1:00:00")`, whose jobs the trials are; None: they run here.
-        rungs: epochs after which trials pause, of which the best third goes on; see docs/tune.md.
+        search: parameters as in the file, `{"--lr": {"log": [1e-5, 1e-1]}}`, or the path of such a file.
+        objective: as in the file, `{"maximize": "val_accuracy"}`; if `search` is a file, it must be in the file.
+        limit: time limit of a trial in seconds; 0: no limit.
+        cluster: `matex_tf.Slurm(time="1:00:00")` runs trials as jobs; None: they run on this machine.
+        rungs: epochs after which trials pause; the best third continues; see docs/tune.md.
 
     Raises:
-        SpaceError, ValueError, TypeError, JobError: something is asked for that there is not.
-        SearchError: the first trials fail alike; the text shows why.
-        DatabaseError, EngineMissingError: the text says what to do.
+        SpaceError, ValueError, TypeError, JobError: an argument is invalid.
+        SearchError: the first trials fail in the same way; the text shows why. DatabaseError, EngineMissingError: the
+            text says how to fix it.
     """
     words = arguments.check_words("tune", "args", args)
     for name, value in (("trials", trials), ("parallel", parallel), ("ranks", ranks)):
@@ -82,7 +83,7 @@ def tune(
 
 
 def _format_yaml(value: Any) -> str:
-    """Python's data as YAML. Scalars are texts, as a script is told them: True is `True`."""
+    """Convert Python data to YAML. Scalars become texts as the script receives them: True is `True`."""
     return json.dumps(_convert_to_texts(value), indent=1)
 
 

@@ -1,4 +1,6 @@
-"""Rungs: trials pause after some epochs, and the best go on (ASHA, arXiv 1810.05934, algorithm 2). Pure functions."""
+"""Rungs: trials pause after some epochs, and the best continue (ASHA, arXiv 1810.05934, algorithm
+2). Pure functions.
+"""
 
 from __future__ import annotations
 
@@ -10,28 +12,29 @@ from matex_tf.tune.objective import Objective
 from matex_tf.tune.trials.trial import DONE, PAUSED
 
 SHARE = 3
-"""Of the trials that have come to a rung, one in so many goes on."""
+"""One of this number of trials that reached a rung continues."""
 
 
 def read_rungs(text: str) -> tuple[int, ...]:
-    """The rungs of a text as `1,3,9`. Raises ValueError."""
+    """Parse rungs such as `1,3,9`. Raises ValueError."""
     words = text.replace(" ", "").split(",")
     if not all(word.isascii() and word.isdigit() for word in words):
-        raise ValueError(f"expected rungs to be epochs, as 1,3,9; given {text!r}")
+        raise ValueError(f"expected rungs to be epochs, such as 1,3,9; given {text!r}")
     return check_rungs([int(word) for word in words])
 
 
 def check_rungs(epochs: Sequence[int]) -> tuple[int, ...]:
-    """`epochs` as rungs. Raises ValueError where they are not 1 or more, each above the one before."""
+    """Check rungs, and return them as a tuple. Raises ValueError unless they are at least 1 and strictly increasing."""
     if any(after <= before for before, after in zip([0, *epochs], epochs)):
         raise ValueError(f"expected rungs to be epochs, 1 or more, each above the one before; given {list(epochs)}")
     return tuple(epochs)
 
 
 def choose_promoted(trials: Iterable[Record], objective: Objective) -> Record | None:
-    """The paused trial that goes on now: of the highest rung that has one among the best third of all it has seen.
+    """The paused trial to continue: from the highest rung at which a paused trial is in the best third; None if none
+    is.
 
-    It is there without waiting for trials that run, so that no slot is idle while rungs fill.
+    Running trials are not waited for, so no slot is idle while rungs fill.
     """
     everyone = list(trials)
     for rung in reversed(range(max((len(one.rungs) for one in everyone), default=0))):
@@ -44,13 +47,13 @@ def choose_promoted(trials: Iterable[Record], objective: Objective) -> Record | 
 
 
 def choose_last(trials: Iterable[Record], objective: Objective) -> Record | None:
-    """The paused trial that goes on where none has come to its end and nothing else is to be done: the best one."""
+    """The paused trial to continue if no trial is complete and nothing else is left to do: the best one."""
     return min(
         (one for one in trials if one.state == PAUSED), key=lambda one: make_sort_key(one, objective), default=None
     )
 
 
 def make_sort_key(record: Record, objective: Objective) -> tuple[float, float]:
-    """By which trials are sorted, best first: those that have come to their ends, then those of higher rungs."""
+    """The sort key of trials, best first: complete trials, then by highest rung, then by cost."""
     depth = math.inf if record.state == DONE else len(record.rungs)
     return -depth, objective.compute_cost(math.inf if record.value is None else record.value)

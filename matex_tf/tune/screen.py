@@ -1,4 +1,4 @@
-"""How a search is seen: a live table at a terminal, a line for each trial elsewhere."""
+"""Shows the progress of a search: a live table in a terminal, otherwise a line for each trial."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from matex_tf.tune.space import Config, Space, format_value
 from matex_tf.tune.trials.trial import DONE, FAILED, Trial
 
 _REDRAW = 0.5  # seconds
-_AROUND = 6  # lines that are no trials
+_AROUND = 6  # lines of the screen that are not trials
 _HEADS = ("trial", "epochs", "state", "s")
 
 
 class Screen:
-    """Without a terminal what is said goes to standard error, and the table to standard output."""
+    """Without a terminal, messages go to standard error and the table to standard output."""
 
     def __init__(self, space: Space, objective: Objective, wanted: int, parallel: int, before: Sequence[Record] = ()):
         self._space, self._objective, self._wanted, self._parallel = space, objective, wanted, parallel
@@ -53,14 +53,14 @@ class Screen:
         self._began[record.number] = record
 
     def show_running(self, trials: dict[int, Trial]) -> None:
-        """The trials that run were looked at."""
+        """The running trials were polled."""
         self._running = trials
         if self._live is not None and time.monotonic() - self._drawn > _REDRAW:
             self._drawn = time.monotonic()
             self._live.update(self.draw_table(self._console.height), refresh=True)
 
     def show_end(self, record: Record, best: Record | None) -> None:
-        """A trial has ended, or has come to a rung."""
+        """A trial has ended, or has reached a rung."""
         self._ended.pop(record.number, None)
         self._ended[record.number] = record
         self._best = best
@@ -71,7 +71,7 @@ class Screen:
             print(self._format_line(self._format_cells(record)), flush=True)
 
     def print_line(self, text: str) -> None:
-        """A line for people."""
+        """Print a message."""
         line = f"matex tune: {text}"
         if self._live is not None:
             self._console.print(line, markup=False, soft_wrap=True)
@@ -79,7 +79,7 @@ class Screen:
             print(line, file=sys.stderr, flush=True)
 
     def draw_table(self, height: int) -> RenderableType:
-        """The trials that run, and of those that have ended the best and the last, in so many lines."""
+        """The running trials, the best one, and the last ended ones, in at most `height` lines."""
         table = Table(box=None, pad_edge=False, header_style="bold")
         for name in (*_HEADS[:1], self._objective.name, *_HEADS[1:], *self._names):
             table.add_column(name, justify="left" if name == "state" else "right", no_wrap=True)

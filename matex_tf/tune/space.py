@@ -1,6 +1,6 @@
-"""What is searched: parameters, their ranges and conditions. Pure functions; nothing here knows how a script is told.
+"""The search space: parameters, ranges and conditions. Pure functions, independent of how a script receives values.
 
-A configuration has a value for each parameter that is active: one whose condition does not hold has none.
+A configuration has a value for each active parameter. A parameter whose condition is false is not active.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from functools import cached_property
 Value = float | int | str
 Config = dict[str, Value]
 Condition = tuple[tuple[str, tuple[str, ...]], ...]
-"""Parameters that it hangs on, and which of their values it needs: all of them together."""
+"""Other parameters and their required values; all must hold."""
 
 ON, OFF = "on", "off"
-"""The values of a flag: it is on the command line, or it is not."""
+"""The values of a flag: present on the command line, or absent."""
 _DIGITS = 4
 _MOST_LISTED = 10_000
 
 
 @dataclass(frozen=True)
 class Number:
-    """A float, or a whole number, from `low` to `high`; `log` draws it evenly by its logarithm."""
+    """A float or an integer from `low` to `high`; `log`: uniform in its logarithm."""
 
     name: str
     low: float
@@ -36,8 +36,10 @@ class Number:
     when: Condition = ()
 
     def compute_value(self, share: float) -> Value:
-        """The value at a place from 0 to 1: rounded, so that what is shown is what a trial was given."""
-        half = 0.5 if self.whole else 0.0  # as many places for the first and the last as for each between
+        """The value at the fraction `share` (0 to 1) of the range, rounded, so that trials receive
+        the displayed value.
+        """
+        half = 0.5 if self.whole else 0.0  # so that the first and the last integer are as likely as the others
         low, high = self.low - half, self.high + half
         if self.log:
             value = math.exp(math.log(low) + share * (math.log(high) - math.log(low)))
@@ -46,7 +48,7 @@ class Number:
         return self.round_value(value)
 
     def round_value(self, value: float) -> Value:
-        """`value` as trials are given it, within the range: a ten-thousandth of that is told apart."""
+        """Round `value` as trials receive it, within the range; the resolution is a ten-thousandth of the range."""
         if self.whole:
             return int(min(max(round(value), self.low), self.high))
         if self.log:
@@ -56,13 +58,13 @@ class Number:
         return min(max(shown, self.low), self.high)
 
     def allows(self, value: Value) -> bool:
-        """Whether it may have this value."""
+        """Whether the value is valid."""
         right = isinstance(value, int) if self.whole else isinstance(value, (int, float))
         return right and not isinstance(value, bool) and self.low <= float(value) <= self.high
 
     @property
     def values(self) -> list[Value] | None:
-        """All that it may be; None where they are too many to be listed."""
+        """All values; None if there are too many to list."""
         if not self.whole or self.high - self.low >= _MOST_LISTED:
             return None
         return list(range(int(self.low), int(self.high) + 1))
@@ -70,7 +72,7 @@ class Number:
 
 @dataclass(frozen=True)
 class Choice:
-    """One of some texts, as they stand in the file; of a flag, whether it is there."""
+    """One of several texts, as in the file; for a flag, whether it is present."""
 
     name: str
     choices: tuple[str, ...]
@@ -78,16 +80,16 @@ class Choice:
     when: Condition = ()
 
     def compute_value(self, share: float) -> Value:
-        """The value at a place from 0 to 1."""
+        """The value at the fraction `share`, 0 to 1."""
         return self.choices[min(int(share * len(self.choices)), len(self.choices) - 1)]
 
     def allows(self, value: Value) -> bool:
-        """Whether it may have this value."""
+        """Whether the value is valid."""
         return value in self.choices
 
     @property
     def values(self) -> list[Value] | None:
-        """All that it may be."""
+        """All values."""
         return list(self.choices)
 
 
@@ -95,7 +97,7 @@ Parameter = Number | Choice
 
 
 def _find_power(value: float) -> int:
-    """The power of ten of its first digit."""
+    """The exponent of ten of the first digit."""
     return math.floor(math.log10(value))
 
 
@@ -106,11 +108,11 @@ class Space:
     parameters: tuple[Parameter, ...]
 
     def is_active(self, parameter: Parameter, config: Config) -> bool:
-        """Whether `parameter` has a value beside those that `config` has of the parameters before it."""
+        """Whether `parameter` is active, given the values in `config` of the parameters before it."""
         return all(config.get(name) in allowed for name, allowed in parameter.when)
 
     def sample_config(self, draw: random.Random) -> Config:
-        """A configuration, each parameter drawn evenly."""
+        """A configuration with each parameter drawn uniformly."""
         config: Config = {}
         for parameter in self.parameters:
             place = draw.random()
@@ -119,7 +121,7 @@ class Space:
         return config
 
     def allows(self, config: Config) -> bool:
-        """Whether `config` has a right value for each active parameter, and nothing else."""
+        """Whether `config` has a valid value for each active parameter, and no others."""
         found: Config = {}
         for parameter in self.parameters:
             if self.is_active(parameter, found):
@@ -130,7 +132,7 @@ class Space:
 
     @cached_property
     def all(self) -> list[Config] | None:
-        """Every configuration there is; None where they are too many to be listed."""
+        """Every configuration; None if there are too many to list."""
         if any(parameter.values is None for parameter in self.parameters):
             return None
         listed = list(itertools.islice(self._list_configs(0, {}), _MOST_LISTED + 1))
@@ -149,10 +151,10 @@ class Space:
 
 
 def make_key(config: Config) -> str:
-    """What two configurations have in common that are the same."""
+    """A text that is the same for equal configurations."""
     return json.dumps(config, sort_keys=True)
 
 
 def format_value(value: Value) -> str:
-    """A value as a script is told it: digits that give the same number back."""
+    """A value as a script receives it, with enough digits to restore the number."""
     return repr(value) if isinstance(value, (float, int)) else value

@@ -1,4 +1,4 @@
-"""The search space as a file of YAML. What is wrong in it is told with its line, and with the word that was meant."""
+"""Parses the space file (YAML). Errors give the line and suggest the closest valid word."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from matex_tf.tune.objective import Objective
 from matex_tf.tune.space import OFF, ON, Choice, Condition, Number, Parameter, Space
 
 _TOP = ("objective", "search", "files")
-_RANGES = {  # kind: is it logarithmic, are they whole numbers
+_RANGES = {  # for each kind: whether it is logarithmic, whether values are integers
     "float": (False, False),
     "int": (False, True),
     "log": (True, False),
@@ -29,12 +29,14 @@ _NAME = re.compile(r"--?[A-Za-z0-9][\w.-]*|\$[A-Za-z_]\w*|[A-Za-z_]\w*")
 
 
 class SpaceError(ValueError):
-    """The file says something that it cannot say."""
+    """The space file is invalid."""
 
 
 @dataclass(frozen=True)
 class Asked:
-    """What a file asks for. `files` hold placeholders; `otherwise` is what stands there for one that has no value."""
+    """The contents of a space file. `files` contain placeholders; `otherwise` replaces placeholders
+    that have no value.
+    """
 
     space: Space
     objective: Objective
@@ -43,10 +45,10 @@ class Asked:
 
 
 def read_space(text: str, name: str) -> Asked:
-    """What the text of the file `name` asks for.
+    """Parse the text of the file `name`.
 
     Raises:
-        SpaceError: with the line, what was expected, and what was given.
+        SpaceError: with the line, and the expected and given text.
     """
     try:
         top = yaml.compose(text, yaml.SafeLoader)
@@ -109,13 +111,10 @@ class _Reader:
         when = self._read_condition(name, members[_WHEN]) if _WHEN in members else ()
         otherwise = self._read_text(f"{name}: {_ELSE}", members[_ELSE]) if _ELSE in members else None
         if otherwise is not None and (not when or not _is_placeholder(name)):
-            self._refuse_node(members[_ELSE], f"{name}: `{_ELSE}` is of placeholders with `{_WHEN}`; a flag or a "
-            f"variable "
-                         "is left out")  # fmt: skip
+            self._refuse_node(members[_ELSE], f"{name}: `{_ELSE}` applies to placeholders with "
+                         f"`{_WHEN}`; flags and variables are left out")  # fmt: skip
         if _is_placeholder(name) and when and otherwise is None:
-            self._refuse_node(
-                node, f"{name}: what stands in its place where `{_WHEN}` does not hold? Say `{_ELSE}: TEXT`"
-            )
+            self._refuse_node(node, f"{name}: its text where `{_WHEN}` does not hold is missing: add `{_ELSE}: TEXT`")
         if kind == _FLAG:
             return self._read_flag(name, members[kind], when), otherwise
         if kind == _CHOICE:
@@ -142,7 +141,7 @@ class _Reader:
 
     def _read_number(self, name: str, node: yaml.Node, whole: bool) -> float:
         text = self._read_text(name, node)
-        # YAML takes 1e-5, without a dot, for text.
+        # YAML parses 1e-5, without a dot, as text.
         if not _is_number(text) or not math.isfinite(float(text)):
             self._refuse_node(node, f"{name}: expected a number; given {text!r}")
         if whole and not float(text).is_integer():
@@ -176,7 +175,7 @@ class _Reader:
                         )
 
     def _sort_parameters(self, found: dict[str, tuple[yaml.Node, Parameter, str | None]]) -> tuple[Parameter, ...]:
-        """Each parameter after those that its condition names."""
+        """Sort parameters, so that each comes after those that its condition names."""
         ordered: dict[str, Parameter] = {}
         while len(ordered) < len(found):
             free = [
@@ -185,7 +184,7 @@ class _Reader:
             ]  # fmt: skip
             if not free:
                 name = next(name for name in found if name not in ordered)
-                self._refuse_node(found[name][0], f"{name}: its condition hangs, by others, on itself")
+                self._refuse_node(found[name][0], f"{name}: its condition depends, through others, on itself")
             ordered |= {one.name: one for one in free}
         return tuple(ordered.values())
 
@@ -202,11 +201,11 @@ class _Reader:
         names = [name for name in found if _is_placeholder(name)]
         if names and not files:
             raise SpaceError(
-                f"{self.name}: {names[0]} is a placeholder, {{{{{names[0]}}}}}, and no file is named in which it "
-                f"stands: say files: [config.yaml]. A flag is written --{names[0]}, a variable ${names[0]}"
+                f"{self.name}: {names[0]} is a placeholder, {{{{{names[0]}}}}}, but no file that contains it "
+                f"is named: add files: [config.yaml]. A flag is written --{names[0]}, a variable ${names[0]}"
             )
         if files and not names:
-            raise SpaceError(f"{self.name}: files are named, and nothing is searched that is a placeholder in them")
+            raise SpaceError(f"{self.name}: files are named, but no searched parameter is a placeholder in them")
 
     def _read_objective(self, node: yaml.Node) -> Objective:
         members = dict(self._list_members(node, "objective", _OBJECTIVE))
@@ -222,7 +221,8 @@ class _Reader:
                 self._refuse_node(members["regex"], f"objective: regex {texts['regex']!r}: {error}")
             if groups > 1:
                 self._refuse_node(
-                    members["regex"], "objective: regex has several groups (); the number is in one. (?:) is none"
+                    members["regex"],
+                    "objective: regex has several groups (); only one may hold the number. Use (?:) for others",
                 )
         elif not {"minimize", "maximize"} & texts.keys():
             self._refuse_node(
@@ -234,14 +234,14 @@ class _Reader:
     # Nodes
 
     def _list_members(self, node: yaml.Node, what: str, known: Iterable[str] = ()) -> Iterator[tuple[str, yaml.Node]]:
-        """The members of a mapping, each once, and of `known` if that is not empty."""
+        """The members of a mapping. Raises SpaceError for duplicates and, if `known` is not empty, for other names."""
         if not isinstance(node, yaml.MappingNode):
             self._refuse_node(node, f"{what}: expected `name: value` lines")
         seen = set()
         for key, value in node.value:
             name = self._read_text(what, key)
             if name in seen:
-                self._refuse_node(key, f"{what}: {name} stands there twice")
+                self._refuse_node(key, f"{what}: {name} is given twice")
             if known and name not in known:
                 self._refuse_node(key, f"{what}: {describe_unknown('word', name, known)}")
             seen.add(name)
@@ -253,11 +253,11 @@ class _Reader:
         texts = tuple(self._read_text(name, each) for each in node.value)
         if len(set(texts)) < len(texts):
             twice = next(text for text in texts if texts.count(text) > 1)
-            self._refuse_node(node, f"{name}: {twice} stands there twice")
+            self._refuse_node(node, f"{name}: {twice} is given twice")
         return texts
 
     def _read_text(self, name: str, node: yaml.Node) -> str:
-        """A scalar as it is written: a script is told `1e-3` or `True` as the file has it."""
+        """A scalar as written in the file: a script receives `1e-3` or `True` literally."""
         if not isinstance(node, yaml.ScalarNode):
             self._refuse_node(node, f"{name}: expected a single value")
         return str(node.value)

@@ -1,4 +1,4 @@
-"""A trial under way: its folder is laid out, its command started, and what became of it is made a record."""
+"""Starts trials: lays out the folder, starts the command, and converts the outcome to a record."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from matex_tf.tune.trials.trial import (
 
 @dataclass
 class UnderWay:
-    """A trial that runs."""
+    """A running trial."""
 
     record: Record
     trial: Trial
@@ -44,13 +44,13 @@ class Starter:
 
     Args:
         folder: of the search.
-        source: the folder in which the script is run by hand, of which each trial has a copy.
-        where: starts them here, or as jobs.
+        source: the folder in which the user runs the script; each trial has a copy.
+        where: starts trials on this machine, or as jobs.
         target: the script and its arguments.
-        limit: seconds that a trial may take; 0: as long as it wants.
-        rungs: after how many epochs trials pause.
-        say: is told what is said to people.
-        say_once: is told what of a kind is said once.
+        limit: time limit of a trial in seconds; 0: no limit.
+        rungs: epochs after which trials pause.
+        say: prints a message.
+        say_once: prints only the first message of a kind.
     """
 
     folder: Path
@@ -64,9 +64,9 @@ class Starter:
     say_once: Callable[[str, str], None]
 
     def start_trial(self, record: Record, slot: Slot) -> UnderWay:
-        """Start a trial; with rungs it goes on from its state, where there is one.
+        """Start a trial; with rungs it continues from its saved state, if there is one.
 
-        One whose job was submitted by a search that was killed is found again.
+        A job that a killed search has submitted for this trial is found again.
         """
         folder = get_trial_folder(self.folder, record.number)
         folder.mkdir(exist_ok=True)
@@ -74,7 +74,7 @@ class Starter:
         limit = max(self.limit - record.seconds, 1e-3) if self.limit else 0.0
         pause = next(iter(self.rungs[len(record.rungs) :]), 0) if self.rungs else None
         trial = self.where.find_trial(folder, objective, limit, pause)
-        with hold_folder(folder):  # what a killed search has left may still run
+        with hold_folder(folder):  # processes of a killed search may still run
             if not trial and not (folder / STATE).is_dir():
                 shutil.rmtree(folder / PLACE, ignore_errors=True)
                 for name in (OUTPUT, NOTED):
@@ -84,8 +84,8 @@ class Starter:
                 place.fill_placeholders(folder / PLACE, self.asked, record.config)
         if layout.folders:
             names = ", ".join(map(str, layout.folders[:3]))
-            self.say_once("shared", f"trials share {names}: there is too much in it for a copy each. What they write "
-                           "there meets")  # fmt: skip
+            self.say_once("shared", f"trials share {names}, which is too large for a copy each. Their files there may "
+                           "conflict")  # fmt: skip
         target = make_mirror_command(self.target, self.source, folder / PLACE)
         words = [*target, *place.list_options(self.asked.space, record.config)]
         variables = place.list_variables(record.config)
@@ -93,38 +93,38 @@ class Starter:
         return UnderWay(record, trial, slot, layout)
 
     def end_trial(self, under: UnderWay, outcome: Outcome) -> Record:
-        """Its record, once it has come to an end or to a rung."""
+        """Make the record of a trial that has ended or reached a rung."""
         trial, number = under.trial, under.record.number
         place.clean_folder(trial.folder / PLACE, under.layout)
         if through := under.layout.list_changed_originals():
             self.say(
-                f"{through[0]} has changed while trial {number} ran. It is too large for each to have a copy: trials "
+                f"{through[0]} has changed while trial {number} ran. It is too large for a copy each, so trials "
                 "that write it disturb each other"
             )
         if outcome.state in (DONE, FAILED):
             shutil.rmtree(trial.folder / STATE, ignore_errors=True)
         ran = f"trial {number} has run to its end"
         if outcome.state == DONE and trial.pause and not trial.epochs:
-            self.say_once("no fit", f"{ran}: trials pause within Keras' fit, of which no epoch has ended")
+            self.say_once("no fit", f"{ran}: trials pause in Keras' fit only, and no epoch of fit has ended")
         elif outcome.state == DONE and trial.pause and trial.pause <= trial.epochs:
-            self.say_once("not kept", f"{ran}: the state of its fit could not be kept ({trial.folder / OUTPUT})")
+            self.say_once("not kept", f"{ran}: the state of its fit could not be saved ({trial.folder / OUTPUT})")
         if outcome.state == PAUSED and not outcome.curve:
-            self.rungs = (0,)  # whose trials keep their state, and pause no more
+            self.rungs = (0,)  # further trials save their state, but do not pause
             what = f"after {trial.pause} epochs there is nothing to judge them by"
             self.say_once("no rungs", f"trials run to their ends, as {what}. {outcome.why}")
         return make_record(under.record, outcome)
 
     def has_job(self, number: int) -> bool:
-        """Whether a job of a trial was submitted, of whose end nobody knows yet."""
+        """Whether a job of a trial was submitted whose end is not recorded yet."""
         return has_job(get_trial_folder(self.folder, number))
 
     def forget_job(self, number: int) -> None:
-        """The job of a trial has ended, and what it found is written down."""
+        """The job of a trial has ended, and its result is recorded."""
         forget_job(get_trial_folder(self.folder, number))
 
 
 def make_record(record: Record, outcome: Outcome) -> Record:
-    """The trial with what became of it."""
+    """Update the record of a trial by its outcome."""
     became = {name: value for name, value in vars(outcome).items() if name != "value"}
     became["seconds"] += record.seconds
     known = outcome.state in (DONE, PAUSED) and bool(outcome.curve)
@@ -133,7 +133,7 @@ def make_record(record: Record, outcome: Outcome) -> Record:
 
 
 def make_once(say: Callable[[str], None]) -> Callable[[str, str], None]:
-    """What says of a kind only the first text."""
+    """Make a function that prints only the first message of each kind."""
     said: set[str] = set()
 
     def say_once(kind: str, text: str) -> None:

@@ -1,1 +1,1 @@
-"""Ranks, hosts and MPI itself: is this process a rank, which, and where. Nothing of TensorFlow."""
+"""Ranks, hosts and MPI: whether this process is a rank, which one, and where. Independent of TensorFlow."""

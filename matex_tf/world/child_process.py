@@ -1,4 +1,4 @@
-"""A process that this one starts: it ends with this one, also if this one is killed."""
+"""Child processes that end with this process, even if it is killed."""
 
 from __future__ import annotations
 
@@ -12,23 +12,24 @@ _PR_SET_PDEATHSIG = 1
 
 
 def make_question(program: str, *arguments: str) -> list[str]:
-    """The command of a Python that answers for this one: the text `program`, which imports what this one would.
+    """The command of a Python process that runs the text `program` with this process's import path.
 
-    Else it would look into the current folder first.
+    Without that path, it would search the current folder first.
     """
     return [sys.executable, "-c", f"import sys; sys.path[:] = {sys.path!r}\n{program}", *arguments]
 
 
 def make_preparation(mask: Iterable[int], parent: int, cpus: Iterable[int] = ()) -> Callable[[], None]:
-    """What a child does before it is its program: blocks the signals `mask`, and runs on `cpus` where any are named.
+    """Make the function that a child runs before its program: sets the signal mask `mask` and the affinity `cpus`, if
+    any.
 
-    `parent` is the process that starts it, whose main thread does so: the system takes that thread's end for its.
+    `parent` is the process that starts the child, in its main thread: the system signals the end of that thread.
     """
     library, wanted = ctypes.CDLL(None), set(cpus)
 
     def prepare_child() -> None:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        # Who kills the parent means the child, too.
+        # A signal that kills the parent ends the child, too.
         library.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
         if os.getppid() != parent:
             os._exit(1)

@@ -1,4 +1,4 @@
-"""The exit code of the script: what a `SystemExit` gives that ends it, also where others have to be ended first."""
+"""The exit code of the script, from the `SystemExit` that ends it, also if other ranks must be aborted first."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ EXIT_REQUEUE = 75  # EX_TEMPFAIL of sysexits.h
 exit_code = 0
 """The exit code that the script has chosen; 0 if it has not."""
 exit_text = ""
-"""What the script has given to `sys.exit` to be printed."""
+"""The text that the script has passed to `sys.exit`."""
 
 _is_watched = False
 
 
 def watch_main_module() -> None:
-    """Have the exit code remembered of a SystemExit by which the main module ends; one that is caught ends nothing.
+    """Record the exit code of a SystemExit that ends the main module; a SystemExit that is caught has no effect.
 
-    Python before 3.12, which cannot tell of that, has it of each call of `sys.exit` in the main thread.
+    Before Python 3.12, which has no such event, every call of `sys.exit` in the main thread counts instead.
     """
     main = sys.modules["__main__"].__dict__
     frame: FrameType | None = sys._getframe()
@@ -35,7 +35,7 @@ def watch_main_module() -> None:
     if frame is None or sys.version_info < (3, 12):
         return
     code, monitoring = frame.f_code, sys.monitoring
-    # The other numbers are those of debuggers and the like.
+    # The other tool numbers are reserved for debuggers and the like.
     tool = next((one for one in (3, 4) if monitoring.get_tool(one) is None), None)
     if tool is None:
         return
@@ -51,19 +51,19 @@ def watch_main_module() -> None:
 
 
 def mark_watched() -> None:
-    """From now on it is known how the main module ends, and a call of `sys.exit` says nothing of that."""
+    """The end of the main module is watched, so calls of `sys.exit` no longer count."""
     global _is_watched
     _is_watched = True
 
 
 def note_exit(code: object) -> None:
-    """`sys.exit` is called in the main thread."""
+    """`sys.exit` was called in the main thread."""
     if not _is_watched:
         remember_exit_code(code)
 
 
 def remember_exit_code(code: Any) -> None:
-    """The script ends with this argument of `sys.exit`; a rank that must abort others ends them with its own code."""
+    """Record the argument of `sys.exit` that ends the script; a rank that aborts others uses its exit code."""
     global exit_code, exit_text
     exit_code = compute_exit_code(code)
     exit_text = "" if code is None or isinstance(code, int) else _describe_object(code)
@@ -72,8 +72,8 @@ def remember_exit_code(code: Any) -> None:
 def _describe_object(code: object) -> str:
     try:
         return str(code)
-    except Exception as error:  # of which Python says nothing
-        return f"an object of {type(code)}, whose text cannot be had: {type(error).__name__}"
+    except Exception as error:  # Python ignores it, too
+        return f"an object of {type(code)}, whose str() raises {type(error).__name__}"
 
 
 def compute_exit_code(code: Any) -> int:
@@ -84,5 +84,5 @@ def compute_exit_code(code: Any) -> int:
 
 
 def correct_failure_code(code: int) -> int:
-    """`code`, with which a rank that fails ends all; 1 in place of what is none or would say that all went well."""
+    """The code with which a failing rank aborts all ranks: `code`, or 1 if it is invalid or 0."""
     return code if 0 < code < 256 else 1

@@ -1,4 +1,4 @@
-"""The words of mpirun's command line: its options, how many words follow each, and what they say of ranks."""
+"""Parses mpirun's command line: options, number of their arguments, and their meaning for the placement of ranks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 OPENMPI, MPICH, INTEL = "Open MPI", "MPICH", "Intel MPI"
-# How many words follow an option of any MPI's mpirun; what is not here is guessed in `split_options`.
+# Number of arguments of each option of any MPI's mpirun; `split_options` guesses it for other options.
 WORDS_AFTER = {
     0: (
         "allow-run-as-root oversubscribe nooversubscribe tag-output timestamp-output report-bindings display-map "
@@ -38,7 +38,7 @@ HOST_OPTIONS = {
     "add-host",
     "dvm",
 }
-# With these the user, or a file that he names, says himself how ranks reach each other.
+# With these, the user, or a file that the user names, chooses the transport between ranks.
 _TRANSPORT = re.compile(r"(OMPI_MCA_)?(btl|btl_.*|pml|mtl|mca_base_.*param_file.*|mca_base_envar_file_prefix)(=.*)?")
 _TRANSPORT_FILES = {"tune", "am"}
 ALLOCATIONS = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "COBALT_JOBID")
@@ -55,10 +55,10 @@ def looks_like_script(word: str) -> bool:
 
 
 def split_options(words: Sequence[str], known: Mapping[str, int] = ARITY) -> tuple[list[str], list[str]]:
-    """Parts `words` into mpirun's options and what follows: the script (or -m module) and its arguments.
+    """Split `words` into mpirun's options and the rest: the script (or -m module) and its arguments.
 
-    The `known` options take their number of words; an unknown one takes the words up to the next option or script.
-    `--` ends the options.
+    The `known` options take their number of words; an unknown one takes the words up to the next option or script. `--`
+    ends the options.
     """
     at = 0
     while at < len(words) and words[at].startswith("-") and words[at] != "-m":
@@ -78,7 +78,7 @@ def split_options(words: Sequence[str], known: Mapping[str, int] = ARITY) -> tup
 
 
 def has_binding_option(options: Sequence[str]) -> bool:
-    """Whether mpirun's `options` say on which cores the ranks run."""
+    """Whether mpirun's `options` determine the cores of the ranks."""
     for at, word in enumerate(options):
         if not word.startswith("-"):
             continue
@@ -100,13 +100,13 @@ def is_binding_policy(policy: str) -> bool:
 
 
 def chooses_hosts(options: Sequence[str], environment: Mapping[str, str]) -> bool:
-    """Whether the ranks go where a host list or a batch system says, rather than all on this machine."""
+    """Whether a host list or a batch system chooses the hosts of the ranks, instead of this machine only."""
     named = any(word.startswith("-") and parse_option_name(word) in HOST_OPTIONS for word in options)
     return named or any(name in environment for name in ALLOCATIONS)
 
 
 def chooses_transport(options: Sequence[str], environment: Mapping[str, str], lines: Sequence[str] = ()) -> bool:
-    """Whether the user says how ranks reach each other: in `options`, the environment or the `lines` of MPI's files."""
+    """Whether the user chooses the transport of ranks: in `options`, the environment or the `lines` of MPI's files."""
     if any(word.startswith("-") and parse_option_name(word) in _TRANSPORT_FILES for word in options):
         return True
     settings = [line.partition("=")[0].strip() for line in lines]
@@ -114,9 +114,9 @@ def chooses_transport(options: Sequence[str], environment: Mapping[str, str], li
 
 
 def read_parameter_files(*prefixes: str) -> list[str]:
-    """The lines of the files that an Open MPI installed at one of `prefixes` reads parameters from.
+    """The lines of the parameter files of an Open MPI that is installed at one of `prefixes`.
 
-    They are the user's file, the installation's, and Debian's and Fedora's of the latter.
+    These are the user's file, the installation's, and those of Debian's and Fedora's packages.
     """
     lines: list[str] = []
     for path in (

@@ -1,6 +1,6 @@
-"""A world in which this process is rank 0 and the other ranks are not there: what `matex plan` measures.
+"""A world in which this process is rank 0 and the other ranks do not exist, for measurements by `matex plan`.
 
-What the others would give is a copy of what this rank gives.
+Data from other ranks are copies of this rank's data.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ import numpy as np
 from matex_tf.settings import Phantom
 
 NAMES = ("control", "readers")
-"""Communicators whose calls are made in Python; those of the engine are the engine's own."""
+"""Communicators that are used from Python; the engine has its own."""
 
 
 class Told:
-    """A message to a rank that is not there, which has it."""
+    """The request of a message to a rank that does not exist; it is complete at once."""
 
     def wait(self) -> None:
         pass
 
 
 class Communicator:
-    """The calls of mpi4py that are made in Python."""
+    """The methods of mpi4py communicators that are called from Python."""
 
     def __init__(self, size: int):
         self.size = size
@@ -53,12 +53,12 @@ class Communicator:
 
 
 def make_single_world(make: Callable[..., Any]) -> Any:
-    """The world of one rank that works as one of several does: what the others would give is nothing."""
+    """The world of a single rank that runs the code of several ranks; other ranks contribute nothing."""
     return make_phantom_world(make, Phantom(1, 0, 0, 1, ""))
 
 
 def make_phantom_world(make: Callable[..., Any], asked: Phantom) -> Any:
-    """The world of rank 0 of the ranks that are asked for, one of several copies on this host."""
+    """The world of rank 0 of `asked.ranks` ranks, one of several copies on this host."""
     here = make(
         size=asked.ranks, local_rank=asked.copy, local_size=asked.copies, nodes=[0] * asked.ranks,
         is_several=True, is_phantom=True,

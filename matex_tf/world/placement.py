@@ -1,7 +1,7 @@
-"""Cores, threads and GPUs of each local rank, settled before TensorFlow starts its thread pools.
+"""Sets cores, threads and GPUs of each local rank before TensorFlow starts its thread pools.
 
-mpirun pins two ranks to one core each on any machine, and TensorFlow sizes its pools by the cores it may use; so the
-cores of a node are spread over its ranks here: contiguous sets, the hardware threads of a core kept together.
+mpirun binds each of two ranks to one core on any machine, and TensorFlow sizes its pools by the allowed cores. So the
+cores of a node are distributed over its ranks here: contiguous sets, with the hardware threads of a core together.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ Core = tuple[int, ...]
 Taken = TypeVar("Taken")
 
 
-# ---- what follows from what: no function of this part reads the machine
+# ---- pure functions, which do not read the machine
 
 
 def parse_cpu_list(text: str) -> list[int]:
-    """The numbers of a Linux CPU list: "0-2,8" is [0, 1, 2, 8]."""
+    """Parse a Linux CPU list: "0-2,8" is [0, 1, 2, 8]."""
     cpus: list[int] = []
     for part in filter(None, text.strip().split(",")):
         first, _, last = part.partition("-")
@@ -45,7 +45,7 @@ def parse_cpu_list(text: str) -> list[int]:
 
 
 def format_cpu_list(cpus: Iterable[int]) -> str:
-    """The CPU list of some numbers: [0, 1, 2, 8] is "0-2,8"."""
+    """Format a Linux CPU list: [0, 1, 2, 8] is "0-2,8"."""
     runs: list[list[int]] = []
     for cpu in sorted(cpus):
         if runs and cpu == runs[-1][1] + 1:
@@ -56,7 +56,7 @@ def format_cpu_list(cpus: Iterable[int]) -> str:
 
 
 def choose_cores(cores: Sequence[Taken], local_rank: int, local_size: int) -> list[Taken]:
-    """The cores of one local rank: contiguous, equal to one core; all of them for each where ranks are more than cores.
+    """The cores of one local rank: contiguous, equal in number up to one; all cores if there are more ranks than cores.
 
     More ranks than cores are not pinned: three ranks pinned to two cores would wait for the two that share one.
     """
@@ -74,10 +74,10 @@ def choose_part(cores: Sequence[Taken], part: str) -> list[Taken]:
 
 
 def choose_thread_count(cpus: int, ranks_sharing: int, quota: float | None, local_size: int) -> int | None:
-    """How many threads a rank's pools should have; None where TensorFlow's own choice, one for each CPU, is right.
+    """The number of threads of a rank's pools; None if TensorFlow's own choice, one for each CPU, is right.
 
-    `cpus`: the CPUs the rank may use; `ranks_sharing`: how many ranks use those same CPUs; `quota`: the CPU seconds
-    a second that the container's limit leaves to all `local_size` ranks, None without a limit.
+    `cpus`: the CPUs the rank may use; `ranks_sharing`: how many ranks use those same CPUs; `quota`: the CPU seconds a
+    second that the container's limit leaves to all `local_size` ranks, None without a limit.
     """
     threads = max(1, cpus // ranks_sharing)
     if quota is not None:
@@ -86,9 +86,9 @@ def choose_thread_count(cpus: int, ranks_sharing: int, quota: float | None, loca
 
 
 def find_user_choice(environment: Mapping[str, str], mode: str) -> str | None:
-    """What in the environment says that the user set threads or binding himself; None if nothing does.
+    """Describes an environment variable by which the user has set threads or binding; None if there is none.
 
-    In `mode` "spread" only threads count: binding is then known to be left to us.
+    In `mode` "spread" only threads count: the user has left the binding to this library.
     """
     for name in THREAD_VARIABLES:
         if environment.get(name):
@@ -105,19 +105,20 @@ def find_user_choice(environment: Mapping[str, str], mode: str) -> str | None:
 
 
 def find_launcher_binding(name: str, words: Sequence[str], environment: Mapping[str, str]) -> str | None:
-    """What in the launcher, by its process name and command line, says that its binding is meant; None if nothing."""
+    """Describes an explicit binding by the launcher, from its process name and command line; None if there is none."""
     if name == "slurmstepd":
         policy = environment.get("SLURM_CPU_BIND_TYPE") or environment.get("SLURM_CPU_BIND", "")
         meant = any(part and part not in ("none", "quiet", "verbose") for part in policy.split(","))
         return f"srun bound the tasks ({policy})" if meant else None
     options, _ = mpirun_options.split_options(words[1:])
-    return "mpirun was told how to bind" if mpirun_options.has_binding_option(options) else None
+    return "mpirun has binding options" if mpirun_options.has_binding_option(options) else None
 
 
 def is_narrower_than_default(allowed: set[int], cores: Sequence[Core], world_size: int) -> bool:
-    """Whether Open MPI's binding to one core must be the user's wish: by itself it does so for one or two ranks only.
+    """Whether the user must have requested the binding to one core: Open MPI's default does so for one or two ranks
+    only.
 
-    For the nodes that mpirun itself does not run on, where its command line cannot be seen.
+    For nodes on which mpirun itself does not run, where its command line is invisible.
     """
     return world_size > 2 and len(cores) > 1 and any(allowed <= set(core) for core in cores)
 
@@ -131,11 +132,11 @@ def choose_gpu(local_rank: int, count: int, visible: str | None) -> str | None:
     return names[local_rank % len(names)]
 
 
-# ---- what the machine says
+# ---- functions that read the machine
 
 
 def read_file(path: str) -> str:
-    """The text of a file of /proc or /sys, "" where it cannot be read."""
+    """The text of a file of /proc or /sys, "" if it cannot be read."""
     try:
         with open(path, errors="surrogateescape") as file:
             return file.read()
@@ -144,7 +145,7 @@ def read_file(path: str) -> str:
 
 
 def read_environment(process: int) -> dict[str, str]:
-    """The environment that a process was started with; empty if it is not ours to look at."""
+    """The environment with which a process was started; empty if the process belongs to another user."""
     pairs = (entry.partition("=") for entry in read_file(f"/proc/{process}/environ").split("\0") if "=" in entry)
     return {name: value for name, _, value in pairs}
 
@@ -165,7 +166,9 @@ def list_cores(cpus: Iterable[int] | None = None) -> list[Core]:
 
 
 def read_cpu_quota() -> float | None:
-    """The CPU seconds a second that the container's limit (cgroup v2 or v1) gives this process; None without one."""
+    """The CPU seconds a second that the container's limit (cgroup v2 or v1) allows this process;
+    None without a limit.
+    """
     group = ""
     for line in read_file("/proc/self/cgroup").splitlines():
         if line.startswith("0::"):
@@ -198,10 +201,10 @@ def find_launcher() -> tuple[int, str, list[str]] | None:
 
 
 def find_node_cpus(launcher_process: int | None) -> set[int]:
-    """The CPUs that the ranks of this node may use: all of the cpuset, within what the launcher itself is held to."""
+    """The CPUs that the ranks of this node may use: the cpuset, restricted to the affinity of the launcher."""
     before = os.sched_getaffinity(0)
     try:
-        # The kernel takes the part of a mask that the cpuset allows: all is asked for, what was given is read back.
+        # The kernel intersects a mask with the cpuset: request all CPUs, and read back the result.
         os.sched_setaffinity(0, range(max(parse_cpu_list(read_file(f"{CPU_FOLDER}/possible")) or before) + 1))
         allowed = os.sched_getaffinity(0)
     finally:
@@ -210,34 +213,34 @@ def find_node_cpus(launcher_process: int | None) -> set[int]:
         try:
             allowed = (allowed & os.sched_getaffinity(launcher_process)) or allowed
         except OSError:
-            pass  # the launcher's process is not ours to look at (another user's): the cpuset alone is the limit
+            pass  # the launcher belongs to another user: only the cpuset limits
     return allowed
 
 
 def count_gpus() -> int:
-    """How many NVIDIA GPUs this node lets us open."""
+    """The number of NVIDIA GPUs that can be opened on this node."""
     return len(glob("/dev/nvidia[0-9]*"))
 
 
-# ---- what is done
+# ---- functions that change the process
 
 
 def bind_all_threads(cpus: Iterable[int]) -> None:
-    """Lets every thread of this process, those that MPI or NumPy started too, run on `cpus`."""
+    """Set the affinity of every thread of this process, including threads of MPI and NumPy, to `cpus`."""
     mask = set(cpus)
     for thread in os.listdir("/proc/self/task"):
         try:
             os.sched_setaffinity(int(thread), mask)
         except ProcessLookupError:
-            pass  # the thread has ended since it was listed
+            pass  # the thread has ended meanwhile
 
 
 def place_cores(local_rank: int, local_size: int, mode: str, part: str = "") -> str:
-    """Gives this rank its cores and, where they are shared or limited, its number of threads; says what was done."""
+    """Assign this rank its cores and, if they are shared or limited, its number of threads; returns a description."""
     launcher = find_launcher()
     if launcher is None and local_size < 2 and mode != "spread":
         return "cores left as they are: no launcher started this process"
-    # mpirun keeps its own variables from the ranks, and the library takes the task's away once it has read them.
+    # mpirun does not pass its own variables on, and the library removes the variables of the task after reading them.
     environment = {**read_environment(launcher[0] if launcher else 0), **read_environment(os.getpid()), **os.environ}
     reason = find_user_choice(environment, mode)
     if reason is None and launcher is not None and mode != "spread":
@@ -264,7 +267,7 @@ def place_cores(local_rank: int, local_size: int, mode: str, part: str = "") -> 
 
 
 def place_gpu(local_rank: int, local_size: int, part: str = "") -> str:
-    """Lets this rank see its own GPU, where the node has several; says what was done, "" if nothing."""
+    """Restrict this rank to its own GPU if the node has several; returns a description, "" if nothing changes."""
     count = count_gpus()
     if count == 0 and "CUDA_VISIBLE_DEVICES" not in os.environ:
         return ""
@@ -283,7 +286,7 @@ def place_gpu(local_rank: int, local_size: int, part: str = "") -> str:
 
 
 def apply_placement(local_rank: int, local_size: int) -> str:
-    """Settles cores, threads and GPU of this local rank, before TensorFlow is imported; gives one line that says how.
+    """Set cores, threads and GPU of this local rank, before TensorFlow is imported; returns a one-line description.
 
     `local_rank` counts from 0 to `local_size` - 1 over the ranks of this node.
     """

@@ -1,6 +1,6 @@
-"""What the launcher's user reads: standard output and errors as the launcher gave them, and the text of silent ranks.
+"""The launcher's standard output and error streams, and the stored text of silent ranks.
 
-With MATEX_ELASTIC a silent rank keeps its text since the last agreement of all ranks (`redirect_output`).
+With MATEX_ELASTIC a silent rank stores its text since the last agreement of all ranks (`redirect_output`).
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ _C = ctypes.PyDLL(None)
 _C_STREAMS = [ctypes.c_void_p.in_dll(_C, name) for name in ("stdout", "stderr")]
 
 _kept: TextIO | None = None
-_output = _OUTPUT  # as the launcher gave it
+_output = _OUTPUT  # as the launcher provided it
 
 
 @dataclass
 class _Text:
-    """The text of a descriptor: what stands in `file` from `begin` on; a log keeps what was printed."""
+    """The text of a descriptor: the contents of `file` from `begin` on. A log keeps text that was printed."""
 
     file: int
     begin: int
@@ -35,7 +35,7 @@ _texts: dict[int, _Text] = {}
 
 
 def keep_streams() -> TextIO:
-    """Keep output and errors as the launcher gave them, before they may be redirected; gives that of errors."""
+    """Keep the launcher's output and error streams, before they may be redirected. Returns the error stream."""
     global _kept, _output
     _output = os.dup(_OUTPUT)
     _kept = os.fdopen(os.dup(_ERRORS), "w", buffering=1)
@@ -43,24 +43,24 @@ def keep_streams() -> TextIO:
 
 
 def write_text(text: str) -> None:
-    """Write `text` where the launcher's user reads it, on any rank."""
+    """Write `text` to the launcher's error stream, on any rank."""
     stream = _kept or sys.stderr
     stream.write(text)
     stream.flush()
 
 
 def get_descriptor() -> int:
-    """The descriptor of what the launcher's user reads, on any rank."""
+    """The descriptor of the launcher's error stream, on any rank."""
     return _ERRORS if _kept is None else _kept.fileno()
 
 
 def redirect_output(log: int | None, keeps: bool) -> None:
-    """Print from here on to the file `log`, or to nowhere; `keeps`: the text is kept until all ranks have agreed.
+    """Redirect output to the file `log`, or discard it; `keeps`: store the text until all ranks have agreed.
 
-    Each rank hands on what it has printed before it agrees to have done something. So all that the first printed up to
-    the last agreement is out, and who takes its place prints what came since.
+    Each rank flushes its text before it agrees to have completed an action. So the first rank has printed everything up
+    to the last agreement, and a rank that replaces it prints the text since then.
 
-    At the descriptors, so that C++ code and children are silent, too.
+    File descriptors are redirected, so that C++ code and child processes are silent, too.
     """
     flush_text()
     nowhere = os.open(os.devnull, os.O_WRONLY)
@@ -72,7 +72,7 @@ def redirect_output(log: int | None, keeps: bool) -> None:
                 os.dup2(made.fileno(), stream)
         else:
             os.dup2(nowhere, stream)
-        if keeps and (log is None or stream == _OUTPUT):  # a log has both, in the order in which they came
+        if keeps and (log is None or stream == _OUTPUT):  # a log receives both streams, in order
             file = os.dup(stream)
             fcntl.fcntl(file, fcntl.F_SETFL, fcntl.fcntl(file, fcntl.F_GETFL) | os.O_APPEND)
             _texts[stream] = _Text(file, os.fstat(file).st_size, log is not None)
@@ -80,20 +80,20 @@ def redirect_output(log: int | None, keeps: bool) -> None:
 
 
 def keeps_text() -> bool:
-    """Whether this rank is silent and may have to print what it keeps."""
+    """Whether this rank is silent and may have to print its stored text."""
     return bool(_texts)
 
 
 def is_open(file: Any) -> bool:
-    """Whether what is printed or written to `file` comes to it: it is not closed, nor is its buffer detached."""
+    """Whether `file` can be written: it is not closed, and its buffer is not detached."""
     try:
         return not getattr(file, "closed", False)
-    except ValueError:  # so Python says that its buffer is detached
+    except ValueError:  # Python's error for a detached buffer
         return False
 
 
 def flush_text() -> None:
-    """Hand on what was printed and is in a buffer of Python or C yet."""
+    """Flush the buffers of Python and C."""
     for stream in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__):
         if stream is not None and hasattr(stream, "flush") and is_open(stream):
             stream.flush()
@@ -102,13 +102,13 @@ def flush_text() -> None:
 
 
 def measure_text() -> dict[int, int]:
-    """How much text is kept by now, for `forget_after`."""
+    """The present length of the stored text, for `forget_after`."""
     flush_text()
     return {stream: os.fstat(text.file).st_size for stream, text in _texts.items()}
 
 
 def forget_after(lengths: dict[int, int]) -> None:
-    """Forget what was printed since `measure_text` gave `lengths`: it is about to be printed once more."""
+    """Drop the text since `measure_text` returned `lengths`: it is about to be printed again."""
     flush_text()
     for stream, text in _texts.items():
         if not text.is_log:
@@ -116,7 +116,7 @@ def forget_after(lengths: dict[int, int]) -> None:
 
 
 def forget_text() -> None:
-    """Forget what is kept: all ranks have agreed since it was handed on, so that the first has printed it."""
+    """Drop the stored text: all ranks have agreed since it was flushed, so the first rank has printed it."""
     for text in _texts.values():
         if text.is_log:
             text.begin = os.fstat(text.file).st_size
@@ -125,7 +125,7 @@ def forget_text() -> None:
 
 
 def print_text() -> None:
-    """Print what is kept, and whatever goes to output and errors from here on."""
+    """Print the stored text, and send all further output to the launcher's streams."""
     flush_text()
     real = {_OUTPUT: _output, _ERRORS: get_descriptor()}
     for stream, text in _texts.items():
@@ -140,7 +140,7 @@ def print_text() -> None:
 
 
 def list_kept_files() -> list[os.stat_result]:
-    """The states of the files in which text is kept."""
+    """The states of the files with stored text."""
     return [os.fstat(text.file) for text in _texts.values()]
 
 
@@ -150,12 +150,12 @@ def _write_whole(descriptor: int, text: bytes) -> None:
 
 
 def _list_descriptors(file: int) -> list[int]:
-    """The descriptors of this process that are of the same file as `file`; the script may have kept copies."""
+    """The descriptors of this process for the same file as `file`; the script may have made copies."""
     found = []
     for name in map(int, os.listdir("/proc/self/fd")):
         try:
             if os.path.samestat(os.fstat(name), os.fstat(file)):
                 found.append(name)
-        except OSError:  # of the list itself, which is closed by now
+        except OSError:  # the descriptor of the listing itself, which is closed by now
             continue
     return found

@@ -35,7 +35,7 @@ def convert_errors(path: Path, kind: str, doing: str) -> Iterator[None]:
             raise ReaderError(f"{path}: {lock}") from None
         whole = "it" if path.is_dir() else f"its {path.stat().st_size if path.exists() else 0} bytes"
         raise ReaderError(
-            f"{path}: truncated or damaged: expected a whole {kind} file, found, in {doing} {whole}: "
+            f"{path}: truncated or damaged: expected a complete {kind} file, found, while {doing} {whole}: "
             f"{type(error).__name__}: {error}"
         ) from None
 
@@ -46,11 +46,11 @@ def describe_lock(path: Path) -> str:
         with open(path, "rb") as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
-        return "another process has it open to write to it, and has locked it; read it when that has closed it"
+        return "another process has opened it for writing and locked it; read it after that process has closed it"
     except OSError as error:
         return (
-            f"its file system gives no locks ({error.strerror}); HDF5_USE_FILE_LOCKING=FALSE in the environment reads "
-            "it without"
+            f"its file system does not support locks ({error.strerror}); set HDF5_USE_FILE_LOCKING=FALSE in the "
+            "environment to read it without a lock"
         )
     return ""
 
@@ -105,11 +105,11 @@ def check_links(path: Path, file: Any, key: str) -> None:
                 expected = str(inside.parent / link.filename) if behind is None else f"{link.path!r} in {behind}"
                 why = f" ({error})" if behind else ""
                 raise ReaderError(
-                    f"{path}: {key!r} lies in another file: expected {expected}, found none{why}"
+                    f"{path}: {key!r} refers to another file: expected {expected}, found none{why}"
                 ) from None
             if isinstance(link, h5py.SoftLink):
                 raise ReaderError(
-                    f"{path}: {key!r} lies behind a link: expected {link.path!r} in {inside}, found none ({error})"
+                    f"{path}: {key!r} goes through a link: expected {link.path!r} in {inside}, found none ({error})"
                 ) from None
             raise
 

@@ -68,7 +68,7 @@ class Arrangement:
 def match_dimensions(first: Sequence[Dimension], found: Sequence[Dimension]) -> Arrangement | None:
     """The arrangement that brings samples with dimensions `found` into the order of `first`; None if none is needed.
 
-    Dimensions match by name. If both have coordinates, these must be equal after sorting.
+    Dimensions match by name. If both have coordinates, these must be equal up to their order.
 
     Raises:
         DifferentDimensions: nothing shows that two dimensions are the same, or their coordinates differ.
@@ -131,9 +131,9 @@ def _match_coordinates(first: Dimension, found: Dimension) -> slice | np.ndarray
             return places
     place = int(differ.argmax())
     raise DifferentDimensions(
-        f"the coordinates {one[0]} to {one[-1]} along {first.name!r}, found {other[0]} to {other[-1]}: number {place} "
-        f"is {one[place]} and {other[place]}. Bring the files to one grid, such as by xarray's interp_like or "
-        "reindex_like, or read them as data sets of their own"
+        f"the coordinates {one[0]} to {one[-1]} along {first.name!r}, found {other[0]} to {other[-1]}: at index "
+        f"{place}, {one[place]} and {other[place]}. Interpolate the files to one grid, such as by xarray's "
+        "interp_like or reindex_like, or read them as data sets of their own"
     )
 
 

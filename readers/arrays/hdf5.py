@@ -43,9 +43,9 @@ class Hdf5(Stack):
 
         if not h5py.get_config().mpi:
             raise ReaderError(
-                "parallel=True: expected an h5py built with MPI, found one without (the wheels from PyPI are; a "
-                "build against a parallel HDF5 is needed). Without parallel=True each rank opens the file by itself "
-                "and reads its own rows, which needs no such build"
+                "parallel=True: expected an h5py built with MPI, found one without, such as the wheels from PyPI; "
+                "build h5py against a parallel HDF5. Without parallel=True each rank opens the file by itself and "
+                "reads its own rows, which needs no such build"
             )
 
     def open_file(self, path: Path) -> Any:
@@ -157,7 +157,7 @@ def _make_text(owner: Hdf5, path: Path, name: str, dataset: Any) -> TextVariable
 class _Variable(Variable):
     def __init__(self, owner: Hdf5, path: Path, name: str, dataset: Any):
         if dataset.shape is None:
-            raise ReaderError(f"{path}: expected numbers in {name!r}, found a dataset without any")
+            raise ReaderError(f"{path}: expected numbers in {name!r}, found an empty dataset")
         import h5py
 
         is_ragged = h5py.check_vlen_dtype(dataset.dtype) is not None

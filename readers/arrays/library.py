@@ -123,7 +123,9 @@ def _call_by_worker(action: Callable[[], Result], most: float) -> Result:
     if _worker is None or not _worker.is_alive():  # a forked child does not have its parent's threads
         _worker = _Worker()
     if _worker.lost:
-        raise ReaderError("a library was lost in a damaged file before; start Python anew to read other files")
+        raise ReaderError(
+            "an earlier library call never returned from a damaged file; restart Python to read other files"
+        )
     begin = _worker.measure_processor_time()
     _worker.todo.put(action)
     while True:
@@ -133,7 +135,7 @@ def _call_by_worker(action: Callable[[], Result], most: float) -> Result:
         except queue.Empty:
             if _worker.measure_processor_time() - begin > most:
                 _worker.stop_thread()
-                raise ReaderError(f"its library computed for {most:.0f} s on one call and found no end") from None
+                raise ReaderError(f"one call of its library used {most:.0f} s of CPU time without an end") from None
     if error is not None:
         raise error
     return result

@@ -51,8 +51,8 @@ class NetCdf(Stack):
 
         if not getattr(netCDF4, "__has_parallel4_support__", False):
             raise ReaderError(
-                "parallel=True: expected a netCDF4 built with parallel I/O, found one without (the wheels from PyPI "
-                "are; a build against a parallel HDF5 and NetCDF is needed). Without parallel=True each rank opens the "
+                "parallel=True: expected a netCDF4 built with parallel I/O, found one without, such as the wheels from "
+                "PyPI; build netCDF4 against a parallel HDF5 and NetCDF. Without parallel=True each rank opens the "
                 "file by itself and reads its own rows, which needs no such build"
             )
 

@@ -33,8 +33,8 @@ def check_header(path: Path) -> None:
         raise ReaderError(f"{path}: truncated: its header describes {least} bytes, found {size}")
     if size > most:
         raise ReaderError(
-            f"{path}: too long: its header describes {most} bytes, found {size}. Bytes were put in, so that values may "
-            "have moved, or it is still being written"
+            f"{path}: too long: its header describes {most} bytes, found {size}. Bytes were inserted, so that values "
+            "may be shifted, or the file is still being written"
         )
 
 
@@ -57,7 +57,8 @@ class _Header:
         data = self._file.read(width)
         if len(data) < width:
             raise ReaderError(
-                f"{self._path}: truncated: expected a NetCDF header that goes on, found its end at byte {self._size}"
+                f"{self._path}: truncated: expected more of the NetCDF header, found the end of the file at byte "
+                f"{self._size}"
             )
         return int.from_bytes(data, "big")
 

@@ -48,7 +48,7 @@ def list_dtypes(dtype: Any, wanted: dict[str, list[str]]) -> tuple[dict[str, np.
             asked.add(name)
             continue
         if given.kind not in "biufc":
-            raise TypeError(f"DataSet: dtype has to be one of numbers, or str for a variable; given {given}")
+            raise TypeError(f"DataSet: dtype must be numeric, or str for a variable; given {given}")
         for field in fields:
             found[field] = np.result_type(given, found.get(field, given))
     return found, asked

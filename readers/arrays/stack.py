@@ -85,8 +85,8 @@ class Stack(Format):
     def require_parallel(self) -> None:
         """Raises ReaderError if the library was built without MPI-IO, which `parallel=True` needs."""
         raise ReaderError(
-            f"parallel=True: {self.kind} has no collective reading. Without parallel=True each rank reads its own "
-            "rows, which needs none"
+            f"parallel=True: {self.kind} does not support collective reads. Without parallel=True each rank reads its "
+            "own rows independently"
         )
 
     @abstractmethod

@@ -105,7 +105,7 @@ def agree_on_texts(path: Path, name: str, found: Sequence[collections.Counter[st
     if not asked and number_like.are_numbers(counts):
         number = min(number_like.find_numbers(counts))
         raise ReaderError(
-            f"{path}: expected numbers in {name!r}, or texts that are none, found numbers as text, such as {number!r}; "
-            f"dtype={{{name!r}: str}} takes these texts as categories"
+            f"{path}: expected numbers in {name!r}, or texts that are not numbers, found numbers as text, such as "
+            f"{number!r}; dtype={{{name!r}: str}} reads these texts as categories"
         )
     return sorted(counts)

@@ -182,7 +182,7 @@ class _Variable(Variable):
         found = np.asarray(mark)
         if found.dtype.kind not in "biufc":
             raise ReaderError(
-                f"{self._path}: expected a number as what stands for a missing value of {self.name!r}, found {mark!r}"
+                f"{self._path}: expected a number as the mark of missing values of {self.name!r}, found {mark!r}"
             )
         return found
 

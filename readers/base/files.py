@@ -17,16 +17,16 @@ from matex_tf import arguments
 _HEADER = 1 << 16
 _KINDS = {
     b"PK\x03\x04": "a zip archive; unpack it (a Zarr store or a spreadsheet is one, too)",
-    b"\x1f\x8b": "a file packed by gzip; unpack it",
-    b"BZh": "a file packed by bz2; unpack it",
-    b"\xfd7zXZ\x00": "a file packed by xz; unpack it",
-    b"\x28\xb5\x2f\xfd": "a file packed by zstd; unpack it",
+    b"\x1f\x8b": "a file compressed by gzip; decompress it",
+    b"BZh": "a file compressed by bz2; decompress it",
+    b"\xfd7zXZ\x00": "a file compressed by xz; decompress it",
+    b"\x28\xb5\x2f\xfd": "a file compressed by zstd; decompress it",
     b"\x89HDF\r\n\x1a\n": "an HDF5 file",
     b"PAR1": "a Parquet file",
     b"CDF": "a classic NetCDF file",
     b"GRIB": "a GRIB file; convert it, such as by `cdo -f nc copy`",
     b"\x0e\x03\x13\x01": "an HDF4 file; convert it, such as by h4toh5",
-    b"<": "a page of HTML or XML, such as an error of the server that it was loaded from",
+    b"<": "an HTML or XML page, such as an error page of the download server",
     b"version https://git-lfs": "a pointer of Git LFS; `git lfs pull` loads the file",
 }
 

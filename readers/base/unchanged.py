@@ -19,8 +19,8 @@ class Unchanged:
         """Raises ReaderError if `path` has changed."""
         if _look_at(path) != self._seen[path]:
             raise ReaderError(
-                f"{path}: the file has changed since this data set was opened: its size, its time or the file itself "
-                "is another. Write a new file beside it, or open the data set again"
+                f"{path}: the file has changed since this data set was opened: its size, its "
+                "modification time or its inode differs. Write a new file instead, or open the data set again"
             )
 
 

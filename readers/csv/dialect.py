@@ -85,7 +85,7 @@ def make_dialect(
                 raise ValueError(f"DataSet: {other} and {name} have to be different; given {mark!r} for both")
     for name, mark in (("decimal", decimal), ("thousands", thousands)):
         if mark and (mark.isalnum() or mark in "+-"):
-            raise ValueError(f"DataSet: {name} can be no letter, digit or sign; given {mark!r}")
+            raise ValueError(f"DataSet: {name} must not be a letter, digit or sign; given {mark!r}")
     arguments.check_whole_number("DataSet", "skiprows, which counts lines,", skiprows, 0)
     texts = _list_nulls(na_values)
     return Dialect(
@@ -126,7 +126,7 @@ def _find_encoding(name: Any) -> str:
         b"a".decode(name, "replace")  # rejects idna, which encodes host names only
     except (LookupError, TypeError, UnicodeError):
         raise ValueError(
-            f'DataSet: encoding has to be one of texts that Python knows, such as "utf-8", "latin-1", "cp1252" or '
+            f'DataSet: encoding has to be a text encoding that Python knows, such as "utf-8", "latin-1", "cp1252" or '
             f'"utf-16"; given {arguments.describe_value(name)}'
         ) from None
     return "utf-8" if found.name == "utf-8-sig" else found.name

@@ -38,7 +38,7 @@ def _make_encoding_error(path: Path, error: UnicodeDecodeError, encoding: str, l
     other = "latin-1" if encoding == "utf-8" else "utf-8"
     return ReaderError(
         f"{path}, line {at}: expected text in {encoding.upper()}, found the byte {error.object[error.start]:02x}. "
-        f'encoding="{other}", or the name of another one, says how the file is written'
+        f'encoding="{other}", or another one, names the encoding of the file'
     )
 
 
@@ -87,7 +87,7 @@ def explain_error(
                 hint = (
                     ""
                     if lines and len(names) > 1
-                    else "; skiprows= passes over lines before the header, comment= over notes"
+                    else "; skiprows= skips lines before the header, comment= skips comments"
                 )
                 wrong = ReaderError(f"{path}, line {at}: expected {len(names)} values, found {len(values)}{hint}")
                 break
@@ -105,7 +105,7 @@ def explain_error(
             continue
         text = texts[index]
         hint = (
-            "by the first MiB, or by dtype=, this column is read as integers; "
+            "this column is read as integers, by its first MiB or by dtype=; "
             f'dtype={{{names[number]!r}: "float64"}} reads others'
             if pa.types.is_integer(kind) and convert.can_convert([text], pa.float64(), dialect)
             else number_like.suggest_option(text, names[number], dialect)

@@ -159,7 +159,7 @@ class Csv(TableFormat):
             raise ReaderError(
                 f"{text.find_file(self._records.open - 1)}: expected every quote to be closed, found one open at the "
                 f"end of "
-                "the file. Where quotes are letters like others, give quote=None"
+                "the file. If quotes are ordinary characters, pass quote=None"
             )
         counts = [count for _, count, _ in found if count is not None]
         if len(counts) < len(found) or self._taking is None:

@@ -58,7 +58,7 @@ def read_names(file: Path, head: bytes, header: bool, dialect: Dialect) -> tuple
     if b"\r" in line.strip() and b"\n" not in line and not (dialect.marks.quote and dialect.marks.quote in line):
         raise ReaderError(f"{file}: expected lines that end with a newline, found carriage returns alone")
     if not line.strip():
-        raise ReaderError(f"{file}: expected a table, found no line with anything in it")
+        raise ReaderError(f"{file}: expected a table, found only empty lines")
     rows = errors.read_rows(file, line, dialect, number)
     values = next((row for _, row in rows if row), [])
     if header:

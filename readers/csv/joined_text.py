@@ -54,7 +54,7 @@ def open_text(path: Path, dialect: Dialect) -> Iterator[Any]:
     except UnicodeDecodeError as error:
         raise ReaderError(
             f"{path}: expected text in {dialect.encoding.upper()}, found the byte {error.object[error.start]:02x}. "
-            "encoding= names another one"
+            "Pass another encoding="
         ) from None
     except (*_DAMAGED, OSError) as error:
         if isinstance(error, OSError) and error.errno is not None:

@@ -152,11 +152,11 @@ def _normalize(text: str) -> str:
 
 def suggest_option(text: str, column: str, dialect: Dialect) -> str:
     """Advice for a message about a text in a column of numbers."""
-    categories = f"dtype={{{column!r}: str}} takes the texts of this column as categories"
+    categories = f"dtype={{{column!r}: str}} reads the texts of this column as categories"
     if find_unit(text) is None:
-        return f"{categories}; if {text!r} stands for a missing value, na_values=[{text!r}] says so"
+        return f"{categories}; if {text!r} marks a missing value, pass na_values=[{text!r}]"
     if _read_text(text, dialect) is not None:
-        return f'dtype={{{column!r}: "float64"}} takes this column as numbers; {categories}'
+        return f'dtype={{{column!r}: "float64"}} reads this column as numbers; {categories}'
     options = _list_options(text, dialect) or _list_delimiters(text)
     if options:
         return f"{', '.join(options)}; {categories}"

@@ -124,5 +124,5 @@ def make_count_error(place: str, expected: int, found: int) -> ReaderError:
     named, _, line = place.rpartition(", line ")
     return ReaderError(
         f"{named}: expected {expected} records from line {line} on, found {found}: a quote within a value, or a "
-        "carriage return alone. Where quotes are letters like others, give quote=None"
+        "carriage return alone. If quotes are ordinary characters, pass quote=None"
     )

@@ -48,7 +48,7 @@ class Table(Columns):
         counts = {value["values"]: value["counts"] for value in column.drop_null().value_counts().to_pylist()}
         if number_like.are_numbers(counts):
             data = errors.clean_block(sample, self.dialect, lambda: place)
-            mixed = ValueError(f"numbers in column {self.names[number]!r} that are written in more than one way")
+            mixed = ValueError(f"numbers in several spellings in column {self.names[number]!r}")
             error = errors.explain_error(data, self.dialect, self.names, {number: pa.float64()}, place, mixed)
             raise ReaderError(f"{error}. Most rows of this column hold numbers")
 

@@ -61,7 +61,7 @@ def _extract_member(archive: Path, tar: tarfile.TarFile, member: tarfile.TarInfo
             if source is not None:
                 shutil.copyfileobj(source, target, _PIECE)
             if target.tell() != member.size:
-                raise EOFError(f"{member.name} of {target.tell()} bytes, which has {member.size}")
+                raise EOFError(f"{member.name}: {target.tell()} bytes instead of {member.size}")
     except BaseException:
         remove_files([Path(name)])
         raise

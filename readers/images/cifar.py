@@ -106,7 +106,7 @@ class _Cifar(Format):
         chosen = self._find_batches({name: Stored(path, f"{archive}: {name}") for name, path in there.items()})
         if chosen is None:
             raise ReaderError(
-                f"{self._describe_expected()}; the archive {archive} holds of these {files.format_names(there)}"
+                f"{self._describe_expected()}; the archive {archive} contains {files.format_names(there)}"
             )
         self._look_into(chosen)
 
@@ -214,7 +214,7 @@ class _PickledBatch:
         labels, data = values.get(label_names[label]), values.get("data")
         if not isinstance(labels, list) or not all(type(value) is int and abs(value) < 1 << 63 for value in labels):
             raise ReaderError(
-                f"{path}: expected a list of numbers of 64 bits under {label_names[label]!r}, found "
+                f"{path}: expected a list of 64-bit integers under {label_names[label]!r}, found "
                 f"{plain_pickles.shorten_value(labels)}; the pickle has "
                 f"{files.format_names(name[:60] for name in values)}"
             )

@@ -147,6 +147,6 @@ class IdxFile:
 
     def _raise_truncated(self, found: int, expected: int) -> None:
         raise ReaderError(
-            f"{self.path}: truncated: expected {self.shape[0]} items, found {max(0, found)} whole ones before its end "
-            f"(reading up to item {expected})"
+            f"{self.path}: truncated: expected {self.shape[0]} items, found {max(0, found)} complete ones before its "
+            f"end (reading up to item {expected})"
         )

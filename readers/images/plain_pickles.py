@@ -112,26 +112,26 @@ class _Unpickler(_Base):
 
     def _encode_text(self, text: Any, encoding: Any) -> bytes:
         if encoding not in ("latin1", "latin-1", b"latin1", "bytes") or not isinstance(text, str):
-            raise pickle.UnpicklingError(f"bytes that are not written as Latin-1, but as {shorten_value(encoding)}")
+            raise pickle.UnpicklingError(f"bytes encoded as {shorten_value(encoding)} instead of Latin-1")
         # A memoized text may be encoded many times; texts that are stored once cannot exceed the size of the file.
         self._encoded += len(text)
         if self._encoded > self._source.size:
-            raise pickle.UnpicklingError(f"letters that stand for more than {self._source.size} bytes")
+            raise pickle.UnpicklingError(f"encoded texts of more than {self._source.size} bytes")
         return text.encode("latin-1")
 
     def _push_bytes(self, form: str) -> None:
         (length,) = struct.unpack(form, self.read(struct.calcsize(form)))
         if length < 0:
-            raise pickle.UnpicklingError("a string of a negative length")
+            raise pickle.UnpicklingError("a string of negative length")
         self.append(self.read(length) if length <= _LONG else self._source.skip(length))
 
     def _set_items(self, values: list[Any]) -> None:
         target = self.stack[-1]
         if not isinstance(target, dict) or len(target) + len(values) // 2 > _MOST_KEYS:
-            raise pickle.UnpicklingError(f"no dict of at most {_MOST_KEYS} keys")
+            raise pickle.UnpicklingError(f"a value that is not a dict of at most {_MOST_KEYS} keys")
         for key, value in zip(values[::2], values[1::2], strict=True):
             if not isinstance(key, (str, bytes, int)):
-                raise pickle.UnpicklingError(f"a key that is no text and no number, but {type(key).__name__}")
+                raise pickle.UnpicklingError(f"a key of type {type(key).__name__}, neither text nor number")
             target[key] = value
 
     _BUILDING = "( 0 N I L J K M G U C X ] l } ) t a e q r p h j g c R b ."
@@ -159,7 +159,7 @@ def load_pickle(file: BinaryIO, named: Path | str) -> Any:
     try:
         value = _Unpickler(source).load()
         if source.tell() != source.size:
-            raise pickle.UnpicklingError(f"{source.size - source.tell()} bytes behind the end of the pickle")
+            raise pickle.UnpicklingError(f"{source.size - source.tell()} bytes after the end of the pickle")
     except ReaderError:
         raise
     except Exception as error:  # damaged pickles raise arbitrary exceptions in Python's unpickler

@@ -90,9 +90,7 @@ class Deal:
         if distribution == "batch":
             batch_size = arguments.check_whole_number('DataSet: distribution="batch"', "batch_size", batch_size)
         if distribution != "batch" and batch_size is not None:
-            raise ValueError(
-                f'DataSet: batch_size= goes with distribution="batch"; given distribution={distribution!r}'
-            )
+            raise ValueError(f'DataSet: batch_size= requires distribution="batch"; given distribution={distribution!r}')
         self.count, self.size, self.distribution, self.batch_size = count, size - servers, distribution, batch_size
         self._batch = batch_size or 1  # used with "batch" only
         self._servers = servers

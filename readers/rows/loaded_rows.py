@@ -58,7 +58,7 @@ class HeldRows:
         arrays = redistribute.take_whole(source, held)
         if arrays is not None:
             return arrays
-        doing = f"dealing the rows of {self._name}"
+        doing = f"distributing the rows of {self._name}"
         arrays = self._together(lambda: redistribute.allot_arrays(source, self._deals, self._share.rank, held), doing)
         communicator = world.get_communicator("readers") if self._share.size > 1 else None
         redistribute.send_rows(source, self._deals, self._share.rank, held, arrays, communicator)

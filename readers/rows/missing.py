@@ -18,7 +18,7 @@ def check_missing(how: Any) -> None:
     number = isinstance(how, (int, float)) and not isinstance(how, bool)
     if not number and not (isinstance(how, str) and how in ("error", "nan")):
         raise ValueError(
-            f'DataSet: missing has to be "error", "nan" or a number to put in; given {arguments.describe_value(how)}'
+            f'DataSet: missing has to be "error", "nan" or a replacement number; given {arguments.describe_value(how)}'
         )
 
 
@@ -49,15 +49,15 @@ def check_fits(how: float, dtype: np.dtype, place: str) -> None:
     if dtype.kind == "f":
         if float(np.finfo(dtype).max) < abs(how) < np.inf:
             raise ValueError(
-                f"DataSet: missing={how!r} cannot stand in {place}, which is read as {dtype.name}: it is too large. "
-                'Give another number, or missing="nan"'
+                f"DataSet: missing={how!r} cannot be used for {place}, which is read as {dtype.name}: it is too "
+                'large. Pass another number, or missing="nan"'
             )
         return
     least, most = (0, 1) if dtype.kind == "b" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
     if not (np.isfinite(how) and int(how) == how and least <= how <= most):
         raise ValueError(
-            f"DataSet: missing={how!r} cannot stand in {place}, which is read as {dtype.name}: whole numbers from "
-            f'{least} to {most}. Give one of these, or missing="nan"'
+            f"DataSet: missing={how!r} cannot be used for {place}, which is read as {dtype.name}: integers from "
+            f'{least} to {most}. Pass one of these, or missing="nan"'
         )
 
 

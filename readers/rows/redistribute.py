@@ -13,7 +13,7 @@ from matex_tf.readers.rows.layout import Deal
 from matex_tf.readers.rows.samples import Source
 from matex_tf.sharding.share_arrays import ShareArray
 
-# A rank sends this many bytes in a round, or this fraction of its rows, whichever is larger.
+# A rank sends _ROUND_BYTES or 1/_ROUNDS of its rows in a round, whichever is larger.
 _ROUND_BYTES = 1 << 20
 _ROUNDS = 64
 

@@ -71,7 +71,7 @@ class Source:
         if len(rows) and rows[-1] - rows[0] + 1 == len(rows):
             return self._read_run(origin, field, int(rows[0]), int(rows[-1]) + 1)
         if not len(rows):
-            raise ValueError("DataSet: asked to read no rows")
+            raise ValueError("DataSet: there are no rows to read")
         return self._read_scattered(origin, field, np.asarray(rows))
 
     def read_both(self, part: str, positions: Positions) -> tuple[np.ndarray, np.ndarray | None]:
@@ -157,8 +157,8 @@ class Source:
             rows = self.format.read(origin, field, start, stop)
         if len(rows) != stop - start:
             raise ReaderError(
-                f"the format {type(self.format).__name__} was asked for {stop - start} rows of the {origin} {field} "
-                f"({start} to {stop}) and gave {len(rows)}"
+                f"the format {type(self.format).__name__} returned {len(rows)} rows of the {origin} {field}; expected "
+                f"{stop - start} ({start} to {stop})"
             )
         self._settle_numbers(origin, range(start, stop), field, rows)
         return self.scale_rows(field, rows)

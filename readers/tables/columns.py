@@ -57,7 +57,7 @@ class Columns:
             else [self.find_column(column) for column in columns]
         )
         if not data:
-            raise ReaderError(f"{self.path}: expected a column of data beside the labels, found none")
+            raise ReaderError(f"{self.path}: expected a column of data in addition to the labels, found none")
         self.columns = {"data": data, "labels": chosen} if chosen else {"data": data}
         self.single = {"data": False, "labels": several is None}
 
@@ -111,7 +111,7 @@ class Columns:
                 given = by_column.get(number, usual)
                 kind = usual if number in self.texts and given.kind == "U" else given
                 if kind.kind not in "biuf":
-                    raise TypeError(f"DataSet: dtype has to be one of numbers, or str for one column; given {kind}")
+                    raise TypeError(f"DataSet: dtype must be numeric, or str for one column; given {kind}")
                 each.append(kind)
                 if number in self.texts:
                     self.types[field, number] = pa.string()

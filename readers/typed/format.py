@@ -218,7 +218,7 @@ def _check_shape(shape: Any) -> tuple[int, ...]:
     given = shape if isinstance(shape, (tuple, list)) else (shape,)
     if not given or not all(isinstance(one, int) and not isinstance(one, bool) and one > 0 for one in given):
         raise TypeError(
-            f"DataSet: expected shape to be that of a row of data, such as (28, 28); given "
+            f"DataSet: expected shape to be the shape of a row of data, such as (28, 28); given "
             f"{arguments.describe_value(shape)}"
         )
     return tuple(given)

@@ -120,7 +120,8 @@ class Parquet(TypedTable):
             rows = max(1, int(share) // 4)
             notes.print_note(
                 f"{self.columns.path}: one rank reads {most} of {self._rows_count} rows, because {ranks.size} ranks "
-                f"share {len(self._groups)} row group(s). row_group_size={rows} in writing would share it evenly"
+                f"share {len(self._groups)} row group(s). Write it with row_group_size={rows} to distribute its rows "
+                "evenly"
             )
 
     def find_place(self, row: int) -> str:

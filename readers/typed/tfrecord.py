@@ -183,8 +183,8 @@ class TfRecord(TypedTable):
             if (counts > 1).any():
                 row = int((counts > 1).argmax())
                 raise ReaderError(
-                    f"{self.columns.name_value(place(row), number)}: expected bytes once in a record, found them "
-                    f"{counts[row]} times"
+                    f"{self.columns.name_value(place(row), number)}: expected one value of bytes in a record, found "
+                    f"{counts[row]}"
                 )
             one_each = iter(values.tolist())
             columns[str(number)] = pa.array([next(one_each) if count else None for count in counts], pa.large_binary())

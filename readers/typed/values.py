@@ -64,8 +64,8 @@ def check_type(path: Path, name: str, stored: Any, kind: Any, given: np.dtype | 
     types = pa.types
     if types.is_temporal(kind) and given is None:
         raise ReaderError(
-            f"{path}: expected numbers or texts in column {name!r}, found {stored}; dtype={{{name!r}: 'int64'}} takes "
-            "the integers that stand for these, columns= leaves the column out"
+            f"{path}: expected numbers or texts in column {name!r}, found {stored}; dtype={{{name!r}: 'int64'}} reads "
+            "them as integers, columns= leaves the column out"
         )
     is_number = types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind) or types.is_decimal(kind)
     is_text = types.is_string(kind) or types.is_large_string(kind) or is_bytes(kind)
@@ -199,7 +199,7 @@ def _describe_unfit(value: Any, kind: Any) -> str:
 
     if isinstance(value, bytes):
         return (
-            f"expected text in UTF-8, found {len(value)} bytes that are none ({value[:8].hex(' ')}). dtype= names the "
+            f"expected text in UTF-8, found {len(value)} bytes that are not ({value[:8].hex(' ')}). dtype= names the "
             "type of numbers that are stored as bytes, such as 'uint8', by the name of the column"
         )
     if pa.types.is_string(kind):

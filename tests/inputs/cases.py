@@ -143,7 +143,7 @@ ARGUMENTS = [
     *(({"distribution": "batch", "batch_size": value}, TypeError, WHOLE) for value in ("8", 2.5, True)),
     *(({"distribution": "batch", "batch_size": value}, ValueError, WHOLE) for value in (0, -3)),
     ({"distribution": "batch"}, ValueError, "needs a batch_size; given None"),
-    ({"batch_size": 8}, ValueError, "batch_size= goes with"),
+    ({"batch_size": 8}, ValueError, "batch_size= requires"),
     *(({"reshuffle": value}, ValueError, 'reshuffle has to be None or "epoch"') for value in ("always", True, 1)),
     *(({"seed": value}, TypeError, f"seed {WHOLE}") for value in ("a", 1.5, None)),
     ({"seed": -1}, ValueError, f"seed {WHOLE}"),

@@ -48,7 +48,7 @@ def test_much_waiting_for_a_pipeline(notes, monkeypatch, waited, said):
     watch.judge_steps()
     assert len(notes) == said
     if said:
-        assert notes[0].startswith("75% of the time") and "every rank runs whole" in notes[0]
+        assert notes[0].startswith("75% of the time") and "every rank runs completely" in notes[0]
 
 
 def test_what_eager_code_waits_for_batches_counts(notes, monkeypatch):
@@ -63,7 +63,7 @@ def test_what_eager_code_waits_for_batches_counts(notes, monkeypatch):
         clock[0] += 1.0
         bottlenecks.end_step(SimpleNamespace(trained=[1]))
     (said,) = notes
-    assert "of the time of training steps goes into waiting for the input pipeline" in said
+    assert "of the time of training steps is spent on waiting for the input pipeline" in said
 
 
 SCRIPT = """

@@ -71,7 +71,7 @@ def test_what_a_run_has_kept_stands_in_for_what_cannot_be_measured(monkeypatch):
     )
     assert slow.predict_step(16).exposed > 1.5 * named.predict_step(16).exposed
     assert (slow.predict_step(4).link_mark, named.predict_step(4).link_mark) == ("extrapolated", "assumed")
-    assert "not measured now but kept of a run: 1 rank on a, 1 rank on b" in report.format_heading(slow.plan, slow)
+    assert "measured by an earlier run: 1 rank on a, 1 rank on b" in report.format_heading(slow.plan, slow)
 
 
 @pytest.mark.parametrize("count", [2, 4, 16])

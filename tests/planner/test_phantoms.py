@@ -92,7 +92,7 @@ def test_the_steps_of_an_epoch_are_counted(kind, tmp_path):
     epoch = json.loads(str(notes["epoch"]))
     found = phantoms.count_epoch_steps(epoch["batches"], epoch["given"], epoch["updates"] * steps.share)
     assert found == wanted
-    assert ("does not tell how many batches" in epoch["why_not"]) == (kind == "endless")
+    assert ("is unknown, and no epoch" in epoch["why_not"]) == (kind == "endless")
 
 
 @pytest.mark.parametrize(
@@ -173,9 +173,7 @@ def test_fewer_steps_than_asked_are_told_and_a_script_that_is_too_slow_for_them(
         err = capsys.readouterr().err
         assert took == pytest.approx(0.1) and err.startswith(said) and bool(err) == bool(said)
     monkeypatch.undo()
-    with pytest.raises(
-        phantoms.NotMeasured, match="it had not come to 60 steps after 300 s; how far it had come is not"
-    ):
+    with pytest.raises(phantoms.NotMeasured, match="it had not reached 60 steps after 300 s; its progress is not"):
         phantoms.read_copy(tmp_path, 7, None, 2, 60)
 
 

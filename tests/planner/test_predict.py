@@ -145,7 +145,7 @@ def test_where_nothing_fits_it_is_said_what_would():
     # Twice the rows, and twice the gradients.
     assert "MATEX_MICROBATCH=auto" in advise(memory) and "by what was measured, MATEX_MICROBATCH=6 " in advise(memory)
     assert "MATEX_MICROBATCH=auto" in advise(1.15 * 172e6) and "by what was measured" not in advise(1.15 * 172e6)
-    assert "One row takes 0.15 GiB, which neither more ranks nor MATEX_MICROBATCH make less" in advise(1e6)
+    assert "One row takes 0.15 GiB, which neither more ranks nor MATEX_MICROBATCH reduce" in advise(1e6)
     weak = tuple(replace(size, rows=64) for size in sizes)
     told = advise(1e6, scaling="weak", sizes=weak)
     assert "MATEX_MICROBATCH=auto" in told and "ranks would fit" not in told and "One row" not in told

@@ -68,7 +68,7 @@ def here(tmp_path, monkeypatch):
         ("nowhere.py", "there is no file nowhere.py"),
         ("", "no script is named"),
         ("--check nowhere.json", "nowhere.json"),
-        ("--check train.py", "train.py is no plan"),
+        ("--check train.py", "no plan can be read from train.py"),
         ("--check plan.json train.py", "train.py is to stand before it"),
         ("--check --ranks 2 plan.json", "--check goes without --ranks"),
         ("--check --memory 4GiB plan.json", "--check goes without --memory"),

@@ -117,7 +117,7 @@ def test_a_script_that_ends_too_soon_is_tried_again_only_where_more_ranks_make_f
 
 
 def test_what_is_too_slow_is_not_tried_with_more_rows(host):
-    host.failing = {32: phantoms.NotMeasured("it had not come to 25 steps", updates=2, is_late=True)}
+    host.failing = {32: phantoms.NotMeasured("it had not reached 25 steps", updates=2, is_late=True)}
     with pytest.raises(phantoms.NotMeasured, match="(?s)fewer than two sizes.*rank 0 of 1: a smaller slice took"):
         measure(1, 2, 32, 1024)
     assert host.started == [(1024, 1), (1024, 2), (32, 2)]

@@ -217,7 +217,7 @@ def test_what_cannot_be_had_is_said():
     assert list(found) == ["allreduce"]
     assert refused == {"sharded, servers:S": "its update has a norm", "async": "only fit", "local:H": "only fit"}
     assert choose_strategy(list(found.values())) == (
-        "allreduce", "allreduce: no other strategy with the result of the script alone can be had"
+        "allreduce", "allreduce: no other strategy with the result of the script alone is available"
     )  # fmt: skip
 
 
@@ -233,7 +233,7 @@ def test_the_recommendation_has_the_result_of_the_script_alone():
     assert best == "allreduce" and "sharded" in why and "50.0 MB" in why
     bare = replace(plan, update=Update(0, WEIGHTS))
     assert choose_strategy(estimate_strategies(Predictor(bare), 2)[0])[1].startswith("allreduce: ")
-    assert "no variables to share out" in choose_strategy(estimate_strategies(Predictor(bare), 2)[0])[1]
+    assert "no variables to shard" in choose_strategy(estimate_strategies(Predictor(bare), 2)[0])[1]
     best, why = choose_strategy(prices, memory=1.2 * 1.5e8)
     assert best == "sharded" and "does not fit 0.17 GiB" in why
     best, why = choose_strategy(prices, memory=1e6)

@@ -102,7 +102,7 @@ def test_a_number_for_missing_values_has_to_fit(tmp_path, name):
         file.createVariable("x", "f4", ("time",))[:] = [1, np.nan]
         file.createVariable("word", str, ("time",))[:] = np.array(["a", ""], object)
     options = {"data": name, "dtype": {name: "float16"}}
-    with pytest.raises(ValueError, match=rf"missing=70000 cannot stand in .*{name}.*float16: it is too large"):
+    with pytest.raises(ValueError, match=rf"missing=70000 cannot be used for .*{name}.*float16: it is too large"):
         alone("NETCDF", tmp_path / "a.nc", missing=70000, **options).training_data  # noqa: B018
     assert alone("NETCDF", tmp_path / "a.nc", missing=60000, **options).training_data[1] == 60000
 
@@ -181,9 +181,7 @@ def test_a_file_that_another_process_writes_is_said_to_be_locked(tmp_path, kind)
     words = [sys.executable, "-c", program, str(tmp_path / "a.nc")]
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as writer:
         assert writer.stdout.readline() == b"ready\n"
-        refused(
-            "a.nc: another process has it open to write to it, and has locked it", kind, tmp_path / "a.nc", data="x"
-        )
+        refused("a.nc: another process has opened it for writing and locked it", kind, tmp_path / "a.nc", data="x")
         writer.stdin.close()
     assert alone(kind, tmp_path / "a.nc", data="x").global_size == 2
 
@@ -204,7 +202,7 @@ def test_what_cannot_be_read_is_named_for_what_it_is(tmp_path):
     for kind in ("NETCDF", "HDF5"):
         refused("found 50 4b 03 04.*: a zip archive; unpack it", kind, tmp_path / "b.nc", data="x")
     (tmp_path / "c.nc").write_text("<!DOCTYPE html><html>Not found</html>")
-    refused("a page of HTML", "NETCDF", tmp_path / "c.nc", data="x")
+    refused("an HTML or XML page", "NETCDF", tmp_path / "c.nc", data="x")
 
 
 def test_what_is_missing_behind_a_file_is_named(tmp_path):
@@ -227,8 +225,8 @@ def test_what_is_missing_behind_a_file_is_named(tmp_path):
         ("no_file", "made of other files: expected .*gone.h5, found none"),
         ("no_dataset", "made of other datasets: expected 'gone' in .*source.h5, found none"),
         ("own", "made of other datasets: expected 'gone' in .*source.h5, found none"),
-        ("dead", "lies in another file: expected '/gone' in .*source.h5, found none"),
-        ("group/far/x", "lies in another file: expected .*gone.h5, found none"),
+        ("dead", "refers to another file: expected '/gone' in .*source.h5, found none"),
+        ("group/far/x", "refers to another file: expected .*gone.h5, found none"),
     ):
         refused(expected, "HDF5", tmp_path / "a.h5", data=name)
     with h5py.File(tmp_path / "outer.h5", "w") as file:

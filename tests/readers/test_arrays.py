@@ -148,7 +148,7 @@ def test_packed_and_missing_values(tmp_path, kind):
     assert gathered("NETCDF", path, 3, data="p", missing=0).dtype == np.float32
     assert gathered("NETCDF", path, 1, data="i", missing=0).dtype == np.int32
     for missing in (0.5, 1 << 31):
-        with pytest.raises(ValueError, match=rf"missing={missing} cannot stand in 'i' of .*a.nc.*int32: whole numbers"):
+        with pytest.raises(ValueError, match=rf"missing={missing} cannot be used for 'i' of .*a.nc.*int32: integers"):
             gathered("NETCDF", path, 1, data="i", missing=missing)
 
 

@@ -179,11 +179,11 @@ def test_text_among_numbers_is_an_error_and_text_can_be_asked_for(tmp_path):
     path = write(tmp_path / "c.csv", "".join(f"t{i},{i}\n" for i in range(300)))
     with pytest.raises(ReaderError, match="at most 256 different texts in column '0'.*uint8; found 300"):
         DataSet("CSV", path, header=False, labels=1, dtype="uint8", rank=0, size=1)
-    with pytest.raises(ValueError, match=r"missing=0.5 cannot stand in column 'n'"):
+    with pytest.raises(ValueError, match=r"missing=0.5 cannot be used for column 'n'"):
         DataSet("CSV", write(tmp_path / "d.csv", "x,n\n1,2\n3,\n"), labels="n", missing=0.5, rank=0, size=1)
     path = write(tmp_path / "e.csv", "x,kind\n1,a\n2,\n")
     for missing in (0.5, 256, -1, float("inf")):
-        with pytest.raises(ValueError, match=rf"missing={missing} cannot stand in column 'kind' of .*0 to 255"):
+        with pytest.raises(ValueError, match=rf"missing={missing} cannot be used for column 'kind' of .*0 to 255"):
             DataSet("CSV", path, dtype="uint8", missing=missing, rank=0, size=1).training_data  # noqa: B018
     data = DataSet("CSV", path, dtype="uint8", missing=255.0, rank=0, size=1)
     assert data.training_data.tolist() == [[1, 0], [2, 255]]
@@ -250,7 +250,7 @@ def test_what_is_wrong_is_named_with_its_line_and_column(tmp_path):
     failing(write(tmp_path / "l.csv", "a,b\r1,2\r"), "l.csv: expected lines that end with a newline, found carriage")
     failing(write(tmp_path / "m.csv", "a;b\n1,5;2\n"), "line 2, column 'a': .*found '1,5'; .*str")
     failing(tmp_path / "m.csv", "delimiter has to be one ASCII character; given '::'", ValueError, delimiter="::")
-    failing(write(tmp_path / "h.csv", ""), "found no line with anything in it")
+    failing(write(tmp_path / "h.csv", ""), "found only empty lines")
     failing(write(tmp_path / "i.csv", "a,b\n"), "expected at least one training row")
     failing(write(tmp_path / "j.csv", "a,a\n1,2\n"), "expected one column 'a', found several", labels="a")
     failing(str(tmp_path / "[aj].csv"), "j.csv: expected the header of .*a.csv, name, age, height; found a, a")
@@ -263,7 +263,7 @@ def test_labels_that_begin_as_integers(tmp_path):
     lines = ["x,y"] + ["1,2"] * 400_000 + ["1,2.5"]
     path = write(tmp_path / "a.csv", "\n".join(lines))
     with pytest.raises(
-        ReaderError, match=r"line 400002, column 'y': .*found '2.5'; by the first MiB.*dtype=\{'y': \"float64\"\}"
+        ReaderError, match=r"line 400002, column 'y': .*found '2.5'; .*by its first MiB.*dtype=\{'y': \"float64\"\}"
     ):
         DataSet("CSV", path, labels="y", rank=0, size=1).training_labels  # noqa: B018
     data = DataSet("CSV", path, labels="y", dtype={"y": "float64"}, rank=0, size=1)

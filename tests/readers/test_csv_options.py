@@ -145,10 +145,10 @@ def test_damaged_archives_and_wrong_options_are_named(tmp_path):
     (tmp_path / "a.csv").write_bytes(b"x,y\n1,\x81\n")
     failing("a.csv, line 2: expected text in CP1252, found the byte 81", encoding="cp1252")
     for encoding in ("latin1x", "idna", "undefined", "base64", "", 8):
-        failing("encoding has to be one of texts that Python knows", ValueError, encoding=encoding)
+        failing("encoding has to be a text encoding that Python knows", ValueError, encoding=encoding)
     failing("na_values has to be a text, a number, or several", TypeError, na_values=[True])
     failing("decimal and thousands have to be different", ValueError, decimal=",", thousands=",")
     failing("quote and comment have to be different", ValueError, comment='"')
-    failing("thousands can be no letter", ValueError, thousands="e")
+    failing("thousands must not be a letter", ValueError, thousands="e")
     failing("na_values has to be a text, a number, or several", TypeError, na_values={"x": 1})
     failing("expected more lines than the 7 of skiprows", skiprows=7)

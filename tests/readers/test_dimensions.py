@@ -183,7 +183,7 @@ def test_other_coordinates_and_names_are_refused(tmp_path, kind):
 
     second(lat=[-30.0, 1, 41])
     refused(
-        r"b.nc, 'v': .*-30.0 to 41.0 along 'lat', found -30.0 to 41.0: number 1 is 0.5 and 1.0.*reindex_like",
+        r"b.nc, 'v': .*-30.0 to 41.0 along 'lat', found -30.0 to 41.0: at index 1, 0.5 and 1.0.*reindex_like",
         both,
         kind,
         data="v",

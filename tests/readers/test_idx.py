@@ -76,9 +76,9 @@ def test_truncated_before_packing(tmp_path):
     content = idx_bytes(np.zeros((10, 4), np.uint8))
     file = IdxFile(write(tmp_path / "file", content[:-6], True))
     assert len(file.read_items(0, 8)) == 8
-    with pytest.raises(ReaderError, match="expected 10 items, found 8 whole ones"):
+    with pytest.raises(ReaderError, match="expected 10 items, found 8 complete ones"):
         file.read_items(5, 10)
-    with pytest.raises(ReaderError, match="expected 10 items, found 8 whole ones"):
+    with pytest.raises(ReaderError, match="expected 10 items, found 8 complete ones"):
         file.read_items(9, 10)
 
 

@@ -120,7 +120,7 @@ def test_dead_soft_links_are_named(tmp_path):
         found = DataSet("HDF5", tmp_path / "a.h5", data=name, rank=0, size=1)
         np.testing.assert_array_equal(found.training_data, VALUES)
     for name in ("dead", "round", "group/dead", "to_group/dead", "dead/x", "to_far"):
-        with pytest.raises(ReaderError, match=rf"a.h5: '{name}' lies behind a link: expected .* found none"):
+        with pytest.raises(ReaderError, match=rf"a.h5: '{name}' goes through a link: expected .* found none"):
             DataSet("HDF5", tmp_path / "a.h5", data=name, rank=0, size=1)
     with pytest.raises(ReaderError, match="expected a variable 'group/gone', found none"):
         DataSet("HDF5", tmp_path / "a.h5", data="group/gone", rank=0, size=1)

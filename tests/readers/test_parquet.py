@@ -249,7 +249,7 @@ def test_what_is_wrong_is_named(tmp_path):
         ReaderError, "expected a column 'xx', found none; did you mean 'x'.*columns are x, y, s", path, columns="xx"
     )
     failing(ReaderError, r"in column 's', or lists of numbers, found struct<k: int64>", path, labels="y")
-    failing(TypeError, "expected shape to be that of a row", path, **columns, shape="28x28")
+    failing(TypeError, "expected shape to be the shape of a row", path, **columns, shape="28x28")
     failing(TypeError, "no option 'sample'; its options are labels, columns, dtype, shape, memory", path, sample=1)
     failing(ReaderError, "wrong magic number: expected a Parquet file.*found", __file__)
     content = path.read_bytes()

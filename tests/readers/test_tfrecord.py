@@ -218,7 +218,7 @@ def test_what_is_wrong_is_named(tmp_path):
     failing(ReaderError, "mixed, record 1: expected float_list in the feature 'x', as.*int64_list", tmp_path / "mixed")
     write(tmp_path / "twice", [{"x": 1.5, "t": ["a", "b"]}])
     failing(
-        ReaderError, "twice, record 0, column 't': expected bytes once in a record, found them 2", tmp_path / "twice"
+        ReaderError, "twice, record 0, column 't': expected one value of bytes in a record, found 2", tmp_path / "twice"
     )
     sequence = tf.train.SequenceExample()
     sequence.feature_lists.feature_list["steps"].feature.add().int64_list.value.append(1)

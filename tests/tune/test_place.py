@@ -210,7 +210,7 @@ def test_placeholders_are_filled_in_the_trials_own_copy(source, tmp_path, monkey
         "files: conf.yaml\nsearch:\n  lr: {float: [0, 1]}\n  o: [a, b]\n"
         "  m: {int: [1, 2], when: {o: a}, otherwise: none}\n"
     )
-    with pytest.raises(SpaceError, match=r"\{\{o\}\} is searched, and stands in none of conf.yaml"):
+    with pytest.raises(SpaceError, match=r"\{\{o\}\} is searched, but is in none of conf.yaml"):
         place.check_files(found, source)
     (source / "conf.yaml").write_text("lr: {{lr}}\nmomentum: {{ m }}\no: {{o}} {}\n")
     place.check_files(found, source)

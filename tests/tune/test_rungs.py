@@ -166,11 +166,11 @@ def test_what_cannot_pause_says_so_and_runs_to_its_end(here, capfd):
     where, _ = search(trials=3)
     assert {one.state for one in records(where)} == {"done"}
     said = capfd.readouterr().err
-    assert said.count("has run to its end: trials pause within Keras' fit, of which no epoch has ended") == 1
+    assert said.count("has run to its end: trials pause in Keras' fit only, and no epoch of fit has ended") == 1
     Path("train.py").write_text(PLAYS.replace("if epoch == pause", "if False"))
     where, _ = search(trials=3)
     assert {one.state for one in records(where)} <= {"done", "failed"}
-    assert capfd.readouterr().err.count("the state of its fit could not be kept (") == 1
+    assert capfd.readouterr().err.count("the state of its fit could not be saved (") == 1
 
 
 def test_where_nothing_is_known_at_a_rung_trials_do_not_pause(here, capfd):

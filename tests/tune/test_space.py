@@ -76,12 +76,12 @@ def test_the_objective_is_the_validation_loss_unless_told():
         ("search:\n  --n: 3", "--n: expected a list of choices, or a range"),
         ("search:\n  --n: [16, 512]", r"may be a range or two choices: write \{float: \[16, 512\]\}"),
         ("search:\n  --n: []", "--n: expected a list"),
-        ("search:\n  --n: [a, a]", "--n: a stands there twice"),
+        ("search:\n  --n: [a, a]", "--n: a is given twice"),
         ("search:\n  --n: [[a], b]", "--n: expected a single value"),
-        ("search:\n  --n: [a, b]\n  --n: [a, c]", "line 3: search: --n stands there twice"),
+        ("search:\n  --n: [a, b]\n  --n: [a, c]", "line 3: search: --n is given twice"),
         ("search:\n  two words: [a, b]", "two words: expected a flag"),
-        ("search:\n  x: [a, b]", r"x is a placeholder, \{\{x\}\}, and no file is named"),
-        ("files: a.yaml\nsearch:\n  --x: [a, b]", "files are named, and nothing is searched"),
+        ("search:\n  x: [a, b]", r"x is a placeholder, \{\{x\}\}, but no file that contains it is named"),
+        ("files: a.yaml\nsearch:\n  --x: [a, b]", "files are named, but no searched parameter"),
         ("search:\n  $X: flag", "only an option of the command line, as --X, may be a flag"),
         (
             "search:\n  --o: [a, b]\n  --m: {int: [1, 2], when: {--p: a}}",
@@ -91,13 +91,13 @@ def test_the_objective_is_the_validation_loss_unless_told():
         ("search:\n  --o: {int: [1, 2]}\n  --m: {int: [1, 2], when: {--o: 1}}", "--o is a range"),
         (
             "search:\n  --a: {choice: [x, y], when: {--b: x}}\n  --b: {choice: [x, y], when: {--a: x}}",
-            "line 2: --a: its condition hangs, by others, on itself",
+            "line 2: --a: its condition depends, through others, on itself",
         ),
         (
             "search:\n  --a: [x, y]\n  --b: {int: [1, 2], when: {--a: x}, otherwise: z}",
-            "`otherwise` is of placeholders",
+            "`otherwise` applies to placeholders",
         ),
-        ("files: f\nsearch:\n  --a: [x, y]\n  b: {int: [1, 2], when: {--a: x}}", "what stands in its place"),
+        ("files: f\nsearch:\n  --a: [x, y]\n  b: {int: [1, 2], when: {--a: x}}", "its text where"),
         ("objective: {minimise: a}\nsearch:\n  --a: [x, y]", "no word minimise; did you mean minimize"),
         ("objective: {minimize: a, maximize: b}\nsearch:\n  --a: [x, y]", "minimize or maximize, not both"),
         ("objective: {take: best}\nsearch:\n  --a: [x, y]", "expected minimize, maximize or regex"),
@@ -171,7 +171,7 @@ def test_the_curve_of_what_is_printed():
     output = "test loss 9\r\ntest loss 7\rtest loss 5.5\r\nand nothing\r\n"
     assert Objective(regex=r"test loss ([\d.]+)").read_curve([], output) == [Point(1, 9.0), Point(2, 5.5)]
     assert Objective(regex=r"^\d+$").read_curve([], "a 1\r\n2\r\n") == [Point(1, 2.0)]
-    with pytest.raises(ValueError, match="found 'abc', which is no number"):
+    with pytest.raises(ValueError, match="matched 'abc', which is not a number"):
         Objective(regex="loss (.*)").read_curve([], "loss abc\n")
 
 
@@ -179,4 +179,4 @@ def test_why_the_objective_is_missing():
     assert "no epoch of Keras' fit ended" in Objective().explain_missing([])
     assert "fit has no validation data" in Objective().explain_missing([{"logs": {"loss": 1.0}}])
     assert "did you mean val_accuracy" in Objective("val_acuracy").explain_missing([{"logs": {"val_accuracy": 1.0}}])
-    assert "nothing that it printed" in Objective(regex="a").explain_missing(LINES)
+    assert "nothing in its output" in Objective(regex="a").explain_missing(LINES)

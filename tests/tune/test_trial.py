@@ -69,12 +69,12 @@ def test_what_is_printed(tmp_path):
             "note(epoch=1, logs={'loss': 1.0})",
             Objective(),
             "objective",
-            "what was logged is loss: fit has no validation",
+            "the logged values are loss: fit has no validation",
         ),
         ("", Objective(), "objective", "val_loss never appeared: no epoch"),
         ("note(epoch=1, logs={'val_loss': float('nan')})", Objective(), "number", "val_loss is nan"),
         ("note(epoch=1, logs={'val_loss': float('inf')})", Objective(), "number", "val_loss is inf"),
-        ("print('loss x')", Objective(regex="loss (.)"), "objective", "found 'x', which is no number"),
+        ("print('loss x')", Objective(regex="loss (.)"), "objective", "matched 'x', which is not a number"),
     ],
 )
 def test_failures(tmp_path, program, objective, kind, why):
@@ -184,11 +184,13 @@ def test_hosts_are_dealt(tmp_path, monkeypatch):
     assert slots.make_slots(3, 2, words, str(tmp_path)) == [Slot(hosts=(host,)) for host in HOSTS]
     assert slots.make_slots(1, 8, words, str(tmp_path))[0].hosts == (), "one trial at a time has all of them"
     assert slots.make_slots(2, 1, ["--host", "localhost:4"], "")[0].hosts == (), "cores of this machine are dealt"
-    with pytest.raises(slots.HostsError, match=r"has 4 ranks, and one of 3 at once would have the host a \(2\)"):
+    with pytest.raises(
+        slots.HostsError, match=r"has 4 ranks, but one of 3 concurrent trials would have the host a \(2\)"
+    ):
         slots.make_slots(3, 4, words, str(tmp_path))
     assert len(slots.make_slots(5, 1, words, str(tmp_path))) == 5
     with pytest.raises(
-        slots.HostsError, match=r"has 2 ranks, and one of 5 at once would have the host a \(2 of 2 trials\)"
+        slots.HostsError, match=r"has 2 ranks, but one of 5 concurrent trials would have the host a \(2 of 2 trials\)"
     ):
         slots.make_slots(5, 2, words, str(tmp_path))
 

@@ -229,8 +229,8 @@ def test_ranks_stay_where_the_launcher_was_held():
 @pytest.mark.parametrize(
     "options, env, reason",
     [
-        (["--bind-to", "none"], {}, "mpirun was told"),
-        (["--bind-to", "core"], {}, "mpirun was told"),
+        (["--bind-to", "none"], {}, "mpirun has binding options"),
+        (["--bind-to", "core"], {}, "mpirun has binding options"),
         ([], {"OMP_NUM_THREADS": "3"}, "OMP_NUM_THREADS"),
         ([], {"MATEX_PLACEMENT": "off"}, "off"),
         ([], {"PRTE_MCA_hwloc_default_binding_policy": "core"}, "PRTE_MCA_hwloc_default_binding_policy"),

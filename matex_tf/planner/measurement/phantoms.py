@@ -146,7 +146,10 @@ def measure_real(
             time.sleep(0.1)
     notes, found, _ = read_copy(folder, 0, process.returncode, 0, steps)
     if (seen := int(notes["updates"])) < steps:
-        print(f"matex: {seen} of {steps} steps were seen; ranks may still have chosen how they reduce", file=sys.stderr)
+        print(
+            f"matex: only {seen} of {steps} steps were recorded; ranks may still have been choosing how to reduce",
+            file=sys.stderr,
+        )
     return compute_typical_step(found.seconds[-SETTLED:])
 
 
@@ -229,9 +232,9 @@ def read_copy(
         return notes, steps, bool(notes["overlaps"])
     is_late = code is None or bool(notes.get("is_late"))
     if is_late:
-        why = f"it had not come to {asked} steps after {measured_steps.LIMIT} s"
+        why = f"it had not reached {asked} steps after {measured_steps.LIMIT} s"
     elif code == -signal.SIGKILL:
-        why = "it was killed, as the system does where memory ends (MATEX_MICROBATCH=auto computes slices in parts)"
+        why = "it was killed, probably because memory ran out (MATEX_MICROBATCH=auto computes slices in parts)"
     elif code:
         why = f"it failed with exit code {code}"
     elif updates:
@@ -239,7 +242,7 @@ def read_copy(
     else:
         why = "it ended; name the script that trains"
     if not notes:
-        reached = "how far it had come is not known"
+        reached = "its progress is not known"
     elif not notes["has_tensorflow"]:
         reached = "it had not imported TensorFlow"
     elif not updates and len(notes["called"]):

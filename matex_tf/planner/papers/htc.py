@@ -103,7 +103,8 @@ def shapes(architecture: Architecture) -> list[Shape]:
         )
         if width < 1 or height < 1:
             raise ValueError(
-                f"a window of {layer.extent} with a padding of {layer.padding} does not fit what is {last.width} wide"
+                f"a window of {layer.extent} with a padding of {layer.padding} does not fit an input of width "
+                f"{last.width}"
             )
         found.append(Shape(width, height, layer.filters or last.depth))
     return found

@@ -66,7 +66,7 @@ def execution_time(layers: Layers, plan: Plan) -> Estimate:
     batches = len(plan) - 1
     first, rest = layers.pull(0, plan[1]), layers.pull(plan[1], plan[-1]) - layers.start_up
     total = first + (batches - 1) * layers.start_up + rest + layers.computation(plan[-2], plan[-1])
-    return Estimate(total, "" if hides(layers, plan) else "a pull is over before the computation that it hides behind")
+    return Estimate(total, "" if hides(layers, plan) else "a pull ends before the computation behind which it hides")
 
 
 def hides(layers: Layers, plan: Plan) -> bool:

@@ -101,8 +101,8 @@ def _read_ranks(rows: Sequence[Mapping[str, Any]]) -> list[_Rank]:
     kinds = [[kind for kind, _, _ in rank.script] for rank in ranks]
     if not ranks or any(one != kinds[0] for one in kinds) or len({len(rank.buckets) for rank in ranks}) > 1:
         raise NotAsked(
-            "this timeline cannot be played again: its ranks have not the same collectives in the same order (of a run "
-            "that failed, or of which not all events were kept)"
+            "this timeline cannot be replayed: its ranks do not have the same collectives in the same order (the run "
+            "failed, or some events were not kept)"
         )
     return ranks
 

@@ -99,12 +99,12 @@ def simulate_plan(
     if what.link is not None:
         links.network, links.cpu_per_byte = what.link, 0.0
         if is_between or what.servers is not None:
-            assumptions.append("the link between hosts as given, which takes no core")
+            assumptions.append("the given link between hosts, which uses no core")
     elif is_between and links.find_mark(ranks) == plan_file.ASSUMED:
         assumptions.append(f"{plan.network} between hosts")
     rows = max(plan.rows, 1) * (ranks if plan.scaling == "weak" else 1)
     if what.algorithm == predict.MPI and not links.is_mpi_known(ranks):
-        assumptions.append(f"the best algorithm for MPI's own sums, which were measured on no {ranks} ranks")
+        assumptions.append(f"the best algorithm for MPI's own sums, which were not measured on {ranks} ranks")
     if what.servers is not None:
         return _simulate_with_servers(program, ranks, links.network, what, rows, assumptions, seed)
     if what.overlap and not plan.overlaps:
@@ -205,7 +205,7 @@ def _simulate_with_servers(
         "servers as fast as ranks, loads even, an adapter for each",
     ]
     if not what.synchronous:
-        assumptions.append("asynchronous updates train otherwise than the script alone")
+        assumptions.append("asynchronous updates give other results than the script alone")
     step = found.compute_step()
     return Outcome(
         step, program.compute, 0.0, step - program.compute, rows, len(plan), tuple(assumptions), found.events

@@ -69,11 +69,13 @@ def read_changes(words: Sequence[str]) -> WhatIf:
             hint = _suggest_nearest(value, form)
             raise NotAsked(f"expected {name}={form}; given {word!r}{hint}") from None
     if "pull" in {word.partition("=")[0] for word in words} and found.servers is None:
-        raise NotAsked("pull= is of parameter servers: say servers=NUMBER, too")
+        raise NotAsked("pull= applies to parameter servers: add servers=NUMBER")
     if found.strategy:
         others = [word for word in words if word.partition("=")[0] in _OF_SUMS]
         if others:
-            raise NotAsked(f"strategy= goes without {others[0]}, which is of the sums of allreduce or of XAI's servers")
+            raise NotAsked(
+                f"strategy= cannot be combined with {others[0]}, which applies to allreduce or to XAI's servers"
+            )
     return found
 
 

@@ -24,7 +24,7 @@ from matex_tf.thread_flag import starts_own
 from matex_tf.world import world
 
 HOOKS = KerasTable()
-_LOST = "each rank has an optimizer's variables whole"
+_LOST = "each rank has complete optimizer variables"
 _SLOT, _COUNTED = "slot", "counted"
 EAGER = "it is called outside of a tf.function"
 _LEAST_BYTES = 256 << 10
@@ -81,7 +81,9 @@ def _wrap_legacy_apply(original: Any) -> Any:
 
 
 @HOOKS.replace(
-    "tensorflow.python.training.optimizer", "Optimizer.apply_gradients", "an optimizer of v1 without pieces is not told"
+    "tensorflow.python.training.optimizer",
+    "Optimizer.apply_gradients",
+    "a v1 optimizer that is not sharded is not reported",
 )
 def _wrap_v1_apply(original: Any) -> Any:
     def apply_gradients(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -144,7 +146,7 @@ def say_whole(optimizer: str, why: str) -> None:
         if owners.is_left_open() and not settings.get_settings().explain:
             return
         if world.get_world().servers:
-            why += ". Ranks that only serve have no rows all the same; with MATEX_STRATEGY=allreduce they train, too"
+            why += ". Ranks that only serve still have no rows; with MATEX_STRATEGY=allreduce they train, too"
         notes.print_note(f"MATEX_STRATEGY={settings.get_settings().strategy}: {optimizer} runs as allreduce: {why}")
 
 

@@ -134,7 +134,7 @@ def _place_slots(plan: Any, found: list[Any]) -> tuple[Program | None, list[Any]
         except PiecesRefusedError as error:
             first, op = next(iter(error.refused.items()))
             name = find_name(by_handle[id(outer[first])])
-            why_not = f"{len(error.refused)} variables stay whole, as '{name}' for {op.type}"
+            why_not = f"{len(error.refused)} variables are not sharded, such as '{name}' because of {op.type}"
             for number in error.refused:
                 del by_handle[id(outer[number])]
     return None, [], why_not

@@ -23,12 +23,12 @@ class SharedValues:
             self.size += store.pad_bytes(one.shape.num_elements() * one.dtype.size)
 
     def view_store(self, writes: bool) -> None:
-        """Move them to the store. `writes`: store their present values there."""
+        """Move the variables to the store. `writes`: store their present values there."""
         for one, place in zip(self._variables, self._places):
             store.view_variable(one.handle, place, writes)
 
     def take_out(self) -> None:
-        """Move them back: each rank has a copy of the present values."""
+        """Move the variables out of the store: each rank has a copy of the present values."""
         import tensorflow as tf
 
         for one in self._variables:
@@ -87,7 +87,7 @@ class Sums:
             one.assign_add(part)
 
     def assign_sum(self, everyone: Sequence[Sequence[np.ndarray]]) -> None:
-        """Set them to the start values plus the amounts of all ranks."""
+        """Set the variables to their start values plus the amounts of all ranks."""
         for one, start, *parts in zip(self._variables, self._start, *everyone):
             one.assign(sum(parts, start))
 
@@ -107,6 +107,6 @@ class Counters:
         self._start = [np.array(one.numpy()) for one, _ in self._amounts]
 
     def move_to(self, batch: int) -> None:
-        """Set them to the values before this batch."""
+        """Set the variables to their values before this batch."""
         for (one, amount), start in zip(self._amounts, self._start):
             one.assign((start + amount * (batch - self._first)).astype(start.dtype))

@@ -1,1 +1,3 @@
-"""What proposes configurations: random search, SMAC's random forest, Optuna's TPE, each behind ask and tell."""
+"""Engines that propose configurations: random search, SMAC's random forest, Optuna's TPE, each with
+`ask` and `tell`.
+"""

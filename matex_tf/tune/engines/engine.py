@@ -1,4 +1,4 @@
-"""What the search wants of an engine, and which there are."""
+"""The interface of engines, and their names."""
 
 from __future__ import annotations
 
@@ -9,16 +9,18 @@ from matex_tf.tune.space import Config, Space
 
 
 class Engine(Protocol):
-    """Proposes configurations. Costs are to be made small."""
+    """Proposes configurations that minimize the cost."""
 
     slow: bool
-    """Whether it thinks for long, so that it is to be asked ahead of the need."""
+    """Whether proposals take long, so that they are computed ahead."""
 
     def ask(self) -> Config:
-        """A configuration to try; those that were asked for and are not told yet are known to it."""
+        """A configuration to try. The engine takes into account configurations that it has proposed
+        without a cost yet.
+        """
 
     def tell(self, config: Config, cost: float) -> None:
-        """What `config` has cost, whether it was asked for, once or more often, or comes from elsewhere."""
+        """Report the cost of `config`, which may have been proposed never, once, or several times."""
 
 
 NAMES = {"random": "random_search", "smac": "smac_forest", "tpe": "optuna_tpe"}
@@ -26,16 +28,16 @@ _PACKAGES = {"smac": "SMAC3", "tpe": "Optuna"}
 
 
 class EngineMissingError(ImportError):
-    """The library of an engine is not there; the text says how to get it."""
+    """The library of an engine is not installed; the text says how to install it."""
 
 
 def check_engine(name: str) -> None:
-    """Raises EngineMissingError where the library of the engine of this name cannot be loaded."""
+    """Raises EngineMissingError if the library of this engine cannot be loaded."""
     _load_engine(name)
 
 
 def make_engine(name: str, space: Space, seed: int) -> Engine:
-    """The engine of this name. Raises EngineMissingError."""
+    """Create the engine of this name. Raises EngineMissingError."""
     engine: Engine = _load_engine(name).make(space, seed)
     return engine
 
@@ -46,5 +48,5 @@ def _load_engine(name: str) -> Any:
     except ImportError as error:
         raise EngineMissingError(
             f"--engine {name} needs {_PACKAGES[name]}, which cannot be loaded here ({error}): "
-            "pip install 'matex_tf[tune]'. --engine random needs nothing"
+            "pip install 'matex_tf[tune]'. --engine random needs no library"
         ) from None

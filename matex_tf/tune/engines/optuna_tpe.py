@@ -1,4 +1,4 @@
-"""Optuna's tree-structured Parzen estimator, in memory: what is kept is in our own database."""
+"""Optuna's tree-structured Parzen estimator, in memory: results are stored in our own database."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Tpe:
         self._asked: dict[str, list[optuna.trial.Trial]] = {}
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # groups, which conditions need, are called an experiment
+            warnings.simplefilter("ignore")  # Optuna warns that groups, which conditions need, are experimental
             sampler = optuna.samplers.TPESampler(seed=seed, multivariate=True, group=True, constant_liar=True)
         self._study = optuna.create_study(sampler=sampler)
 
@@ -46,7 +46,7 @@ class Tpe:
 
 
 def _suggest_value(trial: optuna.trial.Trial, one: Parameter) -> Value:
-    """What it proposes, as trials are given it: plain numbers, rounded."""
+    """A suggested value in the form that trials receive: plain numbers, rounded."""
     if isinstance(one, Choice):
         return str(trial.suggest_categorical(one.name, one.choices))
     if one.whole:

@@ -1,4 +1,4 @@
-"""What is tried next: an engine's proposals, none of them twice, asked for ahead where it thinks for long."""
+"""Proposals of an engine without duplicates, computed ahead if the engine is slow."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class ExhaustedError(RuntimeError):
 
 
 class Proposals:
-    """Those of `engine`. `seen` are configurations that were tried before.
+    """The proposals of `engine`. `seen` are configurations that were tried before.
 
-    A slow engine lives in a thread of its own: while trials run, it thinks of the next.
+    A slow engine runs in its own thread and computes the next proposal while trials run.
     """
 
     def __init__(self, engine: Engine, space: Space, seed: int, seen: Iterable[Config] = ()):
@@ -34,19 +34,19 @@ class Proposals:
         self._told: list[Future[None]] = []
 
     def put_first(self, configs: Iterable[Config]) -> int:
-        """Propose these first, but for those that were tried; how many are left."""
+        """Propose these configurations first, except for tried ones. Returns how many remain."""
         self._first += [config for config in configs if make_key(config) not in self._seen]
         return len(self._first)
 
     def take_next(self) -> tuple[Config, str] | None:
-        """A configuration and whence it comes; None while the engine thinks of one.
+        """The next configuration and its origin; None while the engine is computing.
 
         Raises:
-            ExhaustedError: there is none that was not tried.
+            ExhaustedError: all configurations were tried.
         """
         while self._first:
             config = self._first.pop(0)
-            if make_key(config) not in self._seen:  # the engine may have come to it meanwhile
+            if make_key(config) not in self._seen:  # the engine may have proposed it meanwhile
                 self._seen.add(make_key(config))
                 return config, WARM
         if self._thread is None:
@@ -61,19 +61,19 @@ class Proposals:
         return config, ENGINE
 
     def tell(self, config: Config, cost: float) -> None:
-        """What a configuration has cost."""
+        """Report the cost of a configuration."""
         if self._thread is None:
             self._tell_engine(config, cost)
         else:
             self._told.append(self._thread.submit(self._tell_engine, config, cost))
 
     def close(self) -> None:
-        """Let the engine come to an end."""
+        """Stop the engine's thread."""
         if self._thread is not None:
             self._thread.shutdown(wait=False, cancel_futures=True)
 
     def _check_thread(self) -> None:
-        """Raise what a call in the thread has raised."""
+        """Raise the exceptions of earlier calls in the thread."""
         while self._told and self._told[0].done():
             self._told.pop(0).result()
 
@@ -89,11 +89,11 @@ class Proposals:
             config = self._engine.ask()
             if make_key(config) not in self._seen:
                 break
-            # The same again: its cost is told again, or will be with the one that runs.
+            # A duplicate: its cost is reported again, now or when its trial ends.
             if make_key(config) in self._costs:
                 self._engine.tell(config, self._costs[make_key(config)])
         else:
-            # It insists on what was tried.
+            # The engine proposes only duplicates.
             left = [one for one in everything or () if make_key(one) not in self._seen]
             config = self._draw.choice(left) if left else self._space.sample_config(self._draw)
             while make_key(config) in self._seen:

@@ -1,4 +1,4 @@
-"""Random search: each parameter drawn evenly over its range."""
+"""Random search: each parameter is drawn uniformly from its range."""
 
 from __future__ import annotations
 

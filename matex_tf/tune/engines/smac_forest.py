@@ -1,4 +1,4 @@
-"""SMAC3's random forest with expected improvement, as XAI uses it (section 4.1), by ask and tell.
+"""SMAC3's random forest with expected improvement, as in XAI (section 4.1), with `ask` and `tell`.
 
 SMAC's own runner is not used: it pickles functions into daemons, and trials are commands.
 """
@@ -27,7 +27,7 @@ from smac.runhistory import TrialInfo, TrialValue
 from matex_tf.tune.space import Choice, Config, Parameter, Space, make_key
 
 _FIRST_FOR_EACH = 2
-"""Configurations that are spread evenly before the forest is asked, for each parameter."""
+"""Number of initial configurations of a space-filling design, for each parameter."""
 _MOST = 1_000_000
 
 
@@ -40,14 +40,14 @@ class Smac:
         self._space, self._seed = space, seed
         self._known = _make_space(space, seed)
         self._asked: dict[str, list[TrialInfo]] = {}
-        # It writes into a folder whatever it is told.
+        # SMAC writes files in any case.
         self._folder = tempfile.TemporaryDirectory(prefix="matex-tune-smac-")
         with _quiet():
             scenario = Scenario(
                 self._known, n_trials=_MOST, deterministic=True, seed=seed, output_directory=Path(self._folder.name)
             )
             first = Facade.get_initial_design(scenario, n_configs=_FIRST_FOR_EACH * len(space.parameters), max_ratio=1)
-            # Unless told otherwise, one forest proposes eight configurations, of which it learns nothing meanwhile.
+            # By default SMAC proposes eight configurations before it retrains the forest.
             selector = Facade.get_config_selector(scenario, retrain_after=1)
             self._facade = Facade(
                 scenario, lambda config, seed=0: 0.0, initial_design=first, config_selector=selector, overwrite=True,
@@ -68,7 +68,7 @@ class Smac:
                 self._facade.tell(info, TrialValue(cost=cost), save=False)
 
     def _read_config(self, values: dict[str, Any]) -> Config:
-        """As trials are given it: plain numbers, rounded."""
+        """Values in the form that trials receive: plain numbers, rounded."""
         config: Config = {}
         for one in self._space.parameters:
             if one.name in values:
@@ -97,7 +97,7 @@ def _make_parameter(one: Parameter) -> Any:
 
 
 class _quiet(warnings.catch_warnings):
-    """SMAC speaks of itself, of dask and of what scikit-learn will be."""
+    """Suppresses logs of SMAC, and warnings of dask and scikit-learn."""
 
     def __enter__(self) -> Any:
         found = super().__enter__()

@@ -1,4 +1,6 @@
-"""Which earlier tasks are near a new one, and what is begun with because of them (XAI, section 4.1). Pure functions."""
+"""Warm start: finds earlier tasks that are similar to a new one, and initial configurations (XAI,
+4.1). Pure functions.
+"""
 
 from __future__ import annotations
 
@@ -12,16 +14,16 @@ from matex_tf.tune.rungs import make_sort_key
 from matex_tf.tune.space import Config, Space, make_key
 
 TASKS = 4
-"""How many earlier searches are begun with, at most."""
+"""The largest number of earlier searches that provide initial configurations."""
 FAR = 1.0
-"""Powers of ten, on average over the features: tasks that are as far apart are not alike."""
+"""The largest distance of similar tasks, in mean powers of ten over the features."""
 _SIZES = ("rows", "columns", "classes", "parameters")
 _NEEDED = 2
 
 
 @dataclass(frozen=True)
 class Start:
-    """A configuration to begin with, and the search that it was the best of."""
+    """An initial configuration, the best one of an earlier search, and the distance of that search's task."""
 
     config: Config
     search: int
@@ -29,9 +31,9 @@ class Start:
 
 
 def compute_task_distance(one: Mapping[str, Any], other: Mapping[str, Any]) -> float:
-    """How far apart two tasks are: by how many powers of ten their sizes differ, as a root of the mean square.
+    """The distance of two tasks: root mean square of the differences of their sizes, in powers of ten.
 
-    Infinite where their losses differ, or too little is known of them.
+    Infinite if their losses differ, or if too few sizes are known.
     """
     if one["loss"] is None or one["loss"] != other["loss"]:
         return math.inf
@@ -44,10 +46,10 @@ def compute_task_distance(one: Mapping[str, Any], other: Mapping[str, Any]) -> f
 def choose_starts(
     task: Mapping[str, Any], others: Mapping[int, Mapping[str, Any]], best: Mapping[int, Sequence[Config]], space: Space
 ) -> list[Start]:
-    """What to begin with, nearest first: of each near task the best configuration that `space` allows.
+    """Initial configurations, nearest task first: for each similar task, its best configuration that `space` allows.
 
     Args:
-        best: of each earlier search its configurations, best first.
+        best: for each earlier search, its configurations, best first.
     """
     found: dict[str, Start] = {}
     near = sorted((compute_task_distance(task, features), -number) for number, features in others.items())
@@ -62,6 +64,8 @@ def choose_starts(
 
 
 def sort_best_first(trials: Sequence[Any], objective: Objective) -> list[Config]:
-    """The configurations of the trials that have a value; of those that have paused last, as others had more epochs."""
+    """The configurations of trials with a value, best first; paused trials come last, because
+    others had more epochs.
+    """
     done = [one for one in trials if one.value is not None]
     return [one.config for one in sorted(done, key=lambda one: make_sort_key(one, objective))]

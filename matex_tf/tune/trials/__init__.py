@@ -1,1 +1,1 @@
-"""Trials: where each runs, what it has for itself, and what becomes of it."""
+"""Trials: their folders, resources and outcomes."""

@@ -1,4 +1,4 @@
-"""Where a trial runs: a folder that looks like the user's, in which it may write, and what it is told there."""
+"""The folder of a trial, a mirror of the user's folder in which it may write, and the values passed to its script."""
 
 from __future__ import annotations
 
@@ -16,17 +16,18 @@ _PLACEHOLDER = re.compile(r"\{\{\s*([A-Za-z_]\w*)\s*\}\}")
 
 
 def clean_folder(place: Path, made: Mirror) -> None:
-    """Leave in `place` only what its trial has written."""
+    """Remove everything from `place` that the trial has not written."""
     for path, leads in made.links.items():
         if path.is_symlink() and os.readlink(path) == leads:
             path.unlink()
     for path, stamp in made.copies.items():
-        is_here = path.resolve() == place.resolve() / path.relative_to(place)  # no link on the way, as of the trial's
+        # not through a link that the trial created
+        is_here = path.resolve() == place.resolve() / path.relative_to(place)
         if is_here and path.is_file() and read_stamp(path) == stamp:
             path.unlink()
     for above, inside, _ in os.walk(place, topdown=False):
         for path in (Path(above, name) for name in inside):
-            if path.is_symlink():  # the trial's own
+            if path.is_symlink():  # created by the trial
                 continue
             if path.name == "__pycache__":
                 shutil.rmtree(path, ignore_errors=True)
@@ -34,11 +35,11 @@ def clean_folder(place: Path, made: Mirror) -> None:
                 path.rmdir()
 
 
-# What the script is told
+# Values passed to the script
 
 
 def list_options(space: Space, config: Config) -> list[str]:
-    """The options of the command line."""
+    """The options on the command line."""
     told = []
     for parameter in space.parameters:
         if not parameter.name.startswith("-") or parameter.name not in config:
@@ -52,12 +53,12 @@ def list_options(space: Space, config: Config) -> list[str]:
 
 
 def list_variables(config: Config) -> dict[str, str]:
-    """The variables of the environment."""
+    """The environment variables."""
     return {name[1:]: format_value(value) for name, value in config.items() if name.startswith("$")}
 
 
 def fill_placeholders(place: Path, asked: Asked, config: Config) -> None:
-    """Put values in the place of placeholders, in the trial's own copies of the files that have some."""
+    """Replace the placeholders in the trial's own copies of the files by values."""
     values = {**dict(asked.otherwise), **{name: format_value(value) for name, value in config.items()}}
     for name in asked.files:
         path = place / name
@@ -67,7 +68,8 @@ def fill_placeholders(place: Path, asked: Asked, config: Config) -> None:
 
 
 def check_files(asked: Asked, source: Path) -> None:
-    """See that each placeholder of the space stands in a file, and each of the files in the space.
+    """Check that each placeholder of the space occurs in a file, and that each placeholder of the files is in the
+    space.
 
     Raises:
         SpaceError: with the file and the line.
@@ -91,4 +93,4 @@ def check_files(asked: Asked, source: Path) -> None:
                     )
     if missing:
         word = min(missing)
-        raise SpaceError(f"{{{{{word}}}}} is searched, and stands in none of {', '.join(asked.files)}")
+        raise SpaceError(f"{{{{{word}}}}} is searched, but is in none of {', '.join(asked.files)}")

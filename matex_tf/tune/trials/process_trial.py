@@ -1,4 +1,4 @@
-"""Trials that are processes of this one, in one place of several that run at once; they end with it."""
+"""Trials that are child processes of this one, each in one of several concurrent slots; they end with this process."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ from matex_tf.world.hosts import host_lists
 
 
 class ProcessTrial(Trial):
-    """A trial that runs as `words`.
+    """A trial that runs the command `words`.
 
-    To be made in the main thread: a trial ends with the thread that has started it.
+    Must be created in the main thread: a trial ends with the thread that has started it.
     """
 
     def __init__(
@@ -47,10 +47,10 @@ class ProcessTrial(Trial):
         if slot.part:
             environment.setdefault("MATEX_PLACEMENT", f"spread:{slot.part}")
         if slot.hosts and "SLURM_JOB_ID" in environment:
-            environment["SLURM_OVERLAP"] = "1"  # else a step waits for the cores that another one has
+            environment["SLURM_OVERLAP"] = "1"  # otherwise a step waits for the cores of another step
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
         with hold_folder(folder) as lock, (folder / OUTPUT).open("ab") as output:
-            # Ctrl-C at the terminal is for the search, which then ends its trials.
+            # Ctrl-C in the terminal goes to the search only, which then ends its trials.
             self._child = subprocess.Popen(
                 words, cwd=folder / PLACE, env=environment, stdin=subprocess.DEVNULL, stdout=output,
                 stderr=subprocess.STDOUT, start_new_session=True, pass_fds=[lock],
@@ -59,14 +59,14 @@ class ProcessTrial(Trial):
 
     @property
     def seconds(self) -> float:
-        """For how long it has run."""
+        """Seconds since its start."""
         return time.monotonic() - self._began
 
     def poll(self) -> Outcome | None:
-        """What became of it; None while it runs. One that is over its time is told to end."""
+        """The outcome; None while it runs. A trial that exceeds its limit is asked to end."""
         code = self._child.poll()
         if code is not None:
-            self._end_group(signal.SIGKILL)  # what it has left behind
+            self._end_group(signal.SIGKILL)  # processes that it has left behind
             return self.judge_outcome(code)
         if self._told is None and self.seconds > self.limit:
             self.stop_trial(f"longer than {self.limit:g} s")
@@ -75,7 +75,7 @@ class ProcessTrial(Trial):
         return None
 
     def stop_trial(self, why: str) -> None:
-        """Tell it to end: `why` is empty where the search itself is to end."""
+        """Ask the trial to end. `why` is empty if the search itself ends."""
         if self._told is None:
             self._told, self._why = time.monotonic(), why
             with contextlib.suppress(ProcessLookupError):
@@ -88,14 +88,14 @@ class ProcessTrial(Trial):
 
 @dataclass(frozen=True)
 class Processes:
-    """Starts trials as processes: `matex run` with `ranks` ranks and `options` of its own or of mpirun."""
+    """Starts trials as processes: `matex run` with `ranks` ranks and `options` of `matex run` or mpirun."""
 
     matex: Sequence[str]
     ranks: int
     options: Sequence[str]
 
     def find_trial(self, folder: Path, objective: Objective, limit: float, pause: int | None) -> Trial | None:
-        """The trial of a search that was killed: none, as its trials have ended with it."""
+        """The trial of a killed search: always None, because processes end with the search."""
         return None
 
     def start_trial(
@@ -103,12 +103,12 @@ class Processes:
         limit: float, pause: int | None,
     ) -> Trial:  # fmt: skip
         """Start a trial of `target` in its folder."""
-        told = [word for name in variables for word in ("-x", name)] if slot.hosts else []  # to other hosts
+        told = [word for name in variables for word in ("-x", name)] if slot.hosts else []  # for other hosts
         words = [*self.matex, "run", "-n", str(self.ranks), *self.make_options(slot), *told, *target]
         return ProcessTrial(folder, words, variables, objective, slot, limit, pause)
 
     def make_options(self, slot: Slot) -> list[str]:
-        """The options of a trial, which name the hosts that it has for itself."""
+        """The options of a trial, with the hosts of its slot."""
         if not slot.hosts:
             return list(self.options)
         return host_lists.replace_hosts(self.options, slot.hosts, mpirun_options.OPENMPI)

@@ -1,4 +1,4 @@
-"""What trials that run at once have for themselves: cores and GPUs of this machine, or hosts, dealt evenly."""
+"""Resources of concurrent trials: cores and GPUs of this machine, or hosts, distributed evenly."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from matex_tf.world.hosts.host_lists import Host, is_here, list_hosts
 
 
 class HostsError(ValueError):
-    """The hosts of a trial do not take its ranks."""
+    """The hosts of a trial have too few slots for its ranks."""
 
 
 def deal_slots(cores: Sequence[placement.Core], gpus: Sequence[str], parallel: int) -> list[Slot]:
-    """So many slots, each with cores and GPUs of its own; where there are fewer of one than slots, it is shared."""
+    """Make `parallel` slots with separate cores and GPUs; a resource with fewer units than slots is shared."""
     return [
         Slot(
             tuple(cpu for core in placement.choose_cores(cores, place, parallel) for cpu in core),
@@ -26,7 +26,7 @@ def deal_slots(cores: Sequence[placement.Core], gpus: Sequence[str], parallel: i
 
 
 def deal_hosts(hosts: Sequence[Host], parallel: int) -> list[Slot]:
-    """So many slots, each with hosts of its own; or with a part of one, where there are fewer hosts than slots."""
+    """Make `parallel` slots with separate hosts, or with fractions of a host if there are fewer hosts than slots."""
     if parallel <= len(hosts):
         return [Slot(hosts=tuple(placement.choose_cores(hosts, place, parallel))) for place in range(parallel)]
     slots = []
@@ -38,10 +38,10 @@ def deal_hosts(hosts: Sequence[Host], parallel: int) -> list[Slot]:
 
 
 def make_slots(parallel: int, ranks: int, options: Sequence[str], folder: str) -> list[Slot]:
-    """The slots of trials of so many `ranks`: of the hosts that `options` or an allocation name, or of this machine.
+    """The slots of trials with `ranks` ranks each: on the hosts of `options` or of an allocation, or on this machine.
 
     Raises:
-        HostsError: those of a trial do not take so many.
+        HostsError: the hosts of a trial have too few slots.
     """
     hosts = list_hosts(options, task_environment.remove_task_variables(os.environ), folder)
     if parallel > 1 and hosts and not (len(hosts) == 1 and is_here(hosts[0])):
@@ -52,8 +52,8 @@ def make_slots(parallel: int, ranks: int, options: Sequence[str], folder: str) -
                 part = f" of {sharing} trials" if sharing > 1 else ""
                 names = ", ".join(f"{host.name} ({host.slots}{part})" for host in slot.hosts)
                 raise HostsError(
-                    f"a trial has {ranks} ranks, and one of {parallel} at once would have the host {names}, which does "
-                    "not take so many. Lower --parallel, or name more slots of each host (Slurm: --ntasks-per-node)"
+                    f"a trial has {ranks} ranks, but one of {parallel} concurrent trials would have the host {names}, "
+                    "with too few slots. Lower --parallel, or name more slots of each host (Slurm: --ntasks-per-node)"
                 )
         return slots
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")

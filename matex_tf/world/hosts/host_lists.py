@@ -1,4 +1,4 @@
-"""The hosts that mpirun's options, a host file or Slurm's allocation name, and options that name others."""
+"""Parses the hosts of mpirun's options, of a host file or of Slurm's allocation, and replaces hosts in options."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ _HOST_OPTIONS = ("host", "H", "hosts")
 _FILE_OPTIONS = ("hostfile", "machinefile", "f", "default-hostfile")
 _HERE = "this host"
 RESOLVING = 5.0
-"""Seconds for the addresses of all hosts of a list: a nameserver may not answer for long."""
+"""Time limit in seconds for resolving all hosts of a list: a name server may not answer."""
 
 
 @dataclass(frozen=True)
 class Host:
-    """A host and how many ranks it takes."""
+    """A host and its number of slots for ranks."""
 
     name: str
     slots: int
 
 
 def group_options(options: Sequence[str]) -> list[list[str]]:
-    """mpirun's options, each with its words."""
+    """Group mpirun's options, each with its words."""
     found: list[list[str]] = []
     at = 0
     while at < len(options):
@@ -50,9 +50,9 @@ def _read_value(group: Sequence[str]) -> str:
 
 
 def list_hosts(options: Sequence[str], environment: Mapping[str, str], folder: str = "") -> list[Host]:
-    """The hosts that `options` or Slurm's allocation name, in their order; empty where the launcher finds them.
+    """The hosts of `options` or of Slurm's allocation, in their order; empty if the launcher chooses them.
 
-    A host file is looked for in `folder`, or else in the current one.
+    A relative path of a host file is resolved in `folder`, or else in the current folder.
     """
     found: dict[str, int] = {}
     for group in group_options(options):
@@ -72,12 +72,12 @@ def list_hosts(options: Sequence[str], environment: Mapping[str, str], folder: s
 
 
 def _read_host_file(path: str) -> list[tuple[str, int]]:
-    """The lines of a host file: `name`, `name slots=4` (Open MPI) or `name:4` (MPICH)."""
+    """Parse the lines of a host file: `name`, `name slots=4` (Open MPI) or `name:4` (MPICH)."""
     try:
         with open(path) as file:
             lines = [line.partition("#")[0].strip() for line in file]
     except OSError:
-        return []  # mpirun has said so
+        return []  # mpirun reports the error
     found = []
     for line in filter(None, lines):
         name, _, slots = line.split()[0].partition(":")
@@ -95,7 +95,7 @@ def _list_slurm_names(text: str) -> list[str]:
 
 
 def _parse_slurm_slots(text: str) -> list[int]:
-    """The tasks that each host takes, from Slurm's `2(x3),1`."""
+    """The number of tasks of each host, from Slurm's `2(x3),1`."""
     found = re.findall(r"(\d+)(?:\(x(\d+)\))?", text)
     return [int(tasks) for tasks, times in found for _ in range(int(times or 1))]
 
@@ -105,10 +105,10 @@ def is_here(host: Host) -> bool:
 
 
 def find_named(hosts: Sequence[Host], name: str) -> Host | None:
-    """That of `hosts` which calls itself `name`, itself named so, by an alias or by an address; None if none does.
+    """The host that calls itself `name`, listed by this name, an alias or an address; None if there is none.
 
-    Addresses are those of the system's resolver. Where none is the same, names are compared up to their first dot: a
-    host may have an address in each of several networks.
+    Compares addresses of the system's resolver; if none match, names up to the first dot, because a host may have an
+    address in each of several networks.
     """
     if alike := next((host for host in hosts if host.name == name), None):
         return alike
@@ -121,13 +121,13 @@ def find_named(hosts: Sequence[Host], name: str) -> Host | None:
 
 
 def _resolve_names(names: Sequence[str]) -> dict[str, set[str]]:
-    """Their addresses; none of those that the resolver has not answered within `RESOLVING` seconds in all."""
+    """The addresses of hosts; empty for hosts that are not resolved within `RESOLVING` seconds in total."""
     found: dict[str, set[str]] = {}
 
     def resolve(name: str) -> None:
         found[name] = _find_addresses(name)
 
-    # Signals act here meanwhile, and who is still waiting for a nameserver at the end of the program is left.
+    # On threads: signals are handled meanwhile, and threads that still wait at the end of the program are abandoned.
     threads = [threading.Thread(target=resolve, args=(name,), daemon=True) for name in dict.fromkeys(names)]
     until = time.monotonic() + RESOLVING
     for thread in threads:
@@ -138,24 +138,24 @@ def _resolve_names(names: Sequence[str]) -> dict[str, set[str]]:
 
 
 def _find_addresses(name: str) -> set[str]:
-    """The addresses of a host, one word for all of this one; empty where the resolver has none."""
+    """The addresses of a host; one fixed word for all addresses of this host; empty if it cannot be resolved."""
     if is_here(Host(name, 1)):
         return {_HERE}
     try:
         found = {str(address[0]) for *_, address in socket.getaddrinfo(name, None, type=socket.SOCK_DGRAM)}
-    except (OSError, UnicodeError):  # it is not known, or no name can be so
+    except (OSError, UnicodeError):  # unknown, or an invalid name
         return set()
     return {_HERE if _is_own(address) else address for address in found}
 
 
 def _is_own(address: str) -> bool:
-    """Whether this host has the address, also one that its own name does not lead to: 127.0.1.1 does so often.
+    """Whether this host has the address, even if its own name does not resolve to it, as often with 127.0.1.1.
 
-    What is sent to an address of one's own comes from it, so the kernel says. A second one of the same network may not.
+    The kernel sends packets to an own address from that address, with exceptions for a second address in a network.
     """
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     try:
-        with socket.socket(family, socket.SOCK_DGRAM) as end:  # no IPv6 in some kernels
+        with socket.socket(family, socket.SOCK_DGRAM) as end:  # some kernels lack IPv6
             end.connect((address, 9))  # sends nothing
             return ipaddress.ip_address(address).is_loopback or end.getsockname()[0] == address
     except OSError:
@@ -163,7 +163,7 @@ def _is_own(address: str) -> bool:
 
 
 def drop_options(options: Sequence[str], names: Sequence[str]) -> list[str]:
-    """`options` of mpirun less those of these names."""
+    """The `options` of mpirun without the options `names`."""
     return [
         word
         for group in group_options(options)
@@ -173,7 +173,7 @@ def drop_options(options: Sequence[str], names: Sequence[str]) -> list[str]:
 
 
 def replace_hosts(options: Sequence[str], left: Sequence[Host], family: str) -> list[str]:
-    """`options` of mpirun for the hosts that are left."""
+    """The `options` of mpirun for the remaining hosts `left`."""
     kept = drop_options(options, (*_HOST_OPTIONS, *_FILE_OPTIONS))
     if family == mpirun_options.OPENMPI:
         return [*kept, "--host", ",".join(f"{host.name}:{host.slots}" for host in left)]
