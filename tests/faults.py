@@ -193,8 +193,8 @@ FAULTS = {
     ),
     "other batches are taken for other code": Fault(
         "matex_tf/sharding/fingerprint.py",
-        "raise errors.BatchError(\n                f\"the ranks' batches",
-        "raise errors.MismatchError(\n                f\"the ranks' batches",
+        'raise errors.BatchError(\n        f"{found} Every rank',
+        'raise errors.MismatchError(\n        f"{found} Every rank',
         "tests/runtime/test_error_classes.py",
     ),
 }
