@@ -167,6 +167,36 @@ FAULTS = {
         "begin + int(part.argmin())}",
         "tests/monitor/test_report.py",
     ),
+    "exit code 0 is believed while a rank writes yet": Fault(
+        "matex_tf/launch/run_end.py",
+        "return self.has_come_to_end and self.is_written",
+        "return self.has_come_to_end",
+        "tests/launch/test_restarts.py",
+    ),
+    "ranks that leave are said to have ended": Fault(
+        "matex_tf/runtime/rank_records.py",
+        "state=LEFT if _leaves else ENDED",
+        "state=ENDED",
+        "tests/adapt/test_changes.py",
+    ),
+    "an error that follows from another is shown": Fault(
+        "matex_tf/runtime/rank_records.py",
+        "return self.follows, self.number,",
+        "return self.number,",
+        "tests/runtime/test_rank_records.py",
+    ),
+    "a wait for others after a loss has no end": Fault(
+        "matex_tf/world/time_limit.py",
+        "if limits[1] and waited >= limits[1]:",
+        "if limits[1] and rank < 0:",
+        "tests/resilience/test_elastic_steps.py::test_an_agreement_after_a_loss_that_does_not_come_ends_the_job",
+    ),
+    "other batches are taken for other code": Fault(
+        "matex_tf/sharding/fingerprint.py",
+        'raise errors.BatchError(\n        f"{found} Every rank',
+        'raise errors.MismatchError(\n        f"{found} Every rank',
+        "tests/runtime/test_error_classes.py",
+    ),
 }
 
 

@@ -1,4 +1,4 @@
-"""The end of a run, by the records of its ranks: whether exit code 0 is proved, who has failed, who asks again."""
+"""The end of a run, by the records of its ranks: whether exit code 0 is proved, and which error was the cause."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from matex_tf.runtime.rank_records import Record
 
 @dataclass(frozen=True)
 class RunEnd:
-    """What the records in the folder of a run say, once mpirun has ended."""
+    """The records of a run after the end of mpirun."""
 
     records: list[Record]
     is_written: bool
-    """Whether each process that has written the files of the script has ended by itself."""
+    """Whether each process that writes files of the script has ended by itself."""
 
     @property
     def has_begun(self) -> bool:
@@ -28,7 +28,7 @@ class RunEnd:
 
     @property
     def has_ended(self) -> bool:
-        """Whether, besides, all files are written."""
+        """Whether, in addition, all files are written."""
         return self.has_come_to_end and self.is_written
 
     @property
@@ -43,7 +43,7 @@ class RunEnd:
 
     @property
     def is_announced(self) -> bool:
-        """Whether the ranks have said how they end, so that no rank has ended without a word."""
+        """Whether the ranks have said how they end."""
         return self.has_come_to_end or self.is_proved or self.asks_again
 
     @property
@@ -52,23 +52,23 @@ class RunEnd:
         return min((one for one in self.records if one.text), key=lambda one: one.order, default=None)
 
     def has_chosen(self, code: int) -> bool:
-        """Whether a script that has come to its end has given `code` to `sys.exit`, for which mpirun ends all ranks."""
+        """Whether a script at its end has given `code` to `sys.exit`; mpirun then ends all ranks."""
         return any(code in one.codes for one in self.records)
 
     def has_failed(self, code: int) -> bool:
-        """Whether the script itself has failed, with mpirun's exit code `code`: started again it would fail again.
+        """Whether the script itself has failed, with mpirun's exit code `code`, and would fail again.
 
-        A code above 128 may also come from a rank that was killed, after which others fail.
+        A code above 128 may also come from a killed rank, after whose loss other ranks fail.
         """
         failed = [one for one in self.records if one.text and not one.is_loss]
         return any(code <= 128 or one.aborts == code for one in failed)
 
     def correct_code(self, code: int) -> int:
-        """mpirun's exit code; in place of a 0 for ranks that were aborted, the code of the first abort."""
+        """mpirun's exit code `code`; for a 0 of aborted ranks, the code of the first abort."""
         aborted = [one for one in self.records if one.aborts]
         return min(aborted, key=lambda one: one.order).aborts if aborted and code == 0 and not self.is_proved else code
 
 
 def read_end(folder: str | os.PathLike[str]) -> RunEnd:
-    """The end of the run whose folder this is."""
+    """The end of the run with this folder."""
     return RunEnd(rank_records.read_records(folder), rank_records.are_files_written(folder))

@@ -1,8 +1,8 @@
-"""The record of a rank: the file in which it says how it ends, in the private folder of `matex run`.
+"""The record of a rank says how the rank ends. It is a file in the private folder of `matex run`.
 
-mpirun ends with exit code 0 in some cases in which ranks or hosts were lost, and names no rank that was killed. So
-`matex run` judges the end of a run by the records (`launch/run_end.py`). Each process appends to a file of its own. A
-line is a JSON object of some fields of `Record`, and a later line counts; a line that a full disk has cut is none.
+mpirun may end with exit code 0 although ranks or hosts were lost, and does not name a killed rank. `matex run`
+therefore judges the end of a run by the records (`launch/run_end.py`). Each process appends to its own file. A line is
+a JSON object with some fields of `Record`. A later line overrides an earlier one; an incomplete line is ignored.
 
 Without `matex run` the first rank that reports an error writes it to the terminal, and the others are silent.
 """
@@ -29,7 +29,7 @@ from matex_tf.world import task_environment, terminal, world
 BEGUN, SEPARATE, LEFT, ENDED = "begun", "separate", "left", "ended"
 """States: attached to the run; a process without other ranks; ended with all ranks, to be started again; ended well."""
 TRAINING = "training"
-"""The file that says that a step of training was made since the start."""
+"""The name of a file: the ranks have made a step of training since the start."""
 _NAME, _WRITING, _REQUEST = "rank-", ".writing", "request"
 _CLAIM = "matex_tf-error-"
 _RECENT = 60.0  # seconds after which a claim is that of an earlier run
@@ -52,11 +52,11 @@ class Record:
     namespace: str = ""
     """Processes of one namespace see one another by their numbers."""
     mpi: str = ""
-    """The vendor of its MPI, as mpi4py names it."""
+    """The vendor of the MPI, by mpi4py's name."""
     state: str = ""
     """One of the states above; empty before the ranks have begun."""
     codes: tuple[int, ...] = ()
-    """The exit codes other than 0 that ranks have chosen, of a rank that has ended."""
+    """At the end of the script, the exit codes of all ranks other than 0."""
     asks_again: bool = False
     """Whether the run was asked to end, has kept its state, and is to be started again later."""
     aborts: int = 0
@@ -66,28 +66,28 @@ class Record:
     number: int = 0
     """How many collectives the rank had completed at its error."""
     follows: bool = False
-    """Whether another rank had failed first, as far as this one was told."""
+    """Whether the rank knows of an earlier error of another rank."""
     is_loss: bool = False
-    """Whether the place or another rank failed, rather than the script, which may succeed if it is started again."""
+    """Whether the host or another rank failed rather than the script: the script may succeed at its next start."""
     time: float = 0.0
     """Seconds since the epoch at the abort, by the clock of the host."""
     folders: tuple[str, ...] = ()
-    """The folders on its host that it removes at its end, and `matex run` for a rank that was killed."""
+    """The private folders of the process. It removes them at its end; `matex run` removes those of a killed rank."""
     shared: tuple[tuple[str, int, int], ...] = ()
-    """Path, device and inode of each file of memory that it shares with others, which `matex run` removes likewise."""
+    """Path, device and inode of each file of shared memory. `matex run` removes those of a killed rank."""
 
     @property
     def order(self) -> tuple[bool, int, float, int]:
-        """The order in which errors came.
+        """The key that sorts errors: the cause first.
 
-        Ranks learn of one another by collectives. So an error before collective n does not follow from one after it.
-        Time decides only between ranks at the same collective, as the clocks of hosts may differ.
+        Ranks affect one another by collectives only, so an error after collective n cannot cause an error before it.
+        Time decides between ranks at the same collective, since the clocks of hosts may differ.
         """
         return self.follows, self.number, self.time, self.rank
 
 
 def note_launcher(environment: Mapping[str, str]) -> None:
-    """Keep what the launcher has told this rank in its environment, which its own children are not to see."""
+    """Keep the launcher's variables of this rank, which are then removed from the environment of its children."""
     global _folder, _job
     _folder, _job = environment.get("MATEX_PROOF", ""), task_environment.make_job_name(environment)
 
@@ -99,7 +99,7 @@ def append(folder: str | os.PathLike[str], **said: Any) -> None:
 
 
 def note(**said: Any) -> bool:
-    """Append the fields `said` to the record of this process; whether this host sees the folder of `matex run`."""
+    """Append the fields `said` to the record of this process. Returns whether this host sees the folder of the run."""
     with real_files.use_real_files():
         if sees_folder := bool(_folder) and os.path.isdir(_folder):
             append(_folder, **said)
@@ -107,7 +107,7 @@ def note(**said: Any) -> bool:
 
 
 def read_records(folder: str | os.PathLike[str]) -> list[Record]:
-    """The records of all processes that have said something."""
+    """The records of all processes of the run."""
     return [_parse_record(path.read_text()) for path in Path(folder).glob(f"{_NAME}*") if path.suffix != _WRITING]
 
 
@@ -117,7 +117,7 @@ def are_files_written(folder: str | os.PathLike[str]) -> bool:
 
 
 def read_namespace() -> str:
-    """What processes have in common that see one another by number: the start of the host, and a namespace."""
+    """The boot of this host and its namespace of process numbers; equal for processes that see one another."""
     return Path("/proc/sys/kernel/random/boot_id").read_text() + os.readlink("/proc/self/ns/pid")
 
 
@@ -150,38 +150,38 @@ def note_separate() -> None:
 
 
 def note_writing() -> None:
-    """Say that this process writes files of the script until it has ended by itself: Python writes some at its end."""
+    """Say that this process may write files of the script until it has ended by itself, as Python does at its end."""
     global _writing
     if not note():
         return
     _writing = os.getpid(), os.path.abspath(_locate_record(_folder)) + _WRITING
     with real_files.use_real_files():
         Path(_writing[1]).touch()
-    # The C library calls it when there is no Python any more; nobody frees the text that it gets.
+    # The C library calls `unlink` after the end of Python. The text stays allocated.
     c = ctypes.CDLL(None)
     c.strdup.restype = ctypes.c_void_p
     path = ctypes.c_void_p(c.strdup(os.fsencode(_writing[1])))
     if not path or c.__cxa_atexit(ctypes.cast(c.unlink, ctypes.c_void_p), path, None):
-        raise MemoryError("the C library has no room for a function that it is to call at the end")
-    # A forked child ends sooner than this process: it has no path to remove.
+        raise MemoryError("the C library cannot register a function for the end of the process")
+    # A forked child, which may end sooner than this process, gets an empty path.
     os.register_at_fork(after_in_child=lambda: ctypes.memset(path, 0, 1))
 
 
 def confirm_end() -> None:
-    """This process ends now, without the functions that the C library calls; its files are written."""
+    """Say that the files are written, where this process is about to end without the C library's functions."""
     if _writing is not None and _writing[0] == os.getpid():
         with real_files.use_real_files(), contextlib.suppress(FileNotFoundError):
             os.unlink(_writing[1])
 
 
 def note_leaving() -> None:
-    """All ranks leave to be started again: their end is no proof of a good one."""
+    """From now on the end of the ranks counts as `LEFT`: `matex run` starts them again."""
     global _leaves
     _leaves = True
 
 
 def note_end(codes: set[int]) -> None:
-    """Say that all ranks have ended, which they have just agreed on, with these exit codes; or that they have left."""
+    """Say that all ranks have ended with these exit codes, or have left. The ranks have just agreed on it."""
     note(state=LEFT if _leaves else ENDED, codes=sorted(codes - {0}))
 
 
@@ -190,7 +190,7 @@ def report_error(
 ) -> None:
     """Have `matex run` show the error `text` of `rank`, or show it, unless another rank has shown its own.
 
-    The other ranks wait in here until that rank has ended: a rank that ended first would end it before its report.
+    The other ranks wait in this function until that rank has ended: their own end would cut off its report.
 
     Args:
         shared: a folder that all ranks see; None where they are on one host.
@@ -206,7 +206,7 @@ def report_error(
 
 
 def leave_file(name: str, text: str = "", folder: str | os.PathLike[str] = "") -> None:
-    """Write a file for `matex run` or for the ranks, which read it whole or not at all; nothing where none is seen."""
+    """Write a file for `matex run` or for the ranks, which never read a part of it. Nothing without the folder."""
     with real_files.use_real_files():
         if not os.path.isdir(folder := folder or _folder or os.devnull):
             return
@@ -216,12 +216,12 @@ def leave_file(name: str, text: str = "", folder: str | os.PathLike[str] = "") -
 
 
 def note_request(folder: str | os.PathLike[str], name: str) -> None:
-    """Keep by which signal `matex run` is asked to end, which it may pass on as another one."""
+    """Keep the name of the signal that asks `matex run` to end; the ranks may get another signal for it."""
     leave_file(_REQUEST, name, folder)
 
 
 def read_request() -> str | None:
-    """The name of the signal by which `matex run` was asked to end; None where this host sees none."""
+    """The name of the signal that has asked `matex run` to end; None where this host does not see it."""
     with real_files.use_real_files(), contextlib.suppress(FileNotFoundError, NotADirectoryError):
         return Path(_folder or os.devnull, _REQUEST).read_text()
     return None
@@ -234,7 +234,7 @@ def _locate_record(folder: str | os.PathLike[str]) -> str:
 def _parse_record(text: str) -> Record:
     found: dict[str, Any] = {}
     for line in text.splitlines():
-        with contextlib.suppress(ValueError):  # a line that is being written, or that a full disk has cut
+        with contextlib.suppress(ValueError):  # an incomplete line
             for name, value in json.loads(line).items():
                 if name in Record.__dataclass_fields__:  # another version may have others
                     found[name] = tuple(value) if isinstance(value, list) else value

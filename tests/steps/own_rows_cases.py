@@ -260,7 +260,7 @@ def wrong(name, call):
         call()
         found[name] = np.asarray("nothing")
     except Exception as error:
-        found[name] = np.asarray(str(error))
+        found[name] = np.asarray(f"{type(error).__name__}: {error}")
 
 
 if not alone:

@@ -53,10 +53,10 @@ def test_a_rank_predicts_its_own_rows(found, name):
         ("single rows", "put .batch(...) at its end"),
         ("numbers", "has no rows"),
         ("other rows", "different numbers of rows"),
-        ("number of rows", "the ranks cannot compute it together"),
-        ("compiled", "the ranks cannot compute it together"),
-        ("constant", "within a function or a graph"),
-        ("reduce", "the ranks cannot compute it together"),
+        ("number of rows", "UnsupportedError"),
+        ("compiled", "UnsupportedError"),
+        ("constant", "UnsupportedError"),
+        ("reduce", "UnsupportedError"),
     ],
 )
 def test_what_ranks_cannot_put_together_is_an_error_on_all(found, name, words):
