@@ -157,11 +157,6 @@ def format_hooks() -> str:
     return "\n".join(lines) + "\n"
 
 
-def parse_version(text: str) -> tuple[int, ...]:
-    """The numbers of a version: (2, 15, 1) for "2.15.1"."""
-    return tuple(int(part) for part in mpirun_command.find_version(text).split(".") if part)
-
-
 def list_rows(facts: Facts) -> list[tuple[str, str]]:
     """The report's lines as label and text."""
     lines = [("matex_tf", f"{__version__}, Python {platform.python_version()} ({sys.executable})")]
