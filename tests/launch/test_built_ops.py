@@ -80,3 +80,12 @@ def test_what_is_built_is_asked_for_no_compiler(cache, monkeypatch):
     state = built_ops.describe_build()
     assert state["built"] == f"yes, {cache / plans[1].library}" and "compiler" not in state
     assert "no-such-mpicxx" in state["XLA kernels"] and os.sep not in state["TensorFlow"]
+
+
+def test_a_tensorflow_that_is_too_old_is_told_in_one_line(cache, monkeypatch):
+    monkeypatch.setattr("tensorflow.version.VERSION", "2.14.1")
+    for ask in (built_ops.describe_build, build.make_plan):
+        with pytest.raises(
+            BuildError, match="expected TensorFlow 2.15 or newer; found 2.14.1, in .*tensorflow.*pip install"
+        ):
+            ask()

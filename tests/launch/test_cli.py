@@ -558,7 +558,6 @@ def test_info_lists_what_is_replaced(capsys):
             "TensorFlow cannot be loaded",
             "pip install tensorflow",
         ),
-        ({"tensorflow": {"tensorflow": "2.14.1", "keras": "2.14"}}, "2.14.1 is older than 2.15", "pip install -U"),
         (
             {"library": {"error": "cannot load MPI library"}, "threads": {}},
             "found: cannot load MPI library",

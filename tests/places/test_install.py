@@ -111,7 +111,7 @@ def use_wheels(wheelhouse):
 
 def test_a_laptop(place, wheelhouse):
     ((venv, *commands),) = list_blocks("A laptop")
-    said = follow(place, [venv.replace("env", "laptop"), *commands], "laptop-home", **use_wheels(wheelhouse))
+    said = follow(place, [venv.replace(" env", " laptop"), *commands], "laptop-home", **use_wheels(wheelhouse))
     assert has_trained(said[commands[-1]])
 
 
