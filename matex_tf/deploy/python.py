@@ -99,8 +99,18 @@ class LaunchedRun:
         return str(self.now())
 
     def follow(self) -> int:
-        """Print what the run prints, and each change of its state, until it ends; its exit code."""
-        code: int = self._does.follow_job(self._job)
+        """Print what the run prints, and each change of its state, until it ends; its exit code.
+
+        In a notebook the cell shows the run instead: its curves, its ranks and the last lines that it printed.
+        """
+        if notebook.is_notebook():
+            from IPython.display import display
+
+            picture = notebook.show_run(self, display)
+            code = self.wait()
+            picture.join()
+        else:
+            code = self._does.follow_job(self._job)
         return code
 
     def wait(self) -> int:
