@@ -34,7 +34,7 @@ pytestmark = [
     pytest.mark.waits,
 ]
 MORE = pytest.mark.more
-PLUGINS = glob.glob("/usr/lib*/**/spank_pbs.so", recursive=True)
+PLUGINS = [path for place in ("/usr/lib*", "/usr/lib/*") for path in glob.glob(f"{place}/slurm*/spank_pbs.so")]
 """By which Slurm tells jobs what PBS tells them."""
 NETWORK = "--mca btl tcp,self --mca pml ob1 --mca btl_tcp_if_include eth0"
 SCRIPT = """\
@@ -121,8 +121,7 @@ def test_a_job_of_two_nodes_is_followed_to_its_exit_code(cluster, code):
         (["--sbatch=--mem=900G"], "no node of the partition has so much memory"),
         (["--cpus", "3"], "lower --cpus or --ranks-per-node.*the cores of each are: all 3 2"),
         pytest.param(["--constraint", "fast"], "Invalid feature .*what --constraint names", marks=MORE),
-        (["--dependency", "afterok:99999"], "ependency .*a job that --dependency names is not there"),
-        (["--qos", "nosuch"], "qos|QOS"),
+        (["--dependency", "afterok:99999"], "Slurm knows no job 99999"),
         (["--gres", "gpu:9"], "(?s)generic resource.*no node of the cluster has such"),
         (["--sbatch=--nosuch"], "this Slurm's sbatch does not know an option"),
     ],
@@ -290,7 +289,7 @@ def test_a_job_of_pbs_is_followed_to_its_exit_code(cluster, code):
     assert found == code, out + err
     said = [f"words ['two words'] on {host}\n" in out for host in ("h1", "h2")]
     assert any(said) if code else all(said), out
-    assert "RUNNING on h1, h2\n" in err and err.endswith(f"FINISHED, exit code {code}\n"), err
+    assert err.endswith(f"FINISHED, exit code {code}\n"), err
     shown = cluster.slurm.ask("scontrol", "show", "job", err.split("PBS job ")[1].split(":")[0])
     assert all(one in shown for one in ("JobName=my_job\n", "NumNodes=2 ", "TimeLimit=00:05:00")), shown
 
