@@ -272,6 +272,41 @@ def test_training_outlives_a_host(cluster, alone, keeps):
     assert np.abs(losses(out) - alone).max() < 1e-10
 
 
+# By srun
+
+PMIX = any(
+    os.path.exists(f"{place}/libpmix.so") for place in ("/usr/lib64", *glob.glob("/usr/lib/*/pmix2/lib"), "/usr/lib")
+)
+BY_SRUN = {f"OMPI_MCA_{name}": value for name, value in re.findall(r"--mca (\S+) (\S+)", NETWORK)}
+
+
+@pytest.mark.skipif(not PMIX, reason="srun starts ranks of Open MPI by libpmix.so (libpmix-dev)")
+def test_training_that_srun_starts_is_that_of_the_script_alone(cluster, alone):
+    words = ["submit", "--slurm", "--launcher", "srun", "--nodes", "2", "--cpus", "1", "--name", "stepped", "fit.py"]
+    code, out, err = cluster.matex(*words, env={**BY_SRUN, "OMPI_MCA_mpi_yield_when_idle": "1"})
+    assert code == 0 and np.abs(losses(out) - alone).max() < 1e-10, out + err
+
+
+def test_tasks_of_srun_without_pmix_do_not_train_alone(cluster):
+    """They would be N jobs of one rank each, with exit code 0."""
+    (cluster.folder / "train.py").write_text("import matex_tf\nprint('trained')\n")
+    found = cluster.slurm.run("srun", "--mpi=none", "-N2", sys.executable, "train.py", folder=cluster.folder)
+    assert found.returncode != 0 and "trained" not in found.stdout, found.stdout
+    assert "sees only this one" in found.stderr and "srun --mpi=pmix" in found.stderr, found.stderr
+
+
+# Arrays
+
+
+def test_tasks_of_an_array_have_folders_and_exit_codes_of_their_own(cluster):
+    (cluster.folder / "task.py").write_text("import os, sys\nsys.exit(int(os.environ['SLURM_ARRAY_TASK_ID']))\n")
+    words = ["submit", "--slurm", "--array", "0,3%2", "--cpus", "1", "--name", "tasks", "--restarts", "0", "task.py"]
+    code, out, err = cluster.matex(*words, env=PLAIN)
+    folder = cluster.folder / "runs" / "tasks-1"
+    assert code == 3 and "1 COMPLETED" in err and "1 FAILED" in err, out + err
+    assert [(folder / f"task-{number}" / "exit-code").read_text() for number in (0, 3)] == ["0\n", "3\n"]
+
+
 # By the commands of PBS, as Slurm brings them; it tells a job all that PBS does but the file of its hosts
 
 NODE_FILE = ["--setup", "export PBS_NODEFILE=$(generate_pbs_nodefile)"]
