@@ -258,6 +258,15 @@ def test_a_refused_job_leaves_nothing_and_names_the_queues(fakes, queue, tmp_pat
 
 
 @pytest.mark.parametrize("queue", QUEUES)
+def test_what_a_job_does_without_is_said(fakes, queue, capsys):
+    fakes.add(SUBMITS[queue], ANSWERS[queue])
+    CLUSTERS[queue].submit_job(KINDS[queue](name="a"), ["a.py"])
+    assert ["--cpus" in line or "--time" in line for line in capsys.readouterr().err.splitlines()] == [True, True]
+    CLUSTERS[queue].submit_job(KINDS[queue](name="a", cpus=1, time="1:00:00"), ["a.py"])
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("queue", QUEUES)
 def test_a_machine_without_the_scheduler_says_where_to_submit(queue, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("PATH", str(tmp_path))
     (tmp_path / "a.py").touch()
