@@ -50,6 +50,7 @@ SlurmctldLogFile={folder}/slurmctld.log
 SlurmdLogFile={folder}/slurmd.%n.log
 StateSaveLocation={folder}/state
 SlurmdSpoolDir={folder}/spool.%n
+TmpFS={folder}/scratch.%n
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
 JobAcctGatherType=jobacct_gather/none
@@ -97,7 +98,8 @@ class Slurm:
 
     def __enter__(self) -> Slurm:
         (self._folder / "slurm.conf").write_text(self._configuration)
-        for name in ("state", *(f"spool.{host}" for host in self._hosts.names)):
+        places = (f"{kind}.{host}" for kind in ("spool", "scratch") for host in self._hosts.names)
+        for name in ("state", *places):
             (self._folder / name).mkdir()
         try:
             self._start("h1", "slurmctld", "-D")

@@ -73,14 +73,17 @@ from matex_tf.api import (  # noqa: E402  (TensorFlow's threads are placed befor
 if TYPE_CHECKING:  # what editors and type checkers see; these come by __getattr__
     from matex_tf.deploy.kubernetes import Kubernetes as Kubernetes
     from matex_tf.deploy.python import launch as launch
+    from matex_tf.deploy.queues.flux import Flux as Flux
+    from matex_tf.deploy.queues.lsf import LSF as LSF
+    from matex_tf.deploy.queues.pbs import PBS as PBS
     from matex_tf.deploy.sbatch.job_script import Slurm as Slurm
     from matex_tf.tune.python import tune as tune
 
-_DEPLOYING = {"Kubernetes": "make_kubernetes", "Slurm": "make_slurm"}
+_CLUSTERS = ("Flux", "Kubernetes", "LSF", "PBS", "Slurm")
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_DEPLOYING, "launch", "tune"})
+    return sorted({*globals(), *_CLUSTERS, "launch", "tune"})
 
 
 def __getattr__(name: str) -> Any:
@@ -89,6 +92,6 @@ def __getattr__(name: str) -> Any:
 
     if name in ("launch", "tune"):  # packages, which are functions, too
         return importlib.import_module(f"matex_tf.{name}")
-    if name in _DEPLOYING:
-        return getattr(importlib.import_module("matex_tf.deploy.python"), _DEPLOYING[name])
+    if name in _CLUSTERS:
+        return importlib.import_module("matex_tf.deploy.python").MAKERS[name]
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -164,7 +164,8 @@ def submit_script(
 
     def submit_and_follow() -> int:
         job = does.submit_job(asked, target)
-        following.print_line(f"{does.describe_job(job, asked)} ({_suggest_commands(job, asked.ranks > 1)})")
+        is_recorded = asked.ranks > 1 and not getattr(asked, "array", "")  # an array has a record for each task
+        following.print_line(f"{does.describe_job(job, asked)} ({_suggest_commands(job, is_recorded)})")
         return 0 if no_follow else _follow_job(does, job)
 
     return _run_action("submit", submit_and_follow)
@@ -222,7 +223,7 @@ def find_job(job: str, namespace: str) -> tuple[Any, Job]:
         except (OSError, ValueError, KeyError):
             raise click.UsageError(f"{job} is not the folder of a job that was submitted") from None
         return does, slurm.find_newest(found) if does is slurm else found
-    if noted := run_folder.find_cluster(job):
+    if (noted := run_folder.find_cluster(job)) and noted != "kubernetes":  # whose job has a namespace, too
         return CLUSTERS[noted], CLUSTERS[noted].find_job(job)
     if _OF_PBS.fullmatch(job):
         return CLUSTERS["pbs"], CLUSTERS["pbs"].find_job(job)

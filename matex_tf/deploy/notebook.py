@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import html
+import importlib
 import io
+import math
+import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from rich.console import Console
@@ -14,7 +17,7 @@ from rich.console import Console
 from matex_tf.deploy import run_folder
 from matex_tf.deploy.following import Lines
 from matex_tf.deploy.job import ENDED, FORGOTTEN, STUCK, JobError, State, UnreachableError
-from matex_tf.monitor import picture, recording
+from matex_tf.monitor import picture, progress, recording
 
 THREAD = "matex_tf: picture of a run"
 EACH = 2.0  # seconds between two pictures
@@ -44,8 +47,57 @@ def format_page(run: Shown, now: State) -> str:
     where = f", {run.folder}" if run.folder else ""
     parts = [f"<div><b>{html.escape(run.id)}</b> {html.escape(str(now))}{html.escape(where)}</div>"]
     if run.folder:
-        parts += [_format_ranks(run.folder), _format_lines(run.folder)]
+        parts += [_draw_curves(run.folder), _format_ranks(run.folder), _format_lines(run.folder)]
     return "\n".join(part for part in parts if part)
+
+
+_WIDE, _HIGH = 460, 150  # pixels of a curve
+_LEFT, _TOP, _BELOW = 60, 20, 20  # of them for figures and names
+_COLOURS = ("#1f77b4", "#d62728")
+
+
+def _draw_curves(folder: str) -> str:
+    """The curves of what `fit` logs, by epoch, each beside that of the validation data."""
+    try:
+        epochs = progress.list_kept_epochs(recording.open_run(folder).starts)
+    except recording.RecordingError:
+        return ""  # no rank has begun to write
+    curves: dict[str, list[tuple[int, float]]] = {}
+    for number, epoch in zip(progress.count_epochs(epochs), epochs):
+        for name, value in epoch.logs.items():
+            if math.isfinite(value):
+                curves.setdefault(name, []).append((number, value))
+    names = [name for name in curves if name.removeprefix("val_") not in curves or not name.startswith("val_")]
+    drawn = (_draw_curve({one: curves[one] for one in (name, f"val_{name}") if one in curves}) for name in names)
+    return f"<div>{''.join(drawn)}</div>" if names else ""
+
+
+def _draw_curve(lines: Mapping[str, Sequence[tuple[int, float]]]) -> str:
+    """One chart as SVG: values by epoch. It takes the page's colour of text."""
+    values = [value for points in lines.values() for _, value in points]
+    epochs = [epoch for points in lines.values() for epoch, _ in points]
+    low, high, first, last = min(values), max(values), min(epochs), max(epochs)
+
+    def place(epoch: int, value: float) -> str:
+        x = _LEFT + (_WIDE - _LEFT - 10) * (epoch - first) / max(last - first, 1)
+        y = _TOP + (_HIGH - _TOP - _BELOW) * ((high - value) / (high - low) if high > low else 0.5)
+        return f"{x:.1f},{y:.1f}"
+
+    bottom = _HIGH - _BELOW
+    texts = [(_LEFT - 5, _TOP + 4, "end", f"{high:.4g}"), (_LEFT, _HIGH - 5, "start", f"epoch {first}")]
+    texts += [(_LEFT - 5, bottom + 4, "end", f"{low:.4g}")] if high > low else []
+    texts += [(_WIDE - 10, _HIGH - 5, "end", f"{last}")] if last > first else []
+    parts = [f'<path d="M{_LEFT},{_TOP}V{bottom}H{_WIDE - 10}" fill="none" stroke="currentColor" opacity="0.4"/>']
+    parts += [f'<text x="{x}" y="{y}" text-anchor="{anchor}">{text}</text>' for x, y, anchor, text in texts]
+    for at, ((name, points), colour) in enumerate(zip(lines.items(), _COLOURS)):
+        said = html.escape(f"{name} {points[-1][1]:.4g}")
+        parts.append(f'<text x="{_LEFT + at * 180}" y="{_TOP - 8}" fill="{colour}">{said}</text>')
+        parts.append(f'<polyline points="{" ".join(place(*one) for one in points)}" fill="none" stroke="{colour}"/>')
+        parts += [f'<circle cx="{x}" cy="{y}" r="2" fill="{colour}"/>' for x, y in [place(*points[-1]).split(",")]]
+    return (
+        f'<svg width="{_WIDE}" height="{_HIGH}" font-size="11" font-family="sans-serif" fill="currentColor">'
+        f"{''.join(parts)}</svg>"
+    )
 
 
 def _format_ranks(folder: str) -> str:
@@ -69,13 +121,19 @@ def _format_lines(folder: str) -> str:
     return _PRE.format(code=html.escape("\n".join(last))) if last else ""
 
 
-def show_run(run: Shown, display: Callable[..., Any]) -> None:
+def is_notebook() -> bool:
+    """Whether this process is the kernel of a notebook, whose cells show pictures."""
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython is not None else None
+    return shell is not None and hasattr(shell, "kernel")
+
+
+def show_run(run: Shown, display: Callable[..., Any]) -> threading.Thread:
     """Show the picture by `display` of IPython, and keep it up to date until the run has ended.
 
-    The cell ends at once: a thread replaces what it shows.
+    The cell ends at once: the thread that it gives replaces what the cell shows, and ends with the run.
     """
-    from IPython.display import HTML
-
+    HTML: Any = importlib.import_module("IPython.display").HTML
     now = run.now()
     handle = display(HTML(format_page(run, now)), display_id=True)
 
@@ -92,4 +150,6 @@ def show_run(run: Shown, display: Callable[..., Any]) -> None:
                 return
             handle.update(HTML(format_page(run, state)))
 
-    threading.Thread(target=update_picture, name=THREAD, daemon=True).start()
+    thread = threading.Thread(target=update_picture, name=THREAD, daemon=True)
+    thread.start()
+    return thread

@@ -15,25 +15,28 @@ from typing import Any
 from matex_tf import arguments
 from matex_tf.deploy import command, following, job, kubernetes, notebook, run_folder
 from matex_tf.deploy.job import ENDED, RUNNING, Job, State
+from matex_tf.deploy.kinds import KINDS
 from matex_tf.deploy.options import NAME, Options, check_variables, deal_ranks, merge_options
-from matex_tf.deploy.sbatch import job_script
 from matex_tf.monitor import progress, recording
 
 
-def make_slurm(**options: Any) -> job_script.Slurm:
-    """A cluster for `launch`: the options of `matex submit --slurm`, over those of the user's files."""
-    return merge_options(job_script.Slurm, options)
+def _make_cluster(kind: type[Options]) -> Callable[..., Options]:
+    """The function that makes a cluster of this `kind` for `launch`."""
+
+    def make_cluster(**options: Any) -> Options:
+        return merge_options(kind, options)
+
+    # Editors and `help` show the names of the options, and their defaults where no file has others.
+    make_cluster.__name__ = make_cluster.__qualname__ = kind.__name__
+    make_cluster.__doc__ = (
+        f"A cluster for `launch`: the options of `matex submit --{kind.get_kind()}`, over those of the user's files."
+    )
+    make_cluster.__signature__ = inspect.signature(kind).replace(return_annotation=kind)  # type: ignore[attr-defined]
+    return make_cluster
 
 
-def make_kubernetes(**options: Any) -> kubernetes.Kubernetes:
-    """A cluster for `launch`: the options of `matex submit --kubernetes`, over those of the user's files."""
-    return merge_options(kubernetes.Kubernetes, options)
-
-
-# Editors and `help` show the names of the options, and their defaults where no file has others.
-for _make, _made in ((make_slurm, job_script.Slurm), (make_kubernetes, kubernetes.Kubernetes)):
-    _make.__name__ = _make.__qualname__ = _made.__name__
-    _make.__signature__ = inspect.signature(_made).replace(return_annotation=_made)  # type: ignore[union-attr]
+MAKERS = {kind.__name__: _make_cluster(kind) for kind in KINDS.values()}
+"""By the names that they have in `matex_tf`."""
 
 
 class Here:
@@ -99,8 +102,18 @@ class LaunchedRun:
         return str(self.now())
 
     def follow(self) -> int:
-        """Print what the run prints, and each change of its state, until it ends; its exit code."""
-        code: int = self._does.follow_job(self._job)
+        """Print what the run prints, and each change of its state, until it ends; its exit code.
+
+        In a notebook the cell shows the run instead: its curves, its ranks and the last lines that it printed.
+        """
+        if notebook.is_notebook():
+            from IPython.display import display
+
+            picture = notebook.show_run(self, display)
+            code = self.wait()
+            picture.join()
+        else:
+            code = self._does.follow_job(self._job)
         return code
 
     def wait(self) -> int:
@@ -169,7 +182,9 @@ def launch(
         here = Here(asked.make_command(target), folder, variables)
         return LaunchedRun(here, here.job)
     if not isinstance(cluster, Options):
-        raise TypeError(f"launch: expected cluster to be matex_tf.Slurm(...) or Kubernetes(...); given {cluster!r}")
+        raise TypeError(
+            f"launch: expected cluster to be matex_tf.Slurm(...) or another of {', '.join(MAKERS)}; given {cluster!r}"
+        )
     if ranks is not None:
         cluster = deal_ranks(cluster, ranks)
     cluster = replace(cluster, run=(*cluster.run, *options))

@@ -47,6 +47,7 @@ def submit_job(asked: Slurm, target: Sequence[str]) -> Job:
     Raises:
         JobError: Slurm refused it; nothing of it is queued, and no folder of its is left.
     """
+    check_dependency(asked.dependency)
     tell_unread_lines(target[0])
     if asked.leaves_cores_to_slurm:
         following.print_line("without --cpus Slurm decides how many cores each rank gets: often one")
@@ -60,6 +61,16 @@ def submit_job(asked: Slurm, target: Sequence[str]) -> Job:
         if not (folder / SCRIPT).exists():
             run_folder.remove_folder(folder)
         raise
+
+
+def check_dependency(dependency: str) -> None:
+    """Raises JobError where the job is to come after one that Slurm does not know: it would not wait for that one."""
+    for number in re.findall(r"(?<=[:?,])\d+", re.sub(r"\+\d+", "", dependency)):
+        if _FORGOTTEN in _ask("scontrol", "show", "job", number).stderr:
+            raise JobError(
+                f"Slurm knows no job {number}, or no longer, and would not wait for it: --dependency={dependency}. "
+                "`squeue --me` lists yours; after one that has ended well, leave the option out"
+            )
 
 
 def tell_unread_lines(script: str) -> None:

@@ -9,7 +9,7 @@ import pytest
 from fake_commands import Fakes
 
 from matex_tf.deploy import slurm
-from matex_tf.deploy.job import ENDED, EXIT_UNKNOWN, RUNNING, WAITING, Job
+from matex_tf.deploy.job import ENDED, EXIT_UNKNOWN, RUNNING, WAITING, Job, JobError
 from matex_tf.deploy.sbatch import arrays, job_script
 from matex_tf.launch import cli
 
@@ -95,6 +95,20 @@ def test_each_task_has_a_folder_of_its_own(fakes, tmp_path):
             folder / "job.json"
         ).read_text()
     assert job.folder == "runs/a-1"
+
+
+@pytest.mark.parametrize(
+    "dependency", ["afterok:12", "afterany:11:12", "after:11+5,afterok:12?singleton", "afterok:12_3"]
+)
+def test_a_job_after_one_that_is_not_there_is_refused(fakes, dependency):
+    """Slurm would start it at once."""
+    known = "[ $3 = 11 ] && echo JobId=11 || { echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1; }"
+    fakes.add("scontrol", known)
+    fakes.add("sbatch", "echo 13")
+    with pytest.raises(JobError, match="Slurm knows no job 12, or no longer"):
+        slurm.submit_job(slurm.Slurm(name="a", dependency=dependency), ["a.py"])
+    assert not any(call.startswith("sbatch") for call in fakes.calls) and not os.path.exists("runs")
+    assert slurm.submit_job(slurm.Slurm(name="a", dependency="after:11+12,singleton"), ["a.py"]).id == "13"
 
 
 def shown(task, state, code="0:0", nodes="h1"):

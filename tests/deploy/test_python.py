@@ -18,6 +18,7 @@ from fake_commands import Fakes
 
 import matex_tf
 from matex_tf.deploy import command, following, job, notebook, python
+from matex_tf.deploy.kinds import KINDS
 
 pytestmark = pytest.mark.waits
 
@@ -222,7 +223,10 @@ def test_editors_see_what_can_be_given():
     ]  # fmt: skip
     assert "Start `script` with `args`" in inspect.getdoc(matex_tf.launch)
     assert "trials" in inspect.signature(matex_tf.tune).parameters
-    assert {"launch", "tune", "Slurm", "Kubernetes"} <= set(dir(matex_tf))
+    clusters = {kind.__name__ for kind in KINDS.values()}
+    assert {"launch", "tune", *clusters} <= set(dir(matex_tf))
+    for name in clusters:
+        assert getattr(matex_tf, name)(nodes=3).nodes == 3 and f"--{name.lower()}`" in getattr(matex_tf, name).__doc__
     slurm = inspect.signature(matex_tf.Slurm)
     assert {"nodes", "time", "partition"} <= set(slurm.parameters) and slurm.return_annotation.__name__ == "Slurm"
 

@@ -258,6 +258,15 @@ def test_a_refused_job_leaves_nothing_and_names_the_queues(fakes, queue, tmp_pat
 
 
 @pytest.mark.parametrize("queue", QUEUES)
+def test_what_a_job_does_without_is_said(fakes, queue, capsys):
+    fakes.add(SUBMITS[queue], ANSWERS[queue])
+    CLUSTERS[queue].submit_job(KINDS[queue](name="a"), ["a.py"])
+    assert ["--cpus" in line or "--time" in line for line in capsys.readouterr().err.splitlines()] == [True, True]
+    CLUSTERS[queue].submit_job(KINDS[queue](name="a", cpus=1, time="1:00:00"), ["a.py"])
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("queue", QUEUES)
 def test_a_machine_without_the_scheduler_says_where_to_submit(queue, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("PATH", str(tmp_path))
     (tmp_path / "a.py").touch()
@@ -313,3 +322,24 @@ case "$*" in *{first}*) echo '{note}' > runs/a-1/job.json; cat ended;;
     (tmp_path / "count").write_text("")
     assert cli.main(["cancel", "runs/a-1"]) == 0
     assert any(call.endswith(second) and ("del" in call or "kill" in call or "cancel" in call) for call in fakes.calls)
+
+
+@pytest.mark.parametrize(
+    "name, command", [("12.server", "qstat"), ("12[3].server", "qstat"), ("12", "bjobs"), ("12", "qstat")]
+)
+def test_a_job_without_a_folder_here_is_asked_for_where_such_names_are(fakes, name, command, monkeypatch, capsys):
+    """A number alone is one of the scheduler whose commands this machine has."""
+    monkeypatch.setattr("matex_tf.deploy.command.shutil.which", lambda one: command if one == command else None)
+    fakes.add(command, "echo 'Unknown Job Id, is not found' >&2; exit 1")
+    assert cli.main(["follow", name]) == 1
+    assert f"{name} is not known to {'LSF' if command == 'bjobs' else 'PBS'}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("queue", QUEUES)
+def test_a_job_that_has_a_folder_here_is_found_by_its_name(fakes, queue, tmp_path, capsys):
+    folder = run_folder.make_folder("a")
+    run_folder.write_note(folder, queue, "77")
+    (folder / run_folder.EXIT_CODE).write_text("9\n")
+    fakes.add(*UNKNOWN[queue])
+    assert cli.main(["follow", "77"]) == 9
+    assert "77 ENDED, exit code 9" in capsys.readouterr().err

@@ -170,6 +170,8 @@ class Scheduler(abc.ABC):
             following.print_line(
                 f"without --cpus the job has whole nodes, and asks {self.title} for 1 core for each rank"
             )
+        if not asked.time:
+            following.print_line(f"without --time nothing warns the run of {self.title}'s time limit")
         folder = run_folder.make_folder(asked.name)
         script = folder / SCRIPT
         try:
