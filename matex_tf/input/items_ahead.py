@@ -93,7 +93,7 @@ class _Numbers:
 
 
 def order_items(adapter: Any) -> list[int]:
-    """The numbers of the items of the next pass of Keras' `adapter`, in the order and with the draws of Keras itself."""
+    """The numbers of the items of the next pass of Keras' `adapter`, in Keras' own order, with its draws."""
     asked = copy.copy(adapter)
     asked.py_dataset, asked._standardize_batch = _Numbers(adapter.py_dataset.num_batches), lambda item: item
     return list(asked._finite_generator())
