@@ -107,7 +107,7 @@ def test_the_last_line_of_the_demo(difference, code, last, monkeypatch, capsys):
     "arguments, message",
     [
         (["--tensorflow"], "needs a version"),
-        (["--tensorflow", "new"], "expects a version such as 2.15.1; 'new' was given"),
+        (["--tensorflow", "new"], "expects a version such as 2.15.1, newest or nightly; 'new' was given"),
         (["--tensorflow=2.14.1"], "too old"),
         (["--tensorfow", "2.15.1"], "unknown argument --tensorfow"),
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import queue
 import sys
 import weakref
@@ -77,8 +78,25 @@ def make_adapter(like: Any, numbers: Sequence[int], is_ahead: bool) -> Any:
         refer = weakref.ref(adapter.enqueuer)
         adapter.enqueuer._send_py_dataset = lambda: _send(refer(), module)
     if is_ahead:
-        adapter.enqueuer.start()
+        adapter.on_epoch_begin()  # which starts the enqueuer
     return adapter
+
+
+class _Numbers:
+    """In place of a `PyDataset`: its items are their numbers."""
+
+    def __init__(self, count: int):
+        self.num_batches = count
+
+    def __getitem__(self, number: int) -> int:
+        return number
+
+
+def order_items(adapter: Any) -> list[int]:
+    """The numbers of the items of the next pass of Keras' `adapter`, in Keras' own order, with its draws."""
+    asked = copy.copy(adapter)
+    asked.py_dataset, asked._standardize_batch = _Numbers(adapter.py_dataset.num_batches), lambda item: item
+    return list(asked._finite_generator())
 
 
 def _send(enqueuer: Any, module: Any) -> None:

@@ -6,7 +6,6 @@ the threads or processes that the object asks for; the others never do. Now and 
 
 from __future__ import annotations
 
-import random
 import re
 import threading
 import weakref
@@ -137,10 +136,7 @@ class Source:
 
     def order_items(self) -> list[int]:
         """The numbers of the items of a pass, of which the first is taken."""
-        order = list(range(self._adapter.py_dataset.num_batches))
-        if self._adapter.shuffle:
-            random.shuffle(order)  # as Keras does
-        return order
+        return items_ahead.order_items(self._adapter)
 
     def make_adapter(self, numbers: Sequence[int], is_ahead: bool) -> Any:
         return items_ahead.make_adapter(self._adapter, numbers, is_ahead)

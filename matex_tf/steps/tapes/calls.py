@@ -127,12 +127,17 @@ def _find_hidden(model: Any, graph: Any) -> str:
         if node.op in _DRAWING:
             return DRAWS
         name = node.attr["_gradient_op_type"].s if "_gradient_op_type" in node.attr else b""
-        if name.startswith(b"CustomGradient"):
-            function = ops.gradient_registry.lookup(name.decode())
-            inner = dict(zip(function.__code__.co_freevars, function.__closure__ or ())).get("grad_fn")
-            if inner is None or script_frames.find_function_package(inner.cell_contents) not in still_models.LIBRARIES:
-                return OWN_GRADIENT
+        if name.startswith(b"CustomGradient") and not _is_of_libraries(ops.gradient_registry.lookup(name.decode())):
+            return OWN_GRADIENT
     return ""
+
+
+def _is_of_libraries(function: Any) -> bool:
+    """Whether the code of a function, and of each function that its closure holds, is TensorFlow's or Keras'."""
+    if script_frames.find_function_package(function) not in still_models.LIBRARIES:
+        return False
+    held = (cell.cell_contents for cell in function.__closure__ or ())
+    return all(_is_of_libraries(one) for one in held if inspect.isfunction(one))
 
 
 def _call(
