@@ -8,12 +8,14 @@ from __future__ import annotations
 import ast
 import importlib
 import re
+import shlex
 import sys
 from pathlib import Path
 
 import pytest
 
 import launch
+from matex_tf.launch import cli
 
 ROOT = Path(__file__).parent.parent
 FIGURES = ROOT / "docs" / "figures"
@@ -201,3 +203,21 @@ def test_each_message_that_is_explained_is_one_that_the_code_has():
     for message in messages:
         parts = [part.strip(" `()") for part in re.split(r"…|\bN\b|[.:;,]| `|` ?", message)]
         assert not [part for part in parts if len(part.split()) > 1 and part not in texts], message
+
+
+def list_typed_commands():
+    """The `matex` commands in the blocks of pages, without settings before them and comments behind."""
+    for page in WRITTEN:
+        text = re.sub(r"\\\n\s*", "", page.read_text())
+        for command in re.findall(r"(?m)^ {4,}(?:[A-Z_]+=\S+ )*(matex \w+ .*)$", text):
+            if "…" not in command and "..." not in command.replace("1,2,4,...,", ""):
+                yield page.name, re.split(r"\s+#|\s&", command)[0].strip()
+
+
+@pytest.mark.parametrize("page, command", list_typed_commands())
+def test_each_command_of_a_page_is_one_that_matex_takes(page, command):
+    words = shlex.split(command)
+    if words[1] == "run":
+        assert cli.parse_run(words[2:]).target
+    else:
+        cli.matex.get_command(None, words[1]).make_context(words[1], words[2:])
