@@ -16,6 +16,7 @@ import pytest
 
 import launch
 from matex_tf.launch import cli
+from matex_tf.readers import DataSet
 
 ROOT = Path(__file__).parent.parent
 FIGURES = ROOT / "docs" / "figures"
@@ -221,3 +222,19 @@ def test_each_command_of_a_page_is_one_that_matex_takes(page, command):
         assert cli.parse_run(words[2:]).target
     else:
         cli.matex.get_command(None, words[1]).make_context(words[1], words[2:])
+
+
+def list_data_sets():
+    """The calls of `DataSet` with a text first, of a format that the library has."""
+    for name in ("data.md", "readers.md"):
+        for call in re.findall(r"DataSet\(\"(?:[^()]|\([^()]*\))*\)", (ROOT / "docs" / name).read_text()):
+            if not call.startswith('DataSet("NPY"'):
+                yield name, call
+
+
+@pytest.mark.parametrize("page, call", list_data_sets())
+def test_each_data_set_of_a_page_has_options_that_there_are(page, call, tmp_path, monkeypatch):
+    """They are looked at before the file, which is not there."""
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(FileNotFoundError):
+        eval(f"{call[:-1]}, rank=0, size=1)", {"DataSet": DataSet, "folder": "folder", "path": "file"})
