@@ -57,7 +57,19 @@ def write_blocks(app: Any, ctx: Any, lines: list[str]) -> None:
     lines[:] = found
 
 
+def list_names(app: Any, page: str, source: list[str]) -> None:
+    """Clusters and exceptions of the API, one line for each that the package has."""
+    if page == "api":
+        public = {name: getattr(matex_tf, name) for name in sorted(dir(matex_tf)) if name[:1].isupper()}
+        clusters = [name for name, one in public.items() if hasattr(one, "__signature__")]
+        errors = [name for name, one in public.items() if isinstance(one, type) and issubclass(one, Exception)]
+        errors = errors or ["matex_tf.readers.ReaderError"]
+        for mark, kind, names in (("clusters", "function", clusters), ("errors", "exception", errors)):
+            source[0] = source[0].replace(f".. {mark}", "\n".join(f".. auto{kind}:: {name}" for name in names))
+
+
 def setup(app: Any) -> None:
     """Called by Sphinx."""
+    app.connect("source-read", list_names)
     app.connect("sphinx-click-process-usage", write_usage)
     app.connect("sphinx-click-process-description", write_blocks)

@@ -9,6 +9,7 @@ import ast
 import importlib
 import itertools
 import re
+import shlex
 import sys
 from pathlib import Path
 
@@ -16,6 +17,8 @@ import numpy as np
 import pytest
 
 import launch
+from matex_tf.launch import cli
+from matex_tf.readers import DataSet
 
 ROOT = Path(__file__).parent.parent
 FIGURES = ROOT / "docs" / "figures"
@@ -234,3 +237,37 @@ def test_each_message_that_is_explained_is_one_that_the_code_has():
     for message in messages:
         parts = [part.strip(" `()") for part in re.split(r"…|\bN\b|[.:;,]| `|` ?", message)]
         assert not [part for part in parts if len(part.split()) > 1 and part not in texts], message
+
+
+def list_typed_commands():
+    """The `matex` commands in the blocks of pages, without settings before them and comments behind."""
+    for page in WRITTEN:
+        text = re.sub(r"\\\n\s*", "", page.read_text())
+        for command in re.findall(r"(?m)^ {4,}(?:[A-Z_]+=\S+ )*(matex \w+ .*)$", text):
+            if "…" not in command and "..." not in command.replace("1,2,4,...,", ""):
+                yield page.name, re.split(r"\s+#|\s&", command)[0].strip()
+
+
+@pytest.mark.parametrize("page, command", list_typed_commands())
+def test_each_command_of_a_page_is_one_that_matex_takes(page, command):
+    words = shlex.split(command)
+    if words[1] == "run":
+        assert cli.parse_run(words[2:]).target
+    else:
+        cli.matex.get_command(None, words[1]).make_context(words[1], words[2:])
+
+
+def list_data_sets():
+    """The calls of `DataSet` with a text first, of a format that the library has."""
+    for name in ("data.md", "readers.md"):
+        for call in re.findall(r"DataSet\(\"(?:[^()]|\([^()]*\))*\)", (ROOT / "docs" / name).read_text()):
+            if not call.startswith('DataSet("NPY"'):
+                yield name, call
+
+
+@pytest.mark.parametrize("page, call", list_data_sets())
+def test_each_data_set_of_a_page_has_options_that_there_are(page, call, tmp_path, monkeypatch):
+    """They are looked at before the file, which is not there."""
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(FileNotFoundError):
+        eval(f"{call[:-1]}, rank=0, size=1)", {"DataSet": DataSet, "folder": "folder", "path": "file"})
