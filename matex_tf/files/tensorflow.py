@@ -343,6 +343,7 @@ def _wrap_op(original: Any) -> Any:
         return _wrap_matching_files(original) if overlay.has_view() else original
     names = list(inspect.signature(original).parameters)
     given: tuple[str, ...]
+    find: Callable[[Any], Any]
     if op == "printv2":
         given, find = ("output_stream",), _find_stream
     elif op in _OTHERS:
