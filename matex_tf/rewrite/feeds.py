@@ -117,12 +117,13 @@ class SharedFeed:
     def _widen(self, node: Node) -> SharedFeed:
         """The feed of elements of which one part is an element of this feed, and each other part a number."""
         others = [value for value in node.inputs if not value.placement.feed]
-        if not all(map(_are_numbers, others)):
+        types = [*map(_find_type_of_range, others)]
+        if None in types:
             why = f"{node.type} '{node.op.name}' takes another dataset, too, in which ranks may find different elements"
             raise FeedRefusedError(self.origin, why)
         at = next(at for at, value in enumerate(node.inputs) if value.placement.feed)
         behind, size = len(others) - at, len(self.specs)
-        numbers = [(value.node.op.get_attr("output_types")[0], tf.TensorShape([])) for value in others]
+        numbers = [(dtype, tf.TensorShape([])) for dtype in types]
 
         def take(copy: Any, element: list[Any]) -> tuple[list[Any], Any]:
             tensors, share = self.take(copy, element[at : at + size])
@@ -140,8 +141,9 @@ class SharedFeed:
         return list(made) if isinstance(made, (list, tuple)) else [made]
 
 
-def _are_numbers(value: Value) -> bool:
-    """Whether a dataset is a range of numbers, or of the elements of one: all ranks have the same."""
-    while value.node is not None and value.node.type in ("RewriteDataset", *_ORDERS):
-        value = value.node.inputs[0]
-    return value.node is not None and value.node.type == "RangeDataset"
+def _find_type_of_range(value: Value) -> Any:
+    """The dtype of a range of numbers, or of a dataset of its elements, the same on all ranks; None of any other."""
+    node = value.node
+    while node is not None and node.type in ("RewriteDataset", *_ORDERS):
+        node = node.inputs[0].node
+    return node.op.get_attr("output_types")[0] if node is not None and node.type == "RangeDataset" else None
