@@ -35,7 +35,7 @@ def format_table(plan: Plan, predictions: Sequence[Prediction]) -> Table:
         epoch = plan.epoch_steps * one.step / 60 / (one.ranks if plan.scaling == "weak" else 1)
         sign, shares = SIGNS[one.mark], SIGNS[one.efficiency_mark]
         rate = one.rows_a_second if plan.rows else 1 / one.step
-        read = [f"{one.input.seconds * 1e3:.1f}", f"{one.input.bytes / 1e6:.3g}"] if one.input else []
+        read = [f"{one.input.seconds * 1e3:.1f}", _format_megabytes(one.input.bytes)] if one.input else []
         parts = [f"{SIGNS[one.compute_mark]}{one.compute * 1e3:.1f}"]
         parts += [f"{SIGNS[one.link_mark]}{part * 1e3:.1f}" for part in (one.exposed, one.small)]
         made.add_row(
@@ -82,6 +82,11 @@ def _describe_input(plan: Plan) -> list[str]:
         for ranks, one in dict([known[0], known[-1]]).items()
     ]
     return [f"to read and decode a batch takes {', and '.join(costs)}"]
+
+
+def _format_megabytes(count: float) -> str:
+    megabytes = count / 1e6
+    return "<0.01" if 0 < megabytes < 0.005 else f"{megabytes:.{2 if megabytes < 100 else 0}f}"
 
 
 def _describe_computation(plan: Plan, predictor: Predictor) -> str:

@@ -1,6 +1,6 @@
 """Iterators, datasets and optionals that give each rank its rows of a batch, rather than the whole batch.
 
-`Placement.feed` is the feed of such a tensor. A tensor that is made of it has the same feed.
+`Placement.feed` is the feed of such a tensor. A tensor that is made of it has the same feed, or one of wider elements.
 """
 
 from __future__ import annotations
@@ -10,10 +10,13 @@ from typing import Any, Protocol
 
 from matex_tf.lazy import tf
 from matex_tf.rewrite import sources
-from matex_tf.rewrite.nodes import Decision, Node
+from matex_tf.rewrite.nodes import Decision, Node, Value
 from matex_tf.rewrite.own_batches import gather_rows, mark_communicating, takes_rows
-from matex_tf.rewrite.placement import BATCH, WHOLE, Placement
+from matex_tf.rewrite.placement import BATCH, REPLICATED, WHOLE, Placement
 from matex_tf.rewrite.rules.sizes import mark_taker
+
+_ORDERS = ("TakeDataset", "SkipDataset", "RepeatDataset")
+"""Ops whose datasets have the elements of the dataset that they take."""
 
 
 class Feed(Protocol):
@@ -44,6 +47,7 @@ class SharedFeed:
     are_rows: which of the flat tensors of a batch have rows.
     communicates: whether `take` runs collectives.
     take: `take(copy, element)` adds ops to the graph; it gives the tensors of a batch and the rank's share.
+    origin: the feed of which this one is made.
     """
 
     def __init__(
@@ -52,13 +56,16 @@ class SharedFeed:
         are_rows: Sequence[bool],
         communicates: bool,
         take: Callable[[Any, list[Any]], tuple[list[Any], Any]],
+        origin: SharedFeed | None = None,
     ):
         self.specs, self.are_rows, self.communicates, self.take = list(specs), list(are_rows), communicates, take
+        self.origin: SharedFeed = origin or self
+        self._zipped: dict[Any, Placement] = {}  # by the op: a loop is read until its placements stay
 
     def place_batch(self, node: Node, is_batch: bool) -> Decision:
         outputs = node.op.outputs
         if len(outputs) != len(self.are_rows):
-            raise FeedRefusedError(self, f"{node.type} takes other tensors than its dataset gives")
+            raise FeedRefusedError(self.origin, f"{node.type} takes other tensors than its dataset gives")
 
         def emit(copy: Any, handle: Any) -> list[Any]:
             tensors, share = self.take(copy, sources.around_pull(lambda: self._create(copy, node, handle)))
@@ -82,20 +89,61 @@ class SharedFeed:
         if node.type == "MakeIterator":
             iterator = node.inputs[1].node
             if iterator is None or iterator.type != "AnonymousIteratorV3":
-                raise FeedRefusedError(self, f"{node.type} '{node.op.name}' is for an iterator from outside")
+                raise FeedRefusedError(self.origin, f"{node.type} '{node.op.name}' is for an iterator from outside")
             iterator.decide_on(Decision([], [one], mark_taker(lambda copy: self._create(copy, iterator))))
             return Decision([WHOLE, WHOLE], [])
-        if node.type == "IteratorGetNextAsOptional":
-            emit = mark_taker(lambda copy, handle: self._create(copy, node, handle))
-            return Decision([WHOLE], [one], emit)
+        if node.type == "IteratorGetNextAsOptional" or node.type in _ORDERS:
+            emit = mark_taker(lambda copy, *inputs: self._create(copy, node, *inputs))
+            return Decision([WHOLE] * len(node.inputs), [one], emit)
+        if node.type == "ZipDataset" and sum(value.placement.feed is not None for value in node.inputs) == 1:
+            return self._zip(node)
         if takes_rows(node) or any(value.dtype.name == "variant" for value in node.outputs):
-            raise FeedRefusedError(self, f"{node.type} '{node.op.name}' takes the elements of the dataset itself")
+            why = f"{node.type} '{node.op.name}' takes the elements of the dataset itself"
+            raise FeedRefusedError(self.origin, why)
         return Decision([WHOLE] * len(node.inputs), [one] * len(node.op.outputs))
+
+    def _zip(self, node: Node) -> Decision:
+        """`ZipDataset` of the dataset of this feed and of ranges of numbers, as `enumerate` makes it."""
+        if node.op not in self._zipped:
+            self._zipped[node.op] = Placement(REPLICATED, feed=self._widen(node))
+        placement = self._zipped[node.op]
+
+        def emit(copy: Any, *inputs: Any) -> list[Any]:
+            types, shapes = zip(*placement.feed.specs)
+            return [tf.raw_ops.ZipDataset(input_datasets=inputs, output_types=types, output_shapes=shapes)]
+
+        return Decision([WHOLE] * len(node.inputs), [placement], mark_taker(emit))
+
+    def _widen(self, node: Node) -> SharedFeed:
+        """The feed of elements of which one part is an element of this feed, and each other part a number."""
+        others = [value for value in node.inputs if not value.placement.feed]
+        types = [*map(_find_type_of_range, others)]
+        if None in types:
+            why = f"{node.type} '{node.op.name}' takes another dataset, too, in which ranks may find different elements"
+            raise FeedRefusedError(self.origin, why)
+        at = next(at for at, value in enumerate(node.inputs) if value.placement.feed)
+        behind, size = len(others) - at, len(self.specs)
+        numbers = [(dtype, tf.TensorShape([])) for dtype in types]
+
+        def take(copy: Any, element: list[Any]) -> tuple[list[Any], Any]:
+            tensors, share = self.take(copy, element[at : at + size])
+            return [*element[:at], *tensors, *element[at + size :]], share
+
+        specs, rows = [*numbers[:at], *self.specs, *numbers[at:]], [False] * at + self.are_rows + [False] * behind
+        return SharedFeed(specs, rows, self.communicates, take, self.origin)
 
     def _create(self, copy: Any, node: Node, *inputs: Any) -> list[Any]:
         """The op of a node on elements of this feed."""
         types, shapes = zip(*self.specs)
-        names = ["optional" if node.type == "OptionalGetValue" else "iterator"]
+        names = [one.name for one in node.op.op_def.input_arg]
         make = getattr(tf.raw_ops, node.type)
         made = make(**dict(zip(names, inputs)), output_types=types, output_shapes=shapes)
         return list(made) if isinstance(made, (list, tuple)) else [made]
+
+
+def _find_type_of_range(value: Value) -> Any:
+    """The dtype of a range of numbers, or of a dataset of its elements, the same on all ranks; None of any other."""
+    node = value.node
+    while node is not None and node.type in ("RewriteDataset", *_ORDERS):
+        node = node.inputs[0].node
+    return node.op.get_attr("output_types")[0] if node is not None and node.type == "RangeDataset" else None

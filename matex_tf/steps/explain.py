@@ -37,7 +37,7 @@ def say_whole_batches(step: str, why: str) -> None:
     """Tell that every rank reads and decodes all rows of the batches that a shared step takes by itself."""
     if settings.get_settings().explain and world.get_world().size > 1:
         notes.print_note(
-            f"{step}: every rank reads and decodes whole batches, because {why}. Apply take, enumerate, map and "
+            f"{step}: every rank reads and decodes whole batches, because {why}. Apply map, filter, batch and "
             "the like to the dataset before the function is called, and loop over the result in the function"
         )
 

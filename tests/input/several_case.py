@@ -69,6 +69,28 @@ def loop_with_numbers(batches):
 
 
 @tf.function
+def loop_in_part(batches):
+    """What is made of the dataset in the function: the batches are shared as those of the dataset are."""
+    return loop(batches.skip(1).take(2).repeat(2))
+
+
+@tf.function
+def loop_with_two_numbers(batches):
+    total = tf.constant(0.0, tf.float64)
+    for number, ((x, y), other) in tf.data.Dataset.zip((batches.take(3), tf.data.Dataset.range(5, 9))).enumerate(2):
+        total += step(x, y) * tf.cast(number * other, tf.float64)
+    return total
+
+
+@tf.function
+def loop_of_two(batches):
+    total = tf.constant(0.0, tf.float64)
+    for (x, y), other in tf.data.Dataset.zip((batches, tf.data.Dataset.from_tensor_slices(tf.ones([9])))):
+        total += step(x, y) * tf.cast(other, tf.float64)
+    return total
+
+
+@tf.function
 def loop_of_padded(batches):
     total = tf.constant(0.0, tf.float64)
     for x, y in batches:
@@ -140,7 +162,9 @@ CASES = {
     "padded": lambda data=make_padded(): [loop_of_padded(data) for _ in range(2)],  # noqa: B008 - as above
     "in part": give_in_part,
     "by turns": take_by_turns,
-    "whole": lambda: [loop_with_numbers(make())],
+    "with numbers": lambda data=make(): [loop_with_numbers(data) for _ in range(2)],  # noqa: B008 - as above
+    "in part, within": lambda data=make(): [loop_in_part(data), loop_with_two_numbers(data)],  # noqa: B008 - as above
+    "whole": lambda: [loop_of_two(make())],
 }
 for name, case in CASES.items():
     before = decoded[0]

@@ -1,12 +1,16 @@
 """What a batch costs to read and decode: measured of a rank of so many, and predicted for others."""
 
+import io
+import re
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from planner_plans import a_plan
+from rich.console import Console
 
 import launch
+from matex_tf.planner import report
 from matex_tf.planner.compute import Compute
 from matex_tf.planner.measurement import phantoms
 from matex_tf.planner.plan_file import Input, load_plan, save_plan
@@ -72,3 +76,14 @@ def test_what_a_batch_costs_is_measured_of_a_rank_of_four(kind, share, tmp_path)
     notes, _, _ = phantoms.read_copy(tmp_path, 0, ended.returncode, 4)
     found = phantoms.read_input([notes])
     assert found.seconds > 0 and found.bytes == pytest.approx(16 * size * share, rel=0.2)
+
+
+def test_the_table_shows_megabytes_without_exponents():
+    for size, shown in ((1e-3, "<0.01"), (0.4e6 / 64, "0.40"), (12345e6 / 64, "12345")):
+        plan = plan_with(lambda _, rows, size=size: Input(0.1, size * 64))
+        predictor = Predictor(plan)
+        output = io.StringIO()
+        table = report.format_table(plan, [predictor.predict_step(ranks) for ranks in RANKS])
+        Console(file=output, width=300).print(table)
+        assert "MB read" in output.getvalue() and shown in output.getvalue()
+        assert not re.search(r"\de[+-]\d", output.getvalue())

@@ -89,7 +89,8 @@ print("SHOW" + json.dumps(["stopped", stop.stopped_epoch]))
 
 # The second shuffles anew in each epoch, of a length that nobody knows, draws nothing at random in its steps, and has
 # callbacks with a memory.
-data = tf.data.Dataset.from_tensor_slices((x, y)).shuffle(50).filter(lambda *row: True).batch(8)
+data = tf.data.Dataset.from_tensor_slices((x, y)).shuffle(50).filter(lambda *row: True)
+data = data.map(lambda row, target: (row * 2.0, target)).batch(8)  # of which a rank makes its rows
 second = network()
 second.compile(keras.optimizers.SGD(0.03, momentum=0.9), "mse", metrics=["mae"])
 lose = Lose(1)
