@@ -201,13 +201,13 @@ def make_plan(engine: Plan | None = None) -> Plan:
     """The build of the ops over `engine`; None: over that of `make_engine_plan`.
 
     Raises:
-        cache.BuildError: this TensorFlow is too old.
+        errors.BuildError: this TensorFlow is too old.
     """
     import tensorflow as tf
 
     if tuple(map(int, tf.version.VERSION.split(".")[:2])) < OLDEST_TENSORFLOW:
         oldest = ".".join(map(str, OLDEST_TENSORFLOW))
-        raise cache.BuildError(
+        raise errors.BuildError(
             f"expected TensorFlow {oldest} or newer; found {tf.version.VERSION}, in {tf.__file__}. Load the module of "
             "a newer one, or `pip install -U tensorflow`"
         )
