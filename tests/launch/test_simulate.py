@@ -123,7 +123,7 @@ def test_the_example_of_the_docs_is_what_the_command_prints(capsys, monkeypatch)
     monkeypatch.setenv("COLUMNS", "100")
     assert cli.main(["simulate", "--minibatch", "--memory", "2GiB"]) == 0
     lines = [f"    {line}".rstrip() for line in capsys.readouterr().out.splitlines()]
-    page = Path(__file__).parents[2] / "docs" / "reference.md"
+    page = Path(__file__).parents[2] / "docs" / "planner.md"
     assert "\n".join(["    matex simulate --minibatch --memory 2GiB", "", *lines, ""]) in page.read_text()
 
 
