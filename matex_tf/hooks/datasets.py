@@ -14,6 +14,7 @@ import numpy as np
 
 from matex_tf import ops, settings
 from matex_tf.input import filled_caches, iteration, own_shares, tickets, turns, whole_batches
+from matex_tf.rewrite import functions
 from matex_tf.runtime.hooks import Table
 from matex_tf.runtime.loop_hooks import put_loop
 from matex_tf.sharding import row_shares, share_arrays, share_batches
@@ -44,18 +45,30 @@ def _wrap_iter(original: Any) -> Any:
         by_turns = turns.find_source(self) if may_share and is_eager else None
         source = own_shares.find_source(self) if may_share and by_turns is None else None
         given = filled_caches.give_same(self) if may_share and by_turns is None and source is None else self
-        if by_turns is not None:
+        if not is_eager:
+            with tf.control_dependencies(_list_effects()):
+                iterator = original(given if source is None else source.whole)
+        elif by_turns is not None:
             iterator = by_turns.iterate(original)
-        elif source is not None:
-            iterator = source.iterate(original) if is_eager else original(source.whole)
         else:
-            iterator = original(iteration.read_alike(given) if is_eager else given)
+            iterator = original(iteration.read_alike(given)) if source is None else source.iterate(original)
         own_data.note_iterator(iterator, self)
         if is_eager and _raises_events():
             events.pass_begins(self, iterator)
         return iterator
 
     return __iter__
+
+
+def _list_effects() -> list[Any]:
+    """The ops with effects in the graph that is being traced. An iterator that is created there comes after them.
+
+    A shuffled dataset draws a seed for each iterator. TensorFlow orders ops by the resources that they share, and two
+    iterators of one dataset share none.
+    """
+    import tensorflow as tf
+
+    return [op for op in tf.compat.v1.get_default_graph().get_operations() if functions.is_stateful(op)]
 
 
 @HOOKS.replace(_ITERATORS, "OwnedIterator._create_iterator", "the end of an iterator may block a rank", optional=True)

@@ -61,6 +61,17 @@ def loop(batches):
 
 
 @tf.function
+def loop_twice(batches):
+    """Each loop begins a pass of its own: its rows are shuffled by the next seeds of the dataset."""
+    total = tf.constant(0.0, tf.float64)
+    for x, y in batches:
+        total += step(x, y)
+    for x, y in batches:
+        total += 2.0 * step(x, y)
+    return total
+
+
+@tf.function
 def loop_with_numbers(batches):
     total = tf.constant(0.0, tf.float64)
     for number, (x, y) in enumerate(batches):
@@ -164,6 +175,7 @@ CASES = {
     "by turns": take_by_turns,
     "with numbers": lambda data=make(): [loop_with_numbers(data) for _ in range(2)],  # noqa: B008 - as above
     "in part, within": lambda data=make(): [loop_in_part(data), loop_with_two_numbers(data)],  # noqa: B008 - as above
+    "twice": lambda data=make().repeat(2): [loop_twice(data) for _ in range(2)],  # noqa: B008 - as above
     "whole": lambda: [loop_of_two(make())],
 }
 for name, case in CASES.items():
