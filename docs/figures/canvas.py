@@ -5,19 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
-# Each colour on a light page and on a dark one. A picture brings its own background, so that it is legible anywhere. Blue,
-# orange, green, violet and grey are told apart by readers with any colour vision (tests/test_docs.py).
+# Each colour on a light page and on a dark one. A picture brings its own background, so that it is legible anywhere.
 COLOURS = {
     "page": ("#ffffff", "#0d1117"),
     "edge": ("#d0d7de", "#30363d"),
     "ink": ("#1f2328", "#e6edf3"),
     "faint": ("#59636e", "#9198a1"),
     "panel": ("#f3f5f8", "#1a2028"),
-    "blue": ("#1b50cd", "#2763ee"),
-    "orange": ("#ca741a", "#f98326"),
-    "green": ("#1a9c62", "#39b87f"),
-    "violet": ("#3c1755", "#c880e0"),
-    "grey": ("#aeb6c0", "#464a4e"),
+    "blue": ("#2f6fde", "#6ea8fe"),
+    "orange": ("#d9730d", "#f0a35e"),
+    "green": ("#2e8b57", "#63c58b"),
+    "violet": ("#8250df", "#c297ff"),
+    "grey": ("#aab2bb", "#57606a"),
 }
 FONT = "system-ui, -apple-system, 'Segoe UI', 'DejaVu Sans', Helvetica, Arial, sans-serif"
 
