@@ -14,11 +14,11 @@ COLOURS = {
     "red": ("#cf222e", "#ff7b72"),
     "faint": ("#59636e", "#9198a1"),
     "panel": ("#f3f5f8", "#1a2028"),
-    "blue": ("#2f6fde", "#6ea8fe"),
-    "orange": ("#d9730d", "#f0a35e"),
-    "green": ("#2e8b57", "#63c58b"),
-    "violet": ("#8250df", "#c297ff"),
-    "grey": ("#aab2bb", "#57606a"),
+    "blue": ("#1b50cd", "#2763ee"),
+    "orange": ("#ca741a", "#f98326"),
+    "green": ("#1a9c62", "#39b87f"),
+    "violet": ("#3c1755", "#c880e0"),
+    "grey": ("#aeb6c0", "#464a4e"),
 }
 FONT = "system-ui, -apple-system, 'Segoe UI', 'DejaVu Sans', Helvetica, Arial, sans-serif"
 

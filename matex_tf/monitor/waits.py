@@ -71,7 +71,7 @@ def describe_waits(ranks: Mapping[int, Series], steps: Mapping[int, Step], hosts
         return ""
     found = find_slowest(steps)
     if found is None:
-        return "the ranks are even: none is waited for by more than 1% of a step" if len(steps) > 1 else ""
+        return "the ranks are balanced: none delays the others by more than 1% of a step" if len(steps) > 1 else ""
     rank, behind = found
     share = behind / steps[rank].whole
     return f"the others wait for rank {rank} ({hosts[rank]}): {behind * 1e3:.1f} ms in each step, {share:.0%} of it"

@@ -67,7 +67,7 @@ def test_a_recording_without_reading_and_waiting_for_the_input_has_dashes_there(
 
 def test_even_ranks_are_said_to_be_even(tmp_path):
     simulated.start(tmp_path, 3, 20)
-    assert "the ranks are even" in drawn(tmp_path)
+    assert "the ranks are balanced" in drawn(tmp_path)
 
 
 @pytest.mark.parametrize("slow", [0, 517, 1023])

@@ -37,7 +37,7 @@ def test_all_is_exposed():
     assert found[0].startswith("matex_tf: profile of 2 ranks on 1 host;")
     # 2 ms for what the link does in 2 x 10 us + 1.05 ms
     assert columns(found[2]) == "100 9.50 6.00 1.00 2.50 0.00 0.00 1.00 0.52 53%".split()
-    assert "the ranks are even" in found[3]
+    assert "the ranks are balanced" in found[3]
     assert found[4].endswith("10.0 us a transfer and 1.00 GB/s")
 
 

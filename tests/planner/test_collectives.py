@@ -63,7 +63,7 @@ def test_a_measured_link_goes_through_its_points():
     assert (
         collectives.MeasuredLink([1, 2, 3], [5.0, 4.0, 6.0]).estimate_message(2) == 5
     )  # never sooner than a smaller one
-    with pytest.raises(ValueError, match="rise"):
+    with pytest.raises(ValueError, match="increasing"):
         collectives.MeasuredLink([2, 1], [1.0, 1.0])
 
 

@@ -26,7 +26,7 @@ def test_what_is_saved_is_loaded(tmp_path):
         (lambda content: content["sizes"][0].update(rows="many"), "expected int, not 'many'"),
         (lambda content: content.update(wheels=4), "Plan has no wheels"),
         (lambda content: content["links"][0].update(scope="the moon"), "the moon"),
-        (lambda content: content["sizes"].reverse(), "rising"),
+        (lambda content: content["sizes"].reverse(), "sorted"),
     ],
 )
 def test_what_is_no_plan_is_refused(tmp_path, change, why):
