@@ -146,10 +146,10 @@ class Run:
         return mine + sum(int(Path(f"/proc/{one.pid}/schedstat").read_text().split()[0]) / 1e9 for one in self.loops)
 
     def slices(self) -> list[int]:
-        from matex_tf.sharding import row_shares
+        from matex_tf.sharding import slice_bounds
         from matex_tf.sharding.uneven import leases
 
-        return row_shares.count_dealt_rows(self.asked.batch, leases.get_agreed())
+        return slice_bounds.count_dealt_rows(self.asked.batch, leases.get_agreed())
 
     def recovers(self, loops: int, core: int) -> int:
         """How many steps after the loops have gone the slices differ by no more than 5% of an equal one."""

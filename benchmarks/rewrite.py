@@ -22,7 +22,7 @@ from matex_tf.rewrite.emit import Copy
 from matex_tf.rewrite.kept import trace_copy
 from matex_tf.rewrite.placement import BATCH, WHOLE
 from matex_tf.rewrite.propagate import read_program
-from matex_tf.rewrite.sharing import Share
+from matex_tf.rewrite.sharing import Slice
 
 
 def make_resnet():
@@ -54,7 +54,7 @@ class StandIns:
     def __init__(self):
         self.waves = 0
 
-    def exchange(self, requests, share, *_):
+    def exchange(self, requests, batch_slice, *_):
         self.waves += 1
         return tf.identity_n([one.tensor for one in requests])
 
@@ -66,11 +66,11 @@ def copy_program(program, graph):
         specs = [tf.TensorSpec(one.shape, one.dtype) for one in graph.inputs]
 
     def build(first, count, total, contributes, *inputs):
-        copy = Copy(Share(first, count, total, contributes, tf.equal(first, 0)), exchanger)
+        copy = Copy(Slice(first, count, total, contributes, tf.equal(first, 0)), exchanger)
         return copy.build(program, inputs, [WHOLE] * len(program.outputs))
 
-    share = [tf.TensorSpec([], tf.int64)] * 3 + [tf.TensorSpec([], tf.bool)]
-    return trace_copy(build, [*share, *specs]).graph, exchanger.waves
+    batch_slice = [tf.TensorSpec([], tf.int64)] * 3 + [tf.TensorSpec([], tf.bool)]
+    return trace_copy(build, [*batch_slice, *specs]).graph, exchanger.waves
 
 
 def measure_step(name, make_model, make_optimizer, rounds):

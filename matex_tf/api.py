@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from matex_tf import arguments
-from matex_tf.sharding import share_arrays
+from matex_tf.sharding import shard_arrays
 from matex_tf.world import world
 
 
@@ -136,4 +136,4 @@ def shard(x: Any, *, own: bool = False) -> Any:
     Returns:
         This rank's contiguous rows of each array, or a dataset of this rank's slice of each batch.
     """
-    return share_arrays.shard(x, rank=0, size=1) if own else share_arrays.shard(x)
+    return shard_arrays.shard(x, rank=0, size=1) if own else shard_arrays.shard(x)

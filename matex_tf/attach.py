@@ -70,9 +70,9 @@ def attach_runtime() -> None:
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")
     from matex_tf import ops, patches
     from matex_tf.adapt import executor, step_trials
+    from matex_tf.microbatches import attach as microbatches
     from matex_tf.monitor import listeners, sampler
     from matex_tf.observe import link_costs, profile, timeline
-    from matex_tf.parts import attach as parts
     from matex_tf.resilience import elastic, elastic_step, fit_hooks, run_state
     from matex_tf.runtime import hooks, watchdog
 
@@ -98,7 +98,7 @@ def attach_runtime() -> None:
     listeners.start_listening(_find_call)
     elastic.after_loss.append(sampler.note_loss)
     link_costs.start_links()
-    parts.start_parts()
+    microbatches.start_parts()
     patches.install()
     step_trials.start_trials()
     if run_state.is_kept():

@@ -17,7 +17,7 @@ class Dealt(NamedTuple):
 
 
 def deal_rows(counts: Any, dealt: Any) -> Dealt:
-    """This rank's rows of a batch, as `sharding/row_shares.find_slice_bounds` finds them.
+    """This rank's rows of a batch, as `sharding/slice_bounds.find_slice_bounds` finds them.
 
     Args:
         counts: int64 tensor of shape [k], how many rows each of the batch's components has. Where these differ, or

@@ -15,7 +15,7 @@ from matex_tf.readers.rows import batches, loaded_rows, opening, scaling
 from matex_tf.readers.rows import missing as missing_values
 from matex_tf.readers.rows.layout import Deal
 from matex_tf.readers.rows.samples import Source
-from matex_tf.sharding import row_shares, share_arrays
+from matex_tf.sharding import shard_arrays, slice_bounds
 from matex_tf.world import world
 
 Batch = tuple[np.ndarray, "np.ndarray | None"]
@@ -97,37 +97,37 @@ class DataSet:
         dealt = {**dict.fromkeys(PARTS, others), "training": (distribution, batch_size)}
         counts = {part: self._source.count_samples(part) for part in dealt}
         self._deals = {part: Deal(counts[part], self.size, *how, here.servers) for part, how in dealt.items()}
-        share = loaded_rows.Share(self.rank, self.size, self._alone)
+        share = loaded_rows.Shard(self.rank, self.size, self._alone)
         self._held = loaded_rows.HeldRows(self._name, self._source, self._deals, share, normalize, self._run_together)
         self._turns = {part: batches.Turns(deal, self.rank) for part, deal in self._deals.items()}
 
     @property
-    def training_data(self) -> share_arrays.ShareArray:
+    def training_data(self) -> shard_arrays.ShardArray:
         """This rank's rows of the training data."""
         return self._make_share("training", "data")
 
     @property
-    def training_labels(self) -> share_arrays.ShareArray:
+    def training_labels(self) -> shard_arrays.ShardArray:
         """The labels of `training_data`."""
         return self._make_share("training", "labels")
 
     @property
-    def validation_data(self) -> share_arrays.ShareArray:
+    def validation_data(self) -> shard_arrays.ShardArray:
         """This rank's rows of the validation data."""
         return self._make_share("validation", "data")
 
     @property
-    def validation_labels(self) -> share_arrays.ShareArray:
+    def validation_labels(self) -> shard_arrays.ShardArray:
         """The labels of `validation_data`."""
         return self._make_share("validation", "labels")
 
     @property
-    def testing_data(self) -> share_arrays.ShareArray:
+    def testing_data(self) -> shard_arrays.ShardArray:
         """This rank's rows of the testing data."""
         return self._make_share("testing", "data")
 
     @property
-    def testing_labels(self) -> share_arrays.ShareArray:
+    def testing_labels(self) -> shard_arrays.ShardArray:
         """The labels of `testing_data`."""
         return self._make_share("testing", "labels")
 
@@ -249,7 +249,7 @@ class DataSet:
 
             whole = exchange.join_rows([array[mine] for array in arrays], f"the rows of {name} of {self._name}")
             return whole[0], whole[1] if len(whole) > 1 else None
-        batch = [share_arrays.as_share(array[mine if mine.stop > mine.start else slice(0, 1)]) for array in arrays]
+        batch = [shard_arrays.as_shard(array[mine if mine.stop > mine.start else slice(0, 1)]) for array in arrays]
         return batch[0], batch[1] if len(batch) > 1 else None
 
     def _refuse_windows_that_move(self, part: str) -> None:
@@ -270,13 +270,13 @@ class DataSet:
         if field == "labels" and not self._source.labelled:
             raise ValueError(f"{self._name} has no labels; labels= names them")
 
-    def _make_share(self, part: str, field: str) -> share_arrays.ShareArray:
+    def _make_share(self, part: str, field: str) -> shard_arrays.ShardArray:
         self._require_part(part, field)
         self._refuse_windows_that_move(part)
         deal = self._deals[part]
-        mine = self._held.get_rows(part, field)[: deal.count_held(self.rank)].view(share_arrays.ShareArray)
+        mine = self._held.get_rows(part, field)[: deal.count_held(self.rank)].view(shard_arrays.ShardArray)
         if part == "training":
-            mine.dealt = share_arrays.Dealt(deal.batch_size, self._reshuffle)
+            mine.dealt = shard_arrays.Dealt(deal.batch_size, self._reshuffle)
         return mine
 
     def __repr__(self) -> str:
@@ -285,7 +285,7 @@ class DataSet:
         rows = " and ".join(f"{count} {part}" for part, count in counts if count)
         count = deal.count_held(self.rank)
         if deal.distribution == "block":
-            start, stop = row_shares.deal_block(deal.count, self.rank, deal.size)
+            start, stop = slice_bounds.deal_block(deal.count, self.rank, deal.size)
             which = f"training rows {start} to {stop}"
         elif deal.distribution == "cyclic":
             which = f"{count} training rows, one in {deal.size} from row {self.rank} on"

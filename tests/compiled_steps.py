@@ -19,7 +19,7 @@ from matex_tf.rewrite.compiled import MUST_COMPILE
 from matex_tf.rewrite.emit import Copy
 from matex_tf.rewrite.placement import BATCH, WHOLE
 from matex_tf.rewrite.propagate import read_program
-from matex_tf.rewrite.sharing import Share
+from matex_tf.rewrite.sharing import Slice
 from matex_tf.world import world
 
 N, STEPS = 11, 2
@@ -111,8 +111,8 @@ class RankExchanger:
 
     rank = 0  # by which pieces are owned, of which there are none
 
-    def exchange(self, requests, share, *_):
-        contributes, made = share.contributes, []
+    def exchange(self, requests, batch_slice, *_):
+        contributes, made = batch_slice.contributes, []
         for index, (kind, tensor, *_) in enumerate(requests):
             if kind == "sum" and tensor.dtype.is_floating:
                 one = ops.reduce_gradients([tensor], [str(index)], tf.cast(contributes, tf.float64), "a test")[0]
@@ -143,10 +143,10 @@ def copy_step(own, exchanger):
     @tf.function(autograph=False, input_signature=[tf.TensorSpec([3], tf.int64), tf.TensorSpec([], tf.bool), *specs])
     def run(rows, contributes, *arguments):
         first, count, total = tf.unstack(rows)
-        share = Share(first, count, total, contributes, tf.logical_and(contributes, tf.equal(first, 0)))
+        batch_slice = Slice(first, count, total, contributes, tf.logical_and(contributes, tf.equal(first, 0)))
         graph = tf.compat.v1.get_default_graph()
         inputs = [*arguments, *(graph.capture(outer) for outer, _ in own.graph.captures)]
-        return Copy(share, exchanger).build(program, inputs, [WHOLE] * len(program.outputs))
+        return Copy(batch_slice, exchanger).build(program, inputs, [WHOLE] * len(program.outputs))
 
     return run.get_concrete_function(), program
 

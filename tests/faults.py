@@ -84,7 +84,7 @@ FAULTS = {
         "tests/ops/engine/test_stress.py",
     ),
     "rows of a batch are left out": Fault(
-        "matex_tf/sharding/row_shares.py",
+        "matex_tf/sharding/slice_bounds.py",
         "(rank + 1) * base + _take_minimum(rank + 1, extra)",
         "(rank + 1) * base + _take_minimum(rank, extra)",
         "tests/sharding/test_row_shares.py",
@@ -114,7 +114,7 @@ FAULTS = {
         "tests/rewrite/test_ops.py",
     ),
     "what every rank computes whole counts on each": Fault(
-        "matex_tf/steps/shares.py",
+        "matex_tf/steps/slices.py",
         "return Share(start, stop - start, total, has_rows, tf.constant(me.rank == 0))",
         "return Share(start, stop - start, total, has_rows, tf.constant(True))",
         "tests/loops/test_borders.py",

@@ -14,13 +14,13 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 import numpy as np
 import tensorflow as tf
 
-from matex_tf.parts import attach, sizes
+from matex_tf.microbatches import attach, sizes
 from matex_tf.rewrite.emit import Copy
 from matex_tf.rewrite.kept import trace_copy
 from matex_tf.rewrite.nodes import USUAL_SIZE
 from matex_tf.rewrite.placement import BATCH, WHOLE, Placement
 from matex_tf.rewrite.propagate import read_program
-from matex_tf.rewrite.sharing import Request, Share
+from matex_tf.rewrite.sharing import Request, Slice
 
 SECONDS = 120
 
@@ -49,7 +49,7 @@ class Exchanger:
     def __init__(self, meeting: Meeting, rank: int):
         self.meeting, self.rank = meeting, rank
 
-    def exchange(self, requests: Sequence[Request], share: Any, *_: Any) -> list[Any]:
+    def exchange(self, requests: Sequence[Request], batch_slice: Any, *_: Any) -> list[Any]:
         kinds = [one._replace(tensor=None) for one in requests]
 
         def run(contributes: Any, *tensors: Any) -> list[Any]:
@@ -66,7 +66,7 @@ class Exchanger:
         if self.rank == 0:
             self.meeting.requests += [one._replace(tensor=one.tensor.shape) for one in requests]
         given = [one.tensor for one in requests]
-        made = tf.numpy_function(run, [share.contributes, *given], [tensor.dtype for tensor in given])
+        made = tf.numpy_function(run, [batch_slice.contributes, *given], [tensor.dtype for tensor in given])
         made = made if isinstance(made, list) else [made]
         for (kind, tensor, cuts, _), one in zip(requests, made):
             known = kind != "gather" or tensor.shape.rank is None
@@ -150,10 +150,10 @@ class Simulation:
 
         def step(rows: Any, contributes: Any, *arguments: Any) -> Any:
             first, count, total = tf.unstack(rows)
-            share = Share(first, count, total, contributes, tf.logical_and(contributes, tf.equal(first, 0)))
+            batch_slice = Slice(first, count, total, contributes, tf.logical_and(contributes, tf.equal(first, 0)))
             graph = tf.compat.v1.get_default_graph()
             inputs = [*arguments, *(graph.capture(outer) for outer in captures)]
-            copy = Copy(share, Exchanger(meeting, rank))
+            copy = Copy(batch_slice, Exchanger(meeting, rank))
             if self.part_rows:
                 sized = functools.partial(sizes.Fixed, self.part_rows)
                 copy.transform = functools.partial(attach.cut_program, sized, self.left, [])

@@ -7,7 +7,7 @@ from pathlib import Path
 from canvas import Canvas
 
 from matex_tf.readers.rows.layout import Deal
-from matex_tf.sharding.row_shares import deal_block
+from matex_tf.sharding.slice_bounds import deal_block
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 RANKS = ("blue", "orange", "green")
@@ -58,7 +58,7 @@ GRADIENT = (
 )
 BATCH = (
     ("matex_tf/hooks/", "datasets.py", "the script, or Keras, iterates a dataset"),
-    ("matex_tf/input/", "own_shares.py", "an iterator of tickets in place of elements"),
+    ("matex_tf/input/", "shared_batches.py", "an iterator of tickets in place of elements"),
     ("matex_tf/input/", "batch_tickets.py", "batch, padded_batch: which tickets make a batch"),
     ("matex_tf/input/", "elements.py", "map, cache, zip: the work on an element"),
     ("matex_tf/input/", "functions.py", "each map: what runs in order, what can wait"),

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
-from matex_tf.sharding import row_shares
+from matex_tf.sharding import slice_bounds
 
 GAIN = 0.05
 """Ratios change if a step becomes shorter by this part."""
@@ -41,7 +41,7 @@ class Control:
 
     size: int
     parts: int = 0
-    shares: tuple[int, ...] = ()
+    ratios: tuple[int, ...] = ()
     """The current ratios; empty: equal ones."""
     _windows: list[list[float]] = field(default_factory=list)
     _age: int = 0
@@ -62,7 +62,7 @@ class Control:
             return None
         self._windows = [*self._windows, list(seconds)][-max(WINDOWS, self._confirmed) :]
         self._age += 1
-        now = row_shares.count_dealt_rows(rows, self.shares or (1,) * self.size)
+        now = slice_bounds.count_dealt_rows(rows, self.ratios or (1,) * self.size)
         ways = [_compute_change(now, one) for one in self._windows[-self._confirmed :]]
         if len(ways) < self._confirmed or not all(ways) or any(_compute_dot(ways[-1], way) <= 0 for way in ways):
             return None
@@ -75,10 +75,10 @@ class Control:
         is_undone = self._age <= max(SOON, self._confirmed) and back > 0
         if is_undone and back <= BACK * _compute_dot(last, last):
             way = [step / 2 for step in way]  # one of the two changes was wrong
-        shares = _round_to_units([part + step for part, step in zip(now, way)], units)
-        after = row_shares.count_dealt_rows(rows, shares)
-        if after == row_shares.count_dealt_rows(rows, (1,) * self.size):
-            shares = (1,) * self.size
+        ratios = _round_to_units([part + step for part, step in zip(now, way)], units)
+        after = slice_bounds.count_dealt_rows(rows, ratios)
+        if after == slice_bounds.count_dealt_rows(rows, (1,) * self.size):
+            ratios = (1,) * self.size
         if after == now:
             return None
         self._last = [new - old for new, old in zip(after, now)]
@@ -86,8 +86,8 @@ class Control:
             self._confirmed = min(2 * self._confirmed, MOST_CONFIRMED)
         elif self._age > MOST_CONFIRMED:
             self._confirmed = CONFIRMED
-        self.shares, self._windows, self._age = shares, [], 0
-        return shares
+        self.ratios, self._windows, self._age = ratios, [], 0
+        return ratios
 
 
 def _compute_change(now: Sequence[int], seconds: Sequence[float]) -> list[float]:
@@ -143,5 +143,5 @@ def _round_to_units(wanted: Sequence[float], units: int) -> tuple[int, ...]:
     """Integer parts of `units` in proportion to the wanted ones, each at least one."""
     above = [max(part / sum(wanted) * units - 1, 0.0) for part in wanted]
     return tuple(
-        1 + more for more in row_shares.count_dealt_rows(units - len(above), [round(1e6 * one) for one in above])
+        1 + more for more in slice_bounds.count_dealt_rows(units - len(above), [round(1e6 * one) for one in above])
     )

@@ -19,8 +19,8 @@ from matex_tf.adapt.control import Control
 from matex_tf.adapt.offers import Offer
 from matex_tf.monitor import sampler
 from matex_tf.runtime import notes, objects
-from matex_tf.sharding import row_shares
-from matex_tf.steps import events, shares
+from matex_tf.sharding import slice_bounds
+from matex_tf.steps import events, slices
 from matex_tf.steps.plan import StepPlan
 from matex_tf.world import world
 
@@ -50,12 +50,12 @@ class Window:
     """See `leaving.count_bytes`."""
 
 
-Shares = tuple[int, ...]
-"""Ratios: the part of their sum that each training rank has (`row_shares.deal_block`)."""
-Choose = Callable[[int, Sequence[float]], "Shares | None"]
+Ratios = tuple[int, ...]
+"""Ratios: the part of their sum that each training rank has (`slice_bounds.deal_block`)."""
+Choose = Callable[[int, Sequence[float]], "Ratios | None"]
 _choose: Choose | None = None
 _steps = 0
-_agreed: Shares = ()
+_agreed: Ratios = ()
 """The ratios that the ranks have agreed on last; empty: equal ones."""
 
 
@@ -74,7 +74,7 @@ def start_adapting() -> None:
     if why := _find_obstacle():
         _say_even("every step", why)
         return
-    shares.let_parts_change()
+    slices.let_ratios_change()
     events.step_begins.add_listener(_begin_step)
     events.step_ended.add_listener(_end_step)
     events.unmeasured.add_listener(lambda place: _say_even(place, MEASURED))
@@ -109,7 +109,7 @@ def _find_obstacle_of(plan: StepPlan) -> str:
 
 def _is_compiled(plan: StepPlan) -> bool:
     """Whether XLA compiles the step's work on its batch, separately for each number of rows."""
-    definition = plan.own.graph.as_graph_def()
+    definition = plan.traced.graph.as_graph_def()
     nodes = [*definition.node, *(node for one in definition.library.function for node in one.node_def)]
     return any("_XlaMustCompile" in node.attr and node.attr["_XlaMustCompile"].b for node in nodes)
 
@@ -148,7 +148,7 @@ class Adapting:
         self._trainers = world.get_world().trainers
         units = max(PARTS, 2 * self._trainers) if is_compiled else 0
         self._control = Control(self._trainers, units, _agreed)
-        self._put: Shares = ()
+        self._put: Ratios = ()
         self._steps: list[tuple[float, float]] = []
         self._window = _steps or STEPS
         self._is_warm = _choose is not None
@@ -162,10 +162,10 @@ class Adapting:
     def begin_step(self) -> None:
         """Record the beginning of a step."""
         if not self.trains:
-            self._control.shares = _agreed
-        if self._put != self._control.shares:
-            self._put = self._control.shares
-            self._parts.shares.assign(self._put or (1,) * self._trainers)
+            self._control.ratios = _agreed
+        if self._put != self._control.ratios:
+            self._put = self._control.ratios
+            self._parts.ratios.assign(self._put or (1,) * self._trainers)
         self._outside = ops.get_blocked_seconds()
         self._begun = time.perf_counter()
 
@@ -217,7 +217,7 @@ class Adapting:
         if not rows:
             return  # the rank had no batch
         seconds = [one.seconds for one in everyone[: self._trainers]]
-        before = row_shares.count_dealt_rows(rows, self._control.shares or (1,) * self._trainers)
+        before = slice_bounds.count_dealt_rows(rows, self._control.ratios or (1,) * self._trainers)
         if offer is not None and self._fit is not None:
             least = max(rows // (self._control.parts or rows), 1)
             slow = self._slow.confirm(changes.find_slow(before, seconds, least))
@@ -230,9 +230,9 @@ class Adapting:
         chosen = self._control.choose_shares(rows, seconds) if _choose is None else _choose(rows, seconds)
         if chosen is None:
             return
-        self._control.shares = _agreed = chosen
+        self._control.ratios = _agreed = chosen
         self._slow = changes.Streak()
-        _say_change(row_shares.count_dealt_rows(rows, chosen), before, seconds)
+        _say_change(slice_bounds.count_dealt_rows(rows, chosen), before, seconds)
 
     def _is_to_judge(self, offer: Offer) -> bool:
         """Whether it is time to compare the time of steps with that before the last change."""

@@ -157,7 +157,7 @@ class Trial:
         # The shortest time of the sums is that of the last rank, which waits for nobody.
         if min(sums) < LEAST_SHARE * took:
             return f"sums take {min(sums) / took:.0%} of a step, so that no other way is tried"
-        if has_sequence(plan.own.graph):
+        if has_sequence(plan.traced.graph):
             return "another copy of the step would begin its random numbers anew, so that no other way is tried"
         return ""
 
@@ -199,7 +199,7 @@ class Trial:
 
     def _use(self, plan: Any, way: Way) -> None:
         if way.in_pieces not in self._holdings:
-            self._holdings[way.in_pieces] = pieces.Holding(plan.own.graph, takes_whole=True)
+            self._holdings[way.in_pieces] = pieces.Holding(plan.traced.graph, takes_whole=True)
         self.way = way
         plan.use_copy(self.kinds[way.is_overlapped], self._holdings[way.in_pieces])
 

@@ -19,7 +19,7 @@ from matex_tf.rewrite.placement import WHOLE
 from matex_tf.rewrite.programs import Program
 from matex_tf.rewrite.propagate import Reader
 from matex_tf.servers import affine, variable_uses
-from matex_tf.steps import shares
+from matex_tf.steps import slices
 from matex_tf.steps.variables import find_name
 
 _READS = ("ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VariableShape")
@@ -68,7 +68,7 @@ class Additions:
         here = tf.compat.v1.get_default_graph()
         self._places = {here.capture(one.handle).name: place for place, one in enumerate(self.variables)}
         tensors = dict(zip(map(id, program.inputs), inputs, strict=True))
-        copy, made = Copy(shares.make_no_share(), own_rows.OwnExchanger("")), dict[int, list[Any]]()
+        copy, made = Copy(slices.make_empty_slice(), own_rows.OwnExchanger("")), dict[int, list[Any]]()
         for node in program.nodes:
             taken = [tensors[id(value)] for value in node.inputs]
             with tf.control_dependencies([op for one in node.controls for op in made.get(id(one), ())]):

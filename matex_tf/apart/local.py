@@ -106,7 +106,7 @@ class LocalSteps:
     def _end_step(self, plan: Any) -> None:
         """Collective once in every period of steps."""
         if plan in self._plans:
-            self._others.update((id(one), one) for one in map(find_tf_variable, plan.own.graph.variables))
+            self._others.update((id(one), one) for one in map(find_tf_variable, plan.traced.graph.variables))
             self._trained.update((id(one), one) for one in map(find_tf_variable, plan.trained))
             self._steps += 1
             if self._steps == read_period():

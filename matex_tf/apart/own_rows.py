@@ -13,7 +13,7 @@ from matex_tf.rewrite.emit import Copy
 from matex_tf.rewrite.own_batches import has_collective
 from matex_tf.rewrite.placement import REPLICATED, SHARDED
 from matex_tf.rewrite.programs import Program
-from matex_tf.rewrite.sharing import Publication, Request, Share
+from matex_tf.rewrite.sharing import Publication, Request, Slice
 from matex_tf.rewrite.sources import is_batch
 from matex_tf.world import world
 
@@ -46,11 +46,11 @@ class OwnExchanger:
         raise AssertionError("a step that a rank runs by itself publishes nothing")
 
     def exchange(
-        self, requests: Sequence[Request], share: Share, labels: Sequence[Any] = (), is_last: bool = False
+        self, requests: Sequence[Request], batch_slice: Slice, labels: Sequence[Any] = (), is_last: bool = False
     ) -> list[Any]:
         import tensorflow as tf
 
-        contributes = share.contributes
+        contributes = batch_slice.contributes
         times = world.get_world().trainers
 
         def estimate(kind: str, tensor: Any) -> Any:

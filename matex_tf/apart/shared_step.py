@@ -57,7 +57,7 @@ class SharedStep:
         if plan.source is None or plan.given != 1:
             return "it does not take its batch as the steps of Keras do"
         program = additive.read_step(plan.graph)
-        outer = [one for one, _ in plan.own.graph.captures]
+        outer = [one for one, _ in plan.traced.graph.captures]
         taken = [*plan.graph.inputs[: plan.given], *plan.graph.inputs[plan.given + len(outer) :]]
 
         def step(*given: Any) -> list[Any]:
@@ -86,7 +86,7 @@ class SharedStep:
 
     def call(self, iterator: Any, batch: Sequence[Any]) -> Any:
         """Run the step on a batch and return its results; its changes are additions."""
-        return self.plan.own.function_type.pack_output(self._run(iterator._iterator_resource, *batch))
+        return self.plan.traced.function_type.pack_output(self._run(iterator._iterator_resource, *batch))
 
 
 def _find_inner(variables: Sequence[Any]) -> list[Any]:

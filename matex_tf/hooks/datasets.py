@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 
 from matex_tf import ops, settings
-from matex_tf.input import filled_caches, iteration, own_shares, tickets, turns, whole_batches
+from matex_tf.input import filled_caches, iteration, shared_batches, tickets, turns, whole_batches
 from matex_tf.rewrite import functions
 from matex_tf.runtime.hooks import Table
 from matex_tf.runtime.loop_hooks import put_loop
-from matex_tf.sharding import row_shares, share_arrays, share_batches
+from matex_tf.sharding import shard_arrays, shard_batches, slice_bounds
 from matex_tf.steps import agreement, batches, capture, events, own_data, weak_scaling
 from matex_tf.world import world
 
@@ -40,10 +40,10 @@ def _wrap_iter(original: Any) -> Any:
 
         is_eager = tf.executing_eagerly()
         if is_eager:
-            share_batches.prepare_epoch(self)
-        may_share = agreement.is_watched() and not share_arrays.is_share(self)
+            shard_batches.prepare_epoch(self)
+        may_share = agreement.is_watched() and not shard_arrays.is_shard(self)
         by_turns = turns.find_source(self) if may_share and is_eager else None
-        source = own_shares.find_source(self) if may_share and by_turns is None else None
+        source = shared_batches.find_source(self) if may_share and by_turns is None else None
         given = filled_caches.give_same(self) if may_share and by_turns is None and source is None else self
         if not is_eager:
             with tf.control_dependencies(_list_effects()):
@@ -146,21 +146,21 @@ def _wrap_next(original: Any) -> Any:
     def take(self):
         if own_data.is_own(self):
             return own_data.take_whole(self)
-        shares = _find_shares(self)
-        pull = lambda: original(self) if shares is None else _take_whole(shares)  # noqa: E731
+        shared = _find_shared_batches(self)
+        pull = lambda: original(self) if shared is None else _take_whole(shared)  # noqa: E731
         return weak_scaling.take_next(self, pull) if weak_scaling.is_on() else pull()
 
     return take_next
 
 
-def _find_shares(iterator: Any) -> Any:
+def _find_shared_batches(iterator: Any) -> Any:
     """What batches for eager code are made of; None where the iterator itself makes them."""
-    shares = batches.find_shares(iterator)
-    return None if isinstance(shares, turns.Pass) and not agreement.is_watched() else shares
+    shared = batches.find_shared_batches(iterator)
+    return None if isinstance(shared, turns.Pass) and not agreement.is_watched() else shared
 
 
-def _take_whole(shares: Any) -> Any:
-    return turns.take_element(shares) if isinstance(shares, turns.Pass) else whole_batches.take_whole(shares)
+def _take_whole(shared: Any) -> Any:
+    return turns.take_element(shared) if isinstance(shared, turns.Pass) else whole_batches.take_whole(shared)
 
 
 @HOOKS.replace(_ITERATORS, "OwnedIterator._serialize_to_tensors", "an iterator of shares cannot be saved")
@@ -168,8 +168,8 @@ def _wrap_serialize(original: Any) -> Any:
     """An iterator of whole batches holds no state but that of the shares which it is made of."""
 
     def _serialize_to_tensors(self):
-        shares = batches.find_shares(self)
-        return original(shares.iterator if isinstance(shares, own_shares.Shares) else self)
+        shared = batches.find_shared_batches(self)
+        return original(shared.iterator if isinstance(shared, shared_batches.SharedBatches) else self)
 
     return _serialize_to_tensors
 
@@ -179,11 +179,11 @@ def _wrap_restore(original: Any) -> Any:
     def _restore_from_tensors(self, restored_tensors):
         import tensorflow as tf
 
-        shares = batches.find_shares(self)
-        if not isinstance(shares, own_shares.Shares):
+        shared = batches.find_shared_batches(self)
+        if not isinstance(shared, shared_batches.SharedBatches):
             return original(self, restored_tensors)
         try:
-            return original(shares.iterator, restored_tensors)
+            return original(shared.iterator, restored_tensors)
         except tf.errors.NotFoundError as error:
             raise tf.errors.NotFoundError(None, None, f"{_OTHER_ITERATOR} ({error.message})") from error
 
@@ -202,11 +202,11 @@ def _wrap_optional(original: Any) -> Any:
 
         if not tf.executing_eagerly():
             return _take_in_trace(self, original)
-        shares = _find_shares(self)
-        if own_data.is_alone() or not (own_data.is_own(self) or shares):
+        shared = _find_shared_batches(self)
+        if own_data.is_alone() or not (own_data.is_own(self) or shared):
             return original(self)
         try:
-            whole = own_data.take_whole(self) if shares is None else _take_whole(shares)
+            whole = own_data.take_whole(self) if shared is None else _take_whole(shared)
             return tf.experimental.Optional.from_value(whole)
         except tf.errors.OutOfRangeError:
             return tf.experimental.Optional.empty(self.element_spec)
@@ -271,10 +271,10 @@ def _wrap_from_tensors(original: Any) -> Any:
         import tensorflow as tf
 
         arrays = [part for part in tf.nest.flatten(tensors) if isinstance(part, np.ndarray)]
-        if not any(map(share_arrays.is_share, arrays)):
+        if not any(map(shard_arrays.is_shard, arrays)):
             return original(tensors, *args, **kwargs)
-        with share_arrays.keeps_rows.set(True):
-            return share_arrays.mark_share(original(tensors, *args, **kwargs))
+        with shard_arrays.keeps_rows.set(True):
+            return shard_arrays.mark_share(original(tensors, *args, **kwargs))
 
     return make
 
@@ -283,9 +283,9 @@ def _wrap_from_tensors(original: Any) -> Any:
 def _wrap_batch(original: Any) -> Any:
     def batch(self, batch_size, *args, **kwargs):
         # The script's batch is that of all ranks; of a share each rank takes its part of it.
-        if world.is_active() and settings.get_settings().scaling == "strong" and share_arrays.is_share(self):
+        if world.is_active() and settings.get_settings().scaling == "strong" and shard_arrays.is_shard(self):
             me = world.get_world()
-            start, stop = row_shares.deal_block(int(batch_size), me.rank, me.trainers)
+            start, stop = slice_bounds.deal_block(int(batch_size), me.rank, me.trainers)
             batch_size = max(stop - start, 1)
         return original(self, batch_size, *args, **kwargs)
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from matex_tf.input import own_shares
+from matex_tf.input import shared_batches
 from matex_tf.lazy import tf
 from matex_tf.runtime.hooks import Table
-from matex_tf.sharding import share_arrays
+from matex_tf.sharding import shard_arrays
 from matex_tf.steps import agreement, function_calls
 from matex_tf.steps.tapes import first_calls
 
@@ -50,5 +50,5 @@ def _wrap_call(original: Any) -> Any:
 
 
 def _give_whole(argument: Any) -> Any:
-    is_other = not isinstance(argument, tf.data.Dataset) or share_arrays.is_share(argument)
-    return argument if is_other else own_shares.give_whole(argument)
+    is_other = not isinstance(argument, tf.data.Dataset) or shard_arrays.is_shard(argument)
+    return argument if is_other else shared_batches.give_whole(argument)

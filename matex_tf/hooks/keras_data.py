@@ -11,7 +11,7 @@ from typing import Any
 
 from matex_tf.lazy import tf
 from matex_tf.runtime.keras_table import KerasTable
-from matex_tf.sharding import share_arrays
+from matex_tf.sharding import shard_arrays
 from matex_tf.steps import events, own_arrays, own_data, weak_scaling
 from matex_tf.world import world
 
@@ -63,7 +63,7 @@ def _prepare(given: dict[str, Any], trains: bool) -> None:
     counts = own_arrays.count_rows(inputs, name)
     batch_size = (batch_size or (-(-sum(counts) // steps) if steps else 32)) * factor
     shuffle = bool(given.get("shuffle"))
-    dealt = own_arrays.agree_on_deal(inputs, batch_size, shuffle, name) if trains else share_arrays.Dealt()
+    dealt = own_arrays.agree_on_deal(inputs, batch_size, shuffle, name) if trains else shard_arrays.Dealt()
     dataset = own_arrays.make_dataset(inputs, counts, batch_size, shuffle, dealt)
     # The dataset shuffles; Keras would say that it does not shuffle one.
     given.update(x=dataset, y=None, sample_weight=None, batch_size=None, shuffle=False)
@@ -78,7 +78,7 @@ def _take_inputs(given: dict[str, Any]) -> tuple[Any, ...]:
 
 
 def _is_own(x: Any) -> bool:
-    return _is_dataset(x) and share_arrays.is_share(x)
+    return _is_dataset(x) and shard_arrays.is_shard(x)
 
 
 @contextlib.contextmanager
@@ -109,7 +109,7 @@ def _cut_validation(given: dict[str, Any]) -> None:
     """The last `validation_split` of each rank's own rows validate, as Keras takes them; a rank may have no row."""
     share, inputs = given.get("validation_split") or 0.0, _take_inputs(given)
     is_cut = share and given.get("validation_data") is None and not _is_source(given.get("x"))
-    if not is_cut or not any(map(share_arrays.is_share, tf.nest.flatten(inputs))):
+    if not is_cut or not any(map(shard_arrays.is_shard, tf.nest.flatten(inputs))):
         return
 
     def cut(part: Callable[[int], slice]) -> Any:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from matex_tf.runtime.hooks import Table
-from matex_tf.sharding import share_arrays
+from matex_tf.sharding import shard_arrays
 from matex_tf.steps import gradients, session_graphs, session_runs
 
 HOOKS = Table()
@@ -22,7 +22,7 @@ _LOST = "each rank computes all of each run of a session"
 def _wrap_run(original: Any) -> Any:
     def run(self: Any, fetches: Any, feed_dict: Any = None, options: Any = None, run_metadata: Any = None) -> Any:
         given = feed_dict.values() if isinstance(feed_dict, Mapping) else ()
-        are_shares = any(isinstance(one, np.ndarray) and share_arrays.is_share(one) for one in given)
+        are_shares = any(isinstance(one, np.ndarray) and shard_arrays.is_shard(one) for one in given)
         with session_runs.feeds_shares.set(are_shares):
             return original(self, fetches, feed_dict, options, run_metadata)
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from matex_tf.input import pipelines, records, tickets
-from matex_tf.sharding import row_shares
+from matex_tf.sharding import slice_bounds
 
 _MAPS, _BATCHES = ("Map", "ParallelMap"), ("Batch", "ParallelBatch", "PaddedBatch")
 _SPREADS, _READERS = ("FlatMap", "Interleave", "ParallelInterleave"), ("TFRecord", "TextLine", "FixedLengthRecord")
@@ -48,7 +48,7 @@ def explain_kept(dataset: Any, kept: Sequence[str]) -> str:
     Args:
         kept: the types of ops because of which work is done in front (see `tickets.Elements`).
     """
-    has_batches = any(name_step(one) in _BATCHES for one in row_shares.list_pipeline(dataset))
+    has_batches = any(name_step(one) in _BATCHES for one in slice_bounds.list_pipeline(dataset))
     parts = [*kept, *([] if has_batches or not _has_work(dataset) else [NO_BATCHES])]
     told = []
     for step in _list_steps(dataset, False):
@@ -94,7 +94,7 @@ def _list_steps(dataset: Any, are_rows: bool) -> Iterator[str]:
 
 def _has_work(dataset: Any) -> bool:
     """Whether a step of a pipeline reads or maps, beside the map that TensorFlow puts before `unbatch`."""
-    steps = row_shares.list_pipeline(dataset)
+    steps = slice_bounds.list_pipeline(dataset)
     of_unbatch = [one._input_dataset for one in steps if name_step(one) == "Restructured"]
     return any(_is_work(one) and one not in of_unbatch for one in steps)
 

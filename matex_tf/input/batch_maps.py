@@ -11,7 +11,7 @@ from matex_tf.rewrite.emit import Copy
 from matex_tf.rewrite.placement import BATCH, REPLICATED, SIZES, WHOLE
 from matex_tf.rewrite.programs import Program
 from matex_tf.rewrite.propagate import read_program
-from matex_tf.rewrite.sharing import Request, Share
+from matex_tf.rewrite.sharing import Request, Slice
 
 
 class _NoExchanger:
@@ -39,9 +39,9 @@ class RowMap(NamedTuple):
     captured: list[Any]
     are_rows: list[bool]
 
-    def build(self, inputs: Sequence[Any], share: Share) -> list[Any]:
+    def build(self, inputs: Sequence[Any], batch_slice: Slice) -> list[Any]:
         graph = tf.compat.v1.get_default_graph()
-        copy = Copy(share, _NoExchanger())
+        copy = Copy(batch_slice, _NoExchanger())
         given = [*inputs, *map(graph.capture, self.captured)]
         gives = [BATCH if one else WHOLE for one in self.are_rows]
         return keep_apart(copy.build(self.program, given, gives))

@@ -29,7 +29,7 @@ from matex_tf.input.tickets import (
 )
 from matex_tf.lazy import tf
 from matex_tf.rewrite import sources
-from matex_tf.rewrite.sharing import Share
+from matex_tf.rewrite.sharing import Slice
 
 
 class Batches(NamedTuple):
@@ -48,7 +48,7 @@ class Batches(NamedTuple):
 
     tickets: Any
     count_rows: Callable[[Tensors], Tensors]
-    take: Callable[[Tensors, Share], Tensors]
+    take: Callable[[Tensors, Slice], Tensors]
     digest: Callable[[Tensors], Any]
     are_rows: list[bool]
     spec: Any
@@ -84,8 +84,8 @@ def _make_batch_leaf(dataset: Any, *kept: str) -> Batches:
     def count(ticket: Tensors) -> Tensors:
         return [tf.shape(one, tf.int64)[0] for one, is_rows in zip(ticket, are_rows) if is_rows]
 
-    def take(ticket: Tensors, share: Share) -> Tensors:
-        rows = iter(_slice_rows([one for one, is_rows in zip(ticket, are_rows) if is_rows], share))
+    def take(ticket: Tensors, batch_slice: Slice) -> Tensors:
+        rows = iter(_slice_rows([one for one, is_rows in zip(ticket, are_rows) if is_rows], batch_slice))
         return [next(rows) if is_rows else one for one, is_rows in zip(ticket, are_rows)]
 
     def digest(ticket: Tensors) -> Any:
@@ -106,9 +106,9 @@ def _cache_batches(dataset: Any) -> Batches:
         return _make_batch_leaf(dataset, *inner.kept, CACHED_VARIABLES)
     memory = memories.Memory(specs)
 
-    def take(ticket: Tensors, share: Share) -> Tensors:
-        of = [share.first, share.count, name_digest(inner.digest(ticket[1:]))]
-        return memory.recall(ticket[0], of, lambda: inner.take(ticket[1:], share))
+    def take(ticket: Tensors, batch_slice: Slice) -> Tensors:
+        of = [batch_slice.first, batch_slice.count, name_digest(inner.digest(ticket[1:]))]
+        return memory.recall(ticket[0], of, lambda: inner.take(ticket[1:], batch_slice))
 
     return inner._replace(
         tickets=inner.tickets.enumerate().cache(),
@@ -152,8 +152,8 @@ def _batch_tensors(dataset: Any, inner: Elements) -> Batches:
             )
         )
 
-    def take(ticket: Tensors, share: Share) -> Tensors:
-        rows = _slice_rows(ticket, share)
+    def take(ticket: Tensors, batch_slice: Slice) -> Tensors:
+        rows = _slice_rows(ticket, batch_slice)
         made = dict(zip(computed, work_on(rows))) if computed else {}
         return [made[at] if number is None or at in made else rows[number] for at, number in enumerate(inner.passed)]
 
@@ -192,10 +192,10 @@ def call_as_maps_do(build: Callable[[Tensors], Tensors], given: Sequence[Any]) -
     return tf.function(call, given, autograph=False).get_concrete_function()
 
 
-def _slice_rows(tensors: Tensors, share: Share) -> Tensors:
+def _slice_rows(tensors: Tensors, batch_slice: Slice) -> Tensors:
     """The share's rows of tensors."""
-    first = tf.reshape(share.first, [1])
-    last = first + share.count
+    first = tf.reshape(batch_slice.first, [1])
+    last = first + batch_slice.count
     return [tf.strided_slice(one, first, last) for one in tensors]
 
 
@@ -215,14 +215,14 @@ def _batch_windows(dataset: Any, inner: Elements, is_padded: bool) -> Batches:
     def count(ticket: Tensors) -> Tensors:
         return [tf.data.experimental.cardinality(open_window(ticket))]
 
-    def take(ticket: Tensors, share: Share) -> Tensors:
-        rows = open_window(ticket).skip(share.first).take(share.count)
+    def take(ticket: Tensors, batch_slice: Slice) -> Tensors:
+        rows = open_window(ticket).skip(batch_slice.first).take(batch_slice.count)
 
         def work(*one: Any) -> Any:
             return pack(inner.spec, inner.work(flatten_element(inner.tickets.element_spec, one)))
 
         rows = map_dataset(rows, work, num_parallel_calls=count_workers()) if inner.is_work else rows
-        batch = put_rows(rows, share.count)
+        batch = put_rows(rows, batch_slice.count)
         return flatten(batch.element_spec, batch.get_single_element())
 
     def digest(ticket: Tensors) -> Any:
@@ -289,9 +289,9 @@ def _map_batches(dataset: Any) -> Batches:
         ticket = flatten_element(inner.tickets.element_spec, element)
         return *ticket, *split.build_front([None] * len(inner.are_rows))
 
-    def take(ticket: Tensors, share: Share) -> Tensors:
-        element = inner.take(ticket[:size], share)
-        return found.build([*(element[number] for number in split.held), *ticket[size:]], share)
+    def take(ticket: Tensors, batch_slice: Slice) -> Tensors:
+        element = inner.take(ticket[:size], batch_slice)
+        return found.build([*(element[number] for number in split.held), *ticket[size:]], batch_slice)
 
     return inner._replace(
         tickets=inner.tickets if split.front is None else map_dataset(inner.tickets, run),

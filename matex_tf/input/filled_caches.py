@@ -13,7 +13,7 @@ from matex_tf import tags
 from matex_tf.input import elements, pipelines, tickets
 from matex_tf.lazy import tf
 from matex_tf.runtime import notes
-from matex_tf.sharding.row_shares import list_pipeline
+from matex_tf.sharding.slice_bounds import list_pipeline
 
 _FILLED, _AS_TICKETS, _AS_ELEMENTS = "how a cache was filled", "tickets", "elements"
 CONFLICT = "a cache, of elements that come otherwise each time, that was iterated before without being shared"

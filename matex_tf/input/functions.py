@@ -14,7 +14,7 @@ from matex_tf.input import pipelines
 from matex_tf.lazy import tf
 from matex_tf.rewrite import graph_ops
 from matex_tf.runtime import real_files
-from matex_tf.sharding.row_shares import list_pipeline
+from matex_tf.sharding.slice_bounds import list_pipeline
 
 PYTHON = frozenset(("PyFunc", "EagerPyFunc"))
 

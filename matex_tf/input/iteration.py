@@ -10,7 +10,7 @@ from typing import Any
 
 from matex_tf.input import pipelines
 from matex_tf.lazy import tf
-from matex_tf.sharding import row_shares
+from matex_tf.sharding import slice_bounds
 
 
 def read_alike(dataset: Any) -> Any:
@@ -19,7 +19,7 @@ def read_alike(dataset: Any) -> Any:
     TensorFlow lets the number of elements grow from 1 on where a script leaves it the choice; here
     it stays 1, on all ranks alike. A pipeline that gives the same in each iteration is read ahead as it suits.
     """
-    if not any(map(pipelines.has_outside_state, row_shares.list_pipeline(dataset))):
+    if not any(map(pipelines.has_outside_state, slice_bounds.list_pipeline(dataset))):
         return dataset
     last, _ = pipelines.skip_kinds(dataset, ("OptionsDataset",))
     ahead = count_ahead(dataset)
@@ -40,7 +40,7 @@ def count_ahead(dataset: Any) -> int:
 
 def count_ahead_at_least(dataset: Any) -> int:
     """As `count_ahead`, but 1 or more where an element that is lost comes again: the next one is made meanwhile."""
-    is_lost = any(map(pipelines.has_outside_state, row_shares.list_pipeline(dataset)))
+    is_lost = any(map(pipelines.has_outside_state, slice_bounds.list_pipeline(dataset)))
     return count_ahead(dataset) if is_lost else max(1, count_ahead(dataset))
 
 

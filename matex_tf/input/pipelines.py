@@ -6,7 +6,7 @@ from typing import Any
 
 from matex_tf.rewrite import graph_ops
 from matex_tf.runtime import real_files
-from matex_tf.sharding.row_shares import list_pipeline
+from matex_tf.sharding.slice_bounds import list_pipeline
 
 HARMLESS = frozenset(
     "Assert CheckNumerics CheckNumericsV2 ReadVariableOp VarHandleOp ReadFile LookupTableFind LookupTableFindV2 "

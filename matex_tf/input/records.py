@@ -17,7 +17,7 @@ from matex_tf.input.record_maps import CannotBeIndexed, Map
 from matex_tf.lazy import tf
 from matex_tf.ops import record_files
 from matex_tf.runtime import objects
-from matex_tf.sharding import row_shares
+from matex_tf.sharding import slice_bounds
 from matex_tf.world import placement, world
 
 _READERS = ("TFRecordDatasetV2", "TextLineDatasetV2", "FixedLengthRecordDatasetV2")
@@ -89,7 +89,7 @@ def _make_tickets(dataset: Any) -> Records | str:
     if reason:
         return reason
     read = _make_reader(maps, step.element_spec) if maps else record_files.read_records
-    steps = row_shares.list_pipeline(step)
+    steps = slice_bounds.list_pipeline(step)
     functions = [one.function for step in steps for name in _FUNCTIONS if (one := getattr(step, name, None))]
     changes = any(map(record_functions.reads_state, functions))
     return Records(_make_dataset(step, function, cpus), read, () if changes else tuple(names), kind)

@@ -11,7 +11,7 @@ import numpy as np
 
 from matex_tf.lazy import tf
 from matex_tf.runtime import objects
-from matex_tf.sharding import row_shares
+from matex_tf.sharding import slice_bounds
 from matex_tf.steps import batches
 from matex_tf.world import membership, world
 
@@ -31,9 +31,9 @@ class Turn:
         counts = {shape[0] for shape, is_rows in zip(shapes or (), source.are_rows) if is_rows}
         self.total, self.is_even = max(counts, default=0), len(counts) < 2
 
-    def take_share(self, shares: Any = None) -> list[Any]:
-        rows = membership.attempt_collectives(_ROWS, lambda: self._exchange(functools.partial(self._cut, shares)))
-        return [*rows, *batches.make_numbers(batches.find_bounds(self.total, shares), self.total)]
+    def take_slice(self, ratios: Any = None) -> list[Any]:
+        rows = membership.attempt_collectives(_ROWS, lambda: self._exchange(functools.partial(self._cut, ratios)))
+        return [*rows, *batches.make_numbers(batches.find_bounds(self.total, ratios), self.total)]
 
     def take_whole(self) -> list[Any]:
         return membership.attempt_collectives(_ROWS, lambda: self._exchange(lambda rank: None))
@@ -42,9 +42,9 @@ class Turn:
         """All ranks have the rows of one item: they need not be compared."""
         return self.total, self.number
 
-    def _cut(self, shares: Any, rank: int) -> slice:
+    def _cut(self, ratios: Any, rank: int) -> slice:
         me = world.get_world()
-        start, stop, _ = row_shares.find_slice_bounds(self.total, rank, me.trainers if shares is None else shares)
+        start, stop, _ = slice_bounds.find_slice_bounds(self.total, rank, me.trainers if ratios is None else ratios)
         return slice(int(start), int(stop))
 
     def _exchange(self, cut: Callable[[int], slice | None]) -> list[Any]:

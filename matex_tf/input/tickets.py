@@ -12,7 +12,7 @@ from typing import Any
 from matex_tf import tags
 from matex_tf.input import functions
 from matex_tf.lazy import tf
-from matex_tf.sharding.row_shares import list_pipeline
+from matex_tf.sharding.slice_bounds import list_pipeline
 
 Tensors = list[Any]
 

@@ -131,7 +131,7 @@ class Source:
         begun = self._begun
         iterator = make_iterator(self.dataset)
         begun.whole = weakref.ref(iterator)
-        batches.note_shares(iterator, begun)
+        batches.note_shared_batches(iterator, begun)
         return iterator
 
     def order_items(self) -> list[int]:
@@ -182,7 +182,7 @@ def find_source(dataset: Any) -> Source | None:
 
 
 class Pass:
-    """Over the items of a source, once. See `batches.Shares`.
+    """Over the items of a source, once. See `batches.SharedBatches`.
 
     whole: a reference to the iterator of whole items.
     """
@@ -334,17 +334,17 @@ def _send_to_all(value: Any, root: int) -> Any:
         return world.get_communicator("control").bcast(value, root=root)
 
 
-def take_element(shares: Pass) -> Any:
+def take_element(shared: Pass) -> Any:
     """The next item, whole, as eager code is given it. Collective where ranks take turns.
 
     Raises:
         tf.errors.OutOfRangeError: at the end.
     """
     try:
-        batch = shares.take()
+        batch = shared.take()
     except tf.errors.OutOfRangeError:
         raise
     except tf.errors.OpError:  # maybe on this rank alone
         with failures.fail_together(NEXT):
             raise
-    return tickets.pack(shares.source.spec, batch.take_whole())
+    return tickets.pack(shared.source.spec, batch.take_whole())

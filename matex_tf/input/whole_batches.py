@@ -11,9 +11,9 @@ from typing import Any
 
 from matex_tf import tags
 from matex_tf.input import tickets
-from matex_tf.input.own_shares import Batch, Shares
+from matex_tf.input.shared_batches import Batch, SharedBatches
 from matex_tf.lazy import tf
-from matex_tf.rewrite.sharing import Request, Share
+from matex_tf.rewrite.sharing import Request, Slice
 from matex_tf.runtime import objects
 from matex_tf.sharding import fingerprint
 from matex_tf.steps import agreement, failures
@@ -23,18 +23,18 @@ from matex_tf.world import world
 _PLACE, _WAY = "the next batch of a dataset", "way of whole batches"
 
 
-def take_whole(shares: Shares) -> Any:
+def take_whole(shared: SharedBatches) -> Any:
     """The next element of an iterator of whole batches. Collective where ranks make it by shares.
 
     Raises:
         tf.errors.OutOfRangeError: at the end of the data.
     """
-    source = shares.source
+    source = shared.source
     if not agreement.is_watched():
-        return tickets.pack(source.spec, shares.take().take_whole())
+        return tickets.pack(source.spec, shared.take().take_whole())
     with failures.fail_together(_PLACE):
         try:
-            batch = shares.take()
+            batch = shared.take()
         except tf.errors.OutOfRangeError as error:
             end = error
         else:
@@ -83,7 +83,7 @@ def _choose(batch: Batch, way: Way) -> list[Any]:
 
 def _put_together(batch: Batch) -> list[Any]:
     """The rows of all ranks. Collective."""
-    *own, first, count, total, contributes = batch.take_share()
+    *own, first, count, total, contributes = batch.take_slice()
     digest = tf.constant(batch.ticket_digest, tf.int64)
     return list(_find_join(batch)(own, first, count, total, digest, contributes))
 
@@ -97,13 +97,13 @@ def _make_join(batch: Batch) -> Any:
     flags, exchanger = source.batches.are_rows, RankExchanger(_PLACE)
 
     def join(own: Any, first: Any, count: Any, total: Any, digest: Any, contributes: Any) -> list[Any]:
-        share = Share(first, count, total, contributes, tf.constant(world.get_world().rank == 0))
+        batch_slice = Slice(first, count, total, contributes, tf.constant(world.get_world().rank == 0))
         ends = tf.stack([digest, -digest])
-        (found,) = exchanger.exchange([Request("max", ends)], share.of_all())
+        (found,) = exchanger.exchange([Request("max", ends)], batch_slice.of_all())
         is_same = tf.debugging.Assert(tf.equal(found[0], -found[1]), [_OTHERS], summarize=1)
         with tf.control_dependencies([is_same] if is_same is not None else []):
             rows = [Request("gather", tf.identity(one)) for one, is_rows in zip(own, flags) if is_rows]
-        whole = iter(exchanger.exchange(rows, share))
+        whole = iter(exchanger.exchange(rows, batch_slice))
         made = [next(whole) if is_rows else one for one, is_rows in zip(own, flags)]
         return [tf.ensure_shape(one, shape) for one, (_, shape) in zip(made, source.batch_specs)]
 

@@ -9,7 +9,7 @@ import weakref
 from typing import Any
 
 from matex_tf import ops, settings
-from matex_tf.sharding import share_arrays
+from matex_tf.sharding import shard_arrays
 from matex_tf.world import world
 
 _GRADIENTS = 1  # see `ops.count_completed`
@@ -89,7 +89,7 @@ def end_fit(model: Any) -> None:
 
 def begin_pass(dataset: Any, iterator: Any) -> None:
     """Eager code begins to iterate over a dataset, which may be sharded."""
-    is_dealt = share_arrays.is_share(dataset) and settings.get_settings().scaling == "weak"
+    is_dealt = shard_arrays.is_shard(dataset) and settings.get_settings().scaling == "weak"
     scale = world.get_world().trainers if is_dealt else 1
     _loops[iterator] = Source("the dataset of the training loop", max(int(dataset.cardinality()), 0), scale)
 

@@ -10,7 +10,7 @@ from typing import Any
 from matex_tf.resilience import source_data
 from matex_tf.resilience.fit_state import Fit, find_current
 from matex_tf.runtime.keras_table import KerasTable
-from matex_tf.sharding import share_arrays
+from matex_tf.sharding import shard_arrays
 from matex_tf.steps import weak_scaling
 
 HOOKS = KerasTable()
@@ -28,7 +28,7 @@ def _wrap_source(original: Any) -> Any:
         if kept is not None and kept.source is None:
             # The first that a call of fit makes is of what it trains on.
             kept.source, x = args[0], signature.bind(*args, **kwargs).arguments.get("x")
-            kept.are_rows_dealt = weak_scaling.is_on() or any(map(share_arrays.is_share, tf.nest.flatten(x)))
+            kept.are_rows_dealt = weak_scaling.is_on() or any(map(shard_arrays.is_shard, tf.nest.flatten(x)))
         original(*args, **kwargs)
 
     return __init__

@@ -55,8 +55,8 @@ def _is_iterator(source: Any) -> bool:
 
 def _list_taken(iterator: Any) -> list[Any]:
     """The iterators of which a step that is given this one takes elements: of whole batches, or of shares."""
-    shares = batches.find_shares(iterator)
-    return [iterator, *([shares.iterator] if hasattr(shares, "iterator") else [])]
+    shared = batches.find_shared_batches(iterator)
+    return [iterator, *([shared.iterator] if hasattr(shared, "iterator") else [])]
 
 
 class Undo:
@@ -67,11 +67,11 @@ class Undo:
     """
 
     def __init__(self, step: plan.StepPlan):
-        graph = step.own.graph
+        graph = step.traced.graph
         others = [op for op in graph.get_operations() if op is not step.source]
         self.takes = _have_op(others, (*sources.SOURCES, "IteratorGetNextAsOptional"))
         self._place, self._why_not = step.place, _find_obstacle(step, others)
-        self._changed = whole_code.list_changed(step.own)
+        self._changed = whole_code.list_changed(step.traced)
         self._variables: list[Any] = []
         self._values: list[Any] = []
         self._read: Any = list
@@ -109,7 +109,7 @@ def _find_obstacle(step: plan.StepPlan, others: Sequence[Any]) -> str:
     """
     from tensorflow.python.ops import handle_data_util
 
-    graph = step.own.graph
+    graph = step.traced.graph
     if _have_op(others, ("MakeIterator", "ReduceDataset", "DatasetToSingleElement")):
         return "goes through a dataset within its function, whose batches do not come again"
     inside = {id(outer): id(inner) for outer, inner in graph.captures}

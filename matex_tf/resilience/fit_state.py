@@ -168,7 +168,7 @@ class Fit:
             if world.get_world().local_rank == 0:
                 rank_records.leave_file(rank_records.TRAINING)
         tells, self._told = self.goes_on and not self._told, True
-        if tells and plan is not None and random_state.can_draw(plan.own.graph):
+        if tells and plan is not None and random_state.can_draw(plan.traced.graph):
             notes.print_note(
                 "the training step draws by TensorFlow's random ops, whose state cannot be kept: from here on it "
                 "draws other numbers than it would have drawn"

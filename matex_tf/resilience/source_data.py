@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterable
 from typing import Any
 
-from matex_tf.sharding import row_shares
+from matex_tf.sharding import slice_bounds
 from matex_tf.steps import own_data
 
 _CALLS_PYTHON = ("PyFunc", "EagerPyFunc", "PyFuncStateless")
@@ -16,7 +16,7 @@ def is_made_by_python(x: Any) -> bool:
     """Whether Python code of the script's own makes the batches, which may go on from where it was at the last."""
     if not hasattr(x, "element_spec"):
         return hasattr(x, "__next__") or hasattr(x, "on_epoch_end")
-    for step in row_shares.list_pipeline(x):
+    for step in slice_bounds.list_pipeline(x):
         for part in vars(step).values():
             graph = getattr(getattr(part, "function", None), "graph", None)
             if graph is not None and _has_python(graph.as_graph_def()):

@@ -138,7 +138,7 @@ class Body:
         if id(value) not in self.tensors:
             counts = paths.find_counts(value)
             if counts is not None:
-                return self._count(value, counts, self.copy.share.count)
+                return self._count(value, counts, self.copy.batch_slice.count)
             if value.node is not None and paths.is_constant(value.node):
                 self.tensors[id(value)] = self.copy.create_op(value.node, [])[0]
             elif value in self.kept:
@@ -166,9 +166,9 @@ class Body:
         if path == paths.SAME or need is None:
             return self._find_tensor(value)
         if path == paths.COUNTED:
-            share = self.copy.share
+            batch_slice = self.copy.batch_slice
             sizes = value.placement.sizes or need.sizes
-            return self._count(value, sizes, share.total if need.kind == REPLICATED else share.count)
+            return self._count(value, sizes, batch_slice.total if need.kind == REPLICATED else batch_slice.count)
         key = (id(value), need)
         if key not in self.brought:
             if need.kind == PARTIAL:
@@ -197,7 +197,7 @@ class Body:
         requests = [request for one in prepared for request in one.requests]
         given = [label for (_, label), one in zip(wave, prepared) for _ in one.requests]
         with tf.control_dependencies(self.last):
-            found = self.copy.exchanger.exchange(requests, self.copy.share, given, is_last)
+            found = self.copy.exchanger.exchange(requests, self.copy.batch_slice, given, is_last)
         if found:
             self.last = [found[-1].op] if self.copy.is_ordered else [tf.group(*found)]
         for value, one, piece in zip(values, prepared, pieces):

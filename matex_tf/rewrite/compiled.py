@@ -12,7 +12,7 @@ from matex_tf.rewrite.functions import find_callee
 from matex_tf.rewrite.nodes import Decision, Node, NoRuleError
 from matex_tf.rewrite.placement import PARTIAL, Placement
 from matex_tf.rewrite.rules.sizes import mark_taker
-from matex_tf.rewrite.sharing import Request, Share
+from matex_tf.rewrite.sharing import Request, Slice
 
 MUST_COMPILE = "_XlaMustCompile"
 CALLS = ("PartitionedCall", "StatefulPartitionedCall")
@@ -80,22 +80,22 @@ class _Padding:
     """
 
     def __init__(self, copy: Any):
-        self.exchanger, self.share, self.rank = copy.exchanger, copy.share, copy.exchanger.rank
+        self.exchanger, self.batch_slice, self.rank = copy.exchanger, copy.batch_slice, copy.exchanger.rank
 
     def exchange(
-        self, requests: Sequence[Request], share: Share, labels: Sequence[Any] = (), is_last: bool = False
+        self, requests: Sequence[Request], batch_slice: Slice, labels: Sequence[Any] = (), is_last: bool = False
     ) -> list[Any]:
         from matex_tf.ops import overlap
 
         given = [Request("sum", self._pad(one.tensor)) if one.kind == "gather" else one for one in requests]
         with overlap.trace_for_xla():
-            found: list[Any] = self.exchanger.exchange(given, share, labels, is_last)
+            found: list[Any] = self.exchanger.exchange(given, batch_slice, labels, is_last)
         return found
 
     def _pad(self, rows: Any) -> Any:
-        share = self.share
+        batch_slice = self.batch_slice
         length = tf.shape(rows, tf.int64)[0]
-        unit = length // share.count
-        before = unit * share.first
-        ends = tf.reshape(tf.stack([before, unit * share.total - before - length]), [1, 2])
+        unit = length // batch_slice.count
+        before = unit * batch_slice.first
+        ends = tf.reshape(tf.stack([before, unit * batch_slice.total - before - length]), [1, 2])
         return tf.pad(rows, tf.concat([ends, tf.zeros([tf.rank(rows) - 1, 2], tf.int64)], 0))

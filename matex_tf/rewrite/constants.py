@@ -12,7 +12,7 @@ import numpy as np
 from matex_tf.lazy import tf
 from matex_tf.rewrite.graph_ops import evaluate_op, list_functions
 from matex_tf.rewrite.nodes import MOST, Node, Value
-from matex_tf.rewrite.parts import FLOW
+from matex_tf.rewrite.subgraphs import FLOW
 
 _FOLDED = ("int32", "int64", "bool")
 _Attributes = tuple[tuple[str, bytes], ...]

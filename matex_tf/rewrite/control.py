@@ -53,7 +53,7 @@ def strip_placement(placement: Placement) -> Placement:
     return placement._replace(numbers=None, zero=False)
 
 
-def strip_share(placement: Placement) -> Placement:
+def strip_slice(placement: Placement) -> Placement:
     """Remove from the placement of an output all that depends on the slice of a batch which the body took by itself."""
     one = strip_placement(placement)
     if one.feed is not None:
@@ -85,7 +85,7 @@ def place_branches(reader: Any, node: Node) -> Decision:
         for other in found[1:]:
             one = join(one, strip_placement(other))
         leaves = one.is_sharded and one.rows.chosen is not None
-        gives.append(strip_share(one) if any(body.takes_batch for body in node.bodies) else WHOLE if leaves else one)
+        gives.append(strip_slice(one) if any(body.takes_batch for body in node.bodies) else WHOLE if leaves else one)
         if any(needs_exchange(placement, gives[-1]) and placement.kind == LIST and placement.dtype is None
                for placement in map(strip_placement, found)):  # fmt: skip
             raise NoRuleError  # residuals of different branches cannot be combined
@@ -126,7 +126,7 @@ def place_loop(reader: Any, node: Node) -> Decision:
     settled: set[int] = set()
     for _ in range(MOST_TURNS):
         body = reader.read_turn(body_graph, carried, (*node.key, "body"), constants)
-        strip = strip_share if body.takes_batch else strip_placement
+        strip = strip_slice if body.takes_batch else strip_placement
         given = [strip(made.placement) for made in body.outputs]
         after = [
             given[index] if not is_kept and index not in settled and _can_slice(value, one, made, given[index]) else one

@@ -15,16 +15,16 @@ from matex_tf.rewrite.own_batches import OwnRows
 from matex_tf.rewrite.pauses import pause_collection
 from matex_tf.rewrite.placement import Placement, Rows
 from matex_tf.rewrite.programs import Program
-from matex_tf.rewrite.sharing import Exchanger, Share
+from matex_tf.rewrite.sharing import Exchanger, Slice
 
 
 class Copy:
     """Builds the copies of all programs of one step.
 
-    share: this rank's slice of the batch that the inputs hold. Empty until a program that takes its batch by itself has
-        run.
-    make_share: makes the slice of a batch that the program takes by itself, from the batch's components.
-    make_own_share: the `OwnRows` of a batch of which each rank holds rows of its own, from this rank's components and a
+    batch_slice: this rank's slice of the batch that the inputs hold. Empty until a program that takes its batch by
+        itself has run.
+    make_slice: makes the slice of a batch that the program takes by itself, from the batch's components.
+    make_own_slice: the `OwnRows` of a batch of which each rank holds rows of its own, from this rank's components and a
         flag that says whether this rank has a batch.
     transform: maps each program, and the placements of its outputs, to the program that is built.
     """
@@ -34,12 +34,17 @@ class Copy:
 
     def __init__(
         self,
-        share: Share,
+        batch_slice: Slice,
         exchanger: Exchanger,
-        make_share: Callable[[Sequence[Any]], Share] | None = None,
-        make_own_share: Callable[[Sequence[Any], Any], OwnRows] | None = None,
+        make_slice: Callable[[Sequence[Any]], Slice] | None = None,
+        make_own_slice: Callable[[Sequence[Any], Any], OwnRows] | None = None,
     ):
-        self.share, self.exchanger, self.make_share, self.make_own_share = share, exchanger, make_share, make_own_share
+        self.batch_slice, self.exchanger, self.make_slice, self.make_own_slice = (
+            batch_slice,
+            exchanger,
+            make_slice,
+            make_own_slice,
+        )
         self.transform: Callable[[Program, Sequence[Placement]], Program] | None = None
         self._made: dict[tuple[Any, ...], tuple[Any, list[Any]]] = {}
 
@@ -64,7 +69,7 @@ class Copy:
 
     def keep_once(self, tensor: Any) -> Any:
         """This rank's term of a sum that equals a replicated tensor: the tensor on one rank, 0 on the others."""
-        return tf.where(self.share.keeps, tensor, tf.zeros_like(tensor))
+        return tf.where(self.batch_slice.keeps, tensor, tf.zeros_like(tensor))
 
     def make_once(self, of: Sequence[Any], make: Callable[[], list[Any]]) -> list[Any]:
         """The tensors that `make` creates in the current graph. They are created once for equal `of`, a tensor and
@@ -79,7 +84,7 @@ class Copy:
 
     def find_first(self, rows: Rows, count: Any) -> Any:
         """The index, int64, of this rank's first entry along an axis of `count` entries with these rows."""
-        return tf.cast(count, tf.int64) // self.share.count * self.share.first
+        return tf.cast(count, tf.int64) // self.batch_slice.count * self.batch_slice.first
 
     def create_op(self, node: Node, inputs: Sequence[Any], **changes: Any) -> list[Any]:
         """Create the op of a node with other inputs. `changes`: attributes with new values, by name."""
@@ -107,14 +112,14 @@ class Copy:
 
     def slice_rows(self, tensor: Any, to: Placement) -> Any:
         """This rank's rows of a replicated tensor; the tensor itself if the axis has one entry for all rows."""
-        share, blocks = self.share, to.rows.blocks
+        batch_slice, blocks = self.batch_slice, to.rows.blocks
         sizes = tf.shape(tensor, tf.int64)
         length, is_axis = sizes[to.axis], tf.equal(tf.range(tf.rank(tensor)), to.axis)
         known = None if tensor.shape.rank is None else tensor.shape.as_list()[to.axis]
         before, parts = tf.constant(0, tf.int64), []
         for index, block in enumerate(blocks):
-            unit = length // share.total if len(blocks) == 1 else tf.constant(block, tf.int64)
-            first, count = before + unit * share.first, unit * share.count
+            unit = length // batch_slice.total if len(blocks) == 1 else tf.constant(block, tf.int64)
+            first, count = before + unit * batch_slice.first, unit * batch_slice.count
             if known is None:
                 alone = tf.equal(length, 1)
                 first, count = (
@@ -123,7 +128,7 @@ class Copy:
                 )
             start = tf.where(is_axis, first, tf.zeros_like(sizes))
             parts.append(tf.slice(tensor, start, tf.where(is_axis, count, sizes)))
-            before += unit * share.total
+            before += unit * batch_slice.total
         found = parts[0] if len(parts) == 1 else tf.concat(parts, to.axis)
         if tensor.shape.rank is not None:
             found.set_shape([None if at == to.axis else size for at, size in enumerate(tensor.shape)])
@@ -133,7 +138,7 @@ class Copy:
         """Turn sizes of this rank's slice into sizes of the whole batch. Needs no message: each row has equally many
         entries.
         """
-        count, total = (tf.cast(one, tensor.dtype) for one in (self.share.count, self.share.total))
+        count, total = (tf.cast(one, tensor.dtype) for one in (self.batch_slice.count, self.batch_slice.total))
         counts = [one.rows is not None and one.rows.chosen is None for one in placement.sizes]
         mask = counts[0] if tensor.shape.rank == 0 else counts
         counts_rows = tf.logical_and(tf.constant(mask), tensor >= 0)  # -1 stands for any size

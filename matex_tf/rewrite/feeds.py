@@ -68,14 +68,14 @@ class SharedFeed:
             raise FeedRefusedError(self.origin, f"{node.type} takes other tensors than its dataset gives")
 
         def emit(copy: Any, handle: Any) -> list[Any]:
-            tensors, share = self.take(copy, sources.around_pull(lambda: self._create(copy, node, handle)))
+            tensors, batch_slice = self.take(copy, sources.around_pull(lambda: self._create(copy, node, handle)))
             for tensor, one, is_rows in zip(tensors, outputs, self.are_rows):
                 tensor.set_shape([None, *one.shape[1:]] if is_rows else one.shape)
             if is_batch:
-                copy.share = share
+                copy.batch_slice = batch_slice
                 return tensors
             rows = [tensor for tensor, is_rows in zip(tensors, self.are_rows) if is_rows]
-            whole = iter(gather_rows(copy.exchanger, rows, share))
+            whole = iter(gather_rows(copy.exchanger, rows, batch_slice))
             return [next(whole) if is_rows else tensor for tensor, is_rows in zip(tensors, self.are_rows)]
 
         mark = mark_communicating if self.communicates or not is_batch else mark_taker
@@ -126,8 +126,8 @@ class SharedFeed:
         numbers = [(dtype, tf.TensorShape([])) for dtype in types]
 
         def take(copy: Any, element: list[Any]) -> tuple[list[Any], Any]:
-            tensors, share = self.take(copy, element[at : at + size])
-            return [*element[:at], *tensors, *element[at + size :]], share
+            tensors, batch_slice = self.take(copy, element[at : at + size])
+            return [*element[:at], *tensors, *element[at + size :]], batch_slice
 
         specs, rows = [*numbers[:at], *self.specs, *numbers[at:]], [False] * at + self.are_rows + [False] * behind
         return SharedFeed(specs, rows, self.communicates, take, self.origin)

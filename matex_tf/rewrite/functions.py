@@ -8,7 +8,7 @@ from typing import Any
 
 from matex_tf.lazy import tf
 from matex_tf.rewrite.nodes import Expansion, Node, NoRuleError, Value
-from matex_tf.rewrite.parts import list_inputs
+from matex_tf.rewrite.subgraphs import list_inputs
 
 
 def trace_expansion(expansion: Expansion, inputs: Sequence[Value]) -> Any:
@@ -30,7 +30,7 @@ def _trace(expansion: Expansion, specs: tuple[Any, ...]) -> Any:
         return func_graph.func_graph_from_py_func("expanded", expand, specs, {}, add_control_dependencies=False)
 
 
-class Step:
+class OpRecord:
     """The facts about an op that each reading of its graph needs: its tensors and ops, by their ids."""
 
     __slots__ = ("before", "controls", "inputs", "is_stateful", "name", "needs", "number", "op", "outputs", "type")
@@ -105,7 +105,7 @@ def find_callee(op: Any, name: str, inputs: Sequence[Any] | None = None) -> Any:
         return function_def_to_graph.function_def_to_graph(definition, input_shapes=[one.shape for one in given])
 
 
-def list_steps(graph: Any, run: Iterable[Any], has_loops: bool = False) -> list[Step]:
+def list_ops(graph: Any, run: Iterable[Any], has_loops: bool = False) -> list[OpRecord]:
     """The ops between the inputs and the outputs of a graph, and the ops in `run`, in an order in which they can run.
 
     The order of creation is kept where it is such an order. It is not always: a gradient adds residuals to the inputs
@@ -114,13 +114,13 @@ def list_steps(graph: Any, run: Iterable[Any], has_loops: bool = False) -> list[
     """
     given = {id(tensor) for tensor in graph.inputs}
     pending = [*(tensor.op for tensor in graph.outputs if id(tensor) not in given), *run]
-    steps: dict[Any, Step] = {}
+    steps: dict[Any, OpRecord] = {}
     while pending:
         op = pending.pop()
         if op not in steps:
-            one = steps[op] = Step(op, list_inputs(op) if has_loops else op.inputs, given)
+            one = steps[op] = OpRecord(op, list_inputs(op) if has_loops else op.inputs, given)
             pending += one.needs
-    found: list[Step] = []
+    found: list[OpRecord] = []
     is_found: dict[Any, bool] = {}  # False: the op waits for its inputs
     for made in graph.get_operations():
         waiting = [made] if made in steps else []

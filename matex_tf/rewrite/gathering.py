@@ -38,7 +38,7 @@ def _prepare_rows(copy: Any, tensor: Any, axis: int, rows: Rows) -> Prepared:
     turned = swap_axes(tensor, axis)
     parts = [turned]
     if len(rows.blocks) > 1:
-        parts = tf.split(turned, [block * copy.share.count for block in rows.blocks], num=len(rows.blocks))
+        parts = tf.split(turned, [block * copy.batch_slice.count for block in rows.blocks], num=len(rows.blocks))
 
     def finish(found: Sequence[Any]) -> Any:
         whole = swap_axes(found[0] if len(found) == 1 else tf.concat(list(found), 0), axis)

@@ -27,12 +27,12 @@ class OwnRowsError(Exception):
 class OwnRows(NamedTuple):
     """A batch, after the ranks have exchanged their numbers of rows.
 
-    share: this rank's slice.
+    batch_slice: this rank's slice.
     has_batch: a scalar bool: some rank has a batch.
     sizes: for each component, the largest sizes among the ranks, int64, without the number of rows.
     """
 
-    share: Any
+    batch_slice: Any
     has_batch: Any
     sizes: Sequence[Any]
 
@@ -80,10 +80,10 @@ def place_own_batch(node: Node, is_batch: bool) -> Decision:
         raise OwnRowsError("its trace, made before the call, holds the number of one rank's rows")
 
     def emit(copy: Any, handle: Any) -> list[Any]:
-        tensors, own = take_own_rows(copy.make_own_share, node.type, handle, outputs)
+        tensors, own = take_own_rows(copy.make_own_slice, node.type, handle, outputs)
         if not is_batch:
-            return gather_rows(copy.exchanger, tensors, own.share)
-        copy.share = own.share
+            return gather_rows(copy.exchanger, tensors, own.batch_slice)
+        copy.batch_slice = own.batch_slice
         return tensors
 
     return Decision([WHOLE], [BATCH if is_batch else WHOLE] * len(outputs), mark_communicating(emit))
@@ -94,7 +94,7 @@ def place_own_end(node: Node) -> Decision:
 
     def emit(copy: Any, optional: Any) -> list[Any]:
         has = tf.raw_ops.OptionalHasValue(optional=optional)
-        (found,) = copy.exchanger.exchange([Request("max", tf.cast(has, tf.int32))], copy.share.of_all())
+        (found,) = copy.exchanger.exchange([Request("max", tf.cast(has, tf.int32))], copy.batch_slice.of_all())
         return [tf.cast(found, tf.bool)]
 
     return Decision([WHOLE], [WHOLE], mark_communicating(emit))
@@ -112,7 +112,7 @@ def check_components(components: Sequence[tuple[Any, Any]]) -> None:
             raise OwnRowsError(f"a component of the batches ({dtype.name}, shape {shape}) {kind}")
 
 
-def take_own_rows(make_own_share: Any, kind: str, handle: Any, outputs: Sequence[Any]) -> tuple[list[Any], OwnRows]:
+def take_own_rows(make_own_slice: Any, kind: str, handle: Any, outputs: Sequence[Any]) -> tuple[list[Any], OwnRows]:
     """This rank's rows of the next batch; one row that counts nothing if the rank has none.
 
     Args:
@@ -132,7 +132,7 @@ def take_own_rows(make_own_share: Any, kind: str, handle: Any, outputs: Sequence
         return [tf.zeros([0, *(size or 0 for size in one.shape.as_list()[1:])], one.dtype) for one in outputs]
 
     rows = _choose(has, take, make_none, outputs)
-    own = make_own_share(rows, has)
+    own = make_own_slice(rows, has)
     if not is_optional:
 
         def end() -> list[Any]:
@@ -140,7 +140,7 @@ def take_own_rows(make_own_share: Any, kind: str, handle: Any, outputs: Sequence
 
         rows = _choose(own.has_batch, lambda: rows, end, outputs)
         with tf.control_dependencies(rows):  # no op of the step runs without a batch
-            own = own._replace(share=own.share.map(tf.identity))
+            own = own._replace(batch_slice=own.batch_slice.map(tf.identity))
 
     return fill_rows(rows, own), own
 
@@ -152,7 +152,7 @@ def fill_rows(rows: Sequence[Any], own: OwnRows) -> list[Any]:
         shapes = [tf.concat([[tf.constant(1, tf.int64)], sizes], 0) for sizes in own.sizes]
         return [tf.zeros(shape, one.dtype) for shape, one in zip(shapes, rows)]
 
-    return _choose(own.share.contributes, lambda: list(rows), make_row, rows)
+    return _choose(own.batch_slice.contributes, lambda: list(rows), make_row, rows)
 
 
 def _choose(condition: Any, first: Any, second: Any, outputs: Sequence[Any]) -> list[Any]:
@@ -163,7 +163,7 @@ def _choose(condition: Any, first: Any, second: Any, outputs: Sequence[Any]) -> 
     return made
 
 
-def gather_rows(exchanger: Any, tensors: Sequence[Any], share: Any) -> list[Any]:
+def gather_rows(exchanger: Any, tensors: Sequence[Any], batch_slice: Any) -> list[Any]:
     """The rows of all ranks, concatenated."""
-    found: list[Any] = exchanger.exchange([Request("gather", tensor) for tensor in tensors], share)
+    found: list[Any] = exchanger.exchange([Request("gather", tensor) for tensor in tensors], batch_slice)
     return found

@@ -8,7 +8,7 @@ from typing import Any
 
 from matex_tf.rewrite import compiled, control, pieces
 from matex_tf.rewrite.constants import find_constants, find_shapes, note_sizes
-from matex_tf.rewrite.functions import Step, find_callee, is_stateful, list_steps, trace_expansion
+from matex_tf.rewrite.functions import OpRecord, find_callee, is_stateful, list_ops, trace_expansion
 from matex_tf.rewrite.graph_ops import has_op
 from matex_tf.rewrite.labels import get_labels
 from matex_tf.rewrite.nodes import USUAL_SIZE, Decision, Expansion, Node, NoRuleError, StandIn, Value, has_same_outputs
@@ -65,7 +65,7 @@ class Reader:
         self._added: set[tuple[Any, ...]] = set()  # their keys, and all prefixes of their keys
         self._inputs: dict[tuple[Any, ...], Value] = {}
         self._readings: dict[tuple[Any, ...], _Reading] = {}
-        self._steps: dict[int, tuple[Any, list[Any], list[Step]]] = {}
+        self._steps: dict[int, tuple[Any, list[Any], list[OpRecord]]] = {}
 
     def read(
         self, graph: Any, placements: Sequence[Placement], key: tuple[Any, ...] = (), constants: Sequence[Any] = ()
@@ -119,7 +119,7 @@ class Reader:
         """The values of the outputs of `graph`, and the nodes that must run before ops that wait for the graph."""
         if id(graph) not in self._steps:
             run = self._list_run(graph)
-            self._steps[id(graph)] = graph, run, list_steps(graph, run, self.reused is not None)
+            self._steps[id(graph)] = graph, run, list_ops(graph, run, self.reused is not None)
         _, run, steps = self._steps[id(graph)]
         last = self._readings.pop(key, None)  # a reading that failed is not resumed
         one = last if last is not None and last.graph is graph else _Reading(graph)
@@ -169,7 +169,7 @@ class Reader:
         return run
 
     def _read_op(
-        self, nodes: list[Node], step: Step, inputs: list[Value], key: tuple[Any, ...], controls: list[Node],
+        self, nodes: list[Node], step: OpRecord, inputs: list[Value], key: tuple[Any, ...], controls: list[Node],
         last: Sequence[Node],
     ) -> tuple[list[Value], list[Node]]:  # fmt: skip
         """The values of an op's outputs, and the nodes that stand for the op. `last`: the nodes of the last reading of

@@ -53,12 +53,12 @@ class Exchanger(Protocol):
         """The number of this rank, by which it owns pieces."""
 
     def exchange(
-        self, requests: Sequence[Request], share: Share, labels: Sequence[Any] = (), is_last: bool = False
+        self, requests: Sequence[Request], batch_slice: Slice, labels: Sequence[Any] = (), is_last: bool = False
     ) -> list[Any]:
         """The results of one wave, in order.
 
         Args:
-            share: if it does not contribute, this rank adds 0, whatever its tensors hold.
+            batch_slice: if it does not contribute, this rank adds 0, whatever its tensors hold.
             labels: the label of each request, see `rewrite.labels`.
             is_last: no later wave of the copy has a label.
         """
@@ -70,7 +70,7 @@ class Exchanger(Protocol):
         """The operations after which every rank has the variables with the new values of all pieces."""
 
 
-class Share:
+class Slice:
     """This rank's slice of the batch, as scalar tensors of the current graph or of an outer one.
 
     first, count, total: the index of its first row; its number of rows, at least 1; the rows of the batch. int64.
@@ -81,12 +81,12 @@ class Share:
     def __init__(self, first: Any, count: Any, total: Any, contributes: Any, keeps: Any):
         self.first, self.count, self.total, self.contributes, self.keeps = first, count, total, contributes, keeps
 
-    def of_all(self) -> Share:
+    def of_all(self) -> Slice:
         """The slice for tensors of which every rank has a part, with or without rows."""
-        return Share(self.first, self.count, self.total, tf.constant(True), self.keeps)
+        return Slice(self.first, self.count, self.total, tf.constant(True), self.keeps)
 
-    def map(self, function: Callable[[Any], Any]) -> Share:
+    def map(self, function: Callable[[Any], Any]) -> Slice:
         """The slice with each of its tensors mapped by `function`."""
         tensors = [self.first, self.count, self.total, self.contributes, self.keeps]
         first, count, total, contributes, keeps = map(function, tensors)
-        return Share(first, count, total, contributes, keeps)
+        return Slice(first, count, total, contributes, keeps)

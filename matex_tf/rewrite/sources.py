@@ -7,18 +7,18 @@ from typing import Any
 
 from matex_tf.rewrite.graph_ops import has_op, iterate_nodes
 from matex_tf.rewrite.nodes import Decision, Node, Value
-from matex_tf.rewrite.parts import GraphPart
 from matex_tf.rewrite.placement import BATCH, SIZES, WHOLE
 from matex_tf.rewrite.rules.sizes import mark_taker
+from matex_tf.rewrite.subgraphs import Subgraph
 
 _ITERATIONS = ("IteratorGetNext", "IteratorGetNextSync")
 SOURCES = frozenset((*_ITERATIONS, "OptionalGetValue"))
 
 
-def give_batch(graph: Any, source: Any) -> GraphPart:
+def give_batch(graph: Any, source: Any) -> Subgraph:
     """The graph of a function without the op `source`: the components of its batch become inputs."""
     effects = [op for op in graph.control_outputs if op is not source]
-    return GraphPart(graph, [*graph.inputs, *source.outputs], graph.outputs, effects)
+    return Subgraph(graph, [*graph.inputs, *source.outputs], graph.outputs, effects)
 
 
 def find_source(graph: Any) -> Any:
@@ -106,12 +106,12 @@ def put_first(nodes: list[Node]) -> list[Node]:
     first = [node for node in nodes if id(node) in before]
     rest = [node for node in nodes if id(node) not in before]
     for node in rest:
-        if _uses_share(node) and not node.has_rows and source not in node.controls:
+        if _uses_slice(node) and not node.has_rows and source not in node.controls:
             node.controls = [*node.controls, source]
     return first + rest
 
 
-def _uses_share(node: Node) -> bool:
+def _uses_slice(node: Node) -> bool:
     """Whether a node's computation depends on the slice of the rank."""
     takes_copy = getattr(node.decision.emit, "takes_copy", False)
     slices = any(need is not None and need.is_sharded for need in node.decision.needs)
@@ -123,14 +123,14 @@ def take_rows(copy: Any, tensors: list[Any], are_rows: list[bool]) -> list[Any]:
 
     A copy that cannot make slices gets tensors that hold the rank's rows already.
     """
-    if copy.make_share is None or not any(are_rows):
+    if copy.make_slice is None or not any(are_rows):
         return tensors
-    copy.share = share = copy.make_share([tensor for tensor, one in zip(tensors, are_rows) if one])
+    copy.batch_slice = batch_slice = copy.make_slice([tensor for tensor, one in zip(tensors, are_rows) if one])
     found = []
     for tensor, one in zip(tensors, are_rows):
         if one:
             static = tensor.shape[1:]
-            tensor = tensor[share.first : share.first + share.count]
+            tensor = tensor[batch_slice.first : batch_slice.first + batch_slice.count]
             tensor.set_shape([None, *static])
         found.append(tensor)
     return found

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from fractions import Fraction
 from functools import lru_cache
 
-from matex_tf.sharding import row_shares
+from matex_tf.sharding import slice_bounds
 
 
 def apportion_rows(counts: Sequence[int], rows: int) -> list[int]:
@@ -81,6 +81,7 @@ def count_rows_taken(total: int, batch_size: int, size: int, rows: int) -> list[
     rows = max(0, min(rows, total))
     whole, rest = divmod(rows, batch_size)
     slices = [
-        (row_shares.deal_block(batch_size, rank, size), row_shares.deal_block(rest, rank, size)) for rank in range(size)
+        (slice_bounds.deal_block(batch_size, rank, size), slice_bounds.deal_block(rest, rank, size))
+        for rank in range(size)
     ]
     return [whole * (stop - start) + rest_stop - rest_start for (start, stop), (rest_start, rest_stop) in slices]

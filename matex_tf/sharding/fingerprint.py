@@ -10,7 +10,7 @@ import numpy as np
 
 from matex_tf import errors, ops
 from matex_tf.runtime import notes, objects
-from matex_tf.sharding import share_arrays
+from matex_tf.sharding import shard_arrays
 from matex_tf.world import world
 
 _OTHER_ROWS = (
@@ -120,7 +120,7 @@ def are_each_ranks_own(arrays: list[np.ndarray], what: str) -> bool:
 
 def _gather_contents(arrays: list[np.ndarray], what: str) -> list[tuple[bool, list[Any]]]:
     """Of each rank whether its arrays carry the mark of a share, and their (dtype, shape, hash). Collective."""
-    marked = any(share_arrays.is_share(array) for array in arrays)
+    marked = any(shard_arrays.is_shard(array) for array in arrays)
     mine = (marked, [(array.dtype.str, array.shape, 0 if marked else digest_value(array)) for array in arrays])
     return objects.allgather(mine, f"comparing {what}")
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from matex_tf import tags
 from matex_tf.lazy import tf
-from matex_tf.steps import capture, own_data, shares
+from matex_tf.steps import capture, own_data, slices
 from matex_tf.steps.batches import find_dealt
 
 
@@ -135,7 +135,7 @@ def find_signature(source: Any) -> Any:
     """
     handle = getattr(source, "_iterator_resource", getattr(source, "_variant_tensor", source))
     dealt = find_dealt(handle)
-    return None if dealt is None else (dealt.dealer.signature, dealt.dealer if shares.may_change() else None)
+    return None if dealt is None else (dealt.dealer.signature, dealt.dealer if slices.may_change() else None)
 
 
 def _describe_batches(source: Any) -> str:

@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from matex_tf.lazy import tf
-from matex_tf.rewrite.sharing import Share
+from matex_tf.rewrite.sharing import Slice
 from matex_tf.sharding import fingerprint
-from matex_tf.steps import shares
+from matex_tf.steps import slices
 from matex_tf.steps.batches import Batch, WholeBatch
 
 
@@ -29,11 +29,11 @@ class BatchWatch:
         self._sources: list[Any] = []
         self._kept: Batch | None = None
 
-    def make_share(self, components: Sequence[Any], parts: shares.Parts | None = None) -> Share:
+    def make_slice(self, components: Sequence[Any], parts: slices.SliceRatios | None = None) -> Slice:
         """The slice of a batch that is taken within the graph, with its digest kept if the flag is set."""
         read = [one for one in components if one.dtype.name not in ("variant", "resource")]
         self.keep(read, lambda *rows: WholeBatch(rows, [True] * len(rows)))
-        return shares.make_checked_share(components, parts)
+        return slices.make_checked_slice(components, parts)
 
     def keep(self, tensors: Sequence[Any], make: Callable[..., Batch]) -> None:
         """Add ops that keep the batch which `make` makes of the graph's tensors, if the flag is set.

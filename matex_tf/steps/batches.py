@@ -8,28 +8,28 @@ from typing import Any, NamedTuple, Protocol
 
 from matex_tf import tags
 from matex_tf.lazy import tf
-from matex_tf.sharding import fingerprint, row_shares
+from matex_tf.sharding import fingerprint, slice_bounds
 from matex_tf.world import world
 
-_SHARES, _DEALT = "shares of batches", "elements of shares"
+_SHARED, _DEALT = "shares of batches", "elements of shares"
 NUMBERS = 5
-"""The leading tensors of an element of a shared iterator: first, count, total, contributes (see `Share`) and a digest.
+"""The leading tensors of an element of a shared iterator: first, count, total, contributes (see `Slice`) and a digest.
 All are int64 scalars, except for the bool `contributes`. The rank's rows follow.
 """
 
 
 class Bounds(NamedTuple):
-    """A rank's rows of a batch: the index of the first, their number, and whether they are its own (see `Share`)."""
+    """A rank's rows of a batch: the index of the first, their number, and whether they are its own (see `Slice`)."""
 
     first: int
     number: int
     contributes: bool
 
 
-def find_bounds(total: int, shares: Any = None) -> Bounds:
-    """This rank's rows of a batch of `total` rows. shares: see `row_shares.deal_block`; default: equal shares."""
+def find_bounds(total: int, ratios: Any = None) -> Bounds:
+    """This rank's rows of a batch of `total` rows. shares: see `slice_bounds.deal_block`; default: equal shares."""
     me = world.get_world()
-    start, stop, has_rows = row_shares.find_slice_bounds(total, me.rank, me.trainers if shares is None else shares)
+    start, stop, has_rows = slice_bounds.find_slice_bounds(total, me.rank, me.trainers if ratios is None else ratios)
     return Bounds(int(start), int(stop - start), bool(has_rows))
 
 
@@ -43,13 +43,13 @@ class Batch(Protocol):
     total: int
     is_even: bool
 
-    def take_share(self, shares: Any = None) -> list[Any]:
-        """Its flat tensors with this rank's rows, and first, count, total, contributes (see `Share`).
+    def take_slice(self, ratios: Any = None) -> list[Any]:
+        """Its flat tensors with this rank's rows, and first, count, total, contributes (see `Slice`).
 
         Collective if rows are padded to the longest row of the batch.
 
         Args:
-            shares: see `find_bounds`.
+            ratios: see `find_bounds`.
         """
 
     def take_whole(self) -> list[Any]:
@@ -70,7 +70,7 @@ class LostBatch:
     def __init__(self, error: Exception):
         self._error = error
 
-    def take_share(self, shares: Any = None) -> list[Any]:
+    def take_slice(self, ratios: Any = None) -> list[Any]:
         raise self._error
 
     def take_whole(self) -> list[Any]:
@@ -91,8 +91,8 @@ class WholeBatch:
     def _list_rows(self) -> list[Any]:
         return [one for one, is_rows in zip(self.tensors, self.are_rows) if is_rows]
 
-    def take_share(self, shares: Any = None) -> list[Any]:
-        bounds = find_bounds(self.total, shares)
+    def take_slice(self, ratios: Any = None) -> list[Any]:
+        bounds = find_bounds(self.total, ratios)
         return [*slice_rows(self.tensors, self.are_rows, bounds), *make_numbers(bounds, self.total)]
 
     def take_whole(self) -> list[Any]:
@@ -121,22 +121,22 @@ def digest_tensors(tensors: Sequence[Any]) -> int:
     return total
 
 
-class Shares(Protocol):
+class SharedBatches(Protocol):
     """The source of an iterator whose batches ranks share."""
 
     def take(self) -> Batch:
         """The next batch. Raises tf.errors.OutOfRangeError at the end."""
 
 
-def note_shares(iterator: Any, shares: Shares) -> None:
-    """Record that an iterator, and the tensor that stands for it in functions, gives whole batches of `shares`."""
-    tags.set_tag(iterator, _SHARES, shares)
-    tags.set_tag(iterator._iterator_resource, _SHARES, shares)
+def note_shared_batches(iterator: Any, shared: SharedBatches) -> None:
+    """Record that an iterator, and the tensor that stands for it in functions, gives whole batches of `ratios`."""
+    tags.set_tag(iterator, _SHARED, shared)
+    tags.set_tag(iterator._iterator_resource, _SHARED, shared)
 
 
-def find_shares(iterator: Any) -> Any:
-    """The `Shares` of an iterator, or of the tensor that stands for it; None for any other."""
-    return tags.get_tag(iterator, _SHARES)
+def find_shared_batches(iterator: Any) -> Any:
+    """The `SharedBatches` of an iterator, or of the tensor that stands for it; None for any other."""
+    return tags.get_tag(iterator, _SHARED)
 
 
 class Dealer(Protocol):
@@ -163,7 +163,7 @@ class Dealer(Protocol):
     def take(self, ticket: Sequence[Any], first: Any, count: Any, total: Any) -> list[Any]:
         """In a graph: the flat tensors of other rows of a ticket's batch, selected by int64 scalars."""
 
-    def work_on(self, shares: Any) -> None:
+    def work_on(self, ratios: Any) -> None:
         """Begin to prepare the rank's rows ahead of time. shares: see `find_bounds`."""
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from matex_tf import ops, settings
 from matex_tf.lazy import tf
-from matex_tf.rewrite.sharing import Publication, Request, Share, cut_piece
+from matex_tf.rewrite.sharing import Publication, Request, Slice, cut_piece
 from matex_tf.steps import publishing
 from matex_tf.steps.gradients import name_sums
 from matex_tf.world import world
@@ -32,14 +32,14 @@ class RankExchanger:
 
     def __init__(self, place: str, is_ordered: bool = True, checked: bool = False):
         self.place, self.is_ordered, self.checked = place, is_ordered, checked
-        self._weights: dict[tuple[int, int, bool], tuple[Share, Any]] = {}
+        self._weights: dict[tuple[int, int, bool], tuple[Slice, Any]] = {}
 
     @property
     def rank(self) -> int:
         return world.get_world().rank
 
     def exchange(
-        self, requests: Sequence[Request], share: Share, labels: Sequence[Any] = (), is_last: bool = False
+        self, requests: Sequence[Request], batch_slice: Slice, labels: Sequence[Any] = (), is_last: bool = False
     ) -> list[Any]:
         made: list[Any] = [None] * len(requests)
         labels = labels or [None] * len(requests)
@@ -48,7 +48,7 @@ class RankExchanger:
             given = [requests[index] for index in indexes]
             with tf.control_dependencies(before if not self.is_ordered else []):
                 summed, op = self._add_up(
-                    given, share, [labels[index] for index in indexes], checked, is_last and not before
+                    given, batch_slice, [labels[index] for index in indexes], checked, is_last and not before
                 )
             for index, one in zip(indexes, summed):
                 made[index] = one
@@ -56,7 +56,7 @@ class RankExchanger:
         before = [] if self.is_ordered else before
         for indexes, exchange in _group(requests, made):
             with tf.control_dependencies(before):
-                found = exchange(self, [requests[index] for index in indexes], share)
+                found = exchange(self, [requests[index] for index in indexes], batch_slice)
             before = [] if self.is_ordered else [one.op for one in found]
             for index, one in zip(indexes, found):
                 made[index] = one
@@ -89,47 +89,50 @@ class RankExchanger:
         return [*found, (others, False)] if others or (is_last and not of_gradients) else found
 
     def _add_up(
-        self, requests: Sequence[Request], share: Share, labels: Sequence[Any], checked: bool, is_update: bool
+        self, requests: Sequence[Request], batch_slice: Slice, labels: Sequence[Any], checked: bool, is_update: bool
     ) -> tuple[list[Any], Any]:
         """Floating-point sums, in one message, and the op of the message."""
         tensors = [one.tensor for one in requests] or [tf.zeros([])]
         names, numbers = name_sums(tensors, labels or [None])
-        weight = self._find_weight(share, is_update)
+        weight = self._find_weight(batch_slice, is_update)
         cuts = [one.cuts for one in requests]
         given = [] if settings.get_settings().elastic or not any(cuts) else cuts
         summed = ops.reduce_gradients(tensors, names, weight, self.place, checked, numbers, is_update, given)
         return [self._cut(one, cut) for one, cut in zip(summed, cuts)], summed[0].op
 
-    def _find_weight(self, share: Share, is_update: bool) -> Any:
+    def _find_weight(self, batch_slice: Slice, is_update: bool) -> Any:
         """The weight of this rank's terms: one tensor for all sums of a graph."""
-        key = id(tf.compat.v1.get_default_graph()), id(share), is_update
+        key = id(tf.compat.v1.get_default_graph()), id(batch_slice), is_update
         if key not in self._weights:
             with tf.control_dependencies(None):
                 # Keeps the slice alive, so that its id stays unique.
-                self._weights[key] = share, ops.make_weight(share.contributes, share.total if is_update else None)
+                self._weights[key] = (
+                    batch_slice,
+                    ops.make_weight(batch_slice.contributes, batch_slice.total if is_update else None),
+                )
         return self._weights[key][1]
 
     def _cut(self, tensor: Any, cuts: tuple[int, ...]) -> Any:
         """This rank's piece, if there are cuts."""
         return cut_piece(tensor, cuts, self.rank) if cuts else tensor
 
-    def _reduce_one(self, requests: Sequence[Request], share: Share) -> list[Any]:
+    def _reduce_one(self, requests: Sequence[Request], batch_slice: Slice) -> list[Any]:
         (one,) = requests
-        return [self._cut(self._reduce(one.kind, one.tensor, share.contributes), one.cuts)]
+        return [self._cut(self._reduce(one.kind, one.tensor, batch_slice.contributes), one.cuts)]
 
-    def _gather_one(self, requests: Sequence[Request], share: Share) -> list[Any]:
+    def _gather_one(self, requests: Sequence[Request], batch_slice: Slice) -> list[Any]:
         tensor = requests[0].tensor
-        whole = self._gather(tensor, share.contributes)
-        return [_keep_rows(whole, tensor, share) if world.get_world().is_phantom else whole]
+        whole = self._gather(tensor, batch_slice.contributes)
+        return [_keep_rows(whole, tensor, batch_slice) if world.get_world().is_phantom else whole]
 
-    def _reduce_numbers(self, requests: Sequence[Request], _: Share) -> list[Any]:
+    def _reduce_numbers(self, requests: Sequence[Request], _: Slice) -> list[Any]:
         """Numbers of which each rank has a part, with or without rows: in one message."""
         parts = [tf.reshape(one.tensor, [-1]) for one in requests]
         whole = self._reduce(requests[0].kind, tf.concat(parts, 0), tf.constant(True))
         sizes = [one.tensor.shape.num_elements() for one in requests]
         return [tf.reshape(one, given.tensor.shape) for one, given in zip(tf.split(whole, sizes), requests)]
 
-    def _gather_pieces(self, requests: Sequence[Request], _: Share) -> list[Any]:
+    def _gather_pieces(self, requests: Sequence[Request], _: Slice) -> list[Any]:
         """Gathers pieces in one message."""
         whole = self._gather(tf.concat([one.tensor for one in requests], 0), tf.constant(True))
         owned = [[last - first for first, last in itertools.pairwise(one.cuts)] for one in requests]
@@ -168,9 +171,9 @@ class RankExchanger:
         return ops.allgather(rows, name)
 
 
-def _keep_rows(copies: Any, mine: Any, share: Share) -> Any:
+def _keep_rows(copies: Any, mine: Any, batch_slice: Slice) -> Any:
     """As many rows as all ranks have; missing ones are copies of rank 0's, which may have one row more."""
-    return copies[: tf.shape(mine, tf.int64)[0] * share.total // share.count]
+    return copies[: tf.shape(mine, tf.int64)[0] * batch_slice.total // batch_slice.count]
 
 
 def _group(requests: Sequence[Request], made: Sequence[Any]) -> Iterator[tuple[list[int], Callable[..., list[Any]]]]:

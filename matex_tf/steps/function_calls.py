@@ -112,7 +112,7 @@ def call_function(
             events.step_trained(plan)
         return result
     given, named = arguments.given
-    inputs = plan.own.function_type.unpack_inputs(plan.own.function_type.bind(*given, **named))
+    inputs = plan.traced.function_type.unpack_inputs(plan.traced.function_type.bind(*given, **named))
     batch = _take_batch(plan, inputs) if plan.source is not None else None
     if plan.source is not None and batch is None:
         return plan.call_at_end(inputs)

@@ -10,7 +10,7 @@ import numpy as np
 from matex_tf import errors, tags
 from matex_tf.lazy import tf
 from matex_tf.runtime import notes, objects
-from matex_tf.sharding import apportion, fingerprint, py_functions, row_shares, share_arrays, share_batches
+from matex_tf.sharding import apportion, fingerprint, py_functions, shard_arrays, shard_batches, slice_bounds
 from matex_tf.steps import own_data
 from matex_tf.world import world
 
@@ -36,7 +36,7 @@ def are_for_one(inputs: Any, name: str) -> bool:
     """
     arrays = _list_arrays(inputs)
     few = not arrays or any(array.ndim == 0 or len(array) < world.get_world().size for array in arrays)
-    return any(map(share_arrays.is_share, arrays)) or few or fingerprint.are_each_ranks_own(arrays, name)
+    return any(map(shard_arrays.is_shard, arrays)) or few or fingerprint.are_each_ranks_own(arrays, name)
 
 
 def _list_arrays(inputs: Any) -> list[np.ndarray]:
@@ -55,11 +55,11 @@ def count_rows(inputs: Any, name: str) -> list[int]:
     return [theirs[0] for theirs in everyone]
 
 
-def agree_on_deal(inputs: Any, batch_size: int, shuffle: bool, name: str) -> share_arrays.Dealt:
+def agree_on_deal(inputs: Any, batch_size: int, shuffle: bool, name: str) -> shard_arrays.Dealt:
     """How a reader dealt the rows, which depends on the batch size. Collective."""
-    dealt = share_arrays.Dealt()
-    for one in map(share_arrays.find_deal, _list_arrays(inputs)):
-        dealt = share_arrays.Dealt(*(mine if mine is not None else its for mine, its in zip(dealt, one)))
+    dealt = shard_arrays.Dealt()
+    for one in map(shard_arrays.find_deal, _list_arrays(inputs)):
+        dealt = shard_arrays.Dealt(*(mine if mine is not None else its for mine, its in zip(dealt, one)))
     everyone = objects.allgather((dealt, batch_size), f"how the rows of {name} were dealt")
     if any(theirs != everyone[0] for theirs in everyone) or dealt.batch_size not in (None, batch_size):
         raise errors.BatchError(
@@ -74,7 +74,7 @@ def agree_on_deal(inputs: Any, batch_size: int, shuffle: bool, name: str) -> sha
     return dealt
 
 
-def make_dataset(inputs: Any, counts: Sequence[int], batch_size: int, shuffle: bool, dealt: share_arrays.Dealt) -> Any:
+def make_dataset(inputs: Any, counts: Sequence[int], batch_size: int, shuffle: bool, dealt: shard_arrays.Dealt) -> Any:
     """A dataset of this rank's rows of each batch, possibly none, marked as its own rows.
 
     Args:
@@ -88,7 +88,7 @@ def make_dataset(inputs: Any, counts: Sequence[int], batch_size: int, shuffle: b
     taken = [apportion.apportion_step_rows(counts, step, batch_size, dealt.batch_size)[rank] for step in range(number)]
     ends = np.cumsum([0, *taken]).astype(np.int64)
     plan = tf.data.Dataset.from_tensor_slices((ends[:-1], ends[1:]))
-    take, before_epoch = share_batches.make_row_reader(_make_tuples(inputs), counts, dealt.reshuffle)
+    take, before_epoch = shard_batches.make_row_reader(_make_tuples(inputs), counts, dealt.reshuffle)
 
     def order(_: Any) -> Any:
         rows = tf.range(counts[rank], dtype=tf.int64)
@@ -101,7 +101,7 @@ def make_dataset(inputs: Any, counts: Sequence[int], batch_size: int, shuffle: b
     dataset = py_functions.hold_py_functions(lambda: chosen.map(take, num_parallel_calls=tf.data.AUTOTUNE))
     dataset = dataset.apply(tf.data.experimental.assert_cardinality(number)).prefetch(tf.data.AUTOTUNE)
     if before_epoch is not None:
-        share_batches.note_before_epoch(dataset, before_epoch)
+        shard_batches.note_before_epoch(dataset, before_epoch)
     tags.set_tag(dataset, _EVEN, True)
     return own_data.note_batches(dataset)
 
@@ -129,7 +129,7 @@ def pad_batches(dataset: Any, name: str) -> Any:
         endless = dataset.concatenate(tf.data.Dataset.from_tensors(nothing).repeat())
         even = endless if tf.data.INFINITE_CARDINALITY in numbers else endless.take(most)
     tags.set_tag(even, _EVEN, True)
-    return share_arrays.mark_share(even)
+    return shard_arrays.mark_share(even)
 
 
 def prepare_alone(x: Any) -> tuple[Any, bool]:
@@ -142,7 +142,7 @@ def prepare_alone(x: Any) -> tuple[Any, bool]:
         if any(len(array) for array in _list_arrays(x)):
             return x, True
         return tf.nest.map_structure(lambda array: np.zeros((1, *array.shape[1:]), array.dtype), x), False
-    filled = x.filter(lambda *batch: row_shares.count_batch_rows(batch) > 0)
+    filled = x.filter(lambda *batch: slice_bounds.count_batch_rows(batch) > 0)
     if next(iter(filled), None) is not None:
         return filled, True
     return tf.data.Dataset.from_tensors(tf.nest.map_structure(lambda spec: _make_rows(spec, 1), x.element_spec)), False

@@ -17,8 +17,8 @@ from matex_tf import errors, tags
 from matex_tf.lazy import tf
 from matex_tf.rewrite import own_batches
 from matex_tf.runtime import notes
-from matex_tf.sharding import exchange, row_shares, share_arrays
-from matex_tf.steps import capture, shares
+from matex_tf.sharding import exchange, shard_arrays, slice_bounds
+from matex_tf.steps import capture, slices
 from matex_tf.steps.exchanger import RankExchanger
 from matex_tf.world import world
 
@@ -46,7 +46,7 @@ def note_constant(array: np.ndarray) -> None:
     Raises:
         UnsupportedError: in a graph, where such a tensor would count as equal on all ranks.
     """
-    if share_arrays.keeps_rows or not world.is_active() or is_alone() or not share_arrays.is_share(array):
+    if shard_arrays.keeps_rows or not world.is_active() or is_alone() or not shard_arrays.is_shard(array):
         return
     advice = (
         "Give the array itself to fit, a tf.function, a call of a model, feed_dict or tf.data.Dataset."
@@ -68,7 +68,7 @@ def refuse_in_session(dataset: Any) -> None:
     Raises:
         UnsupportedError: its rows are this rank's own.
     """
-    if world.is_active() and not is_alone() and share_arrays.is_share(dataset):
+    if world.is_active() and not is_alone() and shard_arrays.is_shard(dataset):
         raise errors.UnsupportedError(
             "an iterator of a tf.compat.v1 graph is made for a dataset of each rank's own rows (matex_tf.shard, "
             "DataSet), of which no run is told. Feed arrays of these rows, or give every rank all of the data"
@@ -77,7 +77,7 @@ def refuse_in_session(dataset: Any) -> None:
 
 def note_iterator(iterator: Any, dataset: Any) -> None:
     """Record that `iterator` gives batches of `dataset`, in eager code or in the trace of a function."""
-    if world.is_active() and not is_alone() and share_arrays.is_share(dataset):
+    if world.is_active() and not is_alone() and shard_arrays.is_shard(dataset):
         note_dataset(dataset)
         tags.set_tag(iterator, _OWN, True)
         if hasattr(iterator._iterator_resource, "numpy"):
@@ -88,8 +88,8 @@ def _mark_handles(dataset: Any) -> None:
     """Mark the handles of `dataset`, so that functions which take or capture it know that its rows
     are this rank's own.
     """
-    for step in row_shares.list_pipeline(dataset):
-        if share_arrays.is_share(step) and hasattr(step._variant_tensor, "numpy"):
+    for step in slice_bounds.list_pipeline(dataset):
+        if shard_arrays.is_shard(step) and hasattr(step._variant_tensor, "numpy"):
             tags.set_tag(step._variant_tensor, _OWN, True)
 
 
@@ -121,19 +121,19 @@ def is_own(source: Any) -> bool:
     """Whether an iterator, a dataset, or an eager tensor that stands for one in a function, gives a rank's own rows."""
     if tags.get_tag(source, _OWN, False):
         return True
-    return hasattr(source, "element_spec") and share_arrays.is_share(source)
+    return hasattr(source, "element_spec") and shard_arrays.is_shard(source)
 
 
 def note_batches(dataset: Any) -> Any:
     """Mark a dataset as one of batches of this rank's own rows; returns it."""
     tags.set_tag(dataset, _BATCHES, True)
-    return share_arrays.mark_share(dataset)
+    return shard_arrays.mark_share(dataset)
 
 
 def _require_batches(dataset: Any) -> None:
     try:
-        known = any(tags.get_tag(step, _BATCHES, False) for step in row_shares.list_pipeline(dataset))
-        if not known and row_shares.is_batched(dataset) is False:
+        known = any(tags.get_tag(step, _BATCHES, False) for step in slice_bounds.list_pipeline(dataset))
+        if not known and slice_bounds.is_batched(dataset) is False:
             raise own_batches.OwnRowsError("it gives single rows; put .batch(...) at its end")
         specs = tf.nest.flatten(dataset.element_spec, expand_composites=False)
         dense = [isinstance(spec, tf.TensorSpec) for spec in specs]
@@ -161,11 +161,11 @@ def take_whole(iterator: Any) -> Any:
 @functools.lru_cache(maxsize=64)
 def _make_taker(name: str, _: str, specs: Any) -> Any:
     exchanger = RankExchanger("the next batch of each rank's own rows")
-    make_own_share = functools.partial(shares.make_own_share, exchanger)
+    make_own_slice = functools.partial(slices.make_own_slice, exchanger)
 
     def take(resource: Any) -> list[Any]:
-        tensors, own = own_batches.take_own_rows(make_own_share, "IteratorGetNext", resource, specs)
-        return own_batches.gather_rows(exchanger, tensors, own.share)
+        tensors, own = own_batches.take_own_rows(make_own_slice, "IteratorGetNext", resource, specs)
+        return own_batches.gather_rows(exchanger, tensors, own.batch_slice)
 
     function = tf.function(take, autograph=False, input_signature=[tf.TensorSpec([], tf.resource)])
     return function.get_concrete_function()
@@ -176,7 +176,7 @@ def make_arrays_whole(arrays: Any, doing: str) -> Any:
     ranks. Collective if so.
     """
     flat = tf.nest.flatten(arrays, expand_composites=False)
-    own = [isinstance(leaf, np.ndarray) and share_arrays.is_share(leaf) for leaf in flat]
+    own = [isinstance(leaf, np.ndarray) and shard_arrays.is_shard(leaf) for leaf in flat]
     if not any(own) or not world.is_active() or is_alone():
         return arrays
     mine = [leaf for leaf, one in zip(flat, own) if one]

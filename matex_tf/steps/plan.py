@@ -36,12 +36,12 @@ from matex_tf.steps import (
     pieces,
     publishing,
     shared_feeds,
-    shares,
+    slices,
     weak_scaling,
     whole_code,
     worth,
 )
-from matex_tf.steps.batches import Batch, Shares, WholeBatch, find_shares
+from matex_tf.steps.batches import Batch, SharedBatches, WholeBatch, find_shared_batches
 from matex_tf.steps.exchanger import RankExchanger
 from matex_tf.world import world
 
@@ -74,7 +74,7 @@ class CopyKind(NamedTuple):
 class StepPlan:
     """How the calls of a traced function are computed.
 
-    own: the script's trace, a ConcreteFunction.
+    traced: the script's trace, a ConcreteFunction.
     why_whole: the reason why every rank computes the calls by the script's function; empty if ranks share them.
     program: the placements; None if they could not be found.
     trained: the weights that a call changes.
@@ -83,7 +83,7 @@ class StepPlan:
     copy_kind: the kind of the copies that calls run.
     """
 
-    def __init__(self, own: Any, are_rows: Sequence[bool], inputs: Sequence[Any], place: str, rows: int = 0):
+    def __init__(self, traced: Any, are_rows: Sequence[bool], inputs: Sequence[Any], place: str, rows: int = 0):
         """Plan the calls of `own`, and tell how they are computed. Collective: all ranks make the same plan.
 
         Args:
@@ -96,8 +96,8 @@ class StepPlan:
             UnsupportedError, MismatchError: on every rank, if the ranks' own rows cannot be combined, or if the traces
                 differ.
         """
-        self.own, self.place, self.rows = own, place, rows
-        graph = own.graph
+        self.traced, self.place, self.rows = traced, place, rows
+        graph = traced.graph
         self.given = len(are_rows)  # tensor arguments; the other inputs of the graph are captured
         self.pieces = pieces.Holding(graph)
         captured = [one for one, _ in graph.captures]
@@ -113,8 +113,8 @@ class StepPlan:
         self.program: Program | None = None
         self.copy_kind = CopyKind()
         self._copies: dict[tuple[Any, ...], Any] = {}
-        self.parts = shares.make_parts()
-        self.trained = whole_code.list_trained(own)
+        self.parts = slices.make_ratios()
+        self.trained = whole_code.list_trained(traced)
         self.batches = batch_watch.BatchWatch(f"a batch of {place}")
         self.feeds = shared_feeds.list_feeds(handles, self.batches, self.parts, place)
         self.why_whole = self._find_obstacle()
@@ -156,9 +156,9 @@ class StepPlan:
         return [id(one) for one in self.graph.inputs].index(id(source.inputs[0]))
 
     def _find_obstacle(self) -> str:
-        if getattr(self.own.graph, "deferred_external_captures", None):
+        if getattr(self.traced.graph, "deferred_external_captures", None):
             return "it takes values that are known only when it is called"
-        if not any(self.divided) and not sources.are_in(self.own.graph):
+        if not any(self.divided) and not sources.are_in(self.traced.graph):
             return NO_BATCH
         try:
             self.program = self._read(self.divided)
@@ -209,11 +209,11 @@ class StepPlan:
         """
         divided = self.divided if divided is None else divided
         if not self.pieces.holds:  # they are cut for another number of ranks
-            self.pieces, self._copies = pieces.Holding(self.own.graph), {}
+            self.pieces, self._copies = pieces.Holding(self.traced.graph), {}
             self.program = self._read(self.divided)
         key = world.get_world().size, self.copy_kind, self.pieces, *divided
         if key not in self._copies:
-            if self._copies and has_sequence(self.own.graph):
+            if self._copies and has_sequence(self.traced.graph):
                 why = "ranks were lost" if divided == self.divided else "each rank computes some batches whole"
                 notes.print_note(
                     f"{self.place}: {why}, and the random numbers of what it computes then are not those of the script "
@@ -226,7 +226,7 @@ class StepPlan:
         return self._copies[key]
 
     def _make_copy(self, program: Program, divided: Sequence[bool]) -> Any:
-        outer = self.pieces.find_handles(one for one, _ in self.own.graph.captures)
+        outer = self.pieces.find_handles(one for one, _ in self.traced.graph.captures)
         outer = self._find_handles(outer, self.feeds[self.given :])
         end = self.given + len(outer)
         taken = [*self.graph.inputs[: self.given], *self.graph.inputs[end:]]
@@ -238,16 +238,16 @@ class StepPlan:
                 for spec, one in zip(specs, [*divided[: self.given], *divided[end:]])
             ]
             specs += [tf.TensorSpec([], tf.int64)] * 3 + [tf.TensorSpec([], tf.bool)]
-        make_share = functools.partial(shares.make_share if any(divided) else self.batches.make_share, parts=self.parts)
+        make_slice = functools.partial(slices.make_slice if any(divided) else self.batches.make_slice, parts=self.parts)
 
         def step(*given: Any) -> Any:
             here = tf.compat.v1.get_default_graph()
             exchanger = self.copy_kind.make_exchanger(self.place, checked=gradients.are_checked(program))
-            make_own_share = functools.partial(shares.make_own_share, RankExchanger(self.place))
-            copy = self.copy_kind.make(shares.make_no_share(), exchanger, make_share, make_own_share)
+            make_own_slice = functools.partial(slices.make_own_slice, RankExchanger(self.place))
+            copy = self.copy_kind.make(slices.make_empty_slice(), exchanger, make_slice, make_own_slice)
             events.copy_begins(self, copy)
             if takes_own:
-                given, copy.share = given[:-4], shares.make_given_share(*given[-4:])
+                given, copy.batch_slice = given[:-4], slices.make_given_slice(*given[-4:])
             inputs = [*given[: self.given], *map(here.capture, outer), *given[self.given :]]
             inputs = inputs if takes_own else sources.take_rows(copy, inputs, list(divided))
             outputs = copy.build(program, inputs, [WHOLE] * len(program.outputs))
@@ -262,9 +262,9 @@ class StepPlan:
 
     def take_batch(self, inputs: Sequence[Any]) -> Batch | None:
         """The batch of a call with these tensors, if it is taken before the call; None at the end of the data."""
-        handle = [*inputs, *self.own.captured_inputs][self._find_handle(self.source)]
+        handle = [*inputs, *self.traced.captured_inputs][self._find_handle(self.source)]
         try:
-            found: Shares | None = find_shares(handle)
+            found: SharedBatches | None = find_shared_batches(handle)
             if found is not None:
                 return found.take()
             dtypes, shapes = zip(*((tensor.dtype, tensor.shape) for tensor in self.source.outputs))
@@ -275,10 +275,10 @@ class StepPlan:
 
     def call_at_end(self, inputs: Sequence[Any]) -> Any:
         """The behavior of the script's function at the end of the data."""
-        for one in pieces.find_variables(self.own.graph):  # the script's function may read it before the data end
+        for one in pieces.find_variables(self.traced.graph):  # the script's function may read it before the data end
             if one is not None:
                 one.make_whole()
-        return self.own._call_flat(list(inputs), self.own.captured_inputs)
+        return self.traced._call_flat(list(inputs), self.traced.captured_inputs)
 
     def call(self, inputs: Sequence[Any], taken: Batch | None, given: Sequence[Any] = ()) -> Any:
         """The results of the script's function for these tensors, computed by all ranks. Collective.
@@ -297,13 +297,13 @@ class StepPlan:
         divided = self.divided if is_shared else [False] * len(self.divided)
 
         def compute(instead: Mapping[int, Any]) -> Any:
-            with failures.fail_together(self.place, self.own.graph.variables, self.own.graph):
+            with failures.fail_together(self.place, self.traced.graph.variables, self.traced.graph):
                 copy = self.find_copy(divided)
                 publishing.settle()
                 self.pieces.prepare()
                 handles = list(inputs)
                 if any(self.feeds):  # prepare captured iterators for this call, too
-                    handles = self._find_handles([*inputs, *self.own.captured_inputs], self.feeds)[: len(inputs)]
+                    handles = self._find_handles([*inputs, *self.traced.captured_inputs], self.feeds)[: len(inputs)]
                 tensors = [instead.get(id(one), one) for one in handles]
                 rows = [] if taken is None else self._take_rows(taken, is_shared)
                 if not is_shared:  # here ranks that compute by themselves learn of a rank that failed to take its batch
@@ -319,10 +319,10 @@ class StepPlan:
             weak_scaling.note_training_call()
             events.step_trained(self)
         events.step_ended(self)
-        return self.own.function_type.pack_output(outputs)
+        return self.traced.function_type.pack_output(outputs)
 
     def _take_rows(self, batch: Batch, is_shared: bool) -> list[Any]:
         """The tensors of a batch that the copy takes: this rank's slice, or all rows."""
         if not is_shared:
             return batch.take_whole()
-        return batch.take_share(None if self.parts is None else self.parts.deal(batch.total))
+        return batch.take_slice(None if self.parts is None else self.parts.deal(batch.total))

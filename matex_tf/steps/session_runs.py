@@ -11,13 +11,13 @@ import numpy as np
 from matex_tf import errors, ops, tags
 from matex_tf.lazy import tf
 from matex_tf.rewrite import own_batches, sources
-from matex_tf.rewrite.parts import Part, list_needed
 from matex_tf.rewrite.placement import BATCH, WHOLE
 from matex_tf.rewrite.programs import Program
 from matex_tf.rewrite.propagate import read_program
 from matex_tf.rewrite.rules.randoms import has_no_seed
+from matex_tf.rewrite.subgraphs import SessionSubgraph, list_needed
 from matex_tf.runtime import excepthook
-from matex_tf.steps import capture, cond_turns, events, explain, failures, gradients, session_graphs, shares, worth
+from matex_tf.steps import capture, cond_turns, events, explain, failures, gradients, session_graphs, slices, worth
 from matex_tf.steps.agreement import agree_on_plan
 from matex_tf.steps.batch_watch import BatchWatch
 from matex_tf.steps.batches import WholeBatch
@@ -113,7 +113,7 @@ class SessionPlan:
         rows = rows or ([] if are_own else _find_batch(needed))
         self.count, self.are_own = len(rows), are_own
         self.own_rows: Any = None
-        self.part = Part(needed, given, rows, tensors, operations, filter(has_no_seed, needed))
+        self.part = SessionSubgraph(needed, given, rows, tensors, operations, filter(has_no_seed, needed))
         self.variables = list_variables(needed)
         self.changed = list_changed(needed, bool(given))
         with session_graphs.use_v2_behavior(), context.eager_mode():  # reading computes constant values
@@ -167,13 +167,13 @@ class SessionPlan:
         assert program is not None
         with session_graphs.add_to(self.graph):
             exchanger = RankExchanger(PLACE, SessionCopy.is_ordered, gradients.are_checked(program))
-            copy = SessionCopy(self.graph, shares.make_no_share(), exchanger, shares.make_checked_share)
+            copy = SessionCopy(self.graph, slices.make_empty_slice(), exchanger, slices.make_checked_slice)
             events.copy_begins(self, copy)
             if self.are_own:
                 self.own_rows = tf.compat.v1.placeholder(tf.int64, [])
                 rows = [one[: self.own_rows] for one in part.inputs[: self.count]]
-                own = shares.make_own_share(exchanger, rows, tf.constant(True))
-                copy.share = own.share
+                own = slices.make_own_slice(exchanger, rows, tf.constant(True))
+                copy.batch_slice = own.batch_slice
                 inputs = own_batches.fill_rows(rows, own) + part.inputs[self.count :]
             else:
                 are_rows = [index < self.count for index in range(len(part.inputs))]

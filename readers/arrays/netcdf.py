@@ -17,7 +17,7 @@ from matex_tf.readers.arrays.texts import TextVariable
 from matex_tf.readers.arrays.variable import Variable, check_numeric
 from matex_tf.readers.base import files
 from matex_tf.readers.base.formats import ReaderError, register
-from matex_tf.sharding.share_arrays import ShareArray
+from matex_tf.sharding.shard_arrays import ShardArray
 
 # The library returns masked arrays, which take several times a slab's size. Larger slabs need fewer calls.
 _SLAB_BYTES = (1 << 20, 16 << 20)
@@ -215,8 +215,8 @@ class _Variable(Variable):
         step = max(1, _PIECE_BYTES * len(values) // size)
         for begin in range(0, len(values), step):
             self._restore_missing(values[begin : begin + step])
-        # As a view of a buffer, a ShareArray keeps its mark through np.asarray, as if it owned its memory.
-        return ShareArray(values.shape, values.dtype, memoryview(values))
+        # As a view of a buffer, a ShardArray keeps its mark through np.asarray, as if it owned its memory.
+        return ShardArray(values.shape, values.dtype, memoryview(values))
 
     def read_samples(self, start: int, stop: int) -> np.ndarray:
         return np.moveaxis(self._variable[self.make_index(start, stop)], self.axis, 0)

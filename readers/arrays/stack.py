@@ -19,8 +19,8 @@ from matex_tf.readers.arrays.variable import Variable
 from matex_tf.readers.base import files
 from matex_tf.readers.base.formats import Format, Ranks, ReaderError, check_categories
 from matex_tf.readers.base.unchanged import Unchanged
-from matex_tf.sharding import row_shares
-from matex_tf.sharding.share_arrays import ShareArray
+from matex_tf.sharding import slice_bounds
+from matex_tf.sharding.shard_arrays import ShardArray
 from matex_tf.world import world
 
 _NO_NAME = "(no name)"
@@ -249,7 +249,7 @@ class Stack(Format):
     def survey(self, turn: int, ranks: Ranks) -> dict[str, Counter[str]]:
         found: dict[str, Counter[str]] = {name: Counter() for name in self._texts}
         for path, begin, end, _ in self._find_spans(
-            *row_shares.deal_block(self.count("training"), ranks.rank, ranks.size)
+            *slice_bounds.deal_block(self.count("training"), ranks.rank, ranks.size)
         ):
             for name, texts in found.items():
                 with self.convert_errors(path, f"reading {name!r} from"):
@@ -283,7 +283,7 @@ class Stack(Format):
             if found is not None and found.dtype == self.find_dtype(field):
                 return found
         shape = self._shapes[field] if self._single[field] else (*self._shapes[field], len(names))
-        rows = ShareArray((stop - start, *shape), self.find_dtype(field))
+        rows = ShardArray((stop - start, *shape), self.find_dtype(field))
         for path, begin, end, at in spans:
             target = rows[at : at + end - begin]
             for channel, name in enumerate(names):

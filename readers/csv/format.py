@@ -24,7 +24,7 @@ from matex_tf.readers.csv.table import Table
 from matex_tf.readers.tables.columns import Column, Place
 from matex_tf.readers.tables.format import TableFormat, find_room
 from matex_tf.readers.tables.rows import Rows
-from matex_tf.sharding import row_shares
+from matex_tf.sharding import slice_bounds
 
 _SLICE_BYTES = 1 << 20
 _ENDINGS = tuple(name + packed for name in (".csv", ".tsv") for packed in ("", ".gz", ".bz2", ".xz", ".zip"))
@@ -128,7 +128,7 @@ class Csv(TableFormat):
         failed.
         """
         self._text = Text(self._pieces)
-        start, stop = row_shares.deal_block(self._text.size, ranks.rank, ranks.size)
+        start, stop = slice_bounds.deal_block(self._text.size, ranks.rank, ranks.size)
         if self._marks.comment is not None:
             start, stop = self._text.find_line_start(start), self._text.find_line_start(stop)
         taking = None
@@ -180,7 +180,7 @@ class Csv(TableFormat):
         self.held = Held(counts, self._rows.buffers)
 
     def list_parts(self, ranks: Ranks) -> list[tuple[int, int]]:
-        return [row_shares.deal_block(self._records.count, rank, ranks.size) for rank in range(ranks.size)]
+        return [slice_bounds.deal_block(self._records.count, rank, ranks.size) for rank in range(ranks.size)]
 
     def _survey_categories(self, ranks: Ranks) -> dict[int, dict[str, int]]:
         return self._count_texts(ranks)

@@ -15,7 +15,7 @@ from matex_tf.readers.base import agreement, files
 from matex_tf.readers.base.formats import Format, Ranks, ReaderError, register
 from matex_tf.readers.images import archives, plain_pickles
 from matex_tf.readers.images.archives import Stored
-from matex_tf.sharding.share_arrays import ShareArray
+from matex_tf.sharding.shard_arrays import ShardArray
 
 _PIXELS = 3 * 32 * 32
 _PIECE_ROWS = 1024
@@ -118,7 +118,7 @@ class _Cifar(Format):
 
     def read(self, part: str, field: str, start: int, stop: int) -> np.ndarray:
         shape = (stop - start, 32, 32, 3) if field == "data" else (stop - start,)
-        rows = ShareArray(shape, np.uint8 if field == "data" else np.int64)
+        rows = ShardArray(shape, np.uint8 if field == "data" else np.int64)
         for first, batch in zip(self._starts[part], self._batches[part]):
             begin, end = max(start, int(first)), min(stop, int(first) + batch.rows)
             for piece in range(begin, end, _PIECE_ROWS):

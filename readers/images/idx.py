@@ -19,7 +19,7 @@ import numpy as np
 from matex_tf.readers.base import agreement
 from matex_tf.readers.base.formats import ReaderError
 from matex_tf.readers.base.unchanged import Unchanged
-from matex_tf.sharding.share_arrays import ShareArray
+from matex_tf.sharding.shard_arrays import ShardArray
 
 TYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
 _PIECE = 1 << 20
@@ -100,14 +100,14 @@ class IdxFile:
         """Dimensions and dtype, as text."""
         return f"{self._format_dimensions()} {self.dtype}"
 
-    def read_items(self, start: int, stop: int) -> ShareArray:
+    def read_items(self, start: int, stop: int) -> ShardArray:
         """Read items `start` to `stop`: shape (stop - start, *shape[1:]), native `dtype`. Allocates no memory for other
         items.
 
         Reading the last item of a gzipped file also checks its checksum, and that no bytes follow.
         """
-        # A ShareArray from the start: one that owns its memory keeps its mark through np.asarray.
-        array = ShareArray((stop - start, *self.shape[1:]), self._stored)
+        # A ShardArray from the start: one that owns its memory keeps its mark through np.asarray.
+        array = ShardArray((stop - start, *self.shape[1:]), self._stored)
         self._unchanged.check(self.path)
         if stop > start:
             try:
@@ -118,7 +118,7 @@ class IdxFile:
                     f"{self.path}: truncated or damaged: expected gzip data of {self.shape[0]} items, found in "
                     f"items {start} to {stop}: {error}"
                 ) from None
-        return array if self._stored.isnative else array.byteswap(inplace=True).view(self.dtype, ShareArray)
+        return array if self._stored.isnative else array.byteswap(inplace=True).view(self.dtype, ShardArray)
 
     def _fill_array(self, file: BinaryIO, array: np.ndarray, start: int, stop: int) -> None:
         target = memoryview(array.reshape(-1).view(np.uint8))

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from matex_tf import arguments
-from matex_tf.sharding import apportion, row_shares
+from matex_tf.sharding import apportion, slice_bounds
 
 DISTRIBUTIONS = ("block", "cyclic", "batch")
 SPLITS = ("last", "spread")
@@ -98,7 +98,7 @@ class Deal:
     def count_held(self, rank: int) -> int:
         """The number of rows of a rank."""
         if self.distribution != "batch" or rank >= self.size:
-            start, stop = row_shares.deal_block(self.count, rank, self.size)
+            start, stop = slice_bounds.deal_block(self.count, rank, self.size)
             return stop - start
         return int(apportion.count_rows_taken(self.count, self._batch, self.size, self.count)[rank])
 
@@ -109,12 +109,12 @@ class Deal:
         """The positions in the part (int64) of the rank's rows `start` to `stop`."""
         mine = np.arange(start, stop, dtype=np.int64)
         if self.distribution == "block":
-            return mine + row_shares.deal_block(self.count, rank, self.size)[0]
+            return mine + slice_bounds.deal_block(self.count, rank, self.size)[0]
         if self.distribution == "cyclic":
             return rank + mine * self.size
-        first, last = row_shares.deal_block(self._batch, rank, self.size)
+        first, last = slice_bounds.deal_block(self._batch, rank, self.size)
         whole = self.count // self._batch
-        rest_first = row_shares.deal_block(self.count % self._batch, rank, self.size)[0]
+        rest_first = slice_bounds.deal_block(self.count % self._batch, rank, self.size)[0]
         if last == first:
             return whole * self._batch + rest_first + mine
         batch = mine // (last - first)
@@ -129,7 +129,7 @@ class Deal:
     def find_local(self, rank: int) -> Any:
         """The positions of the rank's rows in the part: a slice, or for "batch" an array."""
         if self.distribution == "block":
-            return slice(*row_shares.deal_block(self.count, rank, self.size))
+            return slice(*slice_bounds.deal_block(self.count, rank, self.size))
         if self.distribution == "cyclic":
             return slice(rank if rank < self.size else self.count, self.count, self.size)
         return self.list_positions(rank, 0, self.count_held(rank))

@@ -12,12 +12,12 @@ from matex_tf.readers.base.formats import FIELDS
 from matex_tf.readers.rows import redistribute, scaling
 from matex_tf.readers.rows.layout import Deal
 from matex_tf.readers.rows.samples import Source
-from matex_tf.sharding import row_shares, share_arrays
+from matex_tf.sharding import shard_arrays, slice_bounds
 from matex_tf.world import world
 
 
 @dataclass(frozen=True)
-class Share:
+class Shard:
     """This process reads the rows of rank `rank` of `size` ranks. `alone`: given by the script, so no rank
     communicates.
     """
@@ -38,7 +38,7 @@ class HeldRows:
         name: str,
         source: Source,
         deals: dict[str, Deal],
-        share: Share,
+        share: Shard,
         normalize: bool | str,
         together: Callable[..., Any],
     ):
@@ -76,14 +76,14 @@ class HeldRows:
             doing = f"reading {part}_{field} of {self._name}"
             if self.came_in_opening:
                 rows = self._together(lambda: self._source.scale_rows(field, self._finish_rows(part, field)), doing)
-                self._finished[part, field] = share_arrays.as_share(rows)
+                self._finished[part, field] = shard_arrays.as_shard(rows)
                 del self._unfinished[part, field]
             elif self._source.window is not None and not self._source.format.labelled:
                 both = self._read_together(lambda: self._source.read_both(part, positions), doing)
-                self._finished.update({(part, name): share_arrays.as_share(rows) for name, rows in zip(FIELDS, both)})
+                self._finished.update({(part, name): shard_arrays.as_shard(rows) for name, rows in zip(FIELDS, both)})
             else:
                 rows = self._read_together(lambda: self._source.read_samples(part, field, positions), doing)
-                self._finished[part, field] = share_arrays.as_share(rows)
+                self._finished[part, field] = shard_arrays.as_shard(rows)
         return self._finished[part, field]
 
     def _read_together(self, action: Callable[[], Any], doing: str) -> Any:
@@ -98,7 +98,7 @@ class HeldRows:
 
     def _list_positions(self, deal: Deal, start: int, stop: int) -> Any:
         if deal.distribution == "block":
-            first = row_shares.deal_block(deal.count, self._share.rank, deal.size)[0]
+            first = slice_bounds.deal_block(deal.count, self._share.rank, deal.size)[0]
             return range(first + start, first + stop)
         return deal.list_positions(self._share.rank, start, stop)
 
@@ -123,5 +123,5 @@ class HeldRows:
             return scaling.compute_moments_in_pieces(mine)
         size, rank = (1, 0) if self._share.alone else (self._share.size, self._share.rank)
         return self._source.compute_training_moments(
-            *row_shares.deal_block(self._source.count_training_rows(), rank, size)
+            *slice_bounds.deal_block(self._source.count_training_rows(), rank, size)
         )

@@ -11,7 +11,7 @@ import numpy as np
 from matex_tf.readers.base.formats import PARTS, Held
 from matex_tf.readers.rows.layout import Deal
 from matex_tf.readers.rows.samples import Source
-from matex_tf.sharding.share_arrays import ShareArray
+from matex_tf.sharding.shard_arrays import ShardArray
 
 # A rank sends _ROUND_BYTES or 1/_ROUNDS of its rows in a round, whichever is larger.
 _ROUND_BYTES = 1 << 20
@@ -49,7 +49,7 @@ class _Wanted:
 def allot_arrays(source: Source, deals: Mapping[str, Deal], rank: int, held: Held) -> Arrays:
     """Allocate arrays for this rank's rows of every part. Their pages take no memory until they are written."""
     return {
-        (part, field): ShareArray((max(1, deals[part].count_held(rank)), *arrays[0].shape[1:]), arrays[0].dtype)
+        (part, field): ShardArray((max(1, deals[part].count_held(rank)), *arrays[0].shape[1:]), arrays[0].dtype)
         for part in PARTS
         if deals[part].count
         for field, arrays in held.rows.items()

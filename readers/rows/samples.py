@@ -15,7 +15,7 @@ from matex_tf.readers.base import agreement
 from matex_tf.readers.base.formats import Format, ReaderError
 from matex_tf.readers.rows import missing, scaling
 from matex_tf.readers.rows.layout import Split
-from matex_tf.sharding.share_arrays import ShareArray
+from matex_tf.sharding.shard_arrays import ShardArray
 
 PIECE_BYTES = 8 << 20
 # Rows with smaller gaps are read together with the gap, which the disk would read anyway.
@@ -135,7 +135,7 @@ class Source:
 
     def _read_scattered(self, origin: str, field: str, rows: np.ndarray) -> np.ndarray:
         first = self._read_run(origin, field, int(rows[0]), int(rows[0]) + 1)
-        result = ShareArray((len(rows), *first.shape[1:]), first.dtype)
+        result = ShardArray((len(rows), *first.shape[1:]), first.dtype)
         chunk = self.format.chunk_rows(origin, field)
         gap = max(chunk, _GAP_BYTES // max(1, first.nbytes))
         longest = max(chunk, PIECE_BYTES // max(1, first.nbytes), 1)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from matex_tf.sharding.share_arrays import ShareArray
+from matex_tf.sharding.shard_arrays import ShardArray
 
 _PIECE_BYTES = 8 << 20
 CHOICES = (False, True, "standard")
@@ -38,9 +38,9 @@ class Standard:
     def __call__(self, rows: np.ndarray) -> np.ndarray:
         dtype = np.float64 if rows.dtype == np.float64 else np.float32
         # Arrays of the readers are scaled in place. An array of a foreign format may be that format's own storage.
-        here = isinstance(rows, ShareArray) and rows.dtype == dtype
-        # A ShareArray that owns its memory keeps its mark through np.asarray.
-        scaled = rows if here else ShareArray(rows.shape, dtype)
+        here = isinstance(rows, ShardArray) and rows.dtype == dtype
+        # A ShardArray that owns its memory keeps its mark through np.asarray.
+        scaled = rows if here else ShardArray(rows.shape, dtype)
         np.subtract(rows, self.mean.astype(dtype), out=scaled, casting="unsafe")
         scaled /= np.where(self.deviation > 0, self.deviation, 1).astype(dtype)
         return scaled

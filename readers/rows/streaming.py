@@ -10,7 +10,7 @@ import numpy as np
 
 from matex_tf.readers.rows.layout import Deal
 from matex_tf.readers.rows.samples import PIECE_BYTES, Source
-from matex_tf.sharding import row_shares, share_arrays
+from matex_tf.sharding import shard_arrays, slice_bounds
 from matex_tf.world import world
 
 # The number of ranges whose rows are mixed when shuffling.
@@ -51,7 +51,7 @@ class Order:
         if self.redeal:
             yield from self._deal_anew(length, epoch, together)
             return
-        before = 0 if self.in_memory else row_shares.deal_block(self.deal.count, self.rank, self.deal.size)[0]
+        before = 0 if self.in_memory else slice_bounds.deal_block(self.deal.count, self.rank, self.deal.size)[0]
         random = self.make_generator(epoch) if self.shuffle else None
         for first, last in _cut_pieces(self.deal.count_held(self.rank), before, length, together, random):
             yield self.list_positions(first, last)
@@ -61,13 +61,13 @@ class Order:
         if self.in_memory:
             return range(start, stop)
         if self.deal.distribution == "block":
-            first = row_shares.deal_block(self.deal.count, self.rank, self.deal.size)[0]
+            first = slice_bounds.deal_block(self.deal.count, self.rank, self.deal.size)[0]
             return range(first + start, first + stop)
         return self.deal.list_positions(self.rank, start, stop)
 
     def _deal_anew(self, length: int, epoch: int, together: int) -> Iterator[range]:
         """This rank's block of all rows, after a shuffle of ranges that is the same on every rank."""
-        first, last = row_shares.deal_block(self.deal.count, self.rank, self.deal.size)
+        first, last = slice_bounds.deal_block(self.deal.count, self.rank, self.deal.size)
         begin = 0
         random = np.random.default_rng([self.seed, epoch])
         for start, stop in _cut_pieces(self.deal.count, 0, length, together, random):
@@ -211,12 +211,12 @@ def make_stream(source: Source | Memory, part: str, order: Order, batch_size: in
             return element(tuple(field[:own] for field in rows), own, total)
 
         steps = numbered.map(own_rows).apply(tf.data.experimental.assert_cardinality(number))
-        return share_arrays.mark_share(steps.prefetch(2))
+        return shard_arrays.mark_share(steps.prefetch(2))
 
     mine = sum(1 for _ in _iterate_own_steps(order, batch_size))
     public = numbered.filter(has_rows).map(element)
     public = public.apply(tf.data.experimental.assert_cardinality(mine)).prefetch(2)
-    return public if alone else share_arrays.mark_share(public)
+    return public if alone else shard_arrays.mark_share(public)
 
 
 def _iterate_own_steps(order: Order, batch_size: int) -> Iterator[int]:

@@ -13,7 +13,7 @@ from matex_tf import memory
 from matex_tf.readers.base.formats import Format, Ranks
 from matex_tf.readers.tables.columns import Columns, Place
 from matex_tf.readers.tables.rows import MOST_CATEGORIES, Rows, make_category_error
-from matex_tf.sharding.share_arrays import ShareArray
+from matex_tf.sharding.shard_arrays import ShardArray
 
 
 class TableFormat(Format):
@@ -58,7 +58,7 @@ class TableFormat(Format):
         """Raises ReaderError if the texts `found` by the ranks, with their counts, are not valid as texts."""
 
     def read(self, part: str, field: str, start: int, stop: int) -> np.ndarray:
-        rows = ShareArray(self.columns.compute_shape(field, stop - start), self.columns.find_dtype(field, self.missing))
+        rows = ShardArray(self.columns.compute_shape(field, stop - start), self.columns.find_dtype(field, self.missing))
         for first, table, place in self.iterate_tables(start, stop, [field]):
             target = rows[first - start : first - start + len(table)]
             self.columns.fill_rows(target, table, field, self._encode_column, self.missing, place)

@@ -9,7 +9,7 @@ import numpy as np
 
 from matex_tf.readers.base.formats import ReaderError
 from matex_tf.readers.tables.columns import Columns
-from matex_tf.sharding.share_arrays import ShareArray
+from matex_tf.sharding.shard_arrays import ShardArray
 
 MOST_CATEGORIES = 1 << 16
 # Extra space, in case the first rows underestimate the number of rows.
@@ -75,7 +75,7 @@ class Rows:
             raise TooLarge
         for field, buffers in self.buffers.items():
             # Pages that are not written take no memory yet.
-            buffers.append(ShareArray(shapes[field], dtypes[field]))
+            buffers.append(ShardArray(shapes[field], dtypes[field]))
         self._room = room
 
     @property
@@ -128,7 +128,7 @@ class Rows:
         for field, buffers in self.buffers.items():
             if not buffers:
                 buffers.append(
-                    ShareArray(self._table.compute_shape(field, 0), self._table.find_dtype(field, self._missing))
+                    ShardArray(self._table.compute_shape(field, 0), self._table.find_dtype(field, self._missing))
                 )
 
 

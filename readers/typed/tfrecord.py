@@ -22,7 +22,7 @@ from matex_tf.readers.tables.columns import Column, Place
 from matex_tf.readers.typed.format import TypedTable
 from matex_tf.readers.typed.record_index import FRAME, HEAD, Index, Part, find_part, is_head
 from matex_tf.runtime import real_files
-from matex_tf.sharding import row_shares
+from matex_tf.sharding import slice_bounds
 
 _HEAD_BYTES = 1 << 16
 _BATCH_BYTES = 1 << 20
@@ -90,7 +90,7 @@ class TfRecord(TypedTable):
     def _survey_index(self, ranks: Ranks) -> list[Part]:
         """The records that begin in this rank's range of all bytes."""
         sizes = [self._open_file(number).size for number in range(len(self.files))]
-        start, stop = row_shares.deal_block(sum(sizes), ranks.rank, ranks.size)
+        start, stop = slice_bounds.deal_block(sum(sizes), ranks.rank, ranks.size)
         found, before = [], 0
         for number, size in enumerate(sizes):
             first, last = max(start - before, 0), min(stop - before, size)
@@ -110,7 +110,7 @@ class TfRecord(TypedTable):
         return self._index.count if part == "training" else 0
 
     def list_parts(self, ranks: Ranks) -> list[tuple[int, int]]:
-        return [row_shares.deal_block(self._index.count, rank, ranks.size) for rank in range(ranks.size)]
+        return [slice_bounds.deal_block(self._index.count, rank, ranks.size) for rank in range(ranks.size)]
 
     def find_place(self, row: int) -> str:
         return self._index.find_place(row)

@@ -18,7 +18,7 @@ import tensorflow as tf
 import matex_tf
 from matex_tf import ops as matex_ops
 from matex_tf.adapt import executor
-from matex_tf.steps import events, shares
+from matex_tf.steps import events, slices
 from matex_tf.world import world
 
 FOLDER, NAMES = sys.argv[1], sys.argv[2:]
@@ -55,8 +55,8 @@ def note_rows():
 
         return make_noted
 
-    shares.make_share_of_rows = note(shares.make_share_of_rows)
-    shares.make_given_share = note(shares.make_given_share)
+    slices.make_slice_of_rows = note(slices.make_slice_of_rows)
+    slices.make_given_slice = note(slices.make_given_slice)
 
 
 def data(rows=ROWS):
@@ -242,7 +242,7 @@ def main():
     found = {}
     for name in NAMES:
         case = globals()[name]
-        follows = itertools.cycle(shares[: world.get_world().trainers] for shares in SHARES)
+        follows = itertools.cycle(ratios[: world.get_world().trainers] for ratios in SHARES)
         executor.override_choice(
             (lambda *_, of=follows: next(of)) if case in FORCED else None, steps=2 * (case in FORCED)
         )

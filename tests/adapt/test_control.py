@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from matex_tf.adapt import control
-from matex_tf.sharding import row_shares
+from matex_tf.sharding import slice_bounds
 
 TIMES = st.lists(st.floats(1e-4, 10), min_size=2, max_size=9)
 
@@ -18,10 +18,10 @@ def changes(slowness, rows=128, windows=60, noise=0.0, fixed=0.0, parts=0):
     for window in range(windows):
         slow = slowness(window) if callable(slowness) else slowness
         made = made or control.Control(len(slow), parts)
-        slices = row_shares.count_dealt_rows(rows, made.shares or (1,) * len(slow))
+        slices = slice_bounds.count_dealt_rows(rows, made.ratios or (1,) * len(slow))
         took = [(fixed + count * one) * (1 + chance.gauss(0, noise)) for count, one in zip(slices, slow)]
-        if shares := made.choose_shares(rows, took):
-            found[window] = row_shares.count_dealt_rows(rows, shares)
+        if ratios := made.choose_shares(rows, took):
+            found[window] = slice_bounds.count_dealt_rows(rows, ratios)
     return found
 
 
@@ -94,13 +94,13 @@ def test_too_few_rows_or_no_time_are_left_alone():
 def test_any_figures_give_shares_that_bounds_allow(seconds, rows, data):
     size = len(seconds)
     start = tuple(data.draw(st.lists(st.integers(1, 9), min_size=size, max_size=size)))
-    made = control.Control(size, shares=start)
-    before = row_shares.count_dealt_rows(rows, start)
+    made = control.Control(size, ratios=start)
+    before = slice_bounds.count_dealt_rows(rows, start)
     for _ in range(2):
-        shares = made.choose_shares(rows, seconds)
-    if shares is None:
+        ratios = made.choose_shares(rows, seconds)
+    if ratios is None:
         return
-    after = row_shares.count_dealt_rows(rows, shares)
+    after = slice_bounds.count_dealt_rows(rows, ratios)
     assert sum(after) == rows and min(after) >= 1
     assert max(after) <= max(2 * rows / size, *before) + 1
     # With the speeds that were seen the step is shorter by what was asked for, but for whole rows.

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from matex_tf.input import own_shares
+from matex_tf.input import shared_batches
 
 
 def pairs():
@@ -13,7 +13,7 @@ def pairs():
 
 @pytest.mark.parametrize("make", [lambda: pairs().cache().batch(4), lambda: pairs().batch(4).cache()])
 def test_a_pass_that_ends_early_keeps_nothing(make):
-    alone, source = make(), own_shares.find_source(make())
+    alone, source = make(), shared_batches.find_source(make())
     for count in (1, 3, 16, 16):
         whole = source.iterate(tf.data.Dataset.__iter__)
         expected = list(alone.take(count))
@@ -35,4 +35,4 @@ def test_work_that_is_cached_reads_nothing_that_changes():
         (rows.map(lambda x: kept.lookup(tf.cast(x, tf.int32))), True),
         (rows.map(lambda x: x * 2), True),
     ):
-        assert (own_shares.find_source(dataset.cache().batch(4)) is not None) == is_shared
+        assert (shared_batches.find_source(dataset.cache().batch(4)) is not None) == is_shared

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from matex_tf.input import own_shares
+from matex_tf.input import shared_batches
 from matex_tf.steps import batches
 
 X = np.arange(24, dtype=np.float32).reshape(12, 2)
@@ -66,7 +66,7 @@ def test_a_batch_with_a_bad_row_raises(place, check):
     dataset = PLACES[place](tf.data.Dataset.from_tensor_slices(X), check)
     with pytest.raises(tf.errors.InvalidArgumentError):
         list(dataset)
-    source = own_shares.find_source(dataset)
+    source = shared_batches.find_source(dataset)
     if source is None:
         return  # ranks run the script's own pipeline
     whole = source.iterate(tf.data.Dataset.__iter__)
@@ -76,7 +76,7 @@ def test_a_batch_with_a_bad_row_raises(place, check):
     outcomes = []
     for rank in range(2):
         source._work_as([1, rank, 1, 1])
-        shares = batches.find_shares(source.iterate(tf.data.Dataset.__iter__))
+        shares = batches.find_shared_batches(source.iterate(tf.data.Dataset.__iter__))
         shares.take()
         try:
             shares.take()
@@ -88,5 +88,5 @@ def test_a_batch_with_a_bad_row_raises(place, check):
 
 def test_most_of_these_are_shared():
     rows = tf.data.Dataset.from_tensor_slices(X)
-    found = [own_shares.find_source(make(rows, check)) for make in PLACES.values() for check in CHECKS]
+    found = [shared_batches.find_source(make(rows, check)) for make in PLACES.values() for check in CHECKS]
     assert sum(one is not None for one in found) > 0.8 * len(found)

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from matex_tf.input import own_shares
-from matex_tf.sharding import row_shares
+from matex_tf.input import shared_batches
+from matex_tf.sharding import slice_bounds
 from matex_tf.steps import batches
 
 ROWS, BATCH, EPOCHS = 23, 5, 3
@@ -172,7 +172,7 @@ def make(name, folder):
 @pytest.mark.parametrize("name", PIPELINES)
 def test_whole_batches_are_the_scripts(name, files):
     want, dataset = make(name, files), make(name, files)
-    source = own_shares.find_source(dataset)
+    source = shared_batches.find_source(dataset)
     assert source is not None
     for _ in range(EPOCHS):
         expected = list(want)
@@ -185,17 +185,17 @@ def test_whole_batches_are_the_scripts(name, files):
 @pytest.mark.parametrize("name", PIPELINES)
 def test_each_rank_works_on_its_rows(name, ranks, files):
     want = make(name, files)
-    sources = [own_shares.find_source(make(name, files)) for _ in range(ranks)]
+    sources = [shared_batches.find_source(make(name, files)) for _ in range(ranks)]
     for rank, source in enumerate(sources):
         source._work_as([1, rank, *[1] * ranks])
     for _ in range(2):
-        taken = [batches.find_shares(source.iterate(tf.data.Dataset.__iter__)) for source in sources]
+        taken = [batches.find_shared_batches(source.iterate(tf.data.Dataset.__iter__)) for source in sources]
         expected = [flat(one) for one in want]
         shares = [[shares.take() for _ in expected] for shares in taken]
         for rank, batch in enumerate(map(list, shares)):
             for one, whole in zip(batch, expected):
                 total = len(whole[0])
-                start, stop, has_rows = row_shares.find_slice_bounds(total, rank, ranks)
+                start, stop, has_rows = slice_bounds.find_slice_bounds(total, rank, ranks)
                 bounds = batches.Bounds(int(start), int(stop - start), bool(has_rows))
                 assert one.total == total and one._bounds == bounds
                 pads = sources[rank].batches.pads
@@ -211,11 +211,11 @@ def test_each_rank_works_on_its_rows(name, ranks, files):
 
 
 def test_each_row_is_worked_on_by_one_rank(files):
-    source = own_shares.find_source(paths(files).map(load).batch(BATCH))
+    source = shared_batches.find_source(paths(files).map(load).batch(BATCH))
     for rank in range(2):
         source._work_as([1, rank, 1, 1])
         del worked[:]
-        shares = batches.find_shares(source.iterate(tf.data.Dataset.__iter__))
+        shares = batches.find_shared_batches(source.iterate(tf.data.Dataset.__iter__))
         for _ in range(-(-ROWS // BATCH)):
             shares.take()
         assert len(worked) == (14, 9)[rank] == len(set(worked))

@@ -1,11 +1,11 @@
-"""The op that deals a batch's rows to ranks deals them as `row_shares` does."""
+"""The op that deals a batch's rows to ranks deals them as `slice_bounds` does."""
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from matex_tf.ops import deal_rows
-from matex_tf.sharding import row_shares
+from matex_tf.sharding import slice_bounds
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -16,7 +16,7 @@ def test_rows_are_dealt_as_everywhere(seed):
     shares[random.integers(ranks)] += 1
     for total in random.integers(0, 40, 10).tolist():
         for rank in range(ranks):
-            start, stop, has_rows = row_shares.find_slice_bounds(total, rank, shares.tolist())
+            start, stop, has_rows = slice_bounds.find_slice_bounds(total, rank, shares.tolist())
             counts = tf.constant([total] * int(random.integers(1, 4)), tf.int64)
             found = deal_rows.deal_rows(counts, tf.constant([1, rank, *shares], tf.int64))
             assert [one.numpy() for one in found] == [start, stop - start, total, has_rows]

@@ -7,7 +7,7 @@ import pytest
 from peak_memory import peak_of
 
 from matex_tf.readers import DataSet, ReaderError
-from matex_tf.sharding.share_arrays import is_share
+from matex_tf.sharding.shard_arrays import is_shard
 
 KINDS = ("NETCDF3_CLASSIC", "NETCDF3_64BIT_OFFSET", "NETCDF3_64BIT_DATA", "NETCDF4_CLASSIC", "NETCDF4")
 X = np.random.default_rng(0).standard_normal((23, 4, 3)).astype("f4")
@@ -36,7 +36,7 @@ def gathered(name, path, size, field="training_data", **options):
     """The rows of all ranks in the order of the file, and that each rank's are a share of the right rows."""
     shares = [DataSet(name, path, rank=rank, size=size, **options) for rank in range(size)]
     rows = [getattr(share, field) for share in shares]
-    assert all(is_share(part) for part in rows)
+    assert all(is_shard(part) for part in rows)
     assert len({(part.dtype, part.shape[1:]) for part in rows}) == 1
     if field.startswith("training"):
         result = np.zeros((shares[0].global_size, *rows[0].shape[1:]), rows[0].dtype)

@@ -16,7 +16,7 @@ from hypothesis.extra import numpy as arrays
 
 from matex_tf.readers import DataSet
 from matex_tf.readers.rows.layout import Split
-from matex_tf.sharding import row_shares
+from matex_tf.sharding import slice_bounds
 
 relaxed = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 KINDS = ("NETCDF3_CLASSIC", "NETCDF3_64BIT_OFFSET", "NETCDF3_64BIT_DATA", "NETCDF4_CLASSIC", "NETCDF4")
@@ -54,7 +54,7 @@ def check(name, path, fields, dealing, options, testing=None):
             count = len(whole[0]) if part == "testing" and testing else split.count_rows(part)
             if not count:
                 continue
-            own = slice(rank, count, size) if cyclic else slice(*row_shares.deal_block(count, rank, size))
+            own = slice(rank, count, size) if cyclic else slice(*slice_bounds.deal_block(count, rank, size))
             places = np.arange(count)[share.local_slice if part == "training" else own]
             rows = places if part == "testing" else split.list_rows(part, places)
             for field, values in zip(("data", "labels"), whole):

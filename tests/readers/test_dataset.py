@@ -13,7 +13,7 @@ import launch
 from matex_tf.readers import DataSet, Format, ReaderError, register
 from matex_tf.readers.rows import scaling
 from matex_tf.sharding.apportion import apportion_step_rows
-from matex_tf.sharding.share_arrays import is_share
+from matex_tf.sharding.shard_arrays import is_shard
 
 SAMPLE = Path(__file__).parent.parent.parent / "examples" / "data" / "mnist"
 FIELDS = {
@@ -57,7 +57,7 @@ def test_the_shares_of_the_sample_are_the_sample(size):
     shares = [DataSet("mnist", SAMPLE, rank=rank, size=size) for rank in range(size)]
     for attribute, name in FIELDS.items():
         parts = [getattr(share, attribute) for share in shares]
-        assert all(is_share(part) and part.dtype == np.uint8 for part in parts)
+        assert all(is_shard(part) and part.dtype == np.uint8 for part in parts)
         np.testing.assert_array_equal(np.concatenate(parts), whole[name])
     for share in shares:
         assert share.global_size == 4000
@@ -67,7 +67,7 @@ def test_the_shares_of_the_sample_are_the_sample(size):
 def test_normalize_scales_data_and_not_labels():
     share = DataSet("MNIST", SAMPLE, rank=1, size=400, normalize=True)
     whole = np.load(SAMPLE / "mnist.npz")
-    assert share.training_data.dtype == np.float32 and is_share(share.training_data)
+    assert share.training_data.dtype == np.float32 and is_shard(share.training_data)
     np.testing.assert_allclose(share.training_data, whole["x_train"][10:20] / 255.0, rtol=1e-6)
     assert share.training_labels.dtype == np.uint8
 
@@ -114,7 +114,7 @@ def test_batches_use_every_row_once_an_epoch(rows, size, batch):
             own = apportion_step_rows(counts, step, batch)
             for data, expected in zip(ranks, own, strict=True):
                 x, y = data.next_train_batch(batch)
-                assert is_share(x) and is_share(y)
+                assert is_shard(x) and is_shard(y)
                 assert len(x) == max(1, expected)
                 np.testing.assert_array_equal(y, 10 * x)
                 seen += x[:expected].tolist()

@@ -12,7 +12,7 @@ from matex_tf.readers.base.formats import PARTS, Held
 from matex_tf.readers.rows import redistribute
 from matex_tf.readers.rows.layout import Deal
 from matex_tf.readers.rows.samples import Source
-from matex_tf.sharding.share_arrays import ShareArray
+from matex_tf.sharding.shard_arrays import ShardArray
 
 
 class Numbers(Format):
@@ -50,7 +50,7 @@ def buffers(rows, cuts):
     """The rows in arrays of their own, which may be made shorter."""
     found = []
     for piece in np.split(rows, cuts):
-        found.append(ShareArray(piece.shape, piece.dtype))
+        found.append(ShardArray(piece.shape, piece.dtype))
         found[-1][...] = piece
     return found
 

@@ -10,7 +10,7 @@ from peak_memory import peak_of
 
 from matex_tf.readers import ReaderError
 from matex_tf.readers.images.idx import IdxFile
-from matex_tf.sharding.share_arrays import is_share
+from matex_tf.sharding.shard_arrays import is_shard
 
 CODES = {"u1": 0x08, "i1": 0x09, "i2": 0x0B, "i4": 0x0C, "f4": 0x0D, "f8": 0x0E}
 
@@ -40,7 +40,7 @@ def test_rows_are_those_written(tmp_path, dtype, shape, packed):
             rows = file.read_items(start, stop)
             np.testing.assert_array_equal(rows, array[start:stop])
             assert rows.dtype == np.dtype(dtype) and rows.dtype.isnative
-            assert is_share(rows) and is_share(np.asarray(rows))
+            assert is_shard(rows) and is_shard(np.asarray(rows))
 
 
 def last_quarter(path):

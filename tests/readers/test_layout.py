@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from matex_tf.readers.rows import streaming
 from matex_tf.readers.rows.layout import Deal, Split
-from matex_tf.sharding import apportion, row_shares
+from matex_tf.sharding import apportion, slice_bounds
 
 counts = st.integers(0, 200)
 sizes = st.integers(1, 9)
@@ -40,7 +40,7 @@ def test_batches_of_the_batch_distribution_are_those_of_the_sequential_run(count
         taken = apportion.apportion_step_rows(deal.count_all(), first // batch_size, batch_size, batch_size)
         assert taken == [b - a for a, b in zip(before, after, strict=True)]
         for rank in range(size + servers):
-            start, stop = row_shares.deal_block(last - first, rank, size)
+            start, stop = slice_bounds.deal_block(last - first, rank, size)
             assert deal.list_positions(rank, before[rank], after[rank]).tolist() == list(
                 range(first + start, first + stop)
             )

@@ -20,7 +20,7 @@ SCRIPT = """
 import os, sys, tempfile
 import numpy as np
 import matex_tf
-from matex_tf.sharding import row_shares
+from matex_tf.sharding import slice_bounds
 from matex_tf.runtime import objects
 from matex_tf.world import world
 from matex_tf.readers import DataSet
@@ -36,11 +36,11 @@ def outcome(folder):
         return f"{type(error).__name__}: {error}"
 
 data = DataSet("MNIST", common)
-expected = row_shares.deal_block(4000, rank, size)
+expected = slice_bounds.deal_block(4000, rank, size)
 assert (data.local_slice.start, data.local_slice.stop) == expected
 whole = np.load(os.path.join(common, "mnist.npz"))
 assert np.array_equal(data.training_data, whole["x_train"][slice(*expected)])
-assert np.array_equal(data.testing_labels, whole["y_test"][slice(*row_shares.deal_block(1000, rank, size))])
+assert np.array_equal(data.testing_labels, whole["y_test"][slice(*slice_bounds.deal_block(1000, rank, size))])
 # Eager code sees whole batches: every row once, those of each rank in their order, the same on all ranks.
 def rows_of(x, y):
     return [(one.tobytes(), int(label)) for one, label in zip(x, y)]

@@ -17,7 +17,7 @@ from matex_tf.rewrite.emit import Copy
 from matex_tf.rewrite.kept import trace_copy
 from matex_tf.rewrite.placement import BATCH, WHOLE
 from matex_tf.rewrite.propagate import Reader, find_needed_sums, read_program
-from matex_tf.rewrite.sharing import Share
+from matex_tf.rewrite.sharing import Slice
 
 
 def _describe(program):
@@ -134,8 +134,8 @@ def test_a_program_is_built_twice_in_one_graph():
     program = read_program(own.graph, [BATCH])
 
     def twice(x):
-        share = Share(*(tf.constant(one, tf.int64) for one in (0, 3, 3)), tf.constant(True), tf.constant(True))
-        return [Copy(share, None).build(program, [one], [BATCH])[0] for one in (x, x * 2.0)]
+        batch_slice = Slice(*(tf.constant(one, tf.int64) for one in (0, 3, 3)), tf.constant(True), tf.constant(True))
+        return [Copy(batch_slice, None).build(program, [one], [BATCH])[0] for one in (x, x * 2.0)]
 
     x = tf.constant([0.5, 1.0, 2.0])
     found = trace_copy(twice, [tf.TensorSpec([3], tf.float32)])(x)

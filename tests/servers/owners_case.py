@@ -27,7 +27,7 @@ def held(optimizer):
 
 def count_rows(total):
     """How many rows of a batch count on this rank."""
-    share = shares.make_share_of_rows(tf.constant(total, tf.int64))
+    share = shares.make_slice_of_rows(tf.constant(total, tf.int64))
     return int(share.count) if share.contributes else 0
 
 

@@ -14,7 +14,7 @@ import tensorflow as tf
 import keras
 import matex_tf
 from matex_tf.sharding import apportion
-from matex_tf.sharding import row_shares
+from matex_tf.sharding import slice_bounds
 
 keras.backend.set_floatx("float64")
 rank, size = matex_tf.rank(), matex_tf.size()
@@ -38,7 +38,7 @@ model = make()
 history = model.fit(np.concatenate([x]), y.astype("float64"), batch_size=8, epochs=3, shuffle=False, verbose=0)
 said["fit on shares"] = [int(model.optimizer.iterations.numpy()), history.history["loss"], weights(model)]
 said["evaluate"] = [model.evaluate(x, y, verbose=0), model.evaluate(X, Y, verbose=0)]
-blocks = [range(*row_shares.deal_block(53, rank, size)) for rank in range(size)]
+blocks = [range(*slice_bounds.deal_block(53, rank, size)) for rank in range(size)]
 order, taken = [], [0] * size
 for step in range(7):
     for owner, rows in enumerate(apportion.apportion_step_rows([len(block) for block in blocks], step, 8)):
@@ -183,7 +183,7 @@ def test_arrays_without_a_mark_that_differ_are_an_error_on_all_ranks(ranks, lega
     said = [line.split(" ", 2) for line in result.stdout.splitlines() if line.startswith("SAID")]
     last, values = ranks - 1, "float64[24, 3] of other values, float64[24, 1]"
     for rank in range(ranks):
-        (rows, order, labels, types, mark, evaluated, validated, shares, predicted) = [
+        (rows, order, labels, types, mark, evaluated, validated, ratios, predicted) = [
             re.sub(r"^[^:]*: (rank \d of \d on \S+: )?", "", text) for _, number, text in said if int(number) == rank
         ]
         data = "the training data of fit differ between ranks: rank 0"
@@ -196,5 +196,5 @@ def test_arrays_without_a_mark_that_differ_are_an_error_on_all_ranks(ranks, lega
         assert all(text.startswith("the data of evaluate differ") for text in (evaluated, validated))
         for text in (rows, order, labels, evaluated, validated):
             assert "matex_tf.shard(x, own=True)" in text and "DataSet" in text and "without a seed" in text
-        assert shares.endswith("Shares may differ in their rows only.")
+        assert ratios.endswith("Shares may differ in their rows only.")
         assert predicted == "own rows"

@@ -27,7 +27,7 @@ def split_texts(node: Node) -> Decision:
         indices, parts, shape = copy.create_op(node, [texts, separator])
         count = tf.shape(texts, tf.int64)[0]
         first = copy.find_first(rows, count)
-        total = count // copy.share.count * copy.share.total
+        total = count // copy.batch_slice.count * copy.batch_slice.total
         return [indices + tf.stack([first, tf.zeros_like(first)]), parts, tf.stack([total, shape[1]])]
 
     numbered = shard(0, chosen)._replace(numbers=rows)
@@ -75,7 +75,7 @@ def align_labels(node: Node) -> Decision:
         count = tf.shape(logits, tf.int64)[1]
         first = copy.find_first(rows, count)
         if not are_here:
-            total = count // copy.share.count * copy.share.total
+            total = count // copy.batch_slice.count * copy.batch_slice.total
             row = indices[:, 0]
             is_elsewhere = ((row >= 0) & (row < first)) | ((row >= first + count) & (row < total))
             stays = ~is_elsewhere | tf.reduce_any(row[1:] < row[:-1])

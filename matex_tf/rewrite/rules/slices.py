@@ -45,7 +45,7 @@ def _take_size(node: Node) -> Decision:
     unit = rows.unit
 
     def emit(copy: Any, *_: Any) -> list[Any]:
-        return [tf.cast(copy.share.count * unit, node.inputs[0].dtype)]
+        return [tf.cast(copy.batch_slice.count * unit, node.inputs[0].dtype)]
 
     return node.decide([None, WHOLE, WHOLE, WHOLE], make_sizes([Size(rows)]), emit=mark_taker(emit))
 

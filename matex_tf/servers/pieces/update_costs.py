@@ -70,7 +70,7 @@ def note_step(plan: Any) -> None:
     """Record which parts of the updates in a planned step could be sharded."""
     if not plan.trained:
         return
-    known = [(one, slots.find_slot(one)) for one in plan.own.graph.variables]
+    known = [(one, slots.find_slot(one)) for one in plan.traced.graph.variables]
     every = [(one, slot) for one, slot in known if slot is not None]
     program, held, why_not = plan.program, plan.pieces.list_variables(), plan.why_whole
     if not held:
@@ -122,7 +122,7 @@ def _place_slots(plan: Any, found: list[Any]) -> tuple[Program | None, list[Any]
     """
     why_not = plan.why_whole
     by_handle = {id(one.handle): one for one in found}
-    outer = [one for one, _ in plan.own.graph.captures]
+    outer = [one for one, _ in plan.traced.graph.captures]
     while by_handle and plan.program is not None:
         sizes = [by_handle[id(one)].shape.num_elements() if id(one) in by_handle else None for one in outer]
         placed = [WHOLE if size is None else hold((0, size), at) for at, size in enumerate(sizes)]

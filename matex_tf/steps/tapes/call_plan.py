@@ -13,12 +13,12 @@ from matex_tf.lazy import tf
 from matex_tf.rewrite import sources
 from matex_tf.rewrite.emit import Copy
 from matex_tf.rewrite.kept import trace_copy
-from matex_tf.rewrite.parts import GraphPart
 from matex_tf.rewrite.placement import BATCH, WHOLE
 from matex_tf.rewrite.programs import Program
 from matex_tf.rewrite.propagate import read_program
+from matex_tf.rewrite.subgraphs import Subgraph
 from matex_tf.runtime import excepthook
-from matex_tf.steps import agreement, batch_watch, failures, gradients, plan, shares, worth
+from matex_tf.steps import agreement, batch_watch, failures, gradients, plan, slices, worth
 from matex_tf.steps.batches import WholeBatch
 from matex_tf.steps.exchanger import RankExchanger
 from matex_tf.world import world
@@ -81,7 +81,7 @@ class CallPlan:
             backward = _trace_backward(self.graph, self.followed)
             placements = [BATCH if one else WHOLE for one in self.are_rows]
             outputs = list(self.graph.outputs)
-            part = GraphPart(self.graph, self.graph.inputs, [*outputs, *backward.residuals], self.graph.control_outputs)
+            part = Subgraph(self.graph, self.graph.inputs, [*outputs, *backward.residuals], self.graph.control_outputs)
             program = read_program(part, placements)
             if not worth.has_shared_work(program):
                 return plan.NO_WORK
@@ -100,7 +100,7 @@ class CallPlan:
         sliced = [one if one.is_sharded and one.rows.chosen is None else WHOLE for one in sliced]
         constants = [None] * len(sliced) + [value.constant for value in residuals]
         back = read_program(
-            GraphPart(backward.graph, backward.graph.inputs, backward.outputs, backward.effects),
+            Subgraph(backward.graph, backward.graph.inputs, backward.outputs, backward.effects),
             [*sliced, *kept],
             takes_batches=False,
             constants=constants,
@@ -115,13 +115,13 @@ class CallPlan:
             tensors = [
                 here.capture(held[id(tensor)]) if one else next(rest) for tensor, one in zip(graph.inputs, is_variable)
             ]
-            copy = Copy(shares.make_no_share(), RankExchanger(self.place), shares.make_share)
+            copy = Copy(slices.make_empty_slice(), RankExchanger(self.place), slices.make_slice)
             inputs = sources.take_rows(copy, tensors, self.are_rows)
             return copy.build(program, inputs, [WHOLE] * count + kept)
 
         def backward_step(total: Any, *given: Any) -> Any:
             place, checked = f"the gradients of {self.place}", gradients.are_checked(back)
-            copy = Copy(shares.make_share_of_rows(total), RankExchanger(place, checked=checked))
+            copy = Copy(slices.make_slice_of_rows(total), RankExchanger(place, checked=checked))
             upstream = [tensor if one == WHOLE else copy.slice_rows(tensor, one) for tensor, one in zip(given, sliced)]
             return copy.build(back, [*upstream, *given[len(sliced) :]], [WHOLE] * len(back.outputs))
 

@@ -11,7 +11,7 @@ from matex_tf.planner.papers.figures.figure import CALCULATED, FITTED, PREDICTED
 
 _XAI_ADAPTER = 20e9 / 8
 """Bytes a second of the cluster "HPC" (Table 2)."""
-_SHARES = [q / 100 for q in range(1, 100)]
+_SHARED = [q / 100 for q in range(1, 100)]
 
 
 def compare_xai() -> Iterator[Figure]:
@@ -21,7 +21,7 @@ def compare_xai() -> Iterator[Figure]:
         f"2 for n = 3 to 64 (within {max(edge, 1e-12):.0e})",
         CALCULATED, "so within its domain eq. 6 never asks for more than 2 BW_w / BW_ps servers",
     )  # fmt: skip
-    cases = [(n, share) for n in range(2, 7) for share in _SHARES[:20] if not xai.explain_outside(n, share)]
+    cases = [(n, share) for n in range(2, 7) for share in _SHARED[:20] if not xai.explain_outside(n, share)]
     asked = {xai.servers(*case).value for case in cases}
     yield Figure(
         "7.2, Fig. 8", "servers for 2 to 6 workers, ResNet-50, MXNet", "2", _format_range(asked), PREDICTED,
@@ -58,13 +58,13 @@ def compare_xai() -> Iterator[Figure]:
         "7.1.1", "TensorFlow below MXNet, synchronous, many servers", "up to 30%", "", UNEXPLAINED,
         "the models know no frameworks",
     )  # fmt: skip
-    most, at = max((_compute_async_gain(8, 4, q), q) for q in _SHARES)
+    most, at = max((_compute_async_gain(8, 4, q), q) for q in _SHARED)
     yield Figure(
         "7.1.3, Fig. 4", "asynchronous over synchronous, AlexNet and VGG16, 8 workers, 4 servers", "up to 80%",
         f"up to {most - 1:.0%}, at T_t/T {at:.2f}", UNEXPLAINED,
         "synchronous workers transfer all at once, none is late; asynchronous by the exact model",
     )  # fmt: skip
-    enough = [q for q in _SHARES if _compute_async_gain(8, 1, q) >= 1.38]
+    enough = [q for q in _SHARED if _compute_async_gain(8, 1, q) >= 1.38]
     yield Figure(
         "7.1.4, Fig. 5", "the same, AlexNet, 8 workers, 1 server, on average over batches", "38%",
         f"38% at T_t/T {enough[0]:.2f} and {enough[-1]:.2f}", FITTED, "more between these; T_t/T is not given",

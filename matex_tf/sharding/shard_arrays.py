@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from matex_tf.lazy import tf
-from matex_tf.sharding import row_shares
+from matex_tf.sharding import slice_bounds
 from matex_tf.thread_flag import ThreadFlag
 
 _shares: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -30,7 +30,7 @@ class Dealt(NamedTuple):
     reshuffle: int | None = None
 
 
-class ShareArray(np.ndarray):
+class ShardArray(np.ndarray):
     """An array of rows that only this rank holds, so it is not sliced again.
 
     The mark survives NumPy operations (slices, `astype`, arithmetic, `np.concatenate`, `np.where`, ...). `find_deal`
@@ -43,12 +43,12 @@ class ShareArray(np.ndarray):
     __array_priority__ = 1.0
 
     def __array_finalize__(self, made_from: Any) -> None:
-        if isinstance(made_from, ShareArray) and made_from.shape[:1] == self.shape[:1]:
+        if isinstance(made_from, ShardArray) and made_from.shape[:1] == self.shape[:1]:
             self.dealt = made_from.dealt
 
     def __array_wrap__(self, array: np.ndarray, context: Any = None, return_scalar: bool = False) -> Any:
         # Without this method the sum of a shard would be a shard without dimensions, and no number.
-        return array[()] if array.ndim == 0 else array.view(ShareArray)
+        return array[()] if array.ndim == 0 else array.view(ShardArray)
 
     def __array_function__(self, function: Any, types: Any, args: Any, kwargs: Any) -> Any:
         return _mark_result(super().__array_function__(function, types, args, kwargs))
@@ -56,38 +56,38 @@ class ShareArray(np.ndarray):
 
 def _mark_result(result: Any) -> Any:
     if type(result) is np.ndarray and result.ndim:
-        return result.view(ShareArray)
+        return result.view(ShardArray)
     if type(result) in (list, tuple):
         return type(result)(_mark_result(item) for item in result)
     return result
 
 
-def as_share(array: Any) -> ShareArray:
-    """`array` as a ShareArray, without a copy if it is an array already."""
-    return np.asarray(array).view(ShareArray)
+def as_shard(array: Any) -> ShardArray:
+    """`array` as a ShardArray, without a copy if it is an array already."""
+    return np.asarray(array).view(ShardArray)
 
 
-def is_share(x: Any) -> bool:
+def is_shard(x: Any) -> bool:
     """Whether `x` is an array of this rank's rows, a view of one, or a dataset from `mark_share`.
 
     A dataset made from a shard by further steps (`map`, `prefetch`, ...) counts, too.
     """
     if isinstance(x, np.ndarray):
-        return _find_share(x) is not None
-    return any(dataset in _shares for dataset in row_shares.list_pipeline(x))
+        return _find_shard(x) is not None
+    return any(dataset in _shares for dataset in slice_bounds.list_pipeline(x))
 
 
 def find_deal(x: Any) -> Dealt:
     """How the rows of an array were dealt; empty if it does not matter."""
-    share = _find_share(x) if isinstance(x, np.ndarray) else None
+    share = _find_shard(x) if isinstance(x, np.ndarray) else None
     if share is None or share.shape[:1] != x.shape[:1]:
         return Dealt()
     return share.dealt or Dealt()
 
 
-def _find_share(x: Any) -> ShareArray | None:
+def _find_shard(x: Any) -> ShardArray | None:
     while x is not None:
-        if isinstance(x, ShareArray):
+        if isinstance(x, ShardArray):
             return x
         # np.asarray(shard) is a plain view, whose base is the shard, if the shard owns its memory.
         x = getattr(x, "base", None)
@@ -103,7 +103,7 @@ def mark_share(dataset: Any) -> Any:
 def shard(x: Any, *, rank: int | None = None, size: int | None = None) -> Any:
     """This rank's rows of `x`, marked as a shard, so that the library does not slice them again.
 
-    An array or eager tensor gives this rank's contiguous rows as a ShareArray (`rows_of`); tuples and dicts of arrays
+    An array or eager tensor gives this rank's contiguous rows as a ShardArray (`rows_of`); tuples and dicts of arrays
     give tuples and dicts. A tf.data.Dataset of batches gives the dataset of this rank's slice of each batch
     (`deal_block`: some slices are empty if a batch has fewer rows than there are ranks). A shard is returned unchanged.
     `rank` and `size` default to this process' position among the ranks that train; a rank that only serves has no rows.
@@ -119,7 +119,7 @@ def shard(x: Any, *, rank: int | None = None, size: int | None = None) -> Any:
         rank, size = (here.rank if rank is None else rank), (here.trainers if size is None else size)
     if not is_usual and not 0 <= rank < size:
         raise ValueError(f"shard: rank has to be 0 to size - 1; given rank={rank}, size={size}")
-    if is_share(x):
+    if is_shard(x):
         return x
     if isinstance(x, dict):
         _check_rows(x)
@@ -138,8 +138,8 @@ def shard(x: Any, *, rank: int | None = None, size: int | None = None) -> Any:
         array = np.asarray(x)
         if array.ndim == 0:
             raise ValueError("shard: an array of at least one dimension was expected; this one has none, so no rows")
-        start, stop = row_shares.deal_block(len(array), rank, size)
-        return as_share(array[start:stop])
+        start, stop = slice_bounds.deal_block(len(array), rank, size)
+        return as_shard(array[start:stop])
     raise TypeError(
         "shard: expected a NumPy array, an eager tensor, a tuple or dict of them, or a tf.data.Dataset; "
         f"given a {type(x).__name__}"
@@ -151,20 +151,20 @@ def _check_rows(arrays: Mapping[Any, Any]) -> None:
     rows = {
         key: int(value.shape[0])
         for key, value in arrays.items()
-        if not is_share(value) and (isinstance(value, np.ndarray) or _is_eager(value)) and len(value.shape)
+        if not is_shard(value) and (isinstance(value, np.ndarray) or _is_eager(value)) and len(value.shape)
     }
     if len(set(rows.values())) > 1:
         raise ValueError(f"shard: expected arrays of one number of rows; given {rows}")
 
 
 def _shard_dataset(dataset: Any, rank: int, size: int) -> Any:
-    if row_shares.is_batched(dataset) is False:
+    if slice_bounds.is_batched(dataset) is False:
         raise ValueError("shard: the dataset yields single elements; put .batch(...) before shard(dataset)")
 
     def mine(*batch: Any) -> Any:
-        rows = row_shares.count_batch_rows(batch)
-        start, stop = row_shares.deal_block(rows, rank, size)
-        sliced = tf.nest.map_structure(lambda component: row_shares.slice_rows(component, start, stop), batch)
+        rows = slice_bounds.count_batch_rows(batch)
+        start, stop = slice_bounds.deal_block(rows, rank, size)
+        sliced = tf.nest.map_structure(lambda component: slice_bounds.slice_rows(component, start, stop), batch)
         return sliced if len(sliced) > 1 else sliced[0]
 
     return mark_share(dataset.map(mine))

@@ -9,9 +9,9 @@ from typing import Any
 from matex_tf import settings
 from matex_tf.lazy import tf
 from matex_tf.rewrite.own_batches import OwnRows
-from matex_tf.rewrite.sharing import Exchanger, Request, Share
+from matex_tf.rewrite.sharing import Exchanger, Request, Slice
 from matex_tf.runtime import excepthook
-from matex_tf.sharding import row_shares
+from matex_tf.sharding import slice_bounds
 from matex_tf.world import world
 
 UNEVEN = (
@@ -21,33 +21,33 @@ UNEVEN = (
 )
 
 
-class Parts:
+class SliceRatios:
     """The slice ratios of the ranks for one step. They are equal until others are set between calls.
 
-    shares: for each rank that trains, its part of their sum; an int64 variable.
+    ratios: for each rank that trains, its part of their sum; an int64 variable.
     rows: the largest number of rows of a batch since it was set to 0; a scalar int64 variable.
     """
 
     def __init__(self) -> None:
         with tf.init_scope():
-            self.shares = tf.Variable(tf.ones([world.get_world().trainers], tf.int64), trainable=False)
+            self.ratios = tf.Variable(tf.ones([world.get_world().trainers], tf.int64), trainable=False)
             self.rows = tf.Variable(tf.zeros([], tf.int64), trainable=False)
 
     def deal(self, rows: int) -> Any:
         """The shares for a batch with so many rows: this rank has a part of it."""
         self.rows.assign(max(rows, int(self.rows)))
-        return self.list_shares()
+        return self.list_ratios()
 
-    def list_shares(self) -> list[int]:
+    def list_ratios(self) -> list[int]:
         """The share of each rank."""
-        return [*self.shares.numpy().tolist(), *[0] * world.get_world().servers]
+        return [*self.ratios.numpy().tolist(), *[0] * world.get_world().servers]
 
 
 _may_change = False
 
 
-def let_parts_change() -> None:
-    """Give `Parts` to all steps that are planned from now on."""
+def let_ratios_change() -> None:
+    """Give `SliceRatios` to all steps that are planned from now on."""
     global _may_change
     _may_change = True
 
@@ -57,17 +57,17 @@ def may_change() -> bool:
     return _may_change or settings.get_settings().elastic
 
 
-def make_parts() -> Parts | None:
-    """The `Parts` of a step; None if all steps have equal slices for good."""
-    return Parts() if _may_change else None
+def make_ratios() -> SliceRatios | None:
+    """The `SliceRatios` of a step; None if all steps have equal slices for good."""
+    return SliceRatios() if _may_change else None
 
 
-def make_share(components: Sequence[Any], parts: Parts | None = None) -> Share:
+def make_slice(components: Sequence[Any], parts: SliceRatios | None = None) -> Slice:
     """This rank's slice of a whole batch, from its components: tensors with equally many rows."""
-    return make_share_of_rows(tf.shape(components[0], tf.int64)[0], parts)
+    return make_slice_of_rows(tf.shape(components[0], tf.int64)[0], parts)
 
 
-def make_checked_share(components: Sequence[Any], parts: Parts | None = None) -> Share:
+def make_checked_slice(components: Sequence[Any], parts: SliceRatios | None = None) -> Slice:
     """This rank's slice of a whole batch that the graph takes, from its components: tensors with rows.
 
     If the components have different numbers of rows, all ranks raise an error.
@@ -78,26 +78,26 @@ def make_checked_share(components: Sequence[Any], parts: Parts | None = None) ->
         check = tf.debugging.Assert(is_even, [UNEVEN, tf.stack(counts)], summarize=-1)
         with tf.control_dependencies([] if check is None else [check]):
             counts[0] = tf.identity(counts[0])
-    return make_share_of_rows(counts[0], parts)
+    return make_slice_of_rows(counts[0], parts)
 
 
-def make_share_of_rows(total: Any, parts: Parts | None = None) -> Share:
+def make_slice_of_rows(total: Any, parts: SliceRatios | None = None) -> Slice:
     """This rank's slice of a batch of `total` rows, a scalar int64."""
     me = world.get_world()
-    shares: Any = me.trainers
+    ratios: Any = me.trainers
     if parts is not None:
         with tf.control_dependencies([parts.rows.assign(tf.maximum(parts.rows, total), read_value=False)]):
-            shares = tf.pad(parts.shares, [[0, me.servers]])
-    start, stop, has_rows = row_shares.find_slice_bounds(total, me.rank, shares)
-    return Share(start, stop - start, total, has_rows, tf.constant(me.rank == 0))
+            ratios = tf.pad(parts.ratios, [[0, me.servers]])
+    start, stop, has_rows = slice_bounds.find_slice_bounds(total, me.rank, ratios)
+    return Slice(start, stop - start, total, has_rows, tf.constant(me.rank == 0))
 
 
-def make_given_share(first: Any, count: Any, total: Any, contributes: Any) -> Share:
-    """The slice of a batch whose rows this rank is given, from scalar tensors; see `Share`."""
-    return Share(first, count, total, contributes, tf.constant(world.get_world().rank == 0))
+def make_given_slice(first: Any, count: Any, total: Any, contributes: Any) -> Slice:
+    """The slice of a batch whose rows this rank is given, from scalar tensors; see `Slice`."""
+    return Slice(first, count, total, contributes, tf.constant(world.get_world().rank == 0))
 
 
-def make_own_share(exchanger: Exchanger, components: Sequence[Any], has_batch: Any) -> OwnRows:
+def make_own_slice(exchanger: Exchanger, components: Sequence[Any], has_batch: Any) -> OwnRows:
     """This rank's slice of a batch of which `components` are its own rows: tensors of at least one dimension.
 
     If the components of a rank have different numbers of rows, all ranks raise an error.
@@ -105,7 +105,7 @@ def make_own_share(exchanger: Exchanger, components: Sequence[Any], has_batch: A
     excepthook.refuse_after_loss("a step on each rank's own rows")
     me = world.get_world()
     shapes = tf.concat([[tf.cast(has_batch, tf.int64)], *(tf.shape(one, tf.int64) for one in components)], 0)
-    (everyone,) = exchanger.exchange([Request("gather", shapes[tf.newaxis])], _make_share_of_ranks())
+    (everyone,) = exchanger.exchange([Request("gather", shapes[tf.newaxis])], _make_slice_of_ranks())
     ends = list(itertools.accumulate([1, *(one.shape.rank for one in components)]))
     rows = tf.stack([everyone[:, at] for at in ends[:-1]])
     agree = tf.debugging.Assert(
@@ -119,21 +119,21 @@ def make_own_share(exchanger: Exchanger, components: Sequence[Any], has_batch: A
     has_rows = count > 0
     first = tf.where(has_rows, before, tf.zeros_like(before))
     keeps = tf.constant(me.rank == 0)
-    share = Share(first, tf.maximum(count, 1), tf.reduce_sum(counts), has_rows, keeps)
+    batch_slice = Slice(first, tf.maximum(count, 1), tf.reduce_sum(counts), has_rows, keeps)
     largest = tf.reduce_max(everyone, 0)
     sizes = [largest[start + 1 : end] for start, end in itertools.pairwise(ends)]
-    return OwnRows(share, largest[0] > 0, sizes)
+    return OwnRows(batch_slice, largest[0] > 0, sizes)
 
 
-def _make_share_of_ranks() -> Share:
+def _make_slice_of_ranks() -> Slice:
     """The slice of data with one row for each rank."""
     me = world.get_world()
     rank, one, size = (tf.constant(number, tf.int64) for number in (me.rank, 1, me.size))
-    return Share(rank, one, size, tf.constant(True), tf.constant(me.rank == 0))
+    return Slice(rank, one, size, tf.constant(True), tf.constant(me.rank == 0))
 
 
-def make_no_share() -> Share:
+def make_empty_slice() -> Slice:
     """The empty slice, before any batch: all ranks compute the same."""
     zero, one = tf.constant(0, tf.int64), tf.constant(1, tf.int64)
     keeps = tf.constant(world.get_world().rank == 0)
-    return Share(zero, one, one, tf.constant(True), keeps)
+    return Slice(zero, one, one, tf.constant(True), keeps)

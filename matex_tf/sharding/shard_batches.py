@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from matex_tf.lazy import tf
-from matex_tf.sharding import row_shares, share_arrays
+from matex_tf.sharding import shard_arrays, slice_bounds
 from matex_tf.world import world
 
 _before_epoch: weakref.WeakKeyDictionary[Any, Callable[[], None]] = weakref.WeakKeyDictionary()
@@ -23,7 +23,7 @@ def make_row_reader(inputs: Any, counts: Sequence[int], reshuffle: int | None) -
         lambda array: np.asarray(array) if rows else np.zeros((1, *array.shape[1:]), array.dtype), inputs
     )
     if reshuffle is None:
-        with share_arrays.keeps_rows.set(True):
+        with shard_arrays.keeps_rows.set(True):
             tensors = tf.nest.map_structure(tf.convert_to_tensor, arrays)
         return lambda chosen: tf.nest.map_structure(lambda tensor: tf.gather(tensor, chosen), tensors), None
 
@@ -48,7 +48,7 @@ def note_before_epoch(dataset: Any, action: Callable[[], None]) -> None:
 
 def prepare_epoch(dataset: Any) -> None:
     """Run the registered actions, on all ranks, before `dataset` is iterated again."""
-    for step in row_shares.list_pipeline(dataset):
+    for step in slice_bounds.list_pipeline(dataset):
         action = _before_epoch.get(step)
         if action is not None:
             action()

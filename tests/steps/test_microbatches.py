@@ -9,7 +9,7 @@ from comparing import close
 
 import launch
 from matex_tf import settings
-from matex_tf.parts import sizes
+from matex_tf.microbatches import sizes
 
 CASE = Path(__file__).with_name("parts_cases.py")
 PARTS = {"MATEX_MICROBATCH": "3"}

@@ -13,7 +13,7 @@ import pytest
 import tensorflow as tf
 from simulated_ranks import Simulation, find_difference
 
-from matex_tf.parts import cutting
+from matex_tf.microbatches import cutting
 from matex_tf.rewrite import waves
 from matex_tf.rewrite.placement import WHOLE
 

@@ -14,7 +14,7 @@ _WAY_BACK = ("NextIteration", "RefNextIteration")
 _CALLS = ("StatefulPartitionedCall",)
 
 
-class GraphPart:
+class Subgraph:
     """The ops of the graph `of` between its given tensors and its requested ones."""
 
     building_function = False
@@ -28,7 +28,7 @@ class GraphPart:
         return operations
 
 
-class Part(GraphPart):
+class SessionSubgraph(Subgraph):
     """The ops that run when the tensors `given` are fed, and `tensors` and `operations` are fetched.
 
     inputs: the tensors that ranks slice, then the other given ones.

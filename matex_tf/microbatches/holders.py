@@ -101,7 +101,7 @@ class _Rows(_Last):
         turned, blocks = swap_axes(made, placement.axis), placement.rows.blocks
         pieces = [turned]
         if len(blocks) > 1:
-            pieces = tf.split(turned, [block * rows.share.count for block in blocks], num=len(blocks))
+            pieces = tf.split(turned, [block * rows.batch_slice.count for block in blocks], num=len(blocks))
         return [tf.raw_ops.TensorListPushBack(input_handle=one, tensor=piece) for one, piece in zip(held, pieces)]
 
     def finish(self, held: Sequence[Any]) -> Any:

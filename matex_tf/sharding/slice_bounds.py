@@ -14,13 +14,13 @@ import numpy as np
 from matex_tf.lazy import tf
 
 
-def deal_block(n: Any, rank: int, shares: Any) -> tuple[Any, Any]:
+def deal_block(n: Any, rank: int, ratios: Any) -> tuple[Any, Any]:
     """(start, stop) of the rows of `rank` if `n` rows are dealt to the ranks in contiguous blocks.
 
     Args:
         n: an int or a scalar integer tensor.
         rank: an int.
-        shares: the number of ranks that have equal shares (further ranks have none), or the ratios of the ranks, as
+        ratios: the number of ranks that have equal shares (further ranks have none), or the ratios of the ranks, as
             integers
             or a tensor of integers: a rank gets its ratio over their sum.
 
@@ -28,30 +28,30 @@ def deal_block(n: Any, rank: int, shares: Any) -> tuple[Any, Any]:
     each, in case of a tie to the earlier rank. So equal blocks differ by at most one row, and earlier ranks have the
     longer ones; with fewer rows than ranks the last ranks have none (start == stop).
     """
-    if isinstance(shares, int):
-        if rank >= shares:
+    if isinstance(ratios, int):
+        if rank >= ratios:
             return n, n
-        base, extra = n // shares, n % shares
+        base, extra = n // ratios, n % ratios
         return rank * base + _take_minimum(rank, extra), (rank + 1) * base + _take_minimum(rank + 1, extra)
-    if _is_tensor(n) or _is_tensor(shares):
-        return _deal_block_in_graph(n, rank, shares)
-    rows = count_dealt_rows(n, shares)
+    if _is_tensor(n) or _is_tensor(ratios):
+        return _deal_block_in_graph(n, rank, ratios)
+    rows = count_dealt_rows(n, ratios)
     return sum(rows[:rank]), sum(rows[: rank + 1])
 
 
-def count_dealt_rows(n: int, shares: Sequence[int]) -> list[int]:
+def count_dealt_rows(n: int, ratios: Sequence[int]) -> list[int]:
     """The number of rows of each rank, of `n` rows, as in `deal_block`."""
-    total = sum(shares)
-    rows = [n * share // total for share in shares]
-    order = sorted(range(len(shares)), key=lambda rank: -(n * shares[rank] % total))
+    total = sum(ratios)
+    rows = [n * share // total for share in ratios]
+    order = sorted(range(len(ratios)), key=lambda rank: -(n * ratios[rank] % total))
     for rank in order[: n - sum(rows)]:
         rows[rank] += 1
     return rows
 
 
-def _deal_block_in_graph(n: Any, rank: Any, shares: Any) -> tuple[Any, Any]:
-    shares = tf.cast(shares, tf.int64)
-    total, wanted = tf.reduce_sum(shares), tf.cast(n, tf.int64) * shares
+def _deal_block_in_graph(n: Any, rank: Any, ratios: Any) -> tuple[Any, Any]:
+    ratios = tf.cast(ratios, tf.int64)
+    total, wanted = tf.reduce_sum(ratios), tf.cast(n, tf.int64) * ratios
     rows = wanted // total
     order = tf.argsort(wanted % total, direction="DESCENDING", stable=True)
     more = tf.range(tf.size(order), dtype=tf.int64) < tf.cast(n, tf.int64) - tf.reduce_sum(rows)
@@ -61,14 +61,14 @@ def _deal_block_in_graph(n: Any, rank: Any, shares: Any) -> tuple[Any, Any]:
     return start, start + tf.cast(rows[rank], dtype)
 
 
-def find_slice_bounds(n: Any, rank: int, shares: Any) -> tuple[Any, Any, Any]:
-    """(start, stop, has_rows) of the slice of a batch of `n` rows that `rank` computes; `shares`: see `deal_block`.
+def find_slice_bounds(n: Any, rank: int, ratios: Any) -> tuple[Any, Any, Any]:
+    """(start, stop, has_rows) of the slice of a batch of `n` rows that `rank` computes; `ratios`: see `deal_block`.
 
     A rank without rows computes the first row, which adds 0 to every sum: (0, 1, False), since models need not accept
         an empty batch. Only an empty batch has an empty slice, (0, 0, False). If `n` is an int, so are the bounds; if
         it is a scalar integer tensor, the bounds are tensors of its dtype, and has_rows is a bool tensor.
     """
-    start, stop = deal_block(n, rank, shares)
+    start, stop = deal_block(n, rank, ratios)
     if not _is_tensor(start):
         return (start, stop, True) if stop > start else (0, min(1, n), False)
     has_rows = stop > start

@@ -16,10 +16,10 @@ from matex_tf import settings, tags
 from matex_tf.input import advice, batch_tickets, filled_caches, functions, iteration, pipelines, records, tickets
 from matex_tf.lazy import tf
 from matex_tf.ops import deal_rows
-from matex_tf.rewrite.sharing import Share
+from matex_tf.rewrite.sharing import Slice
 from matex_tf.rewrite.sources import find_components
 from matex_tf.runtime import notes, objects
-from matex_tf.sharding import row_shares
+from matex_tf.sharding import slice_bounds
 from matex_tf.steps import batches
 from matex_tf.world import world
 
@@ -42,9 +42,9 @@ class Source:
         options.experimental_optimization.inject_prefetch = options.experimental_optimization.noop_elimination = False
         # Nothing is left to be tuned, and the thread that tunes may sleep for a minute after the end.
         options.autotune.enabled = False
-        self._is_free = not any(map(pipelines.has_outside_state, row_shares.list_pipeline(dataset)))
+        self._is_free = not any(map(pipelines.has_outside_state, slice_bounds.list_pipeline(dataset)))
         self._as_alone = iteration.count_ahead_at_least(dataset)
-        if not any(map(pipelines.list_stateful, row_shares.list_pipeline(dataset))):
+        if not any(map(pipelines.list_stateful, slice_bounds.list_pipeline(dataset))):
             # An iterator can be saved, as alone: the variable that pipelines of ours read is no state.
             options.experimental_external_state_policy = tf.data.experimental.ExternalStatePolicy.IGNORE
         self._options = dataset.options().merge(options)
@@ -59,10 +59,10 @@ class Source:
         pads = [(at, repr(value)) for at, value in made.pads.items()]
         self.signature = tuple(shapes), tuple(made.are_rows), tuple(pads)
 
-    def _deal(self, shares: Any) -> list[int]:
+    def _deal(self, ratios: Any) -> list[int]:
         """Whether shares are worked on, the rank, and the share of each."""
         me = world.get_world()
-        return [1, me.rank, *(shares or [1] * me.trainers + [0] * me.servers)]
+        return [1, me.rank, *(ratios or [1] * me.trainers + [0] * me.servers)]
 
     def _list_inputs(self) -> list[Any]:
         given = [tf.TensorSpec(shape, dtype) for dtype, shape in self.specs[-self._ticket_size :]]
@@ -70,8 +70,8 @@ class Source:
 
     def take(self, ticket: Sequence[Any], first: Any, count: Any, total: Any) -> list[Any]:
         """The rows of a share, by the flat tensors of a ticket."""
-        share = Share(first, count, total, tf.constant(True), tf.constant(False))
-        made = self.batches.take(list(ticket), share)
+        batch_slice = Slice(first, count, total, tf.constant(True), tf.constant(False))
+        made = self.batches.take(list(ticket), batch_slice)
         for one, (_, shape) in zip(made, tickets.open_rows(self.batch_specs, self.batches.are_rows)):
             one.set_shape(shape)
         return made
@@ -96,10 +96,10 @@ class Source:
         """An iterator of the whole batches, for all code; steps take shares of what it is made of."""
         for one in self.batches.files:
             records.make_tickets(one)  # of files that have changed since the last iteration
-        shares = Shares(self, make_iterator(self._made))
-        iterator = make_iterator(self._open(shares))
-        batches.note_shares(iterator, shares)
-        handle = shares.iterator._iterator_resource
+        shared = SharedBatches(self, make_iterator(self._made))
+        iterator = make_iterator(self._open(shared))
+        batches.note_shared_batches(iterator, shared)
+        handle = shared.iterator._iterator_resource
         batches.note_dealt(iterator._iterator_resource, batches.Dealt(self, handle))
         return iterator
 
@@ -125,12 +125,12 @@ class Source:
         """How maps of the tickets run. What a generator has given does not come again: it is read as alone."""
         return {"num_parallel_calls": _AHEAD, "deterministic": True} if self._is_free else {}
 
-    def _open(self, shares: Shares) -> Any:
+    def _open(self, shared: SharedBatches) -> Any:
         """The dataset of whole batches, of what an iterator of shares has still to give."""
         from tensorflow.python.data.ops import dataset_ops
 
         function = self._whole_function
-        handle = shares.iterator._iterator_resource
+        handle = shared.iterator._iterator_resource
         variant = tf.raw_ops.MapDataset(
             input_dataset=tf.data.Dataset.range(np.iinfo(np.int64).max)._variant_tensor,
             other_arguments=[handle, *function.captured_inputs],
@@ -196,9 +196,9 @@ class Source:
         """From now on whole batches are worked on ahead."""
         self._work_as([0, *self._deal(None)[1:]])
 
-    def work_on(self, shares: Any) -> None:
-        """From now on this rank's rows are worked on ahead; `shares`: see `batches.find_bounds`."""
-        self._work_as(self._deal(shares))
+    def work_on(self, ratios: Any) -> None:
+        """From now on this rank's rows are worked on ahead; `ratios`: see `batches.find_bounds`."""
+        self._work_as(self._deal(ratios))
 
     def _work_as(self, dealt: list[int]) -> None:
         if dealt != self._now:
@@ -206,7 +206,7 @@ class Source:
             self._dealt.assign(np.array(dealt, np.int64))
 
 
-class Shares:
+class SharedBatches:
     """What an iterator of whole batches is made of.
 
     iterator: of the `Source`'s dataset of shares.
@@ -241,12 +241,12 @@ class Batch:
         self.is_even = len(rows) == 1 and count <= self.total
         self._error: Exception | None = None
 
-    def take_share(self, shares: Any = None) -> list[Any]:
+    def take_slice(self, ratios: Any = None) -> list[Any]:
         if self._error is not None:
             raise self._error
-        bounds = batches.find_bounds(self.total, shares)
+        bounds = batches.find_bounds(self.total, ratios)
         is_made = bounds == self._bounds
-        self.source.work_on(shares)
+        self.source.work_on(ratios)
         numbers = self._numbers if is_made else batches.make_numbers(bounds, self.total)
         return [*self.source.pad_alike(self._own if is_made else self._make(bounds)), *numbers]
 
@@ -319,5 +319,5 @@ def _find_source(dataset: Any) -> Source | None:
 
 def _explain(dataset: Any, text: str) -> None:
     if settings.get_settings().explain and world.get_world().size > 1:
-        kinds = map(advice.name_step, reversed(row_shares.list_pipeline(dataset)))
+        kinds = map(advice.name_step, reversed(slice_bounds.list_pipeline(dataset)))
         notes.print_note(f"the pipeline {', '.join(kinds)}: {text}")

@@ -6,13 +6,13 @@ import copy as copies
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from matex_tf.parts.cutting import Region
-from matex_tf.parts.holders import make_holder
+from matex_tf.microbatches.cutting import Region
+from matex_tf.microbatches.holders import make_holder
 from matex_tf.rewrite.bodies import Body
 from matex_tf.rewrite.nodes import Value
 from matex_tf.rewrite.placement import PARTIAL, SIZES, WHOLE, Placement
 from matex_tf.rewrite.programs import Program
-from matex_tf.rewrite.sharing import Share
+from matex_tf.rewrite.sharing import Slice
 
 
 class Sizes(Protocol):
@@ -39,7 +39,7 @@ def make_emit(region: Region, sizes: Sizes) -> Callable[..., list[Any]]:
 def _run(copy: Any, region: Region, sizes: Sizes, tensors: Sequence[Any]) -> list[Any]:
     import tensorflow as tf
 
-    count = copy.share.count
+    count = copy.batch_slice.count
     shapes = [
         _drop_axis(tf.shape(tensor, tf.int64), value.placement.axis)
         for (value, need), tensor in zip(region.takes, tensors)
@@ -52,7 +52,7 @@ def _run(copy: Any, region: Region, sizes: Sizes, tensors: Sequence[Any]) -> lis
     def turn(start: Any, size: Any, *held: Any) -> list[Any]:
         part = tf.minimum(size, count - start)
         rows = copies.copy(copy)
-        rows.share = Share(start, part, count, copy.share.contributes, copy.share.keeps)
+        rows.batch_slice = Slice(start, part, count, copy.batch_slice.contributes, copy.batch_slice.keeps)
         made = _make_part(copy, region, rows, tensors)
         after: list[Any] = []
         at = 0
@@ -104,12 +104,16 @@ def _make_part(copy: Any, region: Region, rows: Any, tensors: Sequence[Any]) -> 
     """The results of a region for a part. rows: a copy whose slice is that of the part."""
     import tensorflow as tf
 
-    start, count, share = rows.share.first, rows.share.count, copy.share
+    start, count, batch_slice = rows.batch_slice.first, rows.batch_slice.count, copy.batch_slice
     is_first = tf.equal(start, 0)
     here = copies.copy(copy)
     here.transform = None
-    here.share = Share(
-        share.first + start, count, share.total, share.contributes, tf.logical_and(share.keeps, is_first)
+    here.batch_slice = Slice(
+        batch_slice.first + start,
+        count,
+        batch_slice.total,
+        batch_slice.contributes,
+        tf.logical_and(batch_slice.keeps, is_first),
     )
     gives = [value.placement for value in region.gives]
     body = Body(here, Program(region.nodes, [], region.gives, region.awaited), gives)
@@ -139,6 +143,6 @@ def _give(body: Body, rows: Any, value: Value, need: Placement | None, tensor: A
         tensor = tf.where(is_first, tensor, tf.zeros_like(tensor))
     elif placement.kind == SIZES:
         whole = copies.copy(rows)
-        whole.share = Share(rows.share.first, rows.share.total, rows.share.count, True, True)
+        whole.batch_slice = Slice(rows.batch_slice.first, rows.batch_slice.total, rows.batch_slice.count, True, True)
         tensor = whole.make_sizes_whole(tensor, placement)
     body.tensors[id(value)] = tensor

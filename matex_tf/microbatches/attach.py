@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from matex_tf import settings
-from matex_tf.parts import sizes
-from matex_tf.parts.cutting import Left, Region, cut, list_kept
-from matex_tf.parts.region import make_emit
+from matex_tf.microbatches import sizes
+from matex_tf.microbatches.cutting import Left, Region, cut, list_kept
+from matex_tf.microbatches.region import make_emit
 from matex_tf.rewrite.placement import Placement
 from matex_tf.rewrite.programs import Program
 from matex_tf.runtime import notes
@@ -48,7 +48,7 @@ def _cut_copy(plan: Any, copy: Any) -> None:
     rows = settings.get_settings().microbatch
     _cut[id(plan)] = found = _Cut([], [])
     together: list[sizes.Fitting] = []
-    obstacle = sizes.find_obstacle(plan.own.variables) if rows == settings.AUTO else ""
+    obstacle = sizes.find_obstacle(plan.traced.variables) if rows == settings.AUTO else ""
     if obstacle:
         _say(plan.place, obstacle)
         return

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from matex_tf.sharding import apportion, row_shares, share_arrays
+from matex_tf.sharding import apportion, shard_arrays, slice_bounds
 
 RANKS = (1, 2, 3, 4, 7)
 COUNTS = (0, 1, 2, 3, 5, 8, 61, 1000)
@@ -15,7 +15,7 @@ COUNTS = (0, 1, 2, 3, 5, 8, 61, 1000)
 @pytest.mark.parametrize("size", RANKS)
 @pytest.mark.parametrize("n", COUNTS)
 def test_rows_of_deals_every_row_once_and_evenly(n, size):
-    bounds = [row_shares.deal_block(n, rank, size) for rank in range(size)]
+    bounds = [slice_bounds.deal_block(n, rank, size) for rank in range(size)]
     assert [row for start, stop in bounds for row in range(start, stop)] == list(range(n))
     lengths = [stop - start for start, stop in bounds]
     assert max(lengths) - min(lengths) <= 1
@@ -27,7 +27,7 @@ def test_rows_of_deals_every_row_once_and_evenly(n, size):
 def test_slice_bounds_gives_a_row_to_ranks_without_any(n, size):
     own = 0
     for rank in range(size + 2):  # the last two only serve
-        start, stop, has_rows = row_shares.find_slice_bounds(n, rank, size)
+        start, stop, has_rows = slice_bounds.find_slice_bounds(n, rank, size)
         assert has_rows == (rank < min(n, size))
         assert stop - start >= min(1, n)
         if has_rows:
@@ -41,14 +41,14 @@ def test_slice_bounds_gives_a_row_to_ranks_without_any(n, size):
 def test_slice_bounds_of_tensors_are_those_of_ints(dtype):
     @tf.function
     def traced(n, size):
-        return [row_shares.find_slice_bounds(n, rank, size) for rank in range(size + 1)]
+        return [slice_bounds.find_slice_bounds(n, rank, size) for rank in range(size + 1)]
 
     for size in RANKS:
         for n in COUNTS:
-            expected = [row_shares.find_slice_bounds(n, rank, size) for rank in range(size + 1)]
+            expected = [slice_bounds.find_slice_bounds(n, rank, size) for rank in range(size + 1)]
             for found in (
                 traced(tf.constant(n, dtype), size),
-                [row_shares.find_slice_bounds(tf.constant(n, dtype), r, size) for r in range(size + 1)],
+                [slice_bounds.find_slice_bounds(tf.constant(n, dtype), r, size) for r in range(size + 1)],
             ):
                 assert [tuple(x.numpy().item() for x in bounds) for bounds in found] == expected
                 assert all(bounds[0].dtype == dtype and bounds[1].dtype == dtype for bounds in found)
@@ -79,11 +79,11 @@ def test_slice_rows_of_every_kind_eager_and_traced(kind, bounds):
     component = _components()[kind]
     start, stop = bounds
     expected = _dense(component)[start:stop]
-    traced = tf.function(lambda x, a, b: row_shares.slice_rows(x, a, b))
-    outside = tf.function(lambda a, b: row_shares.slice_rows(component, a, b))
+    traced = tf.function(lambda x, a, b: slice_bounds.slice_rows(x, a, b))
+    outside = tf.function(lambda a, b: slice_bounds.slice_rows(component, a, b))
     for found in (
-        row_shares.slice_rows(component, start, stop),
-        row_shares.slice_rows(component, tf.constant(start), tf.constant(stop)),
+        slice_bounds.slice_rows(component, start, stop),
+        slice_bounds.slice_rows(component, tf.constant(start), tf.constant(stop)),
         traced(component, start, stop),
         traced(component, tf.constant(start, tf.int64), tf.constant(stop, tf.int64)),
         outside(tf.constant(start), tf.constant(stop)),
@@ -94,18 +94,18 @@ def test_slice_rows_of_every_kind_eager_and_traced(kind, bounds):
 
 def test_slice_rows_leaves_what_has_no_rows():
     scalar = tf.constant(3.0)
-    assert row_shares.slice_rows(scalar, 0, 1) is scalar
-    assert row_shares.slice_rows(None, 0, 1) is None
-    assert row_shares.slice_rows(2.5, 0, 1) == 2.5
+    assert slice_bounds.slice_rows(scalar, 0, 1) is scalar
+    assert slice_bounds.slice_rows(None, 0, 1) is None
+    assert slice_bounds.slice_rows(2.5, 0, 1) == 2.5
     zero_d = np.array(4)
-    assert row_shares.slice_rows(zero_d, 0, 1) is zero_d
+    assert slice_bounds.slice_rows(zero_d, 0, 1) is zero_d
 
 
 @pytest.mark.parametrize("value", [np.float32(2.0), np.arange(6, dtype=np.float32)])
 def test_slice_rows_of_unknown_rank(value):
     @tf.function(input_signature=[tf.TensorSpec(None, tf.float32)])
     def traced(x):
-        return row_shares.slice_rows(x, tf.constant(1), tf.constant(3))
+        return slice_bounds.slice_rows(x, tf.constant(1), tf.constant(3))
 
     expected = value[1:3] if np.ndim(value) else value
     np.testing.assert_array_equal(traced(value), expected)
@@ -113,11 +113,11 @@ def test_slice_rows_of_unknown_rank(value):
 
 def test_slice_rows_names_the_type_it_cannot_slice():
     with pytest.raises(TypeError, match="object"):
-        row_shares.slice_rows(object(), 0, 1)
+        slice_bounds.slice_rows(object(), 0, 1)
 
 
 def test_share_mark_survives_numpy():
-    share = share_arrays.as_share(np.arange(12, dtype=np.uint8).reshape(4, 3)).copy()
+    share = shard_arrays.as_shard(np.arange(12, dtype=np.uint8).reshape(4, 3)).copy()
     kept = [
         share[1:],
         share[[0, 2]],
@@ -141,14 +141,14 @@ def test_share_mark_survives_numpy():
         np.repeat(share, 2, axis=0),
         np.ascontiguousarray(share),
     ]
-    assert [i for i, array in enumerate(kept) if not share_arrays.is_share(array)] == []
-    assert not share_arrays.is_share(np.arange(3))
-    assert not share_arrays.is_share([1, 2])
-    assert not share_arrays.is_share(None)
+    assert [i for i, array in enumerate(kept) if not shard_arrays.is_shard(array)] == []
+    assert not shard_arrays.is_shard(np.arange(3))
+    assert not shard_arrays.is_shard([1, 2])
+    assert not shard_arrays.is_shard(None)
 
 
 def test_share_reductions_are_numbers():
-    share = share_arrays.as_share(np.arange(12.0).reshape(4, 3))
+    share = shard_arrays.as_shard(np.arange(12.0).reshape(4, 3))
     for number in (share.sum(), share.mean(), np.max(share), share.std(), share[0, 1], np.median(share)):
         assert not isinstance(number, np.ndarray)
     assert isinstance(share.mean(axis=0), np.ndarray)
@@ -184,31 +184,31 @@ def test_share_rows_taken_never_falls_and_follows_the_order_of_places():
 @pytest.mark.parametrize("size", (1, 2, 3, 4, 7))
 def test_shard_of_arrays(size):
     x, y = np.arange(10).reshape(5, 2), np.arange(5)
-    parts = [share_arrays.shard({"x": x, "pair": (y, tf.constant(y))}, rank=rank, size=size) for rank in range(size)]
-    assert all(share_arrays.is_share(part["x"]) and share_arrays.is_share(part["pair"][1]) for part in parts)
+    parts = [shard_arrays.shard({"x": x, "pair": (y, tf.constant(y))}, rank=rank, size=size) for rank in range(size)]
+    assert all(shard_arrays.is_shard(part["x"]) and shard_arrays.is_shard(part["pair"][1]) for part in parts)
     np.testing.assert_array_equal(np.concatenate([part["x"] for part in parts]), x)
     np.testing.assert_array_equal(np.concatenate([part["pair"][1] for part in parts]), y)
-    assert share_arrays.shard(parts[0]["x"], rank=0, size=size) is parts[0]["x"]
+    assert shard_arrays.shard(parts[0]["x"], rank=0, size=size) is parts[0]["x"]
 
 
 def test_shard_of_the_wrong_thing():
     with pytest.raises(TypeError, match="given a str"):
-        share_arrays.shard("rows", rank=0, size=2)
+        shard_arrays.shard("rows", rank=0, size=2)
     with pytest.raises(ValueError, match="at least one dimension"):
-        share_arrays.shard(np.array(3), rank=0, size=2)
+        shard_arrays.shard(np.array(3), rank=0, size=2)
     with pytest.raises(ValueError, match="rank=2, size=2"):
-        share_arrays.shard(np.arange(3), rank=2, size=2)
+        shard_arrays.shard(np.arange(3), rank=2, size=2)
     with pytest.raises(ValueError, match="batch"):
-        share_arrays.shard(tf.data.Dataset.from_tensor_slices(np.zeros((8, 4))), rank=0, size=2)
+        shard_arrays.shard(tf.data.Dataset.from_tensor_slices(np.zeros((8, 4))), rank=0, size=2)
 
 
 @pytest.mark.parametrize("size", (1, 2, 3, 4))
 def test_shard_of_a_dataset_slices_each_batch(size):
     x, y = np.arange(18).reshape(9, 2), np.arange(9)
     whole = tf.data.Dataset.from_tensor_slices(({"x": x}, y)).batch(4)
-    parts = [share_arrays.shard(whole, rank=rank, size=size) for rank in range(size)]
-    assert all(share_arrays.is_share(part.map(lambda x, y: (x, y)).prefetch(1)) for part in parts)
-    assert not share_arrays.is_share(whole)
+    parts = [shard_arrays.shard(whole, rank=rank, size=size) for rank in range(size)]
+    assert all(shard_arrays.is_shard(part.map(lambda x, y: (x, y)).prefetch(1)) for part in parts)
+    assert not shard_arrays.is_shard(whole)
     for batch, slices in zip(whole, zip(*parts, strict=True), strict=False):
         np.testing.assert_array_equal(np.concatenate([s[1] for s in slices]), batch[1])
         np.testing.assert_array_equal(np.concatenate([s[0]["x"] for s in slices]), batch[0]["x"])
@@ -218,24 +218,24 @@ def test_shard_of_a_dataset_slices_each_batch(size):
 
 def test_is_batched():
     rows = tf.data.Dataset.from_tensor_slices(np.zeros((8, 4)))
-    assert row_shares.is_batched(rows) is False
-    assert row_shares.is_batched(rows.batch(2).prefetch(1)) is True
-    assert row_shares.is_batched(rows.batch(2, num_parallel_calls=2).map(lambda x: x)) is True
-    assert row_shares.is_batched(rows.padded_batch(2)) is True
-    assert row_shares.is_batched(rows.batch(2).unbatch().shuffle(3)) is False
-    assert row_shares.is_batched(rows.ragged_batch(2)) is True
-    assert row_shares.is_batched(tf.data.Dataset.from_tensors(np.zeros(3))) is None
-    assert row_shares.is_batched(tf.compat.v1.data.Dataset.range(9).batch(3)) is True
+    assert slice_bounds.is_batched(rows) is False
+    assert slice_bounds.is_batched(rows.batch(2).prefetch(1)) is True
+    assert slice_bounds.is_batched(rows.batch(2, num_parallel_calls=2).map(lambda x: x)) is True
+    assert slice_bounds.is_batched(rows.padded_batch(2)) is True
+    assert slice_bounds.is_batched(rows.batch(2).unbatch().shuffle(3)) is False
+    assert slice_bounds.is_batched(rows.ragged_batch(2)) is True
+    assert slice_bounds.is_batched(tf.data.Dataset.from_tensors(np.zeros(3))) is None
+    assert slice_bounds.is_batched(tf.compat.v1.data.Dataset.range(9).batch(3)) is True
 
 
 def test_dealt_rows_is_in_proportion_and_deals_every_row():
-    for shares in itertools.product(range(5), repeat=3):
-        for n in range(20) if sum(shares) else ():
-            rows, total = row_shares.count_dealt_rows(n, shares), sum(shares)
+    for ratios in itertools.product(range(5), repeat=3):
+        for n in range(20) if sum(ratios) else ():
+            rows, total = slice_bounds.count_dealt_rows(n, ratios), sum(ratios)
             assert sum(rows) == n
-            assert all(abs(count - n * share / total) < 1 for count, share in zip(rows, shares))
-            assert all(count == 0 for count, share in zip(rows, shares) if share == 0)
-            bounds = [row_shares.deal_block(n, rank, shares) for rank in range(3)]
+            assert all(abs(count - n * share / total) < 1 for count, share in zip(rows, ratios))
+            assert all(count == 0 for count, share in zip(rows, ratios) if share == 0)
+            bounds = [slice_bounds.deal_block(n, rank, ratios) for rank in range(3)]
             assert bounds[0][0] == 0 and bounds[2][1] == n
             assert [stop - start for start, stop in bounds] == rows
             assert all(before[1] == after[0] for before, after in zip(bounds, bounds[1:]))
@@ -245,23 +245,23 @@ def test_dealt_rows_is_in_proportion_and_deals_every_row():
 @pytest.mark.parametrize("n", COUNTS)
 def test_equal_shares_are_those_of_a_number_of_ranks(n, size):
     for rank in range(size):
-        expected = row_shares.find_slice_bounds(n, rank, size)
-        assert row_shares.find_slice_bounds(n, rank, (1,) * size) == expected
-        assert row_shares.find_slice_bounds(n, rank, [37] * size) == expected
+        expected = slice_bounds.find_slice_bounds(n, rank, size)
+        assert slice_bounds.find_slice_bounds(n, rank, (1,) * size) == expected
+        assert slice_bounds.find_slice_bounds(n, rank, [37] * size) == expected
 
 
 def test_bounds_by_shares_of_tensors_are_those_of_ints():
     @tf.function
-    def traced(n, shares):
-        return [row_shares.find_slice_bounds(n, rank, shares) for rank in range(3)]
+    def traced(n, ratios):
+        return [slice_bounds.find_slice_bounds(n, rank, ratios) for rank in range(3)]
 
     chance = np.random.RandomState(0)
     for _ in range(200):
-        n, shares = int(chance.randint(0, 40)), chance.randint(1, 12, 3) * chance.randint(0, 2, 3)
-        if not shares.any():
+        n, ratios = int(chance.randint(0, 40)), chance.randint(1, 12, 3) * chance.randint(0, 2, 3)
+        if not ratios.any():
             continue
-        expected = [row_shares.find_slice_bounds(n, rank, shares.tolist()) for rank in range(3)]
+        expected = [slice_bounds.find_slice_bounds(n, rank, ratios.tolist()) for rank in range(3)]
         for dtype in (tf.int32, tf.int64):
-            found = traced(tf.constant(n, dtype), tf.constant(shares, tf.int64))
+            found = traced(tf.constant(n, dtype), tf.constant(ratios, tf.int64))
             assert [tuple(x.numpy().item() for x in bounds) for bounds in found] == expected
             assert all(bounds[0].dtype == bounds[1].dtype == dtype for bounds in found)
