@@ -31,7 +31,7 @@ MOST = 1000
 PARTS = 16
 """The number of units of a batch if XLA compiles each number of rows separately; more for many ranks."""
 NAMED = 4
-_ADAPTING = "how shares of a step follow the speed of ranks"
+_ADAPTING = "how slice ratios of a step follow the speed of ranks"
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ def _find_obstacle() -> str:
     if settings.get_settings().scaling == "weak":
         return "with weak scaling each rank's batch is its own"
     if settings.get_settings().elastic:
-        return "with MATEX_ELASTIC the shares of fewer ranks begin anew, which is done for equal ones only"
+        return "with MATEX_ELASTIC the slices of fewer ranks begin again, which is possible for equal slices only"
     return ""
 
 

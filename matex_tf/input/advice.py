@@ -1,4 +1,4 @@
-"""What keeps work of a pipeline on every rank, and what to write instead: `--explain` tells both."""
+"""The advice of `--explain` on pipelines: the ops that keep work on every rank, and their replacements."""
 
 from __future__ import annotations
 
@@ -38,15 +38,15 @@ OF_OPS = (
     ("Assign.*|ReadVariableOp|ResourceScatter.*", "no variable that a map assigns: `enumerate()` counts"),
     (".*", "ops without effects"),
 )
-"""What keeps work, a step or a type of op (a regular expression, of which the first counts), and what to write."""
+"""For each step or type of op (a regular expression, of which the first match counts), its replacement."""
 NOT_DENSE, NO_BATCHES = OF_OPS[0][0], OF_OPS[1][0]
 
 
 def explain_kept(dataset: Any, kept: Sequence[str]) -> str:
-    """What keeps work of a pipeline on every rank, each with what to write instead; "" where nothing does.
+    """Text that names each cause that keeps a pipeline's work on every rank, with its replacement; "" if there is none.
 
     Args:
-        kept: the types of ops because of which work is done in front (see `tickets.Elements`).
+        kept: the types of the ops that keep work in front (see `tickets.Elements`).
     """
     has_batches = any(name_step(one) in _BATCHES for one in slice_bounds.list_pipeline(dataset))
     parts = [*kept, *([] if has_batches or not _has_work(dataset) else [NO_BATCHES])]
@@ -59,19 +59,19 @@ def explain_kept(dataset: Any, kept: Sequence[str]) -> str:
 
 
 def find_advice(kept: str, instead: Sequence[tuple[str, str]]) -> str:
-    """What to write instead of a step, or of an op, in one of the two tables."""
+    """The replacement of a step, or of an op, from one of the two tables."""
     return next(text for pattern, text in instead if re.fullmatch(pattern, kept))
 
 
 def name_step(dataset: Any) -> str:
-    """The kind of a step, for people."""
+    """The kind of a step, for messages."""
     return re.sub(r"Dataset(V\d)?$", "", pipelines.name_kind(dataset))
 
 
 def _list_steps(dataset: Any, are_rows: bool) -> Iterator[str]:
-    """The uppermost steps that wait for the work on what they are given, as `tickets` finds them.
+    """The uppermost steps that need the result of the work on their elements, as `tickets` finds them.
 
-    are_rows: whether they give rows, of which batches are made.
+    are_rows: they give rows, of which batches are made.
     """
     kind = name_step(dataset)
     is_in_memory = kind == "Cache" and tickets.is_in_memory(dataset)
@@ -93,7 +93,7 @@ def _list_steps(dataset: Any, are_rows: bool) -> Iterator[str]:
 
 
 def _has_work(dataset: Any) -> bool:
-    """Whether a step of a pipeline reads or maps, beside the map that TensorFlow puts before `unbatch`."""
+    """Whether a step of a pipeline reads or maps, except for the map that TensorFlow adds before `unbatch`."""
     steps = slice_bounds.list_pipeline(dataset)
     of_unbatch = [one._input_dataset for one in steps if name_step(one) == "Restructured"]
     return any(_is_work(one) and one not in of_unbatch for one in steps)

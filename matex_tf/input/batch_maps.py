@@ -1,4 +1,4 @@
-"""Maps of whole batches that treat rows by themselves: the placements of their ops say so."""
+"""Maps of whole batches that treat rows independently, as the placements of their ops show."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from matex_tf.rewrite.sharing import Request, Slice
 
 
 class _NoExchanger:
-    """Stands for the ranks in a copy without collectives."""
+    """Stands in for the ranks in a copy without collectives."""
 
     rank = 0
 
@@ -30,9 +30,9 @@ class _NoExchanger:
 
 
 class RowMap(NamedTuple):
-    """A map of batches of which a rank computes the rows of its share.
+    """A map of batches that a rank computes for its slice.
 
-    are_rows: which of the flat tensors that it gives have rows.
+    are_rows: which of the flat outputs have rows.
     """
 
     program: Program
@@ -48,15 +48,15 @@ class RowMap(NamedTuple):
 
 
 def find_row_map(function: Any, are_rows: Sequence[bool]) -> RowMap | str:
-    """The map of batches `function`, a ConcreteFunction; in words what keeps it from being computed by rows.
+    """The RowMap of `function`, a ConcreteFunction, or the reason why it cannot be computed by rows.
 
-    are_rows: which of the tensors that it is given have the rows of the batch.
+    are_rows: which of the inputs have the rows of the batch.
     """
     captured = list(function.captured_inputs)
     placements = [BATCH if one else WHOLE for one in are_rows] + [WHOLE] * len(captured)
     try:
         program = read_program(function.graph, placements, takes_batches=False)
-    except Exception as error:  # of any rule: the script's own function is always right
+    except Exception as error:  # an error in any rule: the script's own function is always right
         return f"a map that cannot be read ({type(error).__name__}: {error})"
     found = [value.placement for value in program.outputs]
     if program.has_collectives or not all(one == BATCH or one.kind in (REPLICATED, SIZES) for one in found):

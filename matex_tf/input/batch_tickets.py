@@ -1,4 +1,4 @@
-"""The batches of a pipeline: a ticket for each, of which a rank makes its rows."""
+"""The batches of a pipeline: one ticket for each batch, from which a rank makes its slice."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ from matex_tf.rewrite.sharing import Slice
 
 
 class Batches(NamedTuple):
-    """The elements of a dataset that are batches.
+    """The elements of a dataset whose elements are batches.
 
-    tickets: a dataset, of one ticket for a batch.
-    count_rows: builds, of the flat tensors of a ticket, the numbers of rows of what makes up the batch, scalar int64.
-    take: builds, of these and a share, the flat tensors of the share's rows.
-    digest: builds, of the flat tensors of a ticket, what tells it from others: 8 bytes, uint8.
+    tickets: a dataset with one ticket for each batch.
+    count_rows: computes the row counts of the batch's components from the flat tensors of a ticket; int64 scalars.
+    take: computes the flat tensors of a slice's rows from the flat tensors of a ticket and the slice.
+    digest: computes a hash of the batch from the flat tensors of a ticket: 8 bytes, uint8.
     are_rows: which of the flat tensors of an element have rows.
     spec: of an element.
-    is_work: whether anything is computed behind the tickets.
-    pads: by the numbers of those tensors that are padded to the longest row, with what.
+    is_work: there is work behind the tickets.
+    pads: the padding values of the tensors that are padded to the longest row, by their indices.
     kept, files, caches: see `Elements`.
     """
 
@@ -126,11 +126,11 @@ def _batch(dataset: Any) -> Batches:
 
 
 def _batch_tensors(dataset: Any, inner: Elements) -> Batches:
-    """Batches of tickets of one shape: tensors with the rows of a batch, on each of which a function does the work."""
+    """Batches of tickets of one shape: tensors with the rows of a batch. The work is a function of each row."""
     tickets = inner.tickets.batch(dataset._batch_size, drop_remainder=dataset._drop_remainder)
     specs, ticket_specs = flatten_specs(inner.spec), flatten_specs(inner.tickets.element_spec)
     computed = [at for at, number in enumerate(inner.passed) if number is None]
-    computed = computed or list(range(len(specs) if inner.is_work else 0))  # of checks alone
+    computed = computed or list(range(len(specs) if inner.is_work else 0))  # checks only
 
     @functools.cache
     def trace_work() -> Any:
@@ -165,10 +165,11 @@ def _batch_tensors(dataset: Any, inner: Elements) -> Batches:
 
 
 def call_as_maps_do(build: Callable[[Tensors], Tensors], given: Sequence[Any]) -> Any:
-    """A ConcreteFunction of tensors `given` that calls what `build` makes, optimized as functions of `map` are.
+    """A ConcreteFunction of tensors like `given` that calls what `build` makes, optimized as functions of `map` are.
 
-    TensorFlow merges constants in a function that an op calls, as `map` does, but not in one that is inlined or that
-    `MapDefun` takes. Where `map` calls a function it does not fold constants, as into reciprocals of divisors.
+    TensorFlow folds constants in a function that an op calls, as `map` does, but not in one that is inlined or that
+    `MapDefun` takes. If `map` calls a function, TensorFlow does not fold constants either, such as reciprocals of
+    divisors.
     """
     from tensorflow.core.protobuf import config_pb2, rewriter_config_pb2
 
@@ -193,7 +194,7 @@ def call_as_maps_do(build: Callable[[Tensors], Tensors], given: Sequence[Any]) -
 
 
 def _slice_rows(tensors: Tensors, batch_slice: Slice) -> Tensors:
-    """The share's rows of tensors."""
+    """The rows of a slice of these tensors."""
     first = tf.reshape(batch_slice.first, [1])
     last = first + batch_slice.count
     return [tf.strided_slice(one, first, last) for one in tensors]
@@ -204,7 +205,7 @@ def _count_rows(tensors: Tensors) -> Tensors:
 
 
 def _batch_windows(dataset: Any, inner: Elements, is_padded: bool) -> Batches:
-    """Batches of tickets of any kind: datasets of the rows of a batch."""
+    """Batches of tickets of any kind: each is a dataset of the rows of a batch."""
     tickets = inner.tickets.window(dataset._batch_size, drop_remainder=dataset._drop_remainder)
     spec = dataset.element_spec
     put_rows = _put_padded(dataset) if is_padded else lambda rows, count: rows.batch(count)
@@ -231,7 +232,7 @@ def _batch_windows(dataset: Any, inner: Elements, is_padded: bool) -> Batches:
 
         rows = open_window(ticket)
         if not all(shape.is_fully_defined() for _, shape in flatten_specs(rows.element_spec)):
-            rows = map_dataset(rows, digest_row)  # which are no batch by themselves
+            rows = map_dataset(rows, digest_row)  # they are no batch by themselves
         batch = rows.batch(count(ticket)[0])
         return digest_tensors(flatten(batch.element_spec, batch.get_single_element()))
 
@@ -268,7 +269,7 @@ def _find_pads(dataset: Any) -> dict[int, Any]:
 
 
 def count_workers() -> int:
-    """How many elements of a batch are worked on at a time: as many as the rank has cores."""
+    """The number of elements of a batch that are worked on concurrently: the number of the rank's cores."""
     return max(1, len(os.sched_getaffinity(0)))
 
 

@@ -1,6 +1,6 @@
-"""The elements of a pipeline before they are put into batches: tickets, which every rank takes, and the work on them.
+"""The elements of a pipeline before batching: tickets, which every rank takes, and the work on them.
 
-The work is done by the rank that computes with the element.
+The rank whose slice has the element does the work.
 """
 
 from __future__ import annotations
@@ -29,16 +29,17 @@ from matex_tf.lazy import tf
 
 
 class Elements(NamedTuple):
-    """The elements of a dataset before they are put into batches.
+    """The elements of a dataset before batching.
 
     tickets: a dataset.
-    work: builds, of the flat tensors of a ticket, those of the element.
-    passed: of each of these, the number of the ticket's tensor that it is; None of one that is computed.
+    work: computes the flat tensors of the element from those of a ticket.
+    passed: for each flat tensor of the element, the index of the ticket's tensor that it equals; None if it is
+        computed.
     spec: of an element.
-    is_work: whether anything is computed or checked behind the tickets.
-    kept: the types of ops because of which work is done for each element on every rank.
-    files: the datasets of records that were found by an index, which follows changes between iterations.
-    caches: the datasets of caches in whose place tickets are kept.
+    is_work: there is something to compute or to check behind the tickets.
+    kept: the types of the ops because of which every rank works on each element.
+    files: the datasets of indexed records, which follow changes of files between iterations.
+    caches: the datasets of caches that are replaced by caches of tickets.
     """
 
     tickets: Any
@@ -52,7 +53,7 @@ class Elements(NamedTuple):
 
 
 def find_elements(dataset: Any) -> Elements:
-    """The elements of a dataset as tickets and work; without work where a step cannot wait."""
+    """The elements of a dataset as tickets and work; without work if a step cannot be deferred."""
     return tags.get_or_make_tag(dataset, "tickets of elements", lambda: _find_elements(dataset))
 
 
@@ -85,9 +86,8 @@ def _make_leaf(dataset: Any, *kept: str) -> Elements:
 
 
 def _put_in_front(inner: Elements, split: Split, dataset: Any) -> Any:
-    """The tickets on which the ops in front have run: with what they give behind the tickets of `inner` if work waits.
-
-    Else behind the tensors of the element that the rest of the function needs.
+    """The tickets after the ops in front have run. Their results follow the tickets of `inner` if its work is deferred,
+    and otherwise the tensors of the element that the rest of the function needs.
     """
     waits = inner.is_work
 

@@ -1,7 +1,7 @@
-"""A `cache()` whose elements come otherwise each time is filled once, as alone, though it be iterated in two ways.
+"""A `cache()` of elements that vary between iterations is filled once, as alone, even if it is iterated in two ways.
 
-Where ranks share the work, tickets are kept in its place. Where a script iterates the same `cache` in a way in which
-nothing is shared, TensorFlow keeps elements by itself. What is filled first tells what the elements are.
+If ranks share the work, they cache tickets. If a script iterates the same `cache` in a way that ranks cannot share,
+TensorFlow caches elements. The first of the two to be filled determines the elements.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _OTHERS = (
 
 
 def _list_varying(dataset: Any) -> list[Any]:
-    """The caches in memory of a pipeline whose elements come otherwise if they are filled anew."""
+    """The in-memory caches of a pipeline whose elements would differ if they were filled again."""
     caches = [one for one in list_pipeline(dataset) if pipelines.name_kind(one) == "CacheDataset"]
     return [one for one in caches if tickets.is_in_memory(one) and _varies(one)]
 
@@ -44,7 +44,9 @@ def _is_filled(one: Any, how: str) -> bool:
 
 
 def may_share(dataset: Any, caches: Iterable[Any]) -> bool:
-    """Whether ranks may share batches, with tickets in place of `caches` of a dataset; these are then filled so."""
+    """Whether ranks may share batches, with tickets in the `caches` of a dataset, which are filled that way from now
+    on.
+    """
     replaced = set(map(id, caches))
     varying = _list_varying(dataset)
     if any(id(one) in replaced and _is_filled(one, _AS_ELEMENTS) for one in varying):
@@ -62,7 +64,7 @@ def _note_elements(caches: Iterable[Any]) -> None:
 
 
 def give_same(dataset: Any) -> Any:
-    """What a script iterates in place of a dataset of which nothing is shared: its elements are those of caches."""
+    """The dataset to iterate if ranks share nothing of a dataset: its elements are those of the filled caches."""
     varying = _list_varying(dataset)
     if not any(_is_filled(one, _AS_TICKETS) for one in varying):
         _note(varying, _AS_ELEMENTS)

@@ -1,7 +1,7 @@
-"""A function of a `tf.data` map in two: what must run in the script's order, and what may wait until its rank is known.
+"""Splits the function of a `tf.data` map: a front that runs in the script's order, and a back that can be deferred.
 
-Ops with an effect, and ops that give other results each time, stay in front with all that they need: every rank runs
-them for every element, in order. The rest gives the same for the same tensors, whenever and wherever it runs.
+Ops with effects, and ops whose results vary, stay in front with all their inputs: every rank runs them for every
+    element, in order. The other ops give the same results for the same tensors, at any time and on any rank.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ PYTHON = frozenset(("PyFunc", "EagerPyFunc"))
 
 
 class Part:
-    """Ops of a function's graph, which are made anew in another graph.
+    """Ops of a function's graph that are created again in another graph.
 
     ops: in an order in which they can run.
     takes, gives: tensors of the function's graph.
-    awaits: which of the ops must have run before it gives anything.
+    awaits: the ops that must run before any result is used.
     """
 
     def __init__(self, ops: Sequence[Any], takes: Sequence[Any], gives: Sequence[Any], awaits: Sequence[Any] = ()):
         self.ops, self.takes, self.gives, self.awaits = list(ops), list(takes), list(gives), list(awaits)
 
     def build(self, inputs: Sequence[Any]) -> list[Any]:
-        """What it gives for these inputs, in the graph that is being built."""
+        """The results for these inputs, in the current graph."""
         graph = tf.compat.v1.get_default_graph()
         tensors = {id(one): tensor for one, tensor in zip(self.takes, inputs, strict=True)}
         made = dict[int, Any]()
@@ -56,15 +56,15 @@ class Part:
 
 
 class Split:
-    """A function of a pipeline, a ConcreteFunction of flat tensors, in two parts.
+    """The function of a pipeline, a ConcreteFunction of flat tensors, in two parts.
 
-    front: gives, of an element, what its ops give to the rest; None where nothing must run in order.
-    back: gives, of the inputs `held`, of what the front gives, and of what is captured, what the function gives.
-    held: the numbers of the inputs that the rest needs.
-    front_takes: the numbers of those that the front needs.
+    front: computes, from an element, the tensors that the back needs; None if nothing must run in order.
+    back: computes the results from the inputs `held`, the front's results, and the captured tensors.
+    held: the indices of the inputs that the back needs.
+    front_takes: the indices of the inputs that the front needs.
     ordered: the types of the ops because of which there is a front.
-    captured: what both parts take besides, tensors outside of all graphs of pipelines.
-    writes, reads: the identities of those that the ops in front, and those that the ops of the rest take.
+    captured: further inputs of both parts: tensors outside of all pipeline graphs.
+    writes, reads: the identities of the captured tensors that ops of the front, and ops of the back, use.
     """
 
     def __init__(self, function: Any):
@@ -105,14 +105,14 @@ class Split:
         self.front_takes = [number for number, one in enumerate(self.inputs) if id(one) in taken]
 
     def build_front(self, element: Sequence[Any]) -> list[Any]:
-        """What the ops in front give, of the flat tensors of an element, of which only those of `front_takes` count."""
+        """The results of the front, from the flat tensors of an element, of which only `front_takes` are used."""
         return self.front.build([*element, *self.captured]) if self.front else []
 
     def build_back(self, travelling: Sequence[Any]) -> list[Any]:
         return keep_apart(self.back.build([*travelling, *self.captured]))
 
     def trace_back(self) -> Any:
-        """The back as a ConcreteFunction of what travels."""
+        """The back as a ConcreteFunction of the travelling tensors."""
         specs = [tf.TensorSpec(one.shape, one.dtype) for one in self.back.takes[: self.travelling]]
         function = tf.function(
             lambda *given: self.back.build([*given, *self.captured]), autograph=False, input_signature=specs
@@ -121,12 +121,12 @@ class Split:
 
     @property
     def travelling(self) -> int:
-        """How many tensors the back takes but those that are captured."""
+        """The number of inputs of the back, without captured tensors."""
         return len(self.back.takes) - len(self.captured)
 
     @property
     def computes_with(self) -> list[int]:
-        """The numbers of the inputs that ops of the back take, which does not merely pass them."""
+        """The indices of the inputs that ops of the back use, and do not merely pass on."""
         taken = {id(one) for op in self.back.ops for one in op.inputs}
         return [number for number in self.held if id(self.inputs[number]) in taken]
 
@@ -137,13 +137,13 @@ class Split:
 
     @property
     def passed(self) -> list[int | None]:
-        """Of each output, the number of the travelling tensor that it is; None of one that is computed."""
+        """For each output, the index of the travelling tensor that it equals; None if it is computed."""
         found = [id(one) for one in self.back.takes[: self.travelling]]
         return [found.index(id(one)) if id(one) in found else None for one in self.back.gives]
 
 
 def _list_awaited(graph: Any, first: Iterable[Any]) -> list[Any]:
-    """The ops that run although no output needs their tensors: all with effects, and those that others wait for."""
+    """The ops that run although no output needs their tensors: all with effects, and all that other ops wait for."""
     copies = [one for output in graph.outputs for one in _list_copies(output)]
     found = [one for op in (*first, *copies) for one in op.control_inputs]
     found += filter(_has_effect, graph.get_operations())
@@ -151,7 +151,7 @@ def _list_awaited(graph: Any, first: Iterable[Any]) -> list[Any]:
 
 
 def _has_effect(op: Any) -> bool:
-    """Whether a function runs this op also if nothing needs its outputs."""
+    """Whether a function runs this op even if no output needs it."""
     from tensorflow.python.framework import op_def_registry
 
     known = op_def_registry.get(op.type)
@@ -167,7 +167,7 @@ def _list_copies(tensor: Any) -> list[Any]:
 
 
 def _find_origin(tensor: Any) -> Any:
-    """The tensor of which this is a copy. `_list_awaited` finds all for which a copy waits."""
+    """The tensor that this one is a copy of. `_list_awaited` finds all ops that a copy waits for."""
     copies = _list_copies(tensor)
     return copies[-1].inputs[0] if copies else tensor
 
@@ -177,7 +177,7 @@ def _list_outputs(ops: Iterable[Any]) -> set[int]:
 
 
 def _list_ordered(graph: Any) -> list[Any]:
-    """The ops that must run for each element, in the script's order, and those that read what such an op changes."""
+    """The ops that must run for each element in the script's order, and ops that read state which these ops change."""
     found = [op for op in graph.get_operations() if _is_ordered(op)]
     written = {id(one) for op in found for one in op.inputs if one.dtype.name == "resource"}
     near = _list_near([op for op in found if _changes_anything(op)], graph)
@@ -187,7 +187,7 @@ def _list_ordered(graph: Any) -> list[Any]:
 
 
 def _list_near(changing: Sequence[Any], graph: Any) -> set[int]:
-    """The ops that run before these in any case, and those that run after them."""
+    """The ops that always run before the given ones, and those that always run after them."""
     before, pending = set[int](), list(changing)
     while pending:
         found = [one for one in _list_previous(pending.pop()) if id(one) not in before]
@@ -205,12 +205,12 @@ def _list_previous(op: Any) -> list[Any]:
 
 
 def _reads_state(op: Any) -> bool:
-    """Whether an op, or one in a function that it calls, reads what may be other than before: a file, a variable."""
+    """Whether an op, or one in a function that it calls, reads state that may change: a file, a variable."""
     return any(node.op in pipelines.READS for node in graph_ops.iterate_nodes(op.graph, [op]))
 
 
 def _changes_anything(op: Any) -> bool:
-    """Whether an op in front may change more than the resources that it takes and the random numbers to come."""
+    """Whether an op in front may change more than the resources that it takes and later random numbers."""
     return any(map(_is_wide, graph_ops.iterate_nodes(op.graph, [op])))
 
 
@@ -229,7 +229,7 @@ def _is_wide(node: Any) -> bool:
 
 
 def _is_ordered(op: Any) -> bool:
-    """Whether an op, or one in a function that it calls, must run in order; also one that is not known."""
+    """Whether an op, or one in a function that it calls, must run in order; unknown ops must."""
     nodes = list(graph_ops.iterate_nodes(op.graph, [op]))
     names = {name for node in nodes for name in graph_ops.list_functions(node)}
     if any(getattr(op.graph._get_function(name), "cached_definition", None) is None for name in names):
@@ -240,7 +240,7 @@ def _is_ordered(op: Any) -> bool:
 def _must_run(node: Any) -> bool:
     from tensorflow.python.framework import op_def_registry
 
-    finds_files = node.name.split("/")[-1].startswith(real_files.PLACES_OF_FILES)  # of ours, on ranks after the first
+    finds_files = node.name.split("/")[-1].startswith(real_files.PLACES_OF_FILES)  # ours, on ranks above 0
     if finds_files or node.op in pipelines.CALLS | pipelines.HARMLESS or node.op == "Placeholder":
         return False
     known = op_def_registry.get(node.op)
@@ -250,9 +250,9 @@ def _must_run(node: Any) -> bool:
 def _find_needed(
     ops: Iterable[Any], given: set[int], without: Container[int] = (), and_awaited: bool = False
 ) -> list[Any]:
-    """These ops and all whose tensors they need, up to the tensors `given`; but those of the ids `without`.
+    """These ops and all ops that they need, up to the tensors `given`, without those of the ids `without`.
 
-    and_awaited: also all for which they wait.
+    and_awaited: include the ops that they wait for.
     """
     found: dict[int, Any] = {}
     pending = list(ops)
@@ -266,7 +266,9 @@ def _find_needed(
 
 
 def keep_apart(tensors: Sequence[Any]) -> list[Any]:
-    """Tensors beyond which TensorFlow merges no sums: it optimizes each function of the script by itself, too."""
+    """Tensors across which TensorFlow does not merge sums: alone, it optimizes each function of the
+    script separately.
+    """
 
     def keep(tensor: Any) -> Any:
         if not (tensor.dtype.is_floating or tensor.dtype.is_complex):
@@ -278,9 +280,9 @@ def keep_apart(tensors: Sequence[Any]) -> list[Any]:
 
 
 def tell_conflict(dataset: Any) -> str:
-    """What a function of a pipeline changes and another one reads, in words; "" if that is nothing.
+    """Text that names state which one function of a pipeline changes and another one reads; "" if there is none.
 
-    Every rank would change it for each element, and read it for its own elements only once others have changed it.
+    Every rank would change it for each element, and read it for its own elements later, after further changes.
     """
     functions = [one.function for step in list_pipeline(dataset) for one in step._functions()]
     handles = [{id(one) for one in function.captured_inputs if one.dtype.name == "resource"} for function in functions]
@@ -292,9 +294,9 @@ def tell_conflict(dataset: Any) -> str:
 
 
 def reads_changing(function: Any) -> bool:
-    """Whether a function, a ConcreteFunction, reads what eager code can change: variables, and tables that can grow.
+    """Whether a ConcreteFunction reads state that eager code can change: variables, and tables that can grow.
 
-    Files count as data, which stay.
+    Files count as data, which do not change.
     """
     captured = dict(zip(map(id, function.graph.inputs[len(function.inputs) - len(function.captured_inputs) :]),
                         function.captured_inputs))  # fmt: skip
@@ -309,7 +311,7 @@ _TABLES = ("LookupTableFindV2", "LookupTableFind", "LookupTableSizeV2")
 
 
 def _is_fixed_table(handle: Any, op: Any) -> bool:
-    """Whether nothing can be put into a table: it refuses to take no keys at all."""
+    """Whether a table is immutable: it refuses even an insertion of no keys."""
     if op.type != "LookupTableFindV2" or not hasattr(handle, "numpy"):
         return False
     keys, values = (tf.zeros([0], one.dtype) for one in (op.inputs[1], op.inputs[2]))

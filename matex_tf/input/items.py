@@ -1,8 +1,8 @@
-"""Is an item of a Python object a function of its number, whichever rank makes it, and after whichever other items?
+"""Checks whether an item of a Python object is a function of its number, on any rank, and after any other items.
 
 Keras makes the first two items of a `PyDataset` before training, to learn their shapes. Here rank 0 makes them in that
-order and the others the other way round: an item that depends on what was made before differs between ranks. It is no
-function of its number, either, if to make it draws random numbers or changes the object.
+order and the other ranks in the reverse order, so an item that depends on earlier items differs between ranks. An item
+is no function of its number, either, if making it draws random numbers or changes the object.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ FIRST = (0, 1)
 
 
 class Found(NamedTuple):
-    """What ranks have found of the items `FIRST`.
+    """The result of the comparison of the items `FIRST`.
 
     made: these items.
-    why: why an item is no function of its number; empty if nothing speaks against it.
-    seconds: what making one took, on the rank that was fastest.
+    why: the reason why an item is no function of its number; empty if none was found.
+    seconds: the time to make one, on the fastest rank.
     """
 
     made: list[Any]
@@ -43,17 +43,16 @@ class Found(NamedTuple):
 
 
 def compare_items(source: Any, name: str) -> Found:
-    """The items `FIRST` of `source`, compared on all ranks. Collective.
+    """Compare the items `FIRST` of `source` between all ranks. Collective.
 
-    Where an item draws random numbers or sets attributes of `source`, these are afterwards as the script alone would
-    have them.
+    If an item draws random numbers or sets attributes of `source`, these have the script's own values afterwards.
 
     Args:
         source: gives items by number.
         name: of the source, in messages.
 
     Raises:
-        RankError: where another rank cannot make an item; this rank's own error if it cannot.
+        RankError: another rank cannot make an item. If this rank cannot, it raises its own error.
     """
     me = world.get_world()
     made, draws, changed, seconds, failed = {}, False, "", 0.0, None
@@ -96,8 +95,8 @@ def _digest(item: Any) -> int:
 
 
 class State:
-    """What the making of an item may change: an object, the random generators that it or a module of its classes holds,
-    and the global ones of Python, NumPy and TensorFlow.
+    """State that making an item may change: an object, its random generators and those of its classes' modules, and the
+    global generators of Python, NumPy and TensorFlow.
     """
 
     def __init__(self, holder: Any):
@@ -117,14 +116,14 @@ class State:
         return pickle.dumps(now) != pickle.dumps(self._states) or seeding.count_spawned() != self._spawned
 
     def can_be_put_back(self) -> bool:
-        """Whether the values that the attributes had are as they were."""
+        """Whether the attributes have unchanged values."""
         walk = _Walk(self._holder)
         for one in _list_global(self._holder):
             walk.visit(one)
         return all(walk.visit(value) == self._attributes[name] for name, value in self._values.items())
 
     def put_back(self) -> None:
-        """Have the generators give the same numbers again, and the object the attributes that it had."""
+        """Restore the states of the generators, and the attributes of the object."""
         vars(self._holder).clear()
         vars(self._holder).update(self._values)
         for one, state in zip(self._generators, self._states):
@@ -132,7 +131,7 @@ class State:
         seeding.spawn_from(self._spawned)
 
     def find_changed(self, later: State) -> str:
-        """An attribute of the object that is another in a `later` state; empty if none is."""
+        """An attribute of the object that differs in a `later` state; empty if none does."""
         now = later._attributes
         names = [*self._attributes, *(name for name in now if name not in self._attributes)]
         return next((name for name in names if now.get(name) != self._attributes.get(name)), "")
@@ -176,23 +175,23 @@ def _list_global(holder: Any) -> list[Any]:
 
 
 class _Walk:
-    """Over all that objects refer to, but for code and modules. generators: those that were met, by id.
+    """A walk over all objects that an object refers to, except for code and modules. generators: those found, by id.
 
-    From `holder` itself it does not go on.
+    It does not go through `holder` itself.
     """
 
     def __init__(self, holder: Any):
         self.generators: dict[int, Any] = {}
         self._kinds = tuple(kind.type for kind in _list_kinds())
-        self._seen: dict[int, Any] = {id(holder): holder}  # which holds them, so that an id is one object's
+        self._seen: dict[int, Any] = {id(holder): holder}  # keeps the objects alive, so that ids stay unique
 
     def visit(self, root: Any) -> int:
-        """A hash of what is met first from `root` on."""
+        """A hash of all objects that are first reached from `root`."""
         pending, found, left = [root], 0, _MOST_OBJECTS
         while pending and left:
             one, left = pending.pop(), left - 1
             if isinstance(one, weakref.ReferenceType):
-                continue  # no part of what has it
+                continue  # not a part of its owner
             if isinstance(one, _VALUES):
                 found = hash((found, type(one), one))
             elif id(one) in self._seen or isinstance(one, _NOT_ENTERED):
@@ -215,8 +214,8 @@ class _Walk:
 
 
 _MOST_BYTES = 16 << 20
-"""Larger arrays are data: what an item writes to them is not looked for."""
+"""Larger arrays count as data: writes of an item to them are not detected."""
 _MOST_OBJECTS = 50_000
-"""Of an attribute so many objects are looked at, in some 0.1 s: the rest is data."""
+"""The most objects that are visited from an attribute, in some 0.1 s; further ones count as data."""
 _VALUES = (str, bytes, int, float, complex, type(None))
 _NOT_ENTERED = (type, types.ModuleType, types.CodeType, types.FrameType, random.SystemRandom)

@@ -1,4 +1,4 @@
-"""Items of a `PyDataset` that Keras' enqueuers make ahead, by the threads or processes that the object asks for."""
+"""Items of a `PyDataset` that Keras' enqueuers make ahead, in the threads or processes that the object asks for."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from collections.abc import Sequence
 from typing import Any
 
 _AHEAD = 2
-"""Items that a rank has ready, where the object does not say how many."""
+"""The number of items that a rank makes ahead, if the object does not say."""
 _PATIENCE = 0.5
-"""Seconds after which a thread that makes items ahead looks whether it still should."""
+"""Seconds after which a thread that makes items ahead checks whether it should stop."""
 
 
 class Own:
-    """In place of a `PyDataset`: those of its items that have these numbers.
+    """A `PyDataset` that holds the items with certain numbers of another one.
 
-    whole: what gives items by number. like: the `PyDataset` that says how they are made.
+    whole: gives items by number. like: the `PyDataset` whose workers and queue sizes are used.
     """
 
     def __init__(self, like: Any, whole: Any, numbers: Sequence[int]):
@@ -28,19 +28,19 @@ class Own:
 
     def __getitem__(self, at: int) -> Any:
         item = self._whole[self._numbers[at]]
-        if item is None:  # which an enqueuer of Keras would pass over
+        if item is None:  # an enqueuer of Keras would skip None
             raise ValueError(f"item {self._numbers[at]} of a PyDataset is None")
         return item
 
     def on_epoch_begin(self) -> None:
-        """The object itself is told by Keras."""
+        """Keras calls the object's own method."""
 
     def on_epoch_end(self) -> None:
         """See `on_epoch_begin`."""
 
 
 class _Queue(queue.Queue[Any]):
-    """Of what Keras' `enqueuer` makes ahead. Its thread waits for room no longer than the enqueuer runs."""
+    """The queue of Keras' `enqueuer`. Its thread waits for room only as long as the enqueuer runs."""
 
     def __init__(self, enqueuer: Any):
         super().__init__(enqueuer.future_queue.maxsize)
@@ -57,16 +57,16 @@ class _Queue(queue.Queue[Any]):
 
 
 def stop_adapter(adapter: Any) -> None:
-    """Have no more items made ahead; waits for nothing, so that it may run in any thread, and while objects end."""
+    """Stop making items ahead. It does not wait, so it may run in any thread, and while objects are finalized."""
     if adapter.enqueuer is not None:
         adapter.enqueuer.running = False
         sys.modules[type(adapter).__module__]._SHARED_SEQUENCES[adapter.enqueuer.uid] = None  # as Keras does
 
 
 def make_adapter(like: Any, numbers: Sequence[int], is_ahead: bool) -> Any:
-    """Keras' adapter of the items with these numbers of the one of the adapter `like`.
+    """Keras' adapter of the items with these numbers, with the options of the adapter `like`.
 
-    is_ahead: they are made from now on.
+    is_ahead: start making them now.
     """
     kind, whole = type(like), like.py_dataset
     module = sys.modules[kind.__module__]
@@ -78,12 +78,12 @@ def make_adapter(like: Any, numbers: Sequence[int], is_ahead: bool) -> Any:
         refer = weakref.ref(adapter.enqueuer)
         adapter.enqueuer._send_py_dataset = lambda: _send(refer(), module)
     if is_ahead:
-        adapter.on_epoch_begin()  # which starts the enqueuer
+        adapter.on_epoch_begin()  # starts the enqueuer
     return adapter
 
 
 class _Numbers:
-    """In place of a `PyDataset`: its items are their numbers."""
+    """A `PyDataset` whose items are their own numbers."""
 
     def __init__(self, count: int):
         self.num_batches = count
@@ -93,16 +93,16 @@ class _Numbers:
 
 
 def order_items(adapter: Any) -> list[int]:
-    """The numbers of the items of the next pass of Keras' `adapter`, in Keras' own order, with its draws."""
+    """The numbers of the items of the adapter's next pass, in Keras' own order, with its random draws."""
     asked = copy.copy(adapter)
     asked.py_dataset, asked._standardize_batch = _Numbers(adapter.py_dataset.num_batches), lambda item: item
     return list(asked._finite_generator())
 
 
 def _send(enqueuer: Any, module: Any) -> None:
-    """What an enqueuer's thread does first: it gives its items to those that make them, unless it is stopped meanwhile.
+    """The first action of an enqueuer's thread: pass its items to the workers, unless it is stopped meanwhile.
 
-    `stop_adapter` takes no lock. Whichever of both comes second takes the items away.
+    `stop_adapter` takes no lock; the second of both actions removes the items.
     """
     module._SHARED_SEQUENCES[enqueuer.uid] = enqueuer.py_dataset
     if not enqueuer.running:

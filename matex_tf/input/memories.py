@@ -1,4 +1,4 @@
-"""What `cache()` of a pipeline keeps in memory where the work on elements waits: a rank keeps what it has worked on."""
+"""The memory of a pipeline's `cache()` if its work is deferred: a rank keeps the rows that it has worked on."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import Any
 
 
 def can_keep(specs: Sequence[tuple[Any, Any]]) -> bool:
-    """Whether tensors of these types and shapes can be kept: those of datasets, ragged and sparse ones cannot."""
+    """Whether tensors of these types and shapes can be kept; datasets, ragged and sparse tensors cannot."""
     return bool(specs) and not any(dtype.name in ("variant", "resource") for dtype, _ in specs)
 
 
 class Memory:
-    """Tensors by the number of what was worked on; specs: their types and shapes."""
+    """Tensors by the number of their ticket. specs: their types and shapes."""
 
     def __init__(self, specs: Sequence[tuple[Any, Any]]):
         import tensorflow as tf
@@ -22,7 +22,7 @@ class Memory:
             self._kept = tf.lookup.experimental.MutableHashTable(tf.int64, tf.string, [""] * (1 + len(self._specs)))
 
     def recall(self, number: Any, rows: Sequence[Any], work: Callable[[], list[Any]]) -> list[Any]:
-        """In a graph, what is kept of `number`; if that is nothing, or of other `rows`, `work` makes it, to be kept."""
+        """In a graph: the kept tensors of `number`; if there are none, or for other `rows`, `work` makes them."""
         import tensorflow as tf
 
         name = tf.strings.join(["rows", *map(tf.strings.as_string, rows)], ":")

@@ -1,4 +1,4 @@
-"""The steps of a tf.data pipeline, and whether one changes what other iterations of it meet."""
+"""The steps of a tf.data pipeline, and whether a step changes what other iterations of it see."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ HARMLESS = frozenset(
     "Assert CheckNumerics CheckNumericsV2 ReadVariableOp VarHandleOp ReadFile LookupTableFind LookupTableFindV2 "
     "LookupTableSizeV2".split()
 )
-"""Ops that TensorFlow calls stateful, but that give the same for the same row wherever it comes in the order."""
+"""Ops that TensorFlow calls stateful, but whose result for a row does not depend on the order of rows."""
 READS = HARMLESS - {"Assert", "CheckNumerics", "CheckNumericsV2", "VarHandleOp"}
-"""Those that read what other ops may change."""
+"""Ops among them that read state which other ops may change."""
 CALLS = frozenset(
     "StatefulPartitionedCall PartitionedCall StatefulIf If StatelessIf While StatelessWhile Case StatelessCase".split()
 )
-"""Stateful if what they call is, which is looked at by itself."""
+"""Stateful only if the functions that they call are, which are checked separately."""
 
 
 def name_kind(dataset: Any) -> str:
@@ -26,10 +26,10 @@ def name_kind(dataset: Any) -> str:
 
 
 def has_outside_state(step: Any) -> bool:
-    """Whether one step of a pipeline changes what other iterations of it meet.
+    """Whether a step of a pipeline changes what other iterations of it see.
 
-    A `shuffle` has another order each time that it begins anew, for a `repeat`, too. A `cache` keeps the one that fills
-    it.
+    A `shuffle` has another order in each iteration, and for each `repeat`. The iteration that fills a `cache`
+    determines its elements.
     """
     is_kept = name_kind(step) in ("RepeatDataset", "CacheDataset") and any(map(is_shuffled_anew, list_pipeline(step)))
     return is_kept or changes_outside(step)
@@ -38,13 +38,13 @@ def has_outside_state(step: Any) -> bool:
 def changes_outside(step: Any) -> bool:
     """Whether the function of a step calls Python or assigns variables.
 
-    Each iteration makes its own datasets, and its own random numbers by a seed that an op itself holds.
+    Datasets that it makes, and random ops with a seed of their own, belong to an iteration.
     """
     return not all(_makes_dataset(op) or _draws(op) for op in list_stateful(step))
 
 
 def gives_others(step: Any) -> bool:
-    """Whether the elements of a step, of the same elements before it, may be others in another iteration."""
+    """Whether a step may give other elements in another iteration, for equal inputs."""
     return is_shuffled_anew(step) or not all(map(_makes_dataset, list_stateful(step)))
 
 
@@ -63,7 +63,7 @@ def _draws(op: Any) -> bool:
 
 
 def skip_kinds(dataset: Any, kinds: tuple[str, ...]) -> tuple[Any, list[Any]]:
-    """The first dataset under `dataset` that is none of `kinds`, and those above it, the uppermost first."""
+    """The first dataset under `dataset` that is of none of `kinds`, and the datasets above it, the uppermost first."""
     above = []
     while name_kind(dataset) in kinds:
         above.append(dataset)
@@ -72,7 +72,7 @@ def skip_kinds(dataset: Any, kinds: tuple[str, ...]) -> tuple[Any, list[Any]]:
 
 
 def list_stateful(step: Any) -> list[Any]:
-    """The definitions of the ops with a state of their own in the functions of one step of a pipeline."""
+    """The definitions of the stateful ops in the functions of one step of a pipeline."""
     from tensorflow.python.framework import op_def_registry
 
     nodes = [node for one in step._functions() for node in graph_ops.iterate_nodes(one.function.graph)]

@@ -1,7 +1,7 @@
-"""Functions of pipelines that read files of records, made anew: with tickets in place of records, or names of files.
+"""Rewrites functions of pipelines that read files of records: they give tickets of records, or names of files.
 
-Ops that read files stand in the function, or in one that it calls through datasets. What only orders elements stays;
-where anything else is done to records, the function cannot be made anew.
+The ops that read files are in the function, or in a function that it calls through datasets. Ops that only order
+elements stay. A function that does anything else to records cannot be rewritten.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from matex_tf.rewrite import graph_ops
 from matex_tf.runtime import real_files
 
 KINDS = {"TFRecordDataset": "tfrecord", "TextLineDataset": "text", "FixedLengthRecordDatasetV2": "fixed"}
-"""The formats of `ops.record_files` by the ops that read them."""
+"""The formats of `ops.record_files`, by the ops that read them."""
 _CYCLE_PLACES = {
     "FlatMapDataset": None,
     "InterleaveDataset": -2,
@@ -25,15 +25,15 @@ _CYCLE_PLACES = {
     "ParallelInterleaveDatasetV4": -5,
     "LegacyParallelInterleaveDatasetV2": -4,
 }
-"""Ops whose functions give datasets, of which each element is one of theirs; which input says how many are open."""
+"""Ops whose functions return datasets, with the index of the input that gives the number of open datasets."""
 AUTOTUNE = -1
 _STRING, _INT32, _INT64 = 7, 3, 9
-"""TensorFlow's numbers of types."""
+"""TensorFlow's numbers of dtypes."""
 _ORDERS = frozenset(
     "TakeDataset SkipDataset RepeatDataset ShardDataset ShuffleDataset ShuffleDatasetV2 ShuffleDatasetV3 "
     "ShuffleAndRepeatDataset ShuffleAndRepeatDatasetV2 PrefetchDataset OptionsDataset Identity".split()
 )
-"""Ops on one dataset, whose elements theirs are."""
+"""Ops on one dataset that give the elements of that dataset."""
 _JOINS = frozenset(("ConcatenateDataset",))
 
 
@@ -42,21 +42,23 @@ _CONSTANT = frozenset(
     "If While DummySeedGenerator AnonymousSeedGenerator AnonymousRandomSeedGenerator DummyMemoryCache "
     "AnonymousMemoryCache".split()
 )
-"""Ops that TensorFlow calls stateful, but that make the same names of files each time; or those that they call do."""
+"""Ops that TensorFlow calls stateful, but that give the same file names each time; or their functions do."""
 
 
 def read_kinds(function: Any) -> set[str]:
-    """The formats of the files that a function of a pipeline, a ConcreteFunction, reads in itself or what it calls."""
+    """The formats of the files that a function of a pipeline, a ConcreteFunction, reads, itself or in functions that it
+    calls.
+    """
     return {KINDS[node.op] for node in graph_ops.iterate_nodes(function.graph) if node.op in KINDS}
 
 
 def list_changing_ops(function: Any) -> list[str]:
-    """The types of the ops in a function of a pipeline that may give something else each time, but for datasets."""
+    """The types of the ops in a function of a pipeline whose results may vary, except for datasets."""
     return _list_changing(graph_ops.iterate_nodes(function.graph))
 
 
 def reads_state(function: Any) -> bool:
-    """Whether a function of a pipeline reads what the script can change: variables, tables, whole files."""
+    """Whether a function of a pipeline reads state that the script can change: variables, tables, whole files."""
     return any(node.op in pipelines.READS for node in graph_ops.iterate_nodes(function.graph))
 
 
@@ -79,16 +81,16 @@ class _Body:
     """The ops of a function.
 
     nodes: by name.
-    into: where further nodes go.
-    name_tensor: the name here of the tensor of a node and an output.
-    held: by the names of inputs what is captured: a tensor that is in no graph, or a body and the name of its tensor.
+    into: receives further nodes.
+    name_tensor: maps a node and an output to the name of the tensor here.
+    held: captured tensors by the names of inputs: a tensor outside of all graphs, or a body and the name of its tensor.
     """
 
     def __init__(self, nodes: dict[str, Any], into: Any, name_tensor: Callable[..., str], held: dict[str, Any]):
         self.nodes, self.into, self.name_tensor, self._held = nodes, into, name_tensor, held
 
     def find_captured(self, name: str) -> Any:
-        """The value of a tensor that a map captures: a tensor that is in no graph, or an array."""
+        """The value of a tensor that a map captures: a tensor outside of all graphs, or an array."""
         found = self._find_origin(name)
         node = self.nodes.get(found)
         if node is not None and node.op == "Const":
@@ -99,19 +101,19 @@ class _Body:
         return value[0].find_captured(value[1]) if isinstance(value, tuple) else value
 
     def find_value(self, name: str) -> Any:
-        """The scalar of a tensor; None where it is no constant."""
+        """The scalar value of a tensor; None if it is no constant."""
         node = self.nodes.get(self._find_origin(name))
         return None if node is None or node.op != "Const" else _read_constant(node).item()
 
     def _find_origin(self, name: str) -> str:
-        """The node whose tensor it is."""
+        """The node that makes a tensor."""
         name = _find_producer(name)
         while name in self.nodes and self.nodes[name].op == "Identity":
             name = _find_producer(self.nodes[name].input[0])
         return name
 
     def add_number(self, name: str, value: int) -> str:
-        """The tensor of a constant, int64."""
+        """Add an int64 constant; returns its tensor."""
         import numpy as np
 
         made = self.into.add()
@@ -127,9 +129,9 @@ def _read_constant(node: Any) -> Any:
 
 
 class Rewriter:
-    """Makes a function anew, and the functions that it calls, under other names.
+    """Rewrites a function, and the functions that it calls, under other names.
 
-    names: whether its datasets are to give names of files, each once; else tickets.
+    names: the datasets give names of files, each once; otherwise tickets.
     cpus: see `choose_cycle_length`.
     """
 
@@ -141,7 +143,9 @@ class Rewriter:
         self._made = 0
 
     def make(self) -> tuple[Callable[..., Any], tuple[Map, ...]]:
-        """What builds, of the flat tensors of an element, the variant tensor of a dataset; and maps of its records."""
+        """A builder of the variant tensor of a dataset from the flat tensors of an element; and the maps of its
+        records.
+        """
         from tensorflow.python.eager import context
 
         graph, captured = self._function.graph, list(self._function.captured_inputs)
@@ -174,9 +178,9 @@ class Rewriter:
         return tf.autograph.experimental.do_not_convert(build), maps
 
     def _replace(self, body: _Body, output: str) -> tuple[Map, ...]:
-        """Put what stands for records in place of what reads them; gives the maps that are to be done to them.
+        """Replace the ops that read records; returns the maps to apply to the records.
 
-        output: the node whose tensor the function gives.
+        output: the node whose tensor is the result of the function.
         """
         made: dict[str, tuple[Map, ...]] = {}
         for node in _sort(body.nodes):
@@ -223,7 +227,7 @@ class Rewriter:
         return record_maps.read_map(node, function, body.find_captured)
 
     def _put_source(self, node: Any, body: _Body) -> None:
-        """Tickets or names as a tensor, and in the place of `node` a dataset of its rows."""
+        """Add tickets or names as a tensor, and replace `node` by a dataset of its rows."""
         import numpy as np
 
         data, controls = _list_data(node), [name for name in node.input if name.startswith("^")]
@@ -246,7 +250,7 @@ class Rewriter:
         self._set_spec(node)
 
     def _set_order(self, node: Any, body: _Body) -> None:
-        """Have `node` give its elements in the order in which it gives them alone."""
+        """Make `node` give its elements in the order that it has alone."""
         if "deterministic" in node.attr:
             node.attr["deterministic"].s = b"true"
         if "sloppy" in node.attr:
@@ -260,16 +264,16 @@ class Rewriter:
         if chosen is not None and chosen < 0:
             cycle = choose_cycle_length(chosen, AUTOTUNE if calls is None else calls, self._cpus)
             node.input[len(data) + place] = body.add_number(f"{node.name}/matex_cycle_length", cycle)
-            if calls:  # more than the files in turn they must not be
+            if calls:  # must not exceed the number of files in turn
                 node.input[len(data) - 1] = body.add_number(f"{node.name}/matex_calls", AUTOTUNE)
 
     def _pass_on(self, node: Any, body: _Body) -> None:
-        """Have `node` give the elements of the dataset that it is given; its output keeps the name of a dataset's."""
+        """Make `node` give the elements of its input dataset; its output keeps the name of a dataset."""
         _become(node, "SkipDataset", [node.input[0], body.add_number(f"{node.name}/matex_none", 0)])
         self._set_spec(node)
 
     def _set_spec(self, node: Any) -> None:
-        """The elements of the dataset that `node` gives are names, or tickets."""
+        """Set the element spec of the dataset of `node` to that of names, or of tickets."""
         if node.op == "Identity":
             return
         types = node.attr["Toutput_types" if node.op == "TensorSliceDataset" else "output_types"].list
@@ -279,7 +283,7 @@ class Rewriter:
         shapes.shape.add().CopyFrom(tf.TensorShape([] if self._names else [3]).as_proto())
 
     def _put_function(self, node: Any, body: _Body) -> tuple[Map, ...]:
-        """Have `node` call its function made anew; the maps of the records that this gives."""
+        """Make `node` call its rewritten function; returns the maps of its records."""
         function = self._definition.library.function.add()
         function.CopyFrom(self._library[node.attr["f"].func.name])
         self._made += 1
@@ -293,9 +297,9 @@ class Rewriter:
         return self._replace(_Body(nodes, function.node_def, "{}:{}:0".format, held), _find_producer(output))
 
     def _is_reader(self, name: str) -> bool:
-        """Whether the function `name` reads records, in itself or in what it calls."""
+        """Whether the function `name` reads records, itself or in functions that it calls."""
         if name not in self._reads:
-            self._reads[name] = False  # of one that calls itself
+            self._reads[name] = False  # a function that calls itself
             body = self._library[name].node_def
             self._reads[name] = any(node.op in KINDS or self._calls_reader(node) for node in body)
         return self._reads[name]
@@ -313,7 +317,7 @@ def _find_producer(name: str) -> str:
 
 
 def _sort(nodes: dict[str, Any]) -> Iterator[Any]:
-    """Each node after those whose tensors it takes."""
+    """The nodes in topological order."""
     seen: set[str] = set()
     pending = list(reversed(nodes))
     while pending:
@@ -337,7 +341,7 @@ def _check_compression(node: Any, body: _Body) -> None:
 
 
 def _become(node: Any, op: str, inputs: list[str], **attributes: Any) -> None:
-    """Make an op of `node`, which keeps its name. attributes: bytes, an array, or a whole number, also of a dtype."""
+    """Replace the op of `node`, which keeps its name. attributes: bytes, an array, or an integer, such as a dtype."""
     import numpy as np
 
     name, device = node.name, node.device
@@ -356,11 +360,11 @@ def _become(node: Any, op: str, inputs: list[str], **attributes: Any) -> None:
 
 
 def choose_cycle_length(chosen: int, calls: int | None, cpus: int) -> int:
-    """How many files are read in turn, as TensorFlow chooses it where a process has `cpus`.
+    """The number of files that are read in turn, as TensorFlow chooses it for a process with `cpus`.
 
     Args:
-        chosen: what the script asks for, `AUTOTUNE` if nothing.
-        calls: how many of them are read at a time, maybe `AUTOTUNE`; None: it says nothing of that, or 0.
+        chosen: the script's value, `AUTOTUNE` if there is none.
+        calls: the number of files that are read concurrently, possibly `AUTOTUNE`; None: not given, or 0.
     """
     if chosen != AUTOTUNE:
         return chosen

@@ -1,4 +1,4 @@
-"""Maps of records in the functions that read these: what is done to a record once its ticket is read."""
+"""Maps of records in the functions that read them: applied to a record after its ticket is read."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ KINDS = frozenset(("MapDataset", "ParallelMapDataset", "ParallelMapDatasetV2"))
 
 
 class CannotBeIndexed(Exception):
-    """Why the records that a function reads cannot be told apart beforehand, in words."""
+    """The reason why the records that a function reads cannot be indexed."""
 
 
 class Map(NamedTuple):
-    """One map.
+    """A map of records.
 
     function: its name in TensorFlow's context.
-    captured: what it takes besides an element: tensors that are in no graph, and arrays.
-    types, shapes: of what it gives, flat.
+    captured: further inputs: tensors outside of all graphs, and arrays.
+    types, shapes: of its flat outputs.
     """
 
     function: str
@@ -28,7 +28,7 @@ class Map(NamedTuple):
     is_stateful: bool
 
     def build(self, element: Sequence[Any]) -> list[Any]:
-        """Of the flat tensors of an element, those of what the map gives."""
+        """The flat outputs of the map for the flat tensors of an element."""
         import tensorflow as tf
 
         call = tf.raw_ops.StatefulPartitionedCall if self.is_stateful else tf.raw_ops.PartitionedCall
@@ -41,10 +41,10 @@ class Map(NamedTuple):
 
 
 def read_map(node: Any, function: Any, find: Callable[[str], Any]) -> Map:
-    """The map of `node`, whose function has the definition `function`; `find` gives the value of what it captures.
+    """The map of `node`, whose function has the definition `function`; `find` returns the values of captured tensors.
 
     Raises:
-        CannotBeIndexed: what it captures depends on the file whose records it is given.
+        CannotBeIndexed: a captured value depends on the file of the records.
     """
     data = [name for name in node.input if not name.startswith("^")]
     captured = data[1 : 1 + len(node.attr["Targuments"].list.type)]
@@ -54,7 +54,7 @@ def read_map(node: Any, function: Any, find: Callable[[str], Any]) -> Map:
 
 
 def is_same(some: Sequence[Map], others: Sequence[Map]) -> bool:
-    """Whether two chains of maps do the same."""
+    """Whether two chains of maps are equal."""
     return len(some) == len(others) and all(
         one.function == other.function
         and len(one.captured) == len(other.captured)

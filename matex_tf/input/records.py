@@ -1,7 +1,7 @@
-"""Datasets of records as tickets: the number of a file, a place and a length for each record, without its data.
+"""Datasets of records as tickets: file number, offset and length of each record, without its data.
 
-`TFRecordDataset`, `TextLineDataset`, `FixedLengthRecordDataset`, and `interleave` and `flat_map` over functions that
-make these of names of files. TensorFlow's own ops put the tickets in order, as they put the records: in the function
+These are `TFRecordDataset`, `TextLineDataset`, `FixedLengthRecordDataset`, and `interleave` and `flat_map` over
+functions that make them from file names. TensorFlow's own ops order the tickets as they order records: in the function,
 the op that reads a file is replaced by one that lists its tickets.
 """
 
@@ -26,22 +26,22 @@ _ORDERS = (
     "RepeatDataset", "TakeDataset", "SkipDataset", "ShardDataset", "ShuffleDataset", "PrefetchDataset", "CacheDataset",
     "OptionsDataset", "AssertCardinalityDataset",
 )  # fmt: skip
-"""Steps over names of files without which there are the same names, or more."""
+"""Steps over file names: without them the dataset has the same names, or more."""
 _SOURCES = ("TensorSliceDataset", "TensorDataset", "RangeDataset")
 _NAMES_AT_ONCE = 1 << 16
 _FUNCTIONS = ("_map_func", "_predicate")
 _WHY, _MADE = "why its records are not indexed", "its records"
 NO_RECORDS = "it reads no files of records"
-"""Such a reason of a step that reads none."""
+"""The reason, for a step that reads no records."""
 
 
 class Records(NamedTuple):
-    """A dataset of records in two.
+    """A dataset of records in two parts.
 
-    tickets: a dataset of int64 tensors [3], in the order in which the script's dataset gives its elements.
-    read: builds, of a ticket, the element that the script's dataset gives: a scalar string, unless the function that
-        reads the files maps records, too. Without such maps, of tickets [..., 3] the records, of shape [...].
-    names, kind: the files that it may read, and their format; no names where they may be others each time.
+    tickets: a dataset of int64 tensors [3], in the order of the script's dataset.
+    read: computes the script's element from a ticket: a scalar string, unless the function that reads the files maps
+        records, too. Without such maps it also takes tickets [..., 3] and returns records of shape [...].
+    names, kind: the files that it may read, and their format; no names if they may vary.
     """
 
     tickets: Any
@@ -51,10 +51,10 @@ class Records(NamedTuple):
 
 
 def make_tickets(dataset: Any) -> Records | None:
-    """The records of a dataset as tickets; None where that cannot be, and `why_not` tells the reason. Collective.
+    """The records of a dataset as tickets; None if that is impossible, for the reason `why_not`. Collective.
 
-    All ranks call it with the dataset of the same place of the script. The first call finds where records begin.
-    Another call finds that of files that have changed since: tickets that it gave before are those of the new files.
+    All ranks call it with the dataset of the same place in the script. The first call indexes the records. Later calls
+    index files that have changed; earlier tickets then refer to the new files.
     """
     before = tags.get_tag(dataset, _MADE)
     try:
@@ -67,7 +67,7 @@ def make_tickets(dataset: Any) -> Records | None:
 
 
 def why_not(dataset: Any) -> str:
-    """Why `make_tickets` has given None of a dataset, in words; "" where it has not."""
+    """The reason why `make_tickets` returned None for a dataset; "" if it did not."""
     return tags.get_tag(dataset, _WHY, "")
 
 
@@ -83,7 +83,7 @@ def _make_tickets(dataset: Any) -> Records | str:
         names = _list_names(step, cpus)
     except CannotBeIndexed as error:
         reason = str(error)
-    except Exception as error:  # of this rank alone, maybe: the others wait for it
+    except Exception as error:  # possibly of this rank alone: the others wait for it
         reason = f"its names of files cannot be made ({type(error).__name__}: {error})"
     reason = record_index.index_files(names, kind, reason)
     if reason:
@@ -96,7 +96,7 @@ def _make_tickets(dataset: Any) -> Records | str:
 
 
 def _renew(made: Records) -> Records | str:
-    """The same, where the files are as they were or have been indexed anew; else why not. Collective."""
+    """The same records if the files are unchanged or have been indexed again; otherwise the reason. Collective."""
     return record_index.index_files(made.names, made.kind) or made
 
 
@@ -113,7 +113,7 @@ def _make_reader(maps: Sequence[Map], spec: Any) -> Callable[[Any], Any]:
 
 
 def _find_step(dataset: Any) -> Any:
-    """The step that makes a dataset of each name of a file and puts their elements in order."""
+    """The step that makes a dataset of each file name and orders their elements."""
     from tensorflow.python.data.ops import dataset_ops
 
     if not hasattr(dataset._variant_tensor, "numpy"):
@@ -129,7 +129,7 @@ def _find_step(dataset: Any) -> Any:
 
 
 def _count_cpus() -> int:
-    """How many CPUs the script alone would have: all of rank 0's host that the launcher leaves to the job."""
+    """The number of CPUs of the script alone: all CPUs of rank 0's host that the launcher leaves to the job."""
     if not world.is_active():
         return len(os.sched_getaffinity(0))
     launcher = placement.find_launcher()
@@ -168,27 +168,27 @@ def _make_dataset(step: Any, function: Callable[..., Any], cpus: int) -> Any:
     known = None if calls is None else int(calls)
     chosen = int(step._cycle_length)
     cycle = record_functions.choose_cycle_length(chosen, known, cpus)
-    calls = calls if calls is None or chosen == cycle else record_functions.AUTOTUNE  # not more than the cycle
+    calls = calls if calls is None or chosen == cycle else record_functions.AUTOTUNE  # at most the cycle length
     return source.interleave(make, cycle, step._block_length, calls, None if calls is None else True)
 
 
 def _list_names(step: Any, cpus: int) -> list[bytes]:
     """The names of all files that a step may read, each once, in an order that is the same on all ranks.
 
-    No state of the script's own datasets moves: its shuffles are left out.
+    The state of the script's own datasets is not touched: their shuffles are left out.
     """
     function = step._map_func.function
     _check_function(function)
     make, _ = record_functions.Rewriter(function, True, cpus).make()
     source = _find_source(step._input_dataset)
     names = source.flat_map(_build(make, tf.TensorSpec([], tf.string), source)).batch(_NAMES_AT_ONCE)
-    # No iterator of the script's, which ranks would open together.
+    # Not an iterator of the script's dataset, which the ranks would open together.
     found = names.reduce(tf.zeros([0], tf.string), lambda before, more: tf.concat([before, more], 0))
     return list(dict.fromkeys(found.numpy().tolist()))
 
 
 def _find_source(dataset: Any) -> Any:
-    """A dataset with all elements of `dataset`, and maybe more, in any order."""
+    """A dataset with all elements of `dataset`, and possibly more, in any order."""
     kind = pipelines.name_kind(dataset)
     if kind in _ORDERS:
         return _find_source(dataset._input_dataset)
@@ -204,7 +204,7 @@ def _find_source(dataset: Any) -> Any:
 
 
 def _call(step: Any, wrapped: Any) -> Callable[..., Any]:
-    """The function of a step, for another step of that kind."""
+    """The function of a step, for another step of its kind."""
     from tensorflow.python.data.util import structure
 
     function, of, gives = wrapped.function, step._input_dataset.element_spec, wrapped.output_structure
@@ -219,6 +219,6 @@ def _call(step: Any, wrapped: Any) -> Callable[..., Any]:
 
 
 def _check_function(function: Any) -> None:
-    """Raises CannotBeIndexed where the names that a function makes of an element may be others each time."""
+    """Raises CannotBeIndexed if the file names that a function makes of an element may vary."""
     if found := record_functions.list_changing_ops(function):
         raise CannotBeIndexed(f"its names of files are made by {', '.join(found)}")

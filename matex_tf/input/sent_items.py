@@ -1,4 +1,4 @@
-"""The rows of an item of a `PyDataset`, sent by the rank that has made it to those that train them."""
+"""The rows of an item of a `PyDataset`, sent by the rank that has made it to the ranks that train them."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ NEXT, _ROWS = "the next item of a PyDataset", "the rows of an item of a PyDatase
 class Turn:
     """An item that one rank has made. See `batches.Batch`.
 
-    source: the `turns.Source`; number: of the item; maker: the rank, which alone has `made` its flat tensors.
-    shapes: of these. failed: the code and the text of the error that came in place of it.
+    source: the `turns.Source`. number: of the item. maker: the rank that has `made` its flat tensors.
+    shapes: of these tensors. failed: the code and the text of the error, if the item could not be made.
     """
 
     def __init__(self, source: Any, number: int, maker: int, made: Any, shapes: Any, failed: Any):
@@ -39,7 +39,7 @@ class Turn:
         return membership.attempt_collectives(_ROWS, lambda: self._exchange(lambda rank: None))
 
     def digest(self) -> tuple[int, int]:
-        """All ranks have the rows of one item: they need not be compared."""
+        """No digest: all ranks have rows of one item, which need no comparison."""
         return self.total, self.number
 
     def _cut(self, ratios: Any, rank: int) -> slice:
@@ -48,7 +48,7 @@ class Turn:
         return slice(int(start), int(stop))
 
     def _exchange(self, cut: Callable[[int], slice | None]) -> list[Any]:
-        """The tensors with the rows that `cut` gives of a rank's number. Collective."""
+        """The tensors with the rows that `cut` selects for each rank's number. Collective."""
         self._find_holder()
         with objects.start_exchange(_ROWS, f"sending from {self._holder}"):
             began = time.perf_counter()
@@ -58,7 +58,7 @@ class Turn:
         return found
 
     def _find_holder(self) -> None:
-        """After a rank is lost: who has the item, else rank 0, which makes it again."""
+        """After a rank is lost: the rank that has the item; otherwise rank 0, which makes it again."""
         me = world.get_world()
         if self._ranks == me.size:
             return

@@ -1,7 +1,8 @@
-"""Iterators over tickets: each gives a rank its rows of the next batch, worked on ahead, and whole batches on demand.
+"""Iterators over tickets: each gives a rank its slice of the next batch, worked on ahead, and whole batches on demand.
 
-What is given carries its ticket. So where another share is wanted than was worked on ahead (after a rank is lost, where
-shares change, for code that sees the whole batch) it is made anew of the ticket; no state has to be the same on ranks.
+Each element carries its ticket. If another slice is needed than the one that was worked on (after a rank is lost, after
+a change of slice ratios, or for the whole batch), it is computed again from the ticket. So no state has to match
+between ranks.
 """
 
 from __future__ import annotations
@@ -24,28 +25,28 @@ from matex_tf.steps import batches
 from matex_tf.world import world
 
 _AHEAD = 2
-"""Batches that are worked on at a time, and as many that wait."""
+"""The number of batches that are worked on concurrently; as many more may wait."""
 
 
 class Source:
-    """A dataset whose batches ranks make by shares.
+    """A dataset whose batches ranks make in slices.
 
-    spec: of its elements; batches: its tickets and work.
+    spec: of its elements. batches: its tickets and work.
     """
 
     def __init__(self, dataset: Any, made: batch_tickets.Batches):
         self.spec, self.batches = dataset.element_spec, made
         self.batch_specs = tickets.flatten_specs(self.spec)
-        # TensorFlow's optimizer fails at some datasets that functions of pipelines make.
+        # TensorFlow's optimizer fails on some datasets that functions of pipelines make.
         options = tf.data.Options()
         options.experimental_optimization.map_and_batch_fusion = False
         options.experimental_optimization.inject_prefetch = options.experimental_optimization.noop_elimination = False
-        # Nothing is left to be tuned, and the thread that tunes may sleep for a minute after the end.
+        # There is nothing to tune, and the tuning thread may sleep for a minute after the end.
         options.autotune.enabled = False
         self._is_free = not any(map(pipelines.has_outside_state, slice_bounds.list_pipeline(dataset)))
         self._as_alone = iteration.count_ahead_at_least(dataset)
         if not any(map(pipelines.list_stateful, slice_bounds.list_pipeline(dataset))):
-            # An iterator can be saved, as alone: the variable that pipelines of ours read is no state.
+            # An iterator can be saved, as alone: the variable that these pipelines read is no state.
             options.experimental_external_state_policy = tf.data.experimental.ExternalStatePolicy.IGNORE
         self._options = dataset.options().merge(options)
         self.is_compared = False
@@ -60,7 +61,7 @@ class Source:
         self.signature = tuple(shapes), tuple(made.are_rows), tuple(pads)
 
     def _deal(self, ratios: Any) -> list[int]:
-        """Whether shares are worked on, the rank, and the share of each."""
+        """Whether slices are worked on, the rank, and the slice ratio of each rank."""
         me = world.get_world()
         return [1, me.rank, *(ratios or [1] * me.trainers + [0] * me.servers)]
 
@@ -69,7 +70,7 @@ class Source:
         return [given, tf.TensorSpec([], tf.int64), tf.TensorSpec([], tf.int64), tf.TensorSpec([], tf.int64)]
 
     def take(self, ticket: Sequence[Any], first: Any, count: Any, total: Any) -> list[Any]:
-        """The rows of a share, by the flat tensors of a ticket."""
+        """The rows of a slice, from the flat tensors of a ticket."""
         batch_slice = Slice(first, count, total, tf.constant(True), tf.constant(False))
         made = self.batches.take(list(ticket), batch_slice)
         for one, (_, shape) in zip(made, tickets.open_rows(self.batch_specs, self.batches.are_rows)):
@@ -77,13 +78,13 @@ class Source:
         return made
 
     def _work_ahead(self) -> Any:
-        """The dataset of what iterators give: what `Batch` is made of."""
+        """The dataset of the iterators: its elements are the parts of a `Batch`."""
         spec = self.batches.tickets.element_spec
 
         def work(*element: Any) -> Any:
             ticket = tickets.flatten_element(spec, element)
             counts = self.batches.count_rows(ticket)
-            rows = deal_rows.deal_rows(tf.stack(counts), self._dealt)  # all, where components have other numbers
+            rows = deal_rows.deal_rows(tf.stack(counts), self._dealt)  # all rows, if components have different numbers
             digest = tf.bitcast(self.batches.digest(ticket), tf.int64)
             return *rows, digest, *self.take(ticket, *rows[:3]), *ticket
 
@@ -93,7 +94,7 @@ class Source:
         return (made.prefetch(ahead) if ahead else made).with_options(self._options)
 
     def iterate(self, make_iterator: Any) -> Any:
-        """An iterator of the whole batches, for all code; steps take shares of what it is made of."""
+        """An iterator of whole batches for any code; steps take slices from the iterator beneath it."""
         for one in self.batches.files:
             records.make_tickets(one)  # of files that have changed since the last iteration
         shared = SharedBatches(self, make_iterator(self._made))
@@ -105,7 +106,9 @@ class Source:
 
     @functools.cached_property
     def whole(self) -> Any:
-        """The dataset as functions iterate it: steps take shares of what it is made of, others work on it whole."""
+        """The dataset for functions: steps take slices from the dataset beneath it, other functions work on whole
+        batches.
+        """
         spec = self.batches.tickets.element_spec
 
         def work(*element: Any) -> Any:
@@ -116,17 +119,17 @@ class Source:
                 self.spec, [tf.ensure_shape(one, shape) for one, (_, shape) in zip(made, self.batch_specs)]
             )
 
-        with tf.init_scope():  # functions that are traced later iterate it, too
+        with tf.init_scope():  # functions that are traced later iterate over it, too
             made = tickets.map_dataset(self.batches.tickets, work, **self._read_ahead()).with_options(self._options)
             batches.note_dealt(made._variant_tensor, batches.Dealt(self, self._made._variant_tensor))
             return made
 
     def _read_ahead(self) -> dict[str, Any]:
-        """How maps of the tickets run. What a generator has given does not come again: it is read as alone."""
+        """How maps of the tickets run. Elements of a generator do not come again, so these are read as alone."""
         return {"num_parallel_calls": _AHEAD, "deterministic": True} if self._is_free else {}
 
     def _open(self, shared: SharedBatches) -> Any:
-        """The dataset of whole batches, of what an iterator of shares has still to give."""
+        """The dataset of whole batches, from the remaining elements of an iterator of slices."""
         from tensorflow.python.data.ops import dataset_ops
 
         function = self._whole_function
@@ -139,7 +142,7 @@ class Source:
             output_shapes=[shape for _, shape in self.batch_specs],
             preserve_cardinality=False,
         )
-        options = tf.data.Options()  # to be read ahead would take batches from steps
+        options = tf.data.Options()  # reading ahead would take batches from steps
         options.autotune.enabled = options.experimental_optimization.apply_default_optimizations = False
         return dataset_ops._VariantDataset(variant, self.spec).with_options(options)
 
@@ -159,7 +162,7 @@ class Source:
         return whole
 
     def _make_whole(self, *made: Any) -> list[Any]:
-        """A whole batch of what an iterator of shares gives, in eager code: a function of few ops is made quickly."""
+        """A whole batch from an element of the iterator, in eager code: a function of few ops is fast to create."""
         self.work_whole()
         return self.open(made).take_whole()
 
@@ -167,7 +170,7 @@ class Source:
         return Batch(self, made)
 
     def pad_alike(self, rows: list[Any]) -> list[Any]:
-        """Rows that are padded to the longest of this rank's, padded to the longest of all ranks'. Collective if so."""
+        """This rank's rows after padding to the longest row of all ranks. Collective if components are padded."""
         pads = self.batches.pads
         if not pads:
             return rows
@@ -186,18 +189,18 @@ class Source:
         return tf.function(self.take, autograph=False, input_signature=self._list_inputs()).get_concrete_function()
 
     def prepare(self) -> None:
-        """Trace what makes shares again, so that nobody measures it."""
+        """Trace the function that makes slices again, so that no measurement includes the tracing."""
         _ = self._again
 
     def make_again(self, ticket: Sequence[Any], first: int, count: int, total: int) -> list[Any]:
         return list(self._again(list(ticket), *(tf.constant(one, tf.int64) for one in (first, count, total))))
 
     def work_whole(self) -> None:
-        """From now on whole batches are worked on ahead."""
+        """Work on whole batches ahead from now on."""
         self._work_as([0, *self._deal(None)[1:]])
 
     def work_on(self, ratios: Any) -> None:
-        """From now on this rank's rows are worked on ahead; `ratios`: see `batches.find_bounds`."""
+        """Work on this rank's rows ahead from now on. ratios: see `batches.find_bounds`."""
         self._work_as(self._deal(ratios))
 
     def _work_as(self, dealt: list[int]) -> None:
@@ -207,9 +210,9 @@ class Source:
 
 
 class SharedBatches:
-    """What an iterator of whole batches is made of.
+    """The source of an iterator of whole batches.
 
-    iterator: of the `Source`'s dataset of shares.
+    iterator: of the `Source`'s dataset of slices.
     """
 
     def __init__(self, source: Source, iterator: Any):
@@ -225,10 +228,10 @@ class SharedBatches:
 
 
 class Batch:
-    """A batch of which this rank has made its rows; others it makes when they are asked for. See `batches.Batch`.
+    """A batch of which this rank has made its rows; it makes others on demand. See `batches.Batch`.
 
-    ticket_digest: what tells it from other batches.
-    is_even: whether all of its components have as many rows; if not, this rank has it whole.
+    ticket_digest: a hash of its ticket.
+    is_even: all of its components have equally many rows; if not, this rank has it whole.
     """
 
     def __init__(self, source: Source, made: Sequence[Any]):
@@ -262,7 +265,9 @@ class Batch:
         return self._whole
 
     def digest(self) -> tuple[int, int] | None:
-        """Of the first batch of a dataset, a hash of what this rank makes of all of its rows; else of its ticket."""
+        """For the first batch of a dataset, a hash of all of its rows, which this rank makes; otherwise a hash of its
+        ticket.
+        """
         if self.source.is_compared:
             return self.total, self.ticket_digest
         self.source.is_compared = True
@@ -274,13 +279,15 @@ class Batch:
 
 
 def give_whole(dataset: Any) -> Any:
-    """The dataset for functions, which iterate it by themselves: of the tickets, so that their order goes on."""
+    """The dataset for functions that iterate over it by themselves: made of the tickets, so that
+    their order goes on.
+    """
     source = find_source(dataset)
     return filled_caches.give_same(dataset) if source is None else source.whole
 
 
 def find_source(dataset: Any) -> Source | None:
-    """The dataset as one whose batches ranks make by shares; None where nothing of its work can be shared."""
+    """The dataset as one whose batches ranks make in slices; None if none of its work can be shared."""
     if not hasattr(dataset._variant_tensor, "numpy"):
         return None  # it is made within a function
     with tf.init_scope():
@@ -291,7 +298,7 @@ def _find_source(dataset: Any) -> Source | None:
     from tensorflow.python.data.ops import debug_mode
 
     if settings.is_asynchronous(settings.get_settings().strategy):
-        return None  # ranks take turns at whole batches
+        return None  # ranks train whole batches in turn
     specs = tf.nest.flatten(dataset.element_spec, expand_composites=False)
     if not all(isinstance(one, tf.TensorSpec) for one in specs):
         _explain(dataset, f"every rank runs it whole, because of {advice.explain_kept(dataset, [advice.NOT_DENSE])}")

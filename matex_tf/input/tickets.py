@@ -1,7 +1,7 @@
-"""Tickets: the elements of a pipeline's source, in place of which ranks take them in the script's order.
+"""Tickets: the elements of a pipeline's source, which stand for the pipeline's elements until a rank works on them.
 
-A *ticket* is an element of the pipeline's source, or what the last op that must run in order has made of it. Ops that
-only order elements (`shuffle`, `repeat`, `take`, ...) order tickets as well, with the script's seeds.
+A *ticket* is an element of the source, or the result of the last op that must run in order. Ops that only order
+elements (`shuffle`, `repeat`, `take`, ...) order tickets as well, with the script's seeds.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ def pack(spec: Any, tensors: Sequence[Any]) -> Any:
 
 
 def flatten_element(spec: Any, element: tuple[Any, ...]) -> Tensors:
-    """The flat tensors of an element as a map function is given it."""
+    """The flat tensors of an element as the arguments of a map function."""
     is_tuple = type(spec) is tuple
     return flatten(spec, element if is_tuple else element[0])
 
 
 def map_dataset(dataset: Any, function: Callable[..., Any], **options: Any) -> Any:
-    """`dataset.map` by a function of ours, which builds a graph as it is written."""
+    """`dataset.map` with a function of the library, without AutoGraph."""
     return dataset.map(tf.autograph.experimental.do_not_convert(function), **options)
 
 
@@ -54,11 +54,11 @@ ORDER: dict[str, Callable[[Any, Any], Any]] = {
     "OptionsDataset": lambda step, tickets: tickets,
     "AssertCardinalityDataset": lambda step, tickets: _assert_cardinality(step, tickets),
 }
-"""What a step that only orders elements makes of tickets."""
+"""For each step that only orders elements: the same step over tickets."""
 
 
 def note_generator(shuffled: Any, generator: Any) -> None:
-    """What gives the seed of each iteration of the dataset whose variant tensor is `shuffled`: a handle and its end."""
+    """Record the seed generator of a dataset, by its variant tensor `shuffled`: a handle and its deleter."""
     tags.set_tag(shuffled, _GENERATOR, generator)
 
 
@@ -90,7 +90,7 @@ def flatten_specs(spec: Any) -> list[Any]:
 
 
 def open_rows(specs: Sequence[Any], are_rows: Sequence[bool]) -> list[Any]:
-    """Types and shapes of flat tensors that have any number of rows."""
+    """Types and shapes of flat tensors with an unknown number of rows."""
     return [
         (dtype, tf.TensorShape([None, *shape[1:]]) if is_rows else shape)
         for (dtype, shape), is_rows in zip(specs, are_rows)
@@ -98,29 +98,31 @@ def open_rows(specs: Sequence[Any], are_rows: Sequence[bool]) -> list[Any]:
 
 
 def take_next(handle: Any, specs: Sequence[Any]) -> Tensors:
-    """The flat tensors, of these types and shapes, of the next element of the iterator for which `handle` stands."""
+    """The flat tensors, of these types and shapes, of the next element of the iterator with this handle."""
     types, shapes = zip(*specs)
     return list(tf.raw_ops.IteratorGetNext(iterator=handle, output_types=types, output_shapes=shapes))
 
 
 def is_in_memory(dataset: Any) -> bool:
-    """Whether a `cache` keeps elements in memory, and no file."""
+    """Whether a `cache` keeps elements in memory, and not in a file."""
     filename = dataset._filename
     return hasattr(filename, "numpy") and filename.numpy() == b""
 
 
 def name_digest(digest: Any) -> Any:
-    """8 bytes as a number. A pass that ends early is dropped: in the next one a number may be another ticket's."""
+    """8 bytes as a number. A pass that ends early is dropped: in the next one the number may belong
+    to another ticket.
+    """
     return tf.bitcast(digest, tf.int64)
 
 
 def reads_changing(dataset: Any) -> bool:
-    """Whether the work on what a `cache` keeps reads variables or tables that may change before it is done."""
+    """Whether the work on elements of a `cache` reads variables or tables that may change before the work is done."""
     return any(functions.reads_changing(one.function) for step in list_pipeline(dataset) for one in step._functions())
 
 
 def digest_tensors(tensors: Tensors) -> Any:
-    """8 bytes that tell these tensors from others."""
+    """8 bytes that identify these tensors."""
     found = [
         tf.raw_ops.Fingerprint(data=tf.reshape(one, [1, -1]), method="farmhash64")
         for one in tensors

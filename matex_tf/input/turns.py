@@ -1,7 +1,8 @@
-"""Batches of a `PyDataset`: ranks take turns at its items, and each gets its rows from the rank that made the item.
+"""Batches of a `PyDataset`: each item is made by one rank, in turn, which sends the other ranks their rows.
 
-Item k of such an object is a function of k (`items.py`). So the rank whose turn it is makes it, ahead of the step, by
-the threads or processes that the object asks for; the others never do. Now and then all make one, and compare.
+Item k of such an object is a function of k (`items.py`). The rank whose turn it is makes the item ahead of the step, in
+the threads or processes that the object asks for; the other ranks do not. Some items are made by all ranks and
+compared.
 """
 
 from __future__ import annotations
@@ -27,18 +28,18 @@ from matex_tf.world import membership, world
 _SOURCE = "items by turns"
 _OP = re.compile(r"^\{\{function_node [^}]*\}\} ")
 _MEASURED = 4
-"""Items that are sent before ranks choose whether that is faster than each making all of them."""
+"""The number of items that are sent before the ranks choose between sending items and making all of them everywhere."""
 _COMPARED = 4
-"""The number, from 1, of an item that all ranks make; further ones are twice the one before, or the first of a pass."""
+"""The number, from 1, of an item that all ranks make; the next ones are at twice the number, or the first of a pass."""
 
 
 def take_turns(adapter: Any, make_dataset: Callable[[], Any], obstacle: str = "") -> Any:
-    """The dataset of a `PyDataset`'s items that Keras goes through. Collective.
+    """The dataset of a `PyDataset`'s items for Keras. Collective.
 
     Args:
         adapter: Keras' `PyDatasetAdapter`.
-        make_dataset: makes the dataset of what its `_get_iterator` gives.
-        obstacle: why Keras itself does not let ranks take turns.
+        make_dataset: makes the dataset from the results of its `_get_iterator`.
+        obstacle: the reason why Keras itself prevents turns.
     """
     whole, name = adapter.py_dataset, type(adapter.py_dataset).__name__
     obstacle = obstacle or _find_obstacle(whole)
@@ -47,9 +48,7 @@ def take_turns(adapter: Any, make_dataset: Callable[[], Any], obstacle: str = ""
         return make_dataset()
     found = items.compare_items(whole, name)
     source = None if found.why else Source(adapter, name, found.seconds)
-    adapter.py_dataset = items_ahead.Own(
-        whole, found.made, items.FIRST
-    )  # Keras learns from these what the items are like
+    adapter.py_dataset = items_ahead.Own(whole, found.made, items.FIRST)  # Keras learns the shapes of items from these
     try:
         dataset = make_dataset()
     finally:
@@ -88,12 +87,12 @@ def explain_generator() -> None:
 
 
 class Source:
-    """A dataset of items at which ranks take turns.
+    """A dataset of items that ranks make in turn.
 
-    name: of its class. seconds: what making an item took.
-    specs: of the flat tensors of an item; are_rows: which of them have rows.
-    is_shared: whether ranks take turns; else each makes all items. is_open: whether they have yet to choose.
-    turns: how many items have been taken.
+    name: of its class. seconds: the time to make an item.
+    specs: of the flat tensors of an item. are_rows: which of them have rows.
+    is_shared: ranks take turns; otherwise each makes all items. is_open: the choice is still to be made.
+    turns: the number of items that have been taken.
     """
 
     def __init__(self, adapter: Any, name: str, seconds: float):
@@ -115,18 +114,20 @@ class Source:
         return "" if any(find_components([one.shape for one in specs])) else "they have no rows"
 
     def leave(self) -> None:
-        """Keras goes on as without ranks."""
+        """Let Keras continue as without ranks."""
         self._is_left = True
 
     def begin(self, dataset: Any) -> None:
-        self._adapter.enqueuer = None  # which would make all items
+        self._adapter.enqueuer = None  # Keras would make all items
         self.dataset, self.spec = dataset, dataset.element_spec
         self.specs = tickets.flatten_specs(self.spec)
         self.are_rows = find_components([shape for _, shape in self.specs])
         tags.set_tag(dataset, _SOURCE, self)
 
     def iterate(self, make_iterator: Callable[[Any], Any]) -> Any:
-        """An iterator of the items, all of which this rank makes; steps take turns at those that it has to give."""
+        """An iterator of the items, all of which this rank makes; steps take the items of the pass
+        beneath it in turn.
+        """
         self._make_iterator, self._begun = make_iterator, Pass(self)
         begun = self._begun
         iterator = make_iterator(self.dataset)
@@ -135,7 +136,7 @@ class Source:
         return iterator
 
     def order_items(self) -> list[int]:
-        """The numbers of the items of a pass, of which the first is taken."""
+        """The numbers of the items of a pass, whose first item is taken."""
         return items_ahead.order_items(self._adapter)
 
     def make_adapter(self, numbers: Sequence[int], is_ahead: bool) -> Any:
@@ -146,14 +147,14 @@ class Source:
         return self.start(self.make_adapter([number], is_ahead=True))[1]
 
     def start(self, adapter: Any) -> tuple[Any, list[Any]]:
-        """An iterator of the items of `adapter`, and the flat tensors of its first."""
+        """An iterator of the items of `adapter`, and the flat tensors of its first one."""
         with self._lock:
             self._asked = adapter
             iterator = self._make_iterator(self.dataset)
             return iterator, tickets.take_next(iterator._iterator_resource, self.specs)
 
     def _generate(self) -> Iterator[Any]:
-        """What Keras makes a dataset of; runs in another thread."""
+        """The generator of the dataset for Keras; runs in another thread."""
         if self._is_left:
             yield from type(self._adapter)._get_iterator(self._adapter)
             return
@@ -168,7 +169,7 @@ class Source:
             items_ahead.stop_adapter(adapter)
 
     def choose(self) -> None:
-        """Find whether turns are faster. Collective."""
+        """Choose the faster way. Collective."""
         mine = min(self.exchanges, default=0.0), self.seconds
         everyone = objects.allgather(mine, "choosing how items are made")
         saved = min(making for _, making in everyone) * (1 - 1 / world.get_world().trainers)
@@ -182,7 +183,7 @@ def find_source(dataset: Any) -> Source | None:
 
 
 class Pass:
-    """Over the items of a source, once. See `batches.SharedBatches`.
+    """One pass over the items of a source. See `batches.SharedBatches`.
 
     whole: a reference to the iterator of whole items.
     """
@@ -204,16 +205,15 @@ class Pass:
         return self._order
 
     def give_up(self) -> Any:
-        """The adapter of all items that are left: from now on this rank makes all of them."""
+        """The adapter of all remaining items: from now on this rank makes all of them."""
         self._is_given_up = True
         return self.source.make_adapter(self.order[self._at :], is_ahead=False)
 
     def take(self) -> Any:
-        """The next item, a `batches.Batch`. Collective where ranks take turns.
+        """The next item, a `batches.Batch`. Collective if ranks take turns.
 
         Raises:
-            tf.errors.OutOfRangeError: at the end.
-            tf.errors.OpError: on every rank, where a rank cannot make its item.
+            tf.errors.OutOfRangeError: at the end. tf.errors.OpError: on every rank, if a rank cannot make its item.
         """
         source = self.source
         if self._is_given_up:
@@ -236,7 +236,7 @@ class Pass:
         return batch
 
     def _agree_on_order(self) -> None:
-        """Take rank 0's, where ranks have shuffled otherwise. Collective in the first call."""
+        """Take rank 0's order, if ranks have shuffled differently. Collective in the first call."""
         if self._is_agreed:
             return
         self._is_agreed = True
@@ -256,7 +256,7 @@ class Pass:
         return batches.WholeBatch(tensors, self.source.are_rows)
 
     def _find_maker(self, at: int) -> int:
-        """Turns go on from pass to pass, so that no rank makes more of the last items than others."""
+        """Turns continue from pass to pass, so that no rank makes more of the last items than others."""
         return (self._before + at) % world.get_world().trainers
 
     def _is_compared(self, at: int) -> bool:
@@ -264,7 +264,7 @@ class Pass:
         return at == 0 or (number >= _COMPARED and number & (number - 1) == 0)
 
     def _deal(self) -> None:
-        """Have this rank's items, of those that are left, made ahead."""
+        """Start making this rank's remaining items ahead."""
         me, dealt = world.get_world(), (world.get_world().size, self.source.is_shared)
         if dealt == self._dealt:
             return
@@ -335,7 +335,7 @@ def _send_to_all(value: Any, root: int) -> Any:
 
 
 def take_element(shared: Pass) -> Any:
-    """The next item, whole, as eager code is given it. Collective where ranks take turns.
+    """The next item, whole, for eager code. Collective if ranks take turns.
 
     Raises:
         tf.errors.OutOfRangeError: at the end.
@@ -344,7 +344,7 @@ def take_element(shared: Pass) -> Any:
         batch = shared.take()
     except tf.errors.OutOfRangeError:
         raise
-    except tf.errors.OpError:  # maybe on this rank alone
+    except tf.errors.OpError:  # possibly on this rank alone
         with failures.fail_together(NEXT):
             raise
     return tickets.pack(shared.source.spec, batch.take_whole())

@@ -1,7 +1,7 @@
-"""Batches for eager code, which sees them whole: made by shares and put together, where that is faster.
+"""Whole batches for eager code: made in slices and gathered, if that is faster.
 
-The first batch of a dataset each rank makes whole, which is timed, and all compare it. The second is made by shares and
-put together, which is timed as well. Then ranks agree on the faster way.
+Each rank makes the first batch of a dataset whole, and all ranks compare it. The second one is made in slices and
+gathered. Both are timed, and the ranks agree on the faster way.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _PLACE, _WAY = "the next batch of a dataset", "way of whole batches"
 
 
 def take_whole(shared: SharedBatches) -> Any:
-    """The next element of an iterator of whole batches. Collective where ranks make it by shares.
+    """The next element of an iterator of whole batches. Collective if ranks make it in slices.
 
     Raises:
         tf.errors.OutOfRangeError: at the end of the data.
@@ -52,15 +52,15 @@ def _take(batch: Batch, way: Way) -> list[Any]:
 
 
 class Way:
-    """How batches of a dataset come to eager code.
+    """The way in which batches of a dataset reach eager code.
 
-    is_open: whether ranks have yet to find the faster way.
-    is_shared: whether they put them together of shares.
+    is_open: the choice is still to be made.
+    is_shared: ranks gather slices.
     """
 
     def __init__(self) -> None:
         self.is_open, self.is_shared = True, True
-        self.alone: float | None = None  # seconds to make one by oneself
+        self.alone: float | None = None  # seconds to make one alone
 
 
 def _choose(batch: Batch, way: Way) -> list[Any]:

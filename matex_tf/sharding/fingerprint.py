@@ -82,7 +82,7 @@ def check_rows(counts: Sequence[tuple[int, int]], what: str) -> None:
 
 
 def are_shares(arrays: list[np.ndarray], what: str) -> bool:
-    """Whether `arrays` carry the mark of a share: each rank's own rows. Others are the same on all ranks. Collective.
+    """Whether `arrays` are shards: each rank's own rows. Other arrays are equal on all ranks. Collective.
 
     Raises:
         BatchError: on every rank, if they are neither.
@@ -113,13 +113,13 @@ def are_shares(arrays: list[np.ndarray], what: str) -> bool:
 
 
 def are_each_ranks_own(arrays: list[np.ndarray], what: str) -> bool:
-    """Whether `arrays` are marked as a share, or differ between ranks, so that no rank can do another's. Collective."""
+    """Whether `arrays` are shards, or differ between ranks, so that no rank can compute another's rows. Collective."""
     everyone = _gather_contents(arrays, what)
     return any(marked for marked, _ in everyone) or any(theirs != everyone[0] for theirs in everyone)
 
 
 def _gather_contents(arrays: list[np.ndarray], what: str) -> list[tuple[bool, list[Any]]]:
-    """Of each rank whether its arrays carry the mark of a share, and their (dtype, shape, hash). Collective."""
+    """For each rank, whether its arrays are shards, and their (dtype, shape, hash). Collective."""
     marked = any(shard_arrays.is_shard(array) for array in arrays)
     mine = (marked, [(array.dtype.str, array.shape, 0 if marked else digest_value(array)) for array in arrays])
     return objects.allgather(mine, f"comparing {what}")

@@ -27,7 +27,7 @@ class Bounds(NamedTuple):
 
 
 def find_bounds(total: int, ratios: Any = None) -> Bounds:
-    """This rank's rows of a batch of `total` rows. shares: see `slice_bounds.deal_block`; default: equal shares."""
+    """This rank's rows of a batch of `total` rows. ratios: see `slice_bounds.deal_block`; default: equal slices."""
     me = world.get_world()
     start, stop, has_rows = slice_bounds.find_slice_bounds(total, me.rank, me.trainers if ratios is None else ratios)
     return Bounds(int(start), int(stop - start), bool(has_rows))
@@ -164,7 +164,7 @@ class Dealer(Protocol):
         """In a graph: the flat tensors of other rows of a ticket's batch, selected by int64 scalars."""
 
     def work_on(self, ratios: Any) -> None:
-        """Begin to prepare the rank's rows ahead of time. shares: see `find_bounds`."""
+        """Begin to prepare the rank's rows ahead of time. ratios: see `find_bounds`."""
 
 
 class Dealt(NamedTuple):

@@ -39,7 +39,7 @@ class StepFeed:
         return dealt.handle
 
     def _take(self, copy: Any, made: list[Any]) -> tuple[list[Any], Slice]:
-        """This rank's rows of a batch, and the share that they are; in a graph."""
+        """This rank's rows of a batch, and its slice; in a graph."""
         first, count, total = made[:3]
         end = NUMBERS + len(self._are_rows)
         own, ticket, dealer = made[NUMBERS:end], made[end:], self._dealer
@@ -84,7 +84,7 @@ class StepFeed:
         return found
 
 
-_OTHERS = "a batch has been worked on for another share than that which its step takes; please report this"
+_OTHERS = "a batch was prepared for another slice than its step takes; please report this"
 
 
 def _choose(condition: Any, first: Any, second: Any) -> list[Any]:
@@ -95,6 +95,6 @@ def _choose(condition: Any, first: Any, second: Any) -> list[Any]:
 def list_feeds(
     handles: Sequence[Any], watch: BatchWatch, parts: slices.SliceRatios | None, place: str
 ) -> list[StepFeed | None]:
-    """For each eager tensor that a step takes, what it gives; None where that is no share of batches."""
+    """For each eager tensor that a step takes, what it gives; None if it gives no shared batches."""
     found = map(find_dealt, handles)
     return [None if one is None else StepFeed(one.dealer, watch, parts, place) for one in found]

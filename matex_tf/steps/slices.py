@@ -34,12 +34,12 @@ class SliceRatios:
             self.rows = tf.Variable(tf.zeros([], tf.int64), trainable=False)
 
     def deal(self, rows: int) -> Any:
-        """The shares for a batch with so many rows: this rank has a part of it."""
+        """Record the number of rows of a batch, of which this rank has a slice. Returns the slice ratios."""
         self.rows.assign(max(rows, int(self.rows)))
         return self.list_ratios()
 
     def list_ratios(self) -> list[int]:
-        """The share of each rank."""
+        """The slice ratio of each rank."""
         return [*self.ratios.numpy().tolist(), *[0] * world.get_world().servers]
 
 
