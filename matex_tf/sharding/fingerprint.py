@@ -133,4 +133,4 @@ def _describe_arrays(marked: bool, arrays: list[Any], others: list[Any] | None =
         return f"{text} of other values" if other and other[:2] == array[:2] and other != array else text
 
     pairs = itertools.zip_longest(arrays, (others or [])[: len(arrays)])
-    return ("a share, " if marked else "") + ", ".join(one(array, other) for array, other in pairs)
+    return ("a shard, " if marked else "") + ", ".join(one(array, other) for array, other in pairs)

@@ -192,7 +192,7 @@ def test_arrays_without_a_mark_that_differ_are_an_error_on_all_ranks(ranks, lega
         assert order.startswith(data) and f"has {values} of other values." in order
         assert "has float64[24, 3], float64[24, 1] of other values." in labels
         assert "has float32[24, 3], float64[24, 1]." in types
-        assert f"rank {last} " in mark and "has a share, float64[24, 3]" in mark
+        assert f"rank {last} " in mark and "has a shard, float64[24, 3]" in mark
         assert all(text.startswith("the data of evaluate differ") for text in (evaluated, validated))
         for text in (rows, order, labels, evaluated, validated):
             assert "matex_tf.shard(x, own=True)" in text and "DataSet" in text and "without a seed" in text
