@@ -87,7 +87,7 @@ FAULTS = {
         "matex_tf/sharding/slice_bounds.py",
         "(rank + 1) * base + _take_minimum(rank + 1, extra)",
         "(rank + 1) * base + _take_minimum(rank, extra)",
-        "tests/sharding/test_row_shares.py",
+        "tests/sharding/test_slice_bounds.py",
     ),
     "a rank without rows counts the row that it computes": Fault(
         "matex_tf/steps/exchanger.py",
