@@ -91,8 +91,8 @@ FAULTS = {
     ),
     "a rank without rows counts the row that it computes": Fault(
         "matex_tf/steps/exchanger.py",
-        "ops.make_weight(share.contributes, share.total",
-        "ops.make_weight(True, share.total",
+        "ops.make_weight(batch_slice.contributes, batch_slice.total",
+        "ops.make_weight(True, batch_slice.total",
         "tests/loops/test_borders.py",
     ),
     "a rank without rows gives the row that it computes": Fault(
@@ -115,8 +115,8 @@ FAULTS = {
     ),
     "what every rank computes whole counts on each": Fault(
         "matex_tf/steps/slices.py",
-        "return Share(start, stop - start, total, has_rows, tf.constant(me.rank == 0))",
-        "return Share(start, stop - start, total, has_rows, tf.constant(True))",
+        "return Slice(start, stop - start, total, has_rows, tf.constant(me.rank == 0))",
+        "return Slice(start, stop - start, total, has_rows, tf.constant(True))",
         "tests/loops/test_borders.py",
     ),
     "a damaged state of a run is taken": Fault(

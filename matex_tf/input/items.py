@@ -116,7 +116,7 @@ class State:
         return pickle.dumps(now) != pickle.dumps(self._states) or seeding.count_spawned() != self._spawned
 
     def can_be_put_back(self) -> bool:
-        """Whether the attributes have unchanged values."""
+        """Whether no attribute value was changed in place; then restoring the references suffices."""
         walk = _Walk(self._holder)
         for one in _list_global(self._holder):
             walk.visit(one)
@@ -186,12 +186,12 @@ class _Walk:
         self._seen: dict[int, Any] = {id(holder): holder}  # keeps the objects alive, so that ids stay unique
 
     def visit(self, root: Any) -> int:
-        """A hash of all objects that are first reached from `root`."""
+        """A hash of all objects that are reachable from `root` and were not visited before."""
         pending, found, left = [root], 0, _MOST_OBJECTS
         while pending and left:
             one, left = pending.pop(), left - 1
             if isinstance(one, weakref.ReferenceType):
-                continue  # not a part of its owner
+                continue  # weak references own nothing
             if isinstance(one, _VALUES):
                 found = hash((found, type(one), one))
             elif id(one) in self._seen or isinstance(one, _NOT_ENTERED):

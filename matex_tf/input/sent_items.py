@@ -21,7 +21,7 @@ NEXT, _ROWS = "the next item of a PyDataset", "the rows of an item of a PyDatase
 class Turn:
     """An item that one rank has made. See `batches.Batch`.
 
-    source: the `turns.Source`. number: of the item. maker: the rank that has `made` its flat tensors.
+    source: the `turns.Source`. number: of the item. maker: the rank that made it. made: its flat tensors, on that rank.
     shapes: of these tensors. failed: the code and the text of the error, if the item could not be made.
     """
 
@@ -58,7 +58,7 @@ class Turn:
         return found
 
     def _find_holder(self) -> None:
-        """After a rank is lost: the rank that has the item; otherwise rank 0, which makes it again."""
+        """A remaining rank that has the item after a rank was lost; if there is none, rank 0, which makes it again."""
         me = world.get_world()
         if self._ranks == me.size:
             return

@@ -13,7 +13,8 @@ class Request(NamedTuple):
 
     kind: "sum", "max" or "min" over the ranks, whose tensors have one shape; or "gather", the concatenation of the
         ranks' rows. Sums of half precision are computed in float32 and rounded once.
-    cuts: of a sum: the rank gets only the entries of its piece, as a vector; of a gather: the ranks hold pieces.
+    cuts: the boundaries of the ranks' pieces. Of a sum each rank receives its piece only, flattened; to a gather
+        each rank sends its piece.
     owned: a rank without rows contributes, too.
     """
 
@@ -74,8 +75,8 @@ class Slice:
     """This rank's slice of the batch, as scalar tensors of the current graph or of an outer one.
 
     first, count, total: the index of its first row; its number of rows, at least 1; the rows of the batch. int64.
-    contributes: the rows are its own. A rank without rows computes one row that another rank has.
-    keeps: this is the rank whose copy of a replicated tensor counts where a sum is made of it.
+    contributes: false if this rank has no rows, and computes a duplicate of another rank's row.
+    keeps: true on the one rank that adds a replicated tensor to a sum; the other ranks add 0.
     """
 
     def __init__(self, first: Any, count: Any, total: Any, contributes: Any, keeps: Any):

@@ -22,7 +22,7 @@ def give_batch(graph: Any, source: Any) -> Subgraph:
 
 
 def find_source(graph: Any) -> Any:
-    """The op by which a function takes its batch: the first that takes it from an iterator which is an input; None.
+    """The first op that takes a batch from an iterator which is an input of the function; None if there is none.
 
     The op waits for no other op, so the batch can be taken before the function is called.
     """
@@ -121,7 +121,7 @@ def _uses_slice(node: Node) -> bool:
 def take_rows(copy: Any, tensors: list[Any], are_rows: list[bool]) -> list[Any]:
     """This rank's rows of the whole `tensors` that have rows; the copy goes on with that slice.
 
-    A copy that cannot make slices gets tensors that hold the rank's rows already.
+    If the copy has no `make_slice`, the inputs are sliced already.
     """
     if copy.make_slice is None or not any(are_rows):
         return tensors

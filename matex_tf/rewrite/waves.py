@@ -1,4 +1,4 @@
-"""Schedules collectives in waves: independent ones travel together, each as late as possible.
+"""Schedules collectives in waves (ALAP): independent ones travel together, each as late as possible.
 
 The number of waves is the length of the longest chain of dependent collectives. The loss, the metrics and the gradients
 of a step without batch statistics are one wave. A sum that could travel in several waves joins the last wave that has
@@ -39,7 +39,7 @@ def schedule(
     """Set the level of each node, its number of preceding waves, and list the exchanges of each wave.
 
     needs: the placements that the outputs are brought to.
-    publishing: the ids of nodes whose effect an exchange has: the exchange comes after the inputs of the node.
+    publishing: the ids of nodes that an exchange replaces: the exchange runs one level after the inputs of the node.
     is_early: whether a node runs as early as it can; else it runs as late as it can.
     """
     earliest: dict[int, int] = {}

@@ -36,7 +36,8 @@ def add_to(graph: Any) -> Iterator[None]:
 
 @contextlib.contextmanager
 def use_v2_behavior() -> Iterator[None]:
-    """Within the context sizes of shapes are numbers, and branches are functions, whatever the script has chosen.
+    """Within the context TF2 shapes (sizes are ints) and TF2 control flow (branches are functions) are on, whatever the
+    script has chosen.
 
     Collectives in functions run in order, and no rank waits for those of a branch that is not taken.
     """
