@@ -287,7 +287,8 @@ def matex(
         python = Path(_folder().name, f"python-{kind}")
         if not python.exists():
             client = shlex.join([sys.executable, *_client(kind, SERVERS)])
-            python.write_text(f'#!/bin/sh\nexec {client} "$@"\n')
+            own = f'case "$1" in -c) exec {shlex.quote(sys.executable)} "$@";; esac'  # questions about this Python
+            python.write_text(f'#!/bin/sh\n{own}\nexec {client} "$@"\n')
             python.chmod(0o755)
         program = f"import sys; sys.executable = {str(python)!r}; " + program.removeprefix("import sys; ")
     return execute([sys.executable, "-c", program, *map(str, words)], full, timeout, cwd)
