@@ -11,7 +11,7 @@ import matex_tf
 from matex_tf import settings
 from matex_tf.runtime import objects
 from matex_tf.servers.pieces import owners
-from matex_tf.steps import shares
+from matex_tf.steps import slices
 from matex_tf.world import world
 
 keras.backend.set_floatx("float64")
@@ -27,7 +27,7 @@ def held(optimizer):
 
 def count_rows(total):
     """How many rows of a batch count on this rank."""
-    share = shares.make_slice_of_rows(tf.constant(total, tf.int64))
+    share = slices.make_slice_of_rows(tf.constant(total, tf.int64))
     return int(share.count) if share.contributes else 0
 
 
