@@ -247,13 +247,6 @@ def _find_all_readable(names: Any) -> Any:
     with real_files.use_real_files():
         if overlay.get_own_view().is_untouched():
             return names
-    return _find_as_it_runs(find, names)
-
-
-def _find_as_it_runs(find: Callable[[Any], Any], names: Any) -> Any:
-    """In a graph, what `find` makes of a tensor of names."""
-    import tensorflow as tf
-
     found = tf.numpy_function(find, [names], tf.string, name=real_files.PLACES_OF_FILES)
     found.set_shape(names.shape)
     return found
@@ -264,12 +257,6 @@ def _make_file(path: Any) -> Any:
     if overlay.get_view() is not None:
         _raise_as_tensorflow(os.makedirs, os.path.dirname(path) or path[:0] or ".", exist_ok=True)
     return _find_writable(path)
-
-
-def _find_stream(stream: Any) -> Any:
-    """Where `tf.print` is to write: a file, or a stream, which is known by its name."""
-    prefix, is_file, path = stream.partition("file://")
-    return stream if prefix or not is_file else f"file://{_find_writable(os.path.abspath(path), 'a')}"
 
 
 def _find_snapshot(path: Any) -> Any:
@@ -301,7 +288,7 @@ _OTHERS: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "createsummaryfilewriter": ("logdir", _find_folder),
 }
 """Ops, by their names in small letters: the argument that is a path, and what finds its place."""
-_NOTED = ("writefile", "datasettotfrecord", "savedataset", "savedatasetv2", "createsummaryfilewriter", "printv2")
+_NOTED = ("writefile", "datasettotfrecord", "savedataset", "savedatasetv2", "createsummaryfilewriter")
 """Ops that rank 0 does as the others do, and notes."""
 _WRITING = ("write", "save", "merge", "experimentaldataset")
 
@@ -336,7 +323,6 @@ _GENERATED = "tensorflow.python.ops.gen_"
     _GENERATED + "lookup_ops", "initialize_table_from_text_file", _LOST, put=_put_into_ops, when=overlay.has_view
 )
 @HOOKS.replace(_GENERATED + "summary_ops", "create_summary_file_writer", _LOST, put=_put_into_ops)
-@HOOKS.replace(_GENERATED + "logging_ops", "print_v2", _LOST, put=_put_into_ops)
 def _wrap_op(original: Any) -> Any:
     op = original.__name__.lower().replace("_", "")
     if op == "matchingfiles":
@@ -344,9 +330,7 @@ def _wrap_op(original: Any) -> Any:
     names = list(inspect.signature(original).parameters)
     given: tuple[str, ...]
     find: Callable[[Any], Any]
-    if op == "printv2":
-        given, find = ("output_stream",), _find_stream
-    elif op in _OTHERS:
+    if op in _OTHERS:
         given, find = (_OTHERS[op][0],), _find_one(_OTHERS[op][1])
     else:
         given, find = () if op.startswith(_WRITING) else _READ, _find_all_readable
@@ -361,14 +345,11 @@ def _wrap_op(original: Any) -> Any:
 
 
 def _find_one(find: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """`find` for a path, or for a tensor of one, which a graph may make as it runs."""
-
-    def find_local(path: Any) -> Any:
-        return find(path) if is_local(path) else path
+    """`find` for a path, or a tensor of which it is known; what is not known stays."""
 
     def found(path: Any) -> Any:
         known = _read_static(path)
-        return _find_as_it_runs(find_local, path) if known is None else find_local(known)
+        return find(known) if is_local(known) else path
 
     return found
 

@@ -206,12 +206,12 @@ def end_rank() -> None:
             work()
     except errors.RankError as error:  # on all ranks
         abort_with_error(f"matex_tf: {error}\n", 1)
+    me = world.get_world()
+    if me.rank == 0 or settings.get_settings().output == "all":  # before any rank can record that all have ended
+        rank_records.note_writing()
     exits = objects.allgather((code, said), "what is done after the script")
     _tell_exits(exits)
-    me = world.get_world()
     with time_limit.limit_wait(me.rank, me.size, "has waited for MPI to end, after all have come to the script's end"):
-        if me.rank == 0 or settings.get_settings().output == "all":
-            rank_records.note_writing()
         rank_records.note_end({each for each, _ in exits})
         for work in before_finalize:
             work()

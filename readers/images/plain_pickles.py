@@ -14,6 +14,7 @@ from matex_tf.readers.base.formats import ReaderError
 
 _LONG = 4096
 _MOST_READS = 10_000_000
+_MOST_ARGUMENTS = 8
 _MOST_KEYS = 1000  # a chosen set of keys can make a dict quadratic in time
 _MOST_SHOWN = 200
 
@@ -125,6 +126,18 @@ class _Unpickler(_Base):
             raise pickle.UnpicklingError("a string of negative length")
         self.append(self.read(length) if length <= _LONG else self._source.skip(length))
 
+    def _call(self) -> None:
+        arguments, function = self.stack.pop(), self.stack.pop()
+        if not isinstance(arguments, tuple) or len(arguments) > _MOST_ARGUMENTS or not callable(function):
+            raise pickle.UnpicklingError(f"no call with at most {_MOST_ARGUMENTS} arguments")
+        self.append(function(*arguments))
+
+    def _set_state(self) -> None:
+        state = self.stack.pop()
+        if not isinstance(self.stack[-1], (Array, Dtype)):
+            raise pickle.UnpicklingError(f"a state for {type(self.stack[-1]).__name__}")
+        self.stack[-1].__setstate__(state)
+
     def _set_items(self, values: list[Any]) -> None:
         target = self.stack[-1]
         if not isinstance(target, dict) or len(target) + len(values) // 2 > _MOST_KEYS:
@@ -134,11 +147,13 @@ class _Unpickler(_Base):
                 raise pickle.UnpicklingError(f"a key of type {type(key).__name__}, neither text nor number")
             target[key] = value
 
-    _BUILDING = "( 0 N I L J K M G U C X ] l } ) t a e q r p h j g c R b ."
+    _BUILDING = "( 0 N I L J K M G U C X ] l } ) t a e q r h j c ."
     dispatch = {
         code: _Base.dispatch[code]
         for code in (*map(ord, _BUILDING.split()), *b"\x80\x88\x89\x8a\x8c\x8d\x85\x86\x87\x94\x93")
     } | {
+        ord("R"): lambda self: self._call(),
+        ord("b"): lambda self: self._set_state(),
         ord("s"): lambda self: self._set_items([self.stack.pop(), self.stack.pop()][::-1]),
         ord("u"): lambda self: self._set_items(self.pop_mark()),
         ord("T"): lambda self: self._push_bytes("<i"),

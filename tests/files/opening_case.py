@@ -90,31 +90,6 @@ def write_in_graph():
                 return [rows, len(names), os.path.exists(at("of_graph.index")), file.read()]
 
 
-@tf.function
-def write_as_it_runs(number):
-    """By names that are made while a function runs, in itself and in a map of its."""
-    rows = tf.data.Dataset.from_tensors(number).map(lambda one: put_text("by_map", one))
-    tf.print(number, output_stream=f"file://{os.path.abspath(at('printed.txt'))}")
-    records = tf.data.Dataset.from_tensors(b"x")._variant_tensor
-    tf.raw_ops.DatasetToTFRecord(input_dataset=records, filename=make_name("records", number), compression_type="")
-    return put_text("by_function", number) + rows.reduce(0, lambda one, other: one + other)
-
-
-def make_name(start, number):
-    return tf.strings.join([at(start), tf.strings.as_string(number), ".txt"])
-
-
-def put_text(start, number):
-    with tf.control_dependencies([tf.io.write_file(make_name(start, number), "abc")]):
-        return tf.identity(number)
-
-
-def find_written():
-    write_as_it_runs(tf.constant(7))
-    files = sorted(glob.glob(at("by_*7.txt"))) + glob.glob(at("records7.txt"))
-    return [os.path.basename(file) for file in files] + [open(at("printed.txt")).read()]
-
-
 def look_up(kind):
     file = kind(at("lines.txt"), tf.string, tf.lookup.TextFileIndex.WHOLE_LINE, tf.int64,
                 tf.lookup.TextFileIndex.LINE_NUMBER)  # fmt: skip
@@ -233,7 +208,6 @@ CASES = {
     "raw_ops.WriteFile": (lambda: tf.io.read_file(at("raw.txt")).numpy().decode(), "abc"),
     "in a graph": (read_in_graph, ["a", "a\nb\nc\n"]),
     "written in a graph": (write_in_graph, [[0, 1, 2], 1, True, "abc"]),
-    "written in a function": (find_written, ["by_function7.txt", "by_map7.txt", "records7.txt", "7\n"]),
     "gfile": (lambda: tf.io.gfile.GFile(text).read(), "a\nb\nc\n"),
     "TextFileInitializer": (lambda: look_up(tf.lookup.TextFileInitializer), 3),
     "StringLookup": (lambda: tf.keras.layers.StringLookup(vocabulary=text).vocabulary_size(), 4),

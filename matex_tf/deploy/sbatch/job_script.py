@@ -116,7 +116,8 @@ def parse_array(text: str) -> list[int]:
 
 def format_job(asked: Slurm, target: Sequence[str], folder: str) -> str:
     """The script of a job that runs `target`. `folder` is that of the run, seen from where the job is submitted."""
-    again = _AGAIN.format(again=os.EX_TEMPFAIL, folder=shlex.quote(folder))
+    number = _TASK_NUMBER if asked.array else _NUMBER
+    again = _AGAIN.format(again=os.EX_TEMPFAIL, folder=shlex.quote(folder), number=number)
     return format_script(asked, asked.make_command(target), folder, shell_text.KEPT, again)
 
 
@@ -192,8 +193,8 @@ if [ $code -eq {again} ]; then
     printf 'matex: job %s %s after %d:%02d:%02d, %s; to be requeued (%d)\\n' "$SLURM_JOB_ID" \\
         "$([ -n "$asked" ] && echo asked to end || echo ended with exit code {again})" \\
         $((SECONDS / 3600)) $((SECONDS / 60 % 60)) $((SECONDS % 60)) "$kept" $((${{SLURM_RESTART_COUNT:-0}} + 1))
-    scontrol requeue "$SLURM_JOB_ID" && exit $code
-    echo "matex: Slurm did not put job $SLURM_JOB_ID back; $kept. In $PWD, sbatch {folder}/job.sh" \\
+    scontrol requeue "{number}" && exit $code
+    echo "matex: Slurm did not put job {number} back; $kept. In $PWD, sbatch {folder}/job.sh" \\
         "goes on" >&2
 fi
 """

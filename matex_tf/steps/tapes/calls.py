@@ -132,12 +132,23 @@ def _find_hidden(model: Any, graph: Any) -> str:
     return ""
 
 
-def _is_of_libraries(function: Any) -> bool:
-    """Whether the code of a function, and of each function that its closure holds, is TensorFlow's or Keras'."""
+def _is_of_libraries(function: Any, seen: frozenset[int] = frozenset()) -> bool:
+    """Whether a function, and whatever its closure can call, is code of TensorFlow or Keras; False if that is unknown."""
+    if id(function) in seen:
+        return True
+    if not inspect.isfunction(function):
+        return False
     if script_frames.find_function_package(function) not in still_models.LIBRARIES:
         return False
-    held = (cell.cell_contents for cell in function.__closure__ or ())
-    return all(_is_of_libraries(one) for one in held if inspect.isfunction(one))
+    for cell in function.__closure__ or ():
+        try:
+            held = cell.cell_contents
+        except ValueError:  # a variable without a value
+            return False
+        items = held.values() if isinstance(held, dict) else held if isinstance(held, (list, tuple, set)) else [held]
+        if not all(_is_of_libraries(one, seen | {id(function)}) for one in items if callable(one)):
+            return False
+    return True
 
 
 def _call(
