@@ -235,3 +235,17 @@ def test_wrong_files(tmp_path):
     (folder / "data_batch_3").write_bytes(pickle.dumps({b"data": stored(IMAGES[:4])}))
     failing(folder, "list of 64-bit integers under 'labels', found None; the pickle has data")
     failing(folder, 'labels of CIFAR100 have to be "fine" or "coarse"', ValueError, "CIFAR100", labels="middle")
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        b"]" + b"".join(b"p%d\n" % (key * (2**61 - 1)) for key in range(3)) + b".",
+        b"(" + 9 * b"N" + b"tq\x000cnumpy\ndtype\nh\x00R.",
+        b"c_codecs\nencode\n}\x8c\x01aK\x01sb.",
+    ],
+    ids=["numbers that collide", "a call with many arguments", "a state for a function"],
+)
+def test_a_pickle_takes_time_in_proportion_to_its_length(program):
+    with pytest.raises(ReaderError, match="not a pickle of plain values"):
+        plain_pickles.load_pickle(io.BytesIO(program), "bad")

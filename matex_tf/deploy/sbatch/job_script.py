@@ -190,7 +190,7 @@ _LOOK = (
 _AGAIN = """\
 if [ $code -eq {again} ]; then
     kept=$([ -d "$run_folder/state" ] && echo "state kept" || echo "no state yet")
-    printf 'matex: job %s %s after %d:%02d:%02d, %s; to be requeued (%d)\\n' "$SLURM_JOB_ID" \\
+    printf 'matex: job %s %s after %d:%02d:%02d, %s; to be requeued (%d)\\n' "{number}" \\
         "$([ -n "$asked" ] && echo asked to end || echo ended with exit code {again})" \\
         $((SECONDS / 3600)) $((SECONDS / 60 % 60)) $((SECONDS % 60)) "$kept" $((${{SLURM_RESTART_COUNT:-0}} + 1))
     scontrol requeue "{number}" && exit $code

@@ -133,7 +133,7 @@ def _find_hidden(model: Any, graph: Any) -> str:
 
 
 def _is_of_libraries(function: Any, seen: frozenset[int] = frozenset()) -> bool:
-    """Whether a function, and whatever its closure can call, is code of TensorFlow or Keras; False if that is unknown."""
+    """Whether a function, and all that its closure can call, is code of TensorFlow or Keras; False if unknown."""
     if id(function) in seen:
         return True
     if not inspect.isfunction(function):
