@@ -13,14 +13,14 @@ from matex_tf.world import world
 
 HOOKS = KerasTable()
 ONLY_FIT = "only fit trains so"
-_LOST = "ranks train together in fit, whatever MATEX_STRATEGY says"
+_IF_HOOK_MISSING = "ranks train together in fit, whatever MATEX_STRATEGY says"
 
 is_within = ThreadFlag()
 """A call of `fit`."""
 _fits: list[fit.Fit] = []  # in which ranks take turns, or may
 
 
-@HOOKS.replace_in(_LOST, "models.model:Model.fit", "engine.training:Model.fit")
+@HOOKS.replace_in(_IF_HOOK_MISSING, "models.model:Model.fit", "engine.training:Model.fit")
 def _wrap_fit(original: Any) -> Any:
     def call_fit(self: Any, *args: Any, **kwargs: Any) -> Any:
         with is_within.set():
@@ -53,7 +53,7 @@ def _find_obstacle(model: Any) -> str | None:
     return ""
 
 
-@HOOKS.replace_in(_LOST, "trainers.epoch_iterator:EpochIterator.__init__")
+@HOOKS.replace_in(_IF_HOOK_MISSING, "trainers.epoch_iterator:EpochIterator.__init__")
 def _wrap_source(original: Any) -> Any:
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
@@ -63,7 +63,7 @@ def _wrap_source(original: Any) -> Any:
     return __init__
 
 
-@HOOKS.replace_in(_LOST, "trainers.epoch_iterator:EpochIterator._enumerate_iterator", optional=True)
+@HOOKS.replace_in(_IF_HOOK_MISSING, "trainers.epoch_iterator:EpochIterator._enumerate_iterator", optional=True)
 def _wrap_enumerate(original: Any) -> Any:
     def _enumerate_iterator(self: Any) -> Any:
         found = next((one for one in _fits if one.source is self), None)

@@ -13,7 +13,7 @@ from matex_tf.runtime.keras_table import KerasTable
 
 HOOKS = KerasTable()
 
-_LOST = "a trial of `matex tune` notes nothing of fit"
+_IF_HOOK_MISSING = "a trial of `matex tune` notes nothing of fit"
 
 _numbers = itertools.count()
 
@@ -30,7 +30,7 @@ _calls: list[_Call] = []
 """Those that are under way: one within another comes last."""
 
 
-@HOOKS.replace_in(_LOST, "models.model:Model.fit", "engine.training:Model.fit", takes="x")
+@HOOKS.replace_in(_IF_HOOK_MISSING, "models.model:Model.fit", "engine.training:Model.fit", takes="x")
 def _wrap_fit(original: Any) -> Any:
     signature = inspect.signature(original)
 
@@ -45,7 +45,9 @@ def _wrap_fit(original: Any) -> Any:
     return fit
 
 
-@HOOKS.replace_in(_LOST, "callbacks.callback_list:CallbackList.on_epoch_end", "callbacks:CallbackList.on_epoch_end")
+@HOOKS.replace_in(
+    _IF_HOOK_MISSING, "callbacks.callback_list:CallbackList.on_epoch_end", "callbacks:CallbackList.on_epoch_end"
+)
 def _wrap_epoch_end(original: Any) -> Any:
     def on_epoch_end(self: Any, epoch: int, logs: Any = None) -> Any:
         if _calls:

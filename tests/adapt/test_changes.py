@@ -133,7 +133,7 @@ def test_ranks_that_cannot_keep_their_state_stay_and_say_so(folder, capfd):
     leave("OSError: no room", said)
     rank_records.note_end(set())
     assert not said and run_end.read_end(folder).is_proved
-    assert "b has 0 of 1 places left: the state could not be kept for that (OSError: no room)" in capfd.readouterr().err
+    assert "b has 0 of 1 places left: the state could not be saved (OSError: no room)" in capfd.readouterr().err
 
 
 def test_a_change_tells_that_it_had_to_be(folder):
