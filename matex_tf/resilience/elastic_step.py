@@ -126,7 +126,7 @@ def _find_obstacle(step: plan.StepPlan, others: Sequence[Any]) -> str:
         known.add(id(step.source.inputs[0]))
     if any(id(one) not in known for one in written):
         return (
-            "changes state that cannot be restored: a variable passed as an argument, an iterator not passed as one, a table, "
-            "or a file of summaries"
+            "changes state that cannot be restored: a variable passed as an argument, an iterator not passed as one, "
+            "a table, or a file of summaries"
         )
     return ""

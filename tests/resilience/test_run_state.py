@@ -309,4 +309,4 @@ def test_a_rank_that_is_asked_to_end_outside_of_fit_asks_for_all(tmp_path, how):
     """Also where a library has had a handler of its own for a while."""
     result = lose_outside_fit(tmp_path, f"{how}:between:0")
     assert result.returncode == 75 and "SIGTERM: ended between calls of fit" in result.stderr, result.output
-    assert "without a word" not in result.stderr
+    assert "without an error message" not in result.stderr
