@@ -159,7 +159,7 @@ def test_a_change_is_judged_once_and_before_another(folder, monkeypatch, goes_on
 
     asked = []
     fit = SimpleNamespace(
-        goes_on=goes_on, may_change=lambda: True, count_left=lambda: 10**6, model=None, ask_change=ask_change
+        is_resumed=goes_on, may_change=lambda: True, count_left=lambda: 10**6, model=None, ask_change=ask_change
     )
     monkeypatch.setattr(leaving, "find_fit", lambda: fit)
     monkeypatch.setattr(leaving, "read_offer", lambda: Offer(2, 6.0, took=0.040, undone="as it was"))

@@ -54,7 +54,7 @@ def open_journal(folder: str, target: Sequence[str]) -> Iterator[EventLog]:
         return
     try:
         os.makedirs(folder, exist_ok=True)
-        journal = EventLog(Log(Path(folder, "events.jsonl"), goes_on=True))
+        journal = EventLog(Log(Path(folder, "events.jsonl"), append=True))
     except OSError as error:
         raise click.UsageError(f"--record {folder}: {error.strerror}. Name a writable folder") from None
     journal.note_event(f"matex run {shlex.join(target)}")
