@@ -142,9 +142,9 @@ def format_hooks() -> str:
     found: dict[str, dict[str, dict[str, list[str]]]] = {}
     for _, hook in patches.list_hooks():
         name = f"{hook.name}({', '.join(hook.takes.split())})" if hook.takes else hook.name
-        lost = f"{hook.lost}{' (optional)' if hook.optional else ''}"
+        if_missing = f"{hook.if_missing}{' (optional)' if hook.optional else ''}"
         found.setdefault(hook.library, {}).setdefault(f"{hook.module}{hook.describe_versions()}", {}).setdefault(
-            lost, []
+            if_missing, []
         ).append(name)
     lines = []
     for library, modules in found.items():
@@ -153,7 +153,9 @@ def format_hooks() -> str:
         )
         for module, losses in modules.items():
             lines.append(f"  {module}")
-            lines += [f"    {' '.join(dict.fromkeys(names))}: without it {lost}" for lost, names in losses.items()]
+            lines += [
+                f"    {' '.join(dict.fromkeys(names))}: without it {if_missing}" for if_missing, names in losses.items()
+            ]
     return "\n".join(lines) + "\n"
 
 
