@@ -138,7 +138,7 @@ def describe_error(error: BaseException, trace: TracebackType | None) -> str:
         text = _OP_FRAMES.sub(_drop_library_frames, text)
     if isinstance(error, KeyError):
         missing = launcher_variables.taken.intersection(map(str, error.args))
-        text += "".join(f"{launcher_variables.explain_lack(name)}.\n" for name in missing)
+        text += "".join(f"{launcher_variables.explain_missing(name)}.\n" for name in missing)
     return f"matex_tf: rank {me.rank} of {me.size} on {me.host} failed{_format_script_line(error)}{hint}:\n{text}"
 
 
