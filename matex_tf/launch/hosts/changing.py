@@ -60,7 +60,7 @@ class Changes:
         self.forget_last()
         if change.undoes and last is not None:
             self._pending = _AppliedChange(change, attempt, left, last.without)
-            return self._go_back(last, attempt)
+            return self._undo_change(last, attempt)
         self._pending = None
         without = self._places.find_host(change.without) if change.without else None
         if change.without and without is None:

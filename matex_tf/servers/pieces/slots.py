@@ -179,7 +179,7 @@ def _create_slot(optimizer: Any, of: Any, create: Callable[..., Any], **options:
 
         # A value that is not constant may differ between ranks, which compare it while the variable is complete.
         is_one = bool(tf.reduce_all(value == tf.reshape(value, [-1])[0]))
-        cuts = owners.cut_variable(of) if is_one and not owners.are_to_be_counted() else ()
+        cuts = owners.cut_variable(of) if is_one and not owners.is_count_automatic() else ()
         more = {name: options[name] for name in ("synchronization", "aggregation") if options.get(name) is not None}
         name = options.get("name") or "Variable"
         owner = _name_optimizer(optimizer)
