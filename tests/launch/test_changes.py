@@ -330,7 +330,7 @@ def test_a_run_goes_on_where_nothing_can_be_offered(tmp_path, monkeypatch, capfd
         said.count("--adapt: changes of the list of hosts are not offered from now on: ") == len(starts)
         and told in said
     )
-    assert ("--adapt: the hosts stay as they are" in said) == (broken is None)
+    assert ("--adapt: the list of hosts is unchanged" in said) == (broken is None)
 
 
 @pytest.mark.parametrize(

@@ -216,7 +216,7 @@ def test_a_rank_that_is_lost_after_the_end_of_the_script_is_told_and_trains_noth
     (tmp_path / "starts").unlink()
     ends = [f'{ENDED}; touch "$MATEX_PROOF/rank-fake.writing"; exit 137', ENDED]
     code, said, starts = started(tmp_path, monkeypatch, capfd, ends)
-    assert code == 0 and len(starts) == 2 and "is written" not in said, "of the first rank nobody knows that it ended"
+    assert code == 0 and len(starts) == 2 and "are complete" not in said, "of the first rank nobody knows that it ended"
 
 
 def test_of_processes_that_are_each_for_itself_nobody_knows_that_they_have_ended(tmp_path, monkeypatch, capfd):

@@ -175,7 +175,7 @@ def test_a_number_that_is_no_job(run, fakes, capsys, monkeypatch):
     fakes.add("scontrol", "echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1")
     assert cli.main(["top", "12"]) == 1
     said = capsys.readouterr().err
-    assert "job 12 is not known to Slurm" in said and "name it, as runs/train-1" in said, said
+    assert "job 12 is not known to Slurm" in said and "name it, for example runs/train-1" in said, said
     fakes.folder.joinpath("scontrol").unlink()
     monkeypatch.setenv("PATH", str(fakes.folder))
     assert cli.main(["report", "12"]) == 1 and "there is no scontrol on this machine" in capsys.readouterr().err
