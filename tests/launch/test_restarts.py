@@ -221,7 +221,7 @@ def test_a_rank_that_is_lost_after_the_end_of_the_script_is_told_and_trains_noth
 
 def test_of_processes_that_are_each_for_itself_nobody_knows_that_they_have_ended(tmp_path, monkeypatch, capfd):
     code, said, starts = started(tmp_path, monkeypatch, capfd, [f"{say(state='separate')}; exit 137"])
-    assert code == 137 and len(starts) == 1 and "had come to the end" not in said
+    assert code == 137 and len(starts) == 1 and "had reached the end" not in said
 
 
 def test_a_host_that_is_gone_is_left_out(tmp_path, monkeypatch, capfd):
