@@ -146,7 +146,7 @@ def submit_script(
     setup = ["module load openmpi"]
     """
     if cluster is None:
-        raise click.UsageError("where? For example: matex submit --slurm --nodes 4 train.py")
+        raise click.UsageError("no cluster is named. For example: matex submit --slurm --nodes 4 train.py")
     if not script:
         raise click.UsageError("no script is named. For example: matex submit --slurm --nodes 4 train.py")
     kind, scheduler = KINDS[cluster], CLUSTERS[cluster]

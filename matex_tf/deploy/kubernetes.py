@@ -214,7 +214,7 @@ def _read_job(job: Job) -> tuple[State, list[dict[str, Any]], list[str]]:
     """The job's state, its pods, and the batch Jobs that would start launchers although the run is over."""
     found = _get_object(job, "mpijobs.kubeflow.org", job.id)
     if found is None:
-        return State(FORGOTTEN, f"{_describe_unknown(job)}; how it ended is not known"), [], []
+        return State(FORGOTTEN, f"{_describe_unknown(job)}; its end is unknown"), [], []
     pods = _list_pods(job)
     return states.read_state(found, pods), pods, states.list_needless(found, pods)
 

@@ -50,7 +50,7 @@ def submit_job(asked: Slurm, target: Sequence[str]) -> Job:
     check_dependency(asked.dependency)
     tell_unread_lines(target[0])
     if asked.leaves_cores_to_slurm:
-        following.print_line("without --cpus Slurm decides how many cores each rank gets: often one")
+        following.print_line("without --cpus Slurm chooses the number of cores for each rank, often one")
     folder = run_folder.make_folder(asked.name)
     try:
         if asked.array:
@@ -69,7 +69,7 @@ def check_dependency(dependency: str) -> None:
         if _FORGOTTEN in _ask("scontrol", "show", "job", number).stderr:
             raise JobError(
                 f"Slurm knows no job {number}, or no longer, and would not wait for it: --dependency={dependency}. "
-                "`squeue --me` lists yours; after one that has ended well, leave the option out"
+                "`squeue --me` lists your jobs; after a job that has completed, omit the option"
             )
 
 
@@ -78,7 +78,7 @@ def tell_unread_lines(script: str) -> None:
     with contextlib.suppress(OSError), open(script, encoding="utf-8", errors="replace") as file:
         for line in itertools.takewhile(lambda line: line.startswith("#") or not line.strip(), file):
             if line.startswith(HEAD):
-                said = f"{script}: sbatch does not read its {HEAD} lines; --sbatch=OPTION says what stands there"
+                said = f"{script}: sbatch does not read its {HEAD} lines; use --sbatch=OPTION instead"
                 return following.print_line(said)
 
 
@@ -188,7 +188,7 @@ def _find_ended_state(job: Job) -> State:
             return State(ENDED, name, code=slurm_messages.parse_exit_code(name.split(" ")[0], code))
     if job.folder and (noted := Path(job.folder, run_folder.EXIT_CODE)).is_file():
         return State(ENDED, "ENDED", code=int(noted.read_text()))
-    return State(FORGOTTEN, "is not known to Slurm, or no longer; how it ended is not known")
+    return State(FORGOTTEN, "is not known to Slurm, or no longer; its end is unknown")
 
 
 def follow_job(job: Job, write: Callable[[bytes], object] | None = None) -> int:
@@ -205,7 +205,7 @@ def follow_job(job: Job, write: Callable[[bytes], object] | None = None) -> int:
     code = following.follow_job(job, look_at_job, reader, write)
     if words == "FAILED" and job.folder and not path.is_file():
         following.print_line(
-            f"{job.id} has printed nothing: {path.absolute()} is not there. Does the node on which it started see that "
+            f"{job.id} has no output: {path.absolute()} does not exist. Does the node on which it started see that "
             "folder? Submit from a folder on a file system that all nodes share"
         )
     return code

@@ -73,7 +73,7 @@ def test_a_job_that_has_ended_without_a_record_is_an_error(run, fakes, capsys):
     fakes.answers("state", CANCELLED)
     assert cli.main(["top", "4711"]) == 1
     told = capsys.readouterr().err
-    assert "no rank has written anything there; one rank alone is not recorded. 4711 CANCELLED" in told
+    assert "no rank has written records; a run of one rank is not recorded. 4711 CANCELLED" in told
     assert "matex run --record" not in told
 
 

@@ -172,10 +172,10 @@ class Scheduler(abc.ABC):
             raise JobError(f"there is no {self.commands[0]} on this machine. {self._get}")
         if not asked.cpus:
             following.print_line(
-                f"without --cpus the job has whole nodes, and asks {self.title} for 1 core for each rank"
+                f"without --cpus the job has whole nodes, and requests 1 core for each rank from {self.title}"
             )
         if not asked.time:
-            following.print_line(f"without --time nothing warns the run of {self.title}'s time limit")
+            following.print_line(f"without --time, the run is not warned of {self.title}'s time limit")
         folder = run_folder.make_folder(asked.name)
         script = folder / SCRIPT
         try:
@@ -240,7 +240,7 @@ class Scheduler(abc.ABC):
             said = (answer.stderr.strip() or answer.stdout.strip()).splitlines()
             if said and not self.unknown.search(" ".join(said)):
                 raise UnreachableError(f"{words[0]}: {said[-1]}")
-        ended = State(FORGOTTEN, f"is not known to {self.title}, or no longer; how it ended is not known")
+        ended = State(FORGOTTEN, f"is not known to {self.title}, or no longer; its end is unknown")
         return self._add_exit_code(job, ended)
 
     def _add_exit_code(self, job: Job, now: State) -> State:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-_NODES = "--nodes says on how many nodes the ranks are"
-_RANKS = "--ranks-per-node, or -n, says how many ranks there are"
-_CPUS = "--cpus says how many cores each rank gets"
-_GPUS = "--gpus-per-node says how many GPUs each node has"
+_NODES = "--nodes sets the number of nodes"
+_RANKS = "--ranks-per-node, or -n, sets the number of ranks"
+_CPUS = "--cpus sets the number of cores for each rank"
+_GPUS = "--gpus-per-node sets the number of GPUs on each node"
 _TRES = f"{_CPUS}; {_GPUS}"
-_OUTPUT = "the job prints to the file `output` in the folder of its run, which `matex follow` shows"
-_ARRAY = "--array says which tasks there are, each with a folder of its own"
-_NOTHING = "nothing would be submitted; type `sbatch` itself"
+_OUTPUT = "`matex follow` reads the job's output from the file `output` in the folder of its run"
+_ARRAY = "--array sets the tasks, each with a folder of its own"
+_NOTHING = "no job would be submitted; run `sbatch` itself"
 _Options = dict[str, tuple[str, str]]  # long name: its letter, and the alternative
 _SET_BY_MATEX: _Options = {
     "job-name": ("J", "--name names the job"),
@@ -22,22 +22,22 @@ _SET_BY_MATEX: _Options = {
     "cpus-per-task": ("c", _CPUS),
     "tres-per-task": ("", _TRES),
     "gpus-per-node": ("", _GPUS),
-    "time": ("t", "--time says the time limit, before which the ranks are warned"),
+    "time": ("t", "--time sets the time limit, before which the ranks are warned"),
     "account": ("A", "--account names the account"),
     "partition": ("p", "--partition names the partition"),
 }
 _FORBIDDEN: _Options = {
     "output": ("o", _OUTPUT),
     "error": ("e", _OUTPUT),
-    "open-mode": ("", "a job that is queued again appends to its output"),
-    "signal": ("", "ranks are warned of the time limit by SIGUSR1, and keep their state"),
-    "chdir": ("D", "the job runs in the folder where it is submitted: change to another first"),
+    "open-mode": ("", "a requeued job appends to its output"),
+    "signal": ("", "SIGUSR1 warns the ranks of the time limit, so that they save their state"),
+    "chdir": ("D", "the job runs in the folder of submission: change the folder first"),
     "array": ("a", _ARRAY),
-    "clusters": ("M", "jobs are looked for in the cluster of this machine: submit from a login node of the other"),
-    "wait": ("W", "`matex submit` waits for the end of the job; with --no-follow it does not"),
-    "wrap": ("", "the script and its arguments come after the options"),
+    "clusters": ("M", "jobs are submitted to the cluster of this machine: use a login node of the other cluster"),
+    "wait": ("W", "`matex submit` waits for the end of the job, unless --no-follow is given"),
+    "wrap": ("", "the script and its arguments follow the options"),
     **{name: (letter, _NOTHING) for name, letter in {"help": "h", "usage": "", "version": "V"}.items()},
-    "quiet": ("Q", "sbatch is to tell the number of the job"),
+    "quiet": ("Q", "sbatch must print the number of the job"),
     "test-only": ("", "--dry-run prints the job and submits nothing"),
 }
 _WITH_CPUS: _Options = {"cpus-per-gpu": ("", _CPUS), "tres-per-task": ("", _TRES)}
