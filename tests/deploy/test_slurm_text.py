@@ -243,7 +243,10 @@ def test_what_a_file_cannot_say(tmp_path, text, message):
         (["--slurm", "--sbatch", "exclusive", "x.py"], "expected sbatch to be options such as --qos=long"),
         (["--slurm", "--run", "'", "x.py"], "expected run and matex to be words as for a shell"),
         (["--slurm", "--cpus", "0", "x.py"], "expected cpus to be a whole number, 1 or more, of each rank; given '0'"),
-        (["--slurm", "x.py", "--node", "4"], "there is no option --node; did you mean --nodes? If it is the script's"),
+        (
+            ["--slurm", "x.py", "--node", "4"],
+            "there is no option --node; did you mean --nodes? To pass it to the script",
+        ),
         (["x.py", "--nodes", "4"], "no cluster is named. For example: matex submit --slurm"),
         (["--slurm", "x.py", "--nodes", "two"], "'two' is not a valid integer"),
     ],
