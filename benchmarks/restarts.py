@@ -182,7 +182,7 @@ def main() -> None:
             kills, code, text, seconds = disturbed(options.ranks, options.kills, options.mean, draw, how)
         moments = re.findall(r"on without [a-z]+, (?:at: )?(.*)", text)
         again = len(re.findall(r"; restart \d+ of", text))
-        states = re.findall(r"state kept at (epoch \d+, step \d+ of call \d+)", text)
+        states = re.findall(r"state saved at (epoch \d+, step \d+ of call \d+)", text)
         found, once = difference(want, curve(text)), counts == curve(text, "COUNTS")
         print(
             f"| {number} | {'; '.join(kills)} | {'; '.join(moments)} | {again} | {'; '.join(states)} | {code} | "

@@ -215,8 +215,8 @@ def _say_who_updates() -> None:
     from matex_tf.observe import link_costs
     from matex_tf.servers.pieces import owners
 
-    owners.say_owners()
-    if owners.are_to_be_counted() or owners.are_compared():
+    owners.report_owners()
+    if owners.is_count_automatic() or owners.may_change_strategy():
         link = link_costs.find_link(world.get_world().hosts)
         owners.note_hosts((link.start_up, link.byte) if link is not None else None)
 

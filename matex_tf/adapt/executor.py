@@ -184,7 +184,7 @@ class Adapting:
         fit = leaving.find_fit()
         if fit is not self._fit:
             self._fit, self._took, self._slow = fit, [], changes.Streak()
-            self._is_judged = fit is None or not fit.goes_on
+            self._is_judged = fit is None or not fit.is_resumed
 
     def _decide_shares(self, rows: int) -> None:
         self._look_for_fit()

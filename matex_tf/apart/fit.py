@@ -1,4 +1,4 @@
-"""`fit` of Keras where ranks take turns at its batches (`turns`): whether they can, its epochs, its figures."""
+"""Keras' `fit` with asynchronous training, in which ranks take turns at batches (`turns`): obstacles, epochs, logs."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ from matex_tf.world import world
 
 
 def is_chosen() -> bool:
-    """Whether ranks are to train batches in turn where they can."""
+    """Whether ranks train batches in turn if possible."""
     here = world.get_world()
     return settings.is_asynchronous(settings.get_settings().strategy) and world.is_active() and not here.is_phantom
 
 
-def say_not(what: str, why: str) -> None:
-    """Say once that `what` is no asynchronous training though that is chosen; note it for a plan."""
+def report_fallback(what: str, why: str) -> None:
+    """Report once that `what` is not trained asynchronously, if that was requested; record the reason for a plan."""
     update_costs.note_obstacle("async", why)
     if is_chosen():
         notes.print_note(f"MATEX_STRATEGY=async: {what} runs as allreduce: {why}")
 
 
 class _StepFoundError(Exception):
-    """The plan of the step that a model's training function calls was found."""
+    """The plan of the step in a model's training function was found."""
 
 
 class Fit:
-    """A call of `fit`, whose steps come from `source`, the first that it makes.
+    """A call of `fit`. Its steps come from `source`, the first data source that it creates.
 
-    why_not: why ranks cannot take turns, as far as that is known; empty if they can.
+    why_not: a known reason why ranks cannot take turns; "" if there is none.
     """
 
     def __init__(self, model: Any, why_not: str):
@@ -49,23 +49,23 @@ class Fit:
         self._has_begun = self._is_decided = False
         self._step: SharedStep | None = None
         self._function: Any = None
-        self._kept: Any = None  # what keeps the state of the run within this call
+        self._kept: Any = None  # saves the state of the run within this call
         self._figures = Figures()
-        self._meetings = 0  # that were noted
+        self._meetings = 0  # number of processed meetings
         self._alone = contextlib.ExitStack()
 
     def begin(self, callbacks: Any) -> None:
-        """Callbacks are told that training begins."""
-        if self.source is None:  # Keras 2
-            say_not(f"fit on '{self.model.name}'", self._why_not)
+        """Called when callbacks are told that training begins."""
+        if self.source is None:  # in Keras 2, there is no source
+            report_fallback(f"fit on '{self.model.name}'", self._why_not)
         self._callbacks = getattr(callbacks, "callbacks", ())
 
     def begin_epoch(self) -> None:
-        """The next steps of the source are those of an epoch."""
+        """Called when the next steps of the source are those of an epoch."""
         self._has_begun = True
 
     def iterate_epoch(self, steps: Iterator[Any]) -> Iterator[Any]:
-        """The steps of an epoch that this rank makes, of all of them."""
+        """The steps of an epoch that this rank computes, from `steps`, all its steps."""
         first = list(itertools.islice(steps, 1)) if self._has_begun else []
         steps = itertools.chain(first, steps)
         if first and not self._is_decided:
@@ -75,52 +75,52 @@ class Fit:
             yield from steps
             return
         source: Any = self.source
-        begins = first[0][0]  # later than 0 in a run that was started again
-        left = [source.steps_per_epoch and source.steps_per_epoch - begins]
-        left.append(source._num_batches and source._num_batches - source._steps_seen + 1)
+        begins = first[0][0]  # greater than 0 in a restarted run
+        remaining = [source.steps_per_epoch and source.steps_per_epoch - begins]
+        remaining.append(source._num_batches and source._num_batches - source._steps_seen + 1)
         try:
-            for step in self.turns.iterate_epoch(steps, min(filter(None, left))):
+            for step in self.turns.iterate_epoch(steps, min(filter(None, remaining))):
                 self._leave_others()
                 yield step
         finally:
             self._note_meeting()
 
     def _decide(self, iterator: Any) -> None:
-        """Whether ranks take turns. Collective."""
+        """Decide whether ranks take turns. Collective."""
         source: Any = self.source
         why = self._why_not or _find_obstacle(self.model, source.num_batches, iterator, self._callbacks)
         if is_chosen() and not why:
             why = self._open_turns(source.num_batches, iterator)
         if why:
-            say_not(f"fit on '{self.model.name}'", why)
+            report_fallback(f"fit on '{self.model.name}'", why)
 
     def _open_turns(self, most: int, iterator: Any) -> str:
-        """Begin to take turns; else why ranks cannot. Collective."""
+        """Begin to take turns. Returns the reason if ranks cannot. Collective."""
         import tensorflow as tf
 
-        # What trains in eager code finds no batch, so that it trains nothing here.
-        nothing = tf.data.Dataset.from_generator(lambda: iter(()), output_signature=iterator.element_spec)
+        # Eager training code gets no batch, so that it trains nothing here.
+        empty = tf.data.Dataset.from_generator(lambda: iter(()), output_signature=iterator.element_spec)
         ends = (_StepFoundError, StopIteration, tf.errors.OutOfRangeError)
         with function_calls.take_calls(self._find_step), contextlib.suppress(*ends):
-            self.model.train_function(iter(nothing))
+            self.model.train_function(iter(empty))
         step = self._step
-        mine = "its step cannot be traced by itself" if step is None else step.why_not
+        own_answer = "its step cannot be traced by itself" if step is None else step.why_not
         parts = [] if step is None else step.parts
-        everyone = objects.allgather((mine, parts), "whether ranks can take turns at batches")
-        why = next((why for why, _ in everyone if why), "")
-        if not why and any(parts != everyone[0][1] for _, parts in everyone):
+        answers = objects.allgather((own_answer, parts), "whether ranks can take turns at batches")
+        why = next((why for why, _ in answers if why), "")
+        if not why and any(parts != answers[0][1] for _, parts in answers):
             why = "its step changes variables in another order on each rank"
         if why or step is None:
             return why
-        kept = run_state.get_current()
-        self._kept = kept.within if kept is not None else None
+        run = run_state.get_current()
+        self._kept = run.within if run is not None else None
         turns = Turns(step, most, self if self._kept is not None else None)
         if not turns.open_turns():
             return "the ranks have no memory in common, or too little of it is left"
         self.turns = turns
         if self._kept is not None:
             self._kept.takes_turns = True
-        _say_turns()
+        _report_turns()
         return ""
 
     def _find_step(self, original: Any, function: Any, args: Any, kwargs: Any) -> Any:
@@ -130,7 +130,7 @@ class Fit:
         raise _StepFoundError
 
     def _leave_others(self) -> None:
-        """From now on what this thread does is this rank's own affair, until the ranks meet."""
+        """From now until the ranks meet, this thread computes for its own rank only."""
         if not own_data.is_alone():
             self._alone.enter_context(own_data.compute_alone())
             self._alone.enter_context(function_calls.take_calls(self._run))
@@ -144,7 +144,7 @@ class Fit:
             self._note_meeting()
 
     def _note_meeting(self) -> None:
-        """Once ranks have met, what this thread does is that of all ranks again."""
+        """After the ranks have met, this thread again computes together with all ranks."""
         if self.turns is None or self.turns.is_within:
             return
         self._alone.close()
@@ -154,7 +154,7 @@ class Fit:
             self.model.stop_training = self.model.stop_training or self.turns.is_stopped
 
     def meet(self, doing: str) -> None:
-        """Ranks come together, at the end of an epoch that a callback stops. Collective there.
+        """Bring the ranks together at the end of an epoch that a callback stops. Collective there.
 
         Raises:
             UnsupportedError: within an epoch.
@@ -171,33 +171,35 @@ class Fit:
         self._note_meeting()
 
     def is_due(self) -> bool:
-        """Whether this rank is to keep the state of the run, or to have it kept."""
+        """Whether this rank wants to save the state of the run."""
         return bool(self._kept.is_due())
 
     def keep_within(self, step: int) -> None:
-        """Keep the state of the run before this step of the epoch, where ranks have met. Collective."""
+        """Save the state of the run before `step` of the epoch, where the ranks have met. Collective."""
         self._note_meeting()
         self._kept.keep_within(step)
 
     def tell_figures(self, logs: dict[str, Any]) -> None:
-        """Put the figures of all ranks into those of an epoch; of no metric those of its last batch. Collective."""
+        """Combine the ranks' logs into those of an epoch; a value that is no metric is taken from the last batch.
+        Collective.
+        """
         if self.turns is not None:
             self._figures.tell(logs, lambda given: given[-1], order=self.turns.newest)
 
     def end(self) -> None:
-        """Training has ended as it should. Collective."""
+        """Called after training has ended normally. Collective."""
         if self.turns is not None:
             self.turns.report_turns()
 
     def close(self) -> None:
-        """Training has ended, whether or not an epoch is under way."""
+        """Called after training has ended, also within an epoch."""
         self._alone.close()
         if self.turns is not None:
             self.turns.close_turns()
 
 
 def _find_obstacle(model: Any, batches: int | None, iterator: Any, callbacks: Any) -> str:
-    """Why ranks cannot take turns at the batches of a call of `fit`, as far as that shows before its step is traced."""
+    """Why ranks cannot take turns at the batches of a call of `fit`, as far as is known before its step is traced."""
     import tensorflow as tf
 
     chosen, here = settings.get_settings(), world.get_world()
@@ -219,7 +221,7 @@ def _find_obstacle(model: Any, batches: int | None, iterator: Any, callbacks: An
     return next((why for why, holds in reasons.items() if holds), "")
 
 
-def _say_turns() -> None:
+def _report_turns() -> None:
     how = (
         f"at most {read_bound()} ahead of the oldest under way; results are statistical, not those of the script alone"
         if read_bound()

@@ -1,4 +1,4 @@
-"""What is replaced in Keras where ranks train apart: `fit`, and the source of its steps."""
+"""Hooks on Keras for ranks that train apart: `fit` and its data source."""
 
 from __future__ import annotations
 
@@ -13,35 +13,35 @@ from matex_tf.world import world
 
 HOOKS = KerasTable()
 ONLY_FIT = "only fit trains so"
-_LOST = "ranks train together in fit, whatever MATEX_STRATEGY says"
+_IF_HOOK_MISSING = "ranks train together in fit, whatever MATEX_STRATEGY says"
 
 is_within = ThreadFlag()
-"""A call of `fit`."""
-_fits: list[fit.Fit] = []  # in which ranks take turns, or may
+"""A call of `fit` is running."""
+_fits: list[fit.Fit] = []  # calls in which ranks take turns, or may do so
 
 
-@HOOKS.replace_in(_LOST, "models.model:Model.fit", "engine.training:Model.fit")
+@HOOKS.replace_in(_IF_HOOK_MISSING, "models.model:Model.fit", "engine.training:Model.fit")
 def _wrap_fit(original: Any) -> Any:
     def call_fit(self: Any, *args: Any, **kwargs: Any) -> Any:
         with is_within.set():
             why = _find_obstacle(self)
             if why is None:
                 return original(self, *args, **kwargs)
-            this = fit.Fit(self, why)
-            _fits.append(this)
+            call = fit.Fit(self, why)
+            _fits.append(call)
             try:
                 result = original(self, *args, **kwargs)
-                this.end()
+                call.end()
                 return result
             finally:
-                _fits.remove(this)
-                this.close()
+                _fits.remove(call)
+                call.close()
 
     return call_fit
 
 
 def _find_obstacle(model: Any) -> str | None:
-    """Why ranks cannot take turns in a call of `fit`, whatever its data; None where they are not to, or are alone."""
+    """Why ranks cannot take turns in a call of `fit` with any data; "" if unknown; None if turns were not requested."""
     if not (fit.is_chosen() or update_costs.are_measured()) or own_data.is_alone():
         return None
     if not hasattr(model, "metrics_variables"):
@@ -53,7 +53,7 @@ def _find_obstacle(model: Any) -> str | None:
     return ""
 
 
-@HOOKS.replace_in(_LOST, "trainers.epoch_iterator:EpochIterator.__init__")
+@HOOKS.replace_in(_IF_HOOK_MISSING, "trainers.epoch_iterator:EpochIterator.__init__")
 def _wrap_source(original: Any) -> Any:
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
@@ -63,7 +63,7 @@ def _wrap_source(original: Any) -> Any:
     return __init__
 
 
-@HOOKS.replace_in(_LOST, "trainers.epoch_iterator:EpochIterator._enumerate_iterator", optional=True)
+@HOOKS.replace_in(_IF_HOOK_MISSING, "trainers.epoch_iterator:EpochIterator._enumerate_iterator", optional=True)
 def _wrap_enumerate(original: Any) -> Any:
     def _enumerate_iterator(self: Any) -> Any:
         found = next((one for one in _fits if one.source is self), None)
@@ -73,7 +73,7 @@ def _wrap_enumerate(original: Any) -> Any:
 
 
 def start_listening() -> None:
-    """From now on ranks take turns at the batches of `fit`, where they can."""
+    """From now on, ranks take turns at the batches of `fit` if possible."""
     events.training_begins.add_listener(_begin_training)
     events.epoch_begins.add_listener(_begin_epoch)
     events.step_trained.add_listener(_note_trained)
@@ -93,11 +93,11 @@ def _begin_epoch(model: Any, epoch: int) -> None:
 
 def _note_trained(plan: Any) -> None:
     if not is_within:
-        fit.say_not(name_step(plan), ONLY_FIT)
+        fit.report_fallback(name_step(plan), ONLY_FIT)
 
 
 def name_step(plan: Any) -> str:
-    """The name, for people, of a step that has changed weights, of which `events.step_trained` tells."""
+    """The name, for messages, of a step that has changed weights, from `events.step_trained`."""
     return "a loop of the script's own" if plan is None else str(plan.place)
 
 

@@ -36,7 +36,7 @@ def read_period() -> int:
     return settings.get_strategy_number(settings.get_settings().strategy, 1)
 
 
-def say_not(what: str, why: str) -> None:
+def report_fallback(what: str, why: str) -> None:
     """Report once that `what` runs as allreduce although `local` is chosen; record the reason for a plan."""
     update_costs.note_obstacle("local", why)
     if is_chosen():
@@ -67,7 +67,7 @@ class LocalSteps:
     def _begin_training(self, model: Any, callbacks: Any) -> None:
         why = _find_obstacle(model)
         if why:
-            say_not(f"fit on '{model.name}'", why)
+            report_fallback(f"fit on '{model.name}'", why)
         self._model = None if why or not is_chosen() else model
 
     def _begin_step(self, plan: Any) -> None:
@@ -91,16 +91,16 @@ class LocalSteps:
     def _note_trained(self, plan: Any) -> None:
         """Report a step outside of `fit`, or a replicated one: ranks train it together."""
         if not keras_fit.is_within:
-            say_not(keras_fit.name_step(plan), keras_fit.ONLY_FIT)
+            report_fallback(keras_fit.name_step(plan), keras_fit.ONLY_FIT)
         elif plan is not None and plan.why_whole:
-            say_not(plan.place, plan.why_whole)
+            report_fallback(plan.place, plan.why_whole)
 
     def _can_run_apart(self, plan: Any) -> bool:
         """Returns whether a rank can run the calls of a plan by itself."""
         if plan not in self._obstacles:
             self._obstacles[plan] = why = own_rows.find_obstacle(plan.program)
             if why:
-                say_not(f"fit on '{self._model.name}'", why)
+                report_fallback(f"fit on '{self._model.name}'", why)
         return not self._obstacles[plan]
 
     def _end_step(self, plan: Any) -> None:

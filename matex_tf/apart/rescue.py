@@ -67,13 +67,15 @@ class Rescue:
                 if is_first:
                     left = me.size - sum(map(store.is_lost, range(me.size)))
                     had = "it had no batch" if batch is None else f"another rank trains its batch, {batch} of the epoch"
-                    elastic.say_loss({rank: me.hosts[rank]}, left, f"within an epoch of asynchronous training; {had}")
+                    elastic.report_loss(
+                        {rank: me.hosts[rank]}, left, f"within an epoch of asynchronous training; {had}"
+                    )
 
     def _handle_loss(self, became_first: bool) -> None:
         assert self._turns is not None
         self._turns.is_outdated = True
         self._lost.update(rank for place, rank in enumerate(self._ranks) if place not in membership.survivors)
-        elastic.said.update(place for place, rank in enumerate(self._ranks) if store.is_lost(rank))
+        elastic.reported.update(place for place, rank in enumerate(self._ranks) if store.is_lost(rank))
         self._ranks = [self._ranks[place] for place in membership.survivors]
         if not self.is_meeting or world.get_world().rank > 0:
             return

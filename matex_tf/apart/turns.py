@@ -1,7 +1,7 @@
-"""`MATEX_STRATEGY=async`: each rank trains whole batches in turn, and adds its updates to weights that all share.
+"""`MATEX_STRATEGY=async`: each rank trains whole batches in turn, and adds its updates to weights in shared memory.
 
-Within an epoch the ranks meet nowhere: the weights and the optimizer's variables lie in memory that they have in common
-(`store`). Between epochs each has them for itself again, all the same, and a model is as ever.
+Within an epoch there are no collectives: the weights and the optimizer's variables are in shared memory (`store`).
+    Between epochs, each rank has its own equal copies, and a model behaves as usual.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ OTHER_ORDER = (
     "by none"
 )
 _OUT_OF_DATA, _STOPPED, _PAUSED = "out of data", "stopped", "the state of the run is kept"
-_PATIENCE = 0.05  # seconds of a wait in C, after which Python has a look at its signals
+_WAIT_SECONDS = 0.05  # seconds of a wait in C, after which Python handles signals
 
 
 def read_bound() -> int:
-    """How many batches a rank may be ahead of the oldest that is being trained."""
+    """The maximum distance between a rank's batch and the oldest batch in training."""
     return settings.get_strategy_number(settings.get_settings().strategy, max(4, 2 * (world.get_world().size - 1)))
 
 
 class _End(NamedTuple):
-    """What a rank knows at the end of an epoch."""
+    """A rank's contribution to the meeting at the end of an epoch."""
 
     early: str | None
     first: tuple[int, int] | None
@@ -48,13 +48,13 @@ class _End(NamedTuple):
 
 
 class State(Protocol):
-    """The state of the run, which is kept between two batches."""
+    """Saves the state of the run between two batches."""
 
     def is_due(self) -> bool:
-        """Whether this rank is to keep it, or to have it kept."""
+        """Whether this rank wants to save the state."""
 
     def keep_within(self, step: int) -> None:
-        """Keep it, before this step of the epoch. Collective."""
+        """Save the state before `step` of the epoch. Collective."""
 
 
 class Turns:
@@ -62,8 +62,8 @@ class Turns:
 
     Args:
         step: the step of the model.
-        most: how many batches an epoch has, at most.
-        state: where it is kept.
+        most: the maximum number of batches in an epoch.
+        state: saves the state of the run; None if it is not saved.
     """
 
     def __init__(self, step: SharedStep, most: int, state: State | None):
@@ -75,36 +75,36 @@ class Turns:
         self._behind = read_bound()
         self._rescue = Rescue(self._sums) if elastic.is_on() else None
         self._pipeline = Pipeline(step.take_batch, self._behind + 1)
-        self.is_within = False  # an epoch, in which ranks are at batches of their own
-        self.is_outdated = True  # the store is, in which there is a place for each rank
-        self.meetings = 0  # of the ranks, so far
-        self.is_stopped = False  # by a callback of some rank
+        self.is_within = False  # the epoch is running, and ranks are at different batches
+        self.is_outdated = True  # the store must be created before it has a place for each rank
+        self.meetings = 0  # number of meetings of the ranks
+        self.is_stopped = False  # a callback of some rank has stopped the epoch
         self.newest = -1  # the last batch of the epoch that this rank has trained
         self._is_open = False
-        self._early: str | None = None  # why the epoch ends before its last batch: this rank knows first
-        self._batch = self._taken = -1  # that of this rank, and the newest that it had in the epoch
-        self._done = self._count = 0  # batches of the epoch that are trained, and all
+        self._early: str | None = None  # why the epoch ends before its last batch; this rank knows first
+        self._batch = self._taken = -1  # the present batch of this rank, and the newest that it took in this epoch
+        self._done = self._count = 0  # trained batches of the epoch, and all batches
         self._waited, self._made = 0.0, 0  # seconds, and updates of all ranks
-        self._others: Counter[int] = Counter()
+        self._staleness_counts: Counter[int] = Counter()
 
     def open_turns(self) -> bool:
-        """Before the first epoch: whether ranks have memory in common. Collective."""
+        """Prepare the first epoch. Returns whether the ranks have shared memory. Collective."""
         self._is_open = membership.attempt_collectives("making the memory in which ranks train", self._make_store)
         if self._is_open and self._rescue is not None:
             self._rescue.watch_losses(self)
         return self._is_open
 
     def _make_store(self) -> bool:
-        """Make the memory in which ranks train; whether they can have it. Collective."""
+        """Create the shared memory. Returns whether the ranks have it. Collective."""
         size = self._shared.size + (self._rescue.count_bytes() if self._rescue is not None else 0)
         self.is_outdated = not store.make_store(size, self._most, len(self._step.parts))
         return not self.is_outdated
 
     def iterate_epoch(self, steps: Iterable[tuple[int, int, Any]], count: int) -> Iterator[Any]:
-        """Of the `count` steps of an epoch those that this rank makes. Collective at both its ends.
+        """The steps of this rank, among the `count` steps of an epoch. Collective at the beginning and the end.
 
         Args:
-            steps: each with its number, twice, and the iterator of the pipeline.
+            steps: the number of each step, twice, and the iterator of the pipeline.
         """
         self._taken = self.newest = -1
         self._own.forget_batches()
@@ -116,7 +116,8 @@ class Turns:
                 began = True
             while self.is_within if batch is None else batch <= number:
                 if batch is None:
-                    # Where the epoch is cut short, Keras makes no iterator for the next one yet: that draws a seed.
+                    # If the epoch is cut short, Keras must not yet create the next epoch's iterator, because that draws
+                    # a seed.
                     early = self.end_epoch()
                     if early == _STOPPED:
                         return
@@ -133,7 +134,9 @@ class Turns:
         self.end_epoch()
 
     def run_step(self, iterator: Any) -> Any:
-        """What the step gives for this rank's batch. Where there is none it raises the error of that: collective."""
+        """Compute the step on this rank's batch. Raises the end of the data if there is no batch;
+        that is collective.
+        """
         batch = self._pipeline.fetch_batch(self._batch)
         if batch is None:
             self._early = _OUT_OF_DATA
@@ -143,7 +146,7 @@ class Turns:
             raise _make_end()
         self._counters.move_to(self._batch)
         result = self._step.call(iterator, batch)
-        self._others[store.end_batch(self._rescue.keep_counts() if self._rescue is not None else 0)] += 1
+        self._staleness_counts[store.end_batch(self._rescue.keep_counts() if self._rescue is not None else 0)] += 1
         self.newest = max(self._batch, self.newest)
         if self._state is not None and self._state.is_due():
             self._early = self._early or _PAUSED
@@ -151,34 +154,36 @@ class Turns:
         return result
 
     def stop_epoch(self) -> None:
-        """A callback of this rank stops the epoch."""
+        """Stop the epoch on behalf of a callback of this rank."""
         if self.is_within:
             self._early = _STOPPED
             store.stop_batches()
 
     def end_epoch(self) -> str | None:
-        """At the end of an epoch: each rank has the same weights; why it ended early. Collective, unless it was met."""
+        """End an epoch, after which all ranks have the same weights. Returns the reason for an early end. Collective,
+        unless it was already called.
+        """
         if not self.is_within:
             return None
         self._leave_epoch()
-        everyone = self._meet_ranks()
+        ends = self._meet_ranks()
         before, self._done = self._done, store.count_trained()
         self._made += self._done - before
         self._shared.take_out()
-        self._sums.assign_sum([end.counted for end in everyone])
-        if len({end.first for end in everyone if end.first}) > 1:
+        self._sums.assign_sum([end.counted for end in ends])
+        if len({end.first for end in ends if end.first}) > 1:
             notes.print_note(OTHER_ORDER)
-        # The last that the script alone begins: where data end, one that it does not train.
-        last = max(everyone, key=lambda end: end.told.batch)
-        without = [end for end in everyone if end.early == _OUT_OF_DATA]
+        # The last step of the script alone: if the data end, that is a step without a batch.
+        last = max(ends, key=lambda end: end.told.batch)
+        without = [end for end in ends if end.early == _OUT_OF_DATA]
         if without:
             last = min(without, key=lambda end: end.taken)
         else:
-            # What the pipeline draws at random next is the same on all then; that of the last batch may be lost.
-            self._pipeline.fetch_batch(max(self._done - 1, *(end.taken for end in everyone)))
+            # The pipelines' next random draws are then the same on all ranks; the rank with the last batch may be lost.
+            self._pipeline.fetch_batch(max(self._done - 1, *(end.taken for end in ends)))
         self._own.assign_values(last.told)
         self._counters.move_to(self._done)
-        reasons = [end.early for end in everyone if end.early]
+        reasons = [end.early for end in ends if end.early]
         if self._done != self._count and not reasons:
             raise errors.RankError(f"{self._done} of the {self._count} batches of an epoch were trained")
         self.meetings += 1
@@ -187,25 +192,25 @@ class Turns:
         return None if early == _PAUSED and self._done == self._count else early
 
     def _meet_ranks(self) -> list[_End]:
-        """What each rank knows; what ranks that were lost had counted is among it. Collective."""
+        """Gather the ranks' contributions, including the counts of lost ranks. Collective."""
         what = "the end of an epoch of asynchronous training"
 
         def tell() -> list[_End]:
             told = self._own.keep_values(self.newest)
-            mine = _End(self._early, self._pipeline.digest, self._taken, told, self._sums.read())
-            return objects.allgather(mine, what)
+            own_end = _End(self._early, self._pipeline.digest, self._taken, told, self._sums.read())
+            return objects.allgather(own_end, what)
 
         if self._rescue is None:
             return tell()
         self._rescue.is_meeting = True
         try:
-            everyone: list[_End] = membership.attempt_collectives(what, tell)
+            ends: list[_End] = membership.attempt_collectives(what, tell)
         finally:
             self._rescue.is_meeting = False
-        return everyone
+        return ends
 
     def close_turns(self) -> None:
-        """Give everything back, whether or not an epoch is under way. Not collective."""
+        """Release all resources, also within an epoch. Not collective."""
         if self.is_within:
             self._leave_epoch()
             self._shared.take_out()
@@ -216,15 +221,15 @@ class Turns:
             store.drop_store()
 
     def report_turns(self) -> None:
-        """Say how the ranks did. Collective."""
-        everyone = objects.allgather((self._others, self._waited), "how asynchronous training went")
-        others: Counter[int] = sum((one for one, _ in everyone), Counter())
+        """Report statistics of the turns. Collective."""
+        ends = objects.allgather((self._staleness_counts, self._waited), "how asynchronous training went")
+        others: Counter[int] = sum((one for one, _ in ends), Counter())
         if others:
-            waited = sum(seconds for _, seconds in everyone)
+            waited = sum(seconds for _, seconds in ends)
             notes.print_note(staleness.describe_turns(others, waited, self._made - sum(others.values())))
 
     def _enter_epoch(self, first: int, count: int) -> None:
-        """Have ranks take the batches of an epoch from `first` on. Collective."""
+        """Let ranks take the batches of an epoch from number `first` on. Collective."""
         what = "the start of an epoch of asynchronous training"
         membership.attempt_collectives(what, lambda: self._begin_turns(first, count))
         self.is_within = True
@@ -251,9 +256,9 @@ class Turns:
             self._shared.view_store(writes=False)
 
     def _take_batch(self, batch: int) -> None:
-        """This rank is to train a batch of the epoch, which may be an older one of a lost rank."""
+        """Set the next batch of this rank, which may be an older batch of a lost rank."""
         if batch < self.newest:
-            self._own.keep_values(self.newest)  # of the newer one that it had before
+            self._own.keep_values(self.newest)  # the values of its newest batch
         self._batch, self._taken = batch, max(batch, self._taken)
 
     def _leave_epoch(self) -> None:
@@ -261,7 +266,7 @@ class Turns:
         store.leave_batches()
 
     def _begin_batch(self) -> int | None:
-        """The next batch of this rank, once it may be trained; None if there is none."""
+        """The next batch of this rank, after a wait until it may be trained; None if there is none."""
         turn = store.begin_batch(self._behind, 0)
         if turn.begun == store.Begun.NOT_YET:
             start = time.perf_counter()
@@ -270,7 +275,7 @@ class Turns:
                 while turn.begun == store.Begun.NOT_YET:
                     if self._rescue is not None:
                         self._rescue.find_losses()
-                    turn = store.begin_batch(self._behind, _PATIENCE)
+                    turn = store.begin_batch(self._behind, _WAIT_SECONDS)
             self._waited += time.perf_counter() - start
         return turn.batch if turn.begun == store.Begun.TAKEN else None
 

@@ -1,1 +1,3 @@
-"""Runs as jobs of a cluster: Slurm or Kubernetes. Nothing here joins MPI or loads TensorFlow."""
+"""Jobs on a cluster (Slurm, PBS, LSF, Flux, Kubernetes): submit, follow, cancel. This package imports neither MPI nor
+TensorFlow.
+"""

@@ -1,4 +1,4 @@
-"""`matex submit --slurm train.py --nodes 4`: options of the job that follow the script."""
+"""Job options that follow the script on the command line: `matex submit --slurm train.py --nodes 4`."""
 
 from __future__ import annotations
 
@@ -14,15 +14,16 @@ import click
 
 from matex_tf.deploy.kinds import KINDS
 
-_BESIDE = {"cluster", "is_module", "dry_run", "no_follow", "script", "help"}
-"""What may stand before the script while the options of the job follow it."""
-_NEAR = 0.8
+_ALLOWED_BEFORE_SCRIPT = {"cluster", "is_module", "dry_run", "no_follow", "script", "help"}
+"""Parameters that may precede the script although the job options follow it."""
+_SIMILARITY_CUTOFF = 0.8
 
 
 class SubmitCommand(click.Command):
-    """Once an option of the job stands before the script, all that follows it is the script's, as for `matex tune`.
+    """The command that parses `matex submit`.
 
-    Else ours are taken from among what follows it, up to `--`. Either is said, where words could be meant otherwise.
+    If a job option precedes the script, all later words belong to the script. Otherwise job options are also taken from
+    the words after the script, up to `--`. In both cases a note is printed if a word could belong to either.
     """
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -30,88 +31,95 @@ class SubmitCommand(click.Command):
             return self._parse_words(ctx, args)
         except click.NoSuchOption as error:
             name = error.option_name
-            if "--slurm" not in args or difflib.get_close_matches(name, error.possibilities or (), cutoff=_NEAR):
+            if "--slurm" not in args or difflib.get_close_matches(
+                name, error.possibilities or (), cutoff=_SIMILARITY_CUTOFF
+            ):
                 raise
-            raise click.UsageError(f"there is no option {name}. If it is one of sbatch: --sbatch={name}...") from None
+            raise click.UsageError(f"there is no option {name}. For an option of sbatch: --sbatch={name}...") from None
 
     def _parse_words(self, ctx: click.Context, args: list[str]) -> list[str]:
         before, _, order = self.make_parser(ctx).parse_args(list(args))
         _refuse_two_clusters(order)
         given: Any = before.get("script")
-        script = list(given) if isinstance(given, (list, tuple)) else []  # click has a mark of its own for none
+        script = list(given) if isinstance(given, (list, tuple)) else []  # click uses a sentinel for a missing argument
         head, following = args[: len(args) - len(script)], script[1:]
         if not following or head[-1:] == ["--"]:
             return super().parse_args(ctx, args)
-        others = _list_options_of_others(before.get("cluster"))
-        takes = {
-            name: not one.is_flag
-            for one in self.params
-            if isinstance(one, click.Option) and one.name != "is_module" and one.name not in others
-            for name in one.opts
+        foreign = _list_options_of_other_clusters(before.get("cluster"))
+        takes_value = {
+            name: not parameter.is_flag
+            for parameter in self.params
+            if isinstance(parameter, click.Option) and parameter.name not in {"is_module", *foreign}
+            for name in parameter.opts
         }
-        own, left = split_words(following, takes)
-        if before.keys() - _BESIDE:
-            if own:
-                names = ", ".join(word for word in own if word.partition("=")[0] in takes)
+        job_options, script_arguments = split_words(following, takes_value)
+        if before.keys() - _ALLOWED_BEFORE_SCRIPT:
+            if job_options:
+                names = ", ".join(word for word in job_options if word.partition("=")[0] in takes_value)
                 print(f"matex: {names} after {script[0]} goes to the script", file=sys.stderr)
             return super().parse_args(ctx, args)
-        refuse_misspelt(script[0], following, takes)
-        if own and takes.get(own[-1]):
-            raise click.BadOptionUsage(own[-1], f"Option '{own[-1]}' requires an argument.")
-        _refuse_two_clusters(self.make_parser(ctx).parse_args([*head, *own, script[0]])[2])
-        if own:
-            told = f"{shlex.join(own)} after {script[0]} goes to the job; the script's own arguments may follow `--`"
-            print(f"matex: {told}", file=sys.stderr)
-        return super().parse_args(ctx, [*head, *own, "--", script[0], *left])
+        refuse_misspelt(script[0], following, takes_value)
+        if job_options and takes_value.get(job_options[-1]):
+            raise click.BadOptionUsage(job_options[-1], f"Option '{job_options[-1]}' requires an argument.")
+        _refuse_two_clusters(self.make_parser(ctx).parse_args([*head, *job_options, script[0]])[2])
+        if job_options:
+            taken = f"{shlex.join(job_options)} after {script[0]} goes to the job"
+            print(f"matex: {taken}; the script's own arguments may follow `--`", file=sys.stderr)
+        return super().parse_args(ctx, [*head, *job_options, "--", script[0], *script_arguments])
 
 
 def _refuse_two_clusters(order: Sequence[click.Parameter]) -> None:
-    clusters = sorted({one.opts[0] for one in order if one.name == "cluster"})
+    clusters = sorted({parameter.opts[0] for parameter in order if parameter.name == "cluster"})
     if len(clusters) > 1:
         raise click.UsageError(f"{' and '.join(clusters)} do not go together: a job goes to one cluster")
 
 
-def _list_options_of_others(cluster: Any) -> set[str]:
-    """The options that only other clusters than the one that is named have: after the script they are the script's."""
-    has = {name: {one.name for one in dataclasses.fields(kind)} for name, kind in KINDS.items()}
-    return set().union(*has.values()) - has[cluster] if cluster in has else set()
+def _list_options_of_other_clusters(cluster: Any) -> set[str]:
+    """Options that exist only on other clusters than `cluster`. After the script, these names belong to the script."""
+    options = {name: {field.name for field in dataclasses.fields(kind)} for name, kind in KINDS.items()}
+    return set().union(*options.values()) - options[cluster] if cluster in options else set()
 
 
-def split_words(words: Sequence[str], takes: Mapping[str, bool]) -> tuple[list[str], list[str]]:
-    """Our options among `words`, with their values, and what is left; after `--` nothing is ours.
+def split_words(words: Sequence[str], takes_value: Mapping[str, bool]) -> tuple[list[str], list[str]]:
+    """Split `words` into job options, with their values, and script arguments. All words after `--` are script
+    arguments.
 
-    `takes` says of each of our options whether a value follows it.
+    `takes_value` maps each job option to whether a value follows it.
     """
-    own: list[str] = []
-    left: list[str] = []
+    job_options: list[str] = []
+    script_arguments: list[str] = []
     rest = iter(words)
     for word in rest:
         if word == "--":
-            left += rest
+            script_arguments += rest
             break
         name, equals, _ = word.partition("=")
-        if word[:2] in takes and word[2:].isdigit():  # -n8
+        if word[:2] in takes_value and word[2:].isdigit():  # -n8
             name, equals = word[:2], word[2:]
-        if name not in takes:
-            left.append(word)
+        if name not in takes_value:
+            script_arguments.append(word)
             continue
-        own.append(word)
-        if takes[name] and not equals:
-            own += itertools.islice(rest, 1)
-    return own, left
+        job_options.append(word)
+        if takes_value[name] and not equals:
+            job_options += itertools.islice(rest, 1)
+    return job_options, script_arguments
 
 
-def refuse_misspelt(script: str, words: Sequence[str], takes: Mapping[str, bool]) -> None:
-    """Refuse an option that is close to one of ours: the script would get it in silence.
+def refuse_misspelt(script: str, words: Sequence[str], takes_value: Mapping[str, bool]) -> None:
+    """Refuse a script argument that resembles a job option: a misspelt job option would silently reach the script.
 
     Raises:
-        click.UsageError: with the option that was meant.
+        click.UsageError: names the job option that was probably meant.
     """
-    for word in split_words(words[: words.index("--")] if "--" in words else words, takes)[1]:
+    for word in split_words(words[: words.index("--")] if "--" in words else words, takes_value)[1]:
         name = word.partition("=")[0]
-        meant = difflib.get_close_matches(name, takes, n=1, cutoff=_NEAR) if name.startswith("--") else []
-        if meant:
+        similar = (
+            difflib.get_close_matches(name, takes_value, n=1, cutoff=_SIMILARITY_CUTOFF)
+            if name.startswith("--")
+            else []
+        )
+        if similar:
             raise click.UsageError(
-                f"there is no option {name}; did you mean {meant[0]}? If it is the script's: "
+                f"there is no option {name}; did you mean {similar[0]}? To pass it to the script: "
                 f"matex submit ... {script} -- {name} ..."
             )

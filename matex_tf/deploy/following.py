@@ -1,4 +1,4 @@
-"""Follows a job to its end: each change of its state is a line, and what it prints is copied."""
+"""Follow a job to its end: print one line for each change of its state, and copy its output."""
 
 from __future__ import annotations
 
@@ -20,71 +20,73 @@ from matex_tf.deploy.job import (
     format_duration,
 )
 
-ASK_EACH, LOOK_EACH = 5.0, 1.0  # seconds between two questions to the scheduler, and between two looks at the output
-TELL = 60.0  # seconds in a queue, after which a line says so again; then after twice as long each time
+ASK_EACH, LOOK_EACH = 5.0, 1.0  # seconds between queries of the scheduler, and between reads of the output
+TELL = 60.0  # seconds in the queue before the wait is reported again; the interval then doubles
 
 
 class Target(Protocol):
-    """Where bytes are written."""
+    """A stream that takes bytes."""
 
     def write(self, piece: bytes, /) -> object:
-        """Write it."""
+        """Write the bytes."""
 
     def flush(self) -> None:
-        """Let others see it."""
+        """Flush the stream."""
 
 
 class Text:
-    """Bytes for a stream that takes texts alone, as that of a notebook; a character may come in two pieces."""
+    """Writes bytes to a text-only stream, such as a notebook's. A character may be split between two calls."""
 
     def __init__(self, target: TextIO):
         self._target = target
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def write(self, piece: bytes, /) -> None:
-        """Write it."""
+        """Decode and write the bytes."""
         self._target.write(self._decoder.decode(piece))
 
     def flush(self) -> None:
-        """Let others see it."""
+        """Flush the stream."""
         self._target.flush()
 
 
 class Lines:
-    """What a job prints, for a file: of a line that was written over and over, as progress bars do, only the last."""
+    """The output of a job, for a file. If a line was overwritten, as progress bars do, only its
+    last version is kept.
+    """
 
     def __init__(self, target: Target):
         self._target = target
         self._rest = b""
 
     def write(self, piece: bytes) -> None:
-        """Write the whole lines of what came so far."""
+        """Write all lines that are now complete."""
         *lines, self._rest = (self._rest + piece).split(b"\n")
         for line in lines:
             self._target.write(_strip_overwritten(line) + b"\n")
-        # What has been written over is not kept either: a bar without an end would grow.
+        # An incomplete line also keeps only its last version; otherwise a progress bar without a line end would grow.
         self._rest = _strip_overwritten(self._rest) + (b"\r" if self._rest.endswith(b"\r") else b"")
         self._target.flush()
 
     def close(self) -> None:
-        """Write what had no end of line."""
+        """Write the incomplete last line."""
         self._target.write(_strip_overwritten(self._rest))
         self._target.flush()
 
 
 class Plain:
-    """What a job prints, for a terminal: as it is."""
+    """The output of a job, for a terminal: unchanged."""
 
     def __init__(self, target: Target):
         self._target = target
 
     def write(self, piece: bytes) -> None:
-        """Write it."""
+        """Write and flush the bytes."""
         self._target.write(piece)
         self._target.flush()
 
     def close(self) -> None:
-        """Nothing is left."""
+        """Nothing is buffered."""
 
 
 def _strip_overwritten(line: bytes) -> bytes:
@@ -92,29 +94,30 @@ def _strip_overwritten(line: bytes) -> bytes:
 
 
 def open_stdout() -> Target:
-    """The standard output of this process, for bytes, whatever stands in its place."""
+    """The standard output of this process as a byte stream, even if `sys.stdout` was replaced by a text stream."""
     return getattr(sys.stdout, "buffer", None) or Text(sys.stdout)
 
 
 def choose_stdout() -> Lines | Plain:
-    """The standard output of this process, for what a job prints."""
+    """The standard output of this process, wrapped for the output of a job."""
     return (Plain if sys.stdout.isatty() else Lines)(open_stdout())
 
 
 def print_line(text: str) -> None:
-    """A line for the person who follows."""
+    """Print a line for the user."""
     print(f"matex: {text}", file=sys.stderr, flush=True)
 
 
 def follow_job(
     job: Job, state: Callable[[], State], more: Callable[[], bytes], write: Callable[[bytes], object] | None = None
 ) -> int:
-    """Until the job has ended, or will not start; its exit code. `more` gives what it printed since the last call.
+    """Follow the job until it has ended or cannot start. Returns its exit code.
 
-    A scheduler that does not answer is asked again: the job does not depend on it being asked.
+    `more` returns the output since its last call. An unreachable scheduler is queried again: the job runs on without
+    it.
     """
     out = None if write else choose_stdout()
-    put = write or (out.write if out else lambda _: None)
+    write_output = write or (out.write if out else lambda _: None)
     before, silent, next_time, told_at = "", False, 0.0, 0.0
     while True:
         now: State | None = None
@@ -127,9 +130,9 @@ def follow_job(
                     print_line(f"{error}; asked again every {ASK_EACH:.0f} s")
                 silent = True
             next_time = time.monotonic() + ASK_EACH
-        # What was printed before the end is there once the end is known.
+        # The state is queried first: if the job has ended, its output is then complete.
         if piece := more():
-            put(piece)
+            write_output(piece)
         if now and str(now) != before:
             before = str(now)
             if now.phase in (ENDED, FORGOTTEN) and out:

@@ -1,4 +1,4 @@
-"""What is asked of a cluster, what it says of a job, and how it refuses one."""
+"""Jobs of a cluster: identity, state and errors, independent of the scheduler."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-PATIENCE = 60.0  # seconds for one answer of a scheduler
+PATIENCE = 60.0  # seconds that a scheduler's command may take
 WAITING, RUNNING, ENDED, FORGOTTEN = "waiting", "running", "ended", "forgotten"
-STUCK = "stuck"  # it waits for what does not come by itself
-EXIT_UNKNOWN = 1  # of a job that did not end well, where the scheduler has no exit code
+STUCK = "stuck"  # the job waits for a condition that does not arise by itself
+EXIT_UNKNOWN = 1  # the exit code for a failed job whose scheduler reports none
 
 
 class JobError(Exception):
-    """A cluster did not do what was asked: its own words, what they mean, what to do."""
+    """A cluster refused a request. The message quotes the cluster, explains the cause and says what to do."""
 
 
 class UnreachableError(JobError):
-    """The scheduler gave no answer; it may give one later."""
+    """The scheduler did not answer. A later query may succeed."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """A job that was submitted: `id` is the scheduler's name of it, `folder` that of its run ("" if not known)."""
+    """A submitted job. `id` is the scheduler's id; `folder` is the folder of the run, "" if unknown."""
 
     id: str
     folder: str = ""
@@ -33,11 +33,12 @@ class Job:
 
 @dataclass(frozen=True)
 class State:
-    """Where a job is: one of the phases above, and the scheduler's `words`, with what they mean where that is known.
+    """The state of a job: one of the phases above, the scheduler's `words`, and `means`, their explanation ("" if
+    unknown).
 
-    `code` is the exit code of one that has ended. `seconds` are those since it was submitted: until now, or its end;
-    None where nobody tells. `starts` is what the scheduler calls those of which it has had several. `holds`: it has
-    ended, and still holds nodes.
+    `code` is the exit code of an ended job. `seconds` is the time from submission until now, or until the end; None if
+    unknown. `starts` is the scheduler's plural for the attempts of a job that started several times. `holds`: the job
+    has ended, but still holds nodes.
     """
 
     phase: str
@@ -60,35 +61,37 @@ class State:
 
 
 def format_duration(seconds: float) -> str:
-    """Hours, minutes and seconds, as time limits are written."""
+    """Format a duration as hours:minutes:seconds, as in time limits."""
     minutes, rest = divmod(max(round(seconds), 0), 60)
     return f"{minutes // 60}:{minutes % 60:02}:{rest:02}"
 
 
 def format_count(count: int, of: str) -> str:
-    """So many of them, in words."""
+    """A count with its noun, in singular or plural."""
     return f"{count} {of}" if count == 1 else f"{count} {of}s"
 
 
-def cancel_job(does: Any, job: Job) -> None:
-    """End the job, or take it out of the queue of the cluster that `does` it.
+def cancel_job(scheduler: Any, job: Job) -> None:
+    """End the job, or remove it from the queue, through `scheduler`, the functions of its cluster.
 
     Raises:
-        JobError: it has ended already, or the cluster refuses.
+        JobError: the job has already ended, or the cluster refuses.
     """
-    if (now := does.find_state(job)).phase in (ENDED, FORGOTTEN) and not now.holds:
+    if (now := scheduler.find_state(job)).phase in (ENDED, FORGOTTEN) and not now.holds:
         raise JobError(f"{job.id} {now}: there is nothing to cancel")
-    does.cancel_job(job)
+    scheduler.cancel_job(job)
 
 
 def run_scheduler(
     words: Sequence[str], get: str, given: str | None = None, **where: Any
 ) -> subprocess.CompletedProcess[str]:
-    """The answer of a scheduler's command. `get` says where one has it from, `where` how it is started.
+    """Run a scheduler's command. `get` tells the user how to obtain the command, `given` is its standard input.
+
+    `where` are further arguments of `subprocess.run`.
 
     Raises:
-        JobError: there is no such command.
-        UnreachableError: it did not answer in time.
+        JobError: the command does not exist.
+        UnreachableError: the command did not finish in time.
     """
     try:
         return subprocess.run(

@@ -1,4 +1,4 @@
-"""The kinds of clusters to which jobs go: what a job takes of each."""
+"""Cluster kinds, and the options class of each."""
 
 from __future__ import annotations
 
@@ -10,4 +10,4 @@ from matex_tf.deploy.sbatch import job_script
 KINDS: dict[str, type[Options]] = {
     kind.get_kind(): kind for kind in (job_script.Slurm, pbs.PBS, lsf.LSF, flux.Flux, kubernetes.Kubernetes)
 }
-"""By the name of its table in a user's file and of its option on the command line."""
+"""Keyed by kind, which is both the table name in the user's config file and the `--KIND` option."""

@@ -1,4 +1,4 @@
-"""Jobs under Kubernetes: an MPIJob of the MPI operator as text, and how it is submitted, followed and cancelled."""
+"""Kubernetes jobs: the MPIJob (of the MPI operator) as YAML, and its submission, following and cancellation."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ from matex_tf.deploy.job import (
 from matex_tf.deploy.kubectl import launcher_script, names, states, yaml_text
 from matex_tf.deploy.kubectl import messages as kubectl_words
 from matex_tf.deploy.kubectl.logs import Logs
-from matex_tf.deploy.options import NAME, OF_FOLDER, Options, check_variables, parse_time
+from matex_tf.deploy.options import FOLDER_VARIABLES, NAME, Options, check_variables, parse_time
 
-HOSTFILE = "/etc/mpi/hostfile"  # the operator's
-GRACE = 120  # seconds for the ranks to keep their state, once Kubernetes asks the launcher to end
+HOSTFILE = "/etc/mpi/hostfile"  # written by the MPI operator
+GRACE = 120  # seconds for the ranks to save their state after Kubernetes asks the launcher to end
 GET = "Install it (https://kubernetes.io/docs/tasks/tools) and let it reach the cluster: `kubectl get nodes`"
-_OF_HOSTS = {"--hostfile", "-hostfile", "--machinefile", "-machinefile", "--host", "-host", "-H"}
-_NAME = re.compile(r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?")  # of what there is in the cluster
+_HOST_OPTIONS = {"--hostfile", "-hostfile", "--machinefile", "-machinefile", "--host", "-host", "-H"}
+_NAME = re.compile(r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?")  # the name of a Kubernetes object
 _AMOUNT = re.compile(r"(?=.*[1-9])\d+(\.\d+)?([KMGTPE]i|[mkMGTPE])?")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Kubernetes(Options):
-    """What a job takes of Kubernetes. `claim` is the PersistentVolumeClaim that all pods see as `folder`."""
+    """The options of a Kubernetes job. `claim` is the PersistentVolumeClaim that all pods mount at `folder`."""
 
     image: str = ""
     memory: str = ""
@@ -61,30 +61,30 @@ class Kubernetes(Options):
         for text in self.env:
             if not NAME.fullmatch(text.partition("=")[0]) or "=" not in text:
                 raise ValueError(f"expected env to be NAME=VALUE; given {text!r}")
-        if found := _OF_HOSTS & {word.partition("=")[0] for text in self.run for word in shlex.split(text)}:
+        if found := _HOST_OPTIONS & {word.partition("=")[0] for text in self.run for word in shlex.split(text)}:
             raise ValueError(f"run takes no {min(found)}: the hosts are the workers of the job")
         if self.claim:
             check_variables(text.partition("=")[0] for text in self.env)
 
     def add_variables(self, variables: Mapping[str, str]) -> Kubernetes:
-        """The same, with these variables of the run."""
+        """A copy with additional environment variables for the run."""
         return replace(self, env=(*self.env, *(f"{name}={value}" for name, value in variables.items())))
 
     def name_folder(self, name: str) -> str:
-        """Where pods see the folder of the run `name`; "" without a volume."""
+        """The folder of the run `name`, as pods see it; "" without a volume."""
         return f"{self.folder.rstrip('/')}/{name}" if self.claim else ""
 
 
 def format_job(asked: Kubernetes, target: Sequence[str], name: str) -> str:
-    """The MPIJob. `name` is what Kubernetes calls it."""
+    """The MPIJob as YAML. `name` is its Kubernetes name."""
     folder, note = asked.name_folder(name), run_folder.format_note("kubernetes", name, asked.namespace).strip()
     script = launcher_script.format_script(
         asked.make_command(target, ["--hostfile", HOSTFILE]), asked.setup, folder, note
     )
     variables = dict(one.split("=", 1) for one in asked.env)
     if asked.claim:
-        variables |= dict(zip(OF_FOLDER, (f"{folder}/state", folder)))
-    # The words stand in the script, and an empty value is left out: a server of 1.20 refuses empty texts.
+        variables |= dict(zip(FOLDER_VARIABLES, (f"{folder}/state", folder)))
+    # The command is part of the script. An empty value is omitted, because a server of version 1.20 refuses "".
     launcher: dict[str, Any] = {"command": ["bash", "-c", _escape_word(script)]}
     if variables:
         launcher["env"] = [
@@ -94,7 +94,7 @@ def format_job(asked: Kubernetes, target: Sequence[str], name: str) -> str:
     limits = {each: amount for each, amount in amounts.items() if amount}
     policy: dict[str, Any] = {
         "cleanPodPolicy": "Running",
-        # Without a volume there is no state from which another launcher could go on.
+        # without a volume, a new launcher has no state to resume from
         "backoffLimit": asked.restarts if asked.claim else 0,
     }
     if asked.time:
@@ -123,32 +123,33 @@ def format_job(asked: Kubernetes, target: Sequence[str], name: str) -> str:
 
 
 def _make_replicas(asked: Kubernetes, count: int, role: str, more: dict[str, Any]) -> dict[str, Any]:
-    """Pods of one role, each of one container."""
+    """Pods of one role, with one container each."""
     container = {"name": role, "image": asked.image, **more}
     pod: dict[str, Any] = {"terminationGracePeriodSeconds": GRACE, "containers": [container]}
     if asked.claim:
         container["volumeMounts"] = [{"name": "runs", "mountPath": asked.folder}]
         pod["volumes"] = [{"name": "runs", "persistentVolumeClaim": {"claimName": asked.claim}}]
-    # A sidecar of Istio would outlive the launcher, and keep the pod from its end.
+    # An Istio sidecar would outlive the launcher and prevent the end of the pod.
     template = {"metadata": {"annotations": {"sidecar.istio.io/inject": "false"}}, "spec": pod}
     return {"replicas": count, "restartPolicy": _AGAIN[role], "template": template}
 
 
-# Another pod follows a launcher that fails, `backoffLimit` times at most; its exit code and output stay. OnFailure
-# begins its container anew even at 0, and removes the pod at the limit. A worker is back where `--restarts` looks.
+# A failed launcher is replaced by another pod, at most `backoffLimit` times; the old pod keeps its exit code and
+# output. OnFailure would restart the container even at limit 0, and remove the pod at the limit. A worker restarts in
+# place, where `--restarts` expects it.
 _AGAIN = {"launcher": "Never", "worker": "OnFailure"}
 
 
 def _escape_word(word: str) -> str:
-    """A word of a container's command, which Kubernetes gives the container as it was."""
+    """Escape a word of a container's command, because Kubernetes expands `$(NAME)`."""
     return word.replace("$", "$$")
 
 
 def submit_job(asked: Kubernetes, target: Sequence[str]) -> Job:
-    """The job, which Kubernetes has accepted.
+    """Create the MPIJob. Returns once Kubernetes has accepted it.
 
     Raises:
-        JobError: Kubernetes refused it; nothing of it is left there.
+        JobError: Kubernetes refused the job; no object remains.
     """
     job = Job(name := names.make_name(asked.name), asked.name_folder(name), asked.namespace)
     try:
@@ -156,7 +157,7 @@ def submit_job(asked: Kubernetes, target: Sequence[str]) -> Job:
         if answer.returncode:
             raise JobError(kubectl_words.explain_refusal(answer.stderr))
     except BaseException:
-        # What was interrupted, or had no answer in time, may have been created all the same.
+        # An interrupted or unanswered request may still have created the job.
         _withdraw_job(job)
         raise
     return job
@@ -166,9 +167,11 @@ def _withdraw_job(job: Job) -> None:
     try:
         _run_kubectl(job, "delete", "mpijobs.kubeflow.org", job.id, "--ignore-not-found", "--wait=false")
     except UnreachableError:
-        following.print_line(f"Nobody answers whether {job.id} was created: look with `kubectl get mpijobs`")
+        following.print_line(
+            f"Kubernetes does not answer: check with `kubectl get mpijobs` whether {job.id} was created"
+        )
     except JobError:
-        pass  # without kubectl nothing was created either
+        pass  # without kubectl, no job was created
 
 
 def _run_kubectl(job: Job, *words: str, given: str | None = None) -> Any:
@@ -177,7 +180,12 @@ def _run_kubectl(job: Job, *words: str, given: str | None = None) -> Any:
 
 
 def _get_object(job: Job, *words: str) -> dict[str, Any] | None:
-    """What Kubernetes has; None if nothing. Raises JobError; of what may be otherwise later, UnreachableError."""
+    """Get an object as a dict; None if it does not exist.
+
+    Raises:
+        JobError: Kubernetes refuses the request.
+        UnreachableError: the request failed, and a later one may succeed.
+    """
     answer = _run_kubectl(job, "get", *words, "--ignore-not-found", "-o", "json")
     if answer.returncode:
         kind = JobError if kubectl_words.is_refusal(answer.stderr) else UnreachableError
@@ -187,34 +195,35 @@ def _get_object(job: Job, *words: str) -> dict[str, Any] | None:
 
 
 def _list_pods(job: Job) -> list[dict[str, Any]]:
-    """The job's pods, the oldest first."""
+    """The pods of the job, in order of creation."""
     found = _get_object(job, "pods", "-l", f"training.kubeflow.org/job-name={job.id}") or {"items": []}
     return sorted(found["items"], key=lambda pod: pod["metadata"].get("creationTimestamp", ""))
 
 
 def find_state(job: Job) -> State:
-    """Where the job is.
+    """The state of the job.
 
     Raises:
-        JobError: Kubernetes does not let this user look; UnreachableError: it does not answer now.
+        JobError: Kubernetes refuses the request.
+        UnreachableError: Kubernetes does not answer now.
     """
     return _read_job(job)[0]
 
 
 def _read_job(job: Job) -> tuple[State, list[dict[str, Any]], list[str]]:
-    """Where the job is, its pods, and what would start more of them though its run is over."""
+    """The job's state, its pods, and the batch Jobs that would start launchers although the run is over."""
     found = _get_object(job, "mpijobs.kubeflow.org", job.id)
     if found is None:
-        return State(FORGOTTEN, f"{_describe_unknown(job)}; how it ended is not known"), [], []
+        return State(FORGOTTEN, f"{_describe_unknown(job)}; its end is unknown"), [], []
     pods = _list_pods(job)
     return states.read_state(found, pods), pods, states.list_needless(found, pods)
 
 
 def find_records(job: Job) -> str:
-    """The folder in which the job is recorded, which this machine sees.
+    """The folder with the job's records, which must be visible on this machine.
 
     Raises:
-        JobError: there is no such job, nothing of it is recorded, or this machine does not see where.
+        JobError: the job does not exist, has no records, or this machine does not see their folder.
     """
     found = _get_object(job, "mpijobs.kubeflow.org", job.id)
     if found is None:
@@ -239,7 +248,7 @@ def _describe_unknown(job: Job) -> str:
 
 
 def follow_job(job: Job, write: Callable[[bytes], object] | None = None) -> int:
-    """Copy what the launcher prints until the job ends; its exit code."""
+    """Copy the launchers' output until the job ends. Returns its exit code."""
     with Logs(job.namespace) as logs:
 
         def look_at_job() -> State:
@@ -254,20 +263,20 @@ def follow_job(job: Job, write: Callable[[bytes], object] | None = None) -> int:
 
 
 def _stop_launching(job: Job, name: str) -> None:
-    """Let this batch Job end with the launchers that it has: workers are kept until the last of them has ended."""
-    with contextlib.suppress(UnreachableError):  # as whoever may not do it, one waits for them
+    """Stop the batch Job `name` from creating launchers. Workers are kept until its last launcher has ended."""
+    with contextlib.suppress(UnreachableError):  # launchers then start and end by themselves
         _run_kubectl(job, "patch", "jobs.batch", name, "-p", '{"spec":{"backoffLimit":0}}')
 
 
 def cancel_job(job: Job) -> None:
-    """End the job, which has not ended, and remove it. Raises JobError."""
+    """End and remove a job that has not ended. Raises JobError."""
     answer = _run_kubectl(job, "delete", "mpijobs.kubeflow.org", job.id, "--wait=false")
     if answer.returncode:
         raise JobError(kubectl_words.explain_refusal(answer.stderr))
 
 
 def describe_job(job: Job, asked: Kubernetes) -> str:
-    """What was submitted, in a line."""
+    """A line that describes the submitted job."""
     where = f" in namespace {job.namespace}" if job.namespace else ""
     kept = f"; {job.folder} on volume {asked.claim}" if asked.claim else "; without --claim nothing is kept or recorded"
     size = f"{format_count(asked.nodes, 'worker')}, {format_count(asked.ranks, 'rank')}"

@@ -1,4 +1,4 @@
-"""What a job takes of a cluster: checked options, with defaults that a user keeps in files."""
+"""Validated options of a job, with defaults from the user's configuration files."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)  # of a variable
-OF_FOLDER = ("MATEX_STATE", "MATEX_RECORD")
-_OF_RUN = re.compile(r"(-n|-np|--np|-c|--restarts|--record)(=.*)?|-n\d+")  # what a job says to `matex run` itself
+NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)  # the name of a variable
+FOLDER_VARIABLES = ("MATEX_STATE", "MATEX_RECORD")
+_RUN_OPTIONS = re.compile(r"(-n|-np|--np|-c|--restarts|--record)(=.*)?|-n\d+")  # set by the job
 _TIME = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?")
 
 Asked = TypeVar("Asked", bound="Options")
@@ -29,10 +29,10 @@ Asked = TypeVar("Asked", bound="Options")
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """What every cluster is asked for. A wrong value raises ValueError or TypeError.
+    """Options that every cluster has. An invalid value raises ValueError or TypeError.
 
-    `run` are more options of `matex run`, and `matex` is our command where the job runs, each written as for a shell.
-    `cpus` are those of each rank; under Kubernetes of each worker.
+    `run`: further options of `matex run`; `matex`: the `matex` command on the cluster; both in shell syntax. `cpus`:
+        CPUs for each rank; under Kubernetes, for each worker.
     """
 
     nodes: int = 1
@@ -48,7 +48,7 @@ class Options:
 
     @classmethod
     def get_kind(cls) -> str:
-        """The name of the cluster: of its table in a user's file, and of its option on the command line."""
+        """The kind of the cluster: the table name in the user's file, and the `--KIND` option."""
         return cls.__name__.lower()
 
     def __post_init__(self) -> None:
@@ -81,7 +81,7 @@ class Options:
                     f"expected run and matex to be words as for a shell; given {text!r}: {error}"
                 ) from None
             for word in words:
-                if text != self.matex and _OF_RUN.fullmatch(word):
+                if text != self.matex and _RUN_OPTIONS.fullmatch(word):
                     raise ValueError(
                         f"run takes no {word}: ranks and restarts are options of the job, whose folder has the records"
                     )
@@ -90,11 +90,11 @@ class Options:
 
     @property
     def ranks(self) -> int:
-        """How many there are in all."""
+        """The total number of ranks."""
         return self.nodes * self.ranks_per_node
 
     def add_variables(self: Asked, variables: Mapping[str, str]) -> Asked:
-        """The same, with these variables of the run: lines before it. Raises ValueError."""
+        """A copy that exports these environment variables before the run. Raises ValueError."""
         check_variables(variables)
         lines = (f"export {name}={shlex.quote(value)}" for name, value in variables.items())
         return replace(self, setup=(*self.setup, *lines))
@@ -107,14 +107,15 @@ class Options:
 
 
 def check_variables(names: Iterable[str]) -> None:
-    """Raises ValueError for a variable by which a run is told of its folder."""
+    """Raises ValueError for a variable that would redirect the run's state or records out of its folder."""
     for name in names:
-        if name in OF_FOLDER:
+        if name in FOLDER_VARIABLES:
             raise ValueError(f"env takes no {name}: the folder of the run has its state and its records")
 
 
 def parse_time(time: str) -> int:
-    """A time limit as Slurm has it: minutes, minutes:seconds, hours:minutes:seconds, days-hours[:minutes[:seconds]].
+    """Parse a time limit in Slurm's formats, in seconds: minutes, minutes:seconds, hours:minutes:seconds,
+    days-hours[:minutes[:seconds]].
 
     Raises ValueError.
     """
@@ -133,18 +134,18 @@ def parse_time(time: str) -> int:
 
 
 def list_files() -> list[Path]:
-    """Where defaults are kept: the user's, then the current folder's, which wins."""
+    """The files with defaults: the user's file, then that of the current folder, which takes precedence."""
     home = os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")
     return [Path(home, "matex.toml"), Path("matex.toml")]
 
 
 def merge_options(asked: type[Asked], given: Mapping[str, Any], ranks: int | None = None) -> Asked:
-    """The options `given`, over the defaults of the user's files. Lists add up: the files' come first.
+    """Merge the options `given` with the defaults of the user's files. Lists are concatenated, the files' items first.
 
-    With `ranks`, those in all, the files do not say how many each node has.
+    `ranks`, a total, replaces the files' `ranks_per_node`.
 
     Raises:
-        ValueError, TypeError: a name or a value is wrong; of a file with its name. Or `ranks` and nodes do not match.
+        ValueError, TypeError: a name or a value is invalid (the message names the file), or `ranks` contradicts nodes.
     """
     known = [one.name for one in fields(asked)]
     lists = {one.name for one in fields(asked) if isinstance(one.default, tuple)}
@@ -168,16 +169,16 @@ def merge_options(asked: type[Asked], given: Mapping[str, Any], ranks: int | Non
     if ranks is not None:
         settled.pop("ranks_per_node", None)
     add_options(given, "")
-    made = asked(**settled)
+    options = asked(**settled)
     if ranks is None:
-        return made
-    if "ranks_per_node" in given and made.ranks != ranks:  # 1 may have been said, too
-        raise ValueError(_describe_contradiction(made, ranks))
-    return deal_ranks(made, ranks)
+        return options
+    if "ranks_per_node" in given and options.ranks != ranks:  # an explicit 1 is a contradiction, too
+        raise ValueError(_describe_contradiction(options, ranks))
+    return distribute_ranks(options, ranks)
 
 
 def format_options(asked: Options) -> list[str]:
-    """The words of the command line that ask for `asked`, beside the defaults of the user's files here."""
+    """The command-line words that, with the defaults of the user's files, result in `asked`."""
     words = []
     base = merge_options(type(asked), {})
     for one in fields(asked):
@@ -194,8 +195,8 @@ def format_options(asked: Options) -> list[str]:
     return words
 
 
-def deal_ranks(asked: Asked, ranks: int) -> Asked:
-    """`asked` with so many ranks in all, as many on each node. Raises ValueError."""
+def distribute_ranks(asked: Asked, ranks: int) -> Asked:
+    """Distribute `ranks`, a total, evenly over the nodes of `asked`. Raises ValueError."""
     each, rest = divmod(ranks, asked.nodes)
     if rest and asked.ranks_per_node == 1:
         raise ValueError(f"{ranks} ranks cannot be as many on each of {asked.nodes} nodes")
@@ -209,7 +210,7 @@ def _describe_contradiction(asked: Options, ranks: int) -> str:
 
 
 def _read_table(path: Path, kind: str) -> dict[str, Any]:
-    """The table of `kind` in the file, its names as Python has them."""
+    """Read the table `kind` of a TOML file; `-` in names becomes `_`."""
     try:
         tables = tomllib.loads(path.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:

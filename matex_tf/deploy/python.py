@@ -1,4 +1,4 @@
-"""`matex_tf.launch`: a script as a run of its own, here or as a job of a cluster, from Python."""
+"""`matex_tf.launch`: start a script as a run of its own, on this machine or as a cluster job, from Python."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from matex_tf import arguments
 from matex_tf.deploy import command, following, job, kubernetes, notebook, run_folder
 from matex_tf.deploy.job import ENDED, RUNNING, Job, State
 from matex_tf.deploy.kinds import KINDS
-from matex_tf.deploy.options import NAME, Options, check_variables, deal_ranks, merge_options
+from matex_tf.deploy.options import NAME, Options, check_variables, distribute_ranks, merge_options
 from matex_tf.monitor import progress, recording
 
 
@@ -26,7 +26,7 @@ def _make_cluster(kind: type[Options]) -> Callable[..., Options]:
     def make_cluster(**options: Any) -> Options:
         return merge_options(kind, options)
 
-    # Editors and `help` show the names of the options, and their defaults where no file has others.
+    # Editors and `help` then show the names of the options and their built-in defaults.
     make_cluster.__name__ = make_cluster.__qualname__ = kind.__name__
     make_cluster.__doc__ = (
         f"A cluster for `launch`: the options of `matex submit --{kind.get_kind()}`, over those of the user's files."
@@ -36,11 +36,11 @@ def _make_cluster(kind: type[Options]) -> Callable[..., Options]:
 
 
 MAKERS = {kind.__name__: _make_cluster(kind) for kind in KINDS.values()}
-"""By the names that they have in `matex_tf`."""
+"""Keyed by the names in `matex_tf`."""
 
 
 class Here:
-    """A run on this machine, asked as a cluster is asked for its jobs. `variables` are its own, beside ours."""
+    """A run on this machine, with the interface of a cluster. `variables` are added to its environment."""
 
     def __init__(self, words: Sequence[str], folder: Path, variables: Mapping[str, str]):
         environment = {**os.environ, **variables, "MATEX_RECORD": str(folder.absolute())}
@@ -51,27 +51,29 @@ class Here:
         self.job = Job(str(self._child.pid), str(folder))
 
     def find_state(self, job: Job) -> State:
-        """Where it is."""
+        """The state of the run."""
         code = self._child.poll()
         if code is None:
             return State(RUNNING, "RUNNING here")
         return State(ENDED, "ENDED", code=code if code >= 0 else 128 - code)
 
     def follow_job(self, job: Job, write: Callable[[bytes], object] | None = None) -> int:
-        """Copy what it prints until it ends; its exit code."""
+        """Copy the output until the run ends. Returns its exit code."""
         return following.follow_job(job, lambda: self.find_state(job), run_folder.make_reader(job.folder), write)
 
     def cancel_job(self, job: Job) -> None:
-        """End it."""
+        """End the run."""
         self._child.send_signal(signal.SIGTERM)
         self._child.wait()
 
 
 class LaunchedRun:
-    """A run that `launch` has started. `folder` has its records: under Kubernetes on the volume, "" without one."""
+    """A run that `launch` has started. `folder` has its records: under Kubernetes on the volume, ""
+    without a volume.
+    """
 
-    def __init__(self, does: Any, job: Job):
-        self._does, self._job = does, job
+    def __init__(self, scheduler: Any, job: Job):
+        self._scheduler, self._job = scheduler, job
         self.folder = job.folder
 
     def __repr__(self) -> str:
@@ -79,32 +81,32 @@ class LaunchedRun:
 
     @property
     def id(self) -> str:
-        """The scheduler's name of the job, or the number of the process here."""
+        """The scheduler's job id, or the process id of a run on this machine."""
         return self._job.id
 
     def _repr_html_(self) -> str:
-        """The picture of now, for what shows HTML."""
+        """The current display, for front ends that show HTML."""
         return notebook.format_page(self, self.now())
 
     def _ipython_display_(self) -> None:
-        """The picture in a notebook's cell, which follows the run."""
+        """Display the run in a notebook cell, and keep the display up to date."""
         from IPython.display import display
 
         notebook.show_run(self, display)
 
     def now(self) -> State:
-        """Where the run is, with its exit code. Raises what a scheduler does not answer."""
-        now: State = self._does.find_state(self._job)
+        """The state of the run, with its exit code. Raises UnreachableError if the scheduler does not answer."""
+        now: State = self._scheduler.find_state(self._job)
         return now
 
     def state(self) -> str:
-        """Where the run is, in the scheduler's words. Raises what a scheduler does not answer."""
+        """The state of the run, as text. Raises UnreachableError if the scheduler does not answer."""
         return str(self.now())
 
     def follow(self) -> int:
-        """Print what the run prints, and each change of its state, until it ends; its exit code.
+        """Print the run's output and each change of its state until it ends. Returns its exit code.
 
-        In a notebook the cell shows the run instead: its curves, its ranks and the last lines that it printed.
+        In a notebook, the cell displays the run instead: its learning curves, its ranks and its last output lines.
         """
         if notebook.is_notebook():
             from IPython.display import display
@@ -113,32 +115,32 @@ class LaunchedRun:
             code = self.wait()
             picture.join()
         else:
-            code = self._does.follow_job(self._job)
+            code = self._scheduler.follow_job(self._job)
         return code
 
     def wait(self) -> int:
-        """The exit code, once the run has ended. It prints only the changes of its state."""
-        code: int = self._does.follow_job(self._job, lambda _: None)
+        """Wait until the run has ended, and print only changes of its state. Returns its exit code."""
+        code: int = self._scheduler.follow_job(self._job, lambda _: None)
         return code
 
     def cancel(self) -> None:
-        """End the run, or take it out of the queue. Raises JobError, also where it has ended already."""
-        job.cancel_job(self._does, self._job)
+        """End the run, or remove it from the queue. Raises JobError, also if the run has already ended."""
+        job.cancel_job(self._scheduler, self._job)
 
     def metrics(self) -> list[dict[str, float]]:
-        """What `fit` logged of each epoch that has ended, with its number as "epoch".
+        """The logs of `fit`, one dict for each finished epoch; "epoch" is its number.
 
         Raises:
-            RuntimeError: nothing is recorded, or on a volume that this machine does not see.
+            RuntimeError: the run has no records, or this machine does not see their volume.
         """
         if not self.folder:
             raise RuntimeError(f"nothing of {self.id} is recorded: that needs a volume, matex_tf.Kubernetes(claim=...)")
-        if self._does is kubernetes and not Path(self.folder).parent.is_dir():
+        if self._scheduler is kubernetes and not Path(self.folder).parent.is_dir():
             raise RuntimeError(f"{self.id} is recorded in {self.folder} of its volume, which this machine does not see")
         try:
             run = recording.open_run(self.folder)
         except recording.RecordingError:
-            return []  # the first epoch has not ended
+            return []  # no epoch has finished
         done = progress.list_kept_epochs(run.starts)
         return [{"epoch": each.number, **each.logs} for each in done]
 
@@ -156,16 +158,16 @@ def launch(
     run: str | Sequence[str] = (),
     env: Mapping[str, Any] | None = None,
 ) -> LaunchedRun:
-    """Start `script` with `args` on `ranks` ranks, of `cluster` (`matex_tf.Slurm(nodes=4)`) or of this machine.
+    """Start `script` with `args` on `ranks` ranks, on `cluster` (`matex_tf.Slurm(nodes=4)`) or on this machine.
 
-    It returns at once. With a cluster `ranks` may be left out; otherwise they are dealt evenly to its nodes.
-    `restarts`, `adapt` (True or "ranks"), `strategy` and `elastic` are those of `matex run`; `run` are more of its
-    options, each as it is typed there ("--profile"). `env` are variables of the run.
+    `launch` returns at once. `ranks` is optional with a cluster; if given, they are distributed evenly over its nodes.
+    `restarts`, `adapt` (True or "ranks"), `strategy` and `elastic` are options of `matex run`; `run` has further
+    options, each as it is typed ("--profile"). `env`: environment variables of the run.
 
     Raises:
-        FileNotFoundError: there is no such script here.
-        ValueError, TypeError: ranks and nodes do not go together, or a value is wrong.
-        JobError: the cluster refused the job; nothing of it is left.
+        FileNotFoundError: the script does not exist on this machine.
+        ValueError, TypeError: ranks and nodes contradict one another, or a value is invalid.
+        JobError: the cluster refused the job; no job and no folder remain.
     """
     target = [os.fspath(script), *arguments.check_words("launch", "args", args)]
     if ranks is not None:
@@ -177,7 +179,7 @@ def launch(
         if ranks is None:
             raise TypeError("launch: how many ranks? For example: matex_tf.launch('train.py', ranks=4)")
         asked = Options(ranks_per_node=ranks, restarts=restarts or 0, run=options, matex=command.find_own_command())
-        check_variables(variables.keys() - {"MATEX_STATE"})  # which is wherever the run keeps it
+        check_variables(variables.keys() - {"MATEX_STATE"})  # a run may keep its state in another folder
         folder = run_folder.make_folder(Path(target[0]).stem)
         here = Here(asked.make_command(target), folder, variables)
         return LaunchedRun(here, here.job)
@@ -186,17 +188,17 @@ def launch(
             f"launch: expected cluster to be matex_tf.Slurm(...) or another of {', '.join(MAKERS)}; given {cluster!r}"
         )
     if ranks is not None:
-        cluster = deal_ranks(cluster, ranks)
+        cluster = distribute_ranks(cluster, ranks)
     cluster = replace(cluster, run=(*cluster.run, *options))
     if restarts is not None:
         cluster = replace(cluster, restarts=restarts)
     cluster = cluster.add_variables(variables)
-    does = command.CLUSTERS[cluster.get_kind()]
-    return LaunchedRun(does, does.submit_job(command.fill_name_and_command(cluster, target), target))
+    scheduler = command.CLUSTERS[cluster.get_kind()]
+    return LaunchedRun(scheduler, scheduler.submit_job(command.fill_name_and_command(cluster, target), target))
 
 
 def _list_run_options(adapt: bool | str, strategy: str, elastic: bool, run: str | Sequence[str]) -> list[str]:
-    """Options of `matex run`, each as it is typed. Raises ValueError."""
+    """The options of `matex run`, each as it is typed. Raises ValueError."""
     if adapt not in (True, False, "on", "off", "ranks"):
         raise ValueError(f"launch: expected adapt to be True, False or 'ranks'; given {adapt!r}")
     level = ("on" if adapt else "off") if isinstance(adapt, bool) else adapt
@@ -207,7 +209,7 @@ def _list_run_options(adapt: bool | str, strategy: str, elastic: bool, run: str 
 
 
 def _check_variables(env: Mapping[str, Any] | None) -> dict[str, str]:
-    """Variables of a run, as texts. Raises TypeError, ValueError."""
+    """The environment variables of a run, as strings. Raises TypeError, ValueError."""
     if env is not None and not isinstance(env, Mapping):
         raise TypeError(f"launch: expected env to be a dictionary, as {{'NAME': 'value'}}; given {env!r}")
     for name, value in (env or {}).items():

@@ -1,4 +1,4 @@
-"""The folder of a run: `runs/NAME-1`, `runs/NAME-2`, ... where it was submitted, with a note of which job it is."""
+"""The folder of a run: `runs/NAME-1`, `runs/NAME-2`, ... in the folder of submission. `job.json` identifies its job."""
 
 from __future__ import annotations
 
@@ -19,16 +19,17 @@ NOTE, EXIT_CODE = "job.json", "exit-code"
 
 
 def propose_folder(name: str) -> Path:
-    """The first folder that a run of this name may have."""
+    """The first unused folder name for a run of this name."""
     stem = re.sub(r"[^A-Za-z0-9._-]", "_", name).strip(".") or "run"
     paths = (RUNS / f"{stem}-{number}" for number in itertools.count(1))
     return next(path for path in paths if not os.path.lexists(path))
 
 
 def make_folder(name: str) -> Path:
-    """A new folder for a run of this name, also where others ask for one at the same time.
+    """Create a folder for a run of this name; safe against concurrent calls.
 
-    Slurm opens a job's output in it before the job's first command, when its own number could not have named it.
+    The folder exists before submission, because Slurm opens the job's output there before its first command. The job's
+    number is then still unknown and cannot be part of the name.
     """
     RUNS.mkdir(exist_ok=True)
     while True:
@@ -40,7 +41,7 @@ def make_folder(name: str) -> Path:
 
 
 def make_reader(folder: str) -> Callable[[], bytes]:
-    """What gives, at each call, what the run's output has got since the last one."""
+    """A function that returns the run's output since its last call."""
     path, position = Path(folder, "output"), 0
 
     def read_more() -> bytes:
@@ -67,30 +68,30 @@ def read_tail(folder: str, size: int) -> bytes:
 
 
 def remove_folder(folder: Path) -> None:
-    """Remove the folder of a run that never was."""
+    """Remove the folder of a run that was not submitted."""
     shutil.rmtree(folder, ignore_errors=True)
 
 
 def format_note(cluster: str, job: str, namespace: str = "", submitted: str = "") -> str:
-    """Which job a run is, as its folder has it. `submitted` is when, in seconds since 1970."""
+    """The content of `job.json`. `submitted` is a time in seconds since 1970."""
     more = {"namespace": namespace, "submitted": submitted}
     return json.dumps({"cluster": cluster, "job": job, **{name: value for name, value in more.items() if value}}) + "\n"
 
 
 def write_note(folder: Path, cluster: str, job: str) -> None:
-    """Note which job the run is, which was submitted just now."""
-    with atomic.write_beside(str(folder / NOTE)) as beside:  # whoever is killed here leaves no half of it
+    """Write the note of a job that was just submitted."""
+    with atomic.write_beside(str(folder / NOTE)) as beside:  # a killed process leaves no partial note
         Path(beside).write_text(format_note(cluster, job, submitted=f"{time.time():.0f}"))
 
 
 def read_note(folder: Path) -> tuple[str, Job]:
-    """Of which cluster a run is, and which job. Raises OSError; ValueError or KeyError where the note is not one."""
+    """The cluster and the job of a run's folder. Raises OSError; ValueError or KeyError if the note is invalid."""
     noted = json.loads((folder / NOTE).read_text())
     return noted["cluster"], Job(noted["job"], str(folder), noted.get("namespace", ""))
 
 
 def find_submit_time(folder: str) -> float | None:
-    """When the run in `folder` was submitted, in seconds since 1970; None where that is not known."""
+    """The time of submission, in seconds since 1970; None if unknown."""
     try:
         return float(json.loads(Path(folder, NOTE).read_text())["submitted"]) if folder else None
     except (OSError, ValueError, KeyError):
@@ -98,7 +99,7 @@ def find_submit_time(folder: str) -> float | None:
 
 
 def find_folder(cluster: str, job: str) -> str:
-    """The folder here of a job's run; "" if there is none."""
+    """The folder of a job's run below `runs`; "" if there is none."""
     for path in RUNS.glob(f"*/{NOTE}"):
         where, found = read_note(path.parent)
         if (where, found.id) == (cluster, job):
@@ -107,7 +108,7 @@ def find_folder(cluster: str, job: str) -> str:
 
 
 def find_cluster(job: str) -> str:
-    """The cluster of a job whose run has a folder here; "" if there is none, or several clusters have such a job."""
+    """The cluster of a job that has a folder below `runs`; "" if no job, or jobs of several clusters, have this id."""
     noted = (read_note(path.parent) for path in RUNS.glob(f"*/{NOTE}"))
     found = {where for where, one in noted if one.id == job}
     return found.pop() if len(found) == 1 else ""

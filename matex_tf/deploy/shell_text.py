@@ -1,4 +1,6 @@
-"""What the scripts of jobs have in common, whatever the scheduler: a run that is warned, keeps its state and ends."""
+"""Shell text that job scripts of all schedulers share: run a command, forward the warning of the time limit to it,
+record its exit code.
+"""
 
 from __future__ import annotations
 
@@ -8,27 +10,28 @@ import signal
 
 from matex_tf.deploy.options import parse_time
 
-WARNING = 120  # seconds before the time limit, at which ranks keep their state and end
-KEPT = """\
+WARNING = 120  # seconds before the time limit when the ranks are warned, save their state and end
+RUN_VARIABLES = """\
 export MATEX_STATE="$run_folder/state"
 export MATEX_RECORD="$run_folder"
 """
 
 
 def compute_warning(time: str) -> int:
-    """How many seconds before the end of the time limit `time` the ranks are warned."""
+    """The number of seconds between the warning and the end of the time limit `time`."""
     return min(WARNING, parse_time(time) // 4) if time else WARNING
 
 
 def quote_folder(folder: str) -> str:
-    """In the shell `folder`, which is seen from where the job is submitted unless it is absolute."""
+    """Quote `folder` for the shell. A relative folder is relative to the folder of submission."""
     return shlex.quote(folder) if os.path.isabs(folder) else f'"$PWD"/{shlex.quote(folder)}'
 
 
 def format_script(heads: str, folder: str, before: str, command: str, after: str) -> str:
-    """The script of a job that runs `command`, with lines `before` it, and `after` it, where $code is its exit code.
+    """The job script: `heads`, lines `before` the command, the command, and lines `after` it, where $code is its exit
+    code.
 
-    $run_folder is what `folder` is in the shell.
+    `folder` is a shell expression, the value of $run_folder.
     """
     return _SCRIPT.format(
         heads=heads,
@@ -41,7 +44,8 @@ def format_script(heads: str, folder: str, before: str, command: str, after: str
     )
 
 
-# The shell waits in the background, so that it hears the warning. A run that was not ready for one ends by that signal.
+# The command runs in the background, so that the shell handles the warning at once. A run that was not yet ready for
+# the warning ends by its signal; the script then asks to be requeued.
 _SCRIPT = """\
 #!/bin/bash
 {heads}run_folder={folder} child= asked=

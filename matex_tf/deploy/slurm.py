@@ -1,4 +1,4 @@
-"""Jobs under Slurm: how one is submitted, asked for, followed and cancelled."""
+"""Slurm jobs: submission, state, following and cancellation."""
 
 from __future__ import annotations
 
@@ -36,26 +36,26 @@ GET = "Submit from a login node of the cluster, or load its module: `module load
 
 
 def check_commands() -> None:
-    """Raises JobError where this machine has no Slurm."""
+    """Raises JobError if this machine has no Slurm."""
     if shutil.which("sbatch") is None:
         raise JobError(f"there is no sbatch on this machine. {GET}")
 
 
 def submit_job(asked: Slurm, target: Sequence[str]) -> Job:
-    """The job, which waits in Slurm's queue.
+    """Queue a job that runs `target`.
 
     Raises:
-        JobError: Slurm refused it; nothing of it is queued, and no folder of its is left.
+        JobError: Slurm refused the job; no job and no folder remain.
     """
     check_dependency(asked.dependency)
     tell_unread_lines(target[0])
     if asked.leaves_cores_to_slurm:
-        following.print_line("without --cpus Slurm decides how many cores each rank gets: often one")
+        following.print_line("without --cpus Slurm chooses the number of cores for each rank, often one")
     folder = run_folder.make_folder(asked.name)
     try:
         if asked.array:
             arrays.make_folders(folder, asked.array)
-        environment = task_environment.remove_job_variables(os.environ)  # of the job that submits another
+        environment = task_environment.remove_job_variables(os.environ)  # a job may submit another one
         return submit_script(format_job(asked, target, str(folder)), folder, asked, env=environment)
     except BaseException:
         if not (folder / SCRIPT).exists():
@@ -64,32 +64,32 @@ def submit_job(asked: Slurm, target: Sequence[str]) -> Job:
 
 
 def check_dependency(dependency: str) -> None:
-    """Raises JobError where the job is to come after one that Slurm does not know: it would not wait for that one."""
+    """Raises JobError if Slurm does not know a job of `dependency`, because sbatch would not wait for it."""
     for number in re.findall(r"(?<=[:?,])\d+", re.sub(r"\+\d+", "", dependency)):
         if _FORGOTTEN in _ask("scontrol", "show", "job", number).stderr:
             raise JobError(
                 f"Slurm knows no job {number}, or no longer, and would not wait for it: --dependency={dependency}. "
-                "`squeue --me` lists yours; after one that has ended well, leave the option out"
+                "`squeue --me` lists your jobs; after a job that has completed, omit the option"
             )
 
 
 def tell_unread_lines(script: str) -> None:
-    """Say so where the file `script` has lines for sbatch, which a job of ours does not read."""
+    """Report #SBATCH lines in the script: sbatch reads only those of the generated job script."""
     with contextlib.suppress(OSError), open(script, encoding="utf-8", errors="replace") as file:
         for line in itertools.takewhile(lambda line: line.startswith("#") or not line.strip(), file):
             if line.startswith(HEAD):
-                said = f"{script}: sbatch does not read its {HEAD} lines; --sbatch=OPTION says what stands there"
+                said = f"{script}: sbatch does not read its {HEAD} lines; use --sbatch=OPTION instead"
                 return following.print_line(said)
 
 
 def submit_script(text: str, folder: Path, asked: Slurm, **where: Any) -> Job:
-    """Queue `text`, kept and noted in `folder`, as a job. `where` are the folder `cwd` and the environment `env`.
+    """Queue the job script `text`, which is kept in `folder`. `where`: the folder `cwd` and the environment `env`.
 
-    What is `asked` stands on the command line, too, where no variable of the environment wins over it.
+    The options are repeated on the command line, where they override environment variables.
 
     Raises:
-        JobError: Slurm refused it. Nothing of it is queued and its script is removed.
-        UnreachableError: nobody knows whether it is queued. Its script stays.
+        JobError: Slurm refused the job. No job and no script remain.
+        UnreachableError: it is unknown whether the job is queued. Its script remains.
     """
     script = folder / SCRIPT
     words = list_words(asked, str(folder))
@@ -105,7 +105,7 @@ def submit_script(text: str, folder: Path, asked: Slurm, **where: Any) -> Job:
             raise JobError(slurm_messages.explain_refusal(answer.stderr or answer.stdout))
         run_folder.write_note(folder, "slurm", number)
     except BaseException as error:
-        # sbatch that was interrupted, or had no answer in time, may have queued it all the same.
+        # An interrupted or unanswered sbatch may still have queued the job.
         left = _withdraw_script(script)
         if not left:
             script.unlink(missing_ok=True)
@@ -116,19 +116,19 @@ def submit_script(text: str, folder: Path, asked: Slurm, **where: Any) -> Job:
 
 
 def _withdraw_script(script: Path) -> str:
-    """Cancel whatever of this user's is queued to run `script`; what is to be said if nobody knows."""
+    """Cancel this user's queued jobs of `script`. Returns a message if the queue cannot be read, else ""."""
     try:
         for number in find_queued(script):
             _ask("scancel", number)
     except UnreachableError as error:
-        return f"{error}: look with `squeue --me` whether {script} was queued"
+        return f"{error}: check with `squeue --me` whether {script} was queued"
     except JobError:
-        pass  # without squeue there is no sbatch either
+        pass  # without squeue there is no sbatch
     return ""
 
 
 def find_queued(script: Path) -> list[str]:
-    """The numbers of this user's jobs, which wait or run, of `script`. Raises JobError, UnreachableError."""
+    """The ids of this user's waiting and running jobs of `script`. Raises JobError, UnreachableError."""
     queued = _ask("squeue", "--me", "--noheader", "--format=%i %o")
     if queued.returncode:
         raise _describe_silence("squeue", queued.stderr)
@@ -137,12 +137,16 @@ def find_queued(script: Path) -> list[str]:
 
 
 def _ask(*words: str, **where: Any) -> CompletedProcess[str]:
-    """The answer of a command of Slurm's. Ctrl-C at the terminal is for us: sbatch that it ends may have queued."""
+    """Run a Slurm command in its own session, so that Ctrl-C does not end it: an interrupted sbatch may have queued the
+    job.
+    """
     return run_scheduler(words, GET, start_new_session=True, **where)
 
 
 def _describe_silence(command: str, text: str) -> JobError:
-    """The error of a command of Slurm's that did not answer: for now, or on this machine."""
+    """The error for a Slurm command without an answer: JobError if this machine has no cluster,
+    else UnreachableError.
+    """
     said = f"{command}: {slurm_messages.strip_prefixes(text)}"
     if slurm_messages.is_without_cluster(text):
         return JobError(f"{said}\nThat is: {slurm_messages.NO_CLUSTER}.")
@@ -150,12 +154,13 @@ def _describe_silence(command: str, text: str) -> JobError:
 
 
 def find_state(job: Job) -> State:
-    """Where the job is.
+    """The state of the job.
 
     Raises:
-        JobError: this machine belongs to no cluster; UnreachableError: Slurm does not answer now.
+        JobError: this machine belongs to no cluster.
+        UnreachableError: Slurm does not answer now.
     """
-    # Times of the day may be asked for otherwise.
+    # The user's SLURM_TIME_FORMAT may differ.
     answer = _ask("scontrol", "show", "job", job.id, env={**os.environ, "SLURM_TIME_FORMAT": "standard"})
     tasks = arrays.list_folders(job.folder)
     if tasks and (answer.returncode == 0 or _FORGOTTEN in answer.stderr + answer.stdout):
@@ -163,7 +168,7 @@ def find_state(job: Job) -> State:
     if answer.returncode == 0 and (found := slurm_messages.read_state(answer.stdout)):
         if found.phase == STUCK and (there := slurm_messages.list_available(slurm_messages.LIMITS)):
             return replace(found, means=f"{found.means}. Partitions, their nodes, cores and limits are: {there}")
-        # Slurm counts from when a job was queued, and queued again.
+        # After a requeue, Slurm counts from the time of the requeue.
         began = run_folder.find_submit_time(job.folder) if found.starts_again and found.phase == ENDED else None
         ended = slurm_messages.parse_moment(answer.stdout, "EndTime")
         return replace(found, seconds=ended - began) if began is not None and ended is not None else found
@@ -173,7 +178,7 @@ def find_state(job: Job) -> State:
 
 
 def _find_ended_state(job: Job) -> State:
-    """The end of a job that Slurm has let go of: what its accounting or the run's folder knows."""
+    """The end of a job that Slurm has removed from memory, from its accounting or from the folder of the run."""
     with contextlib.suppress(JobError):
         words = ["--noheader", "--allocations", "--parsable2", f"--jobs={job.id}", "--format=State,ExitCode"]
         answer = _ask("sacct", *words)
@@ -183,11 +188,11 @@ def _find_ended_state(job: Job) -> State:
             return State(ENDED, name, code=slurm_messages.parse_exit_code(name.split(" ")[0], code))
     if job.folder and (noted := Path(job.folder, run_folder.EXIT_CODE)).is_file():
         return State(ENDED, "ENDED", code=int(noted.read_text()))
-    return State(FORGOTTEN, "is not known to Slurm, or no longer; how it ended is not known")
+    return State(FORGOTTEN, "is not known to Slurm, or no longer; its end is unknown")
 
 
 def follow_job(job: Job, write: Callable[[bytes], object] | None = None) -> int:
-    """Copy what the job prints until it ends; its exit code."""
+    """Copy the job's output until the job ends. Returns its exit code."""
     path, words = Path(job.folder, "output"), ""
 
     def look_at_job() -> State:
@@ -200,19 +205,19 @@ def follow_job(job: Job, write: Callable[[bytes], object] | None = None) -> int:
     code = following.follow_job(job, look_at_job, reader, write)
     if words == "FAILED" and job.folder and not path.is_file():
         following.print_line(
-            f"{job.id} has printed nothing: {path.absolute()} is not there. Does the node on which it started see that "
+            f"{job.id} has no output: {path.absolute()} does not exist. Does the node on which it started see that "
             "folder? Submit from a folder on a file system that all nodes share"
         )
     return code
 
 
 def cancel_job(job: Job) -> None:
-    """End the job, which has not ended, or take it out of the queue. Raises JobError."""
+    """End the job, or remove it from the queue. Raises JobError."""
     _cancel(job.id)
 
 
 def ask_to_end(job: Job) -> None:
-    """Have the job, which runs, keep its state and end, as before its time limit. Raises JobError."""
+    """Ask the running job to save its state and end, as before its time limit. Raises JobError."""
     _cancel("--batch", "--signal=USR1", job.id)
 
 
@@ -223,7 +228,7 @@ def _cancel(*words: str) -> None:
 
 
 def find_job(number: str) -> Job:
-    """The job of this number, with the folder of its run where Slurm or a folder here tells it."""
+    """The job with this number. Its folder comes from the local notes or from Slurm; "" if neither knows it."""
     if folder := run_folder.find_folder("slurm", number):
         return Job(number, folder)
     with contextlib.suppress(UnreachableError):
@@ -234,15 +239,15 @@ def find_job(number: str) -> Job:
 
 
 def find_newest(job: Job) -> Job:
-    """The job that was queued last of those of `job`'s folder, of whose script anybody may make another by sbatch."""
-    with contextlib.suppress(JobError):  # then what the folder notes is what is known
+    """The newest job of `job`'s folder: the user may have submitted its script again by sbatch."""
+    with contextlib.suppress(JobError):  # otherwise the folder's note is the best knowledge
         queued = [int(number) for number in find_queued(Path(job.folder, SCRIPT)) if number.isdigit()]
         return replace(job, id=str(max(queued, default=job.id, key=int)))
     return job
 
 
 def describe_job(job: Job, asked: Slurm) -> str:
-    """What was submitted, in a line."""
+    """A line that describes the submitted job."""
     where = f" on partition {asked.partition}" if asked.partition else ""
     limit = f", {asked.time}" if asked.time else ""
     node = "whole node" if asked.takes_whole_nodes else "node"

@@ -29,7 +29,7 @@ from matex_tf.world import world
 
 HOOKS = Table()
 
-_LOST = "each rank runs a command of the script"
+_IF_HOOK_MISSING = "each rank runs a command of the script"
 _NAMES = "a command does not find the files of its rank"
 
 _WORD = re.compile(r"[^\s'\"`$&|;<>(){}*?\[\]\\=]+")
@@ -154,7 +154,7 @@ def _point_to_own(command: Any) -> Any:
     return command
 
 
-@HOOKS.replace("os", "system", _LOST)
+@HOOKS.replace("os", "system", _IF_HOOK_MISSING)
 def _wrap_system(original: Any) -> Any:
     def system(command):
         if not _are_shared():
@@ -164,7 +164,7 @@ def _wrap_system(original: Any) -> Any:
     return system
 
 
-@HOOKS.replace("subprocess", "run call", _LOST)
+@HOOKS.replace("subprocess", "run call", _IF_HOOK_MISSING)
 def _wrap_command(original: Any) -> Any:
     """For `run` and `call`, on which the other functions of subprocess are based."""
 
@@ -188,7 +188,7 @@ class _Output(io.StringIO):
         return self._status
 
 
-@HOOKS.replace("os", "popen", _LOST)
+@HOOKS.replace("os", "popen", _IF_HOOK_MISSING)
 def _wrap_popen(original: Any) -> Any:
     def popen(cmd, mode="r", buffering=-1):
         if mode != "r" or not _are_shared():

@@ -19,7 +19,7 @@ from matex_tf.runtime.hooks import Table, put_function
 
 HOOKS = Table(when=overlay.is_on)
 
-_LOST = "the library does not open the rank's own file"
+_IF_HOOK_MISSING = "the library does not open the rank's own file"
 
 _PATHS = """
     pyarrow output_stream source 0 w
@@ -122,9 +122,9 @@ def _wrap_path_argument(name: str, index: int, mode: str) -> Any:
 
 
 for _module, _name, _argument, _index, _mode in map(str.split, _PATHS.strip().splitlines()):
-    HOOKS.replace(_module, _name, _LOST, later=True, when=overlay.is_on if _name in _NOTED else overlay.has_view)(
-        _wrap_path_argument(_argument, int(_index), _mode)
-    )
+    HOOKS.replace(
+        _module, _name, _IF_HOOK_MISSING, later=True, when=overlay.is_on if _name in _NOTED else overlay.has_view
+    )(_wrap_path_argument(_argument, int(_index), _mode))
 
 
 def _find_hdf5(name: Any, mode: str, fapl: Any = None) -> Any:
@@ -139,7 +139,7 @@ def _find_hdf5(name: Any, mode: str, fapl: Any = None) -> Any:
     return os.fsencode(_find_place(name, mode))
 
 
-@HOOKS.replace("h5py.h5f", "open", _LOST)
+@HOOKS.replace("h5py.h5f", "open", _IF_HOOK_MISSING)
 def _wrap_h5py_open(original: Any) -> Any:
     """For the functions with which `h5py.File` and scripts open a file."""
     from h5py import h5f
@@ -150,7 +150,7 @@ def _wrap_h5py_open(original: Any) -> Any:
     return open
 
 
-@HOOKS.replace("h5py.h5f", "create", _LOST)
+@HOOKS.replace("h5py.h5f", "create", _IF_HOOK_MISSING)
 def _wrap_h5py_create(original: Any) -> Any:
     from h5py import h5f
 
@@ -160,7 +160,7 @@ def _wrap_h5py_create(original: Any) -> Any:
     return create
 
 
-@HOOKS.replace("h5py.h5f", "is_hdf5", _LOST, when=overlay.has_view)
+@HOOKS.replace("h5py.h5f", "is_hdf5", _IF_HOOK_MISSING, when=overlay.has_view)
 def _wrap_h5py_question(original: Any) -> Any:
     return lambda name: original(_find_hdf5(name, "r"))
 
@@ -173,7 +173,7 @@ def _put_public(owner: Any, name: str, make: Any) -> None:
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(made))
 
 
-@HOOKS.replace("netCDF4", "Dataset", _LOST, put=_put_public)
+@HOOKS.replace("netCDF4", "Dataset", _IF_HOOK_MISSING, put=_put_public)
 def _make_dataset(original: Any) -> Any:
     class Meta(type(original)):  # type: ignore[misc]
         """Instances of the original class, such as groups and MFDataset, count as data sets."""
@@ -200,7 +200,7 @@ def _make_dataset(original: Any) -> Any:
     return Dataset
 
 
-@HOOKS.replace("netCDF4", "MFDataset.__init__", _LOST, when=overlay.has_view)
+@HOOKS.replace("netCDF4", "MFDataset.__init__", _IF_HOOK_MISSING, when=overlay.has_view)
 def _wrap_netcdf_files(original: Any) -> Any:
     def __init__(self, files, *args, **kwargs):
         if isinstance(files, str) and "://" not in files:
@@ -217,7 +217,7 @@ def _wrap_netcdf_files(original: Any) -> Any:
 # C classes, whose methods cannot be replaced
 
 
-@HOOKS.replace("pyarrow", "OSFile", _LOST, when=overlay.has_view)
+@HOOKS.replace("pyarrow", "OSFile", _IF_HOOK_MISSING, when=overlay.has_view)
 def _make_arrow_file(original: Any) -> Any:
     class OSFile(original):
         def __new__(cls, path, mode="r", *args, **kwargs):
@@ -226,7 +226,7 @@ def _make_arrow_file(original: Any) -> Any:
     return OSFile
 
 
-@HOOKS.replace("pyarrow.csv", "CSVWriter", _LOST, later=True, when=overlay.has_view)
+@HOOKS.replace("pyarrow.csv", "CSVWriter", _IF_HOOK_MISSING, later=True, when=overlay.has_view)
 def _make_arrow_csv(original: Any) -> Any:
     class CSVWriter(original):
         def __init__(self, sink, *args, **kwargs):

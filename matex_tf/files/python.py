@@ -21,7 +21,7 @@ from matex_tf.runtime.hooks import Table
 HOOKS = Table()
 """Installed if this rank has a view of its own."""
 
-_LOST = "a rank does not see the files that it wrote itself"
+_IF_HOOK_MISSING = "a rank does not see the files that it wrote itself"
 
 
 def install() -> None:
@@ -58,7 +58,7 @@ for _module, _names, _make in (
 ):
     # some exist on Linux only
     _here = [name for name in _names.split() if hasattr(sys.modules[_module.split()[0]], name)]
-    HOOKS.replace(_module, " ".join(_here), _LOST)(_make)
+    HOOKS.replace(_module, " ".join(_here), _IF_HOOK_MISSING)(_make)
 REPLACED = [(sys.modules[hook.module], hook.name) for hook in HOOKS]
 """Modules and names of the replaced functions; references in other modules are replaced, too."""
 
@@ -80,13 +80,13 @@ def _replace_captured(originals: list[tuple[Any, Any, str]]) -> None:
                 setattr(owner, name, staticmethod(new) if isinstance(owner, type) else new)
 
 
-@HOOKS.replace("numpy.lib._datasource", "_file_openers._file_openers", _LOST, optional=True)
+@HOOKS.replace("numpy.lib._datasource", "_file_openers._file_openers", _IF_HOOK_MISSING, optional=True)
 def _renew_openers(original: Any) -> Any:
     """NumPy has a table of `open` functions by file extension; the entry None is for plain files."""
     return {**original, None: open}
 
 
-@HOOKS.replace("io", "FileIO", _LOST)
+@HOOKS.replace("io", "FileIO", _IF_HOOK_MISSING)
 def _make_file_class(original: Any) -> Any:
     """`io.FileIO` opens files itself."""
 
@@ -124,7 +124,9 @@ def _list_layers(entry: str) -> list[str]:
         return [upper, key if os.path.realpath(entry or os.curdir) == upper else entry]
 
 
-@HOOKS.replace("importlib._bootstrap_external", "FileLoader.__init__ ExtensionFileLoader.__init__", _LOST, takes="path")
+@HOOKS.replace(
+    "importlib._bootstrap_external", "FileLoader.__init__ ExtensionFileLoader.__init__", _IF_HOOK_MISSING, takes="path"
+)
 def _wrap_loader(original: Any) -> Any:
     signature = inspect.signature(original)
 
@@ -136,7 +138,7 @@ def _wrap_loader(original: Any) -> Any:
     return __init__
 
 
-@HOOKS.replace("io _io", "open_code", _LOST)
+@HOOKS.replace("io _io", "open_code", _IF_HOOK_MISSING)
 def _wrap_open_code(original: Any) -> Any:
     return lambda path: original(_find_loadable(path))
 
@@ -157,7 +159,7 @@ def _may_hold(module: str) -> bool:
     return module.split(".")[0] not in plain
 
 
-@HOOKS.replace("tempfile", "_mkstemp_inner mkdtemp", _LOST)
+@HOOKS.replace("tempfile", "_mkstemp_inner mkdtemp", _IF_HOOK_MISSING)
 def _wrap_temporary(original: Any) -> Any:
     def make(*args, **kwargs):
         with real_files.use_real_files():

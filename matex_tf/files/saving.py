@@ -31,15 +31,15 @@ def _is_saved_once() -> bool:
 
 HOOKS = KerasTable(when=_is_saved_once)
 
-_LOST = "each rank writes the file that a script saves"
+_IF_HOOK_MISSING = "each rank writes the file that a script saves"
 
 _state = threading.local()
 
 
-@HOOKS.replace_in(_LOST, *["saving.saving_api:save_model save_weights"] * 2)
-@HOOKS.replace_in(_LOST, "", "engine.training:Model.save Model.save_weights")
-@HOOKS.replace("tensorflow.python.saved_model.save", "save_and_return_nodes", _LOST)
-@HOOKS.replace("tensorflow.python.checkpoint.checkpoint", "TrackableSaver.save", _LOST)
+@HOOKS.replace_in(_IF_HOOK_MISSING, *["saving.saving_api:save_model save_weights"] * 2)
+@HOOKS.replace_in(_IF_HOOK_MISSING, "", "engine.training:Model.save Model.save_weights")
+@HOOKS.replace("tensorflow.python.saved_model.save", "save_and_return_nodes", _IF_HOOK_MISSING)
+@HOOKS.replace("tensorflow.python.checkpoint.checkpoint", "TrackableSaver.save", _IF_HOOK_MISSING)
 def _wrap_save(original: Any) -> Any:
     signature = inspect.signature(original)
 
@@ -214,7 +214,7 @@ def _wrap_clocked_save(original: Any) -> Any:
     return _save
 
 
-@HOOKS.replace("tensorflow.python.training.saver", "Saver.save", _LOST)
+@HOOKS.replace("tensorflow.python.training.saver", "Saver.save", _IF_HOOK_MISSING)
 def _wrap_saver(original: Any) -> Any:
     def save(self, sess, save_path, global_step=None, latest_filename=None, *args, **kwargs):
         if not world.is_active() or _is_inside():

@@ -22,7 +22,7 @@ from matex_tf.runtime.hooks import Table, put_function
 
 HOOKS = Table(when=overlay.is_on)
 
-_LOST = "what TensorFlow reads and writes is not the rank's own file"
+_IF_HOOK_MISSING = "what TensorFlow reads and writes is not the rank's own file"
 
 _WILD = re.compile(r"[*?\[\\]")
 """What makes a path a pattern to TensorFlow."""
@@ -80,7 +80,7 @@ def _find_folder(path: Any) -> Any:
 # Python's side
 
 
-@HOOKS.replace("tensorflow.python.lib.io.file_io", "_pywrap_file_io", _LOST)
+@HOOKS.replace("tensorflow.python.lib.io.file_io", "_pywrap_file_io", _IF_HOOK_MISSING)
 class _Files:
     """TensorFlow's file functions, of which those on local paths see the files as Python does."""
 
@@ -170,7 +170,7 @@ class _Files:
         _raise_as_tensorflow(of_python, source, target)
 
 
-@HOOKS.replace("tensorflow.python.lib.io.tf_record", "_pywrap_record_io", _LOST, when=overlay.has_view)
+@HOOKS.replace("tensorflow.python.lib.io.tf_record", "_pywrap_record_io", _IF_HOOK_MISSING, when=overlay.has_view)
 class _Records:
     """TensorFlow's functions on files of records, of which those that read see the files as Python does."""
 
@@ -187,7 +187,7 @@ class _Records:
         return self._original.RandomRecordReader(_find_readable(path))
 
 
-@HOOKS.replace("tensorflow.python.lib.io.tf_record", "TFRecordWriter.__init__", _LOST)
+@HOOKS.replace("tensorflow.python.lib.io.tf_record", "TFRecordWriter.__init__", _IF_HOOK_MISSING)
 def _wrap_writer(original: Any) -> Any:
     def __init__(self, path, *args, **kwargs):
         return original(self, _find_writable(path), *args, **kwargs)
@@ -198,7 +198,7 @@ def _wrap_writer(original: Any) -> Any:
 _OF_EVENTS = "tensorflow.python.summary.writer.event_file_writer"
 
 
-@HOOKS.replace(_OF_EVENTS, "EventFileWriter.__init__", _LOST, later=True, when=overlay.has_view)
+@HOOKS.replace(_OF_EVENTS, "EventFileWriter.__init__", _IF_HOOK_MISSING, later=True, when=overlay.has_view)
 def _wrap_summary_writer(original: Any) -> Any:
     def __init__(self, logdir, *args, **kwargs):
         return original(self, _find_folder(logdir), *args, **kwargs)
@@ -206,7 +206,7 @@ def _wrap_summary_writer(original: Any) -> Any:
     return __init__
 
 
-@HOOKS.replace("tensorflow.python.profiler.profiler_v2", "start", _LOST, later=True, when=overlay.has_view)
+@HOOKS.replace("tensorflow.python.profiler.profiler_v2", "start", _IF_HOOK_MISSING, later=True, when=overlay.has_view)
 def _wrap_profiler(original: Any) -> Any:
     def start(logdir, *args, **kwargs):
         return original(_find_folder(logdir), *args, **kwargs)
@@ -214,7 +214,7 @@ def _wrap_profiler(original: Any) -> Any:
     return start
 
 
-@HOOKS.replace("tensorflow", "compat.v1.train.string_input_producer", _LOST, when=overlay.has_view)
+@HOOKS.replace("tensorflow", "compat.v1.train.string_input_producer", _IF_HOOK_MISSING, when=overlay.has_view)
 def _wrap_queue(original: Any) -> Any:
     def string_input_producer(string_tensor, *args, **kwargs):
         if isinstance(string_tensor, (list, tuple)):
@@ -316,13 +316,19 @@ def _put_into_ops(owner: Any, name: str, make: Any) -> None:
 _GENERATED = "tensorflow.python.ops.gen_"
 
 
-@HOOKS.replace(_GENERATED + "io_ops", "write_file", _LOST, put=_put_into_ops)
-@HOOKS.replace(_GENERATED + "experimental_dataset_ops", "csv_dataset", _LOST, put=_put_into_ops)
-@HOOKS.replace(_GENERATED + "dataset_ops", "text_line_dataset", _LOST, put=_put_into_ops, when=overlay.has_view)
+@HOOKS.replace(_GENERATED + "io_ops", "write_file", _IF_HOOK_MISSING, put=_put_into_ops)
+@HOOKS.replace(_GENERATED + "experimental_dataset_ops", "csv_dataset", _IF_HOOK_MISSING, put=_put_into_ops)
 @HOOKS.replace(
-    _GENERATED + "lookup_ops", "initialize_table_from_text_file", _LOST, put=_put_into_ops, when=overlay.has_view
+    _GENERATED + "dataset_ops", "text_line_dataset", _IF_HOOK_MISSING, put=_put_into_ops, when=overlay.has_view
 )
-@HOOKS.replace(_GENERATED + "summary_ops", "create_summary_file_writer", _LOST, put=_put_into_ops)
+@HOOKS.replace(
+    _GENERATED + "lookup_ops",
+    "initialize_table_from_text_file",
+    _IF_HOOK_MISSING,
+    put=_put_into_ops,
+    when=overlay.has_view,
+)
+@HOOKS.replace(_GENERATED + "summary_ops", "create_summary_file_writer", _IF_HOOK_MISSING, put=_put_into_ops)
 def _wrap_op(original: Any) -> Any:
     op = original.__name__.lower().replace("_", "")
     if op == "matchingfiles":

@@ -26,10 +26,10 @@ _WITHIN_AN_EPOCH = (
 
 
 HOOKS = KerasTable()
-_LOST = "a callback that stops fit stops one rank alone, and weights are not compared"
+_IF_HOOK_MISSING = "a callback that stops fit stops one rank alone, and weights are not compared"
 
 
-@HOOKS.replace_in(_LOST, "callbacks.callback_list:CallbackList.__init__", "callbacks:CallbackList.__init__")
+@HOOKS.replace_in(_IF_HOOK_MISSING, "callbacks.callback_list:CallbackList.__init__", "callbacks:CallbackList.__init__")
 def _wrap_list(original: Any) -> Any:
     base = sys.modules[original.__module__].Callback
     first, last, last_of_batches = _make_callbacks(base)

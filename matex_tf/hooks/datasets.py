@@ -28,7 +28,7 @@ _OTHER_ITERATOR = (
     "the checkpoint holds an iterator of another pipeline, or one that the script saved alone: matex_tf restores an "
     "iterator that was saved under ranks, of any number. Restore the checkpoint without its iterator"
 )
-_LOST = "a dataset of each rank's own rows gives each rank other batches"
+_IF_HOOK_MISSING = "a dataset of each rank's own rows gives each rank other batches"
 
 
 @HOOKS.replace(_DATASETS, "DatasetV2.__iter__", "ranks may train different batches")
@@ -110,7 +110,9 @@ def _open_rows(iterator: Any) -> Iterator[None]:
             setattr(iterator, name, value)
 
 
-@HOOKS.replace("tensorflow.python.data.ops.dataset_autograph", "_tf_ag_dataset_for_stmt", _LOST, put=put_loop)
+@HOOKS.replace(
+    "tensorflow.python.data.ops.dataset_autograph", "_tf_ag_dataset_for_stmt", _IF_HOOK_MISSING, put=put_loop
+)
 def _wrap_dataset_loop(original: Any) -> Any:
     from tensorflow.python.autograph.operators import control_flow
 
@@ -123,7 +125,7 @@ def _wrap_dataset_loop(original: Any) -> Any:
     return _tf_ag_dataset_for_stmt
 
 
-@HOOKS.replace(_ITERATORS, "OwnedIterator._next_internal", _LOST)
+@HOOKS.replace(_ITERATORS, "OwnedIterator._next_internal", _IF_HOOK_MISSING)
 def _wrap_next(original: Any) -> Any:
     def take_next(self):
         import tensorflow as tf
@@ -195,7 +197,7 @@ def _raises_events() -> bool:
     return agreement.is_watched() and not own_data.is_alone()
 
 
-@HOOKS.replace(_ITERATORS, "OwnedIterator.get_next_as_optional", _LOST)
+@HOOKS.replace(_ITERATORS, "OwnedIterator.get_next_as_optional", _IF_HOOK_MISSING)
 def _wrap_optional(original: Any) -> Any:
     def take_optional(self):
         import tensorflow as tf
@@ -214,7 +216,7 @@ def _wrap_optional(original: Any) -> Any:
     return take_optional
 
 
-@HOOKS.replace(_DATASETS, "DatasetV1._make_one_shot_iterator DatasetV1._make_initializable_iterator", _LOST)
+@HOOKS.replace(_DATASETS, "DatasetV1._make_one_shot_iterator DatasetV1._make_initializable_iterator", _IF_HOOK_MISSING)
 def _wrap_make_iterator(original: Any) -> Any:
     def make(self, *args, **kwargs):
         import tensorflow as tf
@@ -228,7 +230,7 @@ def _wrap_make_iterator(original: Any) -> Any:
     return make
 
 
-@HOOKS.replace(_ITERATORS, "Iterator.make_initializer", _LOST)
+@HOOKS.replace(_ITERATORS, "Iterator.make_initializer", _IF_HOOK_MISSING)
 def _wrap_make_initializer(original: Any) -> Any:
     def make_initializer(self, dataset, *args, **kwargs):
         own_data.refuse_in_session(dataset)
@@ -255,7 +257,7 @@ def _wrap_shuffle(original: Any) -> Any:
     return shuffle_dataset_v3
 
 
-@HOOKS.replace("tensorflow.python.framework.constant_op", "_constant_impl", _LOST)
+@HOOKS.replace("tensorflow.python.framework.constant_op", "_constant_impl", _IF_HOOK_MISSING)
 def _wrap_constant(original: Any) -> Any:
     def _constant_impl(value, *args, **kwargs):
         if isinstance(value, np.ndarray):
@@ -265,7 +267,7 @@ def _wrap_constant(original: Any) -> Any:
     return _constant_impl
 
 
-@HOOKS.replace(_DATASETS, "DatasetV2.from_tensor_slices DatasetV2.from_tensors", _LOST)
+@HOOKS.replace(_DATASETS, "DatasetV2.from_tensor_slices DatasetV2.from_tensors", _IF_HOOK_MISSING)
 def _wrap_from_tensors(original: Any) -> Any:
     def make(tensors, *args, **kwargs):
         import tensorflow as tf
@@ -279,7 +281,7 @@ def _wrap_from_tensors(original: Any) -> Any:
     return make
 
 
-@HOOKS.replace(_DATASETS, "DatasetV2.batch", _LOST)
+@HOOKS.replace(_DATASETS, "DatasetV2.batch", _IF_HOOK_MISSING)
 def _wrap_batch(original: Any) -> Any:
     def batch(self, batch_size, *args, **kwargs):
         # The script's batch is that of all ranks; of a share each rank takes its part of it.

@@ -12,11 +12,11 @@ from matex_tf.steps import agreement, events, gradients, whole_code
 from matex_tf.steps.variables import find_tf_variable
 
 HOOKS = Table()
-_LOST = "ranks that begin with other values of weights stay apart in eager code"
+_IF_HOOK_MISSING = "ranks that begin with other values of weights stay apart in eager code"
 _KERAS_2 = {"until": "3", "early": True}
 
 
-@HOOKS.replace("tensorflow.python.eager.backprop", "GradientTape.gradient", _LOST)
+@HOOKS.replace("tensorflow.python.eager.backprop", "GradientTape.gradient", _IF_HOOK_MISSING)
 def _wrap_gradient(original: Any) -> Any:
     def gradient(self, target, sources, *args, **kwargs):
         result = original(self, target, sources, *args, **kwargs)
@@ -63,10 +63,10 @@ def _list_paired(optimizer: Any, pairs: list[Any], _: Any) -> Iterable[Any]:
     return (variable for _, variable in pairs)
 
 
-HOOKS.replace("keras.src.optimizers.base_optimizer", "BaseOptimizer.apply", _LOST, since="3", early=True)(
+HOOKS.replace("keras.src.optimizers.base_optimizer", "BaseOptimizer.apply", _IF_HOOK_MISSING, since="3", early=True)(
     _wrap_update(_list_applied)
 )
 for _module, _name in (("optimizers.optimizer", "Optimizer"), ("optimizers.legacy.optimizer_v2", "OptimizerV2")):
-    HOOKS.replace(f"keras.src.{_module} tf_keras.src.{_module}", f"{_name}.apply_gradients", _LOST, **_KERAS_2)(
-        _wrap_update(_list_paired)
-    )
+    HOOKS.replace(
+        f"keras.src.{_module} tf_keras.src.{_module}", f"{_name}.apply_gradients", _IF_HOOK_MISSING, **_KERAS_2
+    )(_wrap_update(_list_paired))

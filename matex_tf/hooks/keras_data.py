@@ -22,11 +22,11 @@ _state = threading.local()
 HOOKS = KerasTable()
 
 _TRAINERS = ("models.model:Model", "engine.training:Model")
-_LOST = "data of each rank's own is taken for that of all ranks"
+_IF_HOOK_MISSING = "data of each rank's own is taken for that of all ranks"
 
 
 def _replace_method(name: str) -> Any:
-    return HOOKS.replace_in(_LOST, *(f"{owner}.{name}" for owner in _TRAINERS))
+    return HOOKS.replace_in(_IF_HOOK_MISSING, *(f"{owner}.{name}" for owner in _TRAINERS))
 
 
 def _is_dataset(x: Any) -> bool:
@@ -122,7 +122,9 @@ def _cut_validation(given: dict[str, Any]) -> None:
     given.update(validation_data=cut(lambda at: slice(at, None)), validation_split=0.0)
 
 
-@HOOKS.replace_in(_LOST, "trainers.epoch_iterator:EpochIterator.__init__", "engine.data_adapter:DataHandler.__init__")
+@HOOKS.replace_in(
+    _IF_HOOK_MISSING, "trainers.epoch_iterator:EpochIterator.__init__", "engine.data_adapter:DataHandler.__init__"
+)
 def _wrap_source(original: Any) -> Any:
     signature = inspect.signature(original)
 

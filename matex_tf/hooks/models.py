@@ -10,14 +10,14 @@ from matex_tf.runtime.keras_table import KerasTable
 from matex_tf.steps.tapes import calls, first_calls
 
 HOOKS = KerasTable()
-_LOST = "a call of a model that a tape records is shared, whatever its first call shows"
+_IF_HOOK_MISSING = "a call of a model that a tape records is shared, whatever its first call shows"
 
 
 def _put_into_base(owner: Any, name: str, make: Any) -> None:
     put_function(next(kind for kind in owner.__mro__ if name in vars(kind)), name, make)
 
 
-@HOOKS.replace("tensorflow.python.framework.ops", "EagerTensor._numpy", _LOST, put=_put_into_base)
+@HOOKS.replace("tensorflow.python.framework.ops", "EagerTensor._numpy", _IF_HOOK_MISSING, put=_put_into_base)
 def _wrap_numpy(original: Any) -> Any:
     def read(self):
         first_calls.note_read(self)
@@ -26,7 +26,7 @@ def _wrap_numpy(original: Any) -> Any:
     return read
 
 
-@HOOKS.replace("tensorflow.python.framework.random_seed", "get_seed", _LOST)
+@HOOKS.replace("tensorflow.python.framework.random_seed", "get_seed", _IF_HOOK_MISSING)
 def _wrap_seed(original: Any) -> Any:
     def get_seed(op_seed):
         first_calls.note_draw()
@@ -35,7 +35,7 @@ def _wrap_seed(original: Any) -> Any:
     return get_seed
 
 
-@HOOKS.replace("tensorflow.python.eager.backprop", "GradientTape._push_tape", _LOST)
+@HOOKS.replace("tensorflow.python.eager.backprop", "GradientTape._push_tape", _IF_HOOK_MISSING)
 def _wrap_push(original: Any) -> Any:
     def _push_tape(self):
         original(self)
@@ -44,7 +44,7 @@ def _wrap_push(original: Any) -> Any:
     return _push_tape
 
 
-@HOOKS.replace("tensorflow.python.eager.backprop", "GradientTape._pop_tape", _LOST)
+@HOOKS.replace("tensorflow.python.eager.backprop", "GradientTape._pop_tape", _IF_HOOK_MISSING)
 def _wrap_pop(original: Any) -> Any:
     def _pop_tape(self):
         original(self)

@@ -11,11 +11,11 @@ from matex_tf.runtime.keras_table import KerasTable
 from matex_tf.steps import agreement
 
 HOOKS = KerasTable()
-_LOST = "every rank makes all items of a PyDataset"
+_IF_HOOK_MISSING = "every rank makes all items of a PyDataset"
 _OBSTACLE = "why ranks take no turns"
 
 
-@HOOKS.replace_in(_LOST, "trainers.epoch_iterator:EpochIterator.__init__", since="3.6", optional=True)
+@HOOKS.replace_in(_IF_HOOK_MISSING, "trainers.epoch_iterator:EpochIterator.__init__", since="3.6", optional=True)
 def _wrap_source(original: Any) -> Any:
     def __init__(self, *args, **kwargs):
         original(self, *args, **kwargs)
@@ -44,7 +44,7 @@ def _is_read_ahead(adapter: Any) -> bool:
 
 
 @HOOKS.replace_in(
-    _LOST,
+    _IF_HOOK_MISSING,
     "trainers.data_adapters.py_dataset_adapter:PyDatasetAdapter.get_tf_dataset",
     since="3.6",
     optional=True,

@@ -15,10 +15,10 @@ from matex_tf.steps import gradients, session_graphs, session_runs
 HOOKS = Table()
 
 _SESSION = "tensorflow.python.client.session"
-_LOST = "each rank computes all of each run of a session"
+_IF_HOOK_MISSING = "each rank computes all of each run of a session"
 
 
-@HOOKS.replace(_SESSION, "BaseSession.run", _LOST)
+@HOOKS.replace(_SESSION, "BaseSession.run", _IF_HOOK_MISSING)
 def _wrap_run(original: Any) -> Any:
     def run(self: Any, fetches: Any, feed_dict: Any = None, options: Any = None, run_metadata: Any = None) -> Any:
         given = feed_dict.values() if isinstance(feed_dict, Mapping) else ()
@@ -29,7 +29,7 @@ def _wrap_run(original: Any) -> Any:
     return run
 
 
-@HOOKS.replace(_SESSION, "BaseSession._do_run", _LOST)
+@HOOKS.replace(_SESSION, "BaseSession._do_run", _IF_HOOK_MISSING)
 def _wrap_do_run(original: Any) -> Any:
     def _do_run(
         self: Any, handle: Any, target_list: Any, fetch_list: Any, feed_dict: Any, options: Any, run_metadata: Any

@@ -1,4 +1,6 @@
-"""The command line, and what starts ranks. Nothing here joins MPI. Called, it is `matex_tf.deploy.python.launch`."""
+"""The `matex` command line and the start of ranks. The package is callable: `matex_tf.launch(...)` starts a run from
+Python. Nothing here joins MPI.
+"""
 
 from matex_tf.callable_package import make_callable
 

@@ -1,4 +1,4 @@
-"""The compiled ops before a run: what `matex info` says of them, and `matex build`."""
+"""The compiled ops: `matex build`, and their description in `matex info`."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ from matex_tf.ops import build, cache, compiler
 
 
 def describe_build() -> dict[str, Any]:
-    """{"MPI", "TensorFlow", "built", "XLA kernels"}, and "compiler" where a run is to build them.
+    """The state of the compiled ops: {"MPI", "TensorFlow", "built", "XLA kernels"}, and "compiler" if a run would build
+    them.
 
-    "for all users" is there, too, if the folder for all users has them for other versions only.
+    "for all users" is added if the shared folder has ops for other versions only.
 
     Raises:
-        BuildError: a run could not build them, nowhere keep them, or not load those that are built.
+        BuildError: a run could not build, store or load the ops.
     """
     engine = build.make_engine_plan()
     plan = build.make_plan(engine)
@@ -37,7 +38,7 @@ def describe_build() -> dict[str, Any]:
 
 
 def _describe_xla() -> str:
-    """Of which it is no error that they cannot be built."""
+    """The state of the XLA kernels. A failure to build them is no error."""
     try:
         if build.find_library(build.make_xla_plan()) is not None:
             return "built"
@@ -60,8 +61,8 @@ def _describe_xla() -> str:
     "beside the installed package, which every run finds.",
 )
 def build_ops(xla: bool, into: str | None) -> int:
-    """Compile the ops now rather than at first use, and print where they are."""
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # its C++ notes are not about the build
+    """Compile the ops now rather than at first use, and print their path."""
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # TensorFlow's C++ log messages do not concern the build
     try:
         folder = None
         if into is not None:

@@ -1,4 +1,4 @@
-"""`matex run --check`: the first steps of a script alone and under the ranks, side by side."""
+"""`matex run --check`: compare the first steps of a script alone with the same steps on several ranks."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from matex_tf.files.mirror import ALL_COPIED_BYTES, Mirror, list_files, make_mir
 
 STEPS = 5
 EQUAL, CLOSE = 1e-5, 1e-2
-"""Relative differences: what rounding makes of a few steps in float32, and what is still the same curve."""
-LIMIT = 600  # seconds for one of the two runs
+"""Relative differences: at most EQUAL is the rounding of a few steps in float32, at most CLOSE is the same curve."""
+LIMIT = 600  # seconds for each of the two runs
 
 _NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
 _TIME = re.compile(r"\b\d+(?:\.\d+)?\s*(?:s|ms|us|µs|ns|sec|secs|seconds|min|minutes)(?:/\w+)?\b")
@@ -29,7 +29,7 @@ _TERMINAL = re.compile(r"\x1b\[[0-9;]*[A-Za-z]|.*[\r\x08]+(?=[^\n])")
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one of the two runs did."""
+    """The results of one of the two runs."""
 
     code: int
     seconds: float
@@ -38,12 +38,12 @@ class Outcome:
     figures: list[list[float]]
     weights: list[np.ndarray]
     agree: bool  # the weights are the same on all ranks, bit for bit
-    shared: Sequence[str] = ()  # the user's own folders, in which a run writes as in any other
+    shared: Sequence[str] = ()  # the user's own folders, in which the run wrote directly
 
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the table: what was compared, both sides, and "equal", "close" or "differs" with the reason."""
+    """One line of the table: the compared quantity, both values, "equal", "close" or "differs", and a note."""
 
     what: str
     alone: str
@@ -53,12 +53,12 @@ class Row:
 
 
 def list_final_lines(text: str) -> list[str]:
-    """What a person reads in the end: without blank lines, and of a line that was overwritten its last state."""
+    """The final state of the printed text: no blank lines, and only the last version of an overwritten line."""
     return [line.rstrip() for line in _TERMINAL.sub("", text).splitlines() if line.strip()]
 
 
 def compute_relative_difference(one: Sequence[float] | np.ndarray, other: Sequence[float] | np.ndarray) -> float:
-    """The largest difference, relative to the larger of the first's maximum and 1e-3."""
+    """The largest difference, relative to the larger of `one`'s maximum and 1e-3."""
     one, other = np.asarray(one, np.float64), np.asarray(other, np.float64)
     if one.shape != other.shape:
         return np.inf
@@ -69,7 +69,7 @@ def compute_relative_difference(one: Sequence[float] | np.ndarray, other: Sequen
 
 
 def is_same_line(one: str, other: str) -> bool:
-    """Whether two printed lines say the same: words alike, numbers close, times left out."""
+    """Whether two printed lines agree: equal words and close numbers; times are ignored."""
     one, other = (_TIME.sub("", line) for line in (one, other))
     if _NUMBER.sub("0", one) != _NUMBER.sub("0", other):
         return False
@@ -81,39 +81,39 @@ def judge_difference(distance: float) -> str:
     return "equal" if distance <= EQUAL else "close" if distance <= CLOSE else "differs"
 
 
-def lay_out(source: Path, place: Path, may_share: bool) -> Mirror:
-    """The mirror of `source` at `place`.
+def make_mirror(source: Path, place: Path, may_share: bool) -> Mirror:
+    """Mirror `source` at `place`.
 
     Raises:
-        click.UsageError: something in it is not a copy but the user's own, which a script could overwrite unasked.
+        click.UsageError: the mirror refers to the user's own files, which a script could overwrite without permission.
     """
-    made = mirror_folder(source, place, largest=ALL_COPIED_BYTES)
-    # Files that nobody may write here, and folders that nobody may enter, are safe as they are.
-    names = [str(path) for path in made.folders if os.access(place / path, os.X_OK)]
-    names += [os.path.relpath(path, source.resolve()) for path in made.files if os.access(path, os.W_OK)]
+    mirror = mirror_folder(source, place, largest=ALL_COPIED_BYTES)
+    # Files that are not writable and folders that cannot be entered are safe.
+    names = [str(path) for path in mirror.folders if os.access(place / path, os.X_OK)]
+    names += [os.path.relpath(path, source.resolve()) for path in mirror.files if os.access(path, os.W_OK)]
     if not names:
-        return made
+        return mirror
     named = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
     if not may_share:
         raise click.UsageError(
             f"--check runs the script in a copy of this folder, and these are too large for one: {named}. With --share "
-            "your own are used, and what the script writes there stays. Files that are read-only need no --share"
+            "the originals are used, and the script's changes remain. Read-only files need no --share"
         )
-    print(f"matex: shared, so that what the script writes there stays: {named}", flush=True)
-    return made
+    print(f"matex: shared; what the script writes there remains: {named}", flush=True)
+    return mirror
 
 
 def run_once(
     command: Sequence[str], target: Sequence[str], asked: str, folder: Path, source: Path, may_share: bool = False
 ) -> Outcome:
-    """Run `target` by `command` in a mirror of `source` with the setting `check`; its errors go to the terminal.
+    """Run `target` by `command` in a mirror of `source` with the setting `check`. Its stderr goes to the terminal.
 
     Raises:
-        click.UsageError: as `lay_out`.
+        click.UsageError: see `make_mirror`.
     """
     place, notes = folder / "place", folder / "notes"
     notes.mkdir(parents=True)
-    made = lay_out(source, place, may_share)
+    mirror = make_mirror(source, place, may_share)
     before = list_files(place)
     started = time.monotonic()
     environment = {**os.environ, "MATEX_CHECK": f"{asked}:{notes}", "TF_CPP_MIN_LOG_LEVEL": "2"}
@@ -122,8 +122,8 @@ def run_once(
         cwd=place, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, errors="replace",
     )  # fmt: skip
     seconds = time.monotonic() - started
-    for path in made.list_changed_originals():
-        print(f"matex: {path} has changed meanwhile: it is yours, not a copy", flush=True)
+    for path in mirror.list_changed_originals():
+        print(f"matex: {path} has changed during the check: it is the original, not a copy", flush=True)
     files = {name: size for name, (size, when) in list_files(place).items() if before.get(name) != (size, when)}
     ranks = [dict(np.load(file, allow_pickle=False)) for file in sorted(notes.glob("rank-*.npz"))]
     figures = json.loads(str(ranks[0].pop("figures"))) if ranks else []
@@ -131,7 +131,7 @@ def run_once(
     agree = all(
         rank[f"weight{index}"].tobytes() == value.tobytes() for rank in ranks for index, value in enumerate(weights)
     )
-    shared = [str(path) for path in made.folders]
+    shared = [str(path) for path in mirror.folders]
     return Outcome(ended.returncode, seconds, list_final_lines(ended.stdout), files, figures, weights, agree, shared)
 
 
@@ -151,24 +151,30 @@ def compare_outcomes(alone: Outcome, together: Outcome) -> list[Row]:
     rows.append(Row("weights", count[0], count[1], judge_difference(worst), f"largest difference {worst:.1e}"))
     rows.append(Row("weights of all ranks", "", "", "equal" if together.agree else "differs", "bit for bit"))
     count = [str(len(outcome.printed)) for outcome in (alone, together)]
-    unlike = next(
+    first_difference = next(
         ((a, b) for a, b in zip([*alone.printed, ""], [*together.printed, ""]) if not is_same_line(a, b)), None
     )
-    note = f"first: {unlike[0][:60]!r} and {unlike[1][:60]!r}" if unlike else ""
+    note = f"first: {first_difference[0][:60]!r} and {first_difference[1][:60]!r}" if first_difference else ""
     rows.append(
-        Row("lines printed", count[0], count[1], "differs" if unlike or count[0] != count[1] else "equal", note)
+        Row(
+            "lines printed",
+            count[0],
+            count[1],
+            "differs" if first_difference or count[0] != count[1] else "equal",
+            note,
+        )
     )
     count = [str(len(outcome.files)) for outcome in (alone, together)]
-    odd = sorted(set(alone.files) ^ set(together.files))
-    note = f"only in one: {', '.join(odd[:3])}" if odd else ""
-    if alone.shared and not odd:
-        note = f"less those in {', '.join(alone.shared[:3])}: too many for a copy, so that yours are used"
-    rows.append(Row("files written", count[0], count[1], "differs" if odd else "equal", note))
+    in_one_only = sorted(set(alone.files) ^ set(together.files))
+    note = f"only in one: {', '.join(in_one_only[:3])}" if in_one_only else ""
+    if alone.shared and not in_one_only:
+        note = f"less those in {', '.join(alone.shared[:3])}: too many files for a copy, so the originals are used"
+    rows.append(Row("files written", count[0], count[1], "differs" if in_one_only else "equal", note))
     return rows
 
 
 def format_table(rows: Sequence[Row], ranks: int, alone: Outcome, together: Outcome) -> str:
-    """The rows as text, with the times for information."""
+    """The table as text, with the times of both runs for information."""
     head = Row("", "alone", f"{ranks} ranks", "")
     times = Row("seconds", f"{alone.seconds:.1f}", f"{together.seconds:.1f}", "", "with the start; not compared")
     return "\n".join(
@@ -186,33 +192,33 @@ def check_script(
     may_share: bool = False,
     parent: str | os.PathLike[str] | None = None,
 ) -> int:
-    """Run `target` by both commands for `steps` training steps; print the table. Exit code 1 if anything differs.
+    """Run `target` by both commands for `steps` training steps and print the table. Returns 1 if anything differs.
 
     Args:
-        parent: a folder that all hosts see, for the copies; None where all ranks are here.
+        parent: a folder for the copies that all hosts see; None if all ranks run on this host.
 
     Raises:
-        click.UsageError: as `lay_out`.
+        click.UsageError: see `make_mirror`.
     """
     with tempfile.TemporaryDirectory(prefix="matex-check-", dir=parent) as temporary:
         outcomes = []
-        folder = Path(temporary, "run")  # of the same name for both, as they may print it
+        folder = Path(temporary, "run")  # the same path for both runs, because a script may print it
         for name, command in (("alone", alone), (f"on {ranks} ranks", together)):
             print(f"matex: {steps} steps {name} ...", flush=True)
             outcomes.append(run_once(command, target, str(steps), folder, Path.cwd(), may_share))
             folder.rename(Path(temporary, name))
             if name == "alone" and outcomes[0].code:
                 print(
-                    f"matex: the script failed alone. It ran as a copy at {folder / 'place'}, and what lies above the "
-                    "current folder is not there: start from the uppermost folder that it uses",
+                    f"matex: the script failed alone. It ran as a copy at {folder / 'place'}, and the folders above "
+                    "the current one are missing: start from the uppermost folder that the script uses",
                     flush=True,
                 )
     rows = compare_outcomes(*outcomes)
     print(format_table(rows, ranks, *outcomes))
-    wrong = [row.what for row in rows if row.verdict == "differs"]
+    differences = [row.what for row in rows if row.verdict == "differs"]
     if outcomes[0].code or outcomes[1].code:
-        wrong.insert(0, "a run failed, its message is above")
+        differences.insert(0, "a run failed, its message is above")
     elif not outcomes[0].figures:
-        wrong.insert(0, "no training step was seen")
-    print("check: " + ("differs: " + ", ".join(wrong) if wrong else "ok"))
-    return 1 if wrong else 0
+        differences.insert(0, "no training step was seen")
+    print("check: " + ("differs: " + ", ".join(differences) if differences else "ok"))
+    return 1 if differences else 0

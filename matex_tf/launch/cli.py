@@ -1,4 +1,4 @@
-"""The `matex` command and what it consists of. It never joins MPI itself."""
+"""The `matex` command and its subcommands. It never joins MPI itself."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from matex_tf.launch.run_options import ADAPT, STRATEGY, Count, Run, RunCommand
 from matex_tf.version import __version__
 from matex_tf.world import missing_mpi, mpirun_options, placement
 
-ASKED_WRONGLY = 2
+USAGE_ERROR = 2
 HELP = {"help_option_names": ["-h", "--help"]}
 
 
-ELSEWHERE = {
+LAZY_COMMANDS = {
     "build": "matex_tf.launch.built_ops:build_ops",
     "simulate": "matex_tf.launch.simulate:simulate_command",
     "submit": "matex_tf.deploy.command:submit_script",
@@ -39,27 +39,29 @@ ELSEWHERE = {
     "top": "matex_tf.launch.monitoring.command:show_top",
     "report": "matex_tf.launch.monitoring.command:write_report",
 }
-"""Where other commands are, or a function that makes one. `matex run` imports none, to begin soon."""
+"""The module and name of each further command, or of a function that makes it. `matex run` imports none of them, to
+start quickly.
+"""
 
 
 class _Commands(click.Group):
-    """Commands, in the order in which they stand below; a misspelt one is answered with the nearest."""
+    """The group of commands, in the order of the help page. A misspelt command is answered with the nearest one."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return [*self.commands, *ELSEWHERE]
+        return [*self.commands, *LAZY_COMMANDS]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in ELSEWHERE:
+        if cmd_name not in LAZY_COMMANDS:
             return super().get_command(ctx, cmd_name)
-        module, _, name = ELSEWHERE[cmd_name].partition(":")
+        module, _, name = LAZY_COMMANDS[cmd_name].partition(":")
         found = getattr(importlib.import_module(module), name)
         return found if isinstance(found, click.Command) else found(check_target, make_command_line)
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
         known = self.list_commands(ctx)
         if args[0] not in known:
-            meant = difflib.get_close_matches(args[0], known, n=1)
-            hint = f"did you mean {meant[0]}? " if meant else ""
+            similar = difflib.get_close_matches(args[0], known, n=1)
+            hint = f"did you mean {similar[0]}? " if similar else ""
             raise click.UsageError(f"there is no command {args[0]!r}; {hint}The commands are {', '.join(known)}")
         return super().resolve_command(ctx, args)
 
@@ -75,7 +77,7 @@ def matex(ctx: click.Context) -> int:
     """
     if ctx.invoked_subcommand is None:
         click.echo(ctx.get_help())
-        return ASKED_WRONGLY
+        return USAGE_ERROR
     return 0
 
 
@@ -127,9 +129,7 @@ def run_script(ctx: click.Context, /, **given: Any) -> int:
 
     Options of mpirun may be mixed with these. Options unknown to matex may follow `--`:
 
-    \b
-    matex run -n 16 --hostfile hosts train.py --epochs 3
-    matex run -n 4 --explain -- --some-option-of-mpirun train.py
+    \b matex run -n 16 --hostfile hosts train.py --epochs 3 matex run -n 4 --explain -- --some-option-of-mpirun train.py
     """
     asked = run_options.read_run(ctx)
     if not asked.dry_run:
@@ -155,12 +155,14 @@ def run_script(ctx: click.Context, /, **given: Any) -> int:
     return out.correct_exit_code(code)
 
 
-@matex.command(name="info", context_settings=HELP, short_help="Say what was found here, and what is wrong.")
-@click.option("--hooks", is_flag=True, help="List what is replaced in other libraries, and what is lost without it.")
+@matex.command(name="info", context_settings=HELP, short_help="Report versions, MPI, hardware and problems.")
+@click.option(
+    "--hooks", is_flag=True, help="List the functions replaced in other libraries, and the effect of a missing hook."
+)
 def show_info(hooks: bool) -> int:
-    """Say what was found: versions, MPI, cores, GPUs, the compiled ops; and what is wrong, with its fix.
+    """Report versions, MPI, cores, GPUs and compiled ops, and each problem with its fix.
 
-    The exit code is 1 if something is wrong.
+    The exit code is 1 if there is a problem.
     """
     if hooks:
         print(info.format_hooks(), end="")
@@ -185,8 +187,10 @@ def show_settings(name: str | None) -> int:
         wanted = settings.PREFIX + name.upper().removeprefix(settings.PREFIX)
         known = {one.variable: one for one in (*settings.TABLE, *settings.INTERNAL)}
         if wanted not in known:
-            meant = difflib.get_close_matches(wanted, known, n=1)
-            raise click.UsageError(f"there is no setting {wanted}" + (f"; did you mean {meant[0]}?" if meant else ""))
+            similar = difflib.get_close_matches(wanted, known, n=1)
+            raise click.UsageError(
+                f"there is no setting {wanted}" + (f"; did you mean {similar[0]}?" if similar else "")
+            )
         print(f"{wanted} ({known[wanted].values})\n{known[wanted].meaning}")
         return 0
     table = Table("setting", "value", "from", "values")
@@ -201,19 +205,19 @@ def show_settings(name: str | None) -> int:
 
 
 def parse_run(words: Sequence[str]) -> Run:
-    """What the words after `matex run` ask for. Raises click.UsageError."""
+    """Parse the words after `matex run`. Raises click.UsageError."""
     return run_options.read_run(run_script.make_context("run", list(words)))
 
 
 def check_target(run: Run) -> None:
-    """Raises click.UsageError if the script is not there (unless mpirun is to change the folder first)."""
+    """Raises click.UsageError if the script does not exist, unless mpirun changes the working folder first."""
     moves = any(mpirun_options.parse_option_name(word) in ("wdir", "wd") for word in run.options)
     if run.target[0] != "-m" and not moves and not os.path.isfile(run.target[0]):
         raise click.UsageError(f"there is no file {run.target[0]} in {os.getcwd()}")
 
 
 def find_mpirun() -> mpirun_command.Mpirun:
-    """This machine's mpirun. Raises click.UsageError if mpi4py loads no MPI, or none has an mpirun here."""
+    """The mpirun of this machine. Raises click.UsageError if mpi4py loads no MPI, or if there is no mpirun."""
     library = probe.find_mpi_library()
     if "error" in library:
         raise click.UsageError(missing_mpi.describe(library["error"]))
@@ -248,22 +252,22 @@ def make_command_line(run: Run) -> list[str]:
                 f"is {mpirun.family or 'an unknown MPI'} {mpirun.version}. --restarts goes with any MPI"
             )
         variables["MATEX_ELASTIC"] = "1"
-    by_memory = probe.has_memory_for(run.ranks, mpirun)
-    told = {"MATEX_RECORD": run.record, "MATEX_ADAPT": run.adapt}
-    told |= {"MATEX_STRATEGY": run.strategy or ""} if run.adapt == "ranks" else {}
-    environment = {name: value for name, value in given.items() if not told.get(name)}
+    uses_shared_memory = probe.has_memory_for(run.ranks, mpirun)
+    removed = {"MATEX_RECORD": run.record, "MATEX_ADAPT": run.adapt}
+    removed |= {"MATEX_STRATEGY": run.strategy or ""} if run.adapt == "ranks" else {}
+    environment = {name: value for name, value in given.items() if not removed.get(name)}
     options = mpirun_command.choose_options(
-        mpirun, run.ranks, cores, os.geteuid() == 0, run.options, environment, variables, by_memory
+        mpirun, run.ranks, cores, os.geteuid() == 0, run.options, environment, variables, uses_shared_memory
     )
     return mpirun_command.make_command(mpirun, options, sys.executable, run.target)
 
 
 def _start_ranks(asked: Run, tell: Callable[[str], None]) -> int:
     shared = run_options.choose_shared(asked, os.environ)
-    goes_on = bool(asked.restarts) or "MATEX_STATE" in os.environ
-    asked = run_options.settle_strategy(asked, os.environ) if goes_on else asked
+    is_resumable = bool(asked.restarts) or "MATEX_STATE" in os.environ
+    asked = run_options.settle_strategy(asked, os.environ) if is_resumable else asked
     places = Places(Attempt(asked.ranks, asked.options), find_mpirun(), follows=asked.adapt == "ranks")
-    if goes_on:
+    if is_resumable:
         return restarts.run_with_restarts(
             places,
             asked.restarts,
@@ -278,25 +282,25 @@ def _start_ranks(asked: Run, tell: Callable[[str], None]) -> int:
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """The command with the words of the command line; gives the exit code."""
+    """Run the command with the words of the command line. Returns the exit code."""
     words = list(sys.argv[1:] if words is None else words)
     try:
         process.hear_children()
         with matex.make_context("matex", words) as context:
             return matex.invoke(context)
-    except click.exceptions.Exit as asked:  # for help, or the version
+    except click.exceptions.Exit as asked:  # after the help or the version
         return asked.exit_code
     except click.exceptions.NoSuchOption as error:
-        near = difflib.get_close_matches(error.option_name, error.possibilities or (), n=1, cutoff=0.8)
-        meant = f"; did you mean {near[0]}?" if near else ""
-        print(f"matex: there is no option {error.option_name}{meant}", file=sys.stderr)
-        return ASKED_WRONGLY
+        similar = difflib.get_close_matches(error.option_name, error.possibilities or (), n=1, cutoff=0.8)
+        hint = f"; did you mean {similar[0]}?" if similar else ""
+        print(f"matex: there is no option {error.option_name}{hint}", file=sys.stderr)
+        return USAGE_ERROR
     except click.ClickException as error:
         print(f"matex: {error.format_message()}", file=sys.stderr)
-        return ASKED_WRONGLY
+        return USAGE_ERROR
     except errors.BuildError as error:
         print(f"matex: {error}", file=sys.stderr)
-        return ASKED_WRONGLY
+        return USAGE_ERROR
     except KeyboardInterrupt:
         return process.compute_signal_exit_code({signal.SIGINT})
 

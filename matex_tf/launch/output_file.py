@@ -1,4 +1,4 @@
-"""What ranks print on its way into a file: mpirun says nothing of a disk that is full, and Python alone would."""
+"""Writing the output of ranks to a file. mpirun ignores a full disk; a script alone would fail, and so does a run."""
 
 from __future__ import annotations
 
@@ -10,16 +10,17 @@ import signal
 import stat
 import sys
 
-EXIT_UNSAID = 120  # Python's own where what was printed cannot be written at its end
-_PIECE = 1 << 16
+EXIT_OUTPUT_LOST = 120  # Python's own exit code if it cannot write its output at exit
+_CHUNK_BYTES = 1 << 16
 
 
 class Outlet:
-    """While in the context, standard output goes through a child that writes it, where it is a file or a device.
+    """Context in which a child process writes standard output, if that is a file or a device.
 
-    So does standard error where it is no terminal, without the NUL bytes at the ends of what Open MPI says of an abort
-    or a lost host: a file that holds one is no text to other programs. Where both lead to the same place, one child
-    writes both, in the order in which they come. `correct_exit_code` then gives that of a run of which some was lost.
+    Another child writes standard error if it is no terminal, without the NUL bytes that Open MPI appends to its
+        messages about an abort or a lost host: other programs take a file with NUL bytes for binary data. If both
+        streams lead to the same file, one child writes both in order. After lost output, `correct_exit_code` returns a
+        failure.
     """
 
     def __init__(self) -> None:
@@ -28,7 +29,7 @@ class Outlet:
 
     def __enter__(self) -> Outlet:
         if not _is_terminal(2) and _have_same_place():
-            # The script's own output may have such a byte, but hardly at the beginning of a line.
+            # The script's own output may contain NUL bytes, but hardly at the beginning of a line.
             self._copies["standard output and error"] = _Copy([1, 2], drops=rb"(?<=\n)\0+")
         else:
             if _is_file():
@@ -43,12 +44,12 @@ class Outlet:
         self._errors = {name: error for name, copy in self._copies.items() if (error := copy.end()) > 0}
 
     def correct_exit_code(self, code: int) -> int:
-        """`code`, or that of lost output in place of 0."""
+        """Report lost output. Returns `code`, or `EXIT_OUTPUT_LOST` instead of 0."""
         for name, error in self._errors.items():
-            code = code or EXIT_UNSAID
-            with contextlib.suppress(OSError):  # it may be standard error that cannot be written
+            code = code or EXIT_OUTPUT_LOST
+            with contextlib.suppress(OSError):  # standard error itself may be unwritable
                 print(
-                    f"matex: {name}: {os.strerror(error)}: some of what was printed is lost (exit code {code})",
+                    f"matex: {name}: {os.strerror(error)}: some output is lost (exit code {code})",
                     file=sys.stderr,
                     flush=True,
                 )
@@ -56,7 +57,9 @@ class Outlet:
 
 
 class _Copy:
-    """A child that writes what comes to descriptors to where the first led, but for what matches `drops`."""
+    """A child process that copies the output of descriptors to the first one's original target, without matches of
+    `drops`.
+    """
 
     def __init__(self, descriptors: list[int], drops: bytes = rb"(?!)"):
         self._descriptors, self._drops = descriptors, re.compile(drops)
@@ -65,31 +68,31 @@ class _Copy:
         _flush()
         source, target = os.pipe()
         is_over, self._over = os.pipe()
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        masked = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         self._child = os.fork()
         if self._child == 0:
             error = 1
             try:
-                # The other copy's, among others: that one is to see the end of its own.
+                # The child closes the other copy's pipes, so that their readers see the end of the stream.
                 os.closerange(3, min(source, is_over))
                 os.closerange(min(source, is_over) + 1, max(source, is_over))
                 os.closerange(max(source, is_over) + 1, os.sysconf("SC_OPEN_MAX"))
                 error = _copy_output(source, self._descriptors[0], self._drops, is_over)
             finally:
                 os._exit(error)
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        self._before = {descriptor: os.dup(descriptor) for descriptor in self._descriptors}
+        signal.pthread_sigmask(signal.SIG_SETMASK, masked)
+        self._originals = {descriptor: os.dup(descriptor) for descriptor in self._descriptors}
         for descriptor in self._descriptors:
             os.dup2(target, descriptor)
         for one in (source, target, is_over):
             os.close(one)
 
     def end(self) -> int:
-        """The number of the first error by which it could not be written; 0 if all is."""
+        """Stop copying. Returns the errno of the first write error; 0 if all output was written."""
         _flush()
-        for descriptor, before in self._before.items():
-            os.dup2(before, descriptor)
-            os.close(before)
+        for descriptor, original in self._originals.items():
+            os.dup2(original, descriptor)
+            os.close(original)
         os.close(self._over)
         return os.waitstatus_to_exitcode(os.waitpid(self._child, 0)[1])
 
@@ -100,7 +103,7 @@ def _flush() -> None:
 
 
 def _is_terminal(descriptor: int) -> bool:
-    """A terminal shows no NUL byte; nor does what is closed."""
+    """Whether the descriptor is a terminal, which hides NUL bytes, or closed."""
     try:
         return os.isatty(descriptor) or not os.fstat(descriptor)
     except OSError:
@@ -108,7 +111,7 @@ def _is_terminal(descriptor: int) -> bool:
 
 
 def _have_same_place() -> bool:
-    """Whether standard output and error lead to the same place, in which their order counts."""
+    """Whether standard output and standard error lead to the same file. Then their relative order matters."""
     try:
         return os.path.samestat(os.fstat(1), os.fstat(2))
     except OSError:
@@ -116,7 +119,7 @@ def _have_same_place() -> bool:
 
 
 def _is_file() -> bool:
-    """A terminal, a pipe and the null device are left to mpirun itself."""
+    """Whether standard output is a file or a device. Terminals, pipes and the null device are left to mpirun."""
     try:
         state = os.fstat(1)
     except OSError:
@@ -126,23 +129,22 @@ def _is_file() -> bool:
 
 
 def _copy_output(source: int, target: int, drops: re.Pattern[bytes], is_over: int) -> int:
-    """Copy `source` to `target` without what matches `drops`.
+    """Copy `source` to `target` without matches of `drops`. Returns the errno of the first error; later output is
+    discarded.
 
-    Gives the number of the first error, after which the rest is thrown away.
-
-    Once `is_over` ends, all that is there is copied. Who still has the other side then, such as an ssh to a host that
-    is cut off, is not waited for.
+    When `is_over` closes, only the available output is copied. The function does not wait for other writers, such as an
+    ssh to a disconnected host.
     """
     error, last = 0, b"\n"
     while source in select.select([source, is_over], [], [])[0]:
-        piece = os.read(source, _PIECE)
-        if not piece:
+        chunk = os.read(source, _CHUNK_BYTES)
+        if not chunk:
             break
-        piece = drops.sub(b"", last + piece)[1:]
-        last = piece[-1:] or last
-        while piece and not error:
+        chunk = drops.sub(b"", last + chunk)[1:]
+        last = chunk[-1:] or last
+        while chunk and not error:
             try:
-                piece = piece[os.write(target, piece) :]
+                chunk = chunk[os.write(target, chunk) :]
             except OSError as found:
                 error = found.errno or 1
     return error

@@ -1,4 +1,4 @@
-"""What is installed here, found out in child processes: the asking process never joins MPI or loads TensorFlow."""
+"""Queries of the installed software in child processes. The calling process never joins MPI or loads TensorFlow."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 from matex_tf.launch import mpirun_command
 from matex_tf.world import child_process, mpirun_options, task_environment
 
-SHARED_BYTES = 16 << 20  # what a rank of Open MPI 5 asks for
+SHARED_BYTES = 16 << 20  # the shared memory that each rank of Open MPI 5 requires
 
 MPI_LIBRARY = """
 import json, os, mpi4py
@@ -51,7 +51,8 @@ print(json.dumps({"tensorflow": tf.__version__, "keras": keras_version, "ops": o
 
 
 def ask_child(program: str, timeout: float = 120, extra: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """The JSON that the Python text `program` prints last in a child; on failure {"error": its last line of stderr}.
+    """Run the Python text `program` in a child. Returns the JSON of its last line; after a failure {"error": last line
+    of stderr}.
 
     `extra` is added to its environment.
     """
@@ -74,23 +75,27 @@ def ask_child(program: str, timeout: float = 120, extra: Mapping[str, str] | Non
 
 
 def find_mpi_library() -> dict[str, Any]:
-    """The MPI library that mpi4py loads: "mpi4py" (its version), "library" (its own words), "path"; or "error"."""
+    """The MPI library that mpi4py loads: "mpi4py" (version), "library" (MPI's version text), "path"; or "error"."""
     return ask_child(MPI_LIBRARY)
 
 
 def find_thread_level() -> dict[str, Any]:
-    """The thread level that MPI gives: "threads" is single, funneled, serialized or multiple; or "error"."""
-    # Open MPI leaves the memory that a process without mpirun would share with others.
+    """MPI's thread level: "threads" is single, funneled, serialized or multiple; or "error"."""
+    # A process without mpirun would leave Open MPI's shared-memory file behind.
     return ask_child(MPI_THREADS, extra={"OMPI_MCA_btl": "self"})
 
 
 def find_tensorflow() -> dict[str, Any]:
-    """Versions "tensorflow", "keras", the list "gpus" that it sees, and "ops", the state of their build; or "error"."""
+    """The versions "tensorflow" and "keras", the visible "gpus", and "ops", the state of the
+    compiled ops; or "error".
+    """
     return ask_child(TENSORFLOW)
 
 
 def find_mpirun(library: Mapping[str, Any]) -> mpirun_command.Mpirun | None:
-    """The mpirun of the MPI that mpi4py loads (`library` from `find_mpi_library`); None if there is none at all."""
+    """The mpirun of the MPI that mpi4py loads (`library` from `find_mpi_library`), else any mpirun; None if there is
+    none.
+    """
     wanted = library.get("library", "")
     first = None
     for path in mpirun_command.list_candidates(library.get("path"), os.environ.get("PATH", ""), sys.prefix):
@@ -109,9 +114,9 @@ def find_mpirun(library: Mapping[str, Any]) -> mpirun_command.Mpirun | None:
 
 
 def has_memory_for(ranks: int, mpirun: mpirun_command.Mpirun, folder: str = "/dev/shm") -> bool:
-    """Whether ranks on this machine can do with the memory they share, and no file of Open MPI's says how they are to.
+    """Whether shared memory suffices for ranks on this machine, and no parameter file of Open MPI chooses a transport.
 
-    Where there is too little of it, Open MPI goes over the network.
+    With too little shared memory, Open MPI uses the network.
     """
     try:
         state = os.statvfs(folder)

@@ -1,7 +1,7 @@
-"""Which rank ended first, without a word: many an MPI names only its process, amid other text.
+"""Find the rank that ended first without a message. MPI often names only its process id, amid other text.
 
-The records of the ranks name their processes. The kernel keeps the order in which those of this host end, so that one
-look at it is enough when all is over.
+The ranks' records give their process ids. The kernel keeps the order in which processes of this host end, so that one
+query at the end suffices.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ _SIGNALS = {signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signa
 
 
 class RankEnds:
-    """In its context `look_for_ranks` finds the ranks with a record in `folder`; `find_first` gives the first end."""
+    """Context in which `look_for_ranks` watches the ranks with a record in `folder`; `find_first` returns the first to
+    end.
+    """
 
     def __init__(self, folder: str | os.PathLike[str]):
         self._folder = folder
@@ -35,7 +37,7 @@ class RankEnds:
             os.close(process)
 
     def look_for_ranks(self) -> bool:
-        """Whether ranks may be missing yet."""
+        """Watch new ranks. Returns whether ranks may still be missing."""
         if self._missing:
             known = {one.process for one in self._ranks.values()}
             for one in rank_records.read_records(self._folder):
@@ -47,21 +49,23 @@ class RankEnds:
     def _watch_rank(self, one: Record) -> None:
         try:
             process = os.pidfd_open(one.process)
-        except OSError:  # it has ended, or this kernel has no such thing
+        except OSError:  # the process has ended, or the kernel lacks pidfd_open
             self._missing = False
             return
         self._ranks[process] = one
         self._ended.register(process, select.EPOLLIN)
 
     def find_first(self) -> Record | None:
-        """The rank of this host that ended first; None where none has ended, all have left, or it is not known."""
+        """The rank of this host that ended first; None if no rank has ended, if ranks left on purpose, or if it is
+        unknown.
+        """
         if any(one.state == rank_records.LEFT for one in rank_records.read_records(self._folder)):
             return None
         return next((self._ranks[process] for process, _ in self._ended.poll(0)), None)
 
 
 def find_signal(code: int) -> str:
-    """The name of the signal by which a process has ended that a shell gives `code`; empty where it is no signal's."""
+    """The name of the signal for a shell's exit code; "" if the code is not that of a signal."""
     number = code - 128
     if signal.SIGRTMIN < number < signal.SIGRTMAX:
         return f"SIGRTMIN+{number - signal.SIGRTMIN}"
@@ -69,8 +73,11 @@ def find_signal(code: int) -> str:
 
 
 def describe_end(first: Record, code: int) -> str:
-    """Who ended first, and how by mpirun's exit code: a shell's for a signal, or with MPICH the signal itself."""
+    """A message about the rank that ended first. mpirun's exit code is a shell's for a signal; with MPICH, the signal
+    itself.
+    """
     is_number = code in _SIGNALS and first.mpi != "Open MPI"
     name = find_signal(code + 128 if is_number else code)
     how = f": {name}" if name else ""
-    return f"rank {first.rank} of {first.size} on {first.host} ended first, without a word (exit code {code}{how})"
+    who = f"rank {first.rank} of {first.size} on {first.host}"
+    return f"{who} ended first, without an error message (exit code {code}{how})"

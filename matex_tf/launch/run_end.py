@@ -1,4 +1,4 @@
-"""The end of a run, by the records of its ranks: whether exit code 0 is proved, and which error was the cause."""
+"""The end of a run, from the records of its ranks: whether exit code 0 is proved, and which error came first."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from matex_tf.runtime.rank_records import Record
 
 @dataclass(frozen=True)
 class RunEnd:
-    """The records of a run after the end of mpirun."""
+    """The records of a run after mpirun has ended."""
 
     records: list[Record]
     is_written: bool
-    """Whether each process that writes files of the script has ended by itself."""
+    """Whether each process that writes the script's files has exited normally."""
 
     @property
     def has_begun(self) -> bool:
@@ -23,7 +23,7 @@ class RunEnd:
 
     @property
     def has_come_to_end(self) -> bool:
-        """Whether all ranks have come to the end of the script together."""
+        """Whether all ranks have reached the end of the script together."""
         return any(one.state == rank_records.ENDED for one in self.records)
 
     @property
@@ -33,42 +33,42 @@ class RunEnd:
 
     @property
     def is_proved(self) -> bool:
-        """Whether exit code 0 may be believed."""
+        """Whether exit code 0 is reliable."""
         return self.has_ended or any(one.state == rank_records.SEPARATE for one in self.records)
 
     @property
     def asks_again(self) -> bool:
-        """Whether the run was asked to end, and is to be started again later."""
+        """Whether the run was asked to end and should be restarted later."""
         return any(one.asks_again for one in self.records)
 
     @property
     def is_announced(self) -> bool:
-        """Whether the ranks have said how they end."""
+        """Whether the ranks have reported how they end."""
         return self.has_come_to_end or self.is_proved or self.asks_again
 
     @property
     def cause(self) -> Record | None:
-        """The record of the error that came first; None where there is none."""
+        """The record of the first error; None if there is none."""
         return min((one for one in self.records if one.text), key=lambda one: one.order, default=None)
 
     def has_chosen(self, code: int) -> bool:
-        """Whether a script at its end has given `code` to `sys.exit`; mpirun then ends all ranks."""
+        """Whether a script that reached its end passed `code` to `sys.exit`; mpirun then ends all ranks."""
         return any(code in one.codes for one in self.records)
 
     def has_failed(self, code: int) -> bool:
-        """Whether the script itself has failed, with mpirun's exit code `code`, and would fail again.
+        """Whether the script itself failed with mpirun's exit code `code`, and would fail again.
 
-        A code above 128 may also come from a killed rank, after whose loss other ranks fail.
+        A code above 128 may also come from a killed rank, whose loss makes other ranks fail.
         """
         failed = [one for one in self.records if one.text and not one.is_loss]
         return any(code <= 128 or one.aborts == code for one in failed)
 
     def correct_code(self, code: int) -> int:
-        """mpirun's exit code `code`; for a 0 of aborted ranks, the code of the first abort."""
+        """mpirun's exit code `code`, or the code of the first abort if mpirun returned 0 for aborted ranks."""
         aborted = [one for one in self.records if one.aborts]
         return min(aborted, key=lambda one: one.order).aborts if aborted and code == 0 and not self.is_proved else code
 
 
 def read_end(folder: str | os.PathLike[str]) -> RunEnd:
-    """The end of the run with this folder."""
+    """Read the end of the run with this folder."""
     return RunEnd(rank_records.read_records(folder), rank_records.are_files_written(folder))

@@ -1,4 +1,4 @@
-"""The options of `matex run`: ours, those of mpirun among them, and the script with its arguments."""
+"""Parsing of `matex run`: its own options, mpirun's options among them, and the script with its arguments."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from matex_tf.world import mpirun_options
 from matex_tf.world.hosts import host_lists
 
 RANKS_OPTIONS = ("-n", "-np", "--np", "-c")
-RESTARTS = 3  # where ranks that are left cannot go on by themselves, and where hosts come and go
+RESTARTS = 3  # default of --elastic and --adapt=ranks
 ADAPTS = "Give slower ranks fewer rows; the result stays the same. =ranks: also change the number of ranks."
 _STRATEGY = "MATEX_STRATEGY"
-MOST = 2**31 - 1  # of what MPI counts
+MAX_COUNT = 2**31 - 1  # MPI counts are 32-bit integers
 
 
 @dataclass(frozen=True)
 class Run:
-    """What `matex run` was asked: the number of ranks, the script or module with its arguments, mpirun's options.
+    """The request of `matex run`: the number of ranks, the script or module with its arguments, and mpirun's options.
 
-    `environment` is that in which mpirun is started, of which other hosts are told; None: this process's own.
+    `environment` is the environment of mpirun, which is forwarded to other hosts; None: this process's own.
     """
 
     ranks: int
@@ -62,14 +62,14 @@ class Count(click.ParamType):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         text = str(value)
-        if not (text.isascii() and text.isdigit()) or not 1 <= int(text) <= MOST:
+        if not (text.isascii() and text.isdigit()) or not 1 <= int(text) <= MAX_COUNT:
             option = param.opts[-1] if param else ""
             raise click.UsageError(f"{option} expects the number of {self.of}, 1 or more; {text!r} was given")
         return int(text)
 
 
-class OfSetting(click.ParamType):
-    """One of the values that a setting takes, read as `parse` reads it there; `option` is what asks for it."""
+class SettingValue(click.ParamType):
+    """A value of a setting, parsed by `parse`, the setting's own parser; `option` is named in errors."""
 
     name = "value"
 
@@ -83,35 +83,37 @@ class OfSetting(click.ParamType):
             raise click.UsageError(f"{self.option} expects {error}; {str(value)!r} was given") from None
 
 
-STRATEGY = OfSetting("--strategy", settings.parse_strategy)
-ADAPT = OfSetting("--adapt=...", settings.parse_adapt)
-"""Of an option that may stand without a value."""
+STRATEGY = SettingValue("--strategy", settings.parse_strategy)
+ADAPT = SettingValue("--adapt=...", settings.parse_adapt)
+"""The type of an option whose value is optional."""
 
 
 class RunCommand(click.Command):
-    """A command among whose options may stand any of mpirun's."""
+    """A command whose options may be mixed with mpirun's."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         own_names = {name for option in self.params for name in option.opts}
-        takes = {
+        arity = {
             name.lstrip("-"): 0 if getattr(one, "is_flag", False) or one.type is ADAPT else 1
             for one in self.params
             for name in one.opts
         }
-        words, target = mpirun_options.split_options(args, {**mpirun_options.ARITY, **takes})
-        own: list[str] = []
-        others: list[str] = []
+        words, target = mpirun_options.split_options(args, {**mpirun_options.ARITY, **arity})
+        own_words: list[str] = []
+        mpirun_words: list[str] = []
         for group in host_lists.group_options(words):
             name, equals, value = group[0].partition("=")
             if name in RANKS_OPTIONS:
                 group, name = ["-n", *([value] if equals else []), *group[1:]], "-n"
-            (own if name in own_names or name in ("-h", "--help") else others).extend(group)
-        refuse_misspelt(others, own_names)
-        after = [word for word in args[len(words) :] if word == "--"][:1] and mpirun_options.split_options(target)
-        if after and after[0]:
-            others, target = others + after[0], after[1]
-        ctx.meta["matex.run"] = others, target
-        return super().parse_args(ctx, own)
+            (own_words if name in own_names or name in ("-h", "--help") else mpirun_words).extend(group)
+        refuse_misspelt(mpirun_words, own_names)
+        words_after_separator = [word for word in args[len(words) :] if word == "--"][
+            :1
+        ] and mpirun_options.split_options(target)
+        if words_after_separator and words_after_separator[0]:
+            mpirun_words, target = mpirun_words + words_after_separator[0], words_after_separator[1]
+        ctx.meta["matex.run"] = mpirun_words, target
+        return super().parse_args(ctx, own_words)
 
     def format_usage(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         formatter.write_usage(ctx.command_path, "-n RANKS [OPTIONS] [MPIRUN OPTIONS] SCRIPT.py [ARGUMENTS]")
@@ -119,10 +121,10 @@ class RunCommand(click.Command):
 
 
 def refuse_misspelt(options: Sequence[str], own_names: set[str]) -> None:
-    """Refuse an option that is close to one of ours; name one that is neither ours nor, as far as we know, mpirun's.
+    """Refuse an option that resembles one of ours. Report an option that is unknown to us as an option of mpirun.
 
     Raises:
-        click.UsageError: with the option that was meant.
+        click.UsageError: names the option that was probably meant.
     """
     for word, *_ in host_lists.group_options(options):
         name = mpirun_options.parse_option_name(word)
@@ -135,10 +137,10 @@ def refuse_misspelt(options: Sequence[str], own_names: set[str]) -> None:
 
 
 def read_adapt(given: str | None, first: str) -> str:
-    """What `--adapt` was given, else MATEX_ADAPT=ranks, which concerns this command, too; else nothing.
+    """The value of `--adapt`, or "ranks" if MATEX_ADAPT=ranks, which also concerns this command; else "".
 
     Raises:
-        click.UsageError: the word after `--adapt` is meant for it.
+        click.UsageError: the word after `--adapt` is one of its values, and needs `=`.
     """
     if given and first in settings.ADAPT and not os.path.isfile(first):
         raise click.UsageError(f"--adapt takes its value with an equals sign: --adapt={first}")
@@ -147,14 +149,14 @@ def read_adapt(given: str | None, first: str) -> str:
 
 
 def read_run(ctx: click.Context) -> Run:
-    """What was asked, once click has read the options.
+    """Make the request from the options that click has parsed.
 
     Raises:
-        click.UsageError: there is no script or no number of ranks, or options do not go together.
+        click.UsageError: the script or the number of ranks is missing, or options contradict one another.
     """
     options, target = ctx.meta["matex.run"]
     given = ctx.params
-    ranks, check, again = given["ranks"], given["check"], given["restarts"] or 0
+    ranks, check, restarts = given["ranks"], given["check"], given["restarts"] or 0
     if not target or target == ["-m"]:
         raise click.UsageError(
             "no script is named. For example: matex run -n 4 train.py, or matex run -n 4 -m package.module"
@@ -167,19 +169,19 @@ def read_run(ctx: click.Context) -> Run:
         raise click.UsageError("--steps goes with --check: how many steps of the two runs are compared")
     if given["share"] and not check:
         raise click.UsageError("--share goes with --check: whether its runs may use what is too large for a copy")
-    of_several = {
+    purposes = {
         "profile": "tells what ranks do together",
         "explain": "tells what ranks share",
         "record": "tells what ranks use and wait for",
         "live": "shows what ranks use and wait for",
         "elastic": "goes on without a rank that is lost",
     }
-    for name in ("restarts", *of_several):
+    for name in ("restarts", *purposes):
         if given[name] and check:
             raise click.UsageError(f"--{name} and --check do not go together: what is checked is a few first steps")
-    for name, does in of_several.items():
+    for name, purpose in purposes.items():
         if given[name] and ranks == 1:
-            raise click.UsageError(f"--{name} {does}: -n expects 2 or more")
+            raise click.UsageError(f"--{name} {purpose}: -n expects 2 or more")
     if adapt == "on" and ranks == 1:
         raise click.UsageError("--adapt shares rows out by the speed of ranks: -n expects 2 or more")
     is_adapting = adapt in ("on", "ranks")
@@ -220,7 +222,7 @@ def read_run(ctx: click.Context) -> Run:
         steps=given["steps"] or check_run.STEPS,
         share=given["share"],
         profile=given["profile"],
-        restarts=again or (RESTARTS if given["elastic"] or adapt == "ranks" else 0),
+        restarts=restarts or (RESTARTS if given["elastic"] or adapt == "ranks" else 0),
         elastic=given["elastic"],
         explain=given["explain"],
         record=given["record"] or "",
@@ -232,7 +234,9 @@ def read_run(ctx: click.Context) -> Run:
 
 
 def settle_strategy(run: Run, environment: Mapping[str, str]) -> Run:
-    """`run`, where its ranks may change it, with the strategy in force: that of mpirun's `-x` or of `environment`."""
+    """If the ranks may change it, set `run`'s strategy to the one in force: from mpirun's `-x` or
+    from `environment`.
+    """
     if run.adapt != "ranks":
         return run
     strategy, options = environment.get(_STRATEGY, run.strategy), []
@@ -246,16 +250,18 @@ def settle_strategy(run: Run, environment: Mapping[str, str]) -> Run:
 
 
 def choose_shared(run: Run, environment: Mapping[str, str]) -> Path | None:
-    """The folder for what all hosts are to see; None where ranks are on this one only."""
+    """The folder for files that all hosts must see; None if all ranks run on this host."""
     return cache.find_cache_folder() if mpirun_options.chooses_hosts(run.options, environment) else None
 
 
 def change_ranks(run: Run, ranks: int, options: list[str], strategy: str) -> Run:
-    """`run` on so many ranks, by the `strategy` if they have chosen one. Owners of weights are at most as many."""
+    """Change `run` to `ranks` ranks, by the `strategy` if the ranks chose one. The number of owners is reduced if
+    necessary.
+    """
     strategy = strategy or run.strategy or ""
     has_owners = ranks < run.ranks and settings.get_strategy_name(strategy) == "servers"
     if has_owners and settings.count_only_serving(strategy) >= ranks:
-        strategy = f"servers:{ranks - 1}:only" if ranks > 1 else "allreduce"  # one is to train
+        strategy = f"servers:{ranks - 1}:only" if ranks > 1 else "allreduce"  # one rank must train
     elif has_owners and settings.get_strategy_number(strategy, ranks) > ranks:
         strategy = f"servers:{ranks}"
     return replace(run, ranks=ranks, options=options, strategy=strategy)

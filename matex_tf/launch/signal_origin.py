@@ -1,6 +1,6 @@
-"""Whether a signal was sent to this process alone or to its whole process group, which the system does not say.
+"""Distinguishes a signal to this process alone from a signal to its process group, which the system does not tell.
 
-A child that does nothing stands in the group with the signals blocked: what the group gets stays pending there.
+An idle child in the group blocks the signals: a signal to the group stays pending in the child.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ import time
 from collections.abc import Iterable
 
 _PR_SET_PDEATHSIG = 1
-_PATIENCE = 0.02  # seconds for the system to come from one process of a group to the next
-_TOGETHER = 1.0  # and between signals that were sent at once
+_PATIENCE = 0.02  # seconds for the kernel to deliver a signal to all processes of a group
+_TOGETHER = 1.0  # seconds between signals that count as sent at once
 
 
 class Witness:
-    """In the context `has_reached_group` tells of the signals `watched`, which are blocked in this process, too."""
+    """Context in which `has_reached_group` classifies the signals `watched`. This process must block them, too."""
 
     def __init__(self, watched: Iterable[int]):
         self._watched = set(watched)
@@ -46,12 +46,12 @@ class Witness:
         os.waitpid(self._child, 0)
 
     def has_reached_group(self, number: int) -> bool:
-        """Whether the signal `number` that has just come here has come to the group."""
+        """Whether the signal `number`, which this process has just received, was sent to the group."""
         until = time.monotonic() + _PATIENCE
         while True:
             found = self._read_pending()
             if found:
-                # Another child: what is pending can be taken from a process by itself only.
+                # A new child is needed: only a process itself can consume its pending signals.
                 self._pending |= dict.fromkeys(found, time.monotonic())
                 self._end_child()
                 self._start_child()
@@ -62,7 +62,7 @@ class Witness:
             time.sleep(_PATIENCE / 10)
 
     def _read_pending(self) -> set[int]:
-        """The watched signals that are pending for the child."""
+        """The watched signals that are pending in the child."""
         with open(f"/proc/{self._child}/status") as file:
             mask = next(int(line.split()[1], 16) for line in file if line.startswith("ShdPnd:"))
         return {number for number in self._watched if mask >> (number - 1) & 1}

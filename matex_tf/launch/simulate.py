@@ -1,4 +1,4 @@
-"""`matex simulate`: a plan's step event by event, and with what is changed; how many parameter servers are needed."""
+"""`matex simulate`: simulate a plan's step, with optional changes, and estimate the number of parameter servers."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Seconds(click.ParamType):
     metavar="LIST",
     help="Such as 1,2,4,...,1024. Default: the largest measured one of the plan.",
 )
-@click.option("--what", multiple=True, metavar="NAME=VALUE", help="A what-if of the list above; repeatable.")
+@click.option("--what", multiple=True, metavar="NAME=VALUE", help="A change from the list above; repeatable.")
 @click.option("--timeline", type=Output(), metavar="FILE", help="Write the last run as a trace for Perfetto.")
 @click.option("--steps", type=click.IntRange(1), default=20, show_default=True)
 @click.option("--seed", type=int, default=1, show_default=True, help="The seed of the noise.")
@@ -107,18 +107,18 @@ def simulate_command(plan: str | None, ranks: list[int] | None, **asked: Any) ->
         if loaded is None:
             raise click.UsageError("name the file of a plan (`matex plan` writes it), or say --servers")
         return _show_steps(loaded, ranks or [loaded.sizes[-1].ranks], asked)
-    except ValueError as error:  # no plan, or nothing that could be simulated
+    except ValueError as error:  # no plan, or nothing to simulate
         raise click.UsageError(str(error)) from None
     except OSError as error:
         raise click.UsageError(f"{error.filename}: {error.strerror}") from None
 
 
 def _check_options(plan: str | None, asked: dict[str, Any]) -> None:
-    """Raises click.UsageError for options of --minibatch without it, and for --minibatch with what it cannot have."""
+    """Raises click.UsageError for options of --minibatch without it, and for options that contradict --minibatch."""
     if not asked["minibatch"]:
         for name in ("memory", "rows", "layers"):
             if asked[name]:
-                raise click.UsageError(f"--{name} is of --minibatch")
+                raise click.UsageError(f"--{name} goes with --minibatch")
         return
     if plan or asked["servers"] or asked["what"]:
         other = plan or ("--servers" if asked["servers"] else "--what")
@@ -128,7 +128,7 @@ def _check_options(plan: str | None, asked: dict[str, Any]) -> None:
 
 
 def _show_replay(path: str, ranks: Sequence[int] | None, asked: dict[str, Any]) -> int:
-    """The table of a timeline's step: as measured, played again, and with slow ranks."""
+    """The table of a timeline's step: as measured, as replayed, and with slow ranks."""
     from rich.console import Console
     from rich.table import Column, Table
 
@@ -139,12 +139,12 @@ def _show_replay(path: str, ranks: Sequence[int] | None, asked: dict[str, Any]) 
     others += ["--ranks"] * (ranks is not None) + ["--timeline"] * (asked["timeline"] is not None)
     if others or asked["servers"]:
         raise click.UsageError(
-            f"a timeline is played again with slow=RANK:FACTOR only; {[*others, '--servers'][0]} needs a plan"
+            f"a timeline is replayed with slow=RANK:FACTOR only; {[*others, '--servers'][0]} needs a plan"
         )
     table = Table(Column("what", no_wrap=True), "step, ms")
     again = replay.replay_timeline(path)
     table.add_row("measured", f"{1e3 * again.measured:.2f}")
-    table.add_row("played again", f"{1e3 * again.replayed:.2f}")
+    table.add_row("replayed", f"{1e3 * again.replayed:.2f}")
     for word in words:
         table.add_row(word, f"{1e3 * replay.replay_timeline(path, what_if.read_changes([word]).slow).replayed:.2f}")
     console = Console()
@@ -154,7 +154,7 @@ def _show_replay(path: str, ranks: Sequence[int] | None, asked: dict[str, Any]) 
 
 
 def _show_steps(plan: plan_file.Plan, ranks: Sequence[int], asked: dict[str, Any]) -> int:
-    """The table of steps: as planned, with each what-if alone and with all."""
+    """The table of steps: as planned, with each what-if alone, and with all what-ifs."""
     from rich.console import Console
     from rich.table import Column, Table
 
@@ -163,7 +163,7 @@ def _show_steps(plan: plan_file.Plan, ranks: Sequence[int], asked: dict[str, Any
     words = list(asked["what"])
     changes = [("as planned", [])] + [(word, [word]) for word in words]
     if len(words) > 1:
-        # A pull is a pull from servers, and means nothing without them.
+        # Without servers, a pull has no meaning.
         servers = [word for word in words if word.startswith("servers=")]
         changes = [(name, one + servers if name.startswith("pull=") else one) for name, one in changes]
         changes.append(("all of these", words))
@@ -205,7 +205,9 @@ def _format_figures(outcome: Outcome) -> list[str]:
 
 
 def _show_servers(plan: plan_file.Plan | None, ranks: Sequence[int] | None, asked: dict[str, Any]) -> int:
-    """The table of parameter servers: HTC's lemma, XAI's equation and the exact model, each with what it would give."""
+    """The table of parameter servers: HTC's lemma, XAI's equation and the exact model, each with the resulting
+    efficiency.
+    """
     from rich.console import Console
 
     if ranks is None:
@@ -246,7 +248,7 @@ def _make_servers_table(
         if mean <= 0 or moved <= 0:
             raise click.UsageError("--servers: the times of --compute and --transfer are above 0")
         share = xai.transfer_share(moved, mean + moved)
-        # Lemma 3.2 with 2 S_p / B_ps as this transfer.
+        # Lemma 3.2, with this transfer for 2 S_p / B_ps.
         lemma = htc.servers(workers, moved / 2, ratio, mean)
         exact = Estimate(queueing.find_least_servers(workers, mean, moved, ratio, target))
         cells = [

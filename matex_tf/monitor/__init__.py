@@ -1,1 +1,3 @@
-"""What each rank of a run uses and waits for, recorded in the run's folder; the live picture and the report of it."""
+"""Records the resources, progress and waiting of each rank in the run's folder, and displays them
+live and as a report.
+"""

@@ -1,4 +1,4 @@
-"""How busy the GPUs of this process are and what of their memory is used, as NVIDIA's driver tells (nvidia-ml-py)."""
+"""Utilisation and used memory of this process's GPUs, from NVIDIA's driver (nvidia-ml-py)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 class Gpus:
-    """The GPUs that this process sees. `missing` says why nothing is known of those of a host that has some."""
+    """The GPUs that this process sees. `missing` explains why an existing GPU cannot be read."""
 
     def __init__(self) -> None:
         self._handles: list[Any] = []
@@ -19,24 +19,24 @@ class Gpus:
         try:
             import pynvml
         except ImportError:
-            self.missing = "of GPUs nothing is recorded: pip install nvidia-ml-py"
+            self.missing = "GPUs are not recorded: pip install nvidia-ml-py"
             return
         self.use_driver(pynvml, os.environ.get("CUDA_VISIBLE_DEVICES"))
 
     def use_driver(self, driver: Any, visible: str | None) -> None:
-        """Ask `driver` (pynvml) of the GPUs that `visible` names, by number or UUID; None: of all."""
+        """Read the GPUs that `visible` names, by number or UUID, through `driver` (pynvml); None: all GPUs."""
         try:
             driver.nvmlInit()
             names = [name.strip() for name in visible.split(",")] if visible else range(driver.nvmlDeviceGetCount())
             self._handles = [_find_handle(driver, name) for name in names]
             self._driver = driver
         except driver.NVMLError as error:
-            self.missing = f"of GPUs nothing is recorded: {error}"
+            self.missing = f"GPUs are not recorded: {error}"
 
     def take_sample(self) -> dict[str, float]:
-        """`gpu`: in what share of the last moments a GPU worked, in percent, their mean; `vram`: bytes used.
+        """`gpu`: the mean utilisation of the GPUs in percent; `vram`: the used bytes.
 
-        Nothing where there is no GPU, or it does not answer.
+        {} if there is no GPU, or the driver does not answer.
         """
         if not self._handles:
             return {}

@@ -1,4 +1,4 @@
-"""Which events of training tell what records and measures a run."""
+"""Connects the recorders and measurements of a run to the events of training."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from matex_tf.steps import events
 
 
 def start_listening(find_call: Callable[[Any], int | None]) -> None:
-    """From here on, in each run of several ranks.
+    """Connect the recorders of a run of several ranks.
 
     Args:
-        find_call: gives the number of the call of `fit` that trains a model, where the state of the run is kept.
+        find_call: returns the number of the call of `fit` that trains a model, if the state of the run is saved.
     """
     events.epoch_logged.add_listener(
         lambda model, epoch, params, logs: sampler.note_epoch(epoch, params, logs, find_call(model))
     )
-    # Timelines, profiles and recordings leave out what lies between epochs and passes over data.
+    # Timelines, profiles and recordings exclude the time between epochs and between passes over the data.
     for event in (events.training_begins, events.epoch_ended, events.pass_begins):
         event.add_listener(lambda *_: records.mark_between_steps())
     events.batch_given.add_listener(lambda _, is_over: records.mark_between_steps() if is_over else None)
@@ -34,7 +34,7 @@ def start_listening(find_call: Callable[[Any], int | None]) -> None:
 
 
 def listen_for(measured: measured_steps.Measured) -> None:
-    """From here on, in a process that `matex plan` measures."""
+    """Connect the measurements of a process that `matex plan` measures."""
     events.step_trained.add_listener(measured.note_step)
     events.batch_taken.add_listener(measured.note_batch)
     events.batch_given.add_listener(measured.note_batch_of_loop)

@@ -1,4 +1,4 @@
-"""A file of lines that one process appends to: each line whole or not at all, and no error of the disk goes further."""
+"""A log file of one process. A line is written completely or not at all, and a disk error raises nothing."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from typing import Any
 _encode_line = json.JSONEncoder(separators=(",", ":")).encode
 
 HALVED = 20_000
-"""After so many lines a file gets half as many a second as before."""
+"""After this number of lines, the rate of further lines is halved."""
 
 
 class Log:
-    """Raises OSError if the file cannot be opened, or is there already and not `goes_on`: somebody else writes it."""
+    """Raises OSError if the file cannot be opened, or if it exists and not `append`: another process may write it."""
 
-    def __init__(self, path: str | os.PathLike[str], goes_on: bool = False):
-        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | (0 if goes_on else os.O_EXCL)
+    def __init__(self, path: str | os.PathLike[str], append: bool = False):
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | (0 if append else os.O_EXCL)
         self._file = os.open(path, flags, 0o644)
         self._lock = threading.Lock()
         self._end = os.fstat(self._file).st_size
         self.lines = 0
         self.lost = 0
-        """Lines that could not be written."""
+        """The number of lines that could not be written."""
         self.error: OSError | None = None
-        """Why, the first time."""
+        """The first error."""
 
     def write_line(self, line: dict[str, Any]) -> bool:
-        """Append `line`, as JSON; whether that could be done."""
+        """Append `line` as JSON. Returns whether it was written."""
         text = _encode_line(line).encode() + b"\n"
         with self._lock:
             self.lines += 1
@@ -37,7 +37,7 @@ class Log:
                 if os.pwrite(self._file, text, self._end) == len(text):
                     self._end += len(text)
                     return True
-                os.ftruncate(self._file, self._end)  # the disk took a part of it
+                os.ftruncate(self._file, self._end)  # the disk took only part of the line
                 raise OSError("no space left for a whole line")
             except OSError as error:
                 self.error = self.error or error
@@ -46,7 +46,7 @@ class Log:
 
 
 def pick_numbers(logs: Mapping[str, Any] | None) -> dict[str, float]:
-    """Of what Keras logs, that which is a number."""
+    """The numbers among Keras' logs."""
     return {
         str(name): float(value) for name, value in (logs or {}).items()
         if hasattr(value, "__float__") and getattr(value, "shape", ()) == ()

@@ -1,6 +1,6 @@
-"""What this process and its host use, read from files of /proc and /sys that are held open: some 25 us a sample.
+"""Resources of this process and its host, read from open files of /proc and /sys. A sample takes about 25 us.
 
-A file that is not there leaves its figures out.
+If a file is missing, its figures are omitted.
 """
 
 from __future__ import annotations
@@ -12,26 +12,26 @@ from pathlib import Path
 
 from matex_tf.observe.input_costs import parse_read_bytes
 
-_MOST = 1 << 16
+_MAX_BYTES = 1 << 16
 _TICKS = os.sysconf("SC_CLK_TCK")
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _AVAILABLE = b"MemAvailable:"
 _RECEIVED, _SENT = 0, 8  # columns of /proc/net/dev
-_WORD = 4  # bytes that InfiniBand's counters count in
+_WORD = 4  # bytes for each unit of InfiniBand's counters
 
 
 class Machine:
-    """The files. `root` is the folder in which proc/ and sys/ lie."""
+    """Open files below `root`, the folder of proc/ and sys/."""
 
     def __init__(self, root: str = "/"):
         self._memory = _open_file(root, "proc/self/statm")
         self._reading = _open_file(root, "proc/self/io")
         self._own = 0
-        """Bytes that samples have read."""
+        """Bytes read by the samples themselves."""
         self._cores = _open_file(root, "proc/stat")
         self._network = _open_file(root, "proc/net/dev")
         self._available = _open_file(root, "proc/meminfo")
-        # What goes through a bridge or a bond is counted there.
+        # The members of a bridge or bond are excluded: their traffic is counted at the bridge or bond.
         behind = Path(root, "sys/class/net").glob("*/master")
         self._left_out = {b"lo", *(os.fsencode(path.parent.name) for path in behind)}
         ports = Path(root, "sys/class/infiniband")
@@ -39,9 +39,9 @@ class Machine:
         self._sent = [_open_file(root, str(path)) for path in ports.glob("*/ports/*/counters/port_xmit_data")]
 
     def take_sample(self) -> dict[str, float]:
-        """The figures now: of this process `cpu` (seconds so far, of all threads), `read` (bytes so far that it
-        has read by system calls, without those of samples) and `mem` (bytes resident); of its host `busy` (seconds so
-        far that cores worked), `free` (bytes available), `rx` and `tx` (bytes so far).
+        """The current figures. Of this process: `cpu` (seconds of all threads so far), `read` (bytes read by system
+        calls so far, without the samples' own) and `mem` (resident bytes). Of its host: `busy` (seconds of busy cores
+        so far), `free` (available bytes), `rx` and `tx` (bytes so far).
         """
         found: dict[str, float] = {"cpu": round(time.process_time(), 3)}
         own = self._own
@@ -68,7 +68,7 @@ class Machine:
 
     def _read_file(self, descriptor: int) -> bytes:
         try:
-            text = os.pread(descriptor, _MOST, 0) if descriptor >= 0 else b""
+            text = os.pread(descriptor, _MAX_BYTES, 0) if descriptor >= 0 else b""
         except OSError:
             text = b""
         self._own += len(text)
@@ -79,7 +79,7 @@ class Machine:
 
 
 def parse_busy_seconds(text: bytes) -> float:
-    """Seconds so far that the cores of a host worked, of all of them together, by what its /proc/stat holds."""
+    """The seconds that all cores of a host have been busy, from the text of /proc/stat."""
     user, nice, system, _, _, irq, softirq, steal, *_ = map(int, text[: text.index(b"\n")].split()[1:])
     return (user + nice + system + irq + softirq + steal) / _TICKS
 

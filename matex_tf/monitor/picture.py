@@ -1,4 +1,6 @@
-"""The picture that `matex top` draws: how far the run is, what each rank uses and does, and who is waited for."""
+"""The display of `matex top`: progress of the run, resources and activity of each rank, and the rank that others wait
+for.
+"""
 
 from __future__ import annotations
 
@@ -18,19 +20,33 @@ from matex_tf.settings import format_bytes
 from matex_tf.world import exit_codes
 
 WINDOW = 10.0
-"""Seconds that the figures are means of."""
+"""Seconds over which the figures are averaged."""
 SILENT = 10
-"""Times as long as samples are apart: then a rank is silent."""
-_AROUND = 7  # lines of the picture that are no ranks
-_LEAST_FIRST = ("GPU mem", "sent/s", "recv/s", "memory", "GPU", "sums", "CPU", "read/s", "input", "host", "compute")
-"""Columns that a narrow terminal may lack, the first to go first."""
-_WIDEST = 1000
-_OF_MACHINE = 5
-"""The first figures of a rank: CPU to read/s."""
+"""A rank without a sample for this number of sample intervals counts as silent."""
+_OTHER_LINES = 7  # lines of the display other than ranks
+_OPTIONAL_COLUMNS = (
+    "GPU mem",
+    "sent/s",
+    "recv/s",
+    "memory",
+    "GPU",
+    "sums",
+    "CPU",
+    "read/s",
+    "input",
+    "host",
+    "compute",
+)
+"""Optional columns. A narrow terminal omits the first ones first."""
+_MAX_WIDTH = 1000
+_MACHINE_FIGURES = 5
+"""The number of machine figures, which come first: CPU to read/s."""
 
 
 def draw_run(run: Run, height: int = 0, now: float | None = None) -> RenderableType:
-    """The picture of the run's last start as it is; of many ranks those that fit `height` lines (0: all)."""
+    """The display of the run's last start. Of many ranks, only those that fit into `height` lines
+    are shown (0: all).
+    """
     start = run.starts[-1]
     recent = _read_recent(start)
     if not recent:
@@ -39,24 +55,24 @@ def draw_run(run: Run, height: int = 0, now: float | None = None) -> RenderableT
     shown = _choose_ranks(recent, steps, height)
     lines: list[RenderableType] = [Text(_format_head(run, start, recent)), _make_table(start, recent, steps, shown)]
     if len(shown) < len(recent):
-        lines.append(Text(f"and {len(recent) - len(shown)} more ranks, which wait no less", style="dim"))
-    said = [
+        lines.append(Text(f"and {len(recent) - len(shown)} more ranks, which wait at least as long", style="dim"))
+    messages = [
         waits.describe_waits(recent, steps, start.hosts),
         *_list_silent(start, recent, time.time() if now is None else now),
     ]
-    said += [_describe_other_load(start, recent)]
-    lines += [Text(text) for text in said if text]
+    messages += [_describe_other_load(start, recent)]
+    lines += [Text(text) for text in messages if text]
     return Group(*lines)
 
 
 def describe_run(run: Run) -> str:
-    """The same in one line."""
+    """The status of the run in one line."""
     start = run.starts[-1]
     recent = _read_recent(start)
     if not recent:
         return f"{progress.describe_command(start)}, {progress.describe_ranks(start)}: no sample yet"
-    said = waits.describe_waits(recent, waits.compute_mean_steps(recent), start.hosts)
-    return _format_head(run, start, recent) + (f"; {said}" if said else "")
+    waiting = waits.describe_waits(recent, waits.compute_mean_steps(recent), start.hosts)
+    return _format_head(run, start, recent) + (f"; {waiting}" if waiting else "")
 
 
 def _read_recent(start: Start) -> dict[int, Series]:
@@ -64,7 +80,9 @@ def _read_recent(start: Start) -> dict[int, Series]:
 
 
 def has_ended(run: Run) -> bool:
-    """Whether `matex run` has said so, which may start ranks again; without it, whether every rank has."""
+    """Whether the run is over: as reported by `matex run`, which may restart ranks; else, whether
+    every rank has ended.
+    """
     if run.events:
         return "end" in run.events[-1]
     start = run.starts[-1]
@@ -73,12 +91,12 @@ def has_ended(run: Run) -> bool:
 
 
 def has_asked_again(run: Run) -> bool:
-    """Whether it ended in order to be started again, as near a time limit or where it is preempted."""
+    """Whether the run ended in order to be restarted, for example near its time limit."""
     return bool(run.events) and run.events[-1].get("end") == exit_codes.EXIT_REQUEUE
 
 
 def _format_head(run: Run, start: Start, recent: Mapping[int, Series]) -> str:
-    """What runs, where it is, how fast it goes."""
+    """The first line: command, progress and speed."""
     first = recent.get(0) or next(iter(recent.values()))
     parts = [progress.describe_command(start), progress.describe_ranks(start)]
     if len(run.starts) > 1:
@@ -102,9 +120,9 @@ def _format_head(run: Run, start: Start, recent: Mapping[int, Series]) -> str:
 
 
 def _choose_ranks(recent: Mapping[int, Series], steps: Mapping[int, waits.Step], height: int) -> list[int]:
-    """The ranks that have a line: all, or those that wait least and those that are not there any more."""
+    """The displayed ranks: all, or the silent ranks and those that wait least."""
     ranks = list(recent)
-    room = max(height - _AROUND, 3)
+    room = max(height - _OTHER_LINES, 3)
     if not height or len(ranks) <= room:
         return ranks
     newest = max(series["t"][-1] for series in recent.values())
@@ -120,19 +138,19 @@ def _compute_waiting(rank: int, recent: Mapping[int, Series], steps: Mapping[int
 
 
 class _Table:
-    """The table of ranks, of which a narrow terminal shows fewer columns, never without the rank and its waiting."""
+    """The table of ranks. A narrow terminal shows fewer columns, but always the rank and its waiting time."""
 
     def __init__(self, make: Callable[[Collection[str]], Table]):
         self._make = make
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        left = list(_LEAST_FIRST)
-        while left:
-            table = self._make(left)
-            if console.measure(table, options=options.update(max_width=_WIDEST)).maximum <= options.max_width:
+        columns = list(_OPTIONAL_COLUMNS)
+        while columns:
+            table = self._make(columns)
+            if console.measure(table, options=options.update(max_width=_MAX_WIDTH)).maximum <= options.max_width:
                 break
-            left.pop(0)
-        yield self._make(left)
+            columns.pop(0)
+        yield self._make(columns)
 
 
 def _make_table(
@@ -152,7 +170,7 @@ def _make_table(
     if len(shown) < len(recent):
         figures = [_compute_figures(series, steps.get(rank)) for rank, series in recent.items()]
         middle = [median(column) for column in zip(*figures)]
-        texts = [*_format_machine(middle[:_OF_MACHINE]), *map(_format_milliseconds, middle[_OF_MACHINE:])]
+        texts = [*_format_machine(middle[:_MACHINE_FIGURES]), *map(_format_milliseconds, middle[_MACHINE_FIGURES:])]
         rows.append((["all", "(medians)", *texts], "dim"))
 
     def make_table(columns: Collection[str]) -> Table:
@@ -160,11 +178,11 @@ def _make_table(
         chosen = [
             place
             for place, name in enumerate(names[: None if has_gpu else -2])
-            if name in columns or name not in _LEAST_FIRST
+            if name in columns or name not in _OPTIONAL_COLUMNS
         ]
         for place in chosen:
-            most = 20 if names[place] == "host" else None
-            table.add_column(names[place], justify="left" if most else "right", max_width=most, no_wrap=True)
+            max_width = 20 if names[place] == "host" else None
+            table.add_column(names[place], justify="left" if max_width else "right", max_width=max_width, no_wrap=True)
         for cells, style in rows:
             table.add_row(*(cells[place] for place in chosen if place < len(cells)), style=style)
         return table
@@ -195,8 +213,8 @@ def _format_milliseconds(seconds: float) -> str:
 
 def _format_cells(series: Series, step: waits.Step | None, has_gpu: bool) -> list[str]:
     figures = _compute_figures(series, step)
-    cells = _format_machine(figures[:_OF_MACHINE])
-    cells += map(_format_milliseconds, figures[_OF_MACHINE:]) if step else ["-"] * 4
+    cells = _format_machine(figures[:_MACHINE_FIGURES])
+    cells += map(_format_milliseconds, figures[_MACHINE_FIGURES:]) if step else ["-"] * 4
     if has_gpu:
         last = series.samples[-1]
         cells += [f"{last['gpu']:.0f}%", format_bytes(last["vram"])] if "gpu" in last else ["-", "-"]
@@ -204,15 +222,17 @@ def _format_cells(series: Series, step: waits.Step | None, has_gpu: bool) -> lis
 
 
 def _list_silent(start: Start, recent: Mapping[int, Series], now: float) -> list[str]:
-    """Ranks of which nothing is heard any more; clocks of hosts may differ, but not by as much."""
+    """Messages about silent ranks. Differences between the hosts' clocks are smaller than the limit."""
     lines = []
     limit = SILENT * start.seconds
     for host, ranks in waits.group_by_host(recent, start.hosts).items():
-        still = {rank: now - recent[rank]["t"][-1] for rank in ranks if not recent[rank].ended}
-        late = [rank for rank, seconds in still.items() if seconds > limit]
-        if late:
-            who = f"rank {late[0]}" if len(late) == 1 else f"{len(late)} ranks, the first rank {late[0]},"
-            lines.append(f"nothing from {who} ({host}) for {progress.format_seconds(max(still[one] for one in late))}")
+        silence = {rank: now - recent[rank]["t"][-1] for rank in ranks if not recent[rank].ended}
+        silent = [rank for rank, seconds in silence.items() if seconds > limit]
+        if silent:
+            who = f"rank {silent[0]}" if len(silent) == 1 else f"{len(silent)} ranks, the first rank {silent[0]},"
+            lines.append(
+                f"nothing from {who} ({host}) for {progress.format_seconds(max(silence[one] for one in silent))}"
+            )
     if len(lines) > 4:
         lines = [*lines[:3], f"nor from ranks of {len(lines) - 3} more hosts"]
     missing = [
@@ -229,7 +249,7 @@ def _list_silent(start: Start, recent: Mapping[int, Series], now: float) -> list
 
 
 def _describe_other_load(start: Start, recent: Mapping[int, Series]) -> str:
-    """The host on which most is done by others than ranks."""
+    """A message about the host with the most load from processes other than ranks."""
     hosts = waits.group_by_host(recent, start.hosts)
     host, cores = max(
         ((host, waits.count_other_cores(recent, ranks)) for host, ranks in hosts.items()), key=lambda one: one[1]

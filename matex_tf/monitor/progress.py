@@ -1,4 +1,4 @@
-"""How far a run has come: pure functions of its events and of rank 0's samples."""
+"""Progress of a run: pure functions of its events and of rank 0's samples."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ class Epoch:
     of: int | None
     logs: dict[str, float]
     call: int | None = None
-    """The number of the call of `fit`, where the state of the run is kept."""
+    """The number of the call of `fit`, if the state of the run is saved."""
 
 
 def list_epochs(events: Sequence[dict[str, Any]]) -> list[Epoch]:
-    """The epochs, in the order in which they ended."""
+    """The epochs, in the order of their ends."""
     return [
         Epoch(one["t"], one["epoch"], one.get("of"), one.get("logs", {}), one.get("call"))
         for one in events
@@ -34,7 +34,9 @@ def list_epochs(events: Sequence[dict[str, Any]]) -> list[Epoch]:
 
 
 def list_kept_epochs(starts: Sequence[Start]) -> list[Epoch]:
-    """The epochs of all starts. A start goes on from the last kept state: what came after that is trained again."""
+    """The epochs of all starts. A start resumes from the last saved state: epochs after that state are replaced by
+    their repetition.
+    """
     kept: list[Epoch] = []
     for start in starts:
         done = list_epochs(start.events)
@@ -46,7 +48,7 @@ def list_kept_epochs(starts: Sequence[Start]) -> list[Epoch]:
 
 
 def count_epochs(done: Sequence[Epoch]) -> list[int]:
-    """How many epochs there were up to each: the numbers of a `fit` that follows another go on from that."""
+    """The cumulative number of epochs at each one. The epochs of consecutive calls of `fit` are added."""
     counts: list[int] = []
     before = 0
     for one in done:
@@ -56,10 +58,10 @@ def count_epochs(done: Sequence[Epoch]) -> list[int]:
 
 
 def estimate_seconds_left(done: Sequence[Epoch], began: float) -> float | None:
-    """Seconds to the end of `fit`, by what its epochs took; None where that is not known."""
+    """The estimated seconds to the end of `fit`, from its finished epochs; None if unknown."""
     if not done or not done[-1].of:
         return None
-    # Of a `fit` that followed another, only its own epochs count.
+    # Only the epochs of the current call of `fit` count.
     first = next(
         place for place in range(len(done) - 1, -1, -1) if place == 0 or done[place - 1].number >= done[place].number
     )
@@ -69,26 +71,26 @@ def estimate_seconds_left(done: Sequence[Epoch], began: float) -> float | None:
 
 
 def compute_mean_rate(series: Series, name: str) -> float:
-    """How much more of `name` a second, from the first of the samples to the last; 0 where nothing is known."""
+    """The mean growth of `name` a second, between the first and the last sample; 0 if unknown."""
     took = series.compute_growth("t")
     grown = series.compute_growth(name)
     return grown / took if took > 0 and grown > 0 else 0.0
 
 
 def describe_command(start: Start) -> str:
-    """The script with its arguments, in short."""
+    """The script's file name with its arguments."""
     words = [str(word) for word in start.about["command"]]
     return " ".join([Path(words[0]).name, *words[1:]]) if words else "?"
 
 
 def describe_ranks(start: Start) -> str:
-    """How many ranks there are, and on how many hosts."""
+    """The numbers of ranks and hosts, as text."""
     hosts = len(set(start.hosts))
     return f"{start.size} ranks on {hosts} host{'s' if hosts > 1 else ''}"
 
 
 def format_seconds(seconds: float) -> str:
-    """A time in words."""
+    """A duration as text."""
     if seconds >= DAY:
         return f"{seconds / DAY:.1f} days"
     if seconds >= HOUR:

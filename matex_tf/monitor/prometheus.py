@@ -1,4 +1,4 @@
-"""The last samples in Prometheus' text format, for the textfile collector of its node exporter. Pure functions."""
+"""The last samples in Prometheus' text format, for the textfile collector of node exporter. Pure functions."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _METRICS = (
 
 
 def format_metrics(run: Run) -> str:
-    """The last sample of each rank of the run's last start; labels are the run's folder, start, rank and host."""
+    """The last sample of each rank of the last start. The labels are the run's folder, start, rank and host."""
     start = run.starts[-1]
     recent = read_recent(start, 0)
     labels = {

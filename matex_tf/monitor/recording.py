@@ -1,6 +1,6 @@
-"""A run's folder, read: the samples of each rank as arrays, what has happened, and what a rank says last.
+"""Reads the records of a run: each rank's samples as arrays, the events, and the ranks' final states.
 
-Long files are read here and there: any two of their lines give the mean between them.
+Long files are sampled: counters are cumulative, so that any two lines give the mean between them.
 """
 
 from __future__ import annotations
@@ -19,30 +19,30 @@ import numpy as np
 FORMAT = 1
 START, RANK, EVENTS, PROFILE = "start.json", "rank-{}.jsonl", "events-{}.jsonl", "profile.txt"
 POINTS = 48_000
-"""Lines that are read of a run, of all its ranks together; half as many where they are sought here and there."""
-_LEAST = 16
-_LINE = 512  # bytes, at most, of a usual line
+"""The number of lines read from a run, over all ranks; half of it from files that are sampled."""
+_MIN_POINTS = 16
+_LINE = 512  # the maximum size of a usual line, in bytes
 _TAIL = 8192
 _START = re.compile(r"start-(\d+)")
 _RANK = re.compile(re.escape(RANK).replace(r"\{\}", r"(\d+)"))
 
 
 class RecordingError(ValueError):
-    """A folder holds no run that was recorded, or none that this version reads."""
+    """The folder has no records of a run, or records that this version cannot read."""
 
 
 class NothingRecordedError(RecordingError):
-    """No rank has written anything yet."""
+    """No rank has written records yet."""
 
 
 @dataclass
 class Start:
-    """One start of the run."""
+    """One start of a run."""
 
     number: int
     about: dict[str, Any]
     files: dict[int, Path]
-    """The samples of each rank."""
+    """The file of each rank's samples."""
     events: list[dict[str, Any]] = field(default_factory=list)
     profile: str = ""
 
@@ -61,7 +61,7 @@ class Start:
 
 @dataclass
 class Run:
-    """All of a run's starts, and what `matex run` had to say."""
+    """All starts of a run, and the events of `matex run`."""
 
     folder: str
     starts: list[Start]
@@ -69,11 +69,11 @@ class Run:
 
 
 def open_run(folder: str | os.PathLike[str]) -> Run:
-    """What is in `folder`, but for the samples.
+    """Open the records in `folder`, without the samples.
 
     Raises:
         NothingRecordedError: no run was recorded there.
-        RecordingError: this version does not read it.
+        RecordingError: this version cannot read the records.
     """
     root = Path(folder)
     found = sorted((int(match[1]), path) for path in root.glob("start-*") if (match := _START.fullmatch(path.name)))
@@ -101,7 +101,7 @@ def _read_start(number: int, path: Path) -> Start:
 
 
 def _read_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """The whole lines of a file; what a killed writer has left of one is none."""
+    """The complete lines of a file. A killed writer may leave an incomplete one."""
     if path.is_file():
         yield from _parse_lines(path.read_bytes())
 
@@ -117,7 +117,7 @@ def _parse_lines(text: bytes) -> list[dict[str, Any]]:
 
 
 def _parse_line(line: bytes) -> dict[str, Any] | None:
-    """A line, None where a disk has lost some of it."""
+    """Parse a line; None if it is damaged."""
     try:
         found = json.loads(line)
     except ValueError:
@@ -126,7 +126,7 @@ def _parse_line(line: bytes) -> dict[str, Any] | None:
 
 
 def read_last(path: Path, count: int = 1) -> list[dict[str, Any]]:
-    """The last samples of a rank: `count`, or some more or fewer, but one where there is one."""
+    """The last samples of a rank, about `count` of them; at least one if there is one."""
     tail = (count + 3) * _LINE // 2
     with path.open("rb") as file:
         size = os.fstat(file.fileno()).st_size
@@ -136,13 +136,13 @@ def read_last(path: Path, count: int = 1) -> list[dict[str, Any]]:
 
 
 def _read_between(file: int, offset: int, size: int) -> list[dict[str, Any]]:
-    """The whole lines between two places of a file."""
+    """The complete lines in a section of a file."""
     text = os.pread(file, size, offset)
     return _parse_lines(text if offset == 0 else text[text.find(b"\n") + 1 :])
 
 
 def read_samples(path: Path, points: int) -> list[dict[str, Any]]:
-    """The samples of a rank: all where they are about `points`, else half as many, evenly from first to last."""
+    """The samples of a rank: all if there are at most about `points`, else half of that number, evenly spaced."""
     with path.open("rb") as file:
         descriptor = file.fileno()
         size = os.fstat(descriptor).st_size
@@ -150,20 +150,20 @@ def read_samples(path: Path, points: int) -> list[dict[str, Any]]:
         line = len(json.dumps(first[0], separators=(",", ":"))) if first else _LINE
         if size <= points * line or size < 4 * _TAIL:
             return _parse_lines(file.read())
-        sought = points // 2
-        places = [size * place // (sought - 1) for place in range(1, sought - 1)]
+        count = points // 2
+        places = [size * place // (count - 1) for place in range(1, count - 1)]
         pieces = [os.pread(descriptor, 2 * _LINE, place).split(b"\n", 2) for place in places]
         lines = [piece[1] for piece in pieces if len(piece) > 2]
         return first[:1] + _parse_lines(b"\n".join([*lines, b""])) + read_last(path)[-1:]
 
 
 def count_points(ranks: int) -> int:
-    """How many samples of each are read where there are so many ranks."""
-    return max(POINTS // max(ranks, 1), 2 * _LEAST)
+    """The number of samples to read for each of `ranks` ranks."""
+    return max(POINTS // max(ranks, 1), 2 * _MIN_POINTS)
 
 
 class Series:
-    """The samples of one rank: `series["cpu"]` is an array, NaN where a line has no such member."""
+    """The samples of one rank: `series["cpu"]` is an array, with NaN for lines without this member."""
 
     def __init__(self, samples: Sequence[dict[str, Any]]):
         self.samples = samples
@@ -178,27 +178,27 @@ class Series:
         return self._arrays[name]
 
     def compute_rates(self, name: str) -> np.ndarray:
-        """How much of it a second there was between each sample and the one before.
+        """The growth a second between consecutive samples.
 
-        NaN where that was much less long before than usual, as the last is: the system counts in ticks.
+        NaN for unusually short intervals, such as the last one, because the system counts in ticks.
         """
-        took = np.diff(self["t"])
+        intervals = np.diff(self["t"])
         with np.errstate(divide="ignore", invalid="ignore"):
-            return np.where(took > np.median(took) / 4, np.diff(self[name]) / took, np.nan)
+            return np.where(intervals > np.median(intervals) / 4, np.diff(self[name]) / intervals, np.nan)
 
     def compute_growth(self, name: str) -> float:
-        """By how much it has grown from the first sample to the last."""
+        """The growth from the first sample to the last."""
         values = self[name]
         return float(values[-1] - values[0]) if len(values) > 1 else 0.0
 
     @property
     def ended(self) -> str:
-        """How the rank says that it has ended; empty where it does not."""
+        """How the rank reports its end; "" if it has not ended."""
         return str(self.samples[-1].get("end", "")) if self.samples else ""
 
     @property
     def waits(self) -> tuple[float, str]:
-        """For how long it waits for others at one place, and where; 0 where it does not."""
+        """The seconds for which the rank has waited at one place, and the place; 0 if it does not wait."""
         seconds, what = self.samples[-1].get("now", (0.0, "")) if self.samples else (0.0, "")
         return float(seconds), str(what)
 
@@ -210,7 +210,7 @@ def read_all(start: Start) -> dict[int, Series]:
 
 
 def read_recent(start: Start, seconds: float) -> dict[int, Series]:
-    """The last `seconds` of each rank that has a sample, but two samples at least where there are two."""
+    """The samples of the last `seconds`, for each rank that has a sample; at least two samples if there are two."""
     recent = {}
     count = int(seconds / start.seconds) + 2
     for rank, path in start.files.items():

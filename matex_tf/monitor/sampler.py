@@ -1,7 +1,7 @@
-"""Records this rank into the run's folder: a thread writes a line a second of what it uses, has done and waited for.
+"""Records this rank in the run's folder: a thread writes a line a second with its resources, progress and waiting.
 
-docs/monitor.md has the files. What is counted is written as it stands, so that any two lines give the mean between
-them. Nothing here ends a run: what cannot be recorded is said once.
+docs/monitor.md describes the files. Counters are cumulative, so that any two lines give the mean between them. No error
+ends the run: a failure to record is reported once.
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ from matex_tf.version import __version__
 from matex_tf.world import world
 
 _GRADIENTS = 1  # see `ops.count`
-_LONG = 1.0  # seconds; who waits as long at one place is waiting for somebody
-_PATIENCE = 5.0  # seconds that the end of a rank waits for a disk
+_WAITING_SECONDS = 1.0  # seconds at one place that count as waiting for another rank
+_END_SECONDS = 5.0  # seconds that a rank's end waits for the disk
 
 _recorder: Recorder | None = None
 
 
 def start_sampler() -> None:
-    """Begin, where `MATEX_RECORD` or `matex run --record` names a folder. Collective."""
+    """Start recording, if `MATEX_RECORD` or `matex run --record` names a folder. Collective."""
     global _recorder
     asked = settings.get_settings().record
     me = world.get_world()
     if not asked or me.is_phantom:
         return
     with real_files.use_real_files():
-        made = _make_folder(Path(asked).absolute()) if me.rank == 0 else None
-        folder, token, why = objects.broadcast(made, "the folder in which the run is recorded")
+        created = _make_folder(Path(asked).absolute()) if me.rank == 0 else None
+        folder, token, why = objects.broadcast(created, "the folder in which the run is recorded")
         log = None
         if not why:
             try:
@@ -55,7 +55,7 @@ def start_sampler() -> None:
                 log = Log(Path(folder, RANK.format(me.rank)))
             except (OSError, ValueError, KeyError) as error:
                 why = getattr(error, "strerror", None) or str(error)
-    _say_who_cannot(objects.allgather(why, "who can record the run"), asked)
+    _report_failures(objects.allgather(why, "who can record the run"), asked)
     if not records.is_on():
         records.set_recording(records.TOTALS)
     _recorder = Recorder(folder, log, settings.get_settings().record_seconds)
@@ -63,9 +63,9 @@ def start_sampler() -> None:
 
 
 def note_epoch(epoch: int, params: Mapping[str, Any], logs: Mapping[str, Any] | None, call: int | None = None) -> None:
-    """An epoch of Keras' `fit` has ended, on rank 0: its number from 0, how many there are to be, its figures.
+    """Record the end of an epoch of Keras' `fit`, on rank 0: its number from 0, the number of epochs, and its logs.
 
-    `call` is the number of the call of `fit`: an epoch that comes again, where a run goes on, is known by it.
+    `call`, the number of the call of `fit`, identifies an epoch that is repeated after a restart.
     """
     of_call = {} if call is None else {"call": call}
     if _recorder is not None and _is_writer(_recorder):
@@ -75,23 +75,25 @@ def note_epoch(epoch: int, params: Mapping[str, Any], logs: Mapping[str, Any] | 
 
 
 def note_loss(became_first: bool) -> None:
-    """Ranks were lost; those that are left go on, and each writes to its file as before."""
+    """Record that ranks were lost. The other ranks continue to write their files."""
     note_event(f"a rank was lost; {world.get_world().size} ranks go on without it")
 
 
 def note_event(text: str) -> None:
-    """Something has happened that is to be seen in the report; rank 0 writes it down."""
+    """Record an event for the report, on rank 0."""
     if _recorder is not None and _is_writer(_recorder):
         _recorder.write_event(event=text)
 
 
 def _is_writer(recorder: Recorder) -> bool:
-    """Whether this is rank 0, and no process that a rank has forked."""
+    """Whether this process is rank 0, and not a fork of a rank."""
     return recorder.process == os.getpid() and world.get_world().rank == 0
 
 
 def _make_folder(run: Path) -> tuple[str, str, str]:
-    """The folder of this start, the word by which ranks know that they see the same, and why there is none."""
+    """Create the folder of this start. Returns its path, a token by which ranks verify that they see the same folder,
+    and the error.
+    """
     me = world.get_world()
     token = secrets.token_hex(8)
     about = {
@@ -118,28 +120,28 @@ def _make_folder(run: Path) -> tuple[str, str, str]:
     return str(folder), token, ""
 
 
-def _say_who_cannot(whys: list[str], asked: str) -> None:
-    """One line for all ranks."""
-    failed = [rank for rank, why in enumerate(whys) if why]
+def _report_failures(errors_of_ranks: list[str], asked: str) -> None:
+    """Print one note for all ranks that cannot record."""
+    failed = [rank for rank, why in enumerate(errors_of_ranks) if why]
     if not failed:
         return
     hosts = world.get_world().hosts
-    if len(failed) == len(whys):
-        notes.print_note(f"MATEX_RECORD={asked}: the run is not recorded: {whys[0]}")
+    if len(failed) == len(errors_of_ranks):
+        notes.print_note(f"MATEX_RECORD={asked}: the run is not recorded: {errors_of_ranks[0]}")
         return
     where = ", ".join(dict.fromkeys(hosts[rank] for rank in failed))
     notes.print_note(
-        f"MATEX_RECORD={asked}: {len(failed)} of {len(whys)} ranks are not recorded: rank {failed[0]} "
-        f"({hosts[failed[0]]}): {whys[failed[0]]}. Name a folder on a file system that {where} shares"
+        f"MATEX_RECORD={asked}: {len(failed)} of {len(errors_of_ranks)} ranks are not recorded: rank {failed[0]} "
+        f"({hosts[failed[0]]}): {errors_of_ranks[failed[0]]}. Name a folder on a file system that {where} shares"
     )
 
 
 class Recorder:
-    """What this rank writes. `log` is None where it cannot see the folder."""
+    """Writes the records of this rank. `log` is None if the rank cannot see the folder."""
 
     def __init__(self, folder: str, log: Log | None, seconds: float):
         self.folder, self.log, self.seconds = folder, log, seconds
-        self.rank = world.get_world().rank  # at the start; its files keep that number
+        self.rank = world.get_world().rank  # at the start; the rank's files keep this number
         self.events: Log | None = None
         self.machine, self.gpus = Machine(), Gpus()
         self.ended = threading.Event()
@@ -156,7 +158,7 @@ class Recorder:
                 self.thread.start()
 
     def take_sample(self) -> dict[str, Any]:
-        """One line: see docs/monitor.md for its members."""
+        """A sample: docs/monitor.md describes its members."""
         line: dict[str, Any] = {"t": round(time.time(), 3), **self.machine.take_sample(), **self.gpus.take_sample()}
         line["up"], line["rows"] = ops.count_completed(_GRADIENTS), ops.count_global_rows()
         compute = waiting = sums = steps = 0
@@ -168,12 +170,14 @@ class Recorder:
         line["com"], line["wait"], line["sum"] = (round(each / 1e9, 4) for each in (compute, waiting, sums))
         line["st"], line["in"] = steps, round(bottlenecks.read_waited_seconds(), 4)
         held = ops.read_waiting()
-        if held.seconds >= _LONG:
+        if held.seconds >= _WAITING_SECONDS:
             line["now"] = [round(held.seconds, 1), held.what]
         return line
 
     def write_event(self, **event: Any) -> None:
-        """Write a line of what has happened, to events-N.jsonl of this rank: after a loss it may not be rank 0's."""
+        """Record an event in events-N.jsonl of this rank. After a loss, the writer may not have been rank 0 at the
+        start.
+        """
         if self.log is None:
             return
         with real_files.use_real_files():
@@ -187,23 +191,23 @@ class Recorder:
                 self._note_lost_samples(self.events.error)
 
     def finish_recording(self) -> None:
-        """At the end of the script. Collective."""
+        """Called at the end of the script. Collective."""
         self._write_last_line("ended")
         with ops.announce_exchange("what was recorded"):
-            everyone = world.get_communicator("control").gather(
+            gathered = world.get_communicator("control").gather(
                 (records.read_totals(), self.log.lost if self.log else 0)
             )
-        if everyone is None:
+        if gathered is None:
             return
-        text = profile.format_table([totals for totals, _ in everyone], world.get_world().hosts, None)
+        text = profile.format_table([totals for totals, _ in gathered], world.get_world().hosts, None)
         try:
             if self.log is not None:
                 with real_files.use_real_files():
                     Path(self.folder, PROFILE).write_text(text)
         except OSError as error:
             self._note_lost_samples(error)
-        if lost := [rank for rank, (_, lines) in enumerate(everyone) if lines]:
-            notes.print_note(f"of {len(lost)} ranks, the first of them rank {lost[0]}, samples could not be recorded")
+        if lost := [rank for rank, (_, lines) in enumerate(gathered) if lines]:
+            notes.print_note(f"samples of {len(lost)} ranks could not be recorded; the first is rank {lost[0]}")
 
     def _write_samples(self) -> None:
         due = time.monotonic()
@@ -215,12 +219,12 @@ class Recorder:
                 due = max(due + self.seconds, time.monotonic())
 
     def _write_last_line(self, how: str) -> None:
-        """The last line. What a disk holds up for long is left alone."""
+        """Write the last line, unless the disk blocks for too long."""
         if self.log is None or self.ended.is_set() or os.getpid() != self.process:
             return
         self.ended.set()
         if self.thread is not threading.current_thread():
-            self.thread.join(_PATIENCE)
+            self.thread.join(_END_SECONDS)
         if not self.thread.is_alive():
             with real_files.use_real_files():
                 self._write_line({**self.take_sample(), "end": how})

@@ -1,4 +1,6 @@
-"""In a trial of `matex tune`: what Keras' `fit` logs is noted, and what it learns. It also works without ranks."""
+"""Hooks in a trial of `matex tune`: record the logs of Keras' `fit` and a description of the task. They also work
+without ranks.
+"""
 
 from __future__ import annotations
 
@@ -13,24 +15,24 @@ from matex_tf.runtime.keras_table import KerasTable
 
 HOOKS = KerasTable()
 
-_LOST = "a trial of `matex tune` notes nothing of fit"
+_IF_HOOK_MISSING = "a trial of `matex tune` logs nothing of fit"
 
 _numbers = itertools.count()
 
 
 @dataclass
 class _Call:
-    """A call of `fit`: its number, and what is known of its data until that was noted."""
+    """A running call of `fit`: its number, and the description of its data until that is recorded."""
 
     number: int
     data: dict[str, Any] | None
 
 
 _calls: list[_Call] = []
-"""Those that are under way: one within another comes last."""
+"""The running calls; a nested call comes last."""
 
 
-@HOOKS.replace_in(_LOST, "models.model:Model.fit", "engine.training:Model.fit", takes="x")
+@HOOKS.replace_in(_IF_HOOK_MISSING, "models.model:Model.fit", "engine.training:Model.fit", takes="x")
 def _wrap_fit(original: Any) -> Any:
     signature = inspect.signature(original)
 
@@ -45,7 +47,9 @@ def _wrap_fit(original: Any) -> Any:
     return fit
 
 
-@HOOKS.replace_in(_LOST, "callbacks.callback_list:CallbackList.on_epoch_end", "callbacks:CallbackList.on_epoch_end")
+@HOOKS.replace_in(
+    _IF_HOOK_MISSING, "callbacks.callback_list:CallbackList.on_epoch_end", "callbacks:CallbackList.on_epoch_end"
+)
 def _wrap_epoch_end(original: Any) -> Any:
     def on_epoch_end(self: Any, epoch: int, logs: Any = None) -> Any:
         if _calls:
@@ -60,9 +64,9 @@ def _wrap_epoch_end(original: Any) -> Any:
 
 
 def _describe_data(x: Any) -> dict[str, Any]:
-    """Rows and columns of what `fit` is given: of the first array in it; nothing where that is not known."""
+    """The rows and columns of `fit`'s data, from its first array; None if unknown."""
     rows = None
-    if hasattr(x, "element_spec"):  # a tf.data.Dataset, of batches
+    if hasattr(x, "element_spec"):  # a tf.data.Dataset of batches
         import tensorflow as tf
 
         shape = _list_sizes(tf.nest.flatten(x.element_spec)[0])

@@ -1,6 +1,6 @@
-"""What a trial of `matex tune` tells it, a line a figure: what `fit` logs of each epoch, what the script reports.
+"""The log of a trial of `matex tune`: the logs of `fit` for each epoch, and the figures that the script reports.
 
-Rank 0 writes, and so does a script that is one process alone; others, and processes that it starts, do not.
+Rank 0 writes it, or a script that runs alone; other ranks and child processes do not.
 """
 
 from __future__ import annotations
@@ -22,37 +22,37 @@ _process = 0
 
 
 def start_log(rank: int) -> None:
-    """Begin, on rank 0. Children of the script are told nothing of it."""
+    """Open the log on rank 0. Child processes of the script do not inherit the setting."""
     global _log, _process
     path = settings.get_settings().trial
     os.environ.pop(_VARIABLE, None)
     if not path or rank:
         return
     with real_files.use_real_files():
-        _log = Log(path, goes_on=True)
+        _log = Log(path, append=True)
     _process = os.getpid()
 
 
 def is_on() -> bool:
-    """Whether this process writes."""
+    """Whether this process writes the log."""
     return _log is not None and _process == os.getpid()
 
 
 def note_epoch(epoch: int, of: int | None, logs: Mapping[str, Any] | None, call: int) -> None:
-    """An epoch of Keras' `fit` has ended: its number from 0, how many there are to be, its figures.
+    """Log the end of an epoch of Keras' `fit`: its number from 0, the number of epochs, and its logs.
 
-    `call` is the number of the call of `fit`: an epoch that comes again, where a run goes on, is known by it.
+    `call`, the number of the call of `fit`, identifies an epoch that is repeated after a restart.
     """
     _write_line(epoch=epoch + 1, of=of, call=call, logs=pick_numbers(logs))
 
 
 def note_task(**features: Any) -> None:
-    """What is learnt: rows, columns and so on, by which searches of other data are found alike."""
+    """Log features of the task, such as rows and columns, by which similar searches are found."""
     _write_line(task=features)
 
 
 def report_figures(told: Mapping[str, float], epoch: int | None) -> None:
-    """What the script says itself of how well it does."""
+    """Log figures that the script itself reports."""
     _write_line(epoch=epoch, logs=dict(told))
 
 
@@ -64,4 +64,4 @@ def _write_line(**line: Any) -> None:
             return
     if _log.lost == 1:
         why = _log.error.strerror or _log.error if _log.error else ""
-        print(f"matex_tf: what this trial reaches is not noted: {why}", file=sys.stderr)
+        print(f"matex_tf: the results of this trial are not logged: {why}", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""Who waits for whom: the rank that waits least is the one that the others wait for. Pure functions of samples."""
+"""Determines which rank the others wait for: the rank that waits least. Pure functions of samples."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from dataclasses import dataclass
 
 from matex_tf.monitor.recording import Series
 
-EVEN = 0.01
-"""Of a step: less is no imbalance."""
+MIN_IMBALANCE = 0.01
+"""A share of the step: a smaller delay is no imbalance."""
 STALLED = 5.0
-"""Seconds at one place after which a rank waits for one that does not come."""
+"""Seconds of waiting at one place after which a rank counts as stalled."""
 
 
 @dataclass(frozen=True)
 class Step:
-    """What a training step of one rank takes, seconds; None of them where there were no steps.
+    """The times of a rank's training step, in seconds.
 
-    input: of `compute`, the waiting for a batch; NaN where that was not recorded.
+    input: the part of `compute` that waits for a batch; NaN if it was not recorded.
     """
 
     compute: float
@@ -32,7 +32,7 @@ class Step:
 
 
 def compute_mean_step(series: Series) -> Step | None:
-    """The mean over the steps of `series`."""
+    """The mean over the steps of `series`; None if there are no steps."""
     steps = series.compute_growth("st")
     if not steps > 0:
         return None
@@ -40,7 +40,7 @@ def compute_mean_step(series: Series) -> Step | None:
 
 
 def find_stalled(ranks: Mapping[int, Series]) -> tuple[list[int], list[int], float, str] | None:
-    """The ranks that wait, those that do not, for how long and where; None where nobody waits for long."""
+    """The waiting ranks, the other ranks, the waiting time and the place; None if no rank waits for long."""
     waiting = {rank: series.waits for rank, series in ranks.items() if not series.ended}
     here = [rank for rank, (seconds, _) in waiting.items() if seconds >= STALLED]
     if not here:
@@ -50,17 +50,19 @@ def find_stalled(ranks: Mapping[int, Series]) -> tuple[list[int], list[int], flo
 
 
 def find_slowest(steps: Mapping[int, Step]) -> tuple[int, float] | None:
-    """The rank that others wait for, and how many seconds more in each step they wait; None where all are even."""
+    """The rank that the others wait for, and their extra waiting in each step, in seconds; None if the ranks are
+    balanced.
+    """
     if len(steps) < 2:
         return None
     rank = min(steps, key=lambda one: (steps[one].waiting, -steps[one].compute))
     others = [step.waiting - steps[rank].waiting for one, step in steps.items() if one != rank]
     behind = sum(others) / len(others)
-    return (rank, behind) if behind >= EVEN * steps[rank].whole else None
+    return (rank, behind) if behind >= MIN_IMBALANCE * steps[rank].whole else None
 
 
 def describe_waits(ranks: Mapping[int, Series], steps: Mapping[int, Step], hosts: Sequence[str]) -> str:
-    """Who is waited for, in words; empty where too little is known."""
+    """A message about the rank that others wait for; "" if too little is known."""
     if stall := find_stalled(ranks):
         here, late, seconds, what = stall
         whom = ", ".join(f"rank {rank} ({hosts[rank]})" for rank in late[:3]) or "one another"
@@ -86,7 +88,7 @@ def group_by_host(ranks: Mapping[int, Series], hosts: Sequence[str]) -> dict[str
 
 
 def count_other_cores(ranks: Mapping[int, Series], here: Sequence[int]) -> float:
-    """Cores of a host that work for processes other than its ranks `here`, over the time of the samples."""
+    """The number of a host's cores that are busy with processes other than its ranks `here`."""
     first = ranks[here[0]]
     took = first.compute_growth("t")
     if not took > 0:
@@ -100,5 +102,5 @@ def count_other_cores(ranks: Mapping[int, Series], here: Sequence[int]) -> float
 
 
 def compute_mean_steps(ranks: Mapping[int, Series]) -> dict[int, Step]:
-    """What a step of each rank takes, of those that have made any."""
+    """The mean step of each rank that has computed steps."""
     return {rank: step for rank, series in ranks.items() if (step := compute_mean_step(series))}

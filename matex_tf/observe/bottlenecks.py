@@ -1,4 +1,4 @@
-"""Measures how much of the time of training steps is spent on sums and on the input, and warns if it is much.
+"""Measures the share of training time spent on sums and on the input, and prints a note if the share is large.
 
 The functions listen to events of training.
 """
@@ -14,10 +14,10 @@ from matex_tf.ops import records
 from matex_tf.runtime import notes
 from matex_tf.world import world
 
-_MUCH = 0.5
-_ENOUGH_STEPS, _ENOUGH_SECONDS = 20, 2.0
+_THRESHOLD = 0.5
+_MIN_STEPS, _MIN_SECONDS = 20, 2.0
 
-_said: set[str] = set()
+_printed: set[str] = set()
 _waited = _wanted = 0.0
 _waited_in_functions: Any = None  # a float64 variable
 _told_in_functions = 0.0  # its value at the end of the last step
@@ -42,19 +42,19 @@ def time_pull(pull: Callable[[], list[Any]]) -> list[Any]:
     with tf.control_dependencies([start]):
         parts = pull()
     with tf.control_dependencies(parts):
-        took = tf.timestamp() - start
-    with tf.control_dependencies([_waited_in_functions.assign_add(took, read_value=False)]):
+        seconds = tf.timestamp() - start
+    with tf.control_dependencies([_waited_in_functions.assign_add(seconds, read_value=False)]):
         return [tf.identity(part) for part in parts]
 
 
 def want_batch(iterator: Any) -> None:
-    """Eager code begins to take a batch."""
+    """Called when eager code begins to take a batch."""
     global _wanted
     _wanted = time.perf_counter()
 
 
 def give_batch(iterator: Any, is_over: bool) -> None:
-    """Eager code has the batch. The end of the data ends an epoch of a loop."""
+    """Called when eager code has the batch. The end of the data ends an epoch of a loop."""
     global _waited
     _waited += time.perf_counter() - _wanted
     if is_over:
@@ -62,13 +62,13 @@ def give_batch(iterator: Any, is_over: bool) -> None:
 
 
 def take_batch(plan: Any, seconds: float, take: Any) -> None:
-    """The batch of a step was taken before its call."""
+    """Called when the batch of a step was taken before the step's call."""
     global _waited
     _waited += seconds
 
 
 def end_step(plan: Any) -> None:
-    """A call of a step has ended."""
+    """Called when a call of a step has ended."""
     global _pace, _told_in_functions
     if records.is_on() and _waited_in_functions is not None:
         _told_in_functions = float(_waited_in_functions.numpy())
@@ -110,32 +110,32 @@ class Pace:
             self._begin, self._waited, self._rows = self._end, get_waited_seconds(), ops.count_global_rows()
 
     def judge_steps(self) -> None:
-        """At the end of the steps: report, once in a run, if most of their time was not computation."""
+        """Called at the end of the steps: report, once in a run, that most of their time was not computation."""
         elapsed = self._end[0] - self._begin[0]
-        if self.steps < _ENOUGH_STEPS or elapsed < _ENOUGH_SECONDS:
+        if self.steps < _MIN_STEPS or elapsed < _MIN_SECONDS:
             return
-        together = (self._end[1] - self._begin[1]) / elapsed
-        waiting = (get_waited_seconds() - self._waited) / elapsed
+        share_of_sums = (self._end[1] - self._begin[1]) / elapsed
+        share_of_input = (get_waited_seconds() - self._waited) / elapsed
         rows = (ops.count_global_rows() - self._rows) // self.steps
-        if together > _MUCH:
+        if share_of_sums > _THRESHOLD:
             of_rows = f", with some {max(rows // world.get_world().trainers, 1)} rows of each batch on each rank"
-            _say_once(
+            _report_once(
                 "together",
-                f"{together:.0%} of the time of training steps is spent on sums of gradients and on waiting for the "
-                f"other ranks{of_rows if rows else ''}. A larger batch, fewer ranks, or fewer ranks on each node would "
-                "use them better",
+                f"{share_of_sums:.0%} of the time of training steps is spent on sums of gradients and on waiting for "
+                f"the other ranks{of_rows if rows else ''}. A larger batch, fewer ranks, or fewer ranks on each node "
+                "would use them better",
             )
-        if waiting > _MUCH:
-            _say_once(
+        if share_of_input > _THRESHOLD:
+            _report_once(
                 "waiting",
-                f"{waiting:.0%} of the time of training steps is spent on waiting for the input pipeline. "
+                f"{share_of_input:.0%} of the time of training steps is spent on waiting for the input pipeline. "
                 "MATEX_EXPLAIN=1 shows the parts that every rank runs completely; `cache()` or a reader "
                 "(matex_tf.readers.DataSet) may save time",
             )
 
 
-def _say_once(what: str, text: str) -> None:
-    """Once in a run: the numbers differ from epoch to epoch."""
-    if what not in _said:
-        _said.add(what)
+def _report_once(what: str, text: str) -> None:
+    """Print a note once in a run, although its numbers differ from epoch to epoch."""
+    if what not in _printed:
+        _printed.add(what)
         notes.print_note(text)

@@ -23,7 +23,7 @@ _recorder: Recorder | None = None
 HOOKS = KerasTable()
 
 _VARIABLES = "tensorflow.python.ops.resource_variable_ops"
-_LOST = "`matex run --check` sees no steps"
+_IF_HOOK_MISSING = "`matex run --check` sees no steps"
 
 
 def start_recorder() -> None:
@@ -150,16 +150,16 @@ def _record(name: str) -> Make:
     return lambda original: getattr(_recorder, name)(original)
 
 
-HOOKS.replace(_VARIABLES, "BaseResourceVariable.__init__", _LOST)(_record("wrap_init"))
+HOOKS.replace(_VARIABLES, "BaseResourceVariable.__init__", _IF_HOOK_MISSING)(_record("wrap_init"))
 for _kind in ("BaseResourceVariable", "ResourceVariable"):  # the second may define its own methods
-    HOOKS.replace(_VARIABLES, f"{_kind}.assign_sub {_kind}.assign_add", _LOST)(_record("wrap_step"))
-HOOKS.replace("tensorflow.python.eager.polymorphic_function.polymorphic_function", "Function.__call__", _LOST)(
-    _record("wrap_step")
-)
-HOOKS.replace("tensorflow.python.client.session", "BaseSession.run", _LOST)(_record("wrap_run"))
-HOOKS.replace("tensorflow.python.eager.backprop", "GradientTape.gradient", _LOST)(_record("wrap_gradient"))
+    HOOKS.replace(_VARIABLES, f"{_kind}.assign_sub {_kind}.assign_add", _IF_HOOK_MISSING)(_record("wrap_step"))
+HOOKS.replace(
+    "tensorflow.python.eager.polymorphic_function.polymorphic_function", "Function.__call__", _IF_HOOK_MISSING
+)(_record("wrap_step"))
+HOOKS.replace("tensorflow.python.client.session", "BaseSession.run", _IF_HOOK_MISSING)(_record("wrap_run"))
+HOOKS.replace("tensorflow.python.eager.backprop", "GradientTape.gradient", _IF_HOOK_MISSING)(_record("wrap_gradient"))
 HOOKS.replace_in(
-    _LOST,
+    _IF_HOOK_MISSING,
     "optimizers.base_optimizer:BaseOptimizer.apply BaseOptimizer.apply_gradients",
     "optimizers.optimizer:_BaseOptimizer.apply_gradients Optimizer.apply_gradients",
 )(_record("wrap_step"))

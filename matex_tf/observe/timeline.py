@@ -1,6 +1,7 @@
-"""A timeline of all ranks, for Perfetto or chrome://tracing: what each computed, waited for, copied and sent, and when.
+"""A timeline of all ranks for Perfetto or chrome://tracing: computation, waiting, copies and transfers, with their
+times.
 
-Rank 0 gathers the ranks' parts into one file; of a job that an error ends, ranks leave their parts beside it.
+Rank 0 gathers the ranks' parts into one file. If an error ends the job, each rank writes its part into a separate file.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from matex_tf.runtime import atomic, notes, objects, real_files, shutdown
 from matex_tf.world import terminal, world
 
 CAPACITY = 1 << 17
-"""Of each rank, so many events are kept: the last ones."""
+"""The number of events kept for each rank; older events are dropped."""
 
 _NAMES = {
     "meet": ("wait for other ranks", "wait"),
@@ -45,40 +46,38 @@ _timeline: Timeline | None = None
 
 
 def start_timeline() -> None:
-    """Begin, where `MATEX_TIMELINE` names a file. Collective.
+    """Start recording, if `MATEX_TIMELINE` names a file. Collective.
 
     Raises:
-        SetupError: on all ranks, if rank 0 cannot write there.
+        SetupError: on all ranks, if rank 0 cannot write the file.
     """
     global _timeline
     path = settings.get_settings().timeline
     if not path:
         return
     path = os.path.abspath(path)
-    complaint = objects.broadcast(
-        _find_complaint(path) if world.get_world().rank == 0 else "", "whether it can be written"
-    )
-    if complaint:
-        raise errors.SetupError(complaint)
+    problem = objects.broadcast(_find_problem(path) if world.get_world().rank == 0 else "", "whether it can be written")
+    if problem:
+        raise errors.SetupError(problem)
     _timeline = Timeline(path)
     shutdown.at_end.append(_timeline.finish_timeline)
     shutdown.before_abort.append(_timeline.write_part)
     records.set_recording(records.EVENTS, CAPACITY)
 
 
-def _find_complaint(path: str) -> str:
+def _find_problem(path: str) -> str:
     """Why the file cannot be written, and what to do; "" if it can."""
     folder = os.path.dirname(path)
     try:
         with real_files.use_real_files(), open(path, "a"):
             return ""
     except OSError as error:
-        mend = "Make that folder first" if not os.path.isdir(folder) else "Name a file that can be written"
-        return f"MATEX_TIMELINE={path}: rank 0 cannot write it ({error.strerror}). {mend}."
+        remedy = "Make that folder first" if not os.path.isdir(folder) else "Name a file that can be written"
+        return f"MATEX_TIMELINE={path}: rank 0 cannot write it ({error.strerror}). {remedy}."
 
 
 class Timeline:
-    """What this rank needs to know to write its part."""
+    """The recording of this rank."""
 
     def __init__(self, path: str):
         self.path = path
@@ -88,33 +87,37 @@ class Timeline:
         self.over = False
 
     def finish_timeline(self) -> None:
-        """Write the file, at the end of the script. Collective."""
+        """Write the file at the end of the script. Collective."""
         self.over = True
         me, communicator = world.get_world(), world.get_communicator("control")
         ends = self.clocks.measure_offsets()
         events, dropped = records.read_events()
-        mine = format_part(
+        own_part = format_part(
             events, records.read_event_labels(), me.rank, me.host, self._compute_times(events, ends[me.rank])
         )
-        everyone = communicator.gather(dropped)
+        dropped_by_rank = communicator.gather(dropped)
         if me.rank > 0:
-            communicator.send(mine, 0)
+            communicator.send(own_part, 0)
             return
-        parts = itertools.chain([mine], (communicator.recv(source=rank) for rank in range(1, me.size)))
+        parts = itertools.chain([own_part], (communicator.recv(source=rank) for rank in range(1, me.size)))
         try:
-            write_file(self.path, parts, self._make_remarks(everyone, ends))
+            write_file(self.path, parts, self._make_remarks(dropped_by_rank, ends))
         except OSError as error:
-            for _ in parts:  # the other ranks send all the same
+            for _ in parts:  # receive the parts that the other ranks send in any case
                 pass
             terminal.write_text(f"matex_tf: the timeline could not be written to {self.path}: {error.strerror}\n")
             return
-        lost = f"; of {sum(map(bool, everyone))} ranks only the last {CAPACITY} events" if any(everyone) else ""
+        lost = (
+            f"; of {sum(map(bool, dropped_by_rank))} ranks only the last {CAPACITY} events"
+            if any(dropped_by_rank)
+            else ""
+        )
         notes.print_note(
             f"the timeline is in {self.path}{lost}: open it at https://ui.perfetto.dev or chrome://tracing"
         )
 
     def write_part(self) -> None:
-        """Write this rank's part alone: the job ends now, and the ranks do not meet any more."""
+        """Write this rank's part into a separate file, because the job ends now without further communication."""
         if self.over:
             return
         self.over = True
@@ -122,30 +125,30 @@ class Timeline:
         stem, extension = os.path.splitext(self.path)
         path = f"{stem}.rank-{me.rank}{extension}"
         events, dropped = records.read_events()
-        mine = format_part(
+        own_part = format_part(
             events, records.read_event_labels(), me.rank, me.host, self._compute_times(events, self.offsets[me.rank])
         )
-        write_file(path, [mine], self._make_remarks([dropped], self.offsets))
+        write_file(path, [own_part], self._make_remarks([dropped], self.offsets))
         terminal.write_text(f"matex_tf: the timeline of rank {me.rank} up to here is in {path}\n")
 
     def _compute_times(self, events: np.ndarray, end: clocks.Offset) -> np.ndarray:
-        """When events begin and end, in nanoseconds since rank 0 began to record."""
+        """The begin and end of events, in nanoseconds since rank 0 began to record."""
         times = np.stack([events["start"], events["start"] + events["duration"]])
         return clocks.convert_to_rank_0_time(times, self.offsets[world.get_world().rank], end) - self.zero
 
     def _make_remarks(self, dropped: Sequence[int], ends: Sequence[clocks.Offset]) -> dict[str, Any]:
         hosts = world.get_world().hosts
-        apart = {
+        clock_offsets = {
             hosts[rank]: f"{(end.ahead - start.ahead) / 1e3:+.1f} us from start to end; known to "
             f"{max(start.error, end.error) / 1e3:.1f} us"
             for rank, (start, end) in enumerate(zip(self.offsets, ends))
             if start.at
         }
-        return {"clock": "that of rank 0", "clocks of other hosts": apart, "events not kept": list(dropped)}
+        return {"clock": "that of rank 0", "clocks of other hosts": clock_offsets, "events not kept": list(dropped)}
 
 
 def write_file(path: str, parts: Iterable[str], remarks: dict[str, Any]) -> None:
-    """Write the file `path` of the parts of ranks; it is there when it is complete."""
+    """Write the parts of the ranks to the file `path`, atomically."""
     with real_files.use_real_files(), atomic.write_beside(path) as place, open(place, "w") as file:
         file.write('{"traceEvents": [')
         file.writelines((",\n" if number else "\n") + text for number, text in enumerate(parts))
@@ -157,7 +160,7 @@ def format_part(events: np.ndarray, labels: Sequence[str], rank: int, host: str,
 
     Args:
         events: of dtype `records.EVENT`.
-        times: of shape [2, events]: when each begins and ends, in nanoseconds.
+        times: begin and end of each event, of shape [2, events], in nanoseconds.
     """
     rows = [
         {"name": "process_name", "ph": "M", "pid": rank, "tid": 0, "args": {"name": f"rank {rank} ({host})"}},
@@ -183,10 +186,10 @@ def format_part(events: np.ndarray, labels: Sequence[str], rank: int, host: str,
 def list_slices(
     events: np.ndarray, labels: Sequence[str], times: np.ndarray
 ) -> Iterator[tuple[int, str, str, int, int, int]]:
-    """What is drawn, as (lane, name, category, begin, end, bytes).
+    """The bars of the timeline, as (lane, name, category, begin, end, bytes).
 
-    What lies between collectives is "compute" in a training step, from one update to the next; where all gradients of
-    an overlapped update are there and sums are not, it is "wait for sums".
+    Within a training step, from one update to the next, the time between collectives is "compute". If all gradients of
+    an overlapped update are computed and their sums are not, the time is "wait for sums".
     """
     order = np.argsort(times[0], kind="stable")
     kinds = [records.ACTIVITIES[activity] for activity in events["activity"][order]]
@@ -215,7 +218,9 @@ def list_slices(
 def _list_gaps(
     gaps: Sequence[tuple[int, int]], name: str, exposed: list[tuple[int, int]]
 ) -> Iterator[tuple[int, str, str, int, int, int]]:
-    """Gaps on the lane of the script, cut where sums are waited for. Consumes what is `exposed` before their end."""
+    """Gaps on the script's lane, divided where the script waits for sums. Consumes the `exposed` intervals before their
+    end.
+    """
     for begin, end in gaps:
         while exposed and exposed[0][0] < end:
             wait_begin, wait_end = max(exposed[0][0], begin), min(exposed[0][1], end)

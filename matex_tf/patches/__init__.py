@@ -1,7 +1,7 @@
-"""The import-time patches, one file for each thing patched.
+"""The import-time patches of TensorFlow, Keras and Python, one file for each subject.
 
-Each file has `HOOKS`, the table of what it replaces, and `install()` where there is more to do. The order counts: a
-patch may wrap what another has put in place.
+A file has `HOOKS`, the table of its hooks, and `install()` if it does more. The order matters: a hook may wrap the
+function that an earlier hook has installed.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from matex_tf.runtime import seeding
 from matex_tf.runtime.hooks import Hook
 from matex_tf.servers.pieces import owners, slots, update_costs
 
-_IN_ORDER = """
+_ALWAYS = """
     hooks.eager_code hooks.functions hooks.datasets hooks.keras_data hooks.py_datasets hooks.models
     hooks.callbacks hooks.sessions patches.imports patches.tf.control_flow patches.tf.xla patches.tf.strategy
     patches.tf.errors files.saving files.downloads files.python files.libraries
@@ -28,8 +28,9 @@ _ON_REQUEST = [
     "apart.keras_fit",
     "servers.pieces.slots",
 ]
-"""Installed by others: under `matex run --check`, in a trial of `matex tune`, where the
-state of the run is kept, where ranks train apart, where they update pieces."""
+"""Installed by other modules: under `matex run --check`, in a trial of `matex tune`, in a run with saved state, for
+ranks that train apart, and for ranks that update pieces.
+"""
 
 
 def _load_part(name: str) -> Any:
@@ -37,8 +38,8 @@ def _load_part(name: str) -> Any:
 
 
 def install() -> None:
-    """Install every patch of the runtime. Communicates only about what needs no TensorFlow."""
-    for part in map(_load_part, _IN_ORDER):
+    """Install all patches. Communicates only where TensorFlow is not needed."""
+    for part in map(_load_part, _ALWAYS):
         part.install() if hasattr(part, "install") else part.HOOKS.install()
     if owners.is_chosen() or update_costs.are_noted():
         slots.start_pieces()
@@ -46,8 +47,8 @@ def install() -> None:
 
 
 def list_hooks() -> Iterator[tuple[str, Hook]]:
-    """Everything that is replaced anywhere, with the file that does."""
-    names = [*_IN_ORDER, *_ON_REQUEST]
+    """All hooks, each with the name of its file."""
+    names = [*_ALWAYS, *_ON_REQUEST]
     parts = {"runtime.seeding": seeding, **{name: _load_part(name) for name in names}}
     for name, part in parts.items():
         for hook in getattr(part, "HOOKS", ()):

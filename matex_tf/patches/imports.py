@@ -1,6 +1,8 @@
-"""TensorFlow and Keras are imported with the collector of garbage off: it would take a seventh of that time.
+"""Disables Python's garbage collector while TensorFlow and Keras are imported; it would take a seventh of the import
+time.
 
-An import makes what stays, half a million objects. They count as old at once, and are not looked through as young ones.
+The half a million objects of an import persist. They are moved to the oldest generation at once, so that later
+collections do not scan them as young objects.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ _LARGE = ("tensorflow", "keras", "tf_keras")
 
 
 class _LargeFinder(MetaPathFinder):
-    """Finds each of `_LARGE` once, as it would be found without."""
+    """Finds each package of `_LARGE` once, through the other finders."""
 
     def __init__(self) -> None:
         self._left = set(_LARGE) - sys.modules.keys()
@@ -35,7 +37,7 @@ class _LargeFinder(MetaPathFinder):
 
 
 class _Loader(Loader):
-    """Loads by another loader, which is then the module's."""
+    """Loads a module through its original loader, which then becomes the module's loader."""
 
     def __init__(self, loader: Loader):
         self._loader = loader

@@ -1,1 +1,1 @@
-"""Checkpoints of a run, restarts from them, and going on with fewer ranks."""
+"""Saved states of a run, restarts from them, and runs that continue with fewer ranks after a rank is lost."""

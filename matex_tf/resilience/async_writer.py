@@ -1,4 +1,4 @@
-"""A thread that writes the states of a run, so that training does not wait for the disk."""
+"""A background thread that writes the saved states of a run, so that training does not wait for the disk."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ _TICK = 0.01  # seconds
 
 
 class Writer:
-    """A thread that writes states, one after another.
+    """Writes states in a background thread, in the order of the calls of `write`.
 
-    A signal's handler may call `flush` wherever the other methods are, so that nothing here holds a lock.
+    A signal handler may call `flush` while another method runs. Therefore no method holds a lock.
     """
 
     def __init__(self, folder: state_files.Folder):
         self.folder = folder
         self.failed: str | None = None
-        self._orders: list[tuple[str, int, Any, list[np.ndarray]]] = []  # the first is being written
-        self._wakes: queue.SimpleQueue[None] = queue.SimpleQueue()  # whose `put` is re-entrant
+        self._orders: list[tuple[str, int, Any, list[np.ndarray]]] = []  # the first order is being written
+        self._wakes: queue.SimpleQueue[None] = queue.SimpleQueue()  # `SimpleQueue.put` is reentrant
         self._thread: threading.Thread | None = None
 
     @property
@@ -34,7 +34,7 @@ class Writer:
         return bool(self._orders)
 
     def write(self, kind: str, number: int, content: Any) -> None:
-        """Have `content` written. It is copied before this returns, which waits where two others are to be written."""
+        """Copy `content` and queue it for writing. Waits while two other states are queued."""
         arrays: list[np.ndarray] = []
         packed = serialization.pack_value(content, arrays)
         if self._thread is None:
@@ -47,8 +47,8 @@ class Writer:
         self._wakes.put(None)
 
     def flush(self) -> None:
-        """Return when all is on the disk, or has failed."""
-        self._wakes.put(None)  # a signal may have come before `write` has done so
+        """Wait until every queued state is on disk or has failed."""
+        self._wakes.put(None)  # the signal may have interrupted `write` before its own wake-up
         while self._orders:
             time.sleep(_TICK)
 
@@ -63,11 +63,11 @@ class Writer:
                     self.folder.write_file(*order)
                 self.failed = None
             except Exception as error:
-                # A full disk is no reason to lose the training as well; nor may whoever waits for this wait for ever.
+                # A full disk must neither end the training nor make `flush` wait for ever.
                 self.failed = f"{type(error).__name__}: {error}"
                 notes.print_note(
-                    f"the state of this run could not be written to {self.folder.path} ({self.failed}); training goes "
-                    "on, and if it has to be started again, it will go on from an older state"
+                    f"the state of this run could not be written to {self.folder.path} ({self.failed}); training "
+                    "continues, and a restart would resume from an older state"
                 )
             finally:
                 del self._orders[0]

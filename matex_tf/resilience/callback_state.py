@@ -1,6 +1,7 @@
-"""What Keras callbacks know, as plain data: counters, best values, the history; copied out and put back.
+"""The state of Keras callbacks as plain data (counters, best values, the history): copy it and restore it.
 
-What is no plain data, such as an open file or a function, a callback makes anew when training begins.
+Attributes that are no plain data, such as open files and functions, are not saved. A callback creates them again when
+training begins.
 """
 
 from __future__ import annotations
@@ -13,15 +14,17 @@ import numpy as np
 from matex_tf import ops
 from matex_tf.resilience import serialization
 
-_LARGE = 1 << 20
-# What these know beside it belongs to files and windows that are opened anew.
+_LARGE_BYTES = 1 << 20
+# The other attributes of these callbacks belong to files and windows that are opened again.
 _ONLY = {"CSVLogger": ("keys",), "ProgbarLogger": (), "TensorBoard": ("_global_train_batch", "_global_test_batch")}
-_NEVER = ("model", "_model", "params", "_params", "validation_data")
+_EXCLUDED = ("model", "_model", "params", "_params", "validation_data")
 _LIBRARIES = ("keras.", "tf_keras.")
 
 
 def find_large(callbacks: Sequence[Any]) -> dict[tuple[int, str], tuple[int, int]]:
-    """The large arrays that callbacks hold as training begins, by place: what they are and their hash."""
+    """Large arrays in callbacks at the start of training: identity and hash, keyed by callback index and attribute
+    name.
+    """
     return {
         (index, name): (id(value), ops.hash_content(value))
         for index, callback in enumerate(callbacks)
@@ -31,13 +34,13 @@ def find_large(callbacks: Sequence[Any]) -> dict[tuple[int, str], tuple[int, int
 
 
 def _is_large(value: Any) -> bool:
-    return isinstance(value, np.ndarray) and value.nbytes > _LARGE and not value.dtype.hasobject
+    return isinstance(value, np.ndarray) and value.nbytes > _LARGE_BYTES and not value.dtype.hasobject
 
 
 def copy_states(callbacks: Sequence[Any], unchanged: dict[Any, Any]) -> list[tuple[str, dict[str, Any]]]:
-    """The kind of each callback and what it knows; large arrays that are as they were when training began are left out.
+    """The class name and the plain attributes of each callback, without copying them.
 
-    `unchanged` is what `find_large` gave then. Nothing is copied.
+    Large arrays that equal `unchanged`, the result of `find_large` at the start of training, are omitted.
     """
     found = []
     for index, callback in enumerate(callbacks):
@@ -57,25 +60,25 @@ def _list_attributes(callback: Any) -> list[tuple[str, Any]]:
     return [
         (name, value)
         for name, value in list(vars(callback).items())
-        if name not in _NEVER and (only is None or name in only)
+        if name not in _EXCLUDED and (only is None or name in only)
     ]
 
 
 def restore_states(callbacks: Sequence[Any], kept: Sequence[tuple[str, dict[str, Any]]]) -> None:
-    """Give callbacks what was kept of those at the same places."""
+    """Restore the saved attributes of each callback, by position. A callback of another class is left as it is."""
     for callback, (kind, state) in zip(callbacks, kept):
         if type(callback).__name__ == kind:
             for name, value in state.items():
                 vars(callback)[name] = serialization.restore_value(vars(callback).get(name), value)
 
 
-def begin_anew(callbacks: Sequence[Any]) -> list[str]:
-    """What callbacks of the script's own know and cannot be kept, in words."""
+def list_unsaved_attributes(callbacks: Sequence[Any]) -> list[str]:
+    """Attributes of the script's own callbacks that cannot be saved, as text for a message."""
     found = []
     for callback in callbacks:
         kind = type(callback)
         if kind.__name__ == "LambdaCallback":
-            found.append("what the functions of a LambdaCallback have noted")
+            found.append("the state in the functions of a LambdaCallback")
         if kind.__module__.startswith(_LIBRARIES):
             continue
         names = [

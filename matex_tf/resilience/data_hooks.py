@@ -1,4 +1,4 @@
-"""The source of Keras' data for `fit` in a run that was started again: it begins where the state was kept."""
+"""Hooks on Keras' data source. In a restarted run, `fit` continues with the batch after the last saved step."""
 
 from __future__ import annotations
 
@@ -14,91 +14,93 @@ from matex_tf.sharding import shard_arrays
 from matex_tf.steps import weak_scaling
 
 HOOKS = KerasTable()
-_LOST = "a run that is started again does not go on where it was"
+_IF_HOOK_MISSING = "a restarted run does not resume from its saved state"
 
 
-@HOOKS.replace_in(_LOST, "trainers.epoch_iterator:EpochIterator.__init__", "engine.data_adapter:DataHandler.__init__")
+@HOOKS.replace_in(
+    _IF_HOOK_MISSING, "trainers.epoch_iterator:EpochIterator.__init__", "engine.data_adapter:DataHandler.__init__"
+)
 def _wrap_source(original: Any) -> Any:
     signature = inspect.signature(original)
 
     def __init__(*args: Any, **kwargs: Any) -> None:
         import tensorflow as tf
 
-        kept = find_current()
-        if kept is not None and kept.source is None:
-            # The first that a call of fit makes is of what it trains on.
-            kept.source, x = args[0], signature.bind(*args, **kwargs).arguments.get("x")
-            kept.are_rows_dealt = weak_scaling.is_on() or any(map(shard_arrays.is_shard, tf.nest.flatten(x)))
+        fit = find_current()
+        if fit is not None and fit.source is None:
+            # fit creates its training iterator first.
+            fit.source, x = args[0], signature.bind(*args, **kwargs).arguments.get("x")
+            fit.are_rows_already_sharded = weak_scaling.is_on() or any(map(shard_arrays.is_shard, tf.nest.flatten(x)))
         original(*args, **kwargs)
 
     return __init__
 
 
-def _find_of(source: Any) -> Fit | None:
-    """The call of `fit` that trains on `source`, if it had begun before the run was started again."""
-    kept = find_current()
-    return kept if kept is not None and kept.saved is not None and kept.source is source else None
+def _find_resumed_fit(source: Any) -> Fit | None:
+    """The call of `fit` that trains on `source`, if it resumes from a saved state."""
+    fit = find_current()
+    return fit if fit is not None and fit.saved is not None and fit.source is source else None
 
 
-def _pass_epoch(kept: Fit, steps: Iterator[tuple[Any, int]]) -> None:
-    """Go through an epoch, which makes its iterator anew, and shuffles.
+def _skip_epoch(fit: Fit, steps: Iterator[tuple[Any, int]]) -> None:
+    """Skip an epoch, so that iterators and shuffles advance as in the original run.
 
-    Its batches are taken only where something depends on how far the iterator went, or where variables are missing.
+    Batches are taken only if the position of the data depends on them, or if a training step must create variables.
     """
-    takes = source_data.has_position(kept.source, kept.calls_python)
-    with kept.source.catch_stop_iteration(), kept.pass_data():
+    takes = source_data.has_position(fit.source, fit.calls_python)
+    with fit.source.catch_stop_iteration(), fit.skip_data():
         for iterator, count in steps:
-            _pass_step(kept, iterator, count, takes)
+            _skip_step(fit, iterator, count, takes)
 
 
-def _pass_step(kept: Fit, iterator: Any, count: int, takes: bool = True) -> None:
-    if kept.missing and not kept.has_made:  # the step of Keras makes variables
-        kept.has_made = True
+def _skip_step(fit: Fit, iterator: Any, count: int, takes: bool = True) -> None:
+    if fit.missing and not fit.has_created_variables:  # Keras creates variables in its first step
+        fit.has_created_variables = True
         batches = source_data.take_batches(iterator, count)
-        kept.model.train_function(source_data.make_iterator(batches, iterator.element_spec))
-        kept.put_back()
+        fit.model.train_function(source_data.make_iterator(batches, iterator.element_spec))
+        fit.restore()
     elif takes:
         source_data.take_batches(iterator, count)
 
 
-def pass_epochs(kept: Fit) -> None:
-    """Keras 3: go through the epochs that have ended."""
-    source = kept.source
-    for _ in range(kept.epoch - kept.first_epoch):
-        _pass_epoch(kept, ((iterator, source.steps_per_execution) for _, _, iterator in source))
-    kept.return_to_epoch()
-    kept.seeks_step = kept.goes_on
+def skip_epochs(fit: Fit) -> None:
+    """Keras 3: skip the epochs that had ended."""
+    source = fit.source
+    for _ in range(fit.epoch - fit.first_epoch):
+        _skip_epoch(fit, ((iterator, source.steps_per_execution) for _, _, iterator in source))
+    fit.return_to_epoch()
+    fit.seeks_step = fit.is_resumed
 
 
-def _find_step(kept: Fit, steps: Iterator[Any], describe: Callable[[Any], tuple[int, Any, int]]) -> Iterator[Any]:
-    """The steps of the epoch in which the state was kept that were not made yet.
+def _find_step(fit: Fit, steps: Iterator[Any], describe: Callable[[Any], tuple[int, Any, int]]) -> Iterator[Any]:
+    """The remaining steps of the interrupted epoch.
 
     Args:
-        steps: all of its steps.
-        describe: the place of a step, its iterator, and how many batches it takes.
+        steps: all steps of the epoch.
+        describe: returns a step's position, its iterator, and its number of batches.
     """
-    kept.seeks_step, last = False, None
+    fit.seeks_step, last = False, None
     for step in steps:
         begin, iterator, count = describe(step)
-        if begin < kept.step:
-            with kept.pass_data():
-                _pass_step(kept, iterator, count)
+        if begin < fit.step:
+            with fit.skip_data():
+                _skip_step(fit, iterator, count)
             last = step
             continue
-        if kept.is_away and last is not None and not source_data.has_length(kept.source):
-            again = _take_again(iterator, count)
-            if again is None:
-                yield _replay_step(kept, last)
+        if fit.is_before_saved_step and last is not None and not source_data.has_length(fit.source):
+            next_batches = _take_next_batches(iterator, count)
+            if next_batches is None:
+                yield _replay_step(fit, last)
             else:
-                _answer_next_step(kept.model, functools.partial(_call_with, again))
-        kept.reach_step()
+                _replace_next_step(fit.model, functools.partial(_call_with, next_batches))
+        fit.reach_step()
         yield step
-    if kept.is_away and last is not None:
-        yield _replay_step(kept, last)
+    if fit.is_before_saved_step and last is not None:
+        yield _replay_step(fit, last)
 
 
-def _take_again(iterator: Any, count: int) -> Any:
-    """An iterator of the batches that a step takes; None where there is none."""
+def _take_next_batches(iterator: Any, count: int) -> Any:
+    """An iterator over the batches of the next step; None at the end of the data."""
     import tensorflow as tf
 
     try:
@@ -108,12 +110,13 @@ def _take_again(iterator: Any, count: int) -> Any:
     return source_data.make_iterator(batches, iterator.element_spec)
 
 
-def _replay_step(kept: Fit, last: Any) -> Any:
-    """The `last` step that was kept, which nobody knew to be the epoch's last: of its figures come those of the epoch.
+def _replay_step(fit: Fit, last: Any) -> Any:
+    """The saved step was the last of its epoch, which was unknown when it was saved. Yield it again with its saved
+    logs, because Keras makes the epoch's logs from the last step.
 
-    All that is put back comes after it.
+    The saved values are restored after this step.
     """
-    _answer_next_step(kept.model, lambda _: kept.saved["logs"])
+    _replace_next_step(fit.model, lambda _: fit.saved["logs"])
     return last
 
 
@@ -121,8 +124,8 @@ def _call_with(iterator: Any, function: Any) -> Any:
     return function(iterator)
 
 
-def _answer_next_step(model: Any, answer: Callable[[Any], Any]) -> None:
-    """Have the next call of Keras' function of a step give what `answer` gives of that function."""
+def _replace_next_step(model: Any, answer: Callable[[Any], Any]) -> None:
+    """Replace train_function for one call: it returns answer(train_function)."""
     function = model.train_function
 
     def call(_: Any) -> Any:
@@ -132,55 +135,55 @@ def _answer_next_step(model: Any, answer: Callable[[Any], Any]) -> None:
     model.train_function = call
 
 
-@HOOKS.replace_in(_LOST, "trainers.epoch_iterator:EpochIterator._enumerate_iterator")
+@HOOKS.replace_in(_IF_HOOK_MISSING, "trainers.epoch_iterator:EpochIterator._enumerate_iterator")
 def _wrap_epoch_steps(original: Any) -> Any:
-    """The steps of an epoch of Keras 3."""
+    """The steps of an epoch in Keras 3."""
 
     def _enumerate_iterator(self: Any) -> Iterator[Any]:
-        kept = _find_of(self)
-        if kept is None or not kept.seeks_step:
+        fit = _find_resumed_fit(self)
+        if fit is None or not fit.seeks_step:
             yield from original(self)
             return
-        yield from _find_step(kept, original(self), lambda step: (step[0], step[2], self.steps_per_execution))
+        yield from _find_step(fit, original(self), lambda step: (step[0], step[2], self.steps_per_execution))
 
     return _enumerate_iterator
 
 
-@HOOKS.replace_in(_LOST, keras2="engine.data_adapter:DataHandler.enumerate_epochs")
+@HOOKS.replace_in(_IF_HOOK_MISSING, keras2="engine.data_adapter:DataHandler.enumerate_epochs")
 def _wrap_epochs(original: Any) -> Any:
-    """Keras 2's epochs."""
+    """The epochs in Keras 2."""
 
     def enumerate_epochs(self: Any) -> Iterator[Any]:
-        kept = _find_of(self)
-        if kept is None:
+        fit = _find_resumed_fit(self)
+        if fit is None:
             yield from original(self)
             return
-        # `BackupAndRestore` may have put them elsewhere.
-        self._initial_epoch, self._initial_step = kept.first_epoch, 0
+        # `BackupAndRestore` may have changed both.
+        self._initial_epoch, self._initial_step = fit.first_epoch, 0
         for epoch, iterator in original(self):
-            if epoch < kept.epoch:
-                # Both are known once a step has begun.
-                _pass_epoch(kept, ((iterator, self.step_increment + 1) for _ in self.steps()))
+            if epoch < fit.epoch:
+                # Keras sets the iterator and the step increment when a step begins.
+                _skip_epoch(fit, ((iterator, self.step_increment + 1) for _ in self.steps()))
                 continue
-            if kept.is_over:
+            if fit.is_over:
                 return
-            if kept.is_away:
-                kept.return_to_epoch()
-                kept.seeks_step, kept.iterator = True, iterator
+            if fit.is_before_saved_step:
+                fit.return_to_epoch()
+                fit.seeks_step, fit.iterator = True, iterator
             yield epoch, iterator
 
     return enumerate_epochs
 
 
-@HOOKS.replace_in(_LOST, keras2="engine.data_adapter:DataHandler.steps")
+@HOOKS.replace_in(_IF_HOOK_MISSING, keras2="engine.data_adapter:DataHandler.steps")
 def _wrap_steps(original: Any) -> Any:
-    """The steps of an epoch of Keras 2."""
+    """The steps of an epoch in Keras 2."""
 
     def steps(self: Any) -> Iterator[Any]:
-        kept = _find_of(self)
-        if kept is None or not kept.seeks_step:
+        fit = _find_resumed_fit(self)
+        if fit is None or not fit.seeks_step:
             yield from original(self)
             return
-        yield from _find_step(kept, original(self), lambda step: (step, kept.iterator, self.step_increment + 1))
+        yield from _find_step(fit, original(self), lambda step: (step, fit.iterator, self.step_increment + 1))
 
     return steps

@@ -1,7 +1,7 @@
-"""Goes on without a lost rank, in the same processes: those left undo what was tried together and make it again.
+"""Elastic runs: after a rank is lost, the other ranks undo their current attempt and repeat it without restarting.
 
-`attempt_work` is one attempt. What is no part of one, such as a loop of the script's own, ends the run when a rank is
-lost; `matex run` then starts it again from its kept state.
+`attempt_work` is one attempt. If a rank is lost outside an attempt, for example in the script's own loop, the run ends,
+and `matex run` restarts it from its saved state.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from matex_tf.steps import events
 from matex_tf.world import exit_codes, membership, terminal, time_limit, world
 
 after_loss: list[Callable[[bool], None]] = []
-"""Called on the ranks that are left when a rank was lost; with whether this rank has become the first."""
+"""Called on the surviving ranks after the world has shrunk; the argument tells whether this rank has become rank 0."""
 
-said: set[int] = set()
-"""The ranks of whose loss a line was printed before the others have come to agree on it."""
+reported: set[int] = set()
+"""Ranks whose loss was already reported, before the survivors agreed on it."""
 
-_inside = False
+_in_attempt = False
 
 
 def is_on() -> bool:
@@ -34,7 +34,7 @@ def is_on() -> bool:
 
 
 def enable_attempts() -> None:
-    """Before anything that can be lost is made."""
+    """Install the hooks of elastic runs. Call this before any work that a lost rank could interrupt."""
     if is_on():
         membership.set_retry(attempt_work)
         shutdown.script_ended.append(_flush_files)
@@ -42,49 +42,49 @@ def enable_attempts() -> None:
 
 
 def attempt_work(what: str, work: Callable[[], Any], undo: Callable[[], None] | None = None) -> Any:
-    """What `work` gives, when all ranks that are left have completed it. Collective.
+    """Call `work` until all surviving ranks have completed it; returns its result. Collective.
 
-    The replicas are the backup, as section III-B of the MaTEx-TensorFlow paper plans: each rank has all variables, and
-    of pieces another rank has copies, so that what is lost with a rank is its part of one attempt. At its end the ranks
-    agree whether all that are left have completed it (by MPI's user-level failure mitigation: the agreement holds
-    whoever is lost in it). If not, they revoke their communicators, so that nobody waits in one, and shrink the world.
-    So all are in the same attempt.
+    The replicas are the backup, as planned in section III-B of the MaTEx-TensorFlow paper: each rank has all variables,
+    and a variable's pieces have copies on another rank. A lost rank therefore takes only its share of the current
+    attempt with it. At the end of an attempt the ranks agree on success, by MPI's user-level failure mitigation; the
+    agreement holds even if a rank is lost during it. Without success they revoke their communicators, so that no rank
+    waits in a collective, and shrink the world. All ranks are thus in the same attempt.
 
-    Where a rank is lost meanwhile, `undo` is called, perhaps several times, and then `work` again, with the smaller
-    world. Within another attempt, and in other threads, `work` is only called: its errors are the other attempt's.
+    After a loss, `undo` is called, perhaps several times, and then `work` again, in the smaller world. Within another
+    attempt, and in other threads, `work` is called without these steps: the outer attempt handles its errors.
 
     Args:
-        what: for people, what is tried.
-        work: collectives, and what may be done again once `undo` was called.
-        undo: makes everything as it was before `work`; None where there is nothing to undo.
+        what: a description of the work, for messages.
+        work: collectives, and computations that may be repeated after `undo`.
+        undo: restores the state before `work`; None if there is nothing to restore.
     """
-    if not is_on() or _inside or threading.current_thread() is not threading.main_thread():
+    if not is_on() or _in_attempt or threading.current_thread() is not threading.main_thread():
         return work()
     try:
         if membership.LOST in (failure := ops.read_failure()):
-            raise membership.make_loss_error(f"what the script does by itself has failed: {failure}")
+            raise membership.make_loss_error(f"an operation of the script itself has failed: {failure}")
         while True:
-            is_done, result, failed = _try_once(work)
+            is_done, result, failed = _attempt_once(work)
             if is_done:
                 return result
             _shrink_world(what, failed)
-            _go_back(undo)
+            _undo_attempt(undo)
     except errors.LostRankError as error:
         excepthook.end_for_loss(error)
         raise
 
 
-def _try_once(work: Callable[[], Any]) -> tuple[bool, Any, Exception | None]:
-    """Whether all ranks have completed `work`; what it gave here, or how it failed. Collective.
+def _attempt_once(work: Callable[[], Any]) -> tuple[bool, Any, Exception | None]:
+    """Call `work`. Returns whether all ranks have completed it, and its result or error on this rank. Collective.
 
-    A rank votes when all that it has printed is out. So, once all have agreed, there is nothing to be printed for one
-    that is lost later but what comes after this, and what threads print, which keep no step with those of other ranks.
+    A rank votes after it has flushed its output. After the agreement, a lost rank therefore leaves no output to repeat,
+    except for later output and the output of threads, which are not in step with other ranks.
     """
-    global _inside
+    global _in_attempt
     result, failed = None, None
     is_alone = not script_frames.find_thread_at_work()
     printed = terminal.measure_text()
-    _inside = True
+    _in_attempt = True
     try:
         result = work()
     except Exception as error:
@@ -93,7 +93,7 @@ def _try_once(work: Callable[[], Any]) -> tuple[bool, Any, Exception | None]:
         failed = error
         world.revoke_communicators()
     finally:
-        _inside = False
+        _in_attempt = False
     is_first_alone = world.get_world().rank > 0 or not script_frames.find_thread_at_work()
     terminal.flush_text()
     is_done, is_first_alone = _is_done_by_all(failed is None, is_first_alone)
@@ -104,22 +104,24 @@ def _try_once(work: Callable[[], Any]) -> tuple[bool, Any, Exception | None]:
     return is_done, result, failed
 
 
-def _go_back(undo: Callable[[], None] | None) -> None:
-    """Undo an attempt on the ranks that are left, and give these what the lost ones had alone. Collective."""
+def _undo_attempt(undo: Callable[[], None] | None) -> None:
+    """Undo an attempt on the surviving ranks, and restore pieces that only lost ranks held. Collective."""
     while True:
         if undo is not None:
             undo()
-        is_done, settle, failed = _try_once(piece_copies.restore_lost)
+        is_done, settle, failed = _attempt_once(piece_copies.restore_lost)
         if is_done:
             settle()
             return
-        _shrink_world("restoring what lost ranks had", failed)
+        _shrink_world("restoring the pieces of lost ranks", failed)
 
 
 def _is_done_by_all(done: bool, alone: bool) -> tuple[bool, bool]:
-    """Whether all ranks have completed what they tried, and are `alone`; the same answer on all that are left."""
-    # The watchdog has gone with the communicators that were revoked.
-    me, what = world.get_world(), "knows of a lost rank, and waits for the others to agree on going on"
+    """Whether all ranks have completed their attempt, and whether all are `alone`. All survivors
+    get the same answer.
+    """
+    # The watchdog stopped when the communicators were revoked.
+    me, what = world.get_world(), "knows of a lost rank, and waits for the other ranks' agreement to continue"
     with contextlib.nullcontext() if done else time_limit.limit_wait(me.rank, me.size, what, end=_end_job):
         return world.agree_on_success(done, alone)
 
@@ -129,18 +131,20 @@ def _end_job() -> None:
 
 
 def _shrink_world(what: str, failed: Exception | None) -> None:
-    """Make the world that of the ranks which are left, and all that depends on it. Collective among them."""
+    """Shrink the world to the surviving ranks, and update all objects that depend on the world.
+    Collective among them.
+    """
     me = world.get_world()
-    before, hosts = me.rank, me.hosts
+    old_rank, hosts = me.rank, me.hosts
     watchdog.stop_watching()
-    left = world.shrink_world()
-    if len(left) == len(hosts):
+    survivors = world.shrink_world()
+    if len(survivors) == len(hosts):
         raise errors.RankError(f"MPI failed in {what}, though no rank was lost: {failed}") from failed
     ops.restart_engine(lambda numbers: _find_largest(me, numbers))
     watchdog.start_watching()
-    membership.note_survivors(left)
+    membership.note_survivors(survivors)
     events.world_changed()
-    became_first = before > 0 and me.rank == 0
+    became_first = old_rank > 0 and me.rank == 0
     if became_first and (why := _find_obstacle()):
         raise membership.make_loss_error(f"the first rank was lost, and {why}")
     try:
@@ -152,55 +156,55 @@ def _shrink_world(what: str, failed: Exception | None) -> None:
         ) from error
     if became_first:
         terminal.print_text()
-        if settings.get_settings().output != "all" and (why := _find_thread_at_work()):  # begun since
+        if settings.get_settings().output != "all" and (why := _find_thread_at_work()):  # a thread started since
             raise membership.make_loss_error(f"the first rank was lost, and {why}")
-    gone = {rank: host for rank, host in enumerate(hosts) if rank not in left and rank not in said}
-    said.clear()
+    gone = {rank: host for rank, host in enumerate(hosts) if rank not in survivors and rank not in reported}
+    reported.clear()
     if gone and me.rank == 0:
-        say_loss(gone, len(left), f"at: {what}")
+        report_loss(gone, len(survivors), f"at: {what}")
 
 
 def _find_obstacle() -> str:
-    """Why this rank may lack what rank 0 had printed and written, or cannot hand on its own; empty where it can.
+    """Why this rank cannot take over rank 0's output and files, or hand over its own; "" if it can.
 
-    All ranks had agreed on what they did last, and none has come past what they try now. So this rank has done all
-    that rank 0 has, where the script does the same on all ranks.
+    The ranks agreed on their previous attempt, and none is past the current one. This rank has therefore done all that
+    rank 0 has done, provided that the script does the same on all ranks.
     """
     if settings.get_settings().output == "all":
-        return ""  # each rank prints and writes for itself
+        return ""  # each rank has its own output and files
     if world.script_knows_ranks:
-        return "no other may have what it was to print and to write, as the script asks for its rank"
+        return "other ranks may lack its output and files, because the script asks for its rank"
     if shutdown.have_all_ended():
-        return "all were past the end of the script, where it writes what no other has"
+        return "all ranks were past the end of the script, where only the first rank writes"
     return _find_thread_at_work() or overlay.find_private_use()
 
 
 def _find_thread_at_work() -> str:
     thread = script_frames.find_thread_at_work()
-    return f"{thread}, may have printed or written here what it had not there" if thread else ""
+    return f"{thread}, may have printed or written other text here than there" if thread else ""
 
 
 def _flush_files() -> None:
-    """Write what files of Python hold that the script has not closed: once all have ended, no other would do it."""
+    """Flush Python's open files: after all ranks have ended, no other rank could write their content."""
     for one in gc.get_objects():
         if issubclass(type(one), (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)) and terminal.is_open(one):
-            with contextlib.suppress(OSError, ValueError):  # Python tries again where it ends
+            with contextlib.suppress(OSError, ValueError):  # Python retries at exit
                 one.flush()
 
 
-def say_loss(gone: dict[int, str], left: int, more: str) -> None:
-    """Say that ranks are lost, with their hosts, and how many go on."""
+def report_loss(gone: dict[int, str], survivors: int, more: str) -> None:
+    """Report lost ranks with their hosts, and the number of ranks that continue."""
     if not settings.get_settings().quiet:
-        terminal.write_text(f"matex_tf: {_describe_loss(gone, left)}, {more}\n")
+        terminal.write_text(f"matex_tf: {_describe_loss(gone, survivors)}, {more}\n")
 
 
-def _describe_loss(hosts: dict[int, str], left: int) -> str:
+def _describe_loss(hosts: dict[int, str], survivors: int) -> str:
     gone = [f"{rank} ({host})" for rank, host in hosts.items()]
     lost = f"rank {gone[0]} is lost" if len(gone) == 1 else f"ranks {', '.join(gone)} are lost"
     them = "it" if len(gone) == 1 else "them"
-    return f"{lost}; " + (f"1 rank goes on without {them}" if left == 1 else f"{left} go on without {them}")
+    return f"{lost}; " + (f"1 rank goes on without {them}" if survivors == 1 else f"{survivors} go on without {them}")
 
 
 def _find_largest(me: world.World, numbers: list[int]) -> list[int]:
-    everyone = me.life.allgather(numbers)
-    return [max(column) for column in zip(*everyone)]
+    numbers_of_ranks = me.life.allgather(numbers)
+    return [max(column) for column in zip(*numbers_of_ranks)]

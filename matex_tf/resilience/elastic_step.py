@@ -1,7 +1,8 @@
-"""A call of a step is an attempt (see `elastic`): the ranks that are left put back its variables and make it again.
+"""In elastic runs, each call of a step is an attempt (see `elastic`): after a loss, the survivors restore the step's
+variables and repeat the call.
 
-Between steps every rank holds all variables, and each has the whole batch, which is taken before the call. So nothing
-of a call is lost with a rank.
+Between steps, every rank holds all variables. The batch is taken before the call, and every rank holds all of it. A
+lost rank therefore takes no data of a call with it.
 """
 
 from __future__ import annotations
@@ -19,14 +20,16 @@ _UNDO = "how a call of the step is undone"
 
 
 def attempt_steps() -> None:
-    """Have each call of a step be an attempt, where ranks may be lost."""
+    """Make each call of a step an attempt, if the run is elastic."""
     if elastic.is_on():
         plan.execute_by(_attempt_step)
         events.step_computed.add_listener(_meet_ranks)
 
 
 def _meet_ranks(step: plan.StepPlan) -> None:
-    """Where a rank has failed after the last collective of a call, all raise its error rather than agree on success."""
+    """A last collective of each call: if a rank failed after all other collectives, all ranks raise its error here,
+    instead of agreeing on success.
+    """
     import tensorflow as tf
 
     ops.allreduce(tf.zeros([]), "sum", f"the end of {step.place}")
@@ -38,7 +41,7 @@ def _attempt_step(step: plan.StepPlan, compute: plan.Compute, given: Sequence[An
     replays = list(map(replay.find_replay, iterators))
     for one in replays:
         one.keep()
-    step.pieces.prepare()  # so that pieces are what is kept
+    step.pieces.prepare()  # the saved variables are then the pieces
     undo.save()
 
     def go_back() -> None:
@@ -54,16 +57,18 @@ def _is_iterator(source: Any) -> bool:
 
 
 def _list_taken(iterator: Any) -> list[Any]:
-    """The iterators of which a step that is given this one takes elements: of whole batches, or of shares."""
+    """The iterators from which a step with this argument takes elements: the argument itself, and the iterator of its
+    shares.
+    """
     shared = batches.find_shared_batches(iterator)
     return [iterator, *([shared.iterator] if hasattr(shared, "iterator") else [])]
 
 
 class Undo:
-    """The values that the variables of a step have before a call.
+    """The values of a step's variables before a call.
 
-    To keep them costs no copy by itself: what the step then changes TensorFlow writes to new memory.
-    takes: whether the step takes batches within its function, as a loop does.
+    Saving them copies nothing, because TensorFlow writes changed values to new memory. takes: the step takes batches
+    inside its function, for example in a loop.
     """
 
     def __init__(self, step: plan.StepPlan):
@@ -87,10 +92,10 @@ class Undo:
         self._values = self._read()
 
     def restore(self) -> None:
-        """Give the variables these values.
+        """Restore the saved values.
 
         Raises:
-            LostRankError: if that is not all that the call has changed.
+            LostRankError: the call changes more than variables that can be restored.
         """
         if self._why_not:
             raise membership.make_loss_error(f"{self._place} {self._why_not}")
@@ -103,25 +108,25 @@ def _have_op(operations: Sequence[Any], types: Sequence[str]) -> bool:
 
 
 def _find_obstacle(step: plan.StepPlan, others: Sequence[Any]) -> str:
-    """What keeps a call from being undone; empty where it can be.
+    """Why a call cannot be undone; "" if it can.
 
-    others: the ops of its graph but the one whose batch is taken before the call.
+    others: the ops of the graph, except for the source op, whose batch is taken before the call.
     """
     from tensorflow.python.ops import handle_data_util
 
     graph = step.traced.graph
     if _have_op(others, ("MakeIterator", "ReduceDataset", "DatasetToSingleElement")):
-        return "goes through a dataset within its function, whose batches do not come again"
+        return "iterates over a dataset inside its function, whose batches cannot be replayed"
     inside = {id(outer): id(inner) for outer, inner in graph.captures}
     known = {inside.get(id(one.handle)) for one in graph.variables}
     written = whole_code.list_written(graph)
-    handles = graph.inputs[: step.given]  # of iterators, which are replayed; a variable's tells of its shape
+    handles = graph.inputs[: step.given]  # iterators, which are replayed; the handle of a variable has shape data
     known.update(id(one) for one in handles if not handle_data_util.get_resource_handle_data(one).is_set)
     if step.source is not None and not any(step.source.inputs[0] is one for op in others for one in op.inputs):
         known.add(id(step.source.inputs[0]))
     if any(id(one) not in known for one in written):
         return (
-            "changes what cannot be put back: a variable that is an argument of it, an iterator that is none, a table, "
-            "or a file of summaries"
+            "changes state that cannot be restored: a variable passed as an argument, an iterator not passed as one, "
+            "a table, or a file of summaries"
         )
     return ""

@@ -1,4 +1,4 @@
-"""Keras' `fit` in a run whose state is kept: calls that had ended are passed over, one goes on where it was."""
+"""Hooks on Keras' `fit` in a run with saved state: calls that had ended are skipped, an interrupted call resumes."""
 
 from __future__ import annotations
 
@@ -14,42 +14,42 @@ from matex_tf.runtime.keras_table import KerasTable
 from matex_tf.steps import events
 
 HOOKS = KerasTable()
-_LOST = "a run that is started again does not go on where it was"
+_IF_HOOK_MISSING = "a restarted run does not resume from its saved state"
 
 
 def install() -> None:
-    """Keep the state of this run."""
+    """Install the hooks that save and restore the state of this run."""
     HOOKS.install()
     data_hooks.HOOKS.install()
     events.training_begins.add_listener(_begin_training)
     events.training_began.add_listener(_resume_training)
-    events.epoch_begins.add_listener(lambda model, epoch: _tell(model, "begin_epoch", epoch))
-    events.batch_ended.add_listener(lambda model, batch, logs: _tell(model, "end_batch", batch + 1, logs))
-    events.epoch_ended.add_listener(lambda model, epoch: _tell(model, "end_epoch", epoch))
+    events.epoch_begins.add_listener(lambda model, epoch: _notify(model, "begin_epoch", epoch))
+    events.batch_ended.add_listener(lambda model, batch, logs: _notify(model, "end_batch", batch + 1, logs))
+    events.epoch_ended.add_listener(lambda model, epoch: _notify(model, "end_epoch", epoch))
     events.step_trained.add_listener(_note_trained)
 
 
-def _tell(model: Any, what: str, *args: Any) -> None:
-    kept = find_current()
-    if kept is not None and kept.model is model:
-        getattr(kept, what)(*args)
+def _notify(model: Any, what: str, *args: Any) -> None:
+    current = find_current()
+    if current is not None and current.model is model:
+        getattr(current, what)(*args)
 
 
 def _note_trained(plan: Any) -> None:
     run = run_state.get_current()
     if run is not None and run.within is None:
         notes.print_note(
-            "of this run only calls of fit are put back when it is started again; a loop of the script's own begins "
-            "anew then (or where the script itself has saved and restores)"
+            "a restart restores only calls of fit; a loop of the script's own starts over, unless the script itself "
+            "saves and restores it"
         )
-    elif (kept := find_current()) is not None:
-        kept.note_trained(plan)
+    elif (current := find_current()) is not None:
+        current.note_trained(plan)
 
 
-# The call
+# The hook on fit
 
 
-@HOOKS.replace_in(_LOST, "models.model:Model.fit", "engine.training:Model.fit", takes="x")
+@HOOKS.replace_in(_IF_HOOK_MISSING, "models.model:Model.fit", "engine.training:Model.fit", takes="x")
 def _wrap_fit(original: Any) -> Any:
     signature = inspect.signature(original)
 
@@ -60,46 +60,46 @@ def _wrap_fit(original: Any) -> Any:
         if run.within is not None:
             with is_nested.set():
                 return original(self, *args, **kwargs)
-        before = getattr(self, "_initial_epoch", None)
-        kept = Fit(run, self)
+        initial_epoch = getattr(self, "_initial_epoch", None)
+        current = Fit(run, self)
         try:
-            given = _bind_by_name(signature, signature.bind(self, *args, **kwargs))
-            kept.first_epoch = given.get("initial_epoch", 0)
-            kept.calls_python = source_data.is_made_by_python(given.get("x"))
-            if kept.is_over:
-                return _pass_over(original, kept, given)
-            if kept.saved is not None and _is_keras3(self):
-                given["initial_epoch"] = kept.epoch  # of Keras 2 see `_wrap_epochs`
-            history = original(**given)
-            kept.end_fit(history)
+            arguments = _bind_by_name(signature, signature.bind(self, *args, **kwargs))
+            current.first_epoch = arguments.get("initial_epoch", 0)
+            current.calls_python = source_data.is_made_by_python(arguments.get("x"))
+            if current.is_over:
+                return _skip_call(original, current, arguments)
+            if current.saved is not None and _is_keras3(self):
+                arguments["initial_epoch"] = current.epoch  # Keras 2: see `_wrap_epochs`
+            history = original(**arguments)
+            current.end_fit(history)
             return history
         finally:
-            kept.close_fit()
-            if kept.saved is not None and _is_keras3(self):
-                self._initial_epoch = before
+            current.close_fit()
+            if current.saved is not None and _is_keras3(self):
+                self._initial_epoch = initial_epoch
 
     return fit
 
 
 def _bind_by_name(signature: inspect.Signature, bound: inspect.BoundArguments) -> dict[str, Any]:
-    given = dict(bound.arguments)
+    arguments = dict(bound.arguments)
     for name, parameter in signature.parameters.items():
         if parameter.kind is parameter.VAR_KEYWORD:
-            given.update(given.pop(name, {}))
-    return given
+            arguments.update(arguments.pop(name, {}))
+    return arguments
 
 
 def _is_keras3(model: Any) -> bool:
     return hasattr(model, "_symbolic_build")
 
 
-def _pass_over(original: Any, kept: Fit, given: dict[str, Any]) -> Any:
-    """The call had ended: make what it makes, go through its data, and leave all as it was at its end."""
-    callbacks = given.get("callbacks")
-    given.update(callbacks=None, verbose=0, validation_data=None)
-    if _is_keras3(kept.model):
-        given.update(epochs=kept.epoch, initial_epoch=kept.epoch)
-    return kept.leave_ended(_flatten_callbacks(callbacks), original(**given))
+def _skip_call(original: Any, current: Fit, arguments: dict[str, Any]) -> Any:
+    """Skip a call that had ended: build its variables, advance its data, and restore its final state."""
+    callbacks = arguments.get("callbacks")
+    arguments.update(callbacks=None, verbose=0, validation_data=None)
+    if _is_keras3(current.model):
+        arguments.update(epochs=current.epoch, initial_epoch=current.epoch)
+    return current.leave_ended(_flatten_callbacks(callbacks), original(**arguments))
 
 
 def _flatten_callbacks(callbacks: Any) -> list[Any]:
@@ -111,17 +111,17 @@ def _flatten_callbacks(callbacks: Any) -> list[Any]:
 
 
 def _begin_training(model: Any, callbacks: Any) -> None:
-    kept = find_current()
-    if kept is None or kept.model is not model:
+    current = find_current()
+    if current is None or current.model is not model:
         return
-    kept.begin_training(_flatten_callbacks(callbacks), callbacks.params)
-    for callback in kept.callbacks if kept.goes_on else ():
+    current.begin_training(_flatten_callbacks(callbacks), callbacks.params)
+    for callback in current.callbacks if current.is_resumed else ():
         if type(callback).__name__ == "CSVLogger":
-            _go_on_with_log(callback, kept.epoch)
+            _continue_log(callback, current.epoch)
 
 
-def _go_on_with_log(callback: Any, epoch: int) -> None:
-    """A log is appended to; lines of epochs that come again are dropped."""
+def _continue_log(callback: Any, epoch: int) -> None:
+    """Append to the log, without its lines of epochs that are repeated."""
     if not os.path.exists(callback.filename):
         return
     with open(callback.filename, newline="") as file:
@@ -134,13 +134,13 @@ def _go_on_with_log(callback: Any, epoch: int) -> None:
 
 
 def _resume_training(model: Any) -> None:
-    """Callbacks were told that training begins."""
-    kept = find_current()
-    if kept is None or kept.model is not model or kept.saved is None:
+    """Restore the state after callbacks were told that training begins."""
+    current = find_current()
+    if current is None or current.model is not model or current.saved is None:
         return
-    kept.put_back()
+    current.restore()
     if _is_keras3(model):
-        model._initial_epoch = None  # `BackupAndRestore` may have put it elsewhere
-        data_hooks.pass_epochs(kept)
-    for what in callback_state.begin_anew(kept.callbacks) if kept.goes_on else ():
-        notes.print_note(f"of the callbacks of fit, {what} cannot be kept and begins anew")
+        model._initial_epoch = None  # `BackupAndRestore` may have changed it
+        data_hooks.skip_epochs(current)
+    for what in callback_state.list_unsaved_attributes(current.callbacks) if current.is_resumed else ():
+        notes.print_note(f"callbacks of fit: {what} cannot be saved and starts over")

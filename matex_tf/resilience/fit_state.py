@@ -1,4 +1,4 @@
-"""One call of `fit` in a run whose state is kept: what is put back in it, and when its state is kept."""
+"""The state of one call of `fit`: when it is saved, and how a restarted run restores it."""
 
 from __future__ import annotations
 
@@ -15,79 +15,81 @@ from matex_tf.steps import events
 from matex_tf.thread_flag import ThreadFlag
 from matex_tf.world import membership, world
 
-_LOOK_SECONDS = 0.5  # how often ranks ask one another whether to save
-_MOST_STEPS = 1000
+_CHECK_SECONDS = 0.5  # interval at which ranks agree whether to save
+_MAX_STEPS_BETWEEN_CHECKS = 1000
 
 
 is_nested = ThreadFlag()
-"""Whether the innermost call of `fit` is one within another, of which nothing is kept."""
+"""Whether the innermost call of `fit` runs inside another call. Its state is not saved."""
 
 
 def find_current() -> Fit | None:
-    """The call of `fit` that is under way in this thread, if its state is kept."""
+    """The call of `fit` that runs in this thread, if its state is saved."""
     run = run_state.get_current()
     return None if run is None or is_nested else run.within
 
 
 class Fit:
-    """The call that has the number of calls before it."""
+    """A call of `fit`. Its number is the number of calls before it in the run."""
 
     def __init__(self, run: run_state.Run, model: Any):
-        """Find what is kept of the call that begins. Collective."""
+        """Find the saved state of this call. Collective."""
         self.run = run
         self.model = model
         self.number = run.fits
         run.fits += 1
         self.saved = run.load_state(self.number)
         self.is_over = self.saved is not None and self.saved["ended"]
-        self.goes_on = self.saved is not None and not self.is_over  # from a state that was kept within it
-        self.is_away = self.goes_on  # its training has not come to where it was yet
+        self.is_resumed = self.saved is not None and not self.is_over  # from a state inside this call
+        self.is_before_saved_step = self.is_resumed  # training has not yet reached the saved step
         self.epoch: int = 0 if self.saved is None else self.saved["epoch"]
         self.step: int = 0 if self.saved is None else self.saved["step"]
         if self.saved is not None:
             run.epochs = self.saved["epochs"]
-        self.missing = False  # a variable that was kept is not made yet
-        self.has_made = False  # a step has trained in vain to make such variables
-        self.first_epoch = 0  # with which the script has the call begin
-        self.source: Any = None  # Keras' source of the data that it trains on
-        self.calls_python = False  # to make a batch: code of the script's own
-        self.drawn: set[str] = set()  # from these generators that code draws
-        self.are_rows_dealt = False  # to ranks, by their number
-        self.seeks_step = False  # the next step of the source is the first of the epoch in which the state was kept
-        self.iterator: Any = None  # Keras 2: of that epoch
+        self.missing = False  # a saved variable does not exist yet
+        self.has_created_variables = False  # an extra training step was run to create such variables
+        self.first_epoch = 0  # the script's `initial_epoch`
+        self.source: Any = None  # Keras' data source for training
+        self.calls_python = False  # the script's Python code makes the batches
+        self.drawn: set[str] = set()  # the random generators that this code uses
+        self.are_rows_already_sharded = False  # the ranks already hold shards of the rows
+        self.seeks_step = False  # the next step of the source is the first of the interrupted epoch
+        self.iterator: Any = None  # Keras 2: the iterator of that epoch
         self.callbacks: Sequence[Any] = ()
         self.params: dict[str, Any] = {}
-        self.takes_turns = False  # at batches, between which ranks do not meet
+        self.takes_turns = False  # ranks take turns at batches, and do not meet between them
         self._change: Callable[[str, float], None] | None = None
         self._change_text = ""
-        self._at: int | None = None
-        self._done = self._made = self._longest = 0  # steps of this epoch, since the start, and of a whole epoch
-        self._logs: Any = None  # what the last step gave
-        self._told = False
-        self._large: dict[Any, Any] = {}
-        self._until = 1
-        self._looked: tuple[float, int] = (time.monotonic(), 0)
+        self._epoch: int | None = None
+        self._steps_of_epoch = self._steps_since_start = self._steps_of_longest_epoch = (
+            0  # steps: of this epoch, since the start, of a complete epoch
+        )
+        self._logs: Any = None  # of the last step
+        self._has_warned = False
+        self._large_arrays: dict[Any, Any] = {}
+        self._steps_until_check = 1
+        self._last_check: tuple[float, int] = (time.monotonic(), 0)
         self._may_save = run.may_save(self.number)
         self._may_change = True
         if self.is_over:
-            notes.print_note("calls of fit that had ended before the run was started again are passed over")
+            notes.print_note("calls of fit that had ended before the restart are skipped")
         elif self.saved is not None:
             where = f"epoch {self.saved['epoch'] + 1}, step {self.step}"
-            notes.print_note(f"going on from the state kept at {where} of call {self.number + 1} of fit")
+            notes.print_note(f"resuming from the state saved at {where} of call {self.number + 1} of fit")
         run.within = self
 
     def close_fit(self) -> None:
         self.run.within = None
 
-    # Putting back
+    # Restoring
 
     def begin_training(self, callbacks: Sequence[Any], params: dict[str, Any]) -> None:
-        """Before the `callbacks` of the call are told that training begins."""
+        """Called before the `callbacks` are told that training begins."""
         self.callbacks, self.params = callbacks, params or {}
-        self._large = callback_state.find_large(callbacks)
+        self._large_arrays = callback_state.find_large(callbacks)
 
-    def put_back(self) -> None:
-        """Put back what is there of the model's variables, and what callbacks know."""
+    def restore(self) -> None:
+        """Restore those variables of the model that already exist, and the state of the callbacks."""
         present = state.load_values(self.model, self.source, self.saved["variables"])
         kept = self.saved["variables"]
         if self.step == 0 and not self.is_over:  # an epoch begins with empty metrics
@@ -96,136 +98,140 @@ class Fit:
         callback_state.restore_states(self.callbacks, self.saved["callbacks"])
 
     def return_to_epoch(self) -> None:
-        """Its epoch begins in which the state was kept, or what comes after a call that had ended."""
-        self.put_back()
-        # Within an epoch the data are passed over first, whose code draws what it drew: see `reach_step`.
+        """Restore the state at the beginning of the interrupted epoch, or after a call that had ended."""
+        self.restore()
+        # Within an epoch, skipped data draw random numbers first; `reach_step` then restores the generators.
         if self.step == 0:
-            self.put_back_random()
+            self.restore_random()
 
-    def put_back_random(self) -> None:
-        """Go on drawing random numbers where the state was kept; generators that data draw from have come there."""
+    def restore_random(self) -> None:
+        """Restore the random generators, except those that skipped data have already advanced."""
         random_state.restore_states(self.saved["random"], () if self.is_over else self.drawn)
 
     @contextlib.contextmanager
-    def pass_data(self) -> Iterator[None]:
-        """Within it batches are passed over: see from which generators their code draws random numbers."""
+    def skip_data(self) -> Iterator[None]:
+        """Context in which batches are skipped: notes which random generators their code uses."""
         before = random_state.copy_states() if self.calls_python else {}
         try:
             yield
-        finally:  # the data may come to their end
+        finally:  # the data may end here
             self.drawn |= random_state.find_drawn(before) if before else set()
 
     def begin_epoch(self, epoch: int) -> None:
-        self._at = epoch
-        self._done = self.step if self.is_away else 0
-        self._until, self._looked = 1, (time.monotonic(), self._done)
+        self._epoch = epoch
+        self._steps_of_epoch = self.step if self.is_before_saved_step else 0
+        self._steps_until_check, self._last_check = 1, (time.monotonic(), self._steps_of_epoch)
 
     def reach_step(self) -> None:
-        """The next step is the one after the last that was kept.
+        """Called before the first step after the saved one.
 
         Raises:
-            SetupError: what was kept is of another model.
+            SetupError: the saved state belongs to another model.
         """
-        if not self.is_away:
+        if not self.is_before_saved_step:
             return
-        self.is_away = False
-        if self.step > 0:  # what callbacks do as an epoch begins they had done before
-            self.put_back()
-            self.put_back_random()
+        self.is_before_saved_step = False
+        if self.step > 0:  # undo the callbacks' repeated on_epoch_begin
+            self.restore()
+            self.restore_random()
         if self.missing:
             raise state.describe_difference("fewer variables", "more")
-        if self.step > 0 and self.are_rows_dealt and self.saved["ranks"] != world.get_world().trainers:
+        if self.step > 0 and self.are_rows_already_sharded and self.saved["ranks"] != world.get_world().trainers:
             notes.print_note(
-                f"the state was kept where {self.saved['ranks']} ranks trained, to which other rows were dealt: of "
-                "this epoch some rows come twice and some not at all"
+                f"the state was saved with {self.saved['ranks']} ranks, which held other rows: in "
+                "this epoch some rows are used twice and some not at all"
             )
 
     def leave_ended(self, callbacks: Sequence[Any], history: Any) -> Any:
-        """Put all back as it was at the end of the call, which had these `callbacks`; gives the history."""
+        """Restore the state at the end of a call that had these `callbacks`. Returns the history."""
         saved, model = self.saved, self.model
         for callback in callbacks:
             callback.set_model(model)
         self.callbacks = callbacks
-        self.put_back()
-        self.put_back_random()
+        self.restore()
+        self.restore_random()
         if self.missing:
-            notes.print_note(
-                "of a call of fit that is passed over, variables that only a step of training makes cannot be put back"
-            )
+            notes.print_note("variables that only a training step creates cannot be restored for a skipped call of fit")
         history = next((one for one in callbacks if isinstance(one, type(history))), history)
         callback_state.restore_states([history], [saved["history"]])
         model.history, model.stop_training = history, saved["stop"]
         return history
 
-    # Keeping
+    # Saving
 
     def note_trained(self, plan: Any) -> None:
-        """A step has trained, by the `plan` of its function. One whose result is thrown away does not count."""
-        if self.is_over or self.is_away:
+        """Called after a step has trained, with the `plan` of its function. Steps whose result is discarded do not
+        count.
+        """
+        if self.is_over or self.is_before_saved_step:
             return
         if not self.run.has_trained:
             self.run.has_trained = True
             if world.get_world().local_rank == 0:
                 rank_records.leave_file(rank_records.TRAINING)
-        tells, self._told = self.goes_on and not self._told, True
+        tells, self._has_warned = self.is_resumed and not self._has_warned, True
         if tells and plan is not None and random_state.can_draw(plan.traced.graph):
             notes.print_note(
-                "the training step draws by TensorFlow's random ops, whose state cannot be kept: from here on it "
-                "draws other numbers than it would have drawn"
+                "the training step uses TensorFlow's random ops, whose state cannot be saved: from here on, its "
+                "random numbers differ from those of an uninterrupted run"
             )
 
     def end_batch(self, done: int, logs: Any) -> None:
-        """After `done` steps of an epoch, the last of which gave `logs`."""
-        self.reach_step()  # a step of which only the figures were wanted
+        """Called after `done` steps of an epoch; `logs` are those of the last step."""
+        self.reach_step()  # if the last step was only replayed for its logs
         self._logs = logs
-        self._made += done - self._done
-        self._done = done
+        self._steps_since_start += done - self._steps_of_epoch
+        self._steps_of_epoch = done
         if self.takes_turns:
             return
-        self._until -= 1
-        if self._until > 0 or not self._may_save or done >= (self.params.get("steps") or self._longest or float("inf")):
-            return  # of an epoch's last step the epoch's end is the better place
-        assert self._at is not None  # an epoch is under way
+        self._steps_until_check -= 1
+        if (
+            self._steps_until_check > 0
+            or not self._may_save
+            or done >= (self.params.get("steps") or self._steps_of_longest_epoch or float("inf"))
+        ):
+            return  # the end of the epoch is the better moment to save its last step
+        assert self._epoch is not None  # an epoch is running
         now = time.monotonic()
-        seconds = (now - self._looked[0]) / max(1, done - self._looked[1])
-        patience = min(_LOOK_SECONDS, settings.get_settings().save_seconds / 4 or _LOOK_SECONDS)
-        stride = min(max(int(patience / max(seconds, 1e-6)), 1), _MOST_STEPS)
-        self._until = self._save_if_due(self._at, done, stride)
-        self._looked = (now, done)
+        seconds = (now - self._last_check[0]) / max(1, done - self._last_check[1])
+        check_seconds = min(_CHECK_SECONDS, settings.get_settings().save_seconds / 4 or _CHECK_SECONDS)
+        stride = min(max(int(check_seconds / max(seconds, 1e-6)), 1), _MAX_STEPS_BETWEEN_CHECKS)
+        self._steps_until_check = self._save_if_due(self._epoch, done, stride)
+        self._last_check = (now, done)
 
     def ask_change(self, text: str, mark: Callable[[str, float], None]) -> None:
-        """Have all ranks leave for a change at the next step at which they meet. To be called on all of them.
+        """Let all ranks leave for a change of the run at the next step where they meet. Call this on all ranks.
 
         Args:
-            text: which change, and why.
-            mark: tells `matex run` of it, given the place that was kept and when ranks began to keep it.
+            text: the change and its reason.
+            mark: reports the change to `matex run`, given the saved position and the time at which saving began.
         """
         self._change, self._change_text = mark, text
 
     def may_change(self) -> bool:
-        """Whether ranks may leave for a change, and have not been asked to."""
+        """Whether the ranks may leave for a change, and no change is pending."""
         return self._may_change and self._may_save and not self.is_over and self._change is None
 
     def count_left(self) -> int:
-        """The steps that are left of this call; where nobody knows them, as many as it has made since its start."""
-        epochs, steps = self.params.get("epochs"), self.params.get("steps") or self._longest
-        if not epochs or not steps or self._at is None:
-            return self._made
-        return max((epochs - self._at) * steps - self._done, 0)
+        """The remaining steps of this call; if unknown, the number of steps since its start."""
+        epochs, steps = self.params.get("epochs"), self.params.get("steps") or self._steps_of_longest_epoch
+        if not epochs or not steps or self._epoch is None:
+            return self._steps_since_start
+        return max((epochs - self._epoch) * steps - self._steps_of_epoch, 0)
 
     def is_due(self) -> bool:
-        """Whether this rank is to keep the state, or to end the run, where ranks take turns at batches."""
+        """Whether this rank wants to save or to end the run, if ranks take turns at batches."""
         is_asked = bool(self.run.asked) and not self.model.stop_training
         return self._may_save and not self.is_over and (is_asked or self.run.is_due())
 
     def keep_within(self, step: int) -> None:
-        """Before this step of the epoch, at which ranks that take turns have met. Collective."""
-        assert self._at is not None  # an epoch is under way
-        self._save_if_due(self._at, step, 1)
+        """Save if due, before `step` of the epoch, where ranks that take turns have met. Collective."""
+        assert self._epoch is not None  # an epoch is running
+        self._save_if_due(self._epoch, step, 1)
 
     def end_epoch(self, epoch: int) -> None:
-        """After callbacks were told that an epoch has ended."""
-        self._longest = max(self._longest, self._done)
+        """Called after callbacks were told that an epoch has ended."""
+        self._steps_of_longest_epoch = max(self._steps_of_longest_epoch, self._steps_of_epoch)
         run, pause = self.run, settings.get_settings().pause
         run.epochs += 1
         if 0 < pause <= run.epochs and self._may_save:
@@ -234,25 +240,25 @@ class Fit:
             self._save_if_due(epoch + 1, 0, 1)
 
     def end_fit(self, history: Any) -> None:
-        """After the call has ended. Collective."""
-        self._save_state("end", 0 if self._at is None else self._at + 1, 0, ended=True, history=history)
+        """Called after the call of `fit` has ended. Collective."""
+        self._save_state("end", 0 if self._epoch is None else self._epoch + 1, 0, ended=True, history=history)
         asked = self._find_request()
         if asked:
             self.run.leave_run(asked, f"the end of call {self.number + 1} of fit")
 
     def _find_request(self) -> str | None:
-        everyone = objects.allgather(self.run.asked, "whether the run is to end")
-        return next((asked for asked in everyone if asked), None)
+        votes = objects.allgather(self.run.asked, "whether the run is to end")
+        return next((asked for asked in votes if asked), None)
 
     def _save_if_due(self, epoch: int, step: int, stride: int) -> int:
-        """Save where it is due or the run is to end; after how many steps to look again. Collective."""
+        """Save if a state is due or the run is to end. Returns the number of steps until the next check. Collective."""
         first = world.get_world().rank == 0
         stops = bool(self.model.stop_training)
-        mine = (self.run.asked, first and not stops and self.run.is_due(), stops, stride)
-        everyone = objects.allgather(mine, "whether to save the state of the run")
-        asked = next((asked for asked, *_ in everyone if asked), None)
-        _, due, stops, stride = everyone[0]
-        # Where training stops, the end of the call is near, and is saved.
+        vote = (self.run.asked, first and not stops and self.run.is_due(), stops, stride)
+        votes = objects.allgather(vote, "whether to save the state of the run")
+        asked = next((asked for asked, *_ in votes if asked), None)
+        _, due, stops, stride = votes[0]
+        # If training stops, the call ends soon, and its end is saved.
         leaves = (asked or self._change) and not stops
         since = time.monotonic()
         if leaves or due:
@@ -262,17 +268,17 @@ class Fit:
             where += f" of call {self.number + 1} of fit"
             change = None if asked or self._change is None else functools.partial(self._change, where, since)
             self.run.leave_run(asked, where, change, self._change_text)
-            self._may_change, self._change = False, None  # its state could not be kept
+            self._may_change, self._change = False, None  # leave_run returned: the state could not be saved
         return stride
 
     def _save_state(self, kind: str, epoch: int, step: int, ended: bool = False, history: Any = None) -> None:
         membership.attempt_collectives(
-            "keeping the state of the run", lambda: self._keep_state(kind, epoch, step, ended, history)
+            "saving the state of the run", lambda: self._keep_state(kind, epoch, step, ended, history)
         )
 
     def _keep_state(self, kind: str, epoch: int, step: int, ended: bool, history: Any) -> None:
         run = self.run
-        events.ranks_meet("keeping the state of the run")
+        events.ranks_meet("saving the state of the run")
         variables = state.read_values(self.model, self.source)
         if world.get_world().rank == 0:
             content = {
@@ -284,7 +290,7 @@ class Fit:
                 "ranks": world.get_world().trainers,
                 "variables": variables,
                 "logs": self._logs if serialization.is_plain(self._logs) else {},
-                "callbacks": callback_state.copy_states(self.callbacks, self._large),
+                "callbacks": callback_state.copy_states(self.callbacks, self._large_arrays),
                 "stop": bool(self.model.stop_training),
                 "history": None if history is None else callback_state.copy_states([history], {})[0],
                 "random": random_state.copy_states(),

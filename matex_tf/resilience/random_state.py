@@ -1,4 +1,4 @@
-"""The states of the generators of random numbers that a script draws from in Python, as plain data."""
+"""The states of the random generators that a script uses in Python, as plain data."""
 
 from __future__ import annotations
 
@@ -18,20 +18,22 @@ _STATEFUL = {
 
 
 def copy_states() -> dict[str, Any]:
-    """The states of Python's and NumPy's generators, and of TensorFlow's, if imported, for the seeds of eager ops."""
+    """The states of Python's, NumPy's and TensorFlow's generators. TensorFlow's gives seeds to eager ops; None before
+    import.
+    """
     context = sys.modules.get("tensorflow.python.eager.context")
     seeds = getattr(context.context(), "_rng", None) if context is not None else None
     seed = context.global_seed() if context is not None else None
     return {
         "python": random.getstate(),
         "numpy": np.random.get_state(),
-        "seed": None if seed is None else int(seed),  # one that ranks have agreed on is of a class of its own
+        "seed": None if seed is None else int(seed),  # a seed that ranks have agreed on has its own class
         "tensorflow": seeds.getstate() if seeds is not None else None,
     }
 
 
 def find_drawn(before: dict[str, Any]) -> set[str]:
-    """Which generators were drawn from since `copy_states` gave `before`."""
+    """The generators that were used since `copy_states` returned `before`."""
     now = copy_states()
     return {name for name in now if _make_comparable(now[name]) != _make_comparable(before[name])}
 
@@ -43,12 +45,12 @@ def _make_comparable(state: Any) -> Any:
 
 
 def can_draw(graph: Any) -> bool:
-    """Whether a graph draws by random ops whose state nobody can get at."""
+    """Whether a graph has random ops whose state is inaccessible."""
     return any(node.op in _STATEFUL for node in iterate_nodes(graph))
 
 
 def restore_states(kept: dict[str, Any], without: Collection[str] = ()) -> None:
-    """Go on drawing where `copy_states` was called, but for the generators `without`."""
+    """Restore the states in `kept`, except for the generators `without`."""
     if "python" not in without:
         random.setstate(kept["python"])
     if "numpy" not in without:

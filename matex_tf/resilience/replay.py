@@ -1,4 +1,6 @@
-"""An iterator whose batches a step takes within its function, as a loop does, gives them again."""
+"""Replay for iterators from which a step takes batches inside its function: after an undone step, the iterator gives
+the same batches again.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +18,10 @@ def find_replay(iterator: Any) -> Replay:
 
 
 class Replay:
-    """Gives what `iterator`, of a `tf.data.Dataset` in eager code, gives from here on, and no batch before it is taken.
+    """An iterator over the further elements of `iterator`, an eager iterator of a `tf.data.Dataset`, without
+    prefetching.
 
-    What was given since `keep` is given again after `go_back`.
+    `go_back` returns to the position of the last call of `keep`.
     """
 
     def __init__(self, iterator: Any):
@@ -39,7 +42,7 @@ class Replay:
         def shape(_: Any, parts: Any) -> Any:
             return tuple(map(tf.ensure_shape, parts, self._shapes))
 
-        options = tf.data.Options()  # nothing is to be taken ahead
+        options = tf.data.Options()  # no element may be taken in advance
         options.autotune.enabled = False
         options.experimental_optimization.apply_default_optimizations = False
         options.experimental_optimization.inject_prefetch = False
@@ -49,11 +52,11 @@ class Replay:
 
     @property
     def handle(self) -> Any:
-        """The resource of an iterator that a step takes in place of that of the other."""
+        """The iterator resource that a step takes instead of the original one."""
         return self._iterator._iterator_resource
 
     def keep(self) -> None:
-        """What was given so far is not asked for again."""
+        """Forget the elements given so far: `go_back` returns to this position."""
         self._taken, self._at = self._taken[self._at :], 0
 
     def go_back(self) -> None:
@@ -75,7 +78,7 @@ class Replay:
 
 
 def _make_any(dtype: Any) -> Any:
-    """A tensor of this type, which nobody looks at."""
+    """A placeholder tensor of this dtype; its value is not used."""
     import tensorflow as tf
 
     if dtype == tf.variant:

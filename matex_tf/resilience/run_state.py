@@ -1,7 +1,7 @@
-"""Keeps the state of a run, and goes on from it when the run is started again, by no line of the script.
+"""Saves the state of a run, and resumes from it when the run is restarted; the script stays unchanged.
 
-"Restarts" in docs/reliability.md says what is kept and what happens then. Calls of `fit`, counted, are where the state
-is put back. Rank 0 keeps it, of which all ranks have copies; nothing in it depends on their number.
+"Restarts" in docs/reliability.md describes the saved state. It is restored at calls of `fit`, which are numbered. Rank
+0 saves the state, because all ranks hold the same; it does not depend on the number of ranks.
 """
 
 from __future__ import annotations
@@ -26,36 +26,36 @@ _run: Run | None = None
 
 
 def open_run() -> None:
-    """Where MATEX_STATE names a folder, see what is kept there. Collective."""
+    """Open the folder that MATEX_STATE names, and find its newest state. Collective."""
     global _run
     if settings.get_settings().state:
         _run = Run(os.path.abspath(os.path.expanduser(settings.get_settings().state)))
 
 
 def is_kept() -> bool:
-    """Whether the state of this run is kept."""
+    """Whether the state of this run is saved."""
     return _run is not None
 
 
 def read_entropy() -> int | None:
-    """What the run began with, where this is one that goes on: its random numbers are to be the same."""
+    """The initial entropy of a run that resumes, so that its random numbers are the same; else None."""
     return None if _run is None else _run.entropy
 
 
 def keep_entropy(entropy: int) -> None:
-    """Keep the random numbers that all ranks have agreed to begin with."""
+    """Save the initial entropy, on which all ranks have agreed."""
     if _run is not None:
         _run.keep_entropy(entropy)
 
 
 def get_current() -> Run | None:
-    """The run whose state is kept; None where none is, and in threads that do not train."""
+    """The run whose state is saved; None if there is none, or in a thread other than the main thread."""
     return _run if threading.current_thread() is threading.main_thread() else None
 
 
 @dataclass
 class _Found:
-    """What a rank finds in the folder: the newest state within a call of fit, and which calls have ended."""
+    """A rank's findings in the folder: the newest state inside a call of fit, and the calls that have ended."""
 
     number: int
     fit: int
@@ -64,10 +64,10 @@ class _Found:
 
 
 class Run:
-    """What is kept of this run, on all ranks."""
+    """The saved state of this run, on all ranks."""
 
     entropy: int | None
-    source: int | None  # the rank that has what is to be put back
+    source: int | None  # the rank that has the state to restore
     fit: int
     ends: set[int]
     number: int
@@ -76,8 +76,8 @@ class Run:
     def __init__(self, path: str):
         self.path = path
         self.script = script_file.digest_script()
-        self.fits = self.epochs = 0  # calls that have begun, epochs that have ended, since the very first start
-        self.within: Any = None  # the `fit_state.Fit` of the call that is under way
+        self.fits = self.epochs = 0  # calls begun and epochs ended since the first start of the run
+        self.within: Any = None  # the running call, a `fit_state.Fit`
         self.asked: str | None = None
         self.has_trained = False
         self.saved_at = time.monotonic()
@@ -90,7 +90,7 @@ class Run:
         elastic.after_loss.append(self._handle_loss)
 
     def _open_folder(self) -> state_files.Folder | None:
-        """The folder, where this rank sees it. Rank 0 makes it and is alone in writing to it."""
+        """Open the folder; None if this rank does not see it. Only rank 0 creates it and writes to it."""
         me = world.get_world()
         folder, error = None, None
         try:
@@ -98,7 +98,7 @@ class Run:
                 folder = state_files.Folder(self.path)
                 self.writer = async_writer.Writer(folder)
                 if not self._hold_folder(folder):
-                    error = "another run that has not ended keeps its state there"
+                    error = "another run is using the folder"
             elif os.path.isdir(self.path):
                 folder = state_files.Folder(self.path)
         except OSError as raised:
@@ -112,8 +112,8 @@ class Run:
         return folder
 
     def _hold_folder(self, folder: state_files.Folder) -> bool:
-        """Whether no other run uses the folder; one that has just been lost may take a moment to be gone."""
-        follows = "A second run that keeps its state there is not noticed: give each run its own MATEX_STATE"
+        """Lock the folder; False if another run holds it. A process that was just killed may hold it for a moment."""
+        follows = "A second run in the same folder is not detected: give each run its own MATEX_STATE"
 
         def tell(error: OSError) -> None:
             notes.print_note(file_locks.describe_lack(self.path, error, follows))
@@ -126,7 +126,7 @@ class Run:
         return False
 
     def _handle_loss(self, became_first: bool) -> None:
-        # Who has what was kept, if it is to be put back.
+        # The ranks have new numbers: find the rank that has the state to restore.
         left = membership.survivors
         source_is_lost = self.source is not None and self.source not in left
         if self.source is not None:
@@ -137,21 +137,19 @@ class Run:
             self.folder = state_files.Folder(self.path)
             self.writer = async_writer.Writer(self.folder)
             if not self._hold_folder(self.folder):
-                notes.print_note(
-                    f"{self.path}, in which the state of the run is kept, is still held by the rank that was lost"
-                )
+                notes.print_note(f"{self.path}, the folder of the run's state, is still locked by the lost rank")
             self.number = max([self.number, *self.folder.list_numbers("state")])
             if source_is_lost and self.fits <= self.fit:
                 _, self.saved = self.folder.find_newest()
 
     def _resume_newest(self) -> None:
-        """Find the newest state on any rank, and go on drawing random numbers from where the run began."""
+        """Find the newest state of all ranks, and restore the random generators to the beginning of the run."""
         me = world.get_world()
         self.saved = None
-        mine = self._find_own() if me.local_rank == 0 else None
-        kept = None if mine is None else (len(mine.ends), mine.number, -me.rank)
-        everyone = objects.allgather(kept, "looking for the state of the run")
-        newest = max((one for one in everyone if one is not None), default=None)
+        own = self._find_own() if me.local_rank == 0 else None
+        kept = None if own is None else (len(own.ends), own.number, -me.rank)
+        found_by_ranks = objects.allgather(kept, "looking for the state of the run")
+        newest = max((one for one in found_by_ranks if one is not None), default=None)
         self.source = None if newest is None else -newest[2]
         if self.source is None:
             self.entropy, self.ends, self.fit, self.number = None, set(), -1, -1
@@ -159,8 +157,8 @@ class Run:
                 self.writer.folder.clear_files()
             return
         if me.rank != self.source:
-            mine, self.saved = None, None
-        found = objects.broadcast(mine, "what is kept of the run", root=self.source)
+            own, self.saved = None, None
+        found = objects.broadcast(own, "the saved state of the run", root=self.source)
         self.entropy, self.ends, self.fit, self.number = (
             found.begin["entropy"], set(found.ends), found.fit, found.number
         )  # fmt: skip
@@ -172,14 +170,14 @@ class Run:
         if (begin := self.folder.read_file(state_files.BEGIN)) is None:
             return None
         if begin["script"] != self.script:
-            notes.print_note(f"the script has changed since its state was kept in {self.path}, so it begins anew")
+            notes.print_note(f"the script has changed since its state was saved in {self.path}, so it starts over")
             return None
         number, self.saved = self.folder.find_newest()
         fit = -1 if self.saved is None else self.saved["fit"]
         return _Found(number, fit, self.folder.list_numbers("end"), begin)
 
     def keep_entropy(self, entropy: int) -> None:
-        """Write down what a run begins with that goes on from nothing."""
+        """Save the beginning of a run that does not resume: script, entropy and random states."""
         if self.writer is None or self.source == 0:
             return
         arrays: list[np.ndarray] = []
@@ -188,10 +186,10 @@ class Run:
         with real_files.use_real_files():
             state_files.write_state(self.writer.folder.locate_file(state_files.BEGIN), packed, arrays)
 
-    # What is put back
+    # Restoring
 
     def load_state(self, fit: int) -> Any:
-        """What is kept of the call of fit with that number: of its end, else within it; None if nothing. Collective."""
+        """The saved state of the call `fit`: its end, or a state inside it; None if there is none. Collective."""
         found = None
         if fit in self.ends:
             with real_files.use_real_files():
@@ -207,11 +205,11 @@ class Run:
         return self.folder.read_file(state_files.name_file("end", fit))
 
     def _send_state(self, read: Callable[[], Any]) -> Any:
-        """What `read_state` gives on the rank that has the state, on every rank; arrays go one by one."""
+        """Broadcast the result of `read` on the source rank to every rank, array by array."""
         what = "the state of the run"
         arrays: list[np.ndarray] = []
         packed = None
-        assert self.source is not None  # where there is what is to be put back
+        assert self.source is not None  # there is a state to restore
         if world.get_world().rank == self.source:
             packed = serialization.pack_value(read(), arrays)
         packed, number = objects.broadcast((packed, len(arrays)), what, root=self.source)
@@ -220,27 +218,30 @@ class Run:
         ]
         return serialization.unpack_value(packed, arrays)
 
-    # What is kept
+    # Saving
 
     def may_save(self, fit: int) -> bool:
-        """Whether what is kept of this call of fit would be the newest: not where one before was damaged."""
+        """Whether a state of this call would be the newest. It would not if the call runs again because its file is
+        damaged.
+        """
         return fit >= max([self.fit, *(end + 1 for end in self.ends)])
 
     def write_state(self, kind: str, number: int, content: Any) -> None:
-        assert self.writer is not None  # rank 0's
+        assert self.writer is not None  # called on rank 0 only
         self.writer.write(kind, number, content)
 
     def is_due(self) -> bool:
-        """Whether rank 0 is to save."""
+        """Whether rank 0 should save now."""
         seconds = settings.get_settings().save_seconds
         is_late = bool(seconds) and time.monotonic() - self.saved_at >= seconds
         return is_late and self.writer is not None and not self.writer.is_busy
 
-    # The end, asked for or not
+    # The end of the run
 
     def _handle_request(self, name: str) -> None:
         self.asked = name
-        # Rank 0 ends the others once all is on its disk; if it was not asked, the next call of fit ends all.
+        # Rank 0 ends the other ranks after its writes are complete. If rank 0 got no signal, the next call of fit ends
+        # all ranks.
         if self.within is None and self.writer is not None:
             self._leave_at_once()
 
@@ -249,7 +250,7 @@ class Run:
             self.writer.flush()
 
     def _leave_at_once(self) -> None:
-        """The script is where there is nothing to save: what it has kept is whole."""
+        """End the run outside `fit`, where the last saved state is complete."""
         self._finish_writing()
         next_run = self._explain_restart(is_sure=rank_records.note(asks_again=True))
         terminal.write_text(f"matex_tf: {self.asked}: ended between calls of fit; {next_run}\n")
@@ -258,10 +259,10 @@ class Run:
     def leave_run(
         self, asked: str | None, where: str, mark: Callable[[], None] | None = None, change: str = ""
     ) -> None:
-        """End all ranks, which have come to this together, once all is on the disk. Collective.
+        """End all ranks together, after the state is on disk. Collective.
 
-        Where `matex run` starts them again at once, of which `mark` tells it, they end only if the state could be kept.
-        If not, one line says that there is no `change`.
+        `mark`: reports to `matex run` that it should restart the ranks at once for a `change`. In that case the ranks
+            end only if the state could be saved; otherwise a line reports that there is no change.
         """
         failed = None
         if self.writer is not None:
@@ -272,8 +273,8 @@ class Run:
         if mark is not None:
             if failed:
                 notes.print_note(
-                    f"--adapt: {change}: the state could not be kept for that ({failed}), so all ranks stay where they "
-                    "are in this call of fit"
+                    f"--adapt: {change}: the state could not be saved ({failed}), so no change is made in "
+                    "this call of fit"
                 )
                 return
             mark()
@@ -283,8 +284,8 @@ class Run:
             terminal.write_text(f"matex_tf: {asked}: {saved}; {self._explain_restart(is_sure=True)}\n")
         if any(objects.allgather(is_known, "whether `matex run` knows why the ranks leave")):
             rank_records.note_leaving()
-            self.writer = None  # what is kept is to stay
-            sys.exit(0)  # of another code mpirun would have much to say
+            self.writer = None  # the saved state remains
+            sys.exit(0)  # mpirun reports any other exit code at length
         sys.exit(exit_codes.EXIT_REQUEUE)
 
     def _explain_restart(self, is_sure: bool) -> str:
@@ -292,8 +293,9 @@ class Run:
         return f"the same command goes on from there ({code}state in {self.path})"
 
     def _end_run(self) -> None:
-        """All ranks have ended their script: well, and nothing is kept any more, or not."""
-        for number in shutdown.REQUESTS:  # Python ends with the system's handlers, which would end a rank that is done
+        """Called after all ranks have ended their script. After a success, the saved state is removed."""
+        # Python restores the system's handlers at exit; a signal would then kill a finished rank.
+        for number in shutdown.REQUESTS:
             signal.signal(number, signal.SIG_IGN)
         if self.writer is None:
             return

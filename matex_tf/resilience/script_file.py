@@ -1,4 +1,4 @@
-"""The script of this run: its file, and what tells it from another one."""
+"""The script of this run: its file and its digest."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from matex_tf.runtime import real_files
 
 
 def digest_script() -> str:
-    """What tells this script and its arguments from others."""
+    """A digest of the command line and of the script's content."""
     words = sys.orig_argv[1:]
     path, content = find_script(words), b""
     if path is not None and os.path.isfile(path):
@@ -23,7 +23,7 @@ def digest_script() -> str:
 
 
 def find_script(words: Sequence[str]) -> str | None:
-    """The file that Python, started with `words`, runs as the script; nothing is imported to find it."""
+    """The file of the script that Python runs, given Python's command line `words`. Imports no module."""
     for at, word in enumerate(words[1:], 1):
         if word == "matex_tf" and words[at - 1] == "-m":
             words = words[at + 1 :]

@@ -1,7 +1,8 @@
-"""Plain data as JSON and arrays and back, so that what is kept on a disk can be read without running anything.
+"""Plain data as JSON and arrays. Reading a saved file never runs code from it.
 
-Plain are None, bool, numbers, text, lists, tuples, sets and dicts of them, NumPy arrays and numbers, eager tensors, and
-functions of NumPy and Keras by name. `pack_value` copies: what it gives does not change with what it was made from.
+Plain are None, bool, numbers, strings; lists, tuples, sets and dicts of plain data; NumPy arrays and scalars, eager
+tensors; and functions of NumPy and Keras, by name. `pack_value` copies: later changes of the value do not affect its
+result.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ _LIBRARIES = ("numpy", "keras", "tf_keras")
 
 
 class NotPlain(TypeError):
-    """A value that is no plain data."""
+    """The value is no plain data."""
 
 
 def is_plain(value: Any) -> bool:
-    """Whether `pack_value` takes `value`."""
+    """Whether `pack_value` accepts `value`."""
     try:
         pack_value(value, None)
     except NotPlain:
@@ -29,7 +30,9 @@ def is_plain(value: Any) -> bool:
 
 
 def pack_value(value: Any, arrays: list[np.ndarray] | None) -> Any:
-    """What JSON takes for `value`; copies of its arrays are appended to `arrays`, if given. Raises NotPlain."""
+    """A JSON-compatible form of `value`. Copies of its arrays are appended to `arrays`, unless that is None. Raises
+    NotPlain.
+    """
     if value is None or type(value) in (bool, int, float, str):
         return value
     if isinstance(value, list):
@@ -51,7 +54,7 @@ def pack_value(value: Any, arrays: list[np.ndarray] | None) -> Any:
 
 
 def unpack_value(packed: Any, arrays: list[np.ndarray]) -> Any:
-    """The value that `pack_value` was given. Raises NotPlain for what it cannot have made."""
+    """The inverse of `pack_value`. Raises NotPlain for a form that `pack_value` does not produce."""
     if isinstance(packed, list):
         return [unpack_value(part, arrays) for part in packed]
     if not isinstance(packed, dict):
@@ -76,7 +79,7 @@ def unpack_value(packed: Any, arrays: list[np.ndarray]) -> Any:
 
 
 def restore_value(now: Any, value: Any) -> Any:
-    """What is to stand where `now` stands: `now` itself with the content of `value` where others may refer to it."""
+    """The value that replaces `now`. A list or dict is updated in place, because other objects may refer to it."""
     if type(now) is type(value) is list:
         now[:] = value
         return now
@@ -88,7 +91,7 @@ def restore_value(now: Any, value: Any) -> Any:
 
 
 def name_dtype(dtype: np.dtype) -> str:
-    """The text by which `find_dtype` gives `dtype`, with its order of bytes. Raises NotPlain if there is none."""
+    """The name of `dtype`, including its byte order, that `find_dtype` accepts. Raises NotPlain if there is none."""
     for name in (dtype.str, dtype.name):
         try:
             if not dtype.hasobject and find_dtype(name) == dtype:
@@ -99,7 +102,7 @@ def name_dtype(dtype: np.dtype) -> str:
 
 
 def find_dtype(name: str) -> np.dtype:
-    """Raises NotPlain for what is no name of a dtype."""
+    """The dtype of this name. Raises NotPlain for an unknown name."""
     try:
         return np.dtype(name)
     except TypeError:
@@ -107,7 +110,7 @@ def find_dtype(name: str) -> np.dtype:
     import tensorflow as tf
 
     try:
-        return np.dtype(tf.as_dtype(name).as_numpy_dtype)  # bfloat16 and its like
+        return np.dtype(tf.as_dtype(name).as_numpy_dtype)  # such as bfloat16
     except TypeError:
         raise NotPlain(f"there is no dtype {name!r}") from None
 
@@ -123,7 +126,7 @@ def _store_array(array: np.ndarray, arrays: list[np.ndarray] | None) -> int:
 def _convert_tensor(tensor: Any) -> np.ndarray:
     try:
         return np.asarray(tensor.numpy())
-    except (AttributeError, NotImplementedError) as error:  # a tensor of a graph
+    except (AttributeError, NotImplementedError) as error:  # a symbolic tensor
         raise NotPlain(str(error)) from None
 
 

@@ -1,4 +1,4 @@
-"""The data of `fit`, brought to where they were: batches are taken as training took them."""
+"""Advance the data of `fit` to a saved position, by taking batches as training took them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _CALLS_PYTHON = ("PyFunc", "EagerPyFunc", "PyFuncStateless")
 
 
 def is_made_by_python(x: Any) -> bool:
-    """Whether Python code of the script's own makes the batches, which may go on from where it was at the last."""
+    """Whether the script's Python code makes the batches. Such code may continue across epochs."""
     if not hasattr(x, "element_spec"):
         return hasattr(x, "__next__") or hasattr(x, "on_epoch_end")
     for step in slice_bounds.list_pipeline(x):
@@ -30,9 +30,9 @@ def _has_python(graph: Any) -> bool:
 
 
 def has_length(source: Any) -> bool:
-    """Whether it is known how many steps an epoch of the source has.
+    """Whether the number of steps in an epoch of the source is known.
 
-    What Keras 3 infers from an epoch whose data came to their end is one step more, which finds no batch.
+    At the end of an epoch's data, Keras 3 infers a number of steps that is 1 too large. That number is not used.
     """
     adapter = getattr(source, "data_adapter", None)
     known = getattr(source, "_inferred_steps", None) if adapter is None else adapter.num_batches
@@ -40,7 +40,9 @@ def has_length(source: Any) -> bool:
 
 
 def has_position(source: Any, calls_python: bool) -> bool:
-    """Whether where the data are depends on how many batches were taken, not only on how many epochs were begun."""
+    """Whether the position of the data depends on the number of batches taken, and not only on the number of epochs
+    begun.
+    """
     if calls_python or not has_length(source):
         return True
     if hasattr(source, "enumerate_epochs"):
@@ -49,10 +51,10 @@ def has_position(source: Any, calls_python: bool) -> bool:
 
 
 def take_batches(iterator: Any, count: int) -> list[Any]:
-    """The next `count` batches, fewer at the end of the data. Raises OutOfRangeError where there is none."""
+    """The next `count` batches, or fewer at the end of the data. Raises OutOfRangeError if there is none."""
     import tensorflow as tf
 
-    # Of rows of its own a rank cannot tell when all have come to their ends; other batches are those of the script.
+    # A rank with rows of its own cannot tell when the other ranks' data end. All other batches are the script's own.
     with contextlib.nullcontext() if own_data.is_own(iterator) else own_data.compute_alone():
         batches = [iterator.get_next()]
         try:
@@ -64,7 +66,9 @@ def take_batches(iterator: Any, count: int) -> list[Any]:
 
 
 def make_iterator(batches: Iterable[Any], spec: Any) -> Any:
-    """An iterator of `batches` alone, of the element spec `spec`: what is traced for it is not for their rows alone."""
+    """An iterator over `batches` with the static shapes of `spec`: a function traced for it also accepts other row
+    counts.
+    """
     import tensorflow as tf
 
     def as_open_as_before(*parts: Any) -> Any:

@@ -1,6 +1,6 @@
-"""The variables of a model in training, in groups of fixed order: read to be kept, and put back.
+"""The variables of a model in training, in ordered groups: read their values, and restore them.
 
-A group grows at its end only, as a rule, so that what is there already can be put back before the rest is.
+Usually a group grows only at its end. Existing variables can therefore be restored before the others are created.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ Kept = dict[str, list[tuple[str, np.ndarray]]]
 
 
 def group_variables(model: Any, source: Any = None) -> dict[str, list[Any]]:
-    """The variables of a Keras model: weights, those of its optimizers, metrics, and sources of random numbers.
+    """The variables of a Keras model, by group: weights, optimizers, metrics, and states of random generators.
 
-    source: of the data that the model trains on. Its variables say where it is in an epoch (in Keras 2 how many batches
-    the step under way takes): it sets them itself as its data are passed over.
+    source: Keras' data source. Its variables are excluded: they hold its position in the epoch (in Keras 2 the number
+        of batches in the current step), and it sets them when data are skipped.
     """
     layers = [layer for layer in _list_layers(model) if layer is not model]
     seen: set[int] = set()
@@ -36,7 +36,7 @@ def group_variables(model: Any, source: Any = None) -> dict[str, list[Any]]:
     for index, optimizer in enumerate(_list_optimizers([model, *layers])):
         owned = optimizer.variables() if callable(optimizer.variables) else optimizer.variables
         found[f"optimizer {index}"] = _select_new(owned, seen)
-        # Of Keras 2 the learning rate is not among them.
+        # In Keras 2, the learning rate is not among the optimizer's variables.
         found[f"optimizer {index}, own"] = _select_new(_list_attributes(optimizer), seen)
     found["own"] = _select_new(_list_attributes(model), seen)
     found[METRICS] = counted
@@ -44,14 +44,14 @@ def group_variables(model: Any, source: Any = None) -> dict[str, list[Any]]:
 
 
 def _list_layers(model: Any) -> list[Any]:
-    """The layers of a Keras model, those within others too, where Keras tells of them."""
+    """The layers of a Keras model, including nested layers if Keras lists them."""
     return list(model._flatten_layers()) if hasattr(model, "_flatten_layers") else list(getattr(model, "layers", []))
 
 
 def _list_counted(model: Any, layers: list[Any]) -> list[Any]:
-    """The variables of all metrics. Keras 2 counts some of them among the weights."""
+    """The variables of all metrics. Keras 2 lists some of them among the weights."""
     found = list(getattr(model, "metrics", []))
-    # A layer that adapts has `update_state`, too, but no result.
+    # An adapting layer also has `update_state`, but no `result`.
     found += [layer for layer in layers if hasattr(layer, "update_state") and hasattr(layer, "result")]
     for layer in [model, *layers]:
         found += getattr(layer, "_metrics", None) or []
@@ -62,14 +62,14 @@ def _list_weights(model: Any) -> list[Any]:
     try:
         return [*model.weights, *model.variables]
     except ValueError:
-        return []  # Keras 2 says so of a model that the first step builds
+        return []  # Keras 2 raises for a model that its first step builds
 
 
 def _select_new(variables: Iterable[Any], seen: set[int]) -> list[Any]:
     chosen = []
     for variable in variables:
         inner = find_tf_variable(variable)
-        # Variables of text are no state of training, and no plain data.
+        # String variables are neither training state nor plain data.
         is_kept = hasattr(inner, "assign") and hasattr(inner, "numpy") and getattr(inner.dtype, "name", "") != "string"
         if is_kept and id(inner) not in seen:
             seen.add(id(inner))
@@ -84,7 +84,7 @@ def _list_attributes(holder: Any) -> list[Any]:
 
 
 def _list_optimizers(holders: list[Any]) -> list[Any]:
-    """The optimizers that a model has, that of `compile` and others of its own."""
+    """The optimizers of a model: that of `compile`, and those in its attributes."""
     candidates = [getattr(holders[0], "optimizer", None)]
     candidates += [value for holder in holders for value in vars(holder).values()]
     seen: set[int] = set()
@@ -97,7 +97,7 @@ def _list_optimizers(holders: list[Any]) -> list[Any]:
 
 
 def _list_random_variables(holders: list[Any]) -> list[Any]:
-    """States of generators of random numbers that no list of weights has."""
+    """States of random generators that are in no list of weights."""
     found = []
     for holder in holders:
         for value in vars(holder).values():
@@ -127,7 +127,9 @@ def _list_keras_seed() -> list[Any]:
 
 
 def read_values(model: Any, source: Any) -> Kept:
-    """The values of `group_variables`, for all ranks alike: of one that ranks hold in pieces a read is collective."""
+    """The values of `group_variables`. Call this on all ranks: reading a variable that is held in
+    pieces is collective.
+    """
     return {
         group: [(find_name(one), np.asarray(find_tf_variable(one).numpy())) for one in variables]
         for group, variables in group_variables(model, source).items()
@@ -135,10 +137,10 @@ def read_values(model: Any, source: Any) -> Kept:
 
 
 def load_values(model: Any, source: Any, kept: Kept) -> dict[str, int]:
-    """Give those of `group_variables` that are there the values `kept`; how many of each group they are.
+    """Assign the values `kept` to the variables that exist. Returns the number of assigned variables of each group.
 
     Raises:
-        SetupError: what was kept is of another model.
+        SetupError: the values belong to another model.
     """
     present = {}
     for group, variables in group_variables(model, source).items():
@@ -146,7 +148,7 @@ def load_values(model: Any, source: Any, kept: Kept) -> dict[str, int]:
         if len(variables) > len(values):
             raise describe_difference(f"{len(variables)} variables of the group '{group}'", f"{len(values)}")
         if len(variables) < len(values) and not all(map(_is_assignable, variables, (value for _, value in values))):
-            # As of Keras 3 the seeds of a model's Dropouts, which come last once its weights are made.
+            # Example: in Keras 3, a model's Dropout seeds come last once its weights exist.
             present[group] = 0
             continue
         present[group] = len(variables)
@@ -170,11 +172,11 @@ def _assign_value(variable: Any, name: str, value: np.ndarray) -> None:
 
 def describe_difference(here: str, there: str) -> errors.SetupError:
     return errors.SetupError(
-        f"the state that was kept of this run is of another model: the script has {here} where {there} was kept. Has "
-        "the script, or what it reads, changed since? Remove the folder of the state (MATEX_STATE) to begin anew."
+        f"the saved state of this run belongs to another model: the script has {here} where {there} was saved. Has "
+        "the script, or its input, changed since? Remove the folder of the state (MATEX_STATE) to start over."
     )
 
 
 def is_complete(present: dict[str, int], kept: Kept) -> bool:
-    """Whether all that was kept has been put back."""
+    """Whether all saved values have been assigned."""
     return all(present.get(group, 0) == len(values) for group, values in kept.items())

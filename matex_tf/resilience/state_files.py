@@ -1,6 +1,7 @@
-"""The folder in which a run's state is kept: whole files with a checksum, two generations of the newest state.
+"""The folder with the saved state of a run: atomically written files with checksums, two generations of the newest
+state.
 
-A file is JSON, arrays, and a hash of both; no part of it is run. `Folder` has the names.
+A file consists of JSON, arrays, and a hash of both; reading runs no code. `Folder` documents the file names.
 """
 
 from __future__ import annotations
@@ -27,15 +28,15 @@ _PIECE = 16 << 20
 
 
 class Damaged(ValueError):
-    """A file is not what was written."""
+    """The file differs from what was written."""
 
 
 class Foreign(PermissionError):
-    """Another user could have written what is in the folder."""
+    """Another user could have written to the folder."""
 
 
 def write_state(path: str, packed: Any, arrays: Sequence[np.ndarray]) -> None:
-    """Write a state to `path`, whole or not at all, also where the host goes down."""
+    """Write a state to `path` atomically and durably: after a crash of the host the file is complete or absent."""
     header = json.dumps(
         [packed, [[serialization.name_dtype(array.dtype), list(array.shape)] for array in arrays]]
     ).encode()
@@ -59,15 +60,15 @@ def write_state(path: str, packed: Any, arrays: Sequence[np.ndarray]) -> None:
 
 
 def read_state(path: str) -> Any:
-    """What was written to `path`. Raises Damaged or OSError."""
+    """Read the state in `path`. Raises Damaged or OSError."""
     with open(path, "rb") as file:
         data = file.read()
     start = len(_MAGIC) + 8
     if len(data) < start + 32 or data[: len(_MAGIC)] != _MAGIC:
-        raise Damaged(f"{path} is no state of a run, or was cut off")
+        raise Damaged(f"{path} is not the state of a run, or is truncated")
     content = memoryview(data)[:-32]
     if hashlib.blake2b(content, digest_size=32).digest() != data[-32:]:
-        raise Damaged(f"{path} is damaged: its checksum is another")
+        raise Damaged(f"{path} is damaged: its checksum does not match")
     (length,) = struct.unpack("<Q", data[len(_MAGIC) : start])
     packed, shapes = json.loads(bytes(content[start : start + length]))
     arrays, at = [], start + length
@@ -80,10 +81,10 @@ def read_state(path: str) -> Any:
 
 
 class Folder:
-    """The folder `path`, made if it is not there. Raises Foreign, or OSError where it cannot be made.
+    """The folder `path`, created if it does not exist. Raises Foreign, or OSError if it cannot be created.
 
-    `state-NUMBER` is a state within a call of `fit`; the two newest are kept. `end-NUMBER` is the state at the end of
-    the call of `fit` with that number. `begin` is what the run began with.
+    `state-NUMBER`: a state inside a call of `fit`; the two newest are kept. `end-NUMBER`: the state at the end of call
+    NUMBER of `fit`. `begin`: the beginning of the run.
     """
 
     def __init__(self, path: str):
@@ -97,18 +98,18 @@ class Folder:
             if state.st_uid != os.getuid() or not stat.S_ISDIR(os.stat(path).st_mode):
                 raise Foreign(f"{path} belongs to another user (number {state.st_uid})")
         if os.stat(path).st_mode & 0o022:
-            raise Foreign(f"others than its owner can write to {path} (`chmod go-w {path}` ends that)")
+            raise Foreign(f"users other than its owner can write to {path}; run `chmod go-w {path}`")
 
     def locate_file(self, name: str) -> str:
         return os.path.join(self.path, name)
 
     def list_numbers(self, kind: str) -> list[int]:
-        """The numbers of the files of `kind` "state" or "end", the least first."""
+        """The numbers of the files of `kind` "state" or "end", in ascending order."""
         found = (re.fullmatch(rf"{kind}-(\d+)", name) for name in os.listdir(self.path))
         return sorted(int(match.group(1)) for match in found if match)
 
     def read_file(self, name: str) -> Any:
-        """The content of the file `name`; None where it is not there, damaged or another user's."""
+        """The content of the file `name`; None if the file is absent, damaged, or owned by another user."""
         path = self.locate_file(name)
         try:
             if os.lstat(path).st_uid != os.getuid():
@@ -118,7 +119,7 @@ class Folder:
             return None
 
     def find_newest(self) -> tuple[int, Any]:
-        """The number and the content of the newest state that is whole; (-1, None) where none is."""
+        """The number and content of the newest undamaged state; (-1, None) if there is none."""
         for number in reversed(self.list_numbers("state")):
             content = self.read_file(name_file("state", number))
             if content is not None:
@@ -126,25 +127,26 @@ class Folder:
         return -1, None
 
     def write_file(self, kind: str, number: int, packed: Any, arrays: Sequence[np.ndarray]) -> None:
-        """Write a state; of the kind "state" only the newest generations stay."""
+        """Write a state, and remove old generations of the kind "state"."""
         write_state(self.locate_file(name_file(kind, number)), packed, arrays)
         if kind == "state":
             for old in self.list_numbers("state")[:-GENERATIONS]:
                 os.unlink(self.locate_file(name_file("state", old)))
 
     def clear_files(self) -> None:
-        """Remove what is kept and what was being written, not the folder."""
+        """Remove all state files, complete and unfinished, but not the folder."""
         atomic.remove_unfinished(self.path)
         for name in os.listdir(self.path):
             if re.fullmatch(rf"(state|end)-\d+|{BEGIN}|{ENDED}", name):
                 os.unlink(self.locate_file(name))
 
     def hold_lock(self, tell: Callable[[OSError], None] | None = None) -> int | None:
-        """The descriptor by which this process holds the folder while it is open; None where another one does.
+        """Lock the folder for this process. Returns a descriptor that holds the lock while it is open; None if another
+        process holds it.
 
-        A file in it, since other hosts see locks of files, not of folders, on a file system that they share. A run that
-        has ended well removes the folder, which is then made anew. `tell` is given the error of a file system without
-        locks, where the folder is held by each process that asks.
+        The lock is a file, because hosts that share a file system see locks of files, but not of folders. A run that
+        has ended successfully removes the folder; it is then created again. `tell` gets the error of a file system
+        without locks, where every process gets the lock.
         """
         while True:
             try:
@@ -153,14 +155,16 @@ class Folder:
                 self._make_folder()
 
     def close_folder(self, remove: bool) -> None:
-        """The run has ended well: nothing goes on from here. Without `remove` that is only noted."""
+        """Called after a successful end: no run resumes from here. Without `remove`, the folder is only marked as
+        ended.
+        """
         if not remove:
             with open(os.open(self.locate_file(ENDED), os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600), "wb"):
                 return
         self.clear_files()
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self.locate_file(LOCK))
-        with contextlib.suppress(OSError):  # there is something else in it
+        with contextlib.suppress(OSError):  # the folder has other files
             os.rmdir(self.path)
 
 

@@ -1,4 +1,4 @@
-"""One voice: only rank 0 prints, and an error of any rank reaches the terminal once, with its rank and host."""
+"""Output and errors of a run: only rank 0 prints, and an error of any rank is shown once, with its rank and host."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from matex_tf.runtime import rank_records, script_frames, shutdown
 from matex_tf.world import exit_codes, launcher_variables, membership, terminal, world
 
 _FRAME = re.compile(r'  File "(.*)", line \d+, in .*\n(?:    .*\n|\n)*')
-# TensorFlow gives where an op was made within the text of its error only.
+# TensorFlow puts the stack of an op's creation into the error text only.
 _OP_FRAMES = re.compile(rf"(Detected at node .* defined at \(most recent call last\):\n)((?:{_FRAME.pattern})+)")
 
 
 def attach_hooks() -> None:
-    """Silence the ranks that are not the first, and give errors their way to the terminal."""
+    """Silence all ranks except the first, and install the handlers of errors and exits."""
     me = world.get_world()
     shutdown.script_ended.append(report_unreported)
     faulthandler.enable(file=terminal.keep_streams())
@@ -42,7 +42,7 @@ def attach_hooks() -> None:
 
 
 def _remove_hooks() -> None:
-    """All ranks have ended: what Python meets while it takes its modules apart is no error of the run."""
+    """Remove the handlers after all ranks have ended: exceptions while Python shuts down are no errors of the run."""
     if sys.excepthook is _report_error:
         sys.excepthook = sys.__excepthook__
     sys.exit = _plain_exit
@@ -50,9 +50,9 @@ def _remove_hooks() -> None:
 
 
 def _match_launcher_terminal() -> None:
-    """Say that standard output is no terminal where that of mpirun is none.
+    """Make standard output a non-terminal if mpirun's is none.
 
-    Open MPI gives each rank a terminal of its own, so that colours and moving progress bars would end up in a log.
+    Open MPI gives each rank a pseudo-terminal. Colours and progress bars would otherwise end up in log files.
     """
     try:
         launcher = f"/proc/{os.getppid()}"
@@ -72,7 +72,7 @@ def _redirect_output(rank: int) -> None:
             os.makedirs(folder, exist_ok=True)
             path = os.path.join(folder, f"rank-{rank}.log")
             with contextlib.suppress(FileNotFoundError):
-                os.replace(path, f"{path}.1")  # why the run before was lost may stand there
+                os.replace(path, f"{path}.1")  # it may explain why the previous run was lost
             log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
         except OSError as error:
             raise errors.SetupError(f"MATEX_LOG_DIR={folder!r}: expected a folder to write to: {error}") from None
@@ -85,7 +85,7 @@ _plain_exit: Callable[..., Any] = sys.exit
 
 
 def _exit(code: object = None) -> None:
-    if threading.current_thread() is threading.main_thread():  # of another thread it ends only that
+    if threading.current_thread() is threading.main_thread():  # in another thread, it ends only that thread
         exit_codes.note_exit(code)
     _plain_exit(code)
 
@@ -94,7 +94,9 @@ _plain_exit_at_once: Callable[..., NoReturn] = os._exit
 
 
 def _exit_at_once(code: int) -> None:
-    """`os._exit`, which ends a script well only if all ranks come to it, or to their ends; children are left alone."""
+    """Replaces `os._exit`. Exit code 0 is a success only if all ranks reach their ends. Forked children are not
+    affected.
+    """
     if not world.is_active():
         _plain_exit_at_once(code)
     stack = traceback.extract_stack()[:-1]
@@ -112,19 +114,19 @@ def _exit_at_once(code: int) -> None:
 
 
 def _exit_after_others(status: int) -> NoReturn:
-    """`os._exit` once all ranks have come to the end of the script: with 0 it is this one's good end."""
+    """`os._exit` after all ranks have reached the end of the script. With status 0, it confirms this rank's success."""
     if status == 0:
         rank_records.confirm_end()
     _plain_exit_at_once(status)
 
 
 def describe_error(error: BaseException, trace: TracebackType | None) -> str:
-    """The traceback as Python prints it, headed by rank and host; without our frames unless MATEX_TRACEBACK=full."""
+    """The traceback in Python's format, with rank and host, and without our frames unless MATEX_TRACEBACK=full."""
     me = world.get_world()
     if isinstance(error, errors.LostRankError):
-        return f"matex_tf: {error}\n"  # no fault of the script, nor of a place in it
+        return f"matex_tf: {error}\n"  # no line of the script caused it
     if isinstance(error, errors.BuildError):
-        return f"matex_tf: rank {me.rank} of {me.size} on {me.host}: {error}\n"  # nor is what this machine lacks
+        return f"matex_tf: rank {me.rank} of {me.size} on {me.host}: {error}\n"  # the machine caused it
     error.__traceback__, hint = trace, ""
     if settings.get_settings().traceback == "script":
         for shown in _list_shown_errors(error):
@@ -135,25 +137,27 @@ def describe_error(error: BaseException, trace: TracebackType | None) -> str:
     if settings.get_settings().traceback == "script":
         text = _OP_FRAMES.sub(_drop_library_frames, text)
     if isinstance(error, KeyError):
-        lacking = launcher_variables.taken.intersection(map(str, error.args))
-        text += "".join(f"{launcher_variables.explain_lack(name)}.\n" for name in lacking)
+        missing = launcher_variables.taken.intersection(map(str, error.args))
+        text += "".join(f"{launcher_variables.explain_missing(name)}.\n" for name in missing)
     return f"matex_tf: rank {me.rank} of {me.size} on {me.host} failed{_format_script_line(error)}{hint}:\n{text}"
 
 
 def _drop_library_frames(found: re.Match[str]) -> str:
-    """Of where an op of a graph was made the lines of the script, as a traceback has them."""
+    """The script's lines of an op's creation stack, in the format of a traceback."""
     frames = (frame for frame in _FRAME.finditer(found[2]) if not script_frames.is_library(frame[1]))
     return found[1] + "".join(frame[0].rstrip("\n") + "\n" for frame in frames if not frame[1].startswith("<"))
 
 
 def _format_script_line(error: BaseException) -> str:
-    """The innermost line of the script that `error` went through."""
+    """The innermost line of the script in the traceback of `error`, as text."""
     lines = [one for one in traceback.extract_tb(error.__traceback__) if not script_frames.is_library(one.filename)]
     return f" at {os.path.basename(lines[-1].filename)}, line {lines[-1].lineno}" if lines else ""
 
 
 def _drop_own_frames(trace: TracebackType | None) -> TracebackType | None:
-    """`trace` without our frames and those of `runpy`, which starts scripts; itself if it has no others, or none."""
+    """`trace` without our frames and those of `runpy`, which starts scripts; unchanged if no frames, or only these,
+    would remain.
+    """
     entries: list[TracebackType] = []
     kept: TracebackType | None = None
     while (entry := entries[-1].tb_next if entries else trace) is not None:
@@ -165,7 +169,7 @@ def _drop_own_frames(trace: TracebackType | None) -> TracebackType | None:
 
 
 def _list_shown_errors(error: BaseException) -> list[BaseException]:
-    """`error` and those that Python shows beside it: what it was raised from or after, and those of a group."""
+    """`error` and the errors that Python shows with it: causes, contexts, and members of a group."""
     found = [error]
     for one in found:
         others = [one.__cause__, one.__context__, *getattr(one, "exceptions", ())]
@@ -178,9 +182,9 @@ def _report_error(kind: type[BaseException], error: BaseException, trace: Traceb
     if os.getpid() != me.process or not world.is_active():
         sys.__excepthook__(kind, error, trace)
         return
-    told = _read_collectives_text(error)
-    code = 130 if issubclass(kind, KeyboardInterrupt) else _parse_exit_code(told)
-    follows = any(sign in told for sign in (membership.TOLD_ELSEWHERE, membership.LEFT_WITH))
+    collectives_text = _read_collectives_text(error)
+    code = 130 if issubclass(kind, KeyboardInterrupt) else _parse_exit_code(collectives_text)
+    follows = any(sign in collectives_text for sign in (membership.TOLD_ELSEWHERE, membership.LEFT_WITH))
     if follows:
         shutdown.await_cause()
     follows = follows or membership.is_loss_of_another(error)
@@ -188,27 +192,29 @@ def _report_error(kind: type[BaseException], error: BaseException, trace: Traceb
 
 
 def end_for_loss(error: errors.LostRankError) -> None:
-    """End all ranks, whatever the script would do with the error: it must not go on as if nothing were lost."""
+    """End all ranks after a loss, however the script would handle the error: it must not continue as if nothing were
+    lost.
+    """
     _report_error(type(error), error, error.__traceback__)
 
 
 def refuse_after_loss(what: str) -> None:
-    """Where ranks were lost, end the run before `what`, which cannot go on without them: it is then started again."""
+    """After a loss, end the run before `what`, which requires all ranks. The run is then restarted."""
     if world.get_world().has_lost:
         end_for_loss(membership.make_loss_error(f"{what} cannot go on with fewer ranks than the run began with"))
 
 
 def report_unreported() -> None:
-    """An error that ended the script, and was shown by a hook of its own, ends all ranks, too."""
+    """End all ranks also for an error that the script's own excepthook has shown."""
     error = getattr(sys, "last_value", None)
     if error is not None and sys.excepthook is not _report_error and not hasattr(sys, "ps1"):
         _report_error(type(error), error, error.__traceback__)
 
 
 def _read_collectives_text(error: BaseException) -> str:
-    """The texts of collectives that failed among `error` and the errors beside it; an error of the script has none.
+    """The texts of failed collectives in `error` and the errors shown with it; "" for errors of the script itself.
 
-    TensorFlow raises the error of a collective as one of its own, whose text has the head of a `RankError` within it.
+    TensorFlow raises a collective's error as one of its own, with the header of a `RankError` in its text.
     """
     head = str(errors.RankError(""))
     return "\n".join(
@@ -220,6 +226,6 @@ def _read_collectives_text(error: BaseException) -> str:
 
 
 def _parse_exit_code(message: str) -> int:
-    """The exit code of the rank that left the others, where that is what the error says; else 1."""
+    """The exit code of the rank that left the others, if the message contains it; else 1."""
     found = re.search(membership.LEFT_WITH + r" (\d+)", message)
     return int(found.group(1)) if found else 1

@@ -1,6 +1,6 @@
-"""What is replaced in other libraries: one table of hooks, each checked when its module is imported.
+"""Hooks: functions of other libraries that matex_tf replaces. Each hook is checked when its module is imported.
 
-A name that is missing, or has other parameters, is an error on every rank, or a line where the hook is optional.
+If a name is missing or has other parameters, all ranks raise an error; for an optional hook, a note is printed.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from matex_tf.version import TRIED
 Make = Callable[[Any], Any]
 Put = Callable[[Any, str, Make], None]
 NAMES = {"tensorflow": "TensorFlow", "keras": "Keras"}
-"""The libraries whose newer versions are told, with their names for people."""
-_ANY = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
+"""The libraries whose untested newer versions are reported, with their display names."""
+_VARIADIC = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
 
 APIS = " ".join(
     ("tensorflow", *(f"tensorflow{inner}.compat.v{version}" for inner in ("._api.v2", "") for version in "12"))
 )
-"""The modules that have TensorFlow's functions for scripts. The last two are made where one is imported by its name."""
+"""The modules with TensorFlow's public functions. The last two are created when one of them is imported by name."""
 
 
 def call_when_imported(module: str, act: Callable[[Any], object]) -> None:
-    """Call `act(module)` as soon as the module is imported; now, if it is."""
+    """Call `act(module)` when the module is imported, or now if it already is."""
     import wrapt
 
     was_imported = module in sys.modules
@@ -42,7 +42,9 @@ def call_when_imported(module: str, act: Callable[[Any], object]) -> None:
         try:
             act(found)
         except errors.SetupError:
-            if not was_imported:  # a script that takes it for a missing library meets it again at the next import
+            if (
+                not was_imported
+            ):  # a script that handles the error as a missing library gets it again at the next import
                 sys.modules.pop(module, None)
                 wrapt.register_post_import_hook(run, module)
             raise
@@ -67,33 +69,33 @@ def put_function(owner: Any, name: str, make: Make) -> None:
 
 @dataclass(eq=False)
 class Hook:
-    """One function, property, class or value of another library, in place of which another stands."""
+    """A function, property, class or value of another library, and its replacement."""
 
     module: str
     name: str
-    """Within the module: "Model.fit"."""
+    """The name within the module: "Model.fit"."""
     make: Make
-    lost: str
-    """What a run lacks without it."""
+    if_missing: str
+    """The consequence if the hook is missing, for messages."""
     made: list[Any] = field(default_factory=list, repr=False)
-    """What the hooks of one declaration have put in place: two of its modules may be one."""
+    """The replacements made by the hooks of one declaration; two of its modules may be the same module."""
     takes: str = ""
-    """Parameters of the original that `make` relies on, beside those that the stand-in names."""
+    """Parameters of the original that `make` requires, in addition to those that the replacement names."""
     since: str = ""
     until: str = ""
-    """The versions of the library that have it: from `since` on, before `until`."""
+    """The hook applies to versions of the library from `since` on and before `until`."""
     optional: bool = False
-    """A run is right without it."""
+    """The run is correct without the hook."""
     later: bool = False
-    """Its module may be imported after the library, or never."""
+    """The module may be imported later than the library, or never."""
     early: bool = False
-    """It is put in place before the rest of the library takes it from its module."""
+    """The function is replaced before the rest of the library imports it from its module."""
     when: Callable[[], bool] | None = None
-    """Whether this rank needs it, asked when it is put in place."""
+    """Whether this rank needs the hook; called when it is installed."""
     put: Put = put_function
-    """How it is put in place."""
+    """The function that performs the replacement."""
     placed_in: Any = field(default=None, repr=False)
-    """The module in which it was put in place."""
+    """The module in which the function was replaced."""
 
     @property
     def library(self) -> str:
@@ -101,19 +103,21 @@ class Hook:
         return "python" if top in sys.stdlib_module_names else top
 
     def fits(self, version: str) -> bool:
-        """Whether `version` of the library has it; an unknown one counts as the newest."""
+        """Whether the hook applies to `version` of the library; an unknown version counts as the newest."""
         if not version:
             return not self.until
         found = _parse_version(version)
         return _parse_version(self.since) <= found and not (self.until and found >= _parse_version(self.until))
 
     def describe_versions(self) -> str:
-        """In brackets, such as "(from 3, before 4)"; "" if any has it."""
+        """The range of versions in brackets, such as "(from 3, before 4)"; "" if there is none."""
         limits = [f"{word} {version}" for word, version in (("from", self.since), ("before", self.until)) if version]
         return f" ({', '.join(limits)})" if limits else ""
 
     def install(self) -> None:
-        """Put it in place once its library is imported, or, if it is `early`, its module; now if that is."""
+        """Install the hook when its library is imported, or, for an `early` hook, its module; now if that is already
+        imported.
+        """
         top = self.module.partition(".")[0]
         first = self.module if self.early else top
         call_when_imported(first, lambda _: call_when_imported(self.module, self.put_in_place))
@@ -123,7 +127,7 @@ class Hook:
         return (self.when is None or self.when()) and self.fits(find_version(self.library))
 
     def put_in_place(self, module: Any) -> None:
-        """Replace it in `module`, once. Raises SetupError where a required one does not fit."""
+        """Replace the function in `module`, once. Raises SetupError if a required hook does not fit."""
         if self.placed_in is module or not self._is_due():
             return
         *path, name = self.name.split(".")
@@ -135,11 +139,11 @@ class Hook:
             if has_name(owner, name):
                 self.put(owner, name, self._make_checked)
             else:
-                self._tell(f"has no `{self.name}` in {self.module}")
+                self._report(f"has no `{self.name}` in {self.module}")
         except errors.SetupError:
             raise
         except Exception as error:
-            self._tell(f"has another `{self.name}` in {self.module} ({error!r})", error)
+            self._report(f"has another `{self.name}` in {self.module} ({error!r})", error)
         self.placed_in = module
 
     def _make_checked(self, original: Any) -> Any:
@@ -150,32 +154,32 @@ class Hook:
             return original
         lacking = find_lacking(original, made, self.takes.split(), "." in self.name)
         if lacking:
-            self._tell(f"has `{self.name}` in {self.module} {lacking}")
+            self._report(f"has `{self.name}` in {self.module} {lacking}")
             return original
         self.made.append(made)
         return made
 
     def check_module(self) -> None:
-        """Once the library is imported: its module is, too, or may be later. Raises SetupError as `put_in_place`."""
-        if self.module in sys.modules:  # its own import went by us where a finder of the script's had found it
+        """Check the hook after the import of its library. Raises SetupError, like `put_in_place`."""
+        if self.module in sys.modules:  # the import hook misses a module that a finder of the script has found
             self.put_in_place(sys.modules[self.module])
         elif not self._is_due():
             return
         elif not is_there(self.module):
-            self._tell(f"has no module {self.module}, of which `{self.name}` is replaced")
+            self._report(f"has no module {self.module}, of which `{self.name}` is replaced")
         elif not self.later:
-            notes.print_note(f"{self.library} was imported without {self.module}: {self.lost}")
+            notes.print_note(f"{self.library} was imported without {self.module}: {self.if_missing}")
 
-    def _tell(self, what: str, cause: Exception | None = None) -> None:
+    def _report(self, what: str, cause: Exception | None = None) -> None:
         if not self.optional:
             raise errors.SetupError(self._explain(what)) from cause
         notes.print_note(self._explain(what))
 
     def _explain(self, what: str) -> str:
-        found, tried = find_version(self.library), TRIED.get(self.library)
-        text = f"{self.library} {found or '(of unknown version)'} {what}. Without this hook {self.lost}."
-        if tried:
-            text += f" The newest {self.library} tried is {tried}: `{_find_install_command(self.library)}=={tried}`"
+        found, newest = find_version(self.library), TRIED.get(self.library)
+        text = f"{self.library} {found or '(of unknown version)'} {what}. Without this hook {self.if_missing}."
+        if newest:
+            text += f" The newest {self.library} tried is {newest}: `{_find_install_command(self.library)}=={newest}`"
             text += "." if self.optional else ", or set MATEX_DISABLE=1 to run the script without matex_tf."
         elif not self.optional:
             text += f" Install an older {self.library}, or set MATEX_DISABLE=1 to run the script without matex_tf."
@@ -183,7 +187,7 @@ class Hook:
 
 
 class Table:
-    """The hooks of one patch file, in the order in which they are put in place, with `options` that they share."""
+    """The hooks of one file, in the order of installation, with common `options`."""
 
     def __init__(self, **options: Any):
         self.hooks: list[Hook] = []
@@ -192,16 +196,16 @@ class Table:
     def __iter__(self) -> Iterator[Hook]:
         return iter(self.hooks)
 
-    def replace(self, modules: str, names: str, lost: str, **options: Any) -> Callable[[Make], Make]:
-        """Declare that what `make(original)` gives stands in place of each of `names` in each of `modules`.
+    def replace(self, modules: str, names: str, if_missing: str, **options: Any) -> Callable[[Make], Make]:
+        """Declare that `make(original)` replaces each of `names` in each of `modules`.
 
-        `modules` and `names` are separated by spaces; `options` are fields of `Hook`.
+        `modules` and `names` are separated by spaces; `if_missing` and `options` are fields of `Hook`.
         """
 
         def declare(make: Make) -> Make:
             shared = {**self.options, **options, "made": []}
             places = [(module, name) for module in modules.split() for name in names.split()]
-            self.hooks += [Hook(module, name, make, lost, **shared) for module, name in places]
+            self.hooks += [Hook(module, name, make, if_missing, **shared) for module, name in places]
             return make
 
         return declare
@@ -212,26 +216,28 @@ class Table:
 
 
 def has_name(owner: Any, name: str) -> bool:
-    """Whether `owner` has `name`, and not, as a class has `__init__`, from `object` or its metaclass alone."""
+    """Whether `owner` has `name` itself; for a class, not only from `object` or its metaclass, as with `__init__`."""
     if isinstance(owner, type):
         return any(name in vars(kind) for kind in owner.__mro__ if kind is not object)
     return hasattr(owner, name)
 
 
 def find_lacking(original: Any, made: Any, takes: Sequence[str] = (), is_method: bool = False) -> str:
-    """In what the parameters of `original` are not those that `made`, its stand-in, relies on; "" if they are.
+    """How the parameters of `original` differ from those that its replacement `made` requires; "" if they fit.
 
-    The stand-in names the first parameters, in their order, and all of them if it takes no others.
+    The replacement names the first parameters in order, and all of them if it takes no others.
     """
     if isinstance(original, type) or isinstance(made, type):
         return ""
     try:
-        theirs, ours = (list(inspect.signature(one).parameters.values())[is_method:] for one in (original, made))
+        original_parameters, replacement_parameters = (
+            list(inspect.signature(one).parameters.values())[is_method:] for one in (original, made)
+        )
     except (TypeError, ValueError):
-        return ""  # C code, or no function
-    names = [one.name for one in theirs if one.kind not in _ANY]
-    wanted = [one.name for one in ours if one.kind not in _ANY]
-    takes_any, is_open = len(names) < len(theirs), len(wanted) < len(ours)
+        return ""  # C code, or not a function
+    names = [one.name for one in original_parameters if one.kind not in _VARIADIC]
+    wanted = [one.name for one in replacement_parameters if one.kind not in _VARIADIC]
+    takes_any, is_open = len(names) < len(original_parameters), len(wanted) < len(replacement_parameters)
     first = names[: len(wanted)] if is_open else names
     if takes_any:
         first, wanted, takes = first[: len(wanted)], wanted[: len(first)], ()
@@ -242,7 +248,7 @@ def find_lacking(original: Any, made: Any, takes: Sequence[str] = (), is_method:
 
 
 def is_there(module: str) -> bool:
-    """Whether `module` could be imported; nothing is."""
+    """Whether `module` can be imported. Imports nothing."""
     return module in sys.modules or _find_spec(module) is not None
 
 
@@ -259,11 +265,11 @@ def _find_spec(module: str) -> importlib.machinery.ModuleSpec | None:
 
 @functools.cache
 def _find_distribution(library: str) -> importlib.metadata.Distribution | None:
-    """What pip has installed it by, such as `tensorflow_cpu`."""
+    """The pip distribution that provides the library, such as `tensorflow_cpu`."""
     try:
         return importlib.metadata.distribution(library)
     except importlib.metadata.PackageNotFoundError:
-        named = importlib.metadata.packages_distributions().get(library)  # it takes its time
+        named = importlib.metadata.packages_distributions().get(library)  # slow
         return importlib.metadata.distribution(named[0]) if named else None
 
 
@@ -278,24 +284,24 @@ def _find_install_command(library: str) -> str:
 
 
 def list_newer(versions: Mapping[str, str]) -> list[str]:
-    """The libraries with versions, such as "Keras 3.16.0", that are newer in `versions` than the newest tried."""
+    """The libraries with their versions in `versions`, such as "Keras 3.16.0", if newer than the newest tested ones."""
     return [f"{name} {versions[one]}" for one, name in NAMES.items() if is_newer(versions[one], TRIED[one])]
 
 
 def describe_tried(newer: Sequence[str]) -> str:
-    """The newest versions tried, and those that `list_newer` found here."""
+    """The newest tested versions, and the newer ones from `list_newer`."""
     text = ", ".join(f"{name} {TRIED[library]}" for library, name in NAMES.items())
     return f"{text}; newer here: {', '.join(newer)}, not tried yet" if newer else text
 
 
 def note_newer() -> None:
-    """Name versions of TensorFlow and Keras that are newer than the newest tried, in one line."""
+    """Print a note about versions of TensorFlow and Keras that are newer than the newest tested ones."""
     if newer := list_newer({library: find_version(library) for library in NAMES}):
         notes.print_note(f"newest tried: {describe_tried(newer)}")
 
 
 def find_version(library: str) -> str:
-    """The version of `library` that is imported, or would be; "" if it is not known."""
+    """The version of `library` that is imported or installed; "" if unknown."""
     if library == "python":
         return platform.python_version()
     imported = getattr(sys.modules.get(library), "__version__", "")
@@ -310,6 +316,6 @@ def is_newer(version: str, than: str) -> bool:
 
 
 def _parse_version(text: str) -> tuple[int, ...]:
-    """The numbers with which it begins: (2, 15, 1) for "2.15.1rc0"."""
+    """The leading numbers of a version: (2, 15, 1) for "2.15.1rc0"."""
     numbers = re.match(r"[\d.]*", text)
     return tuple(int(part) for part in numbers[0].split(".") if part) if numbers else ()

@@ -12,7 +12,7 @@ class KerasTable(Table):
     """Declares hooks for both versions of Keras in one line."""
 
     def replace_in(
-        self, lost: str, keras3: str = "", keras2: str = "", since: str = "3", **options: Any
+        self, if_missing: str, keras3: str = "", keras2: str = "", since: str = "3", **options: Any
     ) -> Callable[[Make], Make]:
         """As `Table.replace` of "MODULE:NAMES", in `keras.src`, and in `src` of Keras 2."""
 
@@ -24,7 +24,7 @@ class KerasTable(Table):
                 module, _, names = place.partition(":")
                 modules = " ".join(f"{package}.src.{module}" for package in packages)
                 if names:
-                    self.replace(modules, names, lost, early=True, **versions, **options)(make)
+                    self.replace(modules, names, if_missing, early=True, **versions, **options)(make)
             return make
 
         return declare

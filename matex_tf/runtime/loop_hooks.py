@@ -1,4 +1,4 @@
-"""Replaces a loop of AutoGraph."""
+"""Replaces AutoGraph's loop functions."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from matex_tf.runtime.hooks import Make, put_function
 
 
 def put_loop(owner: Any, name: str, make: Make) -> None:
-    """Replace a loop also in AutoGraph's table of loops by type of iterable."""
+    """Replace a loop function, also in AutoGraph's table of loop functions by type of iterable."""
     from tensorflow.python.autograph.operators import control_flow
 
     original, table = getattr(owner, name), control_flow.for_loop_registry._registry

@@ -9,15 +9,15 @@ from collections.abc import Iterator
 from matex_tf import settings
 from matex_tf.world import terminal, world
 
-_said: set[str] = set()
-_unsaid = False
+_printed: set[str] = set()
+_are_dropped = False
 
 
 def print_note(text: str) -> None:
     """Print one line on standard error, on rank 0, once in a run."""
-    if _unsaid or text in _said:
+    if _are_dropped or text in _printed:
         return
-    _said.add(text)
+    _printed.add(text)
     if (world.get_world().rank == 0 or terminal.keeps_text()) and not settings.get_settings().quiet:
         sys.stdout.flush()
         print(f"matex_tf: {text}", file=sys.stderr, flush=True)
@@ -26,9 +26,9 @@ def print_note(text: str) -> None:
 @contextlib.contextmanager
 def hold_notes() -> Iterator[None]:
     """A context in which notes are dropped; the same notes may be printed later."""
-    global _unsaid
-    before, _unsaid = _unsaid, True
+    global _are_dropped
+    before, _are_dropped = _are_dropped, True
     try:
         yield
     finally:
-        _unsaid = before
+        _are_dropped = before

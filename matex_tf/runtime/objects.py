@@ -1,7 +1,7 @@
-"""Collectives of Python objects: what the ranks tell each other beside the tensors of a step.
+"""Collectives of Python objects, for communication outside a step's tensors.
 
-Each takes a number in the one sequence of collectives, and is known by its `what`: in a few words what it is for, the
-same on all ranks. With MATEX_ELASTIC, one in which a rank is lost is made again by those that are left.
+Each has a number in the sequence of collectives, and a description `what` of its purpose, the same on all ranks. With
+MATEX_ELASTIC, a collective that lost a rank is repeated by the others.
 """
 
 from __future__ import annotations
@@ -20,17 +20,18 @@ from matex_tf.ops import records
 from matex_tf.world import membership, world
 
 _KIND = 6  # see `ops.rendezvous`
-_LARGE = 1 << 16
-"""Bytes. A digest of more would take longer than it saves."""
+_MAX_COMPARED_BYTES = 1 << 16
+"""Bytes. For larger values, a digest takes more time than it saves."""
 
-# From the meeting to the end of the exchange: else two threads might exchange in another order than they met.
+# Held from the rendezvous to the end of the exchange: otherwise two threads could exchange in another order than they
+# met.
 _one_at_a_time = threading.RLock()
 
 
 def allgather(value: Any, what: str, rows: int = 0) -> list[Any]:
-    """The values of all ranks, by rank, on every rank: copies, and equal ones may be one object.
+    """The values of all ranks, by rank, on every rank. They are copies; equal values may be one object.
 
-    rows: of the batch that they are about, 0 if it is none.
+    rows: the rows of the batch that the values concern; 0 if there is none.
     """
     if not world.is_active():
         return [value]
@@ -47,9 +48,10 @@ def allgather(value: Any, what: str, rows: int = 0) -> list[Any]:
 
 
 def _are_same(packed: bytes) -> bool:
-    """Whether all ranks have the same bytes; large ones are not compared. Collective.
+    """Whether all ranks have the same bytes; large values are not compared. Collective.
 
-    Most values are equal on all ranks. A digest then takes O(log N) messages of 16 bytes, and all values O(N) memory.
+    Most values are equal on all ranks. A digest then takes O(log N) messages of 16 bytes, whereas gathered values take
+    O(N) memory.
     """
     if world.get_world().is_phantom:
         return True
@@ -57,8 +59,8 @@ def _are_same(packed: bytes) -> bool:
 
     digest = hashlib.blake2b(packed, digest_size=8).digest()
     number = int.from_bytes(digest, "little") >> 1
-    # The largest of both are those of one rank only if all ranks have the same number.
-    found = np.array([number, -number] if len(packed) <= _LARGE else [1, 1])
+    # The maxima of both numbers belong together only if all ranks have the same number.
+    found = np.array([number, -number] if len(packed) <= _MAX_COMPARED_BYTES else [1, 1])
     world.get_communicator("control").Allreduce(MPI.IN_PLACE, found, MPI.MAX)
     return bool(found[0] == -found[1])
 
@@ -80,17 +82,17 @@ def broadcast(value: Any, what: str, root: int = 0) -> Any:
 
 
 def barrier(what: str) -> None:
-    """Returns on each rank once all have called it."""
+    """Returns on each rank after all ranks have called it."""
     if world.is_active():
         membership.attempt_collectives(what, lambda: _meet_ranks("barrier", what))
 
 
 @contextlib.contextmanager
 def start_exchange(what: str, operation: str = "exchange", size: int = 0, rows: int = 0) -> Iterator[None]:
-    """Around what all ranks do together over MPI, once all have come to it.
+    """A context for common communication over MPI; it begins after all ranks have reached it.
 
     Args:
-        size: the bytes that this rank gives.
+        size: the bytes that this rank contributes.
         rows: see `allgather`.
     """
     with _one_at_a_time:
@@ -100,11 +102,11 @@ def start_exchange(what: str, operation: str = "exchange", size: int = 0, rows: 
 
 
 def _measure_size(value: Any) -> int:
-    """The bytes of `value` as a message; 0 where nothing records them."""
+    """The size of `value` as a message in bytes; 0 if sizes are not recorded."""
     return len(pickle.dumps(value)) if records.is_on() else 0
 
 
 def _meet_ranks(operation: str, what: str, size: int = 0, rows: int = 0) -> None:
-    # Ranks that talk of different things must not exchange them.
+    # Ranks at different operations must not exchange data.
     key = hashlib.blake2b(f"{operation} {what}".encode(), digest_size=8).digest()
     ops.rendezvous(_KIND, int.from_bytes(key, "little"), what, size, rows)

@@ -131,7 +131,7 @@ def begin_record() -> None:
         return
     if not any(objects.allgather(os.path.isdir(_folder), "looking for the folder of `matex run`")):
         raise errors.SetupError(
-            f"no rank sees {_folder}, in which `matex run` looks for the proof that all ranks have ended well. Set "
+            f"no rank sees {_folder}, in which `matex run` expects the records of the ranks. Set "
             "MATEX_CACHE_DIR to a folder on a file system that all hosts share, or start the script with mpirun itself."
         )
     from mpi4py import MPI
@@ -243,9 +243,10 @@ def _parse_record(text: str) -> Record:
 
 @contextlib.contextmanager
 def _claim_terminal(folder: str | os.PathLike[str], rank: int, waits: bool) -> Iterator[bool]:
-    """Within it this rank alone may write to the terminal; gives whether none has. It is held until the process ends.
+    """Context that reserves the terminal for this rank, until its process ends. Yields whether this rank is the first
+    to write.
 
-    The same rank twice is two runs, also where no launcher tells them apart.
+    A second claim by the same rank belongs to another run, even if no launcher distinguishes the runs.
     """
     try:
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
@@ -256,7 +257,7 @@ def _claim_terminal(folder: str | os.PathLike[str], rank: int, waits: bool) -> I
         yield False
         return
     except OSError:
-        yield True  # better twice than not at all
+        yield True  # a duplicate message is better than none
         return
     state = os.fstat(claim)
     me = f"rank {rank}".encode()

@@ -1,6 +1,6 @@
-"""Files of memory that ranks share, which Open MPI leaves where mpirun itself is killed: noted by ranks, and removed.
+"""Records the ranks' shared-memory files, and removes them. Open MPI leaves them behind if mpirun itself is killed.
 
-The notes are in the records of the ranks, so that `matex run` removes no files but those of its own ranks.
+The ranks' records list the files, so that `matex run` removes files of its own ranks only.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _NAMES = ("sm_segment.", "vader_segment.")
 
 
 def note_files() -> None:
-    """Note the files of memory that this rank shares with others; nothing without `matex run`."""
+    """Record the shared-memory files of this rank. Does nothing without `matex run`."""
     with real_files.use_real_files(), contextlib.suppress(OSError):
         found = []
         for path in _list_mapped("self"):
@@ -26,9 +26,9 @@ def note_files() -> None:
 
 
 def remove_files(folder: str | os.PathLike[str], even_used: bool = False) -> bool:
-    """Remove the files of this host that are noted in `folder` and that no process uses; whether none is left.
+    """Remove this host's recorded files in `folder` that no process uses. Returns whether none remains.
 
-    `even_used`: those, too, that a process uses which is about to end; it keeps the memory, without a name.
+    `even_used`: also remove files of processes that are about to end; these keep the unnamed memory.
     """
     paths = list(_list_noted(folder))
     used = set() if even_used or not paths else {path for one in os.listdir("/proc") for path in _list_mapped(one)}
@@ -39,7 +39,7 @@ def remove_files(folder: str | os.PathLike[str], even_used: bool = False) -> boo
 
 
 def _list_noted(folder: str | os.PathLike[str]) -> Iterator[str]:
-    """The files that are still those which were noted: of this user, of this start of the host, not others in place."""
+    """The recorded files that still exist unchanged: of this user, of this boot of the host, with the same inode."""
     here = (one for one in rank_records.read_records(folder) if one.namespace == rank_records.read_namespace())
     for path, device, number in (noted for one in here for noted in one.shared):
         with contextlib.suppress(OSError):
@@ -50,12 +50,12 @@ def _list_noted(folder: str | os.PathLike[str]) -> Iterator[str]:
 
 
 def _list_mapped(process: str) -> set[str]:
-    """The files of such names that a process has in its memory."""
+    """The shared-memory files that a process has mapped."""
     if process != "self" and not process.isdigit():
         return set()
     try:
         with open(f"/proc/{process}/maps") as file:
             paths = {words[5].rstrip("\n") for line in file if len(words := line.split(None, 5)) == 6}
     except OSError:
-        return set()  # it has ended, or is another user's
+        return set()  # the process has ended, or belongs to another user
     return {path for path in paths if os.path.basename(path).startswith(_NAMES) and os.path.exists(path)}

@@ -1,4 +1,4 @@
-"""How a run of several ranks ends: all come to the end of their scripts together, or one ends them all."""
+"""The end of a run: all ranks reach the end of their scripts together, or one rank aborts all."""
 
 from __future__ import annotations
 
@@ -26,41 +26,41 @@ from matex_tf.world import (
 )
 
 REQUESTS = (signal.SIGTERM, signal.SIGUSR1)
-"""The signals by which a run is asked to end, to go on later."""
+"""The signals that ask a run to end and to resume later."""
 _KIND = 7  # see `ops.rendezvous`
 
 
 script_ended: list[Callable[[], None]] = []
-"""Called when this rank's script has ended, before it meets the others there."""
+"""Called at the end of this rank's script, before the rank meets the others."""
 at_end: list[Callable[[], None]] = []
-"""Called on all ranks when all have ended their script, before MPI ends."""
+"""Called on all ranks after all have ended their scripts, before MPI is finalized."""
 before_finalize: list[Callable[[], None]] = []
-"""Called right before MPI ends."""
+"""Called immediately before MPI is finalized."""
 after_end: list[Callable[[], None]] = []
-"""Called when this process ends, after it has met the others for the last time."""
+"""Called at the end of this process, after its last communication."""
 before_abort: list[Callable[[], None]] = []
-"""Called where a rank is about to end the job; what the ranks do there they do each alone."""
+"""Called on a rank that is about to abort the job. These functions must not communicate."""
 
 _aborting = False
 _have_all_ended = False
 
 
 def have_all_ended() -> bool:
-    """Whether all ranks have come to the end of the script."""
+    """Whether all ranks have reached the end of the script."""
     return _have_all_ended
 
 
 def run_after_end() -> None:
-    """Do what is left to do where this process ends."""
+    """Call the functions of `after_end`."""
     while after_end:
         after_end.pop(0)()
 
 
-atexit.register(run_after_end)  # functions that are registered later are called before it
+atexit.register(run_after_end)  # atexit calls functions in reverse order of registration
 
 
 def register_end() -> None:
-    """Have this rank end together with the others, as the script ends or calls `MPI.Finalize`."""
+    """Make this rank end together with the others, at the end of the script or in `MPI.Finalize`."""
     from mpi4py import MPI
 
     plain = MPI.Finalize
@@ -75,33 +75,33 @@ def register_end() -> None:
 
 
 def run_before_abort() -> None:
-    """Do what is to be done before the job is ended; whatever goes wrong with that, it ends."""
+    """Call the functions of `before_abort`. Their errors do not prevent the abort."""
     while before_abort:
         try:
             before_abort.pop(0)()
-        except Exception as error:  # the error that ends the job is the one that matters
+        except Exception as error:  # the error that aborts the job matters more
             print(f"matex_tf: {type(error).__name__}: {error}", file=sys.stderr)
 
 
 def abort_with_error(text: str, code: int, follows: bool = False, is_loss: bool = False) -> None:
-    """End all ranks for an error of this one, of which the run shows the first (see `rank_records`)."""
+    """Abort all ranks for an error of this rank. The run shows the first such error (see `rank_records`)."""
     run_before_abort()
     sys.stdout.flush()
     code, me = exit_codes.correct_failure_code(code), world.get_world()
-    said: dict[str, Any] = {"size": me.size, "host": me.host, "number": ops.read_waiting().number, "aborts": code}
+    fields: dict[str, Any] = {"size": me.size, "host": me.host, "number": ops.read_waiting().number, "aborts": code}
     try:
         with real_files.use_real_files():
             shared = cache.find_cache_folder() if me.has_several_hosts else None
-            rank_records.report_error(text, me.rank, shared, follows=follows, is_loss=is_loss, **said)
-    finally:  # whatever goes wrong with that
+            rank_records.report_error(text, me.rank, shared, follows=follows, is_loss=is_loss, **fields)
+    finally:  # also after an error while reporting
         _end_all(code)
 
 
 def abort_all_ranks(code: int) -> None:
-    """End all ranks now, with the exit code `code`, or 1 in place of 0."""
+    """Abort all ranks now with the exit code `code`, or 1 instead of 0."""
     code = exit_codes.correct_failure_code(code)
     run_before_abort()
-    with contextlib.suppress(OSError):  # whatever goes wrong with that, they end
+    with contextlib.suppress(OSError):  # an error while recording must not prevent the abort
         rank_records.note(aborts=code, number=ops.read_waiting().number, time=time.time())
     _end_all(code)
 
@@ -113,15 +113,15 @@ def _end_all(code: int) -> None:
         try:
             stream.flush()
         except (OSError, ValueError):
-            continue  # a closed stream has nothing left to say
+            continue  # a closed stream has no buffered output
     mpi_calls.abort_job(code)
 
 
 def abort_unjoined(task: task_environment.Task) -> None:
-    """End all ranks, with code 1, for a wrong setting of this one, which has not joined them.
+    """Abort all ranks with code 1 for an invalid setting of this rank, which has not joined them.
 
-    Where MPI cannot be loaded it returns. MPI is started first, with the limits of the defaults: Open MPI's mpirun may
-    crash, or never end, if a rank ends while another one connects to it.
+    Returns if MPI cannot be loaded. MPI is started first, with the default time limits: Open MPI's mpirun may crash or
+    hang if a rank ends while another one connects to it.
     """
     what = "has waited for the others to start MPI, to end them for its error"
     with time_limit.limit_wait(task.rank, task.size, what, world.UNREACHABLE, settings.Settings({})):
@@ -133,11 +133,11 @@ def abort_unjoined(task: task_environment.Task) -> None:
 
 
 def hear_requests(handle: Callable[[str], None], finish: Callable[[], None]) -> None:
-    """From now on call `handle` with the name of the signal by which this rank, or `matex run`, is asked to end.
+    """From now on, call `handle` with the name of a signal that asks this rank or `matex run` to end.
 
-    mpirun sends SIGTERM to the ranks that are left when one is lost. `matex run` never has it do so: what it is asked
-    itself it passes on as SIGUSR1. So SIGTERM of mpirun is no request, but the end: `finish` is called before it. A
-    signal of an unknown sender is a request: of any without `matex run`, or where a handler was set after this one.
+    After a loss, mpirun sends SIGTERM to the other ranks; requests to `matex run` reach the ranks as SIGUSR1. A SIGTERM
+    from mpirun is therefore an abort, not a request: `finish` is called, and the process ends. A signal from an unknown
+    sender is a request. The sender is unknown without `matex run`, or if a later handler replaced this one.
     """
     c, launchers = ops.get_library().c, list(task_environment.get_launchers())
 
@@ -158,7 +158,7 @@ def hear_requests(handle: Callable[[str], None], finish: Callable[[], None]) -> 
 
 
 def await_cause() -> None:
-    """Let the rank at which an error began end the job; returns only if it has caught that error."""
+    """Let the rank where an error began end the job. Returns only if that rank has caught the error."""
     try:
         ops.rendezvous(_KIND, 0, "the end of its script, for an error of another rank")
     except errors.MismatchError as error:
@@ -166,9 +166,10 @@ def await_cause() -> None:
 
 
 def _await_others_at_end(error: errors.MismatchError) -> None:
-    """Returns when all ranks have come to their ends, if none ends the job: after `error` all collectives fail on all.
+    """Return after all ranks have reached their ends, unless one ends the job. After `error`, all collectives fail on
+    all ranks.
 
-    Where MPI has failed, the others may know nothing of it, and are not waited for.
+    If MPI itself failed, the other ranks may not know of it; then the function does not wait.
     """
     from mpi4py import MPI
 
@@ -179,7 +180,7 @@ def _await_others_at_end(error: errors.MismatchError) -> None:
 
 
 def end_rank() -> None:
-    """The last thing a rank does: agree with the others that the script is over, then finalize MPI."""
+    """The last act of a rank: agree with the others that the script is over, then finalize MPI."""
     global _have_all_ended
     from mpi4py import MPI
 
@@ -187,46 +188,48 @@ def end_rank() -> None:
         return
     for work in script_ended:
         work()
-    code, said = exit_codes.exit_code, exit_codes.exit_text
+    code, text = exit_codes.exit_code, exit_codes.exit_text
     ended = f"{membership.LEFT_WITH} {code}" if code else "the end of its script"
-    if said:
-        ended += f" ({said})"
+    if text:
+        ended += f" ({text})"
     try:
         membership.attempt_collectives(ended, lambda: ops.rendezvous(_KIND, 0, ended))
     except errors.MismatchError as error:
         if code and membership.LEFT_WITH in str(error):
             text = f"{_describe_exit()}, while others go on. All ranks end where one does."
             abort_with_error(f"matex_tf: {text}\n", code)
-        # Those that are still at work raise this error where they are, and show the line of the script.
+        # Ranks that are still at work raise this error there, and show the line of the script.
         _await_others_at_end(error)
         abort_with_error(f"matex_tf: {error}\n", code or 1, follows=True)
     _have_all_ended = True
     try:
         for work in at_end:
             work()
-    except errors.RankError as error:  # on all ranks
+    except errors.RankError as error:  # raised on all ranks
         abort_with_error(f"matex_tf: {error}\n", 1)
     me = world.get_world()
     if me.rank == 0 or settings.get_settings().output == "all":  # before any rank can record that all have ended
         rank_records.note_writing()
-    exits = objects.allgather((code, said), "what is done after the script")
-    _tell_exits(exits)
+    exits = objects.allgather((code, text), "what is done after the script")
+    _report_exits(exits)
     with time_limit.limit_wait(me.rank, me.size, "has waited for MPI to end, after all have come to the script's end"):
         rank_records.note_end({each for each, _ in exits})
         for work in before_finalize:
             work()
-        if not me.has_lost:  # else MPI may wait for those that were lost
+        if not me.has_lost:  # MPI may otherwise wait for lost ranks
             mpi_calls.end_mpi()
 
 
 def _describe_exit() -> str:
     me = world.get_world()
-    said = f" by sys.exit({exit_codes.exit_text!r})" if exit_codes.exit_text else ""
-    return f"rank {me.rank} of {me.size} on {me.host} has ended its script{said}, with exit code {exit_codes.exit_code}"
+    how = f" by sys.exit({exit_codes.exit_text!r})" if exit_codes.exit_text else ""
+    return f"rank {me.rank} of {me.size} on {me.host} has ended its script{how}, with exit code {exit_codes.exit_code}"
 
 
-def _tell_exits(exits: list[tuple[int, str]]) -> None:
-    """Say what ranks have said to `sys.exit`, by rank; what rank 0 has said, Python shows as that of all."""
+def _report_exits(exits: list[tuple[int, str]]) -> None:
+    """Print the ranks' arguments of `sys.exit`, by rank. Python itself prints rank 0's argument, for all ranks that
+    share it.
+    """
     rank = world.get_world().rank
     if exit_codes.exit_text and exits.index(exits[rank]) == rank > 0:
         terminal.write_text(f"matex_tf: {_describe_exit()}\n")

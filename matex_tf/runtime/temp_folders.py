@@ -1,4 +1,6 @@
-"""Files and folders that a process holds while it lives, so that those of killed runs can be told and removed."""
+"""Locked temporary files and folders: a process holds a lock while it lives, so that those of killed processes can be
+found and removed.
+"""
 
 from __future__ import annotations
 
@@ -17,13 +19,13 @@ from matex_tf.runtime import rank_records
 from matex_tf.world import file_locks
 
 _MINUTE, _DAY = 60.0, 86400.0
-_PATIENCE = 5.0  # seconds
+_MAX_WAIT = 5.0  # seconds
 
 
 def hold_folder(path: str) -> int | None:
-    """Hold `path` while the descriptor that is returned is open in this process or one that it forks.
+    """Lock `path` while the returned descriptor is open in this process or a fork.
 
-    None where another process holds it. On a file system without such locks all that open it hold it.
+    None if another process holds the lock. On a file system without locks, every process gets it.
     """
     handle, is_free, _ = _try_lock(path)
     if is_free:
@@ -33,9 +35,9 @@ def hold_folder(path: str) -> int | None:
 
 
 def hold_file(path: str, waits: bool = False, tell: Callable[[OSError], None] | None = None) -> int | None:
-    """The same of a file, which is made where there is none; `waits` for who holds it, and never gives None.
+    """Lock a file, which is created if necessary. With `waits`, wait for the lock instead of returning None.
 
-    `tell` is given the error of a file system without locks.
+    `tell` gets the error of a file system without locks.
     """
     while True:
         handle, is_free, lack = _try_lock(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, waits)
@@ -47,14 +49,14 @@ def hold_file(path: str, waits: bool = False, tell: Callable[[OSError], None] | 
         with contextlib.suppress(FileNotFoundError):
             if os.path.samestat(os.fstat(handle), os.stat(path)):
                 return handle
-        os.close(handle)  # who held it has removed it
+        os.close(handle)  # the previous holder has removed the file
 
 
 def make_folder(prefix: str, folder: str | os.PathLike[str]) -> tuple[str, int]:
-    """A new folder in `folder` that this process holds, and the descriptor to close when it is done with."""
+    """Create a folder in `folder` and lock it. Returns its path and the descriptor to close afterwards."""
     while True:
         path = tempfile.mkdtemp(prefix=prefix, dir=folder)
-        with contextlib.suppress(FileNotFoundError):  # who sweeps takes it for one that is left
+        with contextlib.suppress(FileNotFoundError):  # a concurrent sweep may remove the folder before it is locked
             handle = hold_folder(path)
             if handle is not None:
                 if os.path.isdir(path):
@@ -63,11 +65,11 @@ def make_folder(prefix: str, folder: str | os.PathLike[str]) -> tuple[str, int]:
 
 
 def remove_noted(folder: str | os.PathLike[str]) -> None:
-    """Remove the folders of this host that the records in `folder` name, once the processes that hold them have ended.
+    """Remove this host's folders that the records in `folder` list, once their processes have ended.
 
-    Whoever has them killed may come here before they are gone. Those of who lives on stay.
+    Waits for processes that were just killed. Folders of surviving processes remain.
     """
-    until = time.monotonic() + _PATIENCE
+    until = time.monotonic() + _MAX_WAIT
     records = (one for one in rank_records.read_records(folder) if one.host == socket.gethostname())
     for path in (path for one in records for path in one.folders):
         while os.path.isdir(path):
@@ -80,7 +82,9 @@ def remove_noted(folder: str | os.PathLike[str]) -> None:
 def _try_lock(
     path: str, flags: int = os.O_RDONLY | os.O_NOFOLLOW, waits: bool = False
 ) -> tuple[int, bool, OSError | None]:
-    """The open `path`, whether no other process holds it, and the error of a file system that cannot tell."""
+    """Open and lock `path`. Returns the descriptor, whether no other process holds the lock, and the error of a file
+    system without locks.
+    """
     handle = os.open(path, flags, 0o600)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | (0 if waits else fcntl.LOCK_NB))
@@ -100,11 +104,11 @@ def sweep_folders(
     least: float | None = None,
     may_go: Callable[[str], bool] = lambda path: True,
 ) -> None:
-    """Remove this user's files and folders in `folder` whose names begin with `prefix` and that nobody holds.
+    """Remove this user's unlocked files and folders in `folder` with the given `prefix`.
 
-    What is younger than `least` seconds stays. That is by default a minute, as one that was just made may not be held
-    yet, and a day in another `folder` than that of temporary files, which hosts may share that do not see each other's
-    locks, and on a file system without locks. `may_go` is asked last of each.
+    Entries younger than `least` seconds remain. The default is a minute, because a new entry may not be locked yet. It
+    is a day in a `folder` other than that for temporary files, which may be shared by hosts without common locks, and
+    on a file system without locks. `may_go` is the last condition for each entry.
     """
     where, usual = (tempfile.gettempdir(), _MINUTE) if folder is None else (os.fspath(folder), _DAY)
     least = usual if least is None else least
@@ -120,4 +124,4 @@ def sweep_folders(
             finally:
                 os.close(handle)
         except FileNotFoundError:
-            continue  # another rank was first
+            continue  # another rank removed it first

@@ -1,7 +1,8 @@
-"""Says who is waiting for whom: a thread of each rank that looks now and then, and answers the others.
+"""The watchdog reports which ranks wait for which: a thread of each rank checks at intervals, and answers the other
+ranks.
 
-docs/protocol.md has its questions. The threads talk over a communicator of their own, and none of them computes: a rank
-answers whatever its script is doing, unless its process is stopped or its host is lost.
+docs/protocol.md describes its messages. The threads use their own communicator. A rank answers whatever its script
+does, unless its process is stopped or its host is lost.
 """
 
 from __future__ import annotations
@@ -23,24 +24,26 @@ from matex_tf.thread_flag import starts_own
 from matex_tf.world import terminal, world
 from matex_tf.world.exit_codes import EXIT_STALLED
 
-_PATIENCE = 5.0  # seconds for an answer
-_SUSPENDED = 5.0  # seconds by which a look is late where the whole process was stopped
-_NAMED = 8  # of hundreds of ranks, a few tell enough
-_STACKS = 2  # and of their stacks fewer
+_ANSWER_SECONDS = 5.0  # seconds to wait for an answer
+_SUSPENDED_SECONDS = 5.0  # a check that is late by these seconds shows that the process was stopped
+_MAX_RANKS = 8  # maximum number of listed ranks
+_MAX_STACKS = 2  # maximum number of listed stacks
 _KIND_GRADIENTS = 1
 _PROMPT = ("at the prompt of an interactive session", math.inf)
 
 SAVING = 10.0
-"""As many times as MATEX_ABORT_SECONDS others wait for a rank that saves."""
+"""Other ranks wait for a saving rank for this multiple of MATEX_ABORT_SECONDS."""
 
 _busy: list[tuple[str, float]] = []
-"""What this rank does, and until when others wait for it."""
+"""Activities of this rank, each with the time until which other ranks wait."""
 _watch: _Watch | None = None
 
 
 @contextlib.contextmanager
 def excuse_wait(what: str, times: float = math.inf) -> Iterator[None]:
-    """Within it this rank does `what`, for which others wait `times` MATEX_ABORT_SECONDS; by default without an end."""
+    """Context in which this rank does `what`; other ranks wait for it up to `times` MATEX_ABORT_SECONDS, by default
+    without limit.
+    """
     one = (what, time.monotonic() + times * settings.get_settings().abort_seconds if _get_limits()[1] else math.inf)
     _busy.append(one)
     try:
@@ -50,14 +53,14 @@ def excuse_wait(what: str, times: float = math.inf) -> Iterator[None]:
 
 
 def start_watching() -> None:
-    """Watch this rank, under several."""
+    """Start the watchdog of this rank, in a run of several ranks."""
     global _watch
     if _watch is not None or not world.is_active() or not any(_get_limits()):
         return
     if not world.has_threads():
         notes.print_note(
-            "this MPI lets one thread at a time into it (MPI_THREAD_SERIALIZED), so nobody watches: a rank that waits "
-            "for another for ever does so without a word, whatever MATEX_STALL_SECONDS and MATEX_ABORT_SECONDS say"
+            "this MPI allows one thread at a time (MPI_THREAD_SERIALIZED), so the watchdog is off: a rank that waits "
+            "for ever is not reported, whatever MATEX_STALL_SECONDS and MATEX_ABORT_SECONDS say"
         )
         return
     _watch = _Watch()
@@ -68,12 +71,12 @@ def start_watching() -> None:
 
 
 def _get_limits() -> tuple[float, float]:
-    """After how long a wait is told of, and after how long it ends the job; 0: never."""
+    """The waiting times after which a wait is reported and after which the job is aborted; 0: never."""
     return settings.get_settings().stall_seconds, settings.get_settings().abort_seconds
 
 
 def stop_watching() -> None:
-    """Before MPI ends, or the ranks are others."""
+    """Stop the watchdog before MPI ends or the ranks change."""
     global _watch
     if _watch is not None and os.getpid() == _watch.process:
         _watch.ended.set()
@@ -83,8 +86,8 @@ def stop_watching() -> None:
 
 @dataclass(frozen=True)
 class _Answer:
-    """Where a rank is that was asked: the number of its next collective, the place where it waits for others, if it
-    does, the line of its script, what it does that takes time, whether others wait for that, its updates, its stack.
+    """The position of a queried rank: the number of its next collective, the collective where it waits ("" if it does
+    not), the script's line, its long activity, whether other ranks wait for that, its updates, and its stack.
     """
 
     number: int
@@ -98,20 +101,20 @@ class _Answer:
 
 @dataclass
 class _Stall:
-    """What the teller, the first rank that answers, knows of the ranks that wait at one collective."""
+    """The knowledge of the reporter, the first rank that answers, about ranks that wait at one collective."""
 
     number: int
     what: str
-    since: dict[int, float] = field(default_factory=dict)  # of each that has said so, when its wait began
+    since: dict[int, float] = field(default_factory=dict)  # the start of the wait, for each rank that reported one
     answers: dict[int, _Answer] = field(default_factory=dict)
     asked: float | None = None
-    told: float = 0.0
+    reported_wait: float = 0.0
 
 
 class _Watch:
     def __init__(self) -> None:
         self.me = world.get_world()
-        self.ranks = list(range(self.me.size))  # those that are left
+        self.ranks = list(range(self.me.size))  # the ranks that are left
         self.communicator = world.get_communicator("watch")
         self.limit = _get_limits()[1]
         self.stall = min(limit for limit in _get_limits() if limit)
@@ -121,10 +124,10 @@ class _Watch:
         self.thread = threading.Thread(target=self._watch_until_lost, name="matex_tf watchdog", daemon=True)
         self.sent: list[Any] = []
         self.resumed = 0.0
-        # As one that waits: the teller, whether it has answered, and when it was told.
-        self.teller, self.heard, self.reported = 0, False, 0.0
+        # as a waiting rank: the reporter, whether it has answered, and the time of the last message to it
+        self.reporter, self.heard, self.reported = 0, False, 0.0
         self.number = -1
-        # As the teller.
+        # as the reporter
         self.stalled: _Stall | None = None
 
     def _watch_until_lost(self) -> None:
@@ -137,11 +140,11 @@ class _Watch:
                 if not settings.get_settings().elastic:
                     raise
                 if self.communicator.Is_revoked():
-                    return  # those that are left, if they can go on, begin to watch anew
+                    return  # the surviving ranks start new watchdogs if they continue
                 self._leave_out_lost()
 
     def _leave_out_lost(self) -> None:
-        """Others go on without those that are lost, and may not come to agree on it soon: watch them."""
+        """Exclude lost ranks. The others may need time to agree on the loss, and must be watched meanwhile."""
         from mpi4py import MPI
 
         self.communicator.Ack_failed()
@@ -149,14 +152,14 @@ class _Watch:
         gone = MPI.Group.Translate_ranks(lost, None, self.communicator.group)
         lost.Free()
         self.ranks = [rank for rank in range(self.me.size) if rank not in gone]
-        self.stalled = None  # who waits for others says so again
+        self.stalled = None  # waiting ranks report again
 
     def _watch_ranks(self) -> None:
         looked = time.monotonic()
         while not self.ended.wait(min(1.0, self.stall / 4)):
             before, looked = looked, time.monotonic()
-            if looked > before + _SUSPENDED:
-                # The job was stopped and continued: what is waited for has stood still as well.
+            if looked > before + _SUSPENDED_SECONDS:
+                # The job was stopped and continued; the ranks that are waited for were stopped, too.
                 self.resumed, self.stalled = looked, None
             while self.communicator.iprobe():
                 self._handle_message(*self.communicator.recv())
@@ -185,12 +188,12 @@ class _Watch:
             updates, stack = ops.count_completed(_KIND_GRADIENTS), self._read_stack()
             doing = [*_busy, *([_PROMPT] if _is_at_prompt(stack) else [])]
             is_waited_for = any(time.monotonic() < until for _, until in doing)
-            does = "; ".join(what for what, _ in doing)
+            activity = "; ".join(what for what, _ in doing)
             mine = _Answer(
                 waiting.number,
                 waiting.what,
                 script_frames.describe_place(stack),
-                does,
+                activity,
                 is_waited_for,
                 updates,
                 script_frames.format_stack(stack),
@@ -200,35 +203,35 @@ class _Watch:
             self.stalled.answers[rank] = content[0]
 
     def _report_wait(self) -> None:
-        """Tell the teller if this rank waits, the next rank if that one has not answered."""
+        """Report this rank's wait to the reporter, or to the next rank if the reporter has not answered."""
         waiting, now = ops.read_waiting(), time.monotonic()
         waited = min(waiting.seconds, now - self.resumed)
         if waited < self.stall:
             return
         if waiting.number != self.number:
-            self.number, self.teller, self.heard, self.reported = waiting.number, 0, True, 0.0
-        if not self.heard and now > self.reported + _PATIENCE and self.teller < self.me.rank:
-            self.teller, self.reported = self.teller + 1, 0.0
-        while self.teller not in self.ranks:
-            self.teller, self.heard, self.reported = self.teller + 1, True, 0.0
+            self.number, self.reporter, self.heard, self.reported = waiting.number, 0, True, 0.0
+        if not self.heard and now > self.reported + _ANSWER_SECONDS and self.reporter < self.me.rank:
+            self.reporter, self.reported = self.reporter + 1, 0.0
+        while self.reporter not in self.ranks:
+            self.reporter, self.heard, self.reported = self.reporter + 1, True, 0.0
         if self.reported == 0.0 or (self.heard and now > self.reported + self.stall / 2):
             self.reported, self.heard = now, False
-            self._send_message(self.teller, "waits", waiting.number, waited, waiting.what)
+            self._send_message(self.reporter, "waits", waiting.number, waited, waiting.what)
 
     def _handle_stall(self, stalled: _Stall) -> None:
         now = time.monotonic()
         waited = now - min(stalled.since.values())
         if stalled.asked is None:
-            if waited < stalled.told:
-                stalled.told = 0.0  # they went on, and wait again
-            due = max(self.stall, 2 * stalled.told)
-            if waited < (min(due, self.limit) if stalled.told < self.limit else due):
+            if waited < stalled.reported_wait:
+                stalled.reported_wait = 0.0  # the ranks continued, and wait again
+            due = max(self.stall, 2 * stalled.reported_wait)
+            if waited < (min(due, self.limit) if stalled.reported_wait < self.limit else due):
                 return
             stalled.asked, stalled.answers = now, {}
             for rank in self.ranks:
                 self._send_message(rank, "where")
             return
-        if now < stalled.asked + _PATIENCE and not stalled.answers.keys() >= set(self.ranks):
+        if now < stalled.asked + _ANSWER_SECONDS and not stalled.answers.keys() >= set(self.ranks):
             return
         late = [rank for rank in self.ranks if not self._is_waiting(stalled, rank)]
         if ops.read_waiting().number > stalled.number:
@@ -236,7 +239,7 @@ class _Watch:
             return
         text = self._describe_late(stalled, waited, late) if late else self._describe_mutual_wait(stalled, waited)
         terminal.write_text(text)
-        stalled.asked, stalled.told = None, waited
+        stalled.asked, stalled.reported_wait = None, waited
         is_busy = any(stalled.answers[rank].is_waited_for for rank in late if rank in stalled.answers)
         if self.limit and waited >= self.limit and not is_busy:
             why = f"after MATEX_ABORT_SECONDS={self.limit}"
@@ -251,13 +254,13 @@ class _Watch:
     def _describe_late(self, stalled: _Stall, waited: float, late: list[int]) -> str:
         hosts = self.me.hosts
         here = [rank for rank in self.ranks if rank not in late]
-        some = ", ".join(f"rank {rank} ({hosts[rank]})" for rank in here[:_NAMED])
-        some += f" and {len(here) - _NAMED} more" if len(here) > _NAMED else ""
+        waiting_ranks = ", ".join(f"rank {rank} ({hosts[rank]})" for rank in here[:_MAX_RANKS])
+        waiting_ranks += f" and {len(here) - _MAX_RANKS} more" if len(here) > _MAX_RANKS else ""
         updates = ops.count_completed(_KIND_GRADIENTS)
         place = f"{stalled.what} (collective number {stalled.number}, after {updates} updates)"
         have = "have" if len(here) > 1 else "has"
-        lines = [f"matex_tf: for {waited:.0f} s {some} {have} waited at {place} for:"]
-        for rank in late[:_NAMED]:
+        lines = [f"matex_tf: for {waited:.0f} s {waiting_ranks} {have} waited at {place} for:"]
+        for rank in late[:_MAX_RANKS]:
             answer = stalled.answers.get(rank)
             if answer is None:
                 where = "does not answer: its process is stopped, or its host cannot be reached"
@@ -265,28 +268,28 @@ class _Watch:
                 doing = f"it is {answer.doing}" if answer.doing else f"it is at {answer.place}"
                 where = f"comes to number {answer.number} next; {doing}; it has made {answer.updates} updates"
             lines.append(f"  rank {rank} ({hosts[rank]}) {where}")
-        if len(late) > _NAMED:
-            lines.append(f"  and {len(late) - _NAMED} more")
-        for rank in [rank for rank in late if rank in stalled.answers][:_STACKS]:
+        if len(late) > _MAX_RANKS:
+            lines.append(f"  and {len(late) - _MAX_RANKS} more")
+        for rank in [rank for rank in late if rank in stalled.answers][:_MAX_STACKS]:
             lines += [f"  the Python stack of rank {rank} ({hosts[rank]}):", *stalled.answers[rank].stack]
         return "\n".join(lines) + "\n"
 
     def _describe_mutual_wait(self, stalled: _Stall, waited: float) -> str:
-        """Nobody is late: each waits for others, or they exchange something that takes so long."""
+        """The message if no rank is late: the ranks wait for one another, or a common transfer takes this long."""
         hosts = self.me.hosts
-        reasons = "each for others, which have gone another way, or for what they exchange, if that takes so long"
+        reasons = "for one another, because their code has diverged, or for a transfer that takes this long"
         after = f"after {ops.count_completed(_KIND_GRADIENTS)} updates"
         lines = [f"matex_tf: all ranks have waited for up to {waited:.0f} s, {after}: {reasons}:"]
-        for rank in self.ranks[:_NAMED]:
+        for rank in self.ranks[:_MAX_RANKS]:
             answer = stalled.answers[rank]
             waits = f"waits at {answer.waits_at} (collective number {answer.number})"
             lines.append(f"  rank {rank} ({hosts[rank]}) {waits}; it is at {answer.place}")
-        if len(self.ranks) > _NAMED:
-            lines.append(f"  and {len(self.ranks) - _NAMED} more")
+        if len(self.ranks) > _MAX_RANKS:
+            lines.append(f"  and {len(self.ranks) - _MAX_RANKS} more")
         return "\n".join(lines) + "\n"
 
     def _read_stack(self) -> list[traceback.FrameSummary]:
-        """Where the main thread is, outermost first; nothing where it has ended."""
+        """The stack of the main thread, outermost frame first; [] if the thread has ended."""
         frame = sys._current_frames().get(self.main) if self.main is not None else None
         if frame is None:
             return []
@@ -294,5 +297,5 @@ class _Watch:
 
 
 def _is_at_prompt(stack: list[traceback.FrameSummary]) -> bool:
-    """Whether this rank waits for a person to type: for as long as that takes."""
+    """Whether this rank waits for a person's input at a prompt."""
     return hasattr(sys, "ps1") and (not stack or "_pyrepl" in stack[-1].filename)

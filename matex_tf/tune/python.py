@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from matex_tf import arguments
-from matex_tf.deploy.options import deal_ranks
+from matex_tf.deploy.options import distribute_ranks
 from matex_tf.deploy.sbatch.job_script import Slurm
 from matex_tf.tune import setup
 from matex_tf.tune.engines.engine import NAMES
@@ -76,7 +76,7 @@ def tune(
     if cluster is not None:
         if not isinstance(cluster, Slurm):
             raise TypeError(f"tune: expected cluster to be matex_tf.Slurm(...); given {cluster!r}")
-        cluster = deal_ranks(cluster, ranks) if ranks > 1 else cluster
+        cluster = distribute_ranks(cluster, ranks) if ranks > 1 else cluster
         settings = replace(settings, ranks=cluster.ranks, slurm=asdict(cluster))
     target = [os.fspath(script), *words]
     return setup.run_search(setup.create_search(target, text, settings, os.fspath(database), os.fspath(folder)))

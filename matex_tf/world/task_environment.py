@@ -1,6 +1,6 @@
-"""What a launcher of MPI tells a process that it starts: that it is one task of several.
+"""Detects from the environment whether an MPI launcher started this process as one of several tasks.
 
-Only the process's own task variables count: those of an allocation, as of a batch script, show no launcher.
+Only variables of the task itself count. Those of an allocation, for example in a batch script, indicate no launcher.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from pathlib import Path
 
 from matex_tf.world import launcher_variables
 
-# Slurm numbers the steps that are no launched tasks (batch script, interactive shell, extern) from here up.
+# Slurm's numbers of special steps (batch script, interactive shell, extern) begin here; they are no launched tasks.
 _SLURM_FIRST_SPECIAL_STEP = 4294967290
 
-# (launcher, variable of the number of tasks, variable of the rank), the most specific first.
+# (launcher, variable with the number of tasks, variable with the rank), the most specific first.
 KNOWN = (
     ("Open MPI's mpirun", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"),
     ("MVAPICH's launcher", "MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_RANK"),
@@ -26,7 +26,11 @@ KNOWN = (
     ("PALS", "PALS_SIZE", "PALS_RANKID"),
 )
 SRUN = "Slurm's srun"
-_OF_SITE = {"SLURM_CONF", "SLURM_CLUSTERS", "SLURM_MPI_TYPE"}  # what Slurm tells no job: a user or a cluster says it
+_SITE_VARIABLES = {
+    "SLURM_CONF",
+    "SLURM_CLUSTERS",
+    "SLURM_MPI_TYPE",
+}  # set by a user or a cluster, not by Slurm for a job
 _PREFIXES = (
     "OMPI_",
     "PMIX_",
@@ -44,13 +48,13 @@ _PREFIXES = (
     "HYDRA_",
     "MPI_LOCAL",
 )
-_JOB = "PMIX_NAMESPACE"  # another one in each job of Open MPI, and told to all processes of it
+_JOB = "PMIX_NAMESPACE"  # unique for each job of Open MPI, and known to all its processes
 _launchers: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True)
 class Task:
-    """What a launcher says of this process; `size` is 0 where it does not say how many tasks there are."""
+    """The launcher's description of this process; `size` is 0 if the number of tasks is unknown."""
 
     launcher: str
     size: int
@@ -58,7 +62,7 @@ class Task:
 
 
 def find_task(environment: Mapping[str, str]) -> Task | None:
-    """The launcher's word on the process of this environment; None where no launcher started it."""
+    """The task described by the environment; None if no launcher started the process."""
 
     def read_number(name: str) -> int | None:
         text = environment.get(name, "")
@@ -80,13 +84,13 @@ def find_task(environment: Mapping[str, str]) -> Task | None:
 
 
 def make_job_name(environment: Mapping[str, str]) -> str:
-    """A name that the ranks of a run have in common, on one host at least, and other runs of now have not."""
+    """A name that the ranks of a run on a host share, and that no other present run has."""
     name = environment.get(_JOB) or f"{os.getppid()}"
     return re.sub(r"\W", "-", name)
 
 
 def keep_children_out() -> None:
-    """A process that a rank starts is a world of its own: a child that joined the job would crash it."""
+    """Keep child processes out of the job: a child that joined it would crash it."""
     launcher_variables.take_variables(
         lambda name: (
             name.startswith(_PREFIXES) or name in launcher_variables.FUNCTIONS or name in ("MATEX_PROOF", "MATEX_STATE")
@@ -95,11 +99,11 @@ def keep_children_out() -> None:
 
 
 def remove_task_variables(environment: Mapping[str, str]) -> dict[str, str]:
-    """`environment` less what a launcher told this task, for a run of its own; what a user set of MPI stays.
+    """`environment` without the launcher's task variables, for a run of its own. The user's MPI settings remain.
 
-    It is that of the whole allocation again, of which a step of Slurm's is told nodes and tasks of its own.
+    The result describes the complete allocation again, instead of the nodes and tasks of a Slurm step.
     """
-    environment = dict(environment)  # a rank's own says so when it is asked for a variable of its launcher
+    environment = dict(environment)  # a rank's own environment reports reads of removed variables
     kept = {
         name: value
         for name, value in environment.items()
@@ -115,25 +119,25 @@ def remove_task_variables(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def remove_job_variables(environment: Mapping[str, str]) -> dict[str, str]:
-    """`environment` less what a launcher and Slurm told this task, so that a child is a world of its own."""
+    """`environment` without the variables of the launcher and of Slurm, for a child outside the job."""
     mine = remove_task_variables(environment)
-    return {name: value for name, value in mine.items() if not name.startswith("SLURM_") or name in _OF_SITE}
+    return {name: value for name, value in mine.items() if not name.startswith("SLURM_") or name in _SITE_VARIABLES}
 
 
 def note_launchers(environment: Mapping[str, str]) -> None:
-    """Find the launcher of this rank, whose `environment` this is, where `matex run` has started that."""
+    """Find the launcher of the rank with this `environment`, if `matex run` started the launcher."""
     global _launchers
     if environment.get("MATEX_PROOF"):
         _launchers = find_launchers(os.getppid(), environment.get(_JOB, ""))
 
 
 def get_launchers() -> frozenset[int]:
-    """The daemon of mpirun above this rank, and what is between, such as a shell. None without `matex run`."""
+    """The mpirun daemon above this rank, and processes in between, such as a shell. Empty without `matex run`."""
     return _launchers
 
 
 def find_launchers(process: int, job: str) -> frozenset[int]:
-    """`process` and those above it, up to the first that is not of the `job`."""
+    """`process` and its ancestors, up to and including the first that is not of the `job`."""
     found: set[int] = set()
     while process > 1:
         found.add(process)
@@ -146,7 +150,7 @@ def find_launchers(process: int, job: str) -> frozenset[int]:
 def _read_environment(process: int) -> list[str]:
     try:
         return os.fsdecode(Path(f"/proc/{process}/environ").read_bytes()).split("\0")
-    except OSError:  # it is another user's, or has ended
+    except OSError:  # the process belongs to another user, or has ended
         return []
 
 

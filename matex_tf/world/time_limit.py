@@ -1,7 +1,7 @@
-"""A limit on the time of a wait for other ranks where nobody can ask them: as MPI starts and ends, and after a loss.
+"""Limits waits for other ranks during which no watchdog runs: the start and the end of MPI, and after a loss.
 
-A thread watches the clock. Python's threads stand still within mpi4py's own start and end of MPI, so `mpi_calls` make
-both calls without Python's lock.
+A thread watches the clock. Python's threads stand still during mpi4py's own start and finalization of MPI, so
+`mpi_calls` makes both calls without the global lock.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from matex_tf import settings
 from matex_tf.thread_flag import starts_own
 from matex_tf.world import exit_codes, terminal
 
-_SPEAKERS = 4  # ranks that report the wait; others would only repeat it
+_REPORTERS = 4  # ranks that report the wait; others would only repeat it
 _TICK = 0.5  # seconds; a longer gap is a time in which the process was stopped, which does not count
 
 
 def _write_line(text: str) -> None:
-    """Write a line where the launcher's user reads it, unless that would wait for a reader."""
-    with contextlib.suppress(OSError):  # nobody reads any more
+    """Write a line to the launcher's error stream, unless that would block."""
+    with contextlib.suppress(OSError):  # the reader has closed the stream
         if select.select([], [terminal.get_descriptor()], [], _TICK)[1]:
             os.write(terminal.get_descriptor(), f"{text}\n".encode())
 
@@ -58,7 +58,7 @@ def limit_wait(
     if not any(limits):
         yield
         return
-    speakers = {number * (size - 1) // (_SPEAKERS - 1) for number in range(_SPEAKERS)} if size else range(_SPEAKERS)
+    reporters = {number * (size - 1) // (_REPORTERS - 1) for number in range(_REPORTERS)} if size else range(_REPORTERS)
     me = f"rank {rank} ({socket.gethostname()})"
     stalled = f"matex_tf: for {limits[0]:.0f} s {me} {what}. {hint}".rstrip()
     code = exit_codes.EXIT_STALLED
@@ -71,10 +71,10 @@ def limit_wait(
             waited += _TICK
             if not is_reported and waited >= limits[0]:
                 is_reported = True
-                if rank in speakers:
+                if rank in reporters:
                     _write_line(stalled)
             if limits[1] and waited >= limits[1]:
-                if rank in speakers:
+                if rank in reporters:
                     _write_line(ending)
                 end()
                 return

@@ -1,7 +1,7 @@
-"""The MPI world of this process: its ranks, its communicators, how they meet and who of them is left.
+"""The MPI world of this process: its ranks and their communicators, its start, and its survivors after a loss.
 
-MPI is started only if this process's own environment shows that a launcher made it one task of several. What is no
-tensor goes between ranks by `runtime.objects`, so that it takes a number in the one sequence.
+MPI is started only if the environment shows that a launcher made this process one task of several. Ranks exchange
+Python objects through `runtime.objects`, which numbers each exchange in the sequence of collectives.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from matex_tf.world import missing_mpi, mpi_calls, mpirun_options, phantom_rank,
 
 @dataclass
 class World:
-    """The ranks of this run. Alone: rank 0 of 1."""
+    """The ranks of this run. Without a launcher: rank 0 of 1."""
 
     rank: int = 0
     size: int = 1
@@ -31,18 +31,18 @@ class World:
     communicators: dict[str, Any] = field(default_factory=dict)
     servers: int = 0
     life: Any = None
-    """With MATEX_ELASTIC, the communicator on which ranks agree who of them is left."""
+    """With MATEX_ELASTIC, the communicator on which ranks agree about the survivors."""
     is_several: bool = False
-    """Whether the run began with several ranks; all but this one may have been lost."""
+    """Whether the run began with several ranks; all others may have been lost."""
     is_phantom: bool = False
-    """Whether the other ranks are not there: `matex plan` measures what this one computes."""
+    """Whether the other ranks do not exist: `matex plan` measures the computation of this one."""
     has_lost: bool = False
-    """Whether ranks were lost, and those that are left have gone on."""
+    """Whether ranks were lost and the survivors have continued."""
     process: int = field(default_factory=os.getpid)
 
     @property
     def trainers(self) -> int:
-        """How many ranks have rows of batches, the first ones; the `servers` behind them only serve."""
+        """The number of ranks that compute rows of batches, the first ones; the `servers` after them only serve."""
         return self.size - self.servers
 
     @property
@@ -51,7 +51,7 @@ class World:
 
     @property
     def node(self) -> int:
-        """The number of this rank's node: that of its first rank. Ranks of a node share memory."""
+        """The number of this rank's node: the node's lowest rank. Ranks of a node share memory."""
         return self.nodes[self.rank] if self.nodes else 0
 
     @property
@@ -64,18 +64,18 @@ class World:
 
 
 _world: World | None = None
-# Whether the script asked for its rank, or took MPI.COMM_WORLD, and so may do different things on different ranks.
+# Whether the script asked for its rank or read MPI.COMM_WORLD, and so may behave differently on different ranks.
 script_knows_ranks = False
 when_script_knows_ranks: list[Callable[[], None]] = []
-"""Called as the script asks for the first time, which all ranks do together: until then they run the same code."""
+"""Called at the script's first request, which all ranks make together: until then they run the same code."""
 
 
-_task: task_environment.Task | None = None  # what the launcher says of this process, until it has joined a world
+_task: task_environment.Task | None = None  # the launcher's description of this process, until it has joined a world
 
 
 def _describe_rank() -> str:
     world = _world or (World(_task.rank, _task.size) if _task else World())
-    size = f" of {world.size}" if world.size else ""  # some launchers do not say
+    size = f" of {world.size}" if world.size else ""  # some launchers do not tell the size
     return f"rank {world.rank}{size} on {world.host}"
 
 
@@ -83,7 +83,7 @@ errors.describe_rank = _describe_rank
 
 
 def note_script_knows_ranks() -> None:
-    """The script asks for its rank."""
+    """Note that the script asks for its rank."""
     global script_knows_ranks
     if not script_knows_ranks:
         script_knows_ranks = True
@@ -92,13 +92,13 @@ def note_script_knows_ranks() -> None:
 
 
 def get_world() -> World:
-    """This process's world; the first call starts MPI where a launcher started several tasks.
+    """The world of this process. The first call starts MPI if a launcher started several tasks.
 
-    Raises `SetupError` where the launcher started several tasks and MPI sees only one.
+    Raises `SetupError` if the launcher started several tasks and MPI sees only one.
     """
     global _world
     if _world is None or _world.process != os.getpid():
-        # A forked child shares its parent's memory, not its place in the job.
+        # A forked child shares the memory of its parent, but is no rank.
         _world = World() if _world is not None else _start_world()
     return _world
 
@@ -109,22 +109,22 @@ def is_active() -> bool:
 
 
 def keeps_state() -> bool:
-    """Whether the state of this run is to be kept, for which a single rank works as one of several does.
+    """Whether the state of this run is saved. A single rank then works like one of several.
 
-    Alone nothing else reads the settings, in which there may be an error.
+    Without a launcher, no other code reads the settings, and they may be invalid.
     """
     return settings.PREFIX + "STATE" in os.environ and bool(settings.get_settings().state)
 
 
 def get_communicator(name: str) -> Any:
-    """Our own duplicate of the world's communicator for one use: "sequence", "gradients", "overlapped", "control",
-    "readers" or "watch".
+    """matex_tf's own duplicate of the world's communicator, for one purpose: "sequence", "gradients", "overlapped",
+    "control", "readers" or "watch".
     """
     return get_world().communicators[name]
 
 
 def has_threads() -> bool:
-    """Whether several threads of this process may be in MPI at once."""
+    """Whether several threads of this process may call MPI at once."""
     if get_world().is_phantom:
         return True
     from mpi4py import MPI
@@ -133,7 +133,7 @@ def has_threads() -> bool:
 
 
 def _start_world() -> World:
-    # Alone nothing else reads the settings, in which there may be an error.
+    # Without a launcher, no other code reads the settings, and they may be invalid.
     asked = settings.PREFIX + "PLAN" in os.environ
     if asked and (phantom := settings.get_settings().plan) and phantom.ranks:
         return phantom_rank.make_phantom_world(World, phantom)
@@ -147,8 +147,8 @@ def _start_world() -> World:
 
 
 UNREACHABLE = (
-    "One may not have started yet. Or hosts cannot reach each other, for a firewall or an interface that is not the "
-    "one between them (docker0): name that one, with Open MPI by `--mca btl_tcp_if_include eth0`."
+    "One may not have started yet. Or hosts cannot reach each other because of a firewall or a wrong network "
+    "interface (docker0): name the right interface, with Open MPI by `--mca btl_tcp_if_include eth0`."
 )
 
 
@@ -174,10 +174,10 @@ def _join_task(task: task_environment.Task) -> World:
 
 
 def _set_open_mpi_defaults() -> None:
-    """What `matex run` tells Open MPI's mpirun, for ranks that plain mpirun starts; what the user set stays.
+    """Apply the defaults of `matex run` to ranks that plain mpirun started. The user's settings take precedence.
 
-    Waiting ranks spin; where ranks fill the cores they must yield them to threads that compute. On one host ranks do
-    without libfabric's one-sided transfers, which end with a second of sleep in MPI_Init.
+    Waiting ranks spin; if ranks fill the cores, they must yield to computing threads. On one host, ranks do not use
+    libfabric's one-sided transfers, which add a second to MPI_Init.
     """
     here, everywhere = (os.environ.get(f"OMPI_COMM_WORLD_{part}SIZE", "") for part in ("LOCAL_", ""))
     if here.isascii() and here.isdigit() and int(here) >= (os.cpu_count() or 1):
@@ -190,80 +190,82 @@ def _set_open_mpi_defaults() -> None:
 
 
 def _join_ranks(MPI: Any) -> World:
-    everyone = MPI.COMM_WORLD
+    communicator = MPI.COMM_WORLD
     if MPI.Query_thread() < MPI.THREAD_SERIALIZED:
         raise errors.SetupError(
             "this MPI was started without threads (its level is below MPI_THREAD_SERIALIZED), and TensorFlow computes "
             "in threads. Remove the lines that set `mpi4py.rc.threads` or `thread_level`."
         )
-    world = _make_world(MPI, everyone, _make_life_communicator(everyone) if settings.get_settings().elastic else None)
+    world = _make_world(
+        MPI, communicator, _make_life_communicator(communicator) if settings.get_settings().elastic else None
+    )
     task_environment.keep_children_out()
     return world
 
 
-def _make_world(MPI: Any, everyone: Any, life: Any) -> World:
-    """This process's world, of the ranks of the communicator `everyone`. Collective."""
-    node = everyone.Split_type(MPI.COMM_TYPE_SHARED)
-    rank, host, chosen = everyone.Get_rank(), socket.gethostname(), settings.get_settings()
-    together, first = chosen.ranks_per_node, node.bcast(rank)
+def _make_world(MPI: Any, communicator: Any, life: Any) -> World:
+    """Make the world of the ranks of `communicator`. Collective."""
+    node = communicator.Split_type(MPI.COMM_TYPE_SHARED)
+    rank, host, chosen = communicator.Get_rank(), socket.gethostname(), settings.get_settings()
+    ranks_per_node, first = chosen.ranks_per_node, node.bcast(rank)
     world = World(
         rank=rank,
-        size=everyone.Get_size(),
+        size=communicator.Get_size(),
         local_rank=node.Get_rank(),
         local_size=node.Get_size(),
         host=host,
-        hosts=everyone.allgather(host),
-        nodes=everyone.allgather(rank - rank % together if together else first),
+        hosts=communicator.allgather(host),
+        nodes=communicator.allgather(rank - rank % ranks_per_node if ranks_per_node else first),
         servers=settings.count_only_serving(chosen.strategy),
         life=life,
         is_several=True,
     )
     node.Free()
     for name in ("sequence", "gradients", "overlapped", "control", "readers", "watch"):
-        world.communicators[name] = everyone.Dup()
+        world.communicators[name] = communicator.Dup()
     return world
 
 
-def _make_life_communicator(everyone: Any) -> Any:
+def _make_life_communicator(communicator: Any) -> Any:
     try:
-        life = everyone.Dup()
+        life = communicator.Dup()
         life.Agree(1)
     except NotImplementedError:
         raise errors.SetupError(
-            "MATEX_ELASTIC=1 asks to go on without ranks that are lost, and this MPI cannot tell of them (it has no "
+            "MATEX_ELASTIC=1 requires an MPI that reports lost ranks, and this MPI does not (it has no "
             "user-level failure mitigation). Open MPI from 5.0 on can, with an mpi4py from 4.0 on that is built for "
-            "it; or leave --elastic out: `matex run --restarts` goes on with any MPI."
+            "it. Without --elastic, `matex run --restarts` works with any MPI."
         ) from None
     return life
 
 
 def revoke_communicators() -> None:
-    """Have every rank that is in a collective, or comes to one, told that it cannot end."""
+    """Revoke the communicators: every rank in a collective, now or later, gets an error."""
     for communicator in get_world().communicators.values():
         communicator.Revoke()
 
 
 def agree_on_success(done: bool, also: bool) -> tuple[bool, bool]:
-    """Whether all ranks have done what they tried together, and none was lost: the same answer on each. Collective.
+    """Whether all ranks have succeeded and none was lost, with the same answer on every rank. Collective.
 
-    The second answer is whether `also` holds on all.
+    The second result: whether `also` holds on all ranks.
     """
     from mpi4py import MPI
 
     try:
-        agreed = get_world().life.Agree(int(done) | int(also) << 1)  # of the bits that all have
+        agreed = get_world().life.Agree(int(done) | int(also) << 1)  # a bitwise AND over the ranks
         return bool(agreed & 1), bool(agreed & 2)
     except MPI.Exception:
         return False, False
 
 
 def list_lost() -> list[int]:
-    """The ranks that MPI knows to be lost, of the world as it was then. Not collective."""
+    """The ranks that MPI knows to be lost, by their numbers in the world before the loss. Not collective."""
     from mpi4py import MPI
 
     me = get_world()
-    with contextlib.suppress(MPI.Exception):  # of one that is lost already
-        me.life.Iprobe(MPI.ANY_SOURCE, MPI.ANY_TAG)  # MPI hears of a loss only in a call of it
+    with contextlib.suppress(MPI.Exception):  # the error of a lost rank
+        me.life.Iprobe(MPI.ANY_SOURCE, MPI.ANY_TAG)  # MPI detects a loss only during a call
     lost = me.life.Get_failed()
     numbers = MPI.Group.Translate_ranks(lost, list(range(lost.size)), me.life.group)
     lost.Free()
@@ -271,7 +273,9 @@ def list_lost() -> list[int]:
 
 
 def shrink_world() -> list[int]:
-    """Make the world that of the ranks which are left; gives those of before, by rank. Collective among them."""
+    """Shrink the world to the survivors. Returns their previous numbers, indexed by their new ones. Collective among
+    them.
+    """
     from mpi4py import MPI
 
     me = get_world()
@@ -283,7 +287,7 @@ def shrink_world() -> list[int]:
         try:
             made = _make_world(MPI, left, left)
         except MPI.Exception:
-            left.Revoke()  # one more was lost meanwhile
+            left.Revoke()  # another rank was lost meanwhile
         try:
             if left.Agree(int(made is not None)) == 1:
                 break

@@ -133,7 +133,7 @@ def test_ranks_that_cannot_keep_their_state_stay_and_say_so(folder, capfd):
     leave("OSError: no room", said)
     rank_records.note_end(set())
     assert not said and run_end.read_end(folder).is_proved
-    assert "b has 0 of 1 places left: the state could not be kept for that (OSError: no room)" in capfd.readouterr().err
+    assert "b has 0 of 1 places left: the state could not be saved (OSError: no room)" in capfd.readouterr().err
 
 
 def test_a_change_tells_that_it_had_to_be(folder):
@@ -159,7 +159,7 @@ def test_a_change_is_judged_once_and_before_another(folder, monkeypatch, goes_on
 
     asked = []
     fit = SimpleNamespace(
-        goes_on=goes_on, may_change=lambda: True, count_left=lambda: 10**6, model=None, ask_change=ask_change
+        is_resumed=goes_on, may_change=lambda: True, count_left=lambda: 10**6, model=None, ask_change=ask_change
     )
     monkeypatch.setattr(leaving, "find_fit", lambda: fit)
     monkeypatch.setattr(leaving, "read_offer", lambda: Offer(2, 6.0, took=0.040, undone="as it was"))

@@ -71,7 +71,7 @@ def test_a_run_goes_on_with_other_ranks(tmp_path):
     asked = launch.run(2, script, env={**env, "ASK": "1"})
     assert asked.returncode == 75 and "saved at epoch 1, step 2 of call 2 of fit" in asked.stderr, asked.output
     found = launch.run(3, script, env=env).check()
-    assert "going on from the state kept at epoch 1, step 2" in found.stderr
+    assert "resuming from the state saved at epoch 1, step 2" in found.stderr
     x = np.random.default_rng(0).normal(size=(24, 4))
     weights = np.zeros(4)
     for step in range(16):

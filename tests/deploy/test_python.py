@@ -201,7 +201,7 @@ def test_in_a_notebook_a_cell_shows_the_run_until_it_ends(monkeypatch):
     display.HTML = str
     display.display = lambda page, display_id: pages.append(page) or types.SimpleNamespace(update=pages.append)
     monkeypatch.setitem(sys.modules, "IPython.display", display)
-    monkeypatch.setattr(notebook, "EACH", 0.01)
+    monkeypatch.setattr(notebook, "UPDATE_INTERVAL", 0.01)
     monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
     monkeypatch.setenv("MATEX_DISABLE", "1")
     run = matex_tf.launch("train.py", [1, "<b>a & b"], ranks=1)

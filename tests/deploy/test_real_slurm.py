@@ -248,7 +248,7 @@ def test_training_that_is_told_to_end_is_queued_again_and_goes_on(cluster, alone
         cluster.slurm.ask("sbatch", *daemons.URGENT, "--nodes=3")
     run.wait_for("asked to end after 0:0")
     out, err = run.ends()
-    assert len(out.split("state kept; to be requeued (1)")) == 2 and "going on from the state kept" in out, out
+    assert len(out.split("state kept; to be requeued (1)")) == 2 and "resuming from the state saved" in out, out
     said = [line.removeprefix(f"matex: {run.job} ") for line in err.splitlines()]
     assert re.fullmatch(r"COMPLETED after 0:0\d:\d\d in 2 allocations, exit code 0", said[-1]), err
     assert any(re.match(r"RUNNING on h\[1-2\]$", line) for line in said), err
@@ -263,7 +263,7 @@ def test_training_outlives_a_host(cluster, alone, keeps):
     lost = "h3" if kept else "h2"
     cluster.hosts.power_off(lost)
     try:
-        run.wait_for("going on from the state kept")
+        run.wait_for("resuming from the state saved")
         out, err = run.ends()
     finally:
         cluster.slurm.boot(lost)
@@ -366,7 +366,7 @@ def test_training_of_pbs_that_is_warned_goes_on_in_another_job(cluster, alone):
     daemons.expect(lambda: "goes on as job" in output.read_text(), 200)
     (cluster.folder / "slow").unlink()
     code, out, err = cluster.matex("follow", "runs/fit-1")
-    assert code == 0 and "going on from the state kept" in out and "FINISHED, exit code 0" in err, out + err
+    assert code == 0 and "resuming from the state saved" in out and "FINISHED, exit code 0" in err, out + err
     assert np.abs(losses(out) - alone).max() < 1e-10
 
 

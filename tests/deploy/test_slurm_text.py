@@ -228,11 +228,11 @@ def test_what_a_file_cannot_say(tmp_path, text, message):
 @pytest.mark.parametrize(
     "words, message",
     [
-        (["train.py"], "where? For example: matex submit --slurm"),
+        (["train.py"], "no cluster is named. For example: matex submit --slurm"),
         (["--slurm"], "no script is named"),
         (["--slurm", "no-such.py"], "there is no file no-such.py in"),
         (["--slurm", "--node", "4", "x.py"], "there is no option --node; did you mean --nodes?"),
-        (["--slurm", "--nice", "9", "x.py"], "there is no option --nice. If it is one of sbatch: --sbatch=--nice..."),
+        (["--slurm", "--nice", "9", "x.py"], "there is no option --nice. For an option of sbatch: --sbatch=--nice..."),
         (["--kubernetes", "--nice", "9", "x.py"], "there is no option --nice\n"),
         (["--slurm", "--nodes", "0", "x.py"], "expected nodes to be a whole number, 1 or more; given 0"),
         (["--slurm", "--nodes", "two", "x.py"], "'two' is not a valid integer"),
@@ -243,8 +243,11 @@ def test_what_a_file_cannot_say(tmp_path, text, message):
         (["--slurm", "--sbatch", "exclusive", "x.py"], "expected sbatch to be options such as --qos=long"),
         (["--slurm", "--run", "'", "x.py"], "expected run and matex to be words as for a shell"),
         (["--slurm", "--cpus", "0", "x.py"], "expected cpus to be a whole number, 1 or more, of each rank; given '0'"),
-        (["--slurm", "x.py", "--node", "4"], "there is no option --node; did you mean --nodes? If it is the script's"),
-        (["x.py", "--nodes", "4"], "where? For example: matex submit --slurm"),
+        (
+            ["--slurm", "x.py", "--node", "4"],
+            "there is no option --node; did you mean --nodes? To pass it to the script",
+        ),
+        (["x.py", "--nodes", "4"], "no cluster is named. For example: matex submit --slurm"),
         (["--slurm", "x.py", "--nodes", "two"], "'two' is not a valid integer"),
     ],
 )

@@ -21,7 +21,7 @@ TAKEN = {  # long name: letter, what there is instead
     "cpus-per-task": ("c", "--cpus"), "gpus-per-node": ("", "--gpus-per-node"), "time": ("t", "--time"),
     "job-name": ("J", "--name"), "account": ("A", "--account"), "partition": ("p", "--partition"),
     "output": ("o", "matex follow"), "error": ("e", "matex follow"), "open-mode": ("", "appends"),
-    "signal": ("", "warned"), "chdir": ("D", "change to"), "array": ("a", "--array says"),
+    "signal": ("", "warns"), "chdir": ("D", "change the folder"), "array": ("a", "--array sets"),
     "clusters": ("M", "login node"), "wait": ("W", "--no-follow"), "wrap": ("", "the script"),
     "test-only": ("", "--dry-run"), "quiet": ("Q", "the number of the job"), "version": ("V", "sbatch"),
     "help": ("h", "sbatch"), "usage": ("", "sbatch"),
@@ -93,7 +93,7 @@ def test_refused_on_the_command_line_in_a_file_and_in_lines_of_setup(tmp_path, m
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     (tmp_path / "x.py").touch()
     assert cli.main(["submit", "--slurm", "--nodes", "2", "--sbatch=--nodes=3", "x.py"]) == 2
-    assert "--sbatch takes no --nodes=3: --nodes says" in capsys.readouterr().err
+    assert "--sbatch takes no --nodes=3: --nodes sets" in capsys.readouterr().err
     assert cli.main(["submit", "--slurm", "--setup", "ulimit -c 0\n  #SBATCH --nodes=3", "x.py"]) == 2
     assert "#SBATCH in lines of setup: --sbatch=OPTION" in capsys.readouterr().err
     (tmp_path / "matex.toml").write_text('[slurm]\nsbatch = ["-a1-3"]\n')
@@ -107,7 +107,7 @@ def test_words_of_sbatch_in_a_script_are_told(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("PATH", str(tmp_path))
     (tmp_path / "x.py").write_text("#!/usr/bin/env python\n#SBATCH --gpus=4\nimport os\n")
     assert cli.main(["submit", "--slurm", "x.py"]) == 1
-    assert "x.py: sbatch does not read its #SBATCH lines; --sbatch=OPTION says" in capsys.readouterr().err
+    assert "x.py: sbatch does not read its #SBATCH lines; use --sbatch=OPTION" in capsys.readouterr().err
 
 
 def test_variables_of_the_environment():

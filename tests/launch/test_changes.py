@@ -93,8 +93,9 @@ def test_a_host_that_answers_again_is_offered_and_one_of_which_nothing_comes_is_
     code, said, starts = started(tmp_path, monkeypatch, capfd, ends, options=options, follows=True)
     assert code == 0, said
     assert starts == [f"--host {where} train.py" for where in ("a:2,b:2 -n 4", "a:2 -n 2", "a:2,b:2 -n 4", "a:2 -n 2")]
-    assert "no answer from b; going on with 2 ranks on a" in said
-    assert "--adapt: other ranks came to no step (a rank or a host was lost (exit code 1)); going on as before" in said
+    assert "no answer from b; continuing with 2 ranks on a" in said
+    why = "the run ended before its first step (a rank or a host was lost (exit code 1)); continuing as before"
+    assert f"--adapt: other ranks: {why}" in said
 
 
 def test_a_rank_that_was_dropped_stays_away(tmp_path, monkeypatch, capfd):
@@ -184,7 +185,7 @@ def test_where_undoing_comes_to_no_step_the_change_stays(tmp_path, monkeypatch, 
     ]
     options = ["--hostfile", "hosts"]
     code, said, starts = started(tmp_path, monkeypatch, capfd, ends, options=options, follows=True)
-    assert code == 0 and "as before came to no step" in said and starts[3:] == [start], said
+    assert code == 0 and "as before: the run ended before its first step" in said and starts[3:] == [start], said
 
 
 def make_places(options, ranks):
@@ -264,7 +265,7 @@ def test_of_hosts_that_are_not_recognized_no_rank_is_dropped(tmp_path, monkeypat
     ends = [left(3, without="n012"), written(TRAIN, "sleep 0.2", f'[ -e "$MATEX_PROOF/offer" ] && exit 3; {END}')]
     code, said, starts = started(tmp_path, monkeypatch, capfd, ends, options=options, follows=True)
     assert code == 0 and starts == ["--host 10.0.0.1:2,10.0.0.2:2 -n 4 train.py"] * 2
-    assert "none of the hosts 10.0.0.1, 10.0.0.2 is known to be n012; going on as before" in said
+    assert "none of the hosts 10.0.0.1, 10.0.0.2 is known to be n012; continuing as before" in said
 
 
 @pytest.mark.parametrize(
@@ -288,7 +289,7 @@ def test_ranks_that_had_to_leave_do_not_come_back(tmp_path, monkeypatch, capfd, 
     ends = [written(TRAIN, shrink, left(2, must=must)), "exit 1", END]
     options = ["--hostfile", "hosts"]
     code, said, starts = started(tmp_path, monkeypatch, capfd, ends, options=options, follows=True)
-    assert code == 0 and ("going on as before" in said) != must and ("restart 1 of 3" in said) == must
+    assert code == 0 and ("continuing as before" in said) != must and ("restart 1 of 3" in said) == must
     back = "--hostfile hosts -n 2" if must else "--host localhost:4 -n 4"
     assert starts[2] == f"{back} train.py"
 
@@ -325,8 +326,11 @@ def test_a_run_goes_on_where_nothing_can_be_offered(tmp_path, monkeypatch, capfd
     options = ["--hostfile", "hosts"]
     code, said, starts = started(tmp_path, monkeypatch, capfd, ends, options=options, follows=True)
     assert code == 0 and len(starts) == (2 if broken is None else 1)
-    assert said.count("--adapt: hosts that come and go are not offered from now on: ") == len(starts) and told in said
-    assert ("--adapt: the hosts stay as they are" in said) == (broken is None)
+    assert (
+        said.count("--adapt: changes of the list of hosts are not offered from now on: ") == len(starts)
+        and told in said
+    )
+    assert ("--adapt: the list of hosts is unchanged" in said) == (broken is None)
 
 
 @pytest.mark.parametrize(

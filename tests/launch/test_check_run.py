@@ -88,7 +88,7 @@ def test_what_differs_is_named(changes, what, verdict):
 def test_folders_of_which_there_is_no_copy_are_named():
     shared = outcome(shared=["data/images"])
     rows = check_run.compare_outcomes(shared, shared)
-    assert "less those in data/images: too many for a copy" in rows[-1].note and rows[-1].verdict == "equal"
+    assert "less those in data/images: too many files for a copy" in rows[-1].note and rows[-1].verdict == "equal"
 
 
 def test_what_is_the_users_own_is_used_only_where_told(tmp_path, monkeypatch, capsys):
@@ -112,7 +112,7 @@ def test_what_is_the_users_own_is_used_only_where_told(tmp_path, monkeypatch, ca
     monkeypatch.setattr(mirror, "COPIED_BYTES", 50)
     outcome = check_run.run_once(*command, "5", tmp_path / "shared", user, may_share=True)
     first, last = capsys.readouterr().out.splitlines()
-    assert first.endswith("stays: data, best.h5") and last.startswith(f"matex: {user / 'best.h5'} has changed")
+    assert first.endswith("remains: data, best.h5") and last.startswith(f"matex: {user / 'best.h5'} has changed")
     assert list(outcome.files) == ["best.h5"] and outcome.shared == ["data"]
 
 

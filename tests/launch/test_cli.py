@@ -242,7 +242,7 @@ def test_a_profile_is_a_setting_of_the_ranks(capsys):
 def test_the_command_itself_joins_no_mpi_and_loads_neither_tensorflow_nor_other_commands():
     program = (
         "import sys; from matex_tf.launch import cli; assert cli.main(['run', '-n', '2', '--dry-run', 'x.py']) == 0; "
-        "others = {module.partition(':')[0] for module in cli.ELSEWHERE.values()}; assert len(others) > 4, others; "
+        "others = {module.partition(':')[0] for module in cli.LAZY_COMMANDS.values()}; assert len(others) > 4, others; "
         "loaded = {'tensorflow', 'mpi4py.MPI', 'rich', 'matex_tf.planner', *others} & set(sys.modules); "
         "assert not loaded, loaded"
     )
@@ -288,7 +288,7 @@ def test_output_that_is_lost_is_no_good_end(tmp_path, options):
         line = ["bash", "-c", f"{words} > {target}"]
         result = launch.execute(line, launch.environment(PLAIN), 60, tmp_path)
         assert result.returncode == code, result.output
-        assert ("standard output: No space left on device: some of what was" in result.stderr) == (code == 120)
+        assert ("standard output: No space left on device: some output is" in result.stderr) == (code == 120)
     assert (tmp_path / "file").read_text().count("said\n") == 2
 
 
@@ -599,7 +599,7 @@ def test_the_mpirun_of_another_mpi_is_refused(tmp_path, monkeypatch, capsys, ver
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(probe, "find_mpi_library", lambda: {**library, "path": "/nowhere/lib/libmpi.so"})
     (tmp_path / "a.py").write_text("")
-    assert cli.main(["run", "-n", "2", str(tmp_path / "a.py")]) == cli.ASKED_WRONGLY
+    assert cli.main(["run", "-n", "2", str(tmp_path / "a.py")]) == cli.USAGE_ERROR
     said = capsys.readouterr().err
     family, number = launcher.find_family(version), launcher.find_version(version)
     theirs = f"{launcher.find_family(library['library'])} {launcher.find_version(library['library'])}"

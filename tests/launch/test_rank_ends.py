@@ -46,7 +46,10 @@ def test_a_process_of_another_host_is_none_of_ours(tmp_path):
 @pytest.mark.parametrize("code, how", [(137, "137: SIGKILL"), (9, "9: SIGKILL"), (11, "11: SIGSEGV"), (3, "3")])
 def test_what_is_said(code, how):
     first = Record(1, 3, host="here")
-    assert rank_ends.describe_end(first, code) == f"rank 1 of 3 on here ended first, without a word (exit code {how})"
+    assert (
+        rank_ends.describe_end(first, code)
+        == f"rank 1 of 3 on here ended first, without an error message (exit code {how})"
+    )
 
 
 KILLED = """
@@ -70,7 +73,7 @@ def test_matex_run_ends_with_what_was_the_cause():
     killed = launch.matex_run(3, launch.script_file(KILLED), cold=True)
     assert killed.returncode == 128 + signal.SIGKILL, killed.output
     assert "rank 1 of 3 on " in killed.stderr.splitlines()[-1], killed.stderr
-    assert "ended first, without a word (exit code 137: SIGKILL)" in killed.stderr.splitlines()[-1]
+    assert "ended first, without an error message (exit code 137: SIGKILL)" in killed.stderr.splitlines()[-1]
     failed = launch.matex_run(3, launch.script_file(FAILS), cold=True)
     assert failed.returncode == 1 and failed.stderr.count("ValueError: a reason of my own") == 1, failed.output
     assert failed.stderr.splitlines()[-1] == "ValueError: a reason of my own"

@@ -177,7 +177,7 @@ def test_restarts_come_to_an_end(tmp_path, monkeypatch, capfd):
 
 
 GOES_ON = "{0.name} before the restart; the same command goes on from"
-BEGINS_ANEW = "interrupted by {0.name} (exit code {1}); the same command begins anew, as nothing was kept"
+BEGINS_ANEW = "interrupted by {0.name} (exit code {1}); the same command starts over, because no state was saved"
 
 
 @pytest.mark.parametrize(
@@ -211,31 +211,31 @@ def test_a_rank_that_is_lost_after_the_end_of_the_script_is_told_and_trains_noth
     ends = [f"{ENDED}; exit 137"]
     code, said, starts = started(tmp_path, monkeypatch, capfd, ends)
     assert code == 137 and len(starts) == 1
-    assert "killed by SIGKILL (exit code 137) after all ranks had come to the end of the script" in said
+    assert "killed by SIGKILL (exit code 137) after all ranks had reached the end of the script" in said
 
     (tmp_path / "starts").unlink()
     ends = [f'{ENDED}; touch "$MATEX_PROOF/rank-fake.writing"; exit 137', ENDED]
     code, said, starts = started(tmp_path, monkeypatch, capfd, ends)
-    assert code == 0 and len(starts) == 2 and "is written" not in said, "of the first rank nobody knows that it ended"
+    assert code == 0 and len(starts) == 2 and "are complete" not in said, "of the first rank nobody knows that it ended"
 
 
 def test_of_processes_that_are_each_for_itself_nobody_knows_that_they_have_ended(tmp_path, monkeypatch, capfd):
     code, said, starts = started(tmp_path, monkeypatch, capfd, [f"{say(state='separate')}; exit 137"])
-    assert code == 137 and len(starts) == 1 and "had come to the end" not in said
+    assert code == 137 and len(starts) == 1 and "had reached the end" not in said
 
 
 def test_a_host_that_is_gone_is_left_out(tmp_path, monkeypatch, capfd):
     ends = ["exit 1", ENDED]
     code, said, starts = started(tmp_path, monkeypatch, capfd, ends, options=["--host", "a:2,b:2"])
     assert code == 0 and starts == ["--host a:2,b:2 -n 4 train.py", "--host a:2 -n 2 train.py"]
-    assert "no answer from b; going on with 2 ranks on a" in said
+    assert "no answer from b; continuing with 2 ranks on a" in said
 
 
 def test_of_one_place_that_is_left_two_ranks_are_started(tmp_path, monkeypatch, capfd):
     ends = ["exit 1", ENDED]
     code, said, starts = started(tmp_path, monkeypatch, capfd, ends, options=["--host", "a,b"])
     assert code == 0 and starts[1] == "--host a:1 --map-by :OVERSUBSCRIBE -n 2 train.py"
-    assert "no answer from b; going on with 2 ranks on a" in said
+    assert "no answer from b; continuing with 2 ranks on a" in said
 
 
 def test_in_an_allocation_a_step_that_was_lost_holds_nothing_up(tmp_path, monkeypatch, capfd):
@@ -304,8 +304,8 @@ def test_sigterm_is_a_warning_to_the_ranks_that_asks_for_requeue_and_an_interrup
     assert child.wait(10) == code
     said = {
         signal.SIGINT: f"interrupted by SIGINT (exit code 130); the same command goes on from {state}",
-        signal.SIGTERM: "the run was asked to end, and its ranks were ended for that (exit code 75). What mpirun "
-        f"says of an abort or a signal is that end; the same command goes on from {state}",
+        signal.SIGTERM: "the run was asked to end, and its ranks have ended (exit code 75). mpirun's message "
+        f"about an abort or a signal reports this end; the same command goes on from {state}",
     }
     assert child.stderr.read() == f"matex: {said[number]}\n"
 

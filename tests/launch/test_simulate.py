@@ -63,7 +63,7 @@ def test_a_timeline_is_played_again(plan, capsys, tmp_path):
     path = str(tmp_path / "sim.json")
     said(capsys, plan, "--ranks", "8", "--what", "overlap=on", "--timeline", path)
     code, table, _ = said(capsys, path, "--what", "slow=1:1.5")
-    assert code == 0 and all(words in table for words in ("measured", "played again", "slow=1:1.5", "16 steps")), table
+    assert code == 0 and all(words in table for words in ("measured", "replayed", "slow=1:1.5", "16 steps")), table
     code, _, error = said(capsys, path, "--what", "link=2us,25GB/s")
     assert code == 2 and "link=2us,25GB/s needs a plan" in error
     code, _, error = said(capsys, path, "--servers")
@@ -137,12 +137,12 @@ def test_the_example_of_the_docs_is_what_the_command_prints(capsys, monkeypatch)
         (["--minibatch", "--memory", "1GiB", "--what", "overlap=off"], "goes without --what"),
         (["--minibatch", "--memory", "1GiB", "--servers"], "goes without --servers"),
         (["--minibatch", "--memory", "1GiB", "plan.json"], "goes without plan.json"),
-        (["--memory", "1GiB", "plan.json"], "--memory is of --minibatch"),
+        (["--memory", "1GiB", "plan.json"], "--memory goes with --minibatch"),
         (
             ["--timeline", "nowhere/sim.json", "plan.json"],
             "--timeline cannot write nowhere/sim.json: there is no folder",
         ),
-        (["--rows", "4", "plan.json"], "--rows is of --minibatch"),
+        (["--rows", "4", "plan.json"], "--rows goes with --minibatch"),
         (["--minibatch", "--memory", "1GiB", "--layers", "alexnet"], "expected WIDTHxHEIGHTxDEPTH"),
         (["--minibatch", "--memory", "1GiB", "--layers", "8x8x3 dense:10"], "one convolution or more"),
         (["--minibatch", "--memory", "1GiB", "--layers", "8x8x3 conv:3 dense:10"], "given 'conv:3'"),

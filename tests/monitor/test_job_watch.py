@@ -73,7 +73,7 @@ def test_a_job_that_has_ended_without_a_record_is_an_error(run, fakes, capsys):
     fakes.answers("state", CANCELLED)
     assert cli.main(["top", "4711"]) == 1
     told = capsys.readouterr().err
-    assert "no rank has written anything there; one rank alone is not recorded. 4711 CANCELLED" in told
+    assert "no rank has written records; a run of one rank is not recorded. 4711 CANCELLED" in told
     assert "matex run --record" not in told
 
 
@@ -84,7 +84,7 @@ def test_a_run_that_is_to_be_started_again_has_not_ended(run, fakes):
     watch = job_watch.JobWatch(str(run))
     for _ in range(2):
         seen = watch.look_at_run()
-        assert not seen.is_over and seen.run is not None and seen.waits.startswith("to be started again: 4711 PENDING")
+        assert not seen.is_over and seen.run is not None and seen.waits.startswith("to be restarted: 4711 PENDING")
     assert watch.look_at_run().is_over
     assert len(fakes.calls) >= 3
     (run / "exit-code").write_text("75\n")  # Slurm did not put it back
@@ -101,7 +101,7 @@ def test_the_scheduler_is_asked_only_where_no_rank_tells(run, fakes):
 def test_where_no_scheduler_is_it_waits_all_the_same(run, tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", f"{tmp_path}/bin")
     seen = job_watch.JobWatch(str(run)).look_at_run()
-    assert not seen.is_over and seen.waits.startswith("4711 (nobody here tells its state); no rank")
+    assert not seen.is_over and seen.waits.startswith("4711 (state unknown on this host); no rank")
     simulated.start(run, 2, 5)
     end(run, 75)
     assert job_watch.JobWatch(str(run)).look_at_run().is_over, "nobody here would tell that it is over"
@@ -124,7 +124,7 @@ def test_figures_stay_while_the_run_is_to_be_started_again(run, fakes, capsys, m
     monkeypatch.setattr(command, "time", types.SimpleNamespace(sleep=sleep))
     assert cli.main(["top", "4711", "--prometheus", "a.prom"]) == 0
     assert there == [True, True] and not Path("a.prom").exists()
-    assert capsys.readouterr().err == "matex top: to be started again: 4711 PENDING (Priority): others come first\n"
+    assert capsys.readouterr().err == "matex top: to be restarted: 4711 PENDING (Priority): others come first\n"
 
 
 @pytest.fixture
@@ -175,7 +175,7 @@ def test_a_number_that_is_no_job(run, fakes, capsys, monkeypatch):
     fakes.add("scontrol", "echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1")
     assert cli.main(["top", "12"]) == 1
     said = capsys.readouterr().err
-    assert "job 12 is not known to Slurm" in said and "name it, as runs/train-1" in said, said
+    assert "job 12 is not known to Slurm" in said and "name it, for example runs/train-1" in said, said
     fakes.folder.joinpath("scontrol").unlink()
     monkeypatch.setenv("PATH", str(fakes.folder))
     assert cli.main(["report", "12"]) == 1 and "there is no scontrol on this machine" in capsys.readouterr().err

@@ -124,7 +124,7 @@ def test_a_file_has_one_writer(tmp_path):
     Log(tmp_path / "a").write_line({"t": 1})
     with pytest.raises(FileExistsError):
         Log(tmp_path / "a")
-    Log(tmp_path / "a", goes_on=True).write_line({"t": 2})
+    Log(tmp_path / "a", append=True).write_line({"t": 2})
     assert (tmp_path / "a").read_text() == '{"t":1}\n{"t":2}\n'
 
 

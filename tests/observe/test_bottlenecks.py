@@ -15,7 +15,7 @@ from matex_tf.observe import bottlenecks
 def notes(monkeypatch):
     """What is said, where each look at the clock comes a second after the last."""
     found, clock = [], itertools.count()
-    monkeypatch.setattr(bottlenecks, "_said", set())
+    monkeypatch.setattr(bottlenecks, "_printed", set())
     monkeypatch.setattr(bottlenecks.notes, "print_note", found.append)
     monkeypatch.setattr(bottlenecks.time, "perf_counter", lambda: float(next(clock)))
     return found

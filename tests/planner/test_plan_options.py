@@ -72,4 +72,4 @@ def test_errors_of_the_command(capsys, tmp_path):
 def test_what_stands_after_the_plan_of_a_check_is_refused(capsys, tmp_path):
     path = str(tmp_path / "plan.json")
     assert main(["plan", "--check", path, "--host", "a,b"]) == 2
-    assert "--host is to stand before it" in capsys.readouterr().err
+    assert "--host must precede it" in capsys.readouterr().err

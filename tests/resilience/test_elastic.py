@@ -57,7 +57,7 @@ def test_ranks_may_be_lost_while_copies_of_pieces_are_exchanged(tmp_path):
     want = shown(launch.run_alone(PIECES).check())
     found = run(4, PIECES, [], tmp_path / "state", MATEX_STRATEGY="sharded").check()
     assert "restart" not in found.stderr and found.stderr.count("go on without it") == 2, found.output
-    assert "at: restoring what lost ranks had" in found.stderr and "1 rank goes on" in found.stderr, found.output
+    assert "at: restoring the pieces of lost ranks" in found.stderr and "1 rank goes on" in found.stderr, found.output
     assert not differences(want, shown(found)), found.output
 
 

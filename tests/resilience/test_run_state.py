@@ -66,9 +66,9 @@ def test_nothing_is_lost(tmp_path, keras, ranks, lose, strategy):
     newest = max(state.glob("state-*"))
     newest.write_bytes(newest.read_bytes()[:-1])
     found = run(ranks[1], tmp_path / "lost", state, keras, lose, strategy).check()
-    assert "going on from the state kept at epoch" in found.stderr
-    assert "calls of fit that had ended before the run was started again are passed over" in found.stderr
-    assert "a loop of the script's own begins anew" in found.stderr
+    assert "resuming from the state saved at epoch" in found.stderr
+    assert "calls of fit that had ended before the restart are skipped" in found.stderr
+    assert "a loop of the script's own starts over" in found.stderr
     assert sorted(path.name for path in (tmp_path / "lost").iterdir()) == sorted([*lose.split(), "log.csv"])
     assert not differences(want, shown(found))
     assert not state.exists()
@@ -92,7 +92,7 @@ def test_what_was_kept_as_an_epoch_ends_is_of_that_epoch(tmp_path, keras, lose, 
     asked = run(2, tmp_path / "lost", tmp_path / "state", keras, lose)
     assert asked.returncode == 75 and f"SIGUSR1: saved at {saved}" in asked.stderr, asked.output
     found = run(2, tmp_path / "lost", tmp_path / "state", keras, lose).check()
-    assert f"going on from the state kept at {goes_on}" in found.stderr
+    assert f"resuming from the state saved at {goes_on}" in found.stderr
     assert not differences(want, shown(found))
 
 
@@ -192,7 +192,7 @@ def test_rows_of_each_rank_come_as_they_would_have_come(tmp_path):
         assert asked.returncode == 75 and "saved at epoch 2, step" in asked.stderr, asked.output
         # The arguments are part of what tells a run from another one.
         found = launch.run(ranks, script, "ask", env=state).check()
-        assert ("some rows come twice" in found.stderr) == (ranks == 3)
+        assert ("some rows are used twice" in found.stderr) == (ranks == 3)
         assert ranks == 3 or not differences(want, shown(found))
 
 
@@ -309,4 +309,4 @@ def test_a_rank_that_is_asked_to_end_outside_of_fit_asks_for_all(tmp_path, how):
     """Also where a library has had a handler of its own for a while."""
     result = lose_outside_fit(tmp_path, f"{how}:between:0")
     assert result.returncode == 75 and "SIGTERM: ended between calls of fit" in result.stderr, result.output
-    assert "without a word" not in result.stderr
+    assert "without an error message" not in result.stderr

@@ -59,7 +59,7 @@ def ask_all(monkeypatch, said, act):
             assert not hook.optional, hook
             said.append(str(error))
         (told[hook],) = said
-        for words in (hook.library, hook.name, hook.module, version, hook.lost, TRIED.get(hook.library, "")):
+        for words in (hook.library, hook.name, hook.module, version, hook.if_missing, TRIED.get(hook.library, "")):
             assert words in told[hook], told[hook]
         assert hook.optional or "MATEX_DISABLE=1" in told[hook]
     return told
@@ -160,8 +160,8 @@ def test_the_install_command_names_a_package_that_has_the_release(monkeypatch, i
     found = types.SimpleNamespace(name=installed, version=version)
     monkeypatch.setattr(hooks, "_find_distribution", lambda library: found)
     hook = next(hook for hook in ALL if hook.library == "tensorflow" and not hook.optional)
-    with pytest.raises(hooks.HookError, match="without matex_tf") as error:
-        hook._tell("has another function")
+    with pytest.raises(SetupError, match="without matex_tf") as error:
+        hook._report("has another function")
     assert f"{told}{TRIED['tensorflow']}`" in str(error.value)
 
 

@@ -35,7 +35,7 @@ found = {}
 for strategy in ("allreduce", "servers:2", "servers:auto", "servers:1:only", "servers:2:only"):
     settings.get_settings().strategy = strategy  # as if the environment said so
     world.get_world().servers = settings.count_only_serving(strategy)
-    owners.say_owners()
+    owners.report_owners()
     keras.utils.set_random_seed(1)
     model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(64, "tanh"), keras.layers.Dense(1)])
     model.compile(keras.optimizers.Adam(0.05), "mse")

@@ -118,7 +118,7 @@ def test_a_search_that_has_just_begun_has_a_page(tmp_path):
         (tmp_path / str(number)).mkdir()
         text = page.format_page(search(tmp_path / str(number), trials))
         Page(text)
-        assert "no trial has come to a value" in text and "Of fewer than 8 trials nothing is said" in text
+        assert "no trial has come to a value" in text and "Fewer than 8 trials: not computed" in text
 
 
 def test_the_command_knows_a_search_by_its_folder(tmp_path, monkeypatch, capsys):

@@ -1,1 +1,1 @@
-"""What `kubectl` is told and says: an MPIJob as YAML, its refusals in words, what a launcher prints."""
+"""Input and output of `kubectl`: the MPIJob as YAML, states, error messages, and the launchers' output."""

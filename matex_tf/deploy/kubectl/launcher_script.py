@@ -1,4 +1,4 @@
-"""The script that the container of a launcher runs."""
+"""The shell script that a launcher's container runs."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from collections.abc import Sequence
 from matex_tf.deploy import run_folder
 
 OVER = "matex: the run is over"
-"""What a launcher leaves in its pod's status where no other is to go on: its exit code is the run's."""
+"""The termination message of a launcher whose exit code is the run's: no further launcher should start."""
 
 
 def format_script(command: Sequence[str], setup: Sequence[str], folder: str, note: str) -> str:
-    """The script that runs `command` after the lines of `setup`. `folder` is that of the run ("" without a volume),
-    in which `note` says which job it is.
+    """The script that runs `command` after the `setup` lines.
+
+    `folder` is the folder of the run, "" without a volume; `note` identifies the job there.
     """
     at = shlex.quote(folder)
     keep = _NOTE.format(at=at, note=shlex.quote(note), file=run_folder.NOTE, code=os.EX_CANTCREAT)
@@ -30,9 +31,9 @@ def format_script(command: Sequence[str], setup: Sequence[str], folder: str, not
     )
 
 
-# Kubernetes starts a launcher again whatever it ended with. One that has ended by itself ends with the same code.
-# A signal ends a wait, and the child may be gone right after: the last wait gives its code, which is the
-# signal's where the run was not ready to be asked. What is over is told in the pod's status, where `follow` reads it.
+# Kubernetes restarts a launcher after any exit code. After the end of the run, a new launcher repeats the run's exit
+# code. A signal interrupts `wait`, and the child may end right after; the last `wait` returns its code. That is the
+# signal's code if the run was not yet ready for the signal. `follow` reads the termination message.
 _SCRIPT = """\
 child= asked= ended={ended}
 tell() {{ [ ! -w /dev/termination-log ] || echo {over} > /dev/termination-log; }}

@@ -1,4 +1,4 @@
-"""What the launchers of a job print, by `kubectl logs`: one after the other of those that Kubernetes starts."""
+"""The output of a job's launchers, from `kubectl logs`, one launcher after the other."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _PIECE = 1 << 16
 
 
 class Logs:
-    """The output of the launchers that `follow_pods` was told of. `last` says that no more of it will come."""
+    """The output of the launchers given to `follow_pods`. Set `last` once no further launcher will start."""
 
     def __init__(self, namespace: str):
         self._options = [f"--namespace={namespace}"] if namespace else []
@@ -27,7 +27,7 @@ class Logs:
         self._end_child()
 
     def follow_pods(self, pods: Sequence[dict[str, Any]]) -> None:
-        """Read what these print, in their order, once their containers have begun; one that began again is another."""
+        """Add launchers in the order of their start. A restarted container counts as another launcher."""
         for pod in pods:
             for container in pod.get("status", {}).get("containerStatuses", []):
                 has_begun = {"running", "terminated"} & container.get("state", {}).keys()
@@ -37,7 +37,7 @@ class Logs:
                     self._due.append(which[0])
 
     def read_more(self) -> bytes:
-        """What came since the last call; all that is left where nothing will follow."""
+        """The output since the last call; if `last`, all remaining output."""
         pieces = []
         while self._child or self._due:
             file = self._find_file()
@@ -46,12 +46,12 @@ class Logs:
                 while piece := os.read(file, _PIECE):
                     pieces.append(piece)
             except BlockingIOError:
-                break  # it still prints
+                break  # the launcher still runs
             self._end_child()
         return b"".join(pieces)
 
     def _find_file(self) -> int:
-        """What the pod prints whose turn it is."""
+        """The pipe with the output of the current launcher."""
         if self._child is None:
             words = ["kubectl", *self._options, "logs", "--follow", self._due.pop(0)]
             self._child = subprocess.Popen(

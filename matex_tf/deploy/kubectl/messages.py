@@ -1,4 +1,4 @@
-"""What Kubernetes says, what it means, and what to do."""
+"""Messages of Kubernetes: their meaning, and what to do."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 _NO_MPIJOBS = "the cluster has no MPIJobs; whoever runs it installs https://github.com/kubeflow/mpi-operator"
 _LOGIN = "your login has run out: log in to the cluster again"
 _ADDRESS = "the cluster does not answer at this address: `kubectl config view --minify` shows it"
-_NO_CLUSTER = "localhost:8080"  # where kubectl looks that was told of none
-# What kubectl says of a cluster that answers, and what that means. Asked again, it would say the same.
+_NO_CLUSTER = "localhost:8080"  # kubectl's default address without a configuration
+# Final refusals by the cluster, with their meaning. A further request would fail in the same way.
 _REFUSALS = {
     'no matches for kind "MPIJob"': _NO_MPIJOBS,
     "could not find the requested resource": _NO_MPIJOBS,
@@ -23,14 +23,14 @@ _REFUSALS = {
     "provide credentials": _LOGIN,
     "is invalid": "the cluster's MPIJobs take no such value at the place that is named",
 }
-# What it says where nothing answers. It may be otherwise in a moment.
+# Errors of a cluster that cannot be reached. A later request may succeed.
 _ABSENCES = {
     "refused": _ADDRESS,
     "Unable to connect": _ADDRESS,
     "no such host": _ADDRESS,
     "i/o timeout": _ADDRESS,
 }
-# Why a pod waits, where it would wait for ever.
+# Reasons for which a pod would wait for ever.
 _REASONS = {
     "ErrImagePull": "the image is not there, or may not be pulled: is --image right?",
     "ImagePullBackOff": "the image is not there, or may not be pulled: is --image right?",
@@ -41,17 +41,17 @@ _REASONS = {
     "Unschedulable": "no node has what a pod asks for, or its volume is not there",
 }
 _LOGGED = re.compile(r"[IWEF]\d{4} \d\d:\d\d:\d\d")
-_NO_COMMAND = (126, 127)  # a shell's, of a command that it cannot run
+_NO_COMMAND = (126, 127)  # exit codes of a shell that cannot run a command
 
 
 def strip_prefixes(text: str) -> str:
-    """kubectl's own words, without what its libraries logged."""
+    """kubectl's own message, without the log lines of its libraries."""
     lines = [line.removeprefix("error: ").strip() for line in text.splitlines() if line.strip()]
     return "; ".join([line for line in lines if not _LOGGED.match(line)] or lines)
 
 
 def explain_refusal(text: str) -> str:
-    """Why kubectl refused: its own words, and what they mean."""
+    """kubectl's message about a refused request, with its meaning."""
     said = f"kubectl: {strip_prefixes(text) or 'no reason'}"
     return next(
         (f"{said}\nThat is: {means}." for sign, means in {**_REFUSALS, **_ABSENCES}.items() if sign in text), said
@@ -59,17 +59,17 @@ def explain_refusal(text: str) -> str:
 
 
 def is_without_cluster(said: str) -> bool:
-    """Whether this machine knows of no cluster, or has no kubectl."""
+    """Whether this machine has no kubectl, or kubectl has no cluster."""
     return _NO_CLUSTER in said or "no kubectl on this machine" in said
 
 
 def is_refusal(text: str) -> bool:
-    """Whether a cluster has answered that it will not: asked again, it would say the same."""
+    """Whether the cluster refused for good: a further request would fail in the same way."""
     return any(sign in text for sign in _REFUSALS)
 
 
 def explain_wait(pods: Sequence[dict[str, Any]]) -> tuple[str, str] | None:
-    """Why a pod of these does not start, and what that means; None if all do, or are only on their way."""
+    """The name and cause of a pod that cannot start, and the meaning; None if all pods have started or are starting."""
     for pod in pods:
         status = pod.get("status", {})
         causes = [each.get("state", {}).get("waiting") or {} for each in status.get("containerStatuses", [])]
@@ -82,5 +82,5 @@ def explain_wait(pods: Sequence[dict[str, Any]]) -> tuple[str, str] | None:
 
 
 def explain_exit(code: int | None) -> str:
-    """What the exit code of a launcher says of its image; "" if nothing."""
+    """The meaning of a launcher's exit code for its image; "" if there is none."""
     return "the image has no `matex`: install matex_tf in it, or say --matex" if code in _NO_COMMAND else ""

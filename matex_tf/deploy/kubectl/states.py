@@ -1,4 +1,4 @@
-"""Where an MPIJob is, by what it and its pods say."""
+"""The state of a job, from its MPIJob and its pods."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from matex_tf.deploy.kubectl.launcher_script import OVER
 
 
 def list_launchers(pods: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Those of `pods` that are launchers."""
+    """The launcher pods."""
     role = "training.kubeflow.org/job-role"
     return [pod for pod in pods if pod["metadata"].get("labels", {}).get(role) == "launcher"]
 
 
 def find_variable(found: dict[str, Any], name: str) -> str:
-    """The value of a variable of an MPIJob's launcher; "" if it has none of this name."""
+    """The value of an environment variable of an MPIJob's launcher; "" if it is not set."""
     launcher = found["spec"]["mpiReplicaSpecs"]["Launcher"]["template"]["spec"]["containers"][0]
     return next((each.get("value", "") for each in launcher.get("env", []) if each["name"] == name), "")
 
@@ -30,7 +30,7 @@ def is_running(pod: dict[str, Any]) -> bool:
 
 
 def list_needless(found: dict[str, Any], pods: Sequence[dict[str, Any]]) -> list[str]:
-    """The batch Jobs that would start more launchers of an MPIJob whose run is over."""
+    """The batch Jobs that would start further launchers although the run is over."""
     if "completionTime" in found.get("status", {}) or _find_end(pods) is None:
         return []
     owners = [one for pod in list_launchers(pods) for one in pod["metadata"].get("ownerReferences", [])]
@@ -38,7 +38,9 @@ def list_needless(found: dict[str, Any], pods: Sequence[dict[str, Any]]) -> list
 
 
 def _find_end(pods: Sequence[dict[str, Any]]) -> tuple[int, dict[str, Any]] | None:
-    """Which launcher said first that its run failed for good, and how its container ended; None if none did."""
+    """The first launcher that reported a final failure: its index, and the end of its container.
+    None: no launcher did.
+    """
     for number, pod in enumerate(list_launchers(pods)):
         for container in pod.get("status", {}).get("containerStatuses", []):
             end = container.get("state", {}).get("terminated") or {}
@@ -48,7 +50,7 @@ def _find_end(pods: Sequence[dict[str, Any]]) -> tuple[int, dict[str, Any]] | No
 
 
 def read_state(found: dict[str, Any], pods: Sequence[dict[str, Any]]) -> State:
-    """What an MPIJob and its pods say."""
+    """The state that an MPIJob and its pods describe."""
     status = found.get("status", {})
     conditions = {each["type"]: each for each in status.get("conditions", []) if each["status"] == "True"}
     launchers = list_launchers(pods)
@@ -57,8 +59,8 @@ def read_state(found: dict[str, Any], pods: Sequence[dict[str, Any]]) -> State:
     created, completed = _parse_moment(found["metadata"], "creationTimestamp"), _parse_moment(status, "completionTime")
     failed, end = conditions.get("Failed"), _find_end(pods)
     if end is not None:
-        again = end[0]  # those that followed only said so again
-    # A worker that is evicted makes the condition Failed, too, while the launcher goes on without it.
+        again = end[0]  # later launchers only repeat the exit code
+    # An evicted worker also sets the condition Failed, although the launcher continues without it.
     if completed is not None and (failed or "Succeeded" in conditions):
         took = _subtract(completed, created)
         if failed is None:
@@ -81,18 +83,18 @@ def read_state(found: dict[str, Any], pods: Sequence[dict[str, Any]]) -> State:
 
 
 def _describe_cause(condition: dict[str, Any]) -> str:
-    """Why the condition holds, in the operator's words."""
+    """The operator's reason and message for a condition."""
     why = ": ".join(part for part in (condition.get("reason"), condition.get("message")) if part)
     return f" ({why})" if why else ""
 
 
 def _subtract(moment: float | None, before: float | None) -> float | None:
-    """Seconds from one to the other, where both are known."""
+    """The seconds from `before` to `moment`; None if one of them is unknown."""
     return moment - before if moment is not None and before is not None else None
 
 
 def _parse_moment(members: dict[str, Any], name: str) -> float | None:
-    """A time of Kubernetes', in seconds since 1970; None if it has not come."""
+    """A Kubernetes timestamp in seconds since 1970; None if it is missing."""
     text = members.get(name)
     return datetime.fromisoformat(text.replace("Z", "+00:00")).timestamp() if text else None
 

@@ -1,4 +1,4 @@
-"""Plain data as YAML, for `kubectl` and for people."""
+"""Plain data as YAML, for `kubectl` and for readers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import yaml
 
 
 class _Dumper(yaml.SafeDumper):
-    """Every text is quoted: programs that read YAML disagree about which plain words are numbers (1e3, 0o7, 1_000)."""
+    """Quotes every string, because YAML parsers disagree about which plain words are numbers (1e3, 0o7, 1_000)."""
 
     def represent_mapping(self, *given: Any, **options: Any) -> yaml.MappingNode:
         node = super().represent_mapping(*given, **options)
@@ -25,5 +25,7 @@ _Dumper.add_representer(str, _represent_text)
 
 
 def dump_yaml(data: dict[str, Any]) -> str:
-    """`data`, of dicts, lists, texts, numbers and flags, as a YAML document; scripts of several lines as they are."""
+    """`data`, of dicts, lists, strings, numbers and booleans, as a YAML document. Multiline strings
+    are block scalars.
+    """
     return str(yaml.dump(data, Dumper=_Dumper, sort_keys=False, width=float("inf")))

@@ -1,1 +1,1 @@
-"""Schedulers whose job is a script: PBS, LSF and Flux, each a table of words, commands and answers."""
+"""Schedulers without automatic requeue: PBS, LSF and Flux. Each is a table of options, commands and messages."""

@@ -1,4 +1,4 @@
-"""Flux (flux-core): a job is an instance of Flux of its own, whose first program is the script."""
+"""Flux (flux-core): a job is a Flux instance of its own, whose initial program is the job script."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ _QUEUES = ("flux", "queue", "list", "-no", "{queue}")
 
 @dataclass(frozen=True, kw_only=True)
 class Flux(Queued):
-    """What a job takes of Flux. `account` is the bank."""
+    """The options of a Flux job. `account` is the bank."""
 
 
 class FluxCore(Scheduler):
-    """flux-core from 0.58 on, as its manual has it; not run."""
+    """flux-core, version 0.58 or later. Written from its manual, not tested with Flux."""
 
     kind = Flux
     title = "Flux"
@@ -56,7 +56,7 @@ class FluxCore(Scheduler):
     )
 
     def list_options(self, asked: Queued, folder: str) -> list[str]:
-        # A slot is a rank: as many on each node, as both numbers are given.
+        # A slot is a rank. Given nodes and slots, Flux places the same number of slots on each node.
         return [
             f"--job-name={asked.plain_name}",
             f"--nodes={asked.nodes}",
@@ -83,7 +83,7 @@ class FluxCore(Scheduler):
             return None
         word, code, hosts, why = (part.strip() for part in parts)
         number = int(code) if re.fullmatch(r"-?\d+", code) else None
-        if number is not None and number < 0:  # a signal; of a job that never began -128
+        if number is not None and number < 0:  # a signal; -128: the job never began
             number = 128 - number if number > -128 else None
         return make_state(_STATES, word, hosts, why, number)
 

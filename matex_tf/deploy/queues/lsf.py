@@ -28,11 +28,11 @@ _FIELDS = "stat exit_code exec_host pend_reason delimiter='|'"
 
 @dataclass(frozen=True, kw_only=True)
 class LSF(Queued):
-    """What a job takes of LSF."""
+    """The options of an LSF job."""
 
 
 class Lsf(Scheduler):
-    """LSF 10, as its command reference has it; not run."""
+    """LSF 10. Written from its command reference, not tested with LSF."""
 
     kind = LSF
     title = "LSF"
@@ -72,7 +72,7 @@ class Lsf(Scheduler):
         ]
 
     def make_submit_command(self, script: str) -> tuple[list[str], bool]:
-        return ["bsub"], True  # only of its standard input does it read the options
+        return ["bsub"], True  # bsub reads #BSUB lines from standard input only
 
     def list_state_commands(self, number: str) -> list[list[str]]:
         return [["bjobs", "-noheader", "-o", _FIELDS, number]]

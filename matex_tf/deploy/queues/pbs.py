@@ -27,11 +27,11 @@ _QUEUES = ("bash", "-c", "qstat -Q | awk '/^[^- ]/ && $1 != \"Queue\" { print $1
 
 @dataclass(frozen=True, kw_only=True)
 class PBS(Queued):
-    """What a job takes of PBS."""
+    """The options of a PBS job."""
 
 
 class Pbs(Scheduler):
-    """PBS, as its reference guide has it; run here by Slurm's `qsub`, `qstat` and `qdel`."""
+    """PBS. Written from its reference guide, tested with Slurm's `qsub`, `qstat` and `qdel`."""
 
     kind = PBS
     title = "PBS"
@@ -42,7 +42,7 @@ class Pbs(Scheduler):
     again = 'qsub -W depend=afterany:"$before" {script}'
     find_number = re.compile(r"^(\d+(?:\[\])?(?:\.[\w.-]+)?)\s*$", re.MULTILINE)
     commands = ("qsub", "qstat", "qdel")
-    unknown = re.compile(r"Unknown Job|has finished|Unknown option", re.IGNORECASE)  # of Slurm, which has no -x
+    unknown = re.compile(r"Unknown Job|has finished|Unknown option", re.IGNORECASE)  # Slurm's qstat has no -x
     refusals = (
         Refusal("unknown queue", "there is no such queue", "The queues are", _QUEUES),
         Refusal("invalid partition", "there is no such queue", "The queues are", _QUEUES),
@@ -82,7 +82,7 @@ class Pbs(Scheduler):
         return [["qstat", "-f", number], ["qstat", "-x", "-f", number]]
 
     def read_state(self, text: str) -> State | None:
-        text = re.sub(r"\n\t(?!\w+ = )", "", text)  # long values go on in the next line
+        text = re.sub(r"\n\t(?!\w+ = )", "", text)  # a long value continues on the next line
         found = {name.lower(): value for name, value in re.findall(r"^\s+([\w.]+) = (.*)$", text, re.MULTILINE)}
         if "job_state" not in found:
             return None
@@ -97,6 +97,8 @@ class Pbs(Scheduler):
 
 
 def _read_code(text: str) -> int:
-    """PBS's own exit code as a shell's: 256 and more is a signal, below 0 PBS could not run the job."""
+    """Convert a PBS exit status to a shell's exit code: 256 or more is a signal, a negative status a job that could not
+    run.
+    """
     code = int(text)
     return 1 if code < 0 else 128 + code % 128 if code >= 256 else code

@@ -1,7 +1,7 @@
-"""What schedulers with a job script have in common: the options of a job, its text, and how it is followed to its end.
+"""The common part of PBS, LSF and Flux: job options, job script, submission and following.
 
-None of them warns the script of its time limit and puts the job back as Slurm does, so that the script does both: it
-counts the seconds itself, and submits a job that goes on, which waits until this one has ended.
+Unlike Slurm, these schedulers neither warn a script of its time limit nor requeue it. The script therefore does both: a
+timer warns the run, and the script submits a successor job, which waits for the end of its own job.
 """
 
 from __future__ import annotations
@@ -35,12 +35,14 @@ from matex_tf.deploy.sbatch.messages import list_available
 from matex_tf.world import task_environment
 
 SCRIPT, HOSTS, OWN_OUTPUT = "job.sh", "hosts", "scheduler-output"
-_ODD = re.compile(r"[^A-Za-z0-9_.-]")
+_UNSAFE = re.compile(r"[^A-Za-z0-9_.-]")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Queued(Options):
-    """What a job takes of PBS, LSF or Flux. `option` are more options of its command, each one line: `-l mem=8gb`."""
+    """The options of a PBS, LSF or Flux job. `option`: further options of the submit command, one line each: `-l
+    mem=8gb`.
+    """
 
     account: str = ""
     queue: str = ""
@@ -59,18 +61,18 @@ class Queued(Options):
 
     @property
     def node_cores(self) -> int:
-        """How many cores of each node its ranks have; without `cpus` one each."""
+        """The number of cores for the ranks of each node; without `cpus`, one core for each rank."""
         return self.ranks_per_node * int(self.cpus or 1)
 
     @property
     def plain_name(self) -> str:
-        """The name of the job in the letters that every scheduler takes."""
-        return _ODD.sub("_", self.name) or "job"
+        """The job name, restricted to characters that every scheduler accepts."""
+        return _UNSAFE.sub("_", self.name) or "job"
 
 
 @dataclass(frozen=True)
 class Refusal:
-    """A sign in the words of a scheduler that refuses a job, its meaning, and the command that lists the choices."""
+    """A text that identifies a refusal, its meaning, and the command that lists valid choices."""
 
     sign: str
     means: str
@@ -79,57 +81,59 @@ class Refusal:
 
 
 class Scheduler(abc.ABC):
-    """The table of one scheduler: class variables are shell text and words, methods are pure functions of its answers.
+    """A scheduler: class variables hold shell text and messages, methods are pure functions of the scheduler's output.
 
-    In shell text $job is the number of the job that runs, `{script}` the file of its script.
+    In shell text, $job is the id of the running job and `{script}` the path of its script.
     """
 
     kind: ClassVar[type[Queued]]
     title: ClassVar[str]
     head: ClassVar[str]
-    """What a line of options begins with."""
+    """The prefix of an option line in the script."""
     own_number: ClassVar[str]
-    """Shell text that gives the number of the job that runs."""
+    """Shell text that expands to the id of the running job."""
     opening: ClassVar[str] = ""
-    """Lines before anything else."""
+    """The first lines of the script."""
     hosts: ClassVar[str]
-    """Shell text that prints the hosts of the job that runs, one a line, in any number."""
+    """Shell text that prints the running job's hosts, one a line; repetitions are allowed."""
     again: ClassVar[str]
-    """Shell text that submits the job that goes on, and prints its number."""
+    """Shell text that submits the successor job and prints its id."""
     find_number: ClassVar[re.Pattern[str]]
-    """Of the answer to a job that is submitted: its only group is the number."""
+    """Applied to the output of the submit command; its only group is the job id."""
     refusals: ClassVar[tuple[Refusal, ...]]
     commands: ClassVar[tuple[str, ...]]
-    """Those that submit, tell of and cancel a job."""
+    """The commands that submit, list and cancel jobs."""
     unknown: ClassVar[re.Pattern[str]]
-    """What the scheduler says of a job that it does not know, or no longer."""
+    """The scheduler's message about an unknown or forgotten job."""
 
-    # The words of one scheduler
+    # Abstract methods: one scheduler's commands and output
 
     @abc.abstractmethod
     def list_options(self, asked: Queued, folder: str) -> list[str]:
-        """The lines of options of a job whose run has the `folder`; of two alike the last counts."""
+        """The option lines of a job whose run has the `folder`. The last of several equal options takes effect."""
 
     @abc.abstractmethod
     def make_submit_command(self, script: str) -> tuple[list[str], bool]:
-        """The command that submits `script`, and whether the script is its standard input."""
+        """The command that submits `script`, and whether it reads the script from standard input."""
 
     @abc.abstractmethod
     def list_state_commands(self, number: str) -> list[list[str]]:
-        """The commands that tell of a job; the next one is asked where one does not know the job."""
+        """The commands that describe a job. Each further command is tried if the one before does not know the job."""
 
     @abc.abstractmethod
     def read_state(self, text: str) -> State | None:
-        """Where a job is, by the answer to such a command; None where it says nothing of a job."""
+        """The state of a job from the output of such a command; None if the output describes no job."""
 
     @abc.abstractmethod
     def make_cancel_command(self, number: str) -> list[str]:
-        """The command that ends a job, or takes it out of the queue."""
+        """The command that ends a job or removes it from the queue."""
 
-    # What is the same for all
+    # Common methods
 
     def format_job(self, asked: Queued, target: Sequence[str], folder: str) -> str:
-        """The script of a job that runs `target`. `folder` is that of the run, seen from where it is submitted."""
+        """The script of a job that runs `target`. `folder` is the folder of the run, relative to the folder of
+        submission.
+        """
         script, hosts = f"{folder}/{SCRIPT}", f"{folder}/{HOSTS}"
         lines = [f"{self.head} {line}\n" for line in self.list_options(asked, folder)]
         note = run_folder.format_note(asked.get_kind(), "$job").strip().replace('"', '\\"')
@@ -152,26 +156,26 @@ class Scheduler(abc.ABC):
         return shell_text.format_script(
             "".join(lines) + self.opening,
             shell_text.quote_folder(folder),
-            before + shell_text.KEPT,
+            before + shell_text.RUN_VARIABLES,
             shlex.join(asked.make_command(target, options)),
             (_END_TIMER if asked.time else "") + after,
         )
 
     def submit_job(self, asked: Queued, target: Sequence[str]) -> Job:
-        """The job, which waits in the queue.
+        """Queue a job that runs `target`.
 
         Raises:
-            JobError: the scheduler refused it; nothing of it is queued, and no folder of its is left.
-            UnreachableError: nobody knows whether it is queued. Its script stays.
+            JobError: the scheduler refused the job; no job and no folder remain.
+            UnreachableError: it is unknown whether the job is queued. Its script remains.
         """
         if shutil.which(self.commands[0]) is None:
             raise JobError(f"there is no {self.commands[0]} on this machine. {self._get}")
         if not asked.cpus:
             following.print_line(
-                f"without --cpus the job has whole nodes, and asks {self.title} for 1 core for each rank"
+                f"without --cpus the job has whole nodes, and requests 1 core for each rank from {self.title}"
             )
         if not asked.time:
-            following.print_line(f"without --time nothing warns the run of {self.title}'s time limit")
+            following.print_line(f"without --time, the run is not warned of {self.title}'s time limit")
         folder = run_folder.make_folder(asked.name)
         script = folder / SCRIPT
         try:
@@ -185,9 +189,9 @@ class Scheduler(abc.ABC):
                 raise JobError(self.explain_refusal(answer.stderr.strip() or answer.stdout.strip()))
             run_folder.write_note(folder, asked.get_kind(), found.group(1))
         except UnreachableError as error:
-            raise UnreachableError(f"{error}: look with `{self.commands[1]}` whether {script} was queued") from None
+            raise UnreachableError(f"{error}: check with `{self.commands[1]}` whether {script} was queued") from None
         except KeyboardInterrupt:
-            following.print_line(f"look with `{self.commands[1]}` whether {script} was queued")
+            following.print_line(f"check with `{self.commands[1]}` whether {script} was queued")
             raise
         except Exception:
             run_folder.remove_folder(folder)
@@ -199,11 +203,13 @@ class Scheduler(abc.ABC):
         return f"Submit from a login node of a cluster with {self.title}, or load its module"
 
     def _ask(self, words: Sequence[str], given: str | None = None, **where: Any) -> CompletedProcess[str]:
-        """The answer of a command. Ctrl-C at the terminal is for us: a command that it ends may have queued the job."""
+        """Run a command in its own session, so that Ctrl-C does not end it: an interrupted command may have queued the
+        job.
+        """
         return run_scheduler(words, self._get, given, start_new_session=True, **where)
 
     def explain_refusal(self, text: str) -> str:
-        """Why a job was refused: the scheduler's own words, what they mean, and what there is instead."""
+        """The scheduler's message about a refused job, its meaning, and the valid choices."""
         said = f"{self.commands[0]}: {text or 'no number of a job, and no reason'}"
         for one in self.refusals:
             if one.sign.lower() in text.lower():
@@ -212,14 +218,15 @@ class Scheduler(abc.ABC):
         return said
 
     def find_state(self, job: Job) -> State:
-        """Where the job is, or the last one that goes on with its run.
+        """The state of the job, or of the last successor job of its run.
 
         Raises:
-            JobError: there are no such commands; UnreachableError: the scheduler does not answer now.
+            JobError: the scheduler's commands do not exist.
+            UnreachableError: the scheduler does not answer now.
         """
         current = self.find_newest(job)
         now = self._ask_state(current)
-        # A job notes the one that goes on before it ends, so that the note is read after its end is known.
+        # A job notes its successor before it ends. The note is therefore read after the end of the job is known.
         while now.phase in (ENDED, FORGOTTEN) and (newest := self.find_newest(job)) != current:
             current = newest
             now = self._ask_state(current)
@@ -233,11 +240,11 @@ class Scheduler(abc.ABC):
             said = (answer.stderr.strip() or answer.stdout.strip()).splitlines()
             if said and not self.unknown.search(" ".join(said)):
                 raise UnreachableError(f"{words[0]}: {said[-1]}")
-        ended = State(FORGOTTEN, f"is not known to {self.title}, or no longer; how it ended is not known")
+        ended = State(FORGOTTEN, f"is not known to {self.title}, or no longer; its end is unknown")
         return self._add_exit_code(job, ended)
 
     def _add_exit_code(self, job: Job, now: State) -> State:
-        """The end of the job with the exit code that its script noted, where the scheduler has none."""
+        """Complete the state of an ended job with the exit code from its script, if the scheduler has none."""
         if now.phase not in (ENDED, FORGOTTEN) or now.code is not None or not job.folder:
             return now
         noted = Path(job.folder, run_folder.EXIT_CODE)
@@ -248,26 +255,26 @@ class Scheduler(abc.ABC):
         )
 
     def follow_job(self, job: Job, write: Callable[[bytes], object] | None = None) -> int:
-        """Copy what the job prints until it, and each that goes on with its run, ends; the exit code."""
+        """Copy the output until the job and its successors have ended. Returns the exit code."""
         return following.follow_job(job, lambda: self.find_state(job), run_folder.make_reader(job.folder), write)
 
     def find_newest(self, job: Job) -> Job:
-        """The job that goes on with the run of `job`, as the folder of the run notes it."""
+        """The newest job of the run, as its folder notes it."""
         noted = Path(job.folder, run_folder.NOTE)
         return replace(job, id=run_folder.read_note(noted.parent)[1].id) if job.folder and noted.is_file() else job
 
     def cancel_job(self, job: Job) -> None:
-        """End the job, which has not ended, or take it out of the queue. Raises JobError."""
+        """End the job, or remove it from the queue. Raises JobError."""
         answer = self._ask(self.make_cancel_command(self.find_newest(job).id))
         if answer.returncode:
             raise JobError(f"{self.commands[2]}: {answer.stderr.strip() or answer.stdout.strip()}")
 
     def find_job(self, number: str) -> Job:
-        """The job of this number, with the folder of its run where a folder here tells it."""
+        """The job with this number; its folder comes from the local notes."""
         return Job(number, run_folder.find_folder(self.kind.get_kind(), number))
 
     def describe_job(self, job: Job, asked: Queued) -> str:
-        """What was submitted, in a line."""
+        """A line that describes the submitted job."""
         where = f" in queue {asked.queue}" if asked.queue else ""
         limit = f", {asked.time}" if asked.time else ""
         size = f"{format_count(asked.nodes, 'node')}, {format_count(asked.ranks, 'rank')}"
@@ -275,7 +282,7 @@ class Scheduler(abc.ABC):
 
 
 def make_state(states: Mapping[str, tuple[str, str]], letter: str, where: str, why: str, code: int | None) -> State:
-    """The state of a job whose scheduler calls it `letter`: `states` has phase and word of each."""
+    """The state of a job whose scheduler calls it `letter`. `states` maps letters to phase and word."""
     phase, word = states.get(letter, (WAITING, letter))
     if phase == RUNNING and where:
         word = f"{word} on {where}"
@@ -284,9 +291,9 @@ def make_state(states: Mapping[str, tuple[str, str]], letter: str, where: str, w
     return State(phase, word, code=code if phase == ENDED else None)
 
 
-# Whoever follows the job may read it at any time.
+# The note is replaced atomically, because a follower may read it at any time.
 _KEEP_NOTE = 'echo "{note}" > "$run_folder/job.json.new" && mv "$run_folder/job.json.new" "$run_folder/job.json"'
-# What a job prints is seen at once, which some schedulers copy at its end only.
+# The script writes its own output file, because some schedulers copy the output only at the end of the job.
 _NOTING = """\
 [ -d "$run_folder" ] || {{ echo "matex: host $(hostname) does not see the folder of the run, $run_folder. Submit from \
 a folder on a file system that all nodes share." >&2; exit {code}; }}

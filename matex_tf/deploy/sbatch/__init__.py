@@ -1,1 +1,1 @@
-"""What sbatch is told, and what Slurm says: the script of a job, options that are taken, messages in words."""
+"""Input and output of Slurm's commands: the job script, refused options, arrays, and messages with their meaning."""

@@ -1,4 +1,4 @@
-"""Arrays of jobs: the folder of each task, where all of them are, and what they print."""
+"""Job arrays: the folder, state and output of each task."""
 
 from __future__ import annotations
 
@@ -12,25 +12,26 @@ from matex_tf.deploy.sbatch.job_script import TASK, parse_array
 
 
 def make_folders(folder: Path, array: str) -> None:
-    """The folders of the tasks: Slurm makes none for a job's output."""
+    """Create the folders of the tasks, because Slurm does not create folders for output."""
     for number in parse_array(array):
         (folder / f"{TASK}{number}").mkdir()
 
 
 def list_folders(folder: str) -> list[Path]:
-    """The folders of the tasks of a run, in the order of their numbers; none where it is no array."""
+    """The folders of a run's tasks, in the order of their numbers; [] if the run is no array."""
     found = [path for path in Path(folder).glob(f"{TASK}*") if path.is_dir()] if folder else []
     return sorted(found, key=lambda path: int(path.name.removeprefix(TASK)))
 
 
 def combine_states(known: Mapping[str, State], folders: Sequence[Path]) -> State:
-    """Where an array is, of the states of tasks that Slurm knows; the ends of others stand in their folders.
+    """The state of an array, from Slurm's states of its tasks. The exit code of a task that Slurm has forgotten is in
+    its folder.
 
-    Its exit code is the first one of a task that is not 0.
+    The array's exit code is the first nonzero exit code of a task.
     """
     states: dict[int, State] = {}
     for numbers, state in known.items():
-        # Those that wait are listed together, and cut short where they are many.
+        # Slurm lists waiting tasks as one range, and abbreviates a long one.
         states |= dict.fromkeys(parse_array(numbers.replace(",...", "")), state)
     for folder in folders:
         number, noted = int(folder.name.removeprefix(TASK)), folder / run_folder.EXIT_CODE
@@ -53,10 +54,10 @@ def combine_states(known: Mapping[str, State], folders: Sequence[Path]) -> State
 
 
 def make_reader(folders: Sequence[Path]) -> Callable[[], bytes]:
-    """What gives, at each call, what the tasks have printed since the last one, each after a line with its folder."""
+    """A function that returns the tasks' output since its last call, each part after a line with the task's folder."""
     readers = {folder: run_folder.make_reader(str(folder)) for folder in folders}
     last: Path | None = None
-    is_whole = True  # whether a line has ended
+    is_whole = True  # the text so far ends with a line end
 
     def read_more() -> bytes:
         nonlocal last, is_whole

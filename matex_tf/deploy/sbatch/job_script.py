@@ -1,4 +1,4 @@
-"""What a job takes of Slurm, and its script as text."""
+"""The options and the script of a Slurm job."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from matex_tf.deploy.sbatch import taken_options
 
 HEAD, TASK = "#SBATCH", "task-"
 _NUMBER, _TASK_NUMBER = "$SLURM_JOB_ID", "${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID"
-MOST_TASKS = 10_000
+MAX_TASKS = 10_000
 _RANGE = re.compile(r"(\d+)(?:-(\d+)(?::([1-9]\d*))?)?")
-_ODD = re.compile(r"[^\w@%+=:,./-]", re.ASCII)
+_MUST_QUOTE = re.compile(r"[^\w@%+=:,./-]", re.ASCII)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Slurm(Options):
-    """What a job takes of Slurm. `sbatch` are more options of sbatch, each a word: `--mem=8G`.
+    """The options of a Slurm job. `sbatch`: further options of sbatch, one word each: `--mem=8G`.
 
-    With `array`, numbers of tasks as sbatch has them (`0-3`, `1,5,9`, `0-99%4`), the script runs once for each of them,
-    in a folder of its own. `launcher` is `mpirun`, by `matex run`, or `srun`, for a cluster without mpirun.
+    `array`: task numbers in sbatch's syntax (`0-3`, `1,5,9`, `0-99%4`); the script runs once for each task, in a folder
+        of its own. `launcher`: `mpirun`, through `matex run`, or `srun`, for a cluster without mpirun.
     """
 
     account: str = ""
@@ -61,16 +61,16 @@ class Slurm(Options):
 
     @property
     def further_words(self) -> list[str]:
-        """The options of sbatch that have names of their own, and those of `sbatch`."""
+        """The options of sbatch from the fields of the same names, and the words of `sbatch`."""
         named = {name: getattr(self, name) for name in ("qos", "constraint", "gres", "dependency")}
         words = [f"--{name}={value}" for name, value in named.items() if value]
         return [*words, *(["--exclusive"] if self.exclusive else []), *self.sbatch]
 
     def make_command(self, target: Sequence[str], options: Sequence[str] = ()) -> list[str]:
-        """The command that starts all ranks of `target`, by `matex run` or by srun."""
+        """The command that starts all ranks of `target`, through `matex run` or by srun."""
         if self.launcher == "mpirun":
             return super().make_command(target, options)
-        # Without PMIx the tasks of Open MPI would be N jobs of one rank each.
+        # Without PMIx, each task of Open MPI would be an MPI job of one rank.
         step = ["srun", "--mpi=pmix", f"--nodes={self.nodes}", f"--ntasks={self.ranks}", "--kill-on-bad-exit=1"]
         return [
             *step,
@@ -82,7 +82,7 @@ class Slurm(Options):
         ]
 
     def _list_python_words(self) -> list[str]:
-        """The Python of `matex`: that of `python -m matex_tf...`, or the one beside the command."""
+        """The Python of the `matex` command: from `python -m matex_tf...`, or beside the command."""
         words = shlex.split(self.matex) or ["matex"]
         if "-m" in words:
             return words[: words.index("-m")]
@@ -90,17 +90,17 @@ class Slurm(Options):
 
     @property
     def takes_whole_nodes(self) -> bool:
-        """Whether its nodes are its own: so it is where nothing says how much of a node it needs."""
-        return not (self.cpus or self.gpus_per_node or taken_options.needs_parts(self.further_words))
+        """Whether the job requests whole nodes: the default if no option limits its share of a node."""
+        return not (self.cpus or self.gpus_per_node or taken_options.has_node_share(self.further_words))
 
     @property
     def leaves_cores_to_slurm(self) -> bool:
-        """Whether it takes a part of its nodes, and nothing says how many of their cores."""
-        return not (self.takes_whole_nodes or self.cpus or taken_options.needs_cores(self.further_words))
+        """Whether the job shares its nodes and no option sets its number of cores."""
+        return not (self.takes_whole_nodes or self.cpus or taken_options.has_core_count(self.further_words))
 
 
 def parse_array(text: str) -> list[int]:
-    """The numbers of the tasks of an array: `0-3`, `1,5,9`, `0-15:4`; `%2`: two at a time. Raises ValueError."""
+    """Parse the task numbers of an array: `0-3`, `1,5,9`, `0-15:4`; `%2` runs two at a time. Raises ValueError."""
     parts, _, most = text.partition("%")
     found: dict[int, None] = {}
     for part in parts.split(","):
@@ -108,8 +108,8 @@ def parse_array(text: str) -> list[int]:
         if not one or ("%" in text and not re.fullmatch(r"[1-9]\d*", most)):
             raise ValueError(f"expected array to be as 0-3, 1,5,9, 0-15:4 or 0-99%4 (four at a time); given {text!r}")
         first, last, step = int(one[1]), int(one[2] or one[1]), int(one[3] or 1)
-        if last < first or (last - first) // step >= MOST_TASKS:
-            raise ValueError(f"expected array to have 1 to {MOST_TASKS} tasks; given {text!r}")
+        if last < first or (last - first) // step >= MAX_TASKS:
+            raise ValueError(f"expected array to have 1 to {MAX_TASKS} tasks; given {text!r}")
         found |= dict.fromkeys(range(first, last + 1, step))
     return list(found)
 
@@ -118,13 +118,14 @@ def format_job(asked: Slurm, target: Sequence[str], folder: str) -> str:
     """The script of a job that runs `target`. `folder` is that of the run, seen from where the job is submitted."""
     number = _TASK_NUMBER if asked.array else _NUMBER
     again = _AGAIN.format(again=os.EX_TEMPFAIL, folder=shlex.quote(folder), number=number)
-    return format_script(asked, asked.make_command(target), folder, shell_text.KEPT, again)
+    return format_script(asked, asked.make_command(target), folder, shell_text.RUN_VARIABLES, again)
 
 
 def format_script(asked: Slurm, command: Sequence[str], folder: str, before: str = "", after: str = "") -> str:
-    """The script of a job that runs `command`, with lines `before` it, and `after` it, where $code is its exit code.
+    """The script of a job that runs `command`, with lines `before` it, and lines `after` it, where $code is its exit
+    code.
 
-    A `folder` that is not absolute is seen from where the job is submitted.
+    A relative `folder` is relative to the folder of submission.
     """
     look = (
         f"srun --nodes={asked.nodes} --ntasks={asked.nodes} --ntasks-per-node=1 "
@@ -146,7 +147,7 @@ def format_script(asked: Slurm, command: Sequence[str], folder: str, before: str
 
 
 def list_words(asked: Slurm, folder: str) -> list[str]:
-    """The options of sbatch for a job whose run has the `folder`; of two alike the last counts."""
+    """The options of sbatch for a job whose run has the `folder`. The last of several equal options takes effect."""
     options = {
         "--job-name": asked.name,
         "--nodes": asked.nodes,
@@ -166,12 +167,12 @@ def list_words(asked: Slurm, folder: str) -> list[str]:
 
 
 def _quote_word(word: str) -> str:
-    """A word as sbatch reads it after #SBATCH: blanks stand within quotes, backslashes before what ends them."""
-    return '"{}"'.format(re.sub(r'(["\\])', r"\\\1", word)) if _ODD.search(word) else word
+    """Quote a word for an #SBATCH line: double quotes around blanks, a backslash before quotes and backslashes."""
+    return '"{}"'.format(re.sub(r'(["\\])', r"\\\1", word)) if _MUST_QUOTE.search(word) else word
 
 
-# `sbatch job.sh` makes another job of it, of which the note then tells, and when it was queued: Slurm counts anew from
-# when a job is queued again. What a job sets before its run, its tasks see, also if it was submitted with
+# If the user submits the script again, the note is updated with the new job and its time of submission, because Slurm
+# counts anew after a requeue. SLURM_EXPORT_ENV passes the environment to the tasks, even if the job was submitted with
 # --export=NONE.
 _NOTING = """\
 if ! grep -qsF "\\"job\\": \\"{number}\\"" "$run_folder/{file}"; then
@@ -186,7 +187,7 @@ _LOOK = (
     '[ -d "$1" ] || { echo "matex: host $(hostname) does not see the folder of the run, $1. Submit from a folder on a '
     'file system that all nodes share." >&2; exit 1; }'
 )
-# Only a run that asks again is put back.
+# The job is requeued only if the run asks for it by its exit code.
 _AGAIN = """\
 if [ $code -eq {again} ]; then
     kept=$([ -d "$run_folder/state" ] && echo "state kept" || echo "no state yet")

@@ -1,4 +1,4 @@
-"""What Slurm says, what it means, and what to do."""
+"""Messages of Slurm: their meaning, and what to do."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ENDS = {
 }  # fmt: skip
 _UNSET = "Could not establish a configuration source"
 NO_CLUSTER = "this machine has Slurm's commands, but belongs to no cluster: submit from a login node of yours"
-# What sbatch says, what that means, and the command of Slurm's that shows what there is.
+# For each refusal of sbatch: its meaning, and the Slurm command that lists valid choices.
 _REFUSALS = (
     ("invalid partition", "there is no such partition", "The partitions are", ("sinfo", "--noheader", "--format=%R")),
     (
@@ -92,7 +92,7 @@ _REFUSALS = (
     ("unrecognized option", "this Slurm's sbatch does not know an option of --sbatch", "", ()),
     ("denied", "you may not submit there: ask the people who run the cluster", "", ()),
 )  # fmt: skip
-# Why a job waits, where a person who waits with it would want to know more.
+# Explanations of the reasons for which a job waits.
 _REASONS = {
     "BeginTime": "Slurm lets some time pass before it starts a job again",
     "Priority": "others come first",
@@ -106,8 +106,8 @@ _REASONS = {
     "JobHeldUser": "held; `scontrol release` lets it go",
 }
 LIMITS = ("sinfo", "--noheader", "--format=%R %D %c %l")
-# What does not pass by itself. The first that begins or ends a reason is its.
-_NEVER = {
+# Reasons that persist. The first entry that a reason begins or ends with explains it.
+_PERSISTENT_REASONS = {
     "PartitionNodeLimit": "the partition allows fewer nodes than --nodes, or more",
     "PartitionTimeLimit": "the partition allows less than --time",
     "PartitionConfig": "the partition lacks so many nodes or cores, or does not allow them, or not for so long",
@@ -129,18 +129,18 @@ _NEVER = {
 
 
 def strip_prefixes(text: str) -> str:
-    """Slurm's own words, without its programs' names."""
+    """Slurm's message without the prefixes of its programs."""
     lines = (re.sub(r"^\w+: (error|fatal): ", "", line).strip() for line in text.splitlines())
     return "; ".join(line for line in lines if line)
 
 
 def is_without_cluster(text: str) -> bool:
-    """Whether a command of Slurm's found no cluster to ask."""
+    """Whether a Slurm command found no cluster."""
     return _UNSET in text
 
 
 def explain_refusal(text: str) -> str:
-    """Why sbatch refused: its own words, what they mean, and what there is instead."""
+    """sbatch's message about a refused job, its meaning, and the valid choices."""
     said = f"sbatch: {strip_prefixes(text) or 'no number of a job, and no reason'}"
     for sign, means, are, command in _REFUSALS:
         if sign.lower() in text.lower():
@@ -150,12 +150,14 @@ def explain_refusal(text: str) -> str:
 
 
 def explain_wait(reason: str, may_start: bool) -> tuple[str, bool]:
-    """What Slurm's reason for waiting means ("" where its own word says it or is not known), and whether it passes.
+    """The meaning of Slurm's reason for waiting ("" if unknown or self-explanatory), and whether the reason passes.
 
-    `may_start`: something else says that the job can start.
+    `may_start`: there is other evidence that the job can start.
     """
     name = reason.partition(",")[0]
-    never = next((means for sign, means in _NEVER.items() if name.startswith(sign) or name.endswith(sign)), "")
+    never = next(
+        (means for sign, means in _PERSISTENT_REASONS.items() if name.startswith(sign) or name.endswith(sign)), ""
+    )
     if never and not may_start:
         return f"{never}; it will not start", False
     if never or name.startswith(("Assoc", "QOS")):
@@ -164,19 +166,19 @@ def explain_wait(reason: str, may_start: bool) -> tuple[str, bool]:
 
 
 def list_available(command: tuple[str, ...]) -> str:
-    """What a command of Slurm's lists; "" where it does not."""
+    """The output of a Slurm command as a list in words; "" if the command fails."""
     import getpass
 
     try:
         asked = [word.replace("$USER", getpass.getuser()) for word in command]
         answer = subprocess.run(asked, capture_output=True, text=True, timeout=10, stdin=subprocess.DEVNULL)
     except (OSError, subprocess.TimeoutExpired):
-        return ""  # it would have helped; what sbatch said stands without it
+        return ""  # an optional addition to sbatch's message
     return ", ".join(sorted(set(answer.stdout.splitlines()))) if answer.returncode == 0 else ""
 
 
 def read_state(text: str) -> State | None:
-    """Where a job is, as `scontrol show job` says it; None where it says nothing of a job."""
+    """The state of a job from the output of `scontrol show job`; None if the output describes no job."""
     found = _parse_field(text, "JobState")
     if not found:
         return None
@@ -190,14 +192,14 @@ def read_state(text: str) -> State | None:
     if nodes in ("", "(null)"):
         why = f" ({reason})" if reason not in ("", "None") else ""
         waited = time.time() - queued if queued is not None else None
-        # It has run before, or another of its partitions may take it.
+        # The job has already run, or may start in another of its partitions.
         means, passes = explain_wait(reason, again > 0 or "," in _parse_field(text, "Partition"))
         return State(WAITING if passes else STUCK, f"{found}{why}", again, means=means, seconds=waited)
     return State(RUNNING, f"{found} on {nodes}", again)
 
 
 def read_states(text: str) -> dict[str, State]:
-    """Where the tasks of an array are, as `scontrol show job` says it, by their numbers."""
+    """The states of an array's tasks from the output of `scontrol show job`, keyed by task numbers."""
     found = {}
     for record in re.split(r"\n\s*\n", text):
         number, state = _parse_field("   " + record, "ArrayTaskId"), read_state(record)
@@ -207,25 +209,27 @@ def read_states(text: str) -> dict[str, State]:
 
 
 def parse_moment(text: str, name: str) -> float | None:
-    """A time of `scontrol show job`, in seconds since 1970."""
+    """A time in the output of `scontrol show job`, in seconds since 1970."""
     try:
         return datetime.fromisoformat(_parse_field(text, name)).timestamp()
     except ValueError:
-        return None  # it has not come, or is written otherwise
+        return None  # the time is unset, or has another format
 
 
 def _parse_field(text: str, name: str) -> str:
-    """What `scontrol show job` says of `name`; texts that a user chose come after what is looked for."""
+    """The value of a field of `scontrol show job`. Fields with the user's text come after all fields that are read
+    here.
+    """
     found = re.search(rf"^ +(?:\S+=\S* )*{name}=(\S*)", text, re.MULTILINE)
     return found.group(1) if found else ""
 
 
 def parse_exit_code(name: str, codes: str) -> int | None:
-    """The exit code of a job of this state, of Slurm's `code:signal`; never 0 unless the job is COMPLETED."""
+    """The exit code of a job from Slurm's `code:signal`; 0 only if the job is COMPLETED."""
     code, _, number = codes.partition(":")
     if name == "COMPLETED":
         return 0
     if code.isdigit() and int(code):
         return int(code)
-    # Beyond a signal's numbers Slurm marks what memory ended.
+    # Slurm uses numbers above 64 for jobs that ran out of memory.
     return 128 + int(number) if number.isdigit() and 0 < int(number) <= 64 else None

@@ -1,1 +1,1 @@
-"""The hosts that a run may use: which answer, how many ranks they take, and what comes and goes while it trains."""
+"""The hosts of a run: which ones answer, how many ranks they take, and changes of the list while the run trains."""

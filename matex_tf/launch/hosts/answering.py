@@ -1,4 +1,4 @@
-"""Which hosts answer, and how many ranks those that are left take."""
+"""Find the hosts that answer, and the number of ranks for them."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from collections.abc import Iterable, Sequence
 from matex_tf.world import child_process, mpirun_options
 from matex_tf.world.hosts.host_lists import Host, group_options, is_here
 
-SECONDS = 30.0  # for all hosts to answer; mpirun itself waits for the network's own time-outs
-_LAST_SECONDS = 5.0  # for what asks to end when it is told to
+SECONDS = 30.0  # seconds for all hosts to answer; mpirun itself waits for the network's timeouts
+_LAST_SECONDS = 5.0  # seconds between SIGTERM and SIGKILL
 
 
 def make_reach_command(mpirun: str, options: Sequence[str], host: Host) -> list[str]:
-    """The command that ends well if `host` can be reached in the way that `options` of mpirun say."""
+    """The command that succeeds if `host` can be reached in the way that mpirun's `options` choose."""
     kept: list[str] = []
     for group in group_options(options):
         name = mpirun_options.parse_option_name(group[0])
@@ -27,7 +27,7 @@ def make_reach_command(mpirun: str, options: Sequence[str], host: Host) -> list[
 
 
 def ask_hosts(hosts: Sequence[Host], mpirun: str, options: Sequence[str]) -> dict[str, subprocess.Popen]:
-    """By the name of each of `hosts` but this one a process that ends well once it answers."""
+    """Start a process for each of `hosts` except this one, keyed by host name. It succeeds once the host answers."""
     allowed = ("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM") if os.geteuid() == 0 else ()
     environment = {**os.environ, **dict.fromkeys(allowed, "1")}
     return {
@@ -38,7 +38,7 @@ def ask_hosts(hosts: Sequence[Host], mpirun: str, options: Sequence[str]) -> dic
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             start_new_session=True,
-            # While mpirun runs, this process blocks signals by which what it starts is to end.
+            # While mpirun runs, this process blocks the signals that should end its children.
             preexec_fn=child_process.make_preparation((), os.getpid()),
         )
         for host in hosts
@@ -47,7 +47,7 @@ def ask_hosts(hosts: Sequence[Host], mpirun: str, options: Sequence[str]) -> dic
 
 
 def find_answering(hosts: Sequence[Host], mpirun: str, options: Sequence[str]) -> list[Host]:
-    """Those of `hosts` that can be reached, all asked at once."""
+    """The hosts that can be reached. All are asked at once."""
     asked = ask_hosts(hosts, mpirun, options)
     deadline = time.monotonic() + SECONDS
     try:
@@ -64,7 +64,7 @@ def _ends_well(child: subprocess.Popen, deadline: float) -> bool:
 
 
 def end_children(asked: Iterable[subprocess.Popen]) -> None:
-    """End those that have not, and what they have started: an srun that waits for cores would go on waiting."""
+    """End the processes that still run, with their children: an srun that waits for cores would otherwise wait on."""
     children = [child for child in asked if child.poll() is None]
     for child in children:
         os.killpg(child.pid, signal.SIGTERM)
@@ -78,5 +78,5 @@ def end_children(asked: Iterable[subprocess.Popen]) -> None:
 
 
 def count_ranks(left: Sequence[Host], places: int, ranks: int) -> int:
-    """How many ranks the hosts that are left take, where `ranks` went with so many `places`: one at least."""
+    """The number of ranks for the hosts that are left, in the proportion of `ranks` to `places`; at least 1."""
     return max(ranks * sum(host.slots for host in left) // places, 1)

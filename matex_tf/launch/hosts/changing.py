@@ -1,4 +1,4 @@
-"""The changes that the ranks of a run ask for (`--adapt=ranks`): how the run goes on, and how it goes back."""
+"""Changes of a run on request of its ranks (`--adapt=ranks`), and their reversal."""
 
 from __future__ import annotations
 
@@ -12,66 +12,68 @@ from matex_tf.launch.hosts.places import Attempt, Places
 
 
 @dataclass(frozen=True)
-class _Made:
-    """A change, what the run was before it, and when that was left."""
+class _AppliedChange:
+    """A change, the attempt before it, and the time at which the ranks left that attempt."""
 
     change: Change
     before: Attempt
     left: float
     without: str | None = None
-    """The host, as it is listed, that has a rank less by it, or has it back; None where none has."""
+    """The listed name of the host that the change takes a rank from, or gives it back; None if there is none."""
 
 
 class Changes:
-    """Those of one run.
+    """The changes of one run.
 
     Args:
-        may_choose: whether the strategy is the ranks' to choose.
-        say: is told of each change, once its first step is made.
+        may_choose: the ranks may choose the strategy.
+        say: receives a message about each change, after its first step.
     """
 
     def __init__(self, places: Places, may_choose: bool, say: Callable[[str], None]):
         self.offer = Offer(places.first.ranks, 0.0, may_choose=may_choose)
-        """What the ranks are told whatever hosts there are; its seconds are 0 until there was a change."""
+        """The offer that does not depend on hosts. Its seconds are 0 before the first change."""
         self._places, self._say = places, say
-        self._pending: _Made | None = None  # no step was made since
-        self._last: _Made | None = None  # may be undone
+        self._pending: _AppliedChange | None = None  # a change without a first step so far
+        self._last: _AppliedChange | None = None  # a change that may be undone
 
     def note_step(self) -> float:
-        """A step was made. The seconds of the change that ends with it; 0 if none does."""
-        made, self._pending = self._pending, None
-        if made is None:
+        """Note that a step was computed. Returns the duration of the change that this step completes, in seconds; 0 if
+        none.
+        """
+        applied, self._pending = self._pending, None
+        if applied is None:
             return 0.0
-        seconds = made.change.seconds + time.monotonic() - made.left
-        self._say(f"--adapt: {made.change.what} from {made.change.where} on: {made.change.why}. "
+        seconds = applied.change.seconds + time.monotonic() - applied.left
+        self._say(f"--adapt: {applied.change.what} from {applied.change.where} on: {applied.change.why}. "
                   f"The change took {seconds:.1f} s")  # fmt: skip
         self.offer = replace(self.offer, seconds=seconds)
         return seconds
 
     def make_change(self, change: Change, left: float, attempt: Attempt, find: Callable[[Change], Attempt]) -> Attempt:
-        """That by which the run goes on from `attempt`, which the ranks have left at the time `left`.
+        """The attempt after a change, which replaces `attempt`. The ranks left that at the time `left`.
 
         Args:
-            find: gives it, of a change that undoes none.
+            find: returns the new attempt for a change that undoes no other change.
         """
         last = self._last
         self.forget_last()
         if change.undoes and last is not None:
-            self._pending = _Made(change, attempt, left, last.without)
-            return self._go_back(last, attempt)
+            self._pending = _AppliedChange(change, attempt, left, last.without)
+            return self._undo_change(last, attempt)
         self._pending = None
         without = self._places.find_host(change.without) if change.without else None
         if change.without and without is None:
             names = ", ".join(host.name for host in self._places.known)
-            self._say(f"--adapt: none of the hosts {names} is known to be {change.without}; going on as before")
+            self._say(f"--adapt: none of the hosts {names} is known to be {change.without}; continuing as before")
             return self._places.keep_hosts(attempt)
         if without is not None:
             self._places.drop_rank(without)
         following = find(change)
-        if following.ranks != change.ranks:  # hosts have come or gone since the ranks were offered them
+        if following.ranks != change.ranks:  # the hosts have changed since the offer
             what = offers.describe_ranks(following.ranks, attempt.ranks)
             change = replace(change, ranks=following.ranks, what=what)
-        self._pending = _Made(change, attempt, left, without)
+        self._pending = _AppliedChange(change, attempt, left, without)
         if not change.must:
             self._last = self._pending
             of_ranks = offers.describe_ranks(attempt.ranks, following.ranks)
@@ -79,8 +81,8 @@ class Changes:
             self.offer = replace(self.offer, took=change.took, undone=f"{undone} again")
         return following
 
-    def _go_back(self, last: _Made, attempt: Attempt) -> Attempt:
-        """What the run was before `last`, which is not tried again: it made `attempt` of it."""
+    def _undo_change(self, last: _AppliedChange, attempt: Attempt) -> Attempt:
+        """The attempt before `last`, which had led to `attempt`. That change is not offered again."""
         if last.change.strategy is not None:
             self.offer = replace(self.offer, may_choose=False)
         elif last.without is not None:
@@ -91,20 +93,20 @@ class Changes:
         return self._places.make_attempt(last.before.hosts, last.before.strategy)
 
     def give_up_change(self, why: str) -> Attempt | None:
-        """That by which a run goes on that has ended before the first step of a change; None if it was no such end."""
-        made = self._pending
-        if made is None or made.change.must:
+        """The next attempt if the run ended before the first step of a change; None if it did not."""
+        applied = self._pending
+        if applied is None or applied.change.must:
             return None
         self._pending = None
         self.forget_last()
-        if made.without is not None and made.change.undoes:
-            self._places.drop_rank(made.without)
-        elif made.without is not None:
-            self._places.put_back(made.without)
-        self._say(f"--adapt: {made.change.what} came to no step ({why}); going on as before")
-        return self._places.keep_hosts(made.before)
+        if applied.without is not None and applied.change.undoes:
+            self._places.drop_rank(applied.without)
+        elif applied.without is not None:
+            self._places.put_back(applied.without)
+        self._say(f"--adapt: {applied.change.what}: the run ended before its first step ({why}); continuing as before")
+        return self._places.keep_hosts(applied.before)
 
     def forget_last(self) -> None:
-        """The last change is not to be undone any more."""
+        """The last change can no longer be undone."""
         self._last = None
         self.offer = replace(self.offer, took=0.0, undone="")

@@ -1,4 +1,4 @@
-"""Where a run is started, and with how many ranks: on the hosts that its options name and that can be used."""
+"""The hosts and the number of ranks of an attempt, from the run's options and the usable hosts."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from matex_tf.world.mpirun_options import OPENMPI
 
 @dataclass
 class Attempt:
-    """How often a run is to be started, and where: on `ranks` ranks with mpirun's `options`."""
+    """One start of a run: on `ranks` ranks, with mpirun's `options`."""
 
     ranks: int
     options: list[str] = field(default_factory=list)
     strategy: str = ""
-    """That the ranks have chosen; empty: as was asked for."""
+    """The strategy that the ranks chose; "": the requested one."""
     hosts: Sequence[Host] = ()
-    """Those that it uses, with the places that were named."""
+    """The used hosts, with their listed slots."""
 
 
 class Places:
     """The hosts of a run.
 
     Args:
-        first: what was asked for, which says how many ranks go with the places of its hosts.
-        follows: whether its host files are read again.
+        first: the requested attempt; it sets the number of ranks for each slot.
+        follows: the host files are read again during the run.
     """
 
     def __init__(self, first: Attempt, mpirun: Mpirun, follows: bool = False):
@@ -45,24 +45,26 @@ class Places:
         self._all = sum(host.slots for host in self.known)
 
     def read_hosts(self) -> list[Host]:
-        """Those that host files name now. A file without any is being written.
+        """Read the hosts from the host files. An empty file is taken to be incomplete: the known hosts remain.
 
         Raises:
-            OSError, ValueError: it cannot be read.
+            OSError, ValueError: a host file cannot be read.
         """
         if self.follows:
             self.known = host_lists.list_hosts(self.first.options, {}) or self.known
         return self.known
 
     def keep_hosts(self, attempt: Attempt) -> Attempt:
-        """From now on the hosts of `attempt` are those that are known, whatever is named; that attempt again."""
+        """Fix the hosts to those of `attempt`, whatever the host files list from now on. Returns that attempt again."""
         if self.follows and list(attempt.hosts) != self.known:
-            self.known, self._as_named = list(attempt.hosts), False  # a host file may name others
+            self.known, self._as_named = list(attempt.hosts), False  # a host file may list others
         self.follows, self._excluded, self._instead = False, set(), {}
         return self.make_attempt(self.known, attempt.strategy)
 
     def exclude_hosts(self, hosts: Sequence[Host], before: Sequence[Host]) -> None:
-        """Use none of `hosts` again that was not there `before`; where there is none, not just these places."""
+        """Never again use hosts that are in `hosts`, but not in `before`. If there are none, replace exactly these
+        slots by `before`.
+        """
         added = {host.name for host in hosts} - {host.name for host in before}
         self._excluded |= added
         if not added:
@@ -72,30 +74,30 @@ class Places:
         return answering.find_answering(self.known, self.mpirun.path, self.first.options)
 
     def describe_gone(self) -> str:
-        """Which hosts of several do not answer, in words; empty where all do."""
+        """A message about hosts that do not answer; "" if all answer, or there is only one."""
         answering = self.find_answering() if len(self.known) > 1 else self.known
         gone = [host.name for host in self.known if host not in answering]
         return f"no answer from {', '.join(gone)}: down, or cut off" if gone else ""
 
     def find_host(self, name: str) -> str | None:
-        """The host that calls itself `name`, as it is listed; empty where none is listed, None if it is not found."""
+        """The listed name of the host that calls itself `name`; "" if no hosts are listed, None if it is not found."""
         here = host_lists.find_named(self.known, name)
         return here.name if here else None if self.known else ""
 
     def drop_rank(self, host: str) -> None:
-        """Have a rank less from now on, on the `host` that is listed so."""
+        """Use one rank less on the listed host `host` from now on."""
         self._dropped[host] += 1
 
     def put_back(self, host: str) -> None:
-        """Have one back that was dropped there."""
+        """Use one dropped rank of this host again."""
         self._dropped[host] -= 1
 
     def count_used(self, host: Host) -> int:
-        """How many of the places of `host` ranks use that were not dropped."""
+        """The number of slots of `host` that are used, without the share of dropped ranks."""
         return host.slots - self._dropped[host.name] * self._all // self.first.ranks
 
     def make_attempt(self, left: Sequence[Host], strategy: str = "") -> Attempt:
-        """On those of the known hosts that are `left`, but for what is to be avoided."""
+        """The attempt on the hosts `left`, without excluded hosts and ranks."""
         left = [host for host in left if host.name not in self._excluded] or left
         made = self._make_attempt(left, strategy)
         instead = self._instead.get(tuple(made.hosts), ())
@@ -109,7 +111,7 @@ class Places:
         if any(self._dropped[host.name] for host in left):
             kept = {host.name: max(ranks[host.name] - self._dropped[host.name], 0) for host in left}
             ranks = kept if any(kept.values()) else ranks
-            # As many places as ranks: mpirun is to start them there, however many it fills first.
+            # As many slots as ranks: mpirun then starts that number on each host, in any order of filling.
             used = [Host(host.name, ranks[host.name]) for host in left if ranks[host.name]]
             hosts = [host for host in left if ranks[host.name]]
         total, options, family = sum(ranks.values()), self.first.options, self.mpirun.family
@@ -121,6 +123,8 @@ class Places:
         return Attempt(total, options, strategy, hosts)
 
     def _share_ranks(self, left: Sequence[Host]) -> dict[str, int]:
-        """By host the ranks that go with its places: together `answering.count_ranks`, one at least."""
+        """The number of ranks for each host, in proportion to its slots; the sum is `answering.count_ranks`, at least
+        1.
+        """
         counts = [answering.count_ranks(left[: at + 1], self._all, self.first.ranks) for at in range(len(left))]
         return {host.name: upto - before for host, before, upto in zip(left, [0, *counts], counts)}

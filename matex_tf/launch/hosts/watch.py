@@ -1,4 +1,4 @@
-"""What is seen of a run while it trains (`--adapt=ranks`): its first step, and hosts that come and go."""
+"""Observes a run while it trains (`--adapt=ranks`): its first step, and changes of the list of hosts."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from matex_tf.world.hosts import host_lists
 from matex_tf.world.hosts.host_lists import Host
 
 EVERY, AGAIN = 1.0, 30.0
-"""Seconds from one look at the host files to the next, and from one question to a host that is away to the next."""
+"""Seconds between reads of the host files, and between queries of an absent host."""
 
 
 class Watch:
-    """Within it `look` tells the ranks of `attempt` what the run could go on with.
+    """Context in which `look` offers the ranks of `attempt` the attempts that are now possible.
 
     Args:
-        folder: the private one of the run.
-        changes: those of the run, which are told that a step was made.
-        say: is told what keeps it from offering anything.
+        folder: the private folder of the run.
+        changes: the changes of the run; they are notified of the first step.
+        say: receives a message if no offer can be made.
     """
 
     def __init__(self, places: Places, attempt: Attempt, folder: str, changes: Changes, say: Callable[[str], None]):
@@ -34,7 +34,7 @@ class Watch:
         self.changed_at = 0.0
         self.has_trained = False
         self.seconds = 0.0
-        """What a change has taken; where there was none, what this start took until its first step."""
+        """The duration of the last change; before any change, the time from this start to its first step."""
         self._places, self._attempt, self._folder = places, attempt, folder
         self._changes, self._say = changes, say
         self._began = time.monotonic()
@@ -52,7 +52,7 @@ class Watch:
         answering.end_children(child for child, _ in self._asked.values())
 
     def look(self) -> bool:
-        """Look again, without waiting for anybody; True, as it is to be called some times a second."""
+        """Look for news without waiting. Returns True, to be called again several times a second."""
         now = time.monotonic()
         if not self.has_trained and offers.has_trained(self._folder):
             self.has_trained = True
@@ -65,20 +65,20 @@ class Watch:
                 self._make_offer(now)
             except (OSError, ValueError) as error:
                 self._offers = False
-                self._say(f"--adapt: hosts that come and go are not offered from now on: {error}")
+                self._say(f"--adapt: changes of the list of hosts are not offered from now on: {error}")
         return True
 
     def make_changed_attempt(self, change: Change) -> Attempt:
-        """The attempt by which the run goes on with `change`."""
+        """The attempt that carries out `change`."""
         hosts, strategy = self._attempt.hosts, self._attempt.strategy
         if change.strategy is not None:
             strategy = change.strategy
-        elif not change.without:  # else the ranks did not ask for hosts that may have come
+        elif not change.without:  # otherwise the ranks did not ask for new hosts
             hosts = self._list_usable() or hosts
         return self._places.make_attempt(hosts, strategy)
 
     def _list_usable(self) -> list[Host]:
-        """The hosts that are named and answer, as far as is known."""
+        """The listed hosts that have answered."""
         return [host for host in self._places.known if host.name in self._answered]
 
     def _make_offer(self, now: float) -> None:
@@ -86,7 +86,7 @@ class Watch:
         was, self._named = self._named, list(named)
         if was != self._named:
             self._since = now
-            return  # a file that is just being written may lack some
+            return  # the file may be incomplete while it is written
         self._ask_hosts(now)
         usable = self._list_usable()
         ranks = self._places.make_attempt(usable).ranks if usable else self._attempt.ranks
@@ -94,7 +94,7 @@ class Watch:
         used = {host: self._places.count_used(host) for host in self._attempt.hosts}
         less = [host for host, slots in used.items() if slots > places.get(host.name, 0)]
         if less and len(usable) < len(self._named) and now - self._since < answering.SECONDS:
-            return  # the ranks leave but once for all that come
+            return  # wait for all new hosts, so that the ranks leave only once
         must = ""
         if less and usable:
             must = ", ".join(f"{host.name} has {places.get(host.name, 0)} of {host.slots} places left" for host in less)
@@ -104,7 +104,7 @@ class Watch:
             offers.write_offer(offer, self._folder)
 
     def _ask_hosts(self, now: float) -> None:
-        """Ask hosts that are named and away, and hear who has answered."""
+        """Query absent hosts, and note those that have answered."""
         self._answered &= {host.name for host in self._named}
         away = [host for host in self._named if host.name not in self._answered]
         self._answered |= {host.name for host in away if host_lists.is_here(host)}

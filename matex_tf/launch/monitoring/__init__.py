@@ -1,1 +1,1 @@
-"""`matex top`, `matex report`, and what `matex run` does for a run that is recorded."""
+"""`matex top`, `matex report`, and the live display and event log of `matex run`."""

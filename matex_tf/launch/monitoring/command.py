@@ -1,4 +1,4 @@
-"""`matex top` and `matex report`."""
+"""The commands `matex top` and `matex report`."""
 
 from __future__ import annotations
 
@@ -21,29 +21,30 @@ from matex_tf.tune.report import page as search_page
 from matex_tf.tune.setup import NoSearchError
 
 HELP = {"help_option_names": ["-h", "--help"]}
-NAMESPACE = click.option("--namespace", default="", metavar="NAMESPACE", help="Of Kubernetes.")
-_PAUSE = 1.0  # seconds
-_COLLECTED = 15.0  # seconds, as often as it is usual to ask
-_LINES = 40  # of a picture that is not for a terminal
+NAMESPACE = click.option("--namespace", default="", metavar="NAMESPACE", help="Kubernetes: the namespace.")
+_PAUSE = 1.0  # seconds between two displays
+_COLLECTED = 15.0  # seconds; the usual scrape interval of Prometheus
+_LINES = 40  # height of the display without a terminal
 
 
-@click.command("top", context_settings=HELP, short_help="Watch a run that is recorded, rank by rank.")
+@click.command("top", context_settings=HELP, short_help="Watch a recorded run, rank by rank.")
 @click.argument("run")
 @NAMESPACE
-@click.option("--once", is_flag=True, help="Draw one picture and end; so it does where there is no terminal.")
+@click.option("--once", is_flag=True, help="Display the run once and exit; the default without a terminal.")
 @click.option(
     "--prometheus",
     "collected",
     metavar="FILE.prom",
-    help="Write the figures there, for node exporter, and draw nothing.",
+    help="Write the figures to this file, for node exporter; display nothing.",
 )
 def show_top(run: str, namespace: str, once: bool, collected: str | None) -> int:
-    """Watch the run that is recorded in the folder RUN: what each rank uses and does, and who is waited for.
+    """Watch the run recorded in the folder RUN: the resources, activity and waiting of each rank.
 
-    RUN may also be the number of a job of Slurm, or the name of one of Kubernetes. While that waits in the queue, also
-    to be started again, this waits.
+    RUN may also be a Slurm job number or a Kubernetes job name. If the job is queued, for its first start or a restart,
+    the command waits.
 
-    It reads files, so it may be started on any host that sees the folder, and ended, at any time. It ends with the run.
+    The command reads files only. Start it on any host that sees the folder, and end it at any time. It ends with the
+    run.
     """
     from rich.console import Console
     from rich.live import Live
@@ -74,10 +75,10 @@ def _draw_run(seen: Seen, height: int) -> RenderableType:
 
 
 def _collect_metrics(watch: JobWatch, target: Path, once: bool) -> int:
-    """Write `target` anew every 15 s while ranks run; with the run it goes, or its figures would be taken for those of
-    now. While its job waits for another start it stays, and gets older.
+    """Rewrite `target` every 15 s while ranks run. It is removed at the end of the run, so that old figures do not
+    appear current. While the job waits for a restart, the file stays unchanged.
     """
-    part = target.with_name(f"{target.name}.{os.getpid()}.part")  # the collector reads what ends in .prom
+    part = target.with_name(f"{target.name}.{os.getpid()}.part")  # the collector reads files that end in .prom
     said = ""
     try:
         while True:
@@ -101,7 +102,7 @@ def _collect_metrics(watch: JobWatch, target: Path, once: bool) -> int:
 @click.argument("runs", nargs=-1, required=True, metavar="RUN [RUN ...]")
 @NAMESPACE
 @click.option(
-    "-o", "--output", metavar="FILE", help="The page. Default: RUN/report.html, of several runs RUN/runs.html."
+    "-o", "--output", metavar="FILE", help="The page. Default: RUN/report.html, for several runs RUN/runs.html."
 )
 @click.option(
     "--plan",
@@ -110,11 +111,11 @@ def _collect_metrics(watch: JobWatch, target: Path, once: bool) -> int:
     help="A plan of `matex plan --json`: compare its prediction with the measurement.",
 )
 def write_report(runs: tuple[str, ...], namespace: str, output: str | None, plan: str | None) -> int:
-    """Make one HTML page of the run in the folder RUN, of several beside each other, or of a search.
+    """Make one HTML page of the run in the folder RUN, of several runs for comparison, or of a search.
 
-    RUN may also be the number of a job of Slurm, or the name of one of Kubernetes. It may still go on.
+    RUN may also be a Slurm job number or a Kubernetes job name. The run may still be active.
 
-    The page opens without a network.
+    The page needs no network.
     """
     try:
         folders = [find_run_folder(run, namespace) for run in runs]
@@ -138,7 +139,7 @@ def write_report(runs: tuple[str, ...], namespace: str, output: str | None, plan
 
 
 def _open_run(folder: str) -> recording.Run:
-    """What is recorded there. Raises RecordingError; of a job that waits, with its state."""
+    """Open the records. Raises RecordingError; for a waiting job, with the state of the job."""
     try:
         return recording.open_run(folder)
     except recording.NothingRecordedError:
@@ -149,7 +150,7 @@ def _open_run(folder: str) -> recording.Run:
 
 
 def _describe_prediction(run: recording.Run, path: str) -> str:
-    """A step as the plan in the file `path` predicts it, beside the one that was measured."""
+    """A step as predicted by the plan in the file `path`, compared with the measured step."""
     start = run.starts[-1]
     said = Predictor(plan_file.load_plan(path)).predict_step(start.size)
     first = recording.Series(recording.read_samples(start.files[0], recording.count_points(len(start.files))))

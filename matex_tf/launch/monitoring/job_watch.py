@@ -1,4 +1,4 @@
-"""A run that is watched, with its job: whether that waits in a queue, and may still begin or come back."""
+"""A watched run together with its job: whether the job is queued, and whether it may still start or come back."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from matex_tf.deploy.job import ENDED, FORGOTTEN, STUCK, Job, JobError, State, U
 from matex_tf.deploy.kubectl import names
 from matex_tf.monitor import picture, recording
 
-ASK_EACH = 15.0  # seconds between two questions to the scheduler
+ASK_EACH = 15.0  # seconds between queries of the scheduler
 
 
 @dataclass(frozen=True)
 class Seen:
-    """What is known of a run: its records, once it has any, and what its job is doing where that has none to run."""
+    """The known state of a run: its records, None if there are none, and the state of its job if no rank runs."""
 
     run: recording.Run | None
     waits: str
@@ -29,10 +29,10 @@ class Seen:
 
 
 def find_run_folder(run: str, namespace: str = "") -> str:
-    """The folder that `run` names: itself, or that of Slurm's job of this number, or of Kubernetes' job of this name.
+    """The folder that `run` names: a folder itself, a Slurm job number, or a Kubernetes job name.
 
     Raises:
-        RecordingError: nobody knows of the job, or where its folder is, or this machine does not see it.
+        RecordingError: the job or its folder is unknown, or this machine does not see the folder.
     """
     if os.path.isdir(run):
         return run
@@ -44,69 +44,71 @@ def find_run_folder(run: str, namespace: str = "") -> str:
         except JobError as error:
             raise recording.RecordingError(command.describe_failure(run, str(error))) from None
     try:
-        does, job = command.find_job(run, "")
+        scheduler, job = command.find_job(run, "")
     except click.UsageError as error:
         raise recording.RecordingError(f"there is no folder {run}, nor a job: {error.message}") from None
     if not job.folder:
         try:
-            words = f"job {run} {does.find_state(job)}"
+            words = f"job {run} {scheduler.find_state(job)}"
         except JobError as error:
             words = str(error)
-        raise recording.RecordingError(f"{words}\nThe folder of that run is not known here: name it, as runs/train-1")
+        raise recording.RecordingError(
+            f"{words}\nThe folder of that run is unknown here: name it, for example runs/train-1"
+        )
     return job.folder
 
 
 class JobWatch:
-    """The run in `folder`. Its job's scheduler is asked only where no rank runs that could tell."""
+    """The run in `folder`. The scheduler is queried only if no rank runs."""
 
     def __init__(self, folder: str):
         self._folder = folder
         self._state: State | None = None
         self._due = 0.0
         self._is_unknown = False
-        self._does: Any = None  # no job
+        self._scheduler: Any = None  # None: there is no job
         self._job = Job("")
         try:
-            self._does, self._job = command.find_job(folder, "")
+            self._scheduler, self._job = command.find_job(folder, "")
         except click.UsageError:
             pass
 
     def look_at_run(self) -> Seen:
-        """How far it is.
+        """Read the state of the run.
 
         Raises:
-            RecordingError: nothing is recorded, nor will be; or this version does not read it.
+            RecordingError: there are no records and none will come, or this version cannot read them.
         """
         try:
             found = recording.open_run(self._folder)
         except recording.NothingRecordedError:
-            if self._does is None:
+            if self._scheduler is None:
                 raise
             if self._may_go_on():
                 return Seen(None, f"{self._describe_job()}; no rank has written anything yet", False)
-            why = "no rank has written anything there; one rank alone is not recorded"
+            why = "no rank has written records; a run of one rank is not recorded"
             raise recording.RecordingError(f"{self._folder}: {why}. {self._describe_job()}") from None
         if not picture.has_ended(found):
             return Seen(found, "", False)
-        may_come_back = picture.has_asked_again(found) and self._does is not None and self._may_go_on()
+        may_come_back = picture.has_asked_again(found) and self._scheduler is not None and self._may_go_on()
         if may_come_back and not self._is_unknown:
-            return Seen(found, f"to be started again: {self._describe_job()}", False)
+            return Seen(found, f"to be restarted: {self._describe_job()}", False)
         return Seen(found, "", True)
 
     def _may_go_on(self) -> bool:
-        """Whether the job may still begin, or come back."""
+        """Whether the job may still start, or be restarted."""
         if Path(self._folder, run_folder.EXIT_CODE).exists():
             return False
         if time.monotonic() >= self._due:
             try:
-                self._state = self._does.find_state(self._job)
+                self._state = self._scheduler.find_state(self._job)
             except UnreachableError:
-                pass  # it does not answer now
+                pass  # the scheduler does not answer now
             except JobError:
-                self._is_unknown = True  # there is no such scheduler on this host
+                self._is_unknown = True  # this host does not have the scheduler
             finally:
                 self._due = time.monotonic() + ASK_EACH
         return self._state is None or self._state.phase not in (ENDED, FORGOTTEN, STUCK)
 
     def _describe_job(self) -> str:
-        return f"{self._job.id} {self._state}" if self._state else f"{self._job.id} (nobody here tells its state)"
+        return f"{self._job.id} {self._state}" if self._state else f"{self._job.id} (state unknown on this host)"

@@ -1,7 +1,7 @@
-"""`matex run --live`: what the ranks print goes by above the picture, which a process of its own draws.
+"""`matex run --live`: the ranks' output scrolls above the display of the run, which a child process draws.
 
-The ranks write to a terminal of ours, from which that process reads. Where standard output is no terminal, it is left
-as it is, and a line every half a minute goes to standard error.
+The ranks write to a pseudo-terminal, from which the child reads. If standard output is no terminal, the output is not
+redirected, and a status line goes to standard error every 30 seconds.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from rich.text import Text
 
 from matex_tf.monitor import picture, recording
 
-_PAUSE, _PLAIN_PAUSE = 1.0, 30.0  # seconds between pictures, and between lines
-_PATIENCE = 10.0  # seconds that the process may take to end
+_PAUSE, _PLAIN_PAUSE = 1.0, 30.0  # seconds between displays, and between status lines
+_PATIENCE = 10.0  # seconds that the child may take to end
 _PIECE = 1 << 16
 
 
 @contextlib.contextmanager
 def show_picture(folder: str) -> Iterator[None]:
-    """Within it the picture of the run that is recorded in `folder` is drawn."""
+    """Context in which a child displays the run recorded in `folder`."""
     sys.stdout.flush()
     sys.stderr.flush()
     if os.isatty(1):
@@ -63,13 +63,13 @@ def show_picture(folder: str) -> Iterator[None]:
         os.close(target)
         try:
             child.wait(_PATIENCE)
-        except subprocess.TimeoutExpired:  # a process of the run lives on and holds the terminal
+        except subprocess.TimeoutExpired:  # a process of the run survives and holds the terminal
             child.terminate()
             child.wait()
 
 
 class Printed:
-    """What ranks print, cut into lines: `feed_bytes` gives those that are whole, `rest` is the one that has begun."""
+    """Splits the ranks' output into lines: `feed_bytes` returns complete lines, `rest` is the incomplete last line."""
 
     def __init__(self) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
@@ -77,7 +77,7 @@ class Printed:
 
     def feed_bytes(self, piece: bytes) -> list[str]:
         *lines, rest = (self._rest + self._decoder.decode(piece)).split("\n")
-        # Of a progress bar only the last turn is kept; one that has just returned to its start still stands there.
+        # Keep only the last version of an overwritten line. A carriage return at its end does not erase it yet.
         self._rest = rest[rest.rstrip("\r").rfind("\r") + 1 :]
         return [_strip_overwritten(line) for line in lines]
 
@@ -87,12 +87,12 @@ class Printed:
 
 
 def _strip_overwritten(line: str) -> str:
-    """A line as a terminal shows it: what stands after the last return to its start."""
+    """The line as a terminal shows it: the text after the last carriage return."""
     return line.rstrip("\r").rpartition("\r")[2]
 
 
 def draw_while(folder: str, source: int, console: Console) -> None:
-    """Print what comes from `source`, and draw the picture below it, until nothing more can come."""
+    """Print the output from `source`, and the display below it, until `source` ends."""
     printed, due = Printed(), 0.0
     with Live(console=console, auto_refresh=False, redirect_stdout=False, redirect_stderr=False) as live:
         while True:
@@ -119,7 +119,7 @@ def _draw_picture(folder: str, height: int) -> RenderableType:
 
 
 def print_progress(folder: str, source: int) -> None:
-    """Say in a line every half a minute how far the run is, until `source` is closed."""
+    """Print a status line every 30 seconds until `source` is closed."""
     while not select.select([source], [], [], _PLAIN_PAUSE)[0]:
         try:
             print(f"matex: {picture.describe_run(recording.open_run(folder))}", flush=True)
@@ -130,13 +130,13 @@ def print_progress(folder: str, source: int) -> None:
 def _read_piece(source: int) -> bytes:
     try:
         return os.read(source, _PIECE)
-    except OSError:  # EIO: nobody has the other side of the terminal any more
+    except OSError:  # EIO: no process holds the other end of the terminal
         return b""
 
 
 def main(folder: str, source: int) -> None:
-    """The process that draws."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the ranks' end is this one's
+    """The child process that draws."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # this process ends with the ranks
     if os.isatty(source):
         draw_while(folder, source, Console())
     else:

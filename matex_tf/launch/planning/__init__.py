@@ -1,1 +1,1 @@
-"""`matex plan`: its options, and what it does."""
+"""`matex plan`: its options, its measurements, and its output."""

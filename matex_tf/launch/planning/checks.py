@@ -1,4 +1,4 @@
-"""What `matex plan` refuses before it measures anything: arguments that cannot be, or that would do nothing."""
+"""Checks of `matex plan` before any measurement: arguments that are impossible or have no effect."""
 
 from __future__ import annotations
 
@@ -18,65 +18,65 @@ from matex_tf.observe import measured_steps
 from matex_tf.planner.plan_file import Plan
 
 OF_CHECK = {"run_on": "-n"}
-"""Options of --check alone, by the names of their parameters."""
+"""Options of --check only, keyed by parameter names."""
 OF_BOTH = ("check", "hosts", "file", "script")
 NOTHING = ("-m", "platform")
-"""A module that ends at once: it is run on hosts to see whether ranks can be started there."""
+"""A module that exits at once; it tests whether ranks can be started on hosts."""
 
 
 def check_options(given: dict[str, Any], told: dict[str, str], script: Sequence[str]) -> None:
-    """Check the options of the command line, as far as these tell by themselves.
+    """Check the options of the command line, without other information.
 
     Args:
         given: the value of each parameter.
-        told: those that stand on the command line, and what each is called there.
+        told: the parameters on the command line, with the option names used there.
 
     Raises:
-        click.UsageError: what was asked cannot be, or would do nothing.
+        click.UsageError: an option is impossible or has no effect.
     """
     if given["check"]:
         for name, option in told.items():
             if name not in (*OF_CHECK, *OF_BOTH):
-                raise click.UsageError(f"--check goes without {option}: what is compared is in the plan")
+                raise click.UsageError(f"--check does not take {option}: the plan determines the comparison")
     for name, option in OF_CHECK.items():
         if name in told and not given["check"]:
-            raise click.UsageError(f"{option} is of --check; --ranks LIST says which numbers of ranks are predicted")
+            raise click.UsageError(f"{option} goes with --check; --ranks LIST sets the numbers of ranks to predict")
     if given["deadline"] and not given["epochs"]:
-        raise click.UsageError("--deadline is the time of some epochs: say how many, as --epochs 90")
+        raise click.UsageError("--deadline needs the number of epochs, for example --epochs 90")
     if given["epochs"] and not given["deadline"]:
-        raise click.UsageError("--epochs is of --deadline TIME. An option of the script stands behind the script")
+        raise click.UsageError("--epochs goes with --deadline TIME. Options of the script follow the script")
     if "target" in told and given["deadline"]:
-        raise click.UsageError("ranks are chosen by --target or by --deadline: name one of them")
+        raise click.UsageError("--target and --deadline both choose the ranks: give one of them")
     _check_files(given, script)
 
 
 def name_answers(path: Path) -> Path:
-    """The file of the table, beside that of the plan."""
+    """The file of the predictions, beside the file of the plan."""
     return path.with_name(f"{path.stem}.predictions{path.suffix}")
 
 
 def _check_files(given: dict[str, Any], script: Sequence[str]) -> None:
-    """No file that is to be written is one that is read, or written for something else."""
+    """Refuse an output file that is also an input file or another output file."""
     files = [("--json", given["file"]), ("--chart", given["chart"])]
     if given["file"] and not given["check"]:
         files.append(("--json, which writes the table beside the plan,", str(name_answers(Path(given["file"])))))
-    others: dict[Path, str] = {Path(script[0]).resolve(): "which is read"}
+    others: dict[Path, str] = {Path(script[0]).resolve(): "an input file"}
     for option, name in files:
         if not name:
             continue
         path = Path(name).resolve()
-        if why := explain_unwritable(path):  # the table beside the plan is not named
+        if why := explain_unwritable(path):  # the user did not name the file of predictions
             raise click.UsageError(f"{option} cannot write {name}: {why}")
         if path in others:
             raise click.UsageError(f"{option} would write {name}, {others[path]}: name another file")
-        others[path] = "as another option does"
+        others[path] = "the output file of another option"
 
 
 def check_request(asked: Asked) -> None:
-    """Check what was asked of a plan as a whole.
+    """Check the request as a whole.
 
     Raises:
-        click.UsageError: it cannot be.
+        click.UsageError: the request is impossible.
     """
     if asked.batches and asked.scaling == "weak":
         raise click.UsageError(
@@ -94,7 +94,9 @@ def check_request(asked: Asked) -> None:
 
 
 def check_names(hosts: Sequence[str], least: int, why: str) -> None:
-    """Raises click.UsageError if `hosts` are fewer than `least`, which are needed for `why`, or one is named twice."""
+    """Raises click.UsageError if there are fewer `hosts` than `least`, with the reason `why`, or if a host is named
+    twice.
+    """
     if hosts and len(hosts) < least:
         raise click.UsageError(f"--host names {len(hosts)} of at least {least} hosts: {why}")
     if twice := [name for name in hosts if hosts.count(name) > 1]:
@@ -102,10 +104,10 @@ def check_names(hosts: Sequence[str], least: int, why: str) -> None:
 
 
 def check_hosts(hosts: Sequence[str], launch: Launch) -> None:
-    """Start a rank on each of `hosts`, which does nothing.
+    """Start a rank on each of `hosts` that exits at once.
 
     Raises:
-        click.ClickException: it cannot be started; the text says what mpirun said.
+        click.ClickException: the ranks cannot be started; the message quotes mpirun.
     """
     if not hosts:
         return
@@ -121,14 +123,14 @@ def check_hosts(hosts: Sequence[str], launch: Launch) -> None:
 
 
 def check_runs(made: Plan, ranks: Collection[int], hosts: Sequence[str], launch: Launch) -> None:
-    """Check what --check would start: mpirun, and hosts enough.
+    """Check that --check has an mpirun and enough hosts.
 
     Raises:
-        click.ClickException: it cannot be started.
+        click.ClickException: the ranks cannot be started.
     """
     most = max(ranks)
     needed = ceil(most / made.ranks_per_host)
     check_names(hosts, needed, f"{most} ranks, {made.ranks_per_host} on each, need so many")
     if most > 1 and not hosts:
-        launch(most, NOTHING, (), None)  # there is an mpirun
+        launch(most, NOTHING, (), None)  # raises if there is no mpirun
     check_hosts(hosts[:needed], launch)

@@ -1,4 +1,4 @@
-"""The options of `matex plan`."""
+"""The command-line options of `matex plan`."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ import click
 from click.core import ParameterSource
 
 from matex_tf.costs import collectives
-from matex_tf.launch.planning import checks, ranks, requests
-from matex_tf.launch.planning import option_types as plan_words
+from matex_tf.launch.planning import checks, option_types, ranks, requests
 from matex_tf.launch.planning import run as planning
 from matex_tf.launch.run_options import Count, Run
 from matex_tf.planner import choice, plan_file
@@ -20,7 +19,9 @@ from matex_tf.planner.plan_file import PlanFileError
 
 
 def make_plan_command(check_target: Callable[[Run], None], command_line: Callable[[Run], list[str]]) -> click.Command:
-    """The command; it asks whether a script is there, and for the command line of ranks, of whoever knows."""
+    """Make the command. `check_target` raises if the script does not exist; `command_line` makes the command line of
+    ranks.
+    """
 
     def launch(
         ranks: int, target: Sequence[str], options: Sequence[str], environment: Mapping[str, str] | None
@@ -33,15 +34,15 @@ def make_plan_command(check_target: Callable[[Run], None], command_line: Callabl
             "help_option_names": ["-h", "--help"],
             "allow_interspersed_args": False,
         },
-        short_help="Predict step, efficiency and memory of SCRIPT.py on numbers of ranks that are not there.",
+        short_help="Predict step time, efficiency and memory of SCRIPT.py on absent ranks.",
     )
     @click.option(
-        "--ranks", type=plan_words.Ranks(), default="1,2,4,...,64", metavar="LIST", help="Such as 1,2,4,...,1024."
+        "--ranks", type=option_types.Ranks(), default="1,2,4,...,64", metavar="LIST", help="Such as 1,2,4,...,1024."
     )
     @click.option("--ranks-per-host", type=Count("ranks"), help="Ranks on each host. Default: the cores of this host.")
     @click.option(
         "--network",
-        type=plan_words.Network(),
+        type=option_types.Network(),
         default="",
         help=f"The network between hosts: {', '.join(collectives.NETWORKS)}, or latency in seconds and bytes per "
         f"second as 20e-6:3e9. Default: as an earlier run measured it, else {planning.DEFAULT_NETWORK}.",
@@ -52,36 +53,36 @@ def make_plan_command(check_target: Callable[[Run], None], command_line: Callabl
     @click.option("--scaling", type=click.Choice(["strong", "weak"]), help="As MATEX_SCALING.")
     @click.option(
         "--batch",
-        type=plan_words.Numbers(),
+        type=option_types.Numbers(),
         metavar="ROWS,...",
         help="Other global batches; they change the training.",
     )
     @click.option(
         "--target", type=click.FloatRange(0, 1), default=choice.TARGET, help="The minimum efficiency of the choice."
     )
-    @click.option("--deadline", type=plan_words.Time(), help="In place of --target: the time for --epochs, as 6h.")
+    @click.option("--deadline", type=option_types.Time(), help="In place of --target: the time for --epochs, as 6h.")
     @click.option("--epochs", type=Count("epochs"), help="With --deadline: the number of epochs.")
     @click.option("--epoch-steps", type=Count("steps"), help="Steps of an epoch of the script alone. Default: counted.")
-    @click.option("--memory", type=plan_words.Bytes(), default=0.0, help="The memory of a rank, as 16GiB, or here.")
+    @click.option("--memory", type=option_types.Bytes(), default=0.0, help="The memory of a rank, as 16GiB, or here.")
     @click.option(
         "--steps", type=click.IntRange(phantoms.LEAST), default=phantoms.STEPS, help="Steps to train at each size."
     )
     @click.option(
         "--json",
         "file",
-        type=plan_words.Output(),
+        type=option_types.Output(),
         metavar="FILE",
         default="",
         help="Write the measurements and the table to this file; with --check its output.",
     )
     @click.option(
-        "--chart", type=plan_words.Output(), metavar="FILE", default="", help="Write a chart to this SVG file."
+        "--chart", type=option_types.Output(), metavar="FILE", default="", help="Write a chart to this SVG file."
     )
     @click.option(
         "--check", is_flag=True, help="Run the script of PLAN.json on -n ranks; compare prediction and measurement."
     )
     @click.option(
-        "-n", "run_on", type=plan_words.Ranks(), default="2", help="With --check: numbers of ranks, such as 2,4."
+        "-n", "run_on", type=option_types.Ranks(), default="2", help="With --check: numbers of ranks, such as 2,4."
     )
     @click.argument("script", nargs=-1, type=click.UNPROCESSED)
     @click.pass_context
@@ -97,9 +98,9 @@ def make_plan_command(check_target: Callable[[Run], None], command_line: Callabl
             raise click.UsageError("no script is named. For example: matex plan --ranks 1,2,4,...,1024 train.py")
 
         if given["check"] and len(script) > 1:
-            raise click.UsageError(f"--check takes a plan only; {script[1]} is to stand before it")
+            raise click.UsageError(f"--check takes a plan only; {script[1]} must precede it")
 
-        checks.check_options(given, _list_told(ctx), script)
+        checks.check_options(given, _list_given_options(ctx), script)
         try:
             with started.catch_signals():
                 if given["check"]:
@@ -118,8 +119,8 @@ def make_plan_command(check_target: Callable[[Run], None], command_line: Callabl
     return plan
 
 
-def _list_told(ctx: click.Context) -> dict[str, str]:
-    """The parameters that stand on the command line, and what each is called there."""
+def _list_given_options(ctx: click.Context) -> dict[str, str]:
+    """The parameters on the command line, with the option names used there."""
     return {
         one.name: one.opts[-1]
         for one in ctx.command.params

@@ -1,4 +1,4 @@
-"""What runs before have measured of links (`observe/link_costs.py`), for a plan that cannot measure them."""
+"""Link costs that earlier runs measured (`observe/link_costs.py`), for a plan that cannot measure them."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from matex_tf.planner.plan_file import ALL_RANKS, TWO_HOSTS, LinkMeasurement
 def add_kept_links(
     measured: Sequence[LinkMeasurement], hosts: Sequence[str], is_network_named: bool
 ) -> tuple[LinkMeasurement, ...]:
-    """`measured`, and where nothing was between hosts, the newest that a run has kept.
+    """`measured`, with the newest stored link between hosts if no link between hosts was measured.
 
-    Within a host a run keeps nothing that tells: its sums are then made otherwise than those of its link.
+    Stored links within a host are not used: runs sum there by other algorithms than the measurement of links.
 
     Args:
-        hosts: whose network is asked about; none: that of the newest run on several.
-        is_network_named: what is between hosts was told.
+        hosts: the hosts of the network; none: those of the newest run on several hosts.
+        is_network_named: the user named the network between hosts.
     """
     if is_network_named or {link.scope for link in measured} & {TWO_HOSTS, ALL_RANKS}:
         return tuple(measured)
@@ -32,7 +32,8 @@ def add_kept_links(
 def _describe_sums(link: link_costs.Link) -> LinkMeasurement:
     """The sums of two hosts with the same messages as those of `link`.
 
-    A small sum is made in log2(hosts) rounds; of a large one each host sends 2 (hosts - 1) / hosts, whatever the way.
+    A small sum takes log2(hosts) rounds. For a large sum, each host sends 2 (hosts - 1) / hosts of its bytes, by any
+    algorithm.
     """
     small, large = PROBED
     ranks, hosts = sum(link.hosts.values()), len(link.hosts)

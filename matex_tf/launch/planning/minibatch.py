@@ -16,14 +16,14 @@ ROWS = "32,64,96,...,512"
 
 
 def show_minibatch(text: str, sizes: Sequence[int], device: float) -> int:
-    """Print of each size of a batch the algorithms that are fastest in the memory that it leaves, and the best size.
+    """Print the fastest algorithms for each batch size that fits in memory, and the best size.
 
     Args:
-        text: the network, in the words of `htc_layers.FORM`; "": AlexNet, the example of the paper.
-        device: bytes of the device.
+        text: the network, in the notation of `htc_layers.FORM`; "": AlexNet, the paper's example.
+        device: the memory of the device, in bytes.
 
     Raises:
-        click.UsageError: no network, or nothing that fits the device.
+        click.UsageError: the text describes no network, or no batch size fits in memory.
     """
     from rich.console import Console
 

@@ -1,4 +1,4 @@
-"""The words of `matex plan`: numbers of ranks, sizes of memory, lengths of time."""
+"""Option types of `matex plan`: numbers of ranks, sizes of memory, lengths of time."""
 
 from __future__ import annotations
 
@@ -12,12 +12,14 @@ import click
 from matex_tf import settings
 from matex_tf.costs import collectives
 
-MOST_RANKS = 1 << 20
+MAX_RANKS = 1 << 20
 _TIMES = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400, "": 1}
 
 
 class Ranks(click.ParamType):
-    """Numbers of ranks such as 1,2,4,...,1024: three dots go on as the two before them do, by doubling or adding."""
+    """Numbers of ranks, such as 1,2,4,...,1024. Three dots continue the two numbers before them, by
+    doubling or adding.
+    """
 
     name = "ranks"
 
@@ -29,7 +31,7 @@ class Ranks(click.ParamType):
         for i, word in enumerate(words):
             if word == "..." and len(found) >= 2 and i + 1 < len(words) and words[i + 1].isdigit():
                 found += _continue_series(found[-2], found[-1], int(words[i + 1]))
-            elif word.isascii() and word.isdigit() and 1 <= int(word) <= MOST_RANKS:
+            elif word.isascii() and word.isdigit() and 1 <= int(word) <= MAX_RANKS:
                 found.append(int(word))
             else:
                 option = param.opts[-1] if param else "--ranks"
@@ -48,7 +50,7 @@ def _continue_series(before: int, last: int, end: int) -> list[int]:
 
 
 class Numbers(click.ParamType):
-    """Whole numbers of 1 or more, with commas between them."""
+    """Positive whole numbers, separated by commas."""
 
     name = "numbers"
 
@@ -65,7 +67,7 @@ class Numbers(click.ParamType):
 
 
 HERE = -1.0
-"""The size that `here` stands for: a rank's share of what this host, or the limit of its container or job, leaves."""
+"""The value of `here`: a rank's share of the free memory of this host, or of the limit of its container or job."""
 
 
 class Bytes(click.ParamType):
@@ -99,7 +101,7 @@ class Time(click.ParamType):
 
 
 class Network(click.ParamType):
-    """A network by name, or by seconds to start a message and bytes a second."""
+    """A network by name, or by its latency in seconds and its bytes per second."""
 
     name = "network"
 
@@ -114,7 +116,7 @@ class Network(click.ParamType):
 
 
 class Output(click.ParamType):
-    """A file that is to be written, and can be."""
+    """A writable output file."""
 
     name = "file"
 

@@ -1,4 +1,4 @@
-"""What `matex plan` starts ranks for: links that can be timed, and runs that predictions are compared with."""
+"""Ranks that `matex plan` starts: to time links, and to compare predictions with measurements."""
 
 from __future__ import annotations
 
@@ -22,20 +22,22 @@ from matex_tf.planner.strategies import find_price
 from matex_tf.world import mpirun_options, placement
 
 CHECKED_STEPS = 60
-"""By the 36th ranks have chosen whether updates overlap."""
+"""By step 36, the ranks have chosen whether updates overlap."""
 SECONDS = 120
-"""That ranks have to time their sums."""
+"""Seconds for the ranks to time their sums."""
 Launch = Callable[[int, Sequence[str], Sequence[str], Mapping[str, str] | None], list[str]]
-"""The command line that starts so many ranks of a script, with further options of mpirun, in an environment."""
+"""Makes the command line that starts a number of ranks of a script, with options of mpirun, in an environment."""
 
 
 def place_on_hosts(hosts: Sequence[str], per_host: int) -> list[str]:
-    """The options of mpirun that start so many ranks on each of `hosts`, in their order."""
+    """The options of mpirun that start `per_host` ranks on each of `hosts`, in their order."""
     return ["--host", ",".join(f"{name}:{per_host}" for name in hosts)] if hosts else []
 
 
 def measure_links(ranks_per_host: int, hosts: Sequence[str], launch: Launch) -> tuple[LinkMeasurement, ...]:
-    """Between as many ranks as this host has cores; between one and all ranks of two `hosts`. What can be started."""
+    """Measure links between the ranks of this host, and between one and all ranks of two `hosts`, if they can be
+    started.
+    """
     here = min(ranks_per_host, len(placement.list_cores()))
     asked = [(here, list[str]())] if here > 1 else []
     if len(hosts) > 1:
@@ -54,7 +56,7 @@ def _measure_link(ranks: int, options: list[str], launch: Launch) -> LinkMeasure
         why = f"they had not ended after {SECONDS} s"
     except plan_file.PlanFileError:
         why = complaint[-500:]
-    except click.ClickException as error:  # there is no mpirun, or that of another MPI
+    except click.ClickException as error:  # there is no mpirun, or it belongs to another MPI
         why = error.format_message()
     except OSError as error:
         why = str(error)
@@ -68,7 +70,7 @@ def _measure_link(ranks: int, options: list[str], launch: Launch) -> LinkMeasure
 
 
 def run_ranks(words: Sequence[str]) -> tuple[int, str, str]:
-    """The exit code of ranks that `words` start, what they have printed, and what their errors say.
+    """Run ranks. Returns their exit code, standard output and standard error.
 
     Raises:
         subprocess.TimeoutExpired: they had not ended after `SECONDS`.
@@ -83,14 +85,14 @@ def run_ranks(words: Sequence[str]) -> tuple[int, str, str]:
 def check_predictions(
     made: Plan, ranks: Sequence[int], launch: Launch, hosts: Sequence[str] = (), answers: str = ""
 ) -> int:
-    """Run the plan's script on these numbers of ranks; print prediction beside reality. 1 if a run fails.
+    """Run the plan's script on each number of ranks, and print prediction and measurement. Returns 1 if a run fails.
 
     Args:
-        hosts: none, or as many as the most of `ranks` fill.
-        answers: a file for the same as numbers; "": none.
+        hosts: none, or enough hosts for the largest of `ranks`.
+        answers: a file for the results as JSON; "": none.
 
     Raises:
-        PlanFileError: MATEX_STRATEGY is one that the script cannot have or that has no updates.
+        PlanFileError: MATEX_STRATEGY is impossible for the script, or has no common updates.
     """
     predictor, strategy = Predictor(made), settings.get_settings().strategy
     if settings.is_statistical(strategy):
@@ -122,7 +124,7 @@ def check_predictions(
 
 
 def describe_difference(made: Plan, ranks: int, options: Sequence[str]) -> str:
-    """In what the places of so many ranks that are started differ from those that were predicted; "" if they do not."""
+    """How the placement of started ranks differs from the predicted placement; "" if it does not."""
     hosts, cores = ceil(ranks / made.ranks_per_host), len(placement.list_cores())
     if ranks == 1 or mpirun_options.chooses_hosts(options, os.environ) or (hosts == 1 and ranks <= cores):
         return ""
@@ -132,9 +134,9 @@ def describe_difference(made: Plan, ranks: int, options: Sequence[str]) -> str:
 
 
 def time_real_run(made: Plan, one: Prediction, options: Sequence[str], launch: Launch) -> float:
-    """The typical step of the plan's script on that many ranks, seconds."""
+    """The typical step of the plan's script on that many ranks, in seconds."""
     limits = phantoms.make_limits(made.memory, made.microbatch)
-    shared = cache.find_cache_folder() if options else None  # all hosts are to see the mirror
+    shared = cache.find_cache_folder() if options else None  # all hosts must see the mirror
     with started.make_place(shared) as folder:
         if one.ranks == 1:
             alone = phantoms.measure_copies(made.script, 1, 1, folder, scaling=made.scaling, limits=limits)

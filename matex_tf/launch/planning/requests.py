@@ -1,4 +1,4 @@
-"""What `matex plan` was asked, read from its options."""
+"""The request of `matex plan`, from its options."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from matex_tf.world import placement
 
 @dataclass(frozen=True)
 class Asked:
-    """What `matex plan` was asked."""
+    """The request of `matex plan`."""
 
     ranks: list[int]
     ranks_per_host: int
     network: str
-    """Between hosts, where that was told; else ""."""
+    """The network between hosts, if named; else ""."""
     scaling: str
     target: float
     deadline: float
@@ -30,16 +30,16 @@ class Asked:
     hosts: tuple[str, ...] = ()
     batches: tuple[int, ...] = ()
     strategy: str = ""
-    """MATEX_STRATEGY, whose number is priced beside others."""
+    """MATEX_STRATEGY; its number is priced in addition to others."""
 
     @property
     def copies(self) -> int:
-        """Phantom ranks at once, as ranks on a host: at most one for each core that is here."""
+        """The number of simultaneous phantom ranks: the ranks of a host, but at most one for each core here."""
         return max(1, min(self.ranks_per_host, len(placement.list_cores())))
 
 
 def read_options(given: dict[str, Any]) -> Asked:
-    """The options of the command line."""
+    """Read the options of the command line."""
     per_host = given["ranks_per_host"] or len(placement.list_cores())
     limit = memory.measure_free() / per_host if given["memory"] == HERE else given["memory"]
     return Asked(

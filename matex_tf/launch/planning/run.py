@@ -1,4 +1,4 @@
-"""`matex plan`: what a step would cost on numbers of ranks that are not there."""
+"""`matex plan`: predict the cost of a step on numbers of ranks that are not available."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ DEFAULT_NETWORK = "ethernet25"
 
 
 def plan_script(asked: Asked, script: Sequence[str], launch: Launch) -> int:
-    """Measure `script`, print the table and the choice, and write what was asked for. The exit code."""
+    """Measure `script`, print the predictions and the choice, and write the requested files. Returns the exit code."""
     made = measure_plan(asked, script, launch)
     print(report.format_heading(made, Predictor(made)))
     predictions, choice = _show_predictions(asked, made)
@@ -48,9 +48,9 @@ def plan_script(asked: Asked, script: Sequence[str], launch: Launch) -> int:
     if asked.json:
         plan_file.save_plan(made, asked.json)
         path = Path(asked.json)
-        beside = name_answers(path)
-        beside.write_text(json.dumps(answers, indent=1) + "\n")
-        print(f"{path}: what was measured; {beside}: the table")
+        answers_path = name_answers(path)
+        answers_path.write_text(json.dumps(answers, indent=1) + "\n")
+        print(f"{path}: what was measured; {answers_path}: the table")
     if asked.chart:
         Path(asked.chart).write_text(report.draw_chart(predictions))
     return 0
@@ -68,17 +68,19 @@ def _show_predictions(asked: Asked, made: Plan) -> tuple[list[Prediction], Choic
 
 
 def _show_strategies(asked: Asked, made: Plan, choice: Choice) -> list[dict[str, Any]]:
-    """Print what strategies make of a step on the chosen ranks, or on the fewest; those on any as numbers."""
-    several = [ranks for ranks in asked.ranks if ranks > 1]
+    """Print the strategies' steps on the chosen ranks, or on the fewest. Returns the figures for
+    all numbers of ranks.
+    """
+    rank_counts = [ranks for ranks in asked.ranks if ranks > 1]
     predictor = Predictor(made)
-    priced = {ranks: strategies.estimate_strategies(predictor, ranks, asked.strategy) for ranks in several}
-    if several:
-        shown = choice.best.ranks if choice.best else 1
-        if shown == 1:
-            held = (one for one in several if strategies.choose_strategy(priced[one][0], asked.memory)[0])
-            shown = next(held, several[0])
-        prices, refused = priced[shown]
-        print(f"\nstrategies on {shown} ranks (docs/strategies.md):")
+    priced = {ranks: strategies.estimate_strategies(predictor, ranks, asked.strategy) for ranks in rank_counts}
+    if rank_counts:
+        shown_ranks = choice.best.ranks if choice.best else 1
+        if shown_ranks == 1:
+            fitting = (one for one in rank_counts if strategies.choose_strategy(priced[one][0], asked.memory)[0])
+            shown_ranks = next(fitting, rank_counts[0])
+        prices, refused = priced[shown_ranks]
+        print(f"\nstrategies on {shown_ranks} ranks (docs/strategies.md):")
         Console(width=None if sys.stdout.isatty() else 160).print(report.format_strategies(prices))
         for one in refused:
             print(f"not {one.strategy}: {one.why}")
@@ -87,10 +89,10 @@ def _show_strategies(asked: Asked, made: Plan, choice: Choice) -> list[dict[str,
 
 
 def rescale_batch(made: Plan, rows: int) -> Plan:
-    """The plan of the same script with batches of `rows`: by the same measured sizes of slices.
+    """The plan of the same script with batches of `rows`, from the measured sizes of slices.
 
     Raises:
-        PlanFileError: these do not tell.
+        PlanFileError: the measured sizes do not determine it.
     """
     if count_measured_rows(made) < 2:
         why = "no step is sharded" if not made.rows else "all slices that were measured have as many rows"
@@ -99,7 +101,7 @@ def rescale_batch(made: Plan, rows: int) -> Plan:
 
 
 def measure_plan(asked: Asked, script: Sequence[str], launch: Launch) -> Plan:
-    """All that is measured, as a plan.
+    """Measure everything, and return it as a plan.
 
     Raises:
         phantoms.NotMeasured: the script cannot be measured.
@@ -115,15 +117,15 @@ def measure_plan(asked: Asked, script: Sequence[str], launch: Launch) -> Plan:
 
 
 def make_plan(asked: Asked, sizes: Sizes, links: tuple[LinkMeasurement, ...]) -> Plan:
-    """The plan of what was measured.
+    """Make the plan from the measurements.
 
     Raises:
-        phantoms.NotMeasured: too few sizes reduce alike.
+        phantoms.NotMeasured: too few sizes reduce the same tensors.
     """
     typical = sizes.leave_out_unlike()
     first, ranks = typical.steps, typical.size.ranks
     by_ranks = [one for _, one in sorted(sizes.found.items())]
-    # One rank alone meets nobody; when its gradients are ready matters to nothing.
+    # For one rank, the time at which gradients are ready has no effect.
     alike = [
         one.size if one.size.ranks > 1 or one is typical else replace(
             one.size, ready=(one.size.typical,) * len(first.gradients), at=(0.0,) * len(first.collectives),

@@ -1,4 +1,6 @@
-"""Phantom ranks of some sizes, smallest slice first: a larger one is started if by those before it fits this host."""
+"""Measures phantom ranks of several sizes, smallest slice first. A larger slice is started only if it should fit, as
+the smaller ones predict.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +17,10 @@ from matex_tf.planner.measurement.phantoms import Measurement, NotMeasured
 from matex_tf.planner.plan_file import Gradient, Size
 from matex_tf.planner.report import describe_kinds
 
-LINEAR = 0.05
-"""Farther off the line than this, one more size between is measured."""
-LEARN = 2
-"""So many times the rows, at least, tell how memory grows with them."""
+MAX_DEVIATION = 0.05
+"""If the middle size is further off the line than this, one more size is measured."""
+MIN_ROWS_RATIO = 2
+"""The growth of memory is measured with at least this factor between numbers of rows."""
 ADVICE = (
     "Give the script more data or epochs (some 10 steps), or plan with fewer --ranks, fewer --ranks-per-host, or "
     "MATEX_MICROBATCH=auto where memory ends"
@@ -26,8 +28,8 @@ ADVICE = (
 
 
 def choose_sizes(ranks: Sequence[int], copies: int) -> list[int]:
-    """The numbers of ranks that are measured: 1, to compare with; and of those that fill a host of `copies`, where each
-    rank has as many cores, the ends and the middle by ratio.
+    """The numbers of ranks to measure: 1, for comparison; and, among those that fill a host of `copies` ranks, the
+    smallest, the largest and the geometric middle.
     """
     full = sorted(one for one in {copies, *ranks} if one >= copies)
     middle = min(full, key=lambda one: abs(one * one - full[0] * full[-1]))
@@ -35,7 +37,7 @@ def choose_sizes(ranks: Sequence[int], copies: int) -> list[int]:
 
 
 class Sizes:
-    """What was measured of a script, by ranks and copies at once; and of ranks that were not, why."""
+    """The measurements of a script, keyed by ranks and simultaneous copies; and the reason for each missing one."""
 
     def __init__(self, script: Sequence[str], asked: Asked):
         self.script, self.asked = script, asked
@@ -45,7 +47,7 @@ class Sizes:
         self._is_late = False
 
     def measure_all(self) -> None:
-        """Those that were chosen, and one more where they are not on a line.
+        """Measure the chosen sizes, and one more if they are not on a line.
 
         Raises:
             NotMeasured: the script fails before it trains, or fewer than two sizes can be measured.
@@ -57,10 +59,11 @@ class Sizes:
         self.check_enough()
 
     def measure_size(self, ranks: int) -> None:
-        """As many at once as a host has of so many ranks; before the first size one copy alone tells what it takes.
+        """Measure as many copies at once as a host has ranks of this size. Before the first size, a single copy shows
+        its memory.
 
         Raises:
-            NotMeasured: the script fails before it trains, whatever its slice.
+            NotMeasured: the script fails before it trains, with any slice.
         """
         copies = min(self.asked.copies, ranks)
         if self._is_late:
@@ -80,7 +83,7 @@ class Sizes:
             self._try(ranks, copies)
 
     def measure_whole(self) -> Size | None:
-        """By MATEX_STRATEGY=async each rank trains whole batches beside the others. None if that cannot be measured."""
+        """Measure whole batches on all ranks of a host at once, as with MATEX_STRATEGY=async. None if that fails."""
         copies = self.asked.copies
         try:
             why = self._explain_misfit(1, copies)
@@ -90,10 +93,11 @@ class Sizes:
             return None
 
     def leave_out_unlike(self) -> Measurement:
-        """Keep those that reduce what most ranks of full hosts do, and the script alone; one of the former.
+        """Keep the script alone and the sizes that reduce the same tensors as most full hosts; returns one of the
+        latter.
 
         Raises:
-            NotMeasured: fewer than two are left.
+            NotMeasured: fewer than two sizes remain.
         """
         full = [one for (_, copies), one in sorted(self.found.items()) if copies == self.asked.copies]
         many = [one for one in full if one.size.ranks > 1] or full
@@ -107,7 +111,7 @@ class Sizes:
         return next(one for one in reversed(many) if one.steps.form == common)
 
     def check_enough(self) -> None:
-        """Raises NotMeasured if what was measured does not tell what other ranks take."""
+        """Raises NotMeasured if the measurements do not determine the cost on other ranks."""
         is_full = any(copies == self.asked.copies for _, copies in self.found)
         if is_full and len({ranks for ranks, _ in self.found}) >= min(2, len(self.wanted)):
             return
@@ -119,9 +123,9 @@ class Sizes:
         try:
             self.found[ranks, copies] = self._measure_copies(ranks, copies)
         except NotMeasured as error:
-            is_short = error.is_short and self.asked.scaling == "strong"  # it has as many steps on any number of ranks
+            is_short = error.is_short and self.asked.scaling == "strong"  # then on any number of ranks
             if not self.found and (is_short or not error.updates):
-                raise  # it has nothing to do with the slice
+                raise  # the slice is not the cause
             self._is_late |= error.is_late
             self._leave_out(ranks, str(error))
 
@@ -138,9 +142,9 @@ class Sizes:
             return phantoms.measure_copies(self.script, ranks, copies, folder, asked.steps, asked.scaling, limits)
 
     def _explain_misfit(self, ranks: int, copies: int) -> str:
-        """Why so many at once are not started; "" if they fit, or nothing is known yet."""
+        """Why so many copies are not started at once; "" if they fit, or nothing is known yet."""
         parts, limit = settings.get_settings().microbatch, choose_memory(self.asked)
-        if not self.found or (parts == settings.AUTO and not limit):  # then a rank keeps to what its host leaves
+        if not self.found or (parts == settings.AUTO and not limit):  # limited by its host's memory
             return ""
         rows = self._count_rows(ranks)
         needed = estimate_peak(self._list_sizes(), min(rows, parts) if parts > 0 else rows) * memory.MARGIN
@@ -152,13 +156,15 @@ class Sizes:
         return f"{f'{copies} at once' if copies > 1 else 'it'} may take {take}, and this host leaves {left}"
 
     def _find_smaller(self, ranks: int, copies: int) -> int:
-        """Ranks whose slices are smaller than those of `ranks`, fit in any case, and tell how memory grows; 0: none."""
+        """A number of ranks whose slices are smaller than those of `ranks`, fit safely, and show the growth of memory;
+        0 if none.
+        """
         known = self._list_sizes()[-1]
         if self.asked.scaling == "weak" or not known.rows or len({size.rows for size in self._list_sizes()}) > 1:
             return 0
         spare = memory.measure_free(copies) / memory.MARGIN - known.base_bytes
         rows = int(known.rows * spare / max(known.peak_bytes - known.base_bytes, 1))
-        if rows < LEARN * known.rows:
+        if rows < MIN_ROWS_RATIO * known.rows:
             return 0
         smaller = ceil(known.rows * known.ranks / rows)
         return smaller if ranks < smaller < known.ranks else 0
@@ -171,30 +177,32 @@ class Sizes:
         return [one.size for one in self.found.values()]
 
     def _find_extra_size(self) -> int:
-        """Ranks between those of the largest slices of full hosts, if the middle size is off the line; else 0."""
+        """A number of ranks between those of the largest slices of full hosts, if the middle size is off the line; else
+        0.
+        """
         full = [one.size for (_, copies), one in sorted(self.found.items()) if copies == self.asked.copies]
         if len(full) != 3 or not full[0].rows:
             return 0
         middle = full[1]
         ends = Line([float(full[0].rows), float(full[2].rows)], [full[0].typical, full[2].typical])
         between = round((full[0].ranks * middle.ranks) ** 0.5)
-        is_off = abs(ends(middle.rows) - middle.typical) > LINEAR * middle.typical
+        is_off = abs(ends(middle.rows) - middle.typical) > MAX_DEVIATION * middle.typical
         return between if full[0].ranks < between < middle.ranks and is_off else 0
 
 
 def describe_form(gradients: Sequence[Gradient], kinds: Sequence[str]) -> str:
-    """What a step reduces, in a few words."""
+    """The tensors that a step reduces, as text."""
     size = settings.format_bytes(sum(one.bytes for one in gradients))
     return f"{len(gradients)} gradient{'s' * (len(gradients) > 1)} of {size}, and {describe_kinds(kinds)}"
 
 
 def choose_memory(asked: Asked) -> float:
-    """What a process that is measured may take, bytes; 0: what its host leaves."""
+    """The memory limit of a measured process in bytes; 0: the free memory of its host."""
     return asked.memory or settings.get_settings().memory
 
 
 def estimate_peak(sizes: Sequence[Size], rows: int) -> float:
-    """Bytes of a process with so many rows: by the line through the sizes; from one, the most that it may be."""
+    """The bytes of a process with `rows` rows: from the line through the sizes; from a single size, an upper bound."""
     if len({size.rows for size in sizes}) > 1:
         return Line([float(size.rows) for size in sizes], [float(size.peak_bytes) for size in sizes])(rows)
     known = max(sizes, key=lambda size: size.peak_bytes)

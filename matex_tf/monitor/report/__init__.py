@@ -1,1 +1,1 @@
-"""The report of a run, as one HTML page."""
+"""The report of recorded runs as one HTML page."""

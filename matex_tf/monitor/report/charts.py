@@ -1,4 +1,4 @@
-"""Charts as data: lines over time, each with few points. The page draws them with uPlot (`page.js`). Pure functions."""
+"""Charts as data: lines over time, with few points each. The page draws them with uPlot (`page.js`). Pure functions."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ from typing import Any
 
 import numpy as np
 
-_FAR = 3.0
+_OUTLIER_FACTOR = 3.0
 COLOURS = 8
-"""Of lines; more begin again."""
+"""The number of line colours; further lines reuse them."""
 
 
 @dataclass(frozen=True)
 class Line:
-    """A line of a chart; of several starts, a piece for each."""
+    """A line of a chart. A run with several starts has one piece for each start."""
 
     name: str
     colour: int | None
-    """None is that of text."""
+    """None: the colour of text."""
     pieces: list[tuple[np.ndarray, np.ndarray]]
-    """Times, in seconds, and values; NaN is left out."""
+    """Times in seconds, and values; NaN is not drawn."""
     kind: str = ""
-    """"faint", or of a band "most", "least" or "median"."""
+    """"faint"; or "most", "least" or "median" for the lines of a band."""
 
 
 @dataclass(frozen=True)
 class Band:
-    """What many lines lie between."""
+    """The range and median of many lines."""
 
     t: np.ndarray
     least: np.ndarray
@@ -38,7 +38,9 @@ class Band:
 
 
 def decimate_series(t: np.ndarray, values: np.ndarray, buckets: int, end: float) -> tuple[np.ndarray, np.ndarray]:
-    """Of each of so many stretches of the time to `end` the least and the most, in the order in which they came."""
+    """Reduce a series to the minimum and maximum of each of `buckets` intervals between 0 and
+    `end`, in order of time.
+    """
     known = np.isfinite(values)
     t, values = t[known], values[known]
     if len(t) <= 2 * buckets:
@@ -54,7 +56,7 @@ def decimate_series(t: np.ndarray, values: np.ndarray, buckets: int, end: float)
 
 
 def compute_band(rows: np.ndarray, t: np.ndarray) -> Band:
-    """Of `rows` [ranks, times] the least, the median and the most at each time at which any is known."""
+    """The minimum, median and maximum of `rows` [ranks, times], at each time with a known value."""
     known = np.isfinite(rows).any(axis=0)
     rows = rows[:, known]
     return Band(t[known], np.nanmin(rows, axis=0), np.nanmedian(rows, axis=0), np.nanmax(rows, axis=0))
@@ -63,11 +65,11 @@ def compute_band(rows: np.ndarray, t: np.ndarray) -> Band:
 def make_curves(
     lines: Sequence[Line], band: Band | None = None, run: int = 0, end: float = 1.0, buckets: int = 160
 ) -> list[dict[str, Any]]:
-    """The lines of a run, and of a band its borders and its median, as the page takes them.
+    """The lines of a run, and the borders and median of its band, in the format of the page.
 
     Args:
-        run: its place among the runs of the page.
-        end: seconds of the run; see `decimate_series` for it and for `buckets`.
+        run: the index of the run on the page.
+        end: the duration of the run in seconds; see `decimate_series` for `end` and `buckets`.
     """
     if band:
         lines = [
@@ -87,29 +89,29 @@ def make_curves(
 def make_chart(
     title: str, unit: str, curves: Sequence[dict[str, Any]], axis: str, from_zero: bool = True, most: float = inf
 ) -> dict[str, Any] | None:
-    """A chart of curves of `make_curves`; None without values.
+    """A chart of the curves from `make_curves`; None without values.
 
     Args:
-        axis: what lies below at first, such as "time".
-        from_zero: whether the values begin at 0, or at the least of them.
-        most: values above it are drawn at the upper border.
+        axis: the initial horizontal axis, such as "time".
+        from_zero: the vertical axis begins at 0, else at the minimum.
+        most: larger values are drawn at the upper border.
     """
     values = np.array([value for curve in curves for piece in curve["values"] for value in piece])
     if not len(values):
         return None
-    if from_zero and values.max() > _FAR * (usual := float(np.percentile(values, 95))) > 0:
-        most = min(most, _FAR * usual)  # the first step, which compiles, would leave nothing to be seen of the others
+    if from_zero and values.max() > _OUTLIER_FACTOR * (usual := float(np.percentile(values, 95))) > 0:
+        most = min(most, _OUTLIER_FACTOR * usual)  # the first step, which compiles, would flatten all others
     shown = {"zero": from_zero, "most": most if most < values.max() else None}
     return {"title": title, "unit": unit, "axis": axis, "curves": curves, **shown}
 
 
 def round_numbers(values: np.ndarray) -> list[float]:
-    """As many digits as a person reads."""
+    """Round to six significant digits, to keep the page small."""
     return [float(f"{value:.6g}") for value in values]
 
 
 def format_number(value: float) -> str:
-    """A number for people: three digits, thousands apart."""
+    """Format a number for readers: three digits, thousands separated."""
     if abs(value) >= 1000:
         return f"{value:,.0f}"
     return f"{value:.3g}"

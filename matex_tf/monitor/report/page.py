@@ -1,4 +1,4 @@
-"""The report of a run, or of several: one HTML file that asks nothing of any network, for the screen and for paper."""
+"""The report of one or several runs: one self-contained HTML file, for screen and paper."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from matex_tf.monitor.report import quantities
 from matex_tf.monitor.report.charts import COLOURS, Line, format_number, make_chart, make_curves, round_numbers
 from matex_tf.monitor.report.template import Figures, Row, assemble_page, format_axes, format_facts
 
-_BARS = 16  # of hundreds of ranks, those that are waited for most
-_ALL = 2048  # ranks in the table at the end
+_MAX_BARS = 16  # displayed ranks of a large run: those that are waited for most
+_MAX_TABLE_RANKS = 2048  # ranks in the table at the end
 _LINES_OF_RANKS = 640
-_CLOCK = 512  # places of a clock
+_CLOCK = 512  # points of a clock
 
 
 @dataclass
 class _Recorded:
-    """A run as the page shows it."""
+    """A run with the data that the page shows."""
 
     run: Run
     place: int
-    """Among the runs of the page."""
+    """The index of the run on the page."""
     name: str
-    """What its lines begin with; empty where it is the only run."""
+    """The prefix of the names of its lines; "" if it is the only run."""
     everything: list[tuple[Start, dict[int, Series]]]
     prediction: str = ""
 
@@ -49,10 +49,10 @@ class _Recorded:
 
 
 def format_page(*runs: Run, predictions: Sequence[str] = ()) -> str:
-    """The page of `runs`, beside each other. `predictions` are what the planner says of each, if it has been asked."""
+    """The page of `runs`, side by side. `predictions` are the planner's texts for the runs, if there are any."""
     names = _name_runs(runs)
-    told = [*predictions, *[""] * (len(runs) - len(predictions))]
-    recorded = [_read_run(*one) for one in zip(runs, range(len(runs)), names, told)]
+    texts = [*predictions, *[""] * (len(runs) - len(predictions))]
+    recorded = [_read_run(*one) for one in zip(runs, range(len(runs)), names, texts)]
     figures = Figures()
     clocks = [_make_clocks(one) for one in recorded]
     axes = ["time", *(axis for axis in ("step", "epoch") if any(axis in clock for clock in clocks))]
@@ -72,7 +72,7 @@ def format_page(*runs: Run, predictions: Sequence[str] = ()) -> str:
 
 
 def _name_runs(runs: Sequence[Run]) -> list[str]:
-    """The names of their folders; the whole path where these are the same."""
+    """The names of the runs' folders, or their paths if the names are not unique."""
     if len(runs) == 1:
         return [""]
     names = [Path(os.path.abspath(one.folder)).name for one in runs]
@@ -87,9 +87,9 @@ def _read_run(run: Run, place: int, name: str, prediction: str) -> _Recorded:
 
 
 def _make_clocks(one: _Recorded) -> dict[str, Any]:
-    """Of each axis but time: times, and how many steps or epochs there had been by then.
+    """For each axis except time: times, and the number of steps or epochs so far.
 
-    Steps are those of rank 0, or of the first rank there is, over all starts; some are made again after a restart.
+    Steps are those of the first recorded rank, over all starts; steps repeated after a restart count again.
     """
     clocks = {}
     times, steps = [np.zeros(1)], [np.zeros(1)]
@@ -109,11 +109,11 @@ def _make_clocks(one: _Recorded) -> dict[str, Any]:
 
 
 def _set_side_by_side(recorded: Sequence[_Recorded], *parts: Any) -> str:
-    """The `parts` of each run below each other, beside those of the others."""
-    told = ["".join(part(one) for part in parts) for one in recorded]
+    """The `parts` of each run in a column of its own."""
+    texts = ["".join(part(one) for part in parts) for one in recorded]
     if len(recorded) == 1:
-        return told[0]
-    sections = (f"<section><h2>{escape(one.name)}</h2>{text}</section>" for one, text in zip(recorded, told))
+        return texts[0]
+    sections = (f"<section><h2>{escape(one.name)}</h2>{text}</section>" for one, text in zip(recorded, texts))
     return f'<div class="runs">{"".join(sections)}</div>'
 
 
@@ -124,7 +124,7 @@ def _list_facts(recorded: Sequence[_Recorded]) -> dict[str, list[str]]:
 
 def _describe_run(one: _Recorded) -> dict[str, str]:
     start, about = one.start, one.start.about
-    ways = dict.fromkeys(series.ended or "no word of its end" for series in one.ranks.values())
+    ways = dict.fromkeys(series.ended or "end unknown" for series in one.ranks.values())
     return {
         "run": one.name,
         "command": progress.describe_command(start) if one.name else "",
@@ -141,12 +141,12 @@ def _describe_run(one: _Recorded) -> dict[str, str]:
 
 
 def _format_legend(one: _Recorded) -> str:
-    """Who is waited for; the ranks and their colours, of which a click brings out one in all charts."""
+    """The rank that others wait for, and the legend: a click on a rank highlights it in all charts."""
     said = f'<p class="said">{escape(waits.describe_waits(one.ranks, one.steps, one.start.hosts))}</p>'
-    if len(one.ranks) > quantities.MOST_LINES:
+    if len(one.ranks) > quantities.MAX_LINES:
         return (
-            f"{said}<p>Of {len(one.ranks)} ranks, charts show what they lie between, the median, and those that stand "
-            "out. Each point of a line is a mean up to it.</p>"
+            f"{said}<p>Of {len(one.ranks)} ranks, charts show their range, their median and outliers. Each point of "
+            "a line is the mean since the point before.</p>"
         )
     keys = "".join(
         f'<button data-of="{escape(one.prefix_name(f"rank {rank}"))}" class="k{place % COLOURS}">rank {rank} '
@@ -157,7 +157,7 @@ def _format_legend(one: _Recorded) -> str:
 
 
 def _draw_metrics(recorded: Sequence[_Recorded], figures: Figures) -> Iterator[str]:
-    """Loss and metrics at the ends of epochs, with those of the validation beside them."""
+    """Loss and metrics at the ends of epochs, each with its validation metric."""
     names = list(dict.fromkeys(name for one in recorded for epoch in one.epochs for name in epoch.logs))
     for name in [name for name in names if not (name.startswith("val_") and name[4:] in names)]:
         curves: list[dict[str, Any]] = []
@@ -167,18 +167,18 @@ def _draw_metrics(recorded: Sequence[_Recorded], figures: Figures) -> Iterator[s
             for colour, metric in enumerate(each for each in (name, f"val_{name}") if each in names):
                 known = [(epoch.t - one.zero, epoch.logs[metric]) for epoch in one.epochs if metric in epoch.logs]
                 t, values = np.array(known, float).reshape(-1, 2).T
-                told = one.prefix_name(metric)
+                label = one.prefix_name(metric)
                 if np.isfinite(values).any():
-                    lines.append(Line(told, colour, [(t, values)]))
-                    table.append(quantities.summarize_line(told, lines[-1].pieces))
+                    lines.append(Line(label, colour, [(t, values)]))
+                    table.append(quantities.summarize_line(label, lines[-1].pieces))
                 elif known:
-                    yield f'<p class="said">{escape(told)} was never a finite number</p>'
+                    yield f'<p class="said">{escape(label)} was never a finite number</p>'
             curves += make_curves(lines, None, one.place, one.end)
         yield figures.add_figure(make_chart(name, "at the end of each epoch", curves, "epoch", from_zero=False), table)
 
 
 def _draw_quantities(recorded: Sequence[_Recorded], figures: Figures) -> Iterator[str]:
-    count = sum(min(max(len(one.ranks), 1), quantities.MOST_LINES) for one in recorded)
+    count = sum(min(max(len(one.ranks), 1), quantities.MAX_LINES) for one in recorded)
     buckets = min(max(_LINES_OF_RANKS // count, 40), 160)
     for quantity in quantities.QUANTITIES:
         curves: list[dict[str, Any]] = []
@@ -195,14 +195,14 @@ def _draw_quantities(recorded: Sequence[_Recorded], figures: Figures) -> Iterato
 
 
 def _draw_bars(one: _Recorded) -> str:
-    """What a step of each rank went into, as bars; the rank that is waited for first."""
+    """The composition of each rank's step as bars; the rank that others wait for comes first."""
     start, steps = one.start, one.steps
     if not steps:
         return ""
     longest = max(step.whole for step in steps.values()) or 1
     order = sorted(steps, key=lambda rank: (steps[rank].waiting, rank))
     rows = []
-    for rank in order[:_BARS]:
+    for rank in order[:_MAX_BARS]:
         step = steps[rank]
         parts = "".join(
             f'<span class="{name}" style="width:{value / longest:.2%}" title="{name} {value * 1e3:.2f} ms"></span>'
@@ -210,10 +210,13 @@ def _draw_bars(one: _Recorded) -> str:
         )
         text = f"{step.compute * 1e3:.2f} + {step.waiting * 1e3:.2f} + {step.sums * 1e3:.2f} ms"
         rows.append(f'<tr><th>rank {rank}<td>{escape(start.hosts[rank])}<td class="bar">{parts}<td>{text}')
-    more = f"<p>and {len(order) - _BARS} more ranks, which wait no less</p>" if len(order) > _BARS else ""
+    more = (
+        f"<p>and {len(order) - _MAX_BARS} more ranks, which wait at least as long</p>" if len(order) > _MAX_BARS else ""
+    )
     return (
-        "<h2>Who is waited for</h2><p>A step of each rank: <span class='key compute'></span>compute, <span class='key "
-        "waiting'></span>waiting for the others, <span class='key sums'></span>sums. Who waits least is waited for.</p>"
+        "<h2>Waiting</h2><p>A step of each rank: <span class='key compute'></span>compute, <span class='key "
+        "waiting'></span>waiting for the others, <span class='key sums'></span>sums. "
+        "The others wait for the rank that waits least.</p>"
         f'<table class="bars">{"".join(rows)}</table>{more}'
     )
 
@@ -227,7 +230,7 @@ def _format_prediction(one: _Recorded) -> str:
 
 
 def _list_events(run: Run) -> list[tuple[float, str]]:
-    """What has happened, but for epochs, in order."""
+    """All events except epochs, in order."""
     found = [(one["t"], str(one["event"])) for one in run.events if "event" in one]
     for start in run.starts:
         if start.number > 1:
@@ -237,7 +240,7 @@ def _list_events(run: Run) -> list[tuple[float, str]]:
 
 
 def _list_marks(one: _Recorded) -> Iterator[tuple[float, str]]:
-    """What is marked in charts: what happened while there were ranks."""
+    """The marks in charts: events while ranks ran."""
     return (
         (round(t - one.zero, 3), one.prefix_name(text))
         for t, text in _list_events(one.run)
@@ -247,14 +250,14 @@ def _list_marks(one: _Recorded) -> Iterator[tuple[float, str]]:
 
 def _format_events(one: _Recorded) -> str:
     rows = "".join(f"<tr><td>{t - one.zero:+.1f} s<td>{escape(text)}" for t, text in _list_events(one.run))
-    return f"<h2>What happened</h2><table>{rows}</table>" if rows else ""
+    return f"<h2>Events</h2><table>{rows}</table>" if rows else ""
 
 
 def _format_ranks(recorded: _Recorded) -> str:
-    """The means of each rank, as a table."""
+    """The table with the means of each rank."""
     start, ranks, steps = recorded.start, recorded.ranks, recorded.steps
     rows = []
-    for rank, series in list(ranks.items())[:_ALL]:
+    for rank, series in list(ranks.items())[:_MAX_TABLE_RANKS]:
         memory = np.nanmax(series["mem"]) if np.isfinite(series["mem"]).any() else np.nan
         values = [progress.compute_mean_rate(series, "cpu"), memory / 2**30, series["read"][-1] / 1e9, series["in"][-1]]
         step = steps.get(rank)

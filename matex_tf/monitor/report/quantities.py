@@ -1,4 +1,4 @@
-"""What the report draws, made of samples: each quantity with a line for each rank, or a band where they are many."""
+"""The quantities of the report: a line for each rank, or a band if there are many ranks."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from matex_tf.monitor import waits
 from matex_tf.monitor.recording import Series, Start
 from matex_tf.monitor.report.charts import Band, Line, compute_band
 
-MOST_LINES = 16
-"""Of more ranks, a chart shows what they lie between, and a few of them."""
-_PICKED = 3
+MAX_LINES = 16
+"""For more ranks, a chart shows their range and a few of the ranks."""
+_EXTREMES = 3
 _GRID = 160
 
 Values = Callable[[Series], "tuple[np.ndarray, np.ndarray]"]
@@ -22,7 +22,9 @@ All = Sequence[tuple[Start, Mapping[int, Series]]]
 
 @dataclass(frozen=True)
 class Quantity:
-    """A chart: its title, what it counts in, its times and values of a rank; `of_hosts` where ranks of one share it."""
+    """A chart: its title, its unit, and the function that computes times and values of a rank. `of_hosts`: ranks of a
+    host share the values.
+    """
 
     title: str
     unit: str
@@ -40,7 +42,7 @@ def _make_level(name: str, scale: float = 1.0) -> Values:
 
 
 def _make_step_time(name: str) -> Values:
-    """Milliseconds in each step, between samples in which there was one."""
+    """The milliseconds in each step, between samples in which the number of steps grew."""
 
     def compute_values(series: Series) -> tuple[np.ndarray, np.ndarray]:
         steps = np.diff(series["st"])
@@ -55,7 +57,9 @@ QUANTITIES = (
     Quantity("Updates a second", "updates/s", _make_rate("up"), of_rank_0=True),
     Quantity("Compute", "ms a step", _make_step_time("com")),
     Quantity("Waiting for the input", "ms a step, a part of compute", _make_step_time("in")),
-    Quantity("Waiting for other ranks", "ms a step; who waits least is waited for", _make_step_time("wait")),
+    Quantity(
+        "Waiting for other ranks", "ms a step; the others wait for the rank that waits least", _make_step_time("wait")
+    ),
     Quantity("Sums and other collectives", "ms a step, without the waiting", _make_step_time("sum")),
     Quantity("CPU", "cores", _make_rate("cpu")),
     Quantity("Memory", "GiB resident", _make_level("mem", 2**-30)),
@@ -64,14 +68,14 @@ QUANTITIES = (
     Quantity("GPU memory", "GiB", _make_level("vram", 2**-30)),
     Quantity("Received", "MB/s, of the host", _make_rate("rx", 1e-6), of_hosts=True),
     Quantity("Sent", "MB/s, of the host", _make_rate("tx", 1e-6), of_hosts=True),
-    Quantity("Busy cores", "cores, of the host, whoever keeps them busy", _make_rate("busy"), of_hosts=True),
+    Quantity("Busy cores", "cores, of the host, by all processes", _make_rate("busy"), of_hosts=True),
     Quantity("Free memory", "GiB, of the host", _make_level("free", 2**-30), of_hosts=True),
 )
 
 
 @dataclass(frozen=True)
 class Drawn:
-    """The lines of a quantity, and what all of its ranks lie between; by its name, the least, mean and most of each."""
+    """The lines of a quantity, the band of all ranks, and a table: minimum, mean and maximum for each name."""
 
     lines: list[Line]
     band: Band | None
@@ -79,7 +83,7 @@ class Drawn:
 
 
 def draw_quantity(quantity: Quantity, everything: All, zero: float, end: float, chosen: Sequence[int]) -> Drawn | None:
-    """The lines of `quantity` since `zero`; None where nothing of it is known."""
+    """The lines of `quantity` since the time `zero`; None if there are no values."""
     names = _name_lines(quantity, everything)
     found = {}
     for name, rank_of in names.items():
@@ -93,7 +97,7 @@ def draw_quantity(quantity: Quantity, everything: All, zero: float, end: float, 
     if not found:
         return None
     order = list(names)
-    if len(found) <= MOST_LINES:
+    if len(found) <= MAX_LINES:
         lines = [Line(name, order.index(name), pieces) for name, pieces in found.items()]
         return Drawn(lines, None, [summarize_line(name, pieces) for name, pieces in found.items()])
     grid = np.linspace(0, end, _GRID)
@@ -104,16 +108,16 @@ def draw_quantity(quantity: Quantity, everything: All, zero: float, end: float, 
 
 
 def _name_lines(quantity: Quantity, everything: All) -> dict[str, list[int | None]]:
-    """Of each line its name, and the rank of each start that it is drawn from."""
+    """For each line its name, and the rank of each start whose samples it shows."""
     names: dict[str, list[int | None]] = {}
     for place, (start, ranks) in enumerate(everything):
         if quantity.of_rank_0:
-            mine = {"all ranks": 0}
+            ranks_by_name = {"all ranks": 0}
         elif quantity.of_hosts:
-            mine = {host: those[0] for host, those in waits.group_by_host(ranks, start.hosts).items()}
+            ranks_by_name = {host: those[0] for host, those in waits.group_by_host(ranks, start.hosts).items()}
         else:
-            mine = {f"rank {rank}": rank for rank in ranks}
-        for name, rank in mine.items():
+            ranks_by_name = {f"rank {rank}": rank for rank in ranks}
+        for name, rank in ranks_by_name.items():
             names.setdefault(name, [None] * len(everything))[place] = rank
     return names
 
@@ -129,14 +133,14 @@ def _interpolate_on_grid(pieces: Sequence[tuple[np.ndarray, np.ndarray]], grid: 
 
 
 def _pick_extremes(found: Mapping[str, object], rows: np.ndarray) -> list[str]:
-    """The lines whose means lie farthest from the median of all."""
+    """The lines whose means differ most from the median of all lines."""
     means = np.array([row[np.isfinite(row)].mean() if np.isfinite(row).any() else np.nan for row in rows])
-    away = np.nan_to_num(np.abs(means - np.nanmedian(means)))
-    return [list(found)[place] for place in np.argsort(-away)[:_PICKED]]
+    distances = np.nan_to_num(np.abs(means - np.nanmedian(means)))
+    return [list(found)[place] for place in np.argsort(-distances)[:_EXTREMES]]
 
 
 def summarize_line(name: str, pieces: Sequence[tuple[np.ndarray, np.ndarray]]) -> tuple[str, float, float, float]:
-    """The name, with the least, the mean and the most of the values that are numbers."""
+    """The name, and the minimum, mean and maximum of the finite values."""
     values = np.concatenate([values for _, values in pieces])
     values = values[np.isfinite(values)]
     return name, float(values.min()), float(values.mean()), float(values.max())

@@ -1,4 +1,4 @@
-"""How a page looks: its style, the library and the script that draw its charts, and its figures."""
+"""The HTML template of a report: its style, the library and the script for charts, and its figures."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from matex_tf.monitor.report.charts import format_number
 
 PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7f7f7f", "#8c564b")  # Okabe and Ito
 Row = tuple[str, float, float, float]
-"""A name, with the least, the mean and the most of its values."""
+"""A name, and the minimum, mean and maximum of its values."""
 
 _STYLE = (
     ":root{color-scheme:light dark;--ink:#222;--page:#fff;--faint:#ddd;--soft:#0072b233}"
@@ -52,14 +52,14 @@ def assemble_page(
     runs: Sequence[Mapping[str, Any]] = (),
     axes: Sequence[str] = (),
 ) -> str:
-    """The page of these parts, which opens without a network.
+    """Assemble a self-contained page.
 
     Args:
         title: text.
-        body: HTML; empty parts are left out.
-        charts: those of the figures, in their order; see `charts.make_chart`.
-        runs: of each the "marks" (time, text) and the "clocks": for an axis, times and the places that belong to them.
-        axes: by which every chart whose own axis is among them can be drawn.
+        body: HTML; empty parts are omitted.
+        charts: the charts of the figures, in their order; see `charts.make_chart`.
+        runs: for each run, its "marks" (time, text) and "clocks" (for an axis, times and the positions at these times).
+        axes: the axes that a reader may choose for all charts with one of these axes.
     """
     data = {"charts": charts, "runs": runs, "axes": axes, "colours": PALETTE}
     text = json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")
@@ -81,7 +81,7 @@ def _read_file(name: str) -> str:
 
 
 def format_facts(facts: Mapping[str, Sequence[object]]) -> str:
-    """What is known of each run, by its names; what is empty is left out."""
+    """A table of facts about the runs; empty rows are omitted."""
     rows = "".join(
         f"<tr><th>{escape(name)}" + "".join(f"<td>{escape(str(value))}" for value in values)
         for name, values in facts.items()
@@ -91,19 +91,19 @@ def format_facts(facts: Mapping[str, Sequence[object]]) -> str:
 
 
 def format_axes(axes: Sequence[str]) -> str:
-    """The keys that choose what lies below the charts."""
+    """The buttons that choose the horizontal axis of the charts."""
     keys = "".join(f'<button data-axis="{axis}">{axis}</button>' for axis in axes)
     return f'<p>Horizontal axis: <button data-axis="">of each chart</button>{keys}</p>'
 
 
 class Figures:
-    """The figures of a page, in order, and the charts in them."""
+    """The figures of a page in order, and their charts."""
 
     def __init__(self) -> None:
         self.charts: list[Mapping[str, Any]] = []
 
     def add_figure(self, chart: Mapping[str, Any] | None, table: Sequence[Row]) -> str:
-        """The place of a chart, with its title and the table that it is drawn from; nothing where there is no chart."""
+        """Add a chart. Returns its placeholder with the title and the table of values; "" if there is no chart."""
         if chart is None:
             return ""
         rows = "".join(

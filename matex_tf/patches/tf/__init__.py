@@ -1,1 +1,1 @@
-"""What is replaced in TensorFlow."""
+"""Patches of TensorFlow."""

@@ -1,6 +1,7 @@
-"""Loops and branches take the handle that orders our ops from the function around them, as they take its tensors.
+"""Loops and branches capture the handle that orders our ops through the surrounding function, like its tensors.
 
-A tensor of eager code they would take directly, and where TensorFlow derives them it looks for a graph of it.
+Without this patch, they would capture an eager tensor directly, and TensorFlow could not find a graph for it in their
+gradients.
 """
 
 from __future__ import annotations

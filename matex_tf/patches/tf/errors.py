@@ -1,4 +1,4 @@
-"""Errors in a `tf.function`: AutoGraph's text "in user code" has the frames of the script, and none of ours."""
+"""Removes matex_tf's frames from AutoGraph's error text "in user code", so that it shows frames of the script only."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from matex_tf.runtime.hooks import Table
 
 HOOKS = Table()
 
-_OURS = tuple(os.path.join(os.path.dirname(os.path.abspath(str(one.__file__))), "") for one in (settings, ops))
+_OWN_FOLDERS = tuple(os.path.join(os.path.dirname(os.path.abspath(str(one.__file__))), "") for one in (settings, ops))
 
 
 @HOOKS.replace(
@@ -23,7 +23,7 @@ def _drop_our_frames(original: Any) -> Any:
     def __init__(self, *args, **kwargs):
         original(self, *args, **kwargs)
         if settings.get_settings().traceback == "script":
-            shown = (frame for frame in self.translated_stack if not frame.filename.startswith(_OURS))
+            shown = (frame for frame in self.translated_stack if not frame.filename.startswith(_OWN_FOLDERS))
             self.translated_stack = tuple(shown)
 
     return __init__

@@ -1,4 +1,4 @@
-"""`tf.distribute`: two libraries that both shard the batch would reduce twice, so a strategy is an error."""
+"""Refuses `tf.distribute` strategies: two libraries that both shard the batch would reduce gradients twice."""
 
 from __future__ import annotations
 
@@ -14,16 +14,20 @@ from matex_tf.world import world
 
 HOOKS = Table()
 
-_OWN = ("_DefaultDistributionStrategy", "_DefaultDistributionStrategyV1", "_DefaultReplicaThreadStrategy")
+_DEFAULT_STRATEGIES = (
+    "_DefaultDistributionStrategy",
+    "_DefaultDistributionStrategyV1",
+    "_DefaultReplicaThreadStrategy",
+)
 
-_BETWEEN = ("matex_tf", "tensorflow", "keras", "tf_keras", "wrapt", "runpy", "importlib")
-"""The packages of what may run between the user's line and ours."""
+_SKIPPED_PACKAGES = ("matex_tf", "tensorflow", "keras", "tf_keras", "wrapt", "runpy", "importlib")
+"""Packages whose frames may be between the user's line and ours."""
 
 
 def find_caller_line() -> str:
     """The line of the user's code that led here: "train.py, line 12: strategy = ..."."""
     for frame, number in traceback.walk_stack(sys._getframe()):
-        if script_frames.find_package(frame) not in _BETWEEN:
+        if script_frames.find_package(frame) not in _SKIPPED_PACKAGES:
             path = frame.f_code.co_filename
             return f"{path}, line {number}: {linecache.getline(path, number).strip()}".rstrip(": ")
     return "the script"
@@ -37,7 +41,7 @@ def find_caller_line() -> str:
 def _refuse_strategy(original: Any) -> Any:
     def __init__(self, *args, **kwargs):
         name = type(self).__name__
-        if name not in _OWN and world.is_active():
+        if name not in _DEFAULT_STRATEGIES and world.is_active():
             raise errors.UnsupportedError(
                 f"tf.distribute.{name} cannot be used under several ranks of matex_tf, which shards the batches "
                 f"itself. Remove this line and the `with strategy.scope():` around the model: {find_caller_line()}"

@@ -1,6 +1,6 @@
-"""`jit_compile=True`: a function that holds a collective stays compiled by XLA where that has kernels for it.
+"""`jit_compile=True`: a function with a collective remains compiled by XLA if there are XLA kernels for the collective.
 
-Where it has not, XLA is turned off for that function, once it is traced and before it first runs, and one line says so.
+Otherwise XLA is turned off for the function, after it is traced and before it first runs, and a note reports this.
 """
 
 from __future__ import annotations
@@ -38,6 +38,6 @@ def _wrap_from_func_graph(original: Any) -> Any:
 
 
 def _is_true(attrs: Any, name: str) -> bool:
-    """Whether the attribute `name`, a bool or TensorFlow's message of one, is there and true."""
+    """Whether the attribute `name`, a bool or TensorFlow's AttrValue, is present and true."""
     value = (attrs or {}).get(name)
     return bool(getattr(value, "b", value))

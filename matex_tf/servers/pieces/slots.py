@@ -24,7 +24,7 @@ from matex_tf.thread_flag import starts_own
 from matex_tf.world import world
 
 HOOKS = KerasTable()
-_LOST = "each rank has complete optimizer variables"
+_IF_HOOK_MISSING = "each rank has complete optimizer variables"
 _SLOT, _COUNTED = "slot", "counted"
 EAGER = "it is called outside of a tf.function"
 _LEAST_BYTES = 256 << 10
@@ -48,7 +48,7 @@ def find_slot(variable: Any) -> Slot | None:
 
 
 @HOOKS.replace_in(
-    _LOST,
+    _IF_HOOK_MISSING,
     "backend.tensorflow.optimizer:TFOptimizer.add_variable_from_reference",
     "optimizers.optimizer:Optimizer.add_variable_from_reference",
 )
@@ -71,7 +71,7 @@ def _wrap_add_slot(original: Any) -> Any:
     return add_variable_from_reference
 
 
-@HOOKS.replace_in(_LOST, keras2="optimizers.legacy.optimizer_v2:OptimizerV2._distributed_apply")
+@HOOKS.replace_in(_IF_HOOK_MISSING, keras2="optimizers.legacy.optimizer_v2:OptimizerV2._distributed_apply")
 def _wrap_legacy_apply(original: Any) -> Any:
     def apply(self: Any, *args: Any, **kwargs: Any) -> Any:
         say_whole(_name_optimizer(self), "it is one of tf.keras.optimizers.legacy")
@@ -179,7 +179,7 @@ def _create_slot(optimizer: Any, of: Any, create: Callable[..., Any], **options:
 
         # A value that is not constant may differ between ranks, which compare it while the variable is complete.
         is_one = bool(tf.reduce_all(value == tf.reshape(value, [-1])[0]))
-        cuts = owners.cut_variable(of) if is_one and not owners.are_to_be_counted() else ()
+        cuts = owners.cut_variable(of) if is_one and not owners.is_count_automatic() else ()
         more = {name: options[name] for name in ("synchronization", "aggregation") if options.get(name) is not None}
         name = options.get("name") or "Variable"
         owner = _name_optimizer(optimizer)

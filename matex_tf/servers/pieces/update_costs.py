@@ -46,7 +46,7 @@ def are_measured() -> bool:
 
 def are_noted() -> bool:
     """Returns whether this process records which parts could be sharded."""
-    return are_measured() or owners.are_compared()
+    return are_measured() or owners.may_change_strategy()
 
 
 def note_obstacle(strategy: str, why: str) -> None:

@@ -1,1 +1,1 @@
-"""The report of a search, as one HTML page."""
+"""The report of a search as one HTML page."""

@@ -1,4 +1,4 @@
-"""Parallel coordinates: an axis for each parameter, and a line through all of them for each trial. Pure functions."""
+"""Parallel coordinates: an axis for each parameter, and a line through all axes for each trial. Pure functions."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from matex_tf.tune.space import Choice, Config, Parameter, Value
 
 _WIDTH, _HEIGHT = 1280, 400
 _SIDE, _TOP, _BOTTOM = 90, 24, 70
-_CUT = 14  # letters of a name or a choice
+_MAX_LETTERS = 14  # maximum letters of a name or a choice
 
 
 @dataclass(frozen=True)
 class Path:
-    """A trial: where it stands on the last axis, from 0 to 1, and how its line looks."""
+    """The line of a trial: its position on the last axis, from 0 to 1, and its appearance."""
 
     name: str
     text: str
@@ -29,7 +29,7 @@ class Path:
 
 @dataclass(frozen=True)
 class Axis:
-    """An axis; `ticks` are places from 0 to 1, with what stands beside them."""
+    """An axis. `ticks` are positions from 0 to 1 with their labels."""
 
     name: str
     ticks: list[tuple[float, str]]
@@ -37,7 +37,7 @@ class Axis:
 
 
 def compute_place(parameter: Parameter, value: Value) -> float:
-    """Where a value stands on the axis of `parameter`, from 0 to 1."""
+    """The position of a value on the axis of `parameter`, from 0 to 1."""
     if isinstance(parameter, Choice):
         return parameter.choices.index(str(value)) / max(len(parameter.choices) - 1, 1)
     scale = math.log if parameter.log else float
@@ -60,16 +60,16 @@ def make_axis(parameter: Parameter) -> Axis:
 
 
 def draw_coordinates(parameters: Iterable[Parameter], last: Axis, paths: Sequence[Path]) -> str:
-    """The picture. A trial in which a parameter has no value of these goes below the axis of that."""
+    """Draw the chart. If a trial has no value of a parameter, its line passes below that axis."""
     axes = [*map(make_axis, parameters), last]
     parts = [f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="parallel coordinates of all trials">']
     step = (_WIDTH - 2 * _SIDE) / max(len(axes) - 1, 1)
     across = [round(_SIDE + step * number) for number in range(len(axes))]
     for x, axis in zip(across, axes):
         parts.append(f'<path class="grid" d="M{x} {_TOP}V{_HEIGHT - _BOTTOM}"/>')
-        parts.append(f'<text x="{x}" y="{_HEIGHT - 8}" text-anchor="middle">{escape(axis.name[:_CUT])}</text>')
+        parts.append(f'<text x="{x}" y="{_HEIGHT - 8}" text-anchor="middle">{escape(axis.name[:_MAX_LETTERS])}</text>')
         parts += [
-            f'<text x="{x + 6}" y="{_compute_height(place) + 7}">{escape(text[:_CUT])}</text>'
+            f'<text x="{x + 6}" y="{_compute_height(place) + 7}">{escape(text[:_MAX_LETTERS])}</text>'
             for place, text in axis.ticks
         ]
     for path in paths:
@@ -83,5 +83,5 @@ def draw_coordinates(parameters: Iterable[Parameter], last: Axis, paths: Sequenc
 
 
 def _compute_height(place: float | None) -> int:
-    """How far down a place on an axis is drawn; below its end where there is none."""
+    """The vertical position of a point on an axis; below the axis for None."""
     return _HEIGHT - _BOTTOM + 26 if place is None else round(_HEIGHT - _BOTTOM - (_HEIGHT - _BOTTOM - _TOP) * place)

@@ -1,4 +1,4 @@
-"""The report of a search: one HTML file that asks nothing of any network, made as that of a run is."""
+"""The report of a search: one self-contained HTML file, with the charts and style of a run's report."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from matex_tf.tune.report import coordinates, importance
 from matex_tf.tune.space import Space, format_value
 from matex_tf.tune.trials.trial import DONE, FAILED
 
-_NAMED = 12  # trials that have a key of their own
-_USUAL = 90  # percent of the values that are seen apart
-_GREY = 6  # of the colours of lines
+_LEGEND_TRIALS = 12  # trials with an entry in the legend
+_PERCENTILE = 90  # percentile of the values at which the chart is cut off
+_GREY = 6  # index of grey among the line colours
 
 
 def is_search(folder: Path) -> bool:
-    """Whether `folder` is that of a search."""
+    """Whether `folder` is the folder of a search."""
     return (folder / setup.NOTE).is_file()
 
 
 def format_page(folder: Path) -> str:
-    """The page of the search in `folder`, which may still go on. Raises NoSearchError, DatabaseError."""
+    """The page of the search in `folder`, which may still be running. Raises NoSearchError, DatabaseError."""
     database, search = setup.open_search(folder)
     trials, task, began = database.list_trials(search.id), database.read_task(search.id), database.read_begin(search.id)
     database.close()
@@ -74,7 +74,7 @@ def format_page(folder: Path) -> str:
 
 
 def sort_trials(trials: Sequence[Record], objective: Objective) -> list[Record]:
-    """The trials that have come to a value or have failed, best first."""
+    """The trials with a value, best first, and then the failed ones."""
     valued = sorted(
         (one for one in trials if one.value is not None), key=lambda one: rungs.make_sort_key(one, objective)
     )
@@ -86,16 +86,16 @@ def _name_trial(record: Record) -> str:
 
 
 def _choose_colour(place: int, record: Record) -> tuple[int, bool]:
-    """The colour of a trial by its place, and whether it is faint: those that have a key stand out."""
-    return (place % COLOURS, False) if place < _NAMED and record.value is not None else (_GREY, True)
+    """The colour of a trial by its place, and whether its line is faint: trials in the legend stand out."""
+    return (place % COLOURS, False) if place < _LEGEND_TRIALS and record.value is not None else (_GREY, True)
 
 
 def _format_legend(ordered: Sequence[Record], objective: Objective) -> str:
-    """The best trials and their colours; a click brings out one of them in all charts."""
+    """The best trials and their colours. A click on a trial highlights it in all charts."""
     keys = "".join(
         f'<button data-of="{_name_trial(one)}" class="k{place % COLOURS}">{_name_trial(one)} '
         f"<small>{format_number(one.value)}</small></button>"
-        for place, one in enumerate(ordered[:_NAMED]) if one.value is not None
+        for place, one in enumerate(ordered[:_LEGEND_TRIALS]) if one.value is not None
     )  # fmt: skip
     return f'<p class="legend">{escape(objective.name)} of the best: {keys}</p>' if keys else ""
 
@@ -103,14 +103,14 @@ def _format_legend(ordered: Sequence[Record], objective: Objective) -> str:
 def _draw_charts(
     trials: Sequence[Record], ordered: Sequence[Record], objective: Objective, figures: Figures
 ) -> Iterator[str]:
-    """The curves of all trials, and the best so far after each."""
+    """The curves of all trials, and the best value so far after each trial."""
     curves = [(place, one) for place, one in enumerate(ordered) if any(math.isfinite(at.value) for at in one.curve)]
     if not curves:
         return
     ends = [value for _, one in curves for value in [at.value for at in one.curve] if math.isfinite(value)]
-    most = math.inf if objective.maximize else float(np.percentile(ends, _USUAL))
+    most = math.inf if objective.maximize else float(np.percentile(ends, _PERCENTILE))
     lines, table = [], []
-    for place, one in reversed(curves):  # the best lie above the others
+    for place, one in reversed(curves):  # the best are drawn on top
         colour, faint = _choose_colour(place, one)
         epochs = np.array([at.epoch for at in one.curve], float)
         pieces = _split_ascending(epochs, np.array([at.value for at in one.curve]))
@@ -131,53 +131,55 @@ def _draw_charts(
         numbers = np.array([one.number for one in done], float)
         costs = np.minimum.accumulate([objective.compute_cost(one.value or 0.0) for one in done])
         best = Line("best so far", 0, [(numbers, -costs if objective.maximize else costs)])
-        unit = f"{objective.name}, of trials that have come to their ends"
+        unit = f"{objective.name}, of completed trials"
         chart = make_chart("best so far", unit, make_curves([best], end=numbers[-1]), "trial", from_zero=False)
         yield figures.add_figure(chart, [summarize_line(best.name, best.pieces)])
 
 
 def _split_ascending(epochs: np.ndarray, values: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Pieces of a curve: a second call of `fit` begins with its first epoch again."""
+    """Split a curve: a second call of `fit` starts again with epoch 1."""
     borders = np.flatnonzero(np.diff(epochs) <= 0) + 1
     return list(zip(np.split(epochs, borders), np.split(values, borders)))
 
 
 def _draw_importance(space: Space, ordered: Sequence[Record]) -> str:
-    """How much of the trials' places each parameter explains, as bars."""
+    """The importance of each parameter as bars."""
     configs = [one.config for one in ordered]
     found = [(one.name, importance.measure_importance(one, configs)) for one in space.parameters]
     known = sorted(((name, share) for name, share in found if share is not None), key=lambda one: -one[1])
     if not known:
-        return f"<h2>Importance</h2><p>Of fewer than {importance.LEAST} trials nothing is said.</p>"
+        return f"<h2>Importance</h2><p>Fewer than {importance.MIN_TRIALS} trials: not computed.</p>"
     rows = "".join(
         f'<tr><th>{escape(name)}<td class="bar"><span class="sums" style="width:{share:.1%}"></span><td>{share:.0%}'
         for name, share in known
     )
     return (
         "<h2>Importance</h2><p>How much of the order of the trials each parameter explains by itself, beyond chance "
-        "(&epsilon;&sup2; of ranks). What parameters do only together is not seen.</p>"
+        "(&epsilon;&sup2; of ranks). Joint effects of parameters are not measured.</p>"
         f'<table class="bars">{rows}</table>'
     )
 
 
 def _draw_coordinates(space: Space, ordered: Sequence[Record], objective: Objective) -> str:
-    """All trials through all parameters. The last axis has the order of trials, the best above."""
+    """All trials as lines through all parameters. The last axis is the ranking, with the best trial at the top."""
     if not ordered:
         return ""
     count = len(ordered)
     paths = []
     for place, one in enumerate(ordered):
         colour, faint = _choose_colour(place, one)
-        told = ", ".join(f"{name} {format_value(value)}" for name, value in one.config.items())
+        config = ", ".join(f"{name} {format_value(value)}" for name, value in one.config.items())
         value = one.state if one.value is None else f"{objective.name} {one.value:.4g}"
         share = 1 - place / max(count - 1, 1)
         paths.append(
-            coordinates.Path(_name_trial(one), f"{_name_trial(one)}: {value}; {told}", one.config, share, colour, faint)
+            coordinates.Path(
+                _name_trial(one), f"{_name_trial(one)}: {value}; {config}", one.config, share, colour, faint
+            )
         )
     last = coordinates.Axis("place", [(1.0, "best"), (0.0, str(count))], lambda path: path.share)
     picture = coordinates.draw_coordinates(space.parameters, last, paths[::-1])
     return (
-        "<h2>Parameters</h2><p>Each line is a trial. Where a parameter has no value, it passes below the axis.</p>"
+        "<h2>Parameters</h2><p>Each line is a trial. If a parameter has no value, the line passes below its axis.</p>"
         f'<figure class="wide">{picture}</figure>'
     )
 
