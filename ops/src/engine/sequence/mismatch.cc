@@ -17,7 +17,7 @@ std::string Settings(const Report& report) {
          " and MATEX_FUSE_BYTES=" + std::to_string(report.fuse_bytes);
 }
 
-// How the layout of `other` differs from that of `one`; empty if it does not.
+// How the layout of `other` differs from the layout of `one`; empty if they are equal.
 std::string Difference(const Standing& one, const Standing& other) {
   const Report &a = one.report, &b = other.report;
   const std::vector<Entry>& mine = a.entries;
@@ -83,7 +83,7 @@ std::string ExplainLayouts(const std::vector<Standing>& places) {
   return ExplainBatches(places);
 }
 
-// "rank 0 (a), rank 2 (a) are at X; rank 1 (b) is at Y": ranks at the same place are named together.
+// "rank 0 (a), rank 2 (a) are at X; rank 1 (b) is at Y": ranks at the same place are listed together.
 std::string Places(const Standings& standings) {
   std::string text;
   for (const Standing& one : standings.places) {

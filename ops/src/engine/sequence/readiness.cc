@@ -12,7 +12,7 @@ Error Ready(int64_t at, bool is_here, const std::string& place, int* without) {
   const World& world = TheWorld();
   *without = is_here ? -1 : world.rank;
   if (!world.has_peers()) return Error();
-  // Each rank says where it is, too: the largest of x and of ~x over ranks tell whether all are there.
+  // Each rank also sends its position: max(x) and max(~x) over ranks are complements only if all positions are equal.
   int64_t words[3] = {at, ~at, *without};
   const Span span(Activity::kMeet);
   MPI_Request request;

@@ -15,17 +15,17 @@
 namespace matex {
 namespace {
 
-constexpr int kPlaces = 6;  // that are told; of hundreds of ranks at places of their own, a few tell enough
-constexpr int kNamed = 4;   // of the ranks at one
+constexpr int kPlaces = 6;  // the places that a message lists
+constexpr int kNamed = 4;   // the ranks that a message lists for each place
 
-// Ranks with equal reports.
+// Ranks with equal reports, which are at the same place.
 struct Alike {
   uint64_t key = 0;
-  int64_t ranks = 0;  // none: there is no such place
+  int64_t ranks = 0;  // 0: this slot is empty
   struct One {
     int32_t rank;
     char host[72];
-  } named[kNamed] = {};  // the lowest
+  } named[kNamed] = {};  // the lowest ranks
 
   int Named() const { return static_cast<int>(std::min<int64_t>(ranks, kNamed)); }
   int32_t lowest() const { return named[0].rank; }
@@ -40,11 +40,11 @@ struct Alike {
   }
 };
 
-// What some ranks are at.
+// The places of a set of ranks. `Add` merges two disjoint sets; the result does not depend on the order of merges.
 struct Found {
-  Alike places[kPlaces] = {};  // those of the lowest ranks, in their order
-  Alike failed = {}, ended = {};  // that of the lowest rank of which a step has failed, and of which the script has ended
-  int32_t all_compute = 1;  // or have failed
+  Alike places[kPlaces] = {};  // ordered by lowest rank
+  Alike failed = {}, ended = {};  // the place of the lowest rank whose step failed, and of the lowest whose script ended
+  int32_t all_compute = 1;  // whether each rank is within a step or has failed in one
   int32_t all_reduce = 1, all_have_batches = 1;
 
   void Add(const Found& other) {
@@ -86,7 +86,7 @@ Found FindOwn(const Report& mine, int rank) {
   return found;
 }
 
-// The report of rank `of`, on all ranks.
+// Broadcasts the report of rank `of`.
 Error Tell(const World& world, int of, const Report& mine, Report* report) {
   std::string text = world.rank == of ? Encode(mine) : "";
   if (text.size() > static_cast<size_t>(std::numeric_limits<int>::max())) {

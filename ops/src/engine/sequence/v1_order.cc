@@ -50,7 +50,8 @@ void Turnstile::Enter(int64_t ticket, int64_t turn, Job job) {
   if (cancelled) return job.drop(Error("the run was cancelled before a collective had its turn."));
   for (bool more = true; more;) {
     job.run();
-    // The head moves on before `done`: with the last one the run is over, and the next may be announced at once.
+    // The turn is removed before `done`: after the last turn the run has ended, and the next run may call `Expect` at
+    // once.
     Job next;
     {
       std::lock_guard<std::mutex> lock(mutex_);

@@ -12,16 +12,19 @@
 namespace matex {
 namespace {
 
-// Below this a ring's many messages, or three calls for one, cost more than they save.
+// Smaller buffers always use MPI_Allreduce: the latency of a ring's many messages, or of three calls in place of one,
+// exceeds the time that they save.
 constexpr int64_t kLargeBytes = 64 << 10;
-// What all are tried on, and how much faster than MPI's own, which suits more cases, another must be.
+// A trial sums kTrialCount floats kTrials times with each algorithm. MPI_Allreduce, which suits most cases, is
+// replaced only by an algorithm that takes less than kGain of its time.
 constexpr int64_t kTrialCount = 4 << 20;
 constexpr int kTrials = 2;
-// Up to so many ranks of a node their memory was always as fast as MPI or faster; with more it is tried.
+// With at most so many ranks on a node, shared memory was always at least as fast as MPI; with more ranks it is
+// tried.
 constexpr int kSurelyShared = 8;
 constexpr double kGain = 0.95;
 
-// Those of [first, first + count) that are of one gradient each, counted from `first`.
+// The ranges of single gradients within elements [first, first + count) of a transfer, as offsets from `first`.
 std::vector<Extent> ExtentsOf(const Step& step, int64_t first, int64_t count) {
   std::vector<Extent> extents;
   int64_t at = 0;
@@ -95,12 +98,12 @@ int Adder::SumPlainly(void* data, int64_t count, Type type) {
   return Run(is_large ? algorithm_ : Algorithm::kMpi, data, count, type);
 }
 
-// Collective: all ranks come to their first sum together.
+// Collective: all ranks begin their first sum together.
 int Adder::Prepare() {
   if (prepared_) return MPI_SUCCESS;
   prepared_ = true;
   if (const int code = MakeLevels(communicator_, node_, &levels_)) return code;
-  // Who waits in it looks often: that is no waiting asleep.
+  // A wait in shared memory polls, so shared memory is not used where waits must sleep.
   if (algorithm_ == Algorithm::kAuto && levels_.nodes == 1 && !asleep_) {
     if (const int code = SharedMemory::Make(communicator_, &shared_)) return code;
     if (shared_ != nullptr && Calls{communicator_, asleep_}.size() <= kSurelyShared) {
@@ -111,7 +114,7 @@ int Adder::Prepare() {
     }
   }
   if (levels_.across != MPI_COMM_NULL && levels_.carriers < Calls{communicator_, asleep_}.size()) {
-    // To it each rank is a node of its own.
+    // In this communicator each rank is a node of its own.
     const int node = Calls{levels_.across, asleep_}.rank();
     across_ = std::make_unique<Adder>(levels_.across, algorithm_ == Algorithm::kTwoLevel ? Algorithm::kAuto : algorithm_,
                                       node, asleep_);
@@ -157,7 +160,8 @@ int Adder::RunCompressed(const Step& step, float* data, float* left) {
                         });
 }
 
-// What is fastest for sums is taken for their halves. Those in two levels need as many ranks on each node.
+// The algorithm that is fastest for sums is used for reduce-scatter and all-gather, too. In two levels both need the
+// same number of ranks on every node.
 int Adder::ChooseForParts(int64_t bytes, Algorithm* algorithm) {
   *algorithm = Algorithm::kMpi;
   if (bytes < kLargeBytes) return MPI_SUCCESS;
@@ -211,7 +215,7 @@ int Adder::Gather(const Step& step, void* data) {
   return Calls{communicator_, asleep_}.Allgatherv(MPI_IN_PLACE, data, counts.data(), places.data(), step.type);
 }
 
-// Collective: all ranks come to it together.
+// Collective: all ranks call it together.
 int Adder::Choose() {
   std::vector<Algorithm> tried{Algorithm::kMpi};
   if (shared_ != nullptr) tried.push_back(Algorithm::kShared);
@@ -221,7 +225,8 @@ int Adder::Choose() {
   }
   algorithm_ = Algorithm::kMpi;
   if (tried.size() == 1) return MPI_SUCCESS;
-  // In pieces of the size in which gradients travel: what is fast in one call need not be so in many.
+  // The trial sums chunks as large as those of gradients: an algorithm that is fast in one large call may be slow in
+  // many small calls.
   const int64_t piece = TheWorld().chunk_bytes / static_cast<int64_t>(sizeof(float));
   std::vector<float> data(kTrialCount, 0.0f);
   std::vector<double> seconds(tried.size(), 1e9);

@@ -5,7 +5,7 @@
 namespace matex {
 namespace {
 
-// One of the largest numbers, as it is sent.
+// A value of top-k compression, as it is sent: its index in the buffer and the number.
 struct Sent {
   int32_t place;
   float value;
@@ -19,7 +19,7 @@ int SumIn16Bits(const Calls& calls, Compression::Kind kind, int64_t count, float
   std::vector<char> packed(bytes * size), received(bytes * size);
   std::vector<float> numbers((count + size - 1) / size);
   for (int rank = 0; rank < size; ++rank) {
-    if (rank == mine) continue;  // this rank's own part of its own segment goes nowhere
+    if (rank == mine) continue;  // this rank's part of its own segment is not sent
     char* const to = packed.data() + rank * bytes;
     const int64_t from = begin(rank);
     Pack(kind, data + from, length(rank), to);

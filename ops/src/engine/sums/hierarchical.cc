@@ -10,8 +10,8 @@
 namespace matex {
 namespace {
 
-// What ranks own, in the order of their places. A carrier's slice is what the ranks own that have its number on their node,
-// one of each.
+// The elements that ranks own, sorted by their place (hierarchical.h). The segment of a carrier holds the elements of
+// the ranks with its local rank, one rank of each node.
 class Slices {
  public:
   Slices(const Levels& levels, const std::vector<int64_t>& starts, Type type, bool asleep, std::vector<char>* buffer)
@@ -31,7 +31,7 @@ class Slices {
     for (int node = 0; node <= levels.nodes; ++node) across_.push_back(own[node] - own[0]);
   }
 
-  // Between the data and those in the order of places.
+  // Copies between `data` and the buffer that is sorted by place.
   void Sort(char* data, bool back) const {
     for (size_t rank = 0; rank < levels_.places.size(); ++rank) {
       char* const one = data + starts_[rank] * width_;
@@ -40,7 +40,7 @@ class Slices {
     }
   }
 
-  // Between the data and this carrier's slice.
+  // Copies this rank's elements between `data` and the carrier's segment.
   void CopyOwn(char* data, bool back) const {
     const int node = Calls{levels_.across, false}.rank(), rank = RankAt(within_.rank() * levels_.nodes + node);
     char* const one = data + starts_[rank] * width_;
@@ -51,7 +51,7 @@ class Slices {
   const Calls& within() const { return within_; }
   char* sorted() const { return sorted_; }
   char* mine() const { return mine_; }
-  const std::vector<int64_t>& across() const { return across_; }  // where in the slice each node's part is
+  const std::vector<int64_t>& across() const { return across_; }  // where each node's elements begin in the segment
   const int* counts() const { return counts_.data(); }
   const int* firsts() const { return firsts_.data(); }
 
@@ -79,7 +79,8 @@ int MakeLevels(MPI_Comm communicator, int node, Levels* levels) {
   int local = 0, local_size = 1;
   MPI_Comm_rank(levels->within, &local);
   MPI_Comm_size(levels->within, &local_size);
-  // The smallest node, by the largest of the negative, and how many nodes there are, by their first ranks.
+  // The size of the smallest node, by the maximum of the negated sizes; and the number of nodes, by their first
+  // ranks.
   int least = -local_size, nodes = local == 0;
   if (const int code = MPI_Allreduce(MPI_IN_PLACE, &least, 1, MPI_INT, MPI_MAX, communicator)) return code;
   if (const int code = MPI_Allreduce(MPI_IN_PLACE, &nodes, 1, MPI_INT, MPI_SUM, communicator)) return code;

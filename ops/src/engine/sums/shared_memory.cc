@@ -12,11 +12,11 @@ namespace matex {
 namespace {
 
 constexpr int kBuffers = 2;
-// What of all ranks is added up at a time stays in the cache that their cores have in common. Ranks meet for each part, so
-// that larger ones are for fewer meetings.
+// The chunks of all ranks together fit into the cache that their cores share. Ranks meet once for each chunk, so
+// larger chunks mean fewer meetings.
 constexpr int64_t kOfAll = 2 << 20, kLeast = 256 << 10, kMost = 512 << 10;
-// Two ranks go through blocks, which with their numbers stay in the cache of a core: one that has written a few reads the
-// other's, and writes on while those are not there.
+// Two ranks exchange blocks, which stay in the cache of one core: a rank writes up to kAhead blocks before it reads
+// those of the other rank, and writes further while none is ready.
 constexpr int64_t kBlockBytes = 64 << 10;
 constexpr int kAhead = 2;
 
@@ -56,7 +56,7 @@ int SharedMemory::Sum(Type type, int64_t count, const Put& put, const Take& take
   return size_ == 2 ? SumOfTwo(type, count, put, take) : SumOfMany(type, count, put, take);
 }
 
-// Blocks and parts lie in the same memory: the other has read what was there once it has come to a meeting.
+// Blocks and chunks use the same memory: after a meeting the other rank has read the memory's previous content.
 int SharedMemory::BeginBlocks(bool in_blocks) {
   if (in_blocks == in_blocks_) return MPI_SUCCESS;
   in_blocks_ = in_blocks;
@@ -93,8 +93,8 @@ int SharedMemory::SumOfTwo(Type type, int64_t count, const Put& put, const Take&
   return MPI_SUCCESS;
 }
 
-// A rank writes into a buffer again once all have come to the meeting after the one at which it was read: by then they
-// are through with it. So two buffers do. Each rank adds up its own share for all others.
+// A rank rewrites a buffer only after the meeting that follows its reads: by then all ranks have finished reading. So
+// two buffers suffice. Each rank sums its own share of the elements for all ranks.
 int SharedMemory::SumOfMany(Type type, int64_t count, const Put& put, const Take& take) {
   const int64_t width = static_cast<int64_t>(SizeOf(type)), part = PartOf(type);
   std::vector<const void*> shares(size_);
@@ -115,7 +115,7 @@ int SharedMemory::SumOfMany(Type type, int64_t count, const Put& put, const Take
   return MPI_SUCCESS;
 }
 
-// One meeting does: nobody writes what another is to read.
+// One meeting suffices: no rank overwrites memory that another rank reads.
 int SharedMemory::Sum(Type type, const std::vector<Wanted>& wanted) {
   if (const int code = arrivals_->Meet()) return code;
   for (const Wanted& one : wanted) {

@@ -35,7 +35,7 @@ Error Start(const Beginning& beginning) {
   world.rank = beginning.rank;
   world.size = beginning.size;
   world.host = beginning.host;
-  // Counts of MPI are ints, and a double is the widest element.
+  // MPI counts are ints, and the widest element is a double.
   world.chunk_bytes = std::clamp<int64_t>(beginning.chunk_bytes, 64, 1 << 30);
   world.fuse_bytes = std::max<int64_t>(beginning.fuse_bytes, 0);
   world.node = beginning.node;
