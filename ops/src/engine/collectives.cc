@@ -12,7 +12,7 @@
 namespace matex {
 namespace {
 
-constexpr int64_t kMaxCount = std::numeric_limits<int>::max();  // counts of MPI are ints
+constexpr int64_t kMaxCount = std::numeric_limits<int>::max();  // MPI counts are ints
 
 std::string Text(const std::string& operation, const Subject& subject) {
   return operation + " of " + NameOf(subject.type) + " " + ShapeText(subject.shape) +
@@ -73,7 +73,7 @@ Error GatherRows(const World& world, const Subject& subject, const void* from, v
   return MpiError(code, "MPI_Allgatherv", what);
 }
 
-// Whether all ranks have memory for the result: those that have would wait for the one that has not.
+// Ranks agree whether all of them have memory for the result, so that no rank waits for a rank that has none.
 Error AgreeOnMemory(const World& world, bool has, const std::string& what) {
   int without = has ? -1 : world.rank;
   if (world.has_peers()) {
@@ -155,7 +155,7 @@ Error Barrier(const std::string& name) {
   const std::function<std::string()> what = [&] { return name.empty() ? "a barrier" : "barrier '" + name + "'"; };
   const Call call{Kind::kBarrier, 0, what};
   std::lock_guard<std::mutex> lock(world.mutex);
-  // The rendezvous is one: nobody leaves it before all have come.
+  // The rendezvous is itself a barrier: no rank leaves it before all have come.
   if (Error error = Meet(call)) return error;
   return Finish(call, Error());
 }

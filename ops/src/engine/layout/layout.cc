@@ -96,14 +96,14 @@ std::vector<Step> Layout::StepsInOrder() const {
   return StepsOf(boundaries);
 }
 
-// Of each entry that is owned in parts a step has a part of each rank's, so that all send and receive at once: a chunk of
-// successive elements would belong to one.
+// Entries whose elements are divided among owners: each transfer takes a share of every owner's elements, so all
+// ranks send and receive at once. A contiguous chunk would belong to one owner.
 void Layout::AppendOwned(int begin, int end, std::vector<Step>* steps) const {
   const auto append = [&](const std::vector<int>& together) {
     if (together.empty()) return;
     const Entry& first = entries_[together[0]];
     const size_t ranks = cuts_[together[0]].size() - 1;
-    std::vector<std::vector<Piece>> left(ranks);  // of each rank, with the next one last
+    std::vector<std::vector<Piece>> left(ranks);  // of each rank: fragments in no transfer yet, the next one last
     int64_t all = 0, longest = 0;
     for (size_t rank = 0; rank < ranks; ++rank) {
       int64_t owned = 0;
@@ -163,7 +163,7 @@ void Layout::AppendOwned(int begin, int end, std::vector<Step>* steps) const {
 void Layout::Append(int begin, int end, std::vector<Step>* steps) const {
   AppendOwned(begin, end, steps);
   size_t named = steps->size();
-  // Those under way, of each type, and what is compressed apart.
+  // The transfers being filled: one for each type, uncompressed and compressed.
   Step open[2][kTypes];
   for (int compressed : {0, 1}) {
     for (int type = 0; type < kTypes; ++type) {

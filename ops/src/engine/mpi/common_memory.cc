@@ -13,8 +13,8 @@
 namespace matex {
 namespace {
 
-// Where the first rank has put the memory: an open file of a process, without a name, and a mark by which it is known,
-// which ends the head.
+// The address of the shared memory: an open, nameless file of the first rank's process, and a mark at the end of the
+// head, by which other ranks recognize it.
 struct Address {
   int64_t process = 0;
   int64_t file = -1;
@@ -27,7 +27,7 @@ int64_t AnyMark(const void* some) {
   return static_cast<int64_t>(now.tv_sec * 1'000'000'007 + now.tv_nsec) ^ reinterpret_cast<int64_t>(some);
 }
 
-// A file in memory that no one else can open by name, with room for the head; -1 if there is none.
+// A file in memory without a name, with room for the head; -1 on failure.
 int Create(int64_t head, int64_t bytes) {
   const int file = static_cast<int>(syscall(SYS_memfd_create, "matex_tf", 1U /* MFD_CLOEXEC */));
   if (file < 0) return -1;
@@ -40,7 +40,7 @@ int Open(const Address& address, int64_t bytes) {
   char path[64];
   std::snprintf(path, sizeof path, "/proc/%lld/fd/%lld", static_cast<long long>(address.process),
                 static_cast<long long>(address.file));
-  // A process of that number elsewhere may have something else there, which is better not opened.
+  // In another PID namespace the same number may be another process, whose file is better not opened.
   struct stat found;
   if (stat(path, &found) != 0 || !S_ISREG(found.st_mode) || found.st_size != bytes) return -1;
   return open(path, O_RDWR | O_CLOEXEC | O_NOCTTY | O_NONBLOCK);
@@ -76,13 +76,14 @@ int MakeCommonMemory(MPI_Comm communicator, const CommonLayout& layout, const st
   const int told = MPI_Bcast(&address, sizeof address, MPI_BYTE, 0, communicator);
   if (told == MPI_SUCCESS && rank > 0 && address.file >= 0 && (file = Open(address, bytes)) >= 0) {
     found = Map(file, bytes);
-    // Nor need a file of the same size be the same.
+    // A file of the same size may still be another file.
     if (found != nullptr && std::memcmp(mark(), &address.mark, sizeof address.mark)) {
       munmap(found, bytes);
       found = nullptr;
     }
   }
-  // Memory that is only promised is a SIGBUS later. What a rank asks for first lies near it.
+  // Memory that is not allocated now may raise SIGBUS later. The rank that allocates a part gets it on its own NUMA
+  // node.
   int everyone = found != nullptr &&
                  (layout.part == 0 || posix_fallocate(file, layout.head + rank * layout.part, layout.part) == 0);
   const int code = told ? told : MPI_Allreduce(MPI_IN_PLACE, &everyone, 1, MPI_INT, MPI_MIN, communicator);

@@ -9,7 +9,7 @@ namespace matex {
 
 void Pause::Take() {
   constexpr Nanoseconds kUsual{100'000};
-  // Linux puts timers of a thread off by up to 50 us, so that they go off together; ours are to be on time.
+  // Linux delays timers by up to 50 us by default, to coalesce them; these must be on time.
   static thread_local const int sharp = prctl(PR_SET_TIMERSLACK, 1000UL, 0UL, 0UL, 0UL);
   (void)sharp;
   const timespec pause{0, length_.count()};

@@ -9,7 +9,7 @@
 namespace matex {
 namespace {
 
-constexpr int64_t kAligned = 64;  // TensorFlow ends the process where it finds a tensor at another place
+constexpr int64_t kAligned = 64;  // TensorFlow aborts on a tensor that is not aligned to 64 bytes
 
 int64_t RoundUp(int64_t bytes, int64_t to) { return (bytes + to - 1) / to * to; }
 

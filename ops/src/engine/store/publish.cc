@@ -20,7 +20,7 @@ char* At(const Shared& shared, int i, int64_t first) {
   return static_cast<char*>(shared.wholes[i]) + first * shared.Width();
 }
 
-// Every rank reads the others' pieces; none changes its own before all have.
+// The barrier keeps each rank from changing its piece until all have read it.
 int PublishInMemory(const Shared& shared, const World& world, const Homes& homes) {
   for (int one = 1; one < world.size; ++one) {
     const int rank = (world.rank + one) % world.size;
@@ -42,7 +42,7 @@ int PublishByMessages(const Shared& shared) {
 
 uint64_t KeyOf(const Shared& shared) { return Hasher().Add(static_cast<int64_t>(shared.layout->key())).Add(shared.holding).value(); }
 
-// Those made so far, by holding and variables; null where ranks could have none.
+// All homes created so far, keyed by (holding, layout key). Null if these ranks cannot share memory.
 struct KnownHomes {
   std::mutex mutex;
   std::map<std::pair<int64_t, uint64_t>, std::shared_ptr<Homes>> homes;

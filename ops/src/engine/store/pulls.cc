@@ -29,9 +29,9 @@ constexpr char kAgreeing[] = "agreeing on which new weights come next";
 struct Job {
   Shared shared;
   Later later;
-  int64_t number;             // counted from 1, as on all ranks
-  std::vector<size_t> left;   // of each variable, in how many messages it is still to come
-  std::vector<void*> wholes;  // where it lies; empty until the job has begun
+  int64_t number;             // from 1, equal on all ranks
+  std::vector<size_t> left;   // of each variable: the number of messages still to come
+  std::vector<void*> wholes;  // the addresses of the variables; empty until `Begin`
   size_t next = 0;            // the next message
 
   const Step& Message() const { return (*shared.messages)[next]; }
@@ -59,7 +59,7 @@ class PullThread {
     WakePromptly();
     SetLane(Lane::kPulls);
     const World& world = TheWorld();
-    // Halves of sums need no trial.
+    // Reduce-scatter and all-gather need no trial.
     const Algorithm algorithm = world.algorithm == Algorithm::kAuto ? Algorithm::kTwoLevel : world.algorithm;
     Adder adder(world.pulls, algorithm, world.node, true);
     for (;;) {
@@ -67,14 +67,14 @@ class PullThread {
       {
         std::unique_lock<std::mutex> lock(mutex_);
         changed_.wait(lock, [&] { return !jobs_.empty(); });
-        for (Job& job : jobs_) here.push_back(&job);  // a deque leaves them where they are
+        for (Job& job : jobs_) here.push_back(&job);  // a deque does not move its elements
       }
       for (Job* const job : here) Begin(job);
       Job* const job = Choose(here);
       if (job == nullptr) continue;
       const bool is_last = job->next + 1 >= job->shared.messages->size();
-      // Ranks agree on the next message while this one travels, where all know that there is one: asking is a collective
-      // call, and so may sending be, which all are to make in the same order.
+      // Ranks agree on the next message while this one is sent, if all know that there is one. The agreement is a
+      // collective call, and so may be the transfer: all ranks must make both in the same order.
       const auto is_more = [&](const Job* one) { return one != job && one->number <= known_; };
       if (!is_last || std::any_of(here.begin(), here.end(), is_more)) Ask(here);
       Send(job, &adder);
@@ -93,9 +93,9 @@ class PullThread {
     }
   }
 
-  // Tells the other ranks up to which job this one can exchange messages: none while gradients travel, since no rank can
-  // begin its next step before all of those have come. A rank asks only if it has a job that is not done, and all add the
-  // same ones in the same order: so in each answer there is one that is not done, or none.
+  // Tells the other ranks the number of the last job that this rank can exchange: 0 while gradients travel, because
+  // no rank can begin its next step before they have come. A rank asks only if it has an unfinished job, and all
+  // ranks add the same jobs in the same order; so the minimum over ranks names an unfinished job, or is 0.
   void Ask(const std::vector<Job*>& here) {
     known_ = GradientsTravel() ? 0 : here.back()->number;
     is_asked_ = true;
@@ -104,7 +104,8 @@ class PullThread {
     if (code != MPI_SUCCESS) BreakJobs(MpiError(code, "MPI_Iallreduce", kAgreeing));
   }
 
-  // Of the jobs that all ranks have the one whose variables are needed first; null while gradients travel between any.
+  // Of the jobs that all ranks have, the job whose variables are needed first; null while gradients travel on any
+  // rank.
   Job* Choose(const std::vector<Job*>& here) {
     if (!is_asked_) {
       while (GradientsTravel()) std::this_thread::sleep_for(kLook);
@@ -145,9 +146,9 @@ class PullThread {
 
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::deque<Job> jobs_;  // not done
+  std::deque<Job> jobs_;  // unfinished
   int64_t added_ = 0;
-  MPI_Request answer_ = MPI_REQUEST_NULL;  // to what was asked; `known_` is what all can exchange, once it is there
+  MPI_Request answer_ = MPI_REQUEST_NULL;  // of the agreement; afterwards `known_` is the last job that all ranks have
   int64_t known_ = 0;
   bool is_asked_ = false;
   std::thread thread_;

@@ -18,7 +18,7 @@ namespace matex {
 class SharedMemory {
  public:
   // Collective over `communicator`. `made` is null on all ranks if they cannot share memory: on several hosts, in
-  // containers without a common view, or if memory is short. Returns an MPI error code.
+  // separate containers, or if memory is short. Returns an MPI error code.
   static int Make(MPI_Comm communicator, std::unique_ptr<SharedMemory>* made);
 
   // Called for each finished range. The result is one + other, or `one` if `other` is null. Use Write to store it.

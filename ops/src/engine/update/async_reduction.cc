@@ -26,7 +26,7 @@
 namespace matex {
 namespace {
 
-// Between two sums that follow each other are copies and an agreement.
+// The copies and the agreement of ranks between two successive sums.
 constexpr int64_t kBetweenSums = 5'000'000;  // nanoseconds
 
 struct Update {
@@ -38,14 +38,14 @@ struct Update {
 
   const Part part;
   int64_t announced = 0;      // by `Now`
-  std::vector<double> ready;  // seconds after it was announced, of each gradient
+  std::vector<double> ready;  // of each gradient: seconds from the announcement to its hand-over
   const double weight;
-  int64_t number = 0;  // among this rank's updates, from 1
+  int64_t number = 0;  // of this update among this rank's updates, from 1
   std::vector<const void*> inputs;
   std::vector<void*> outputs;
   std::vector<std::function<void(const Error&)>> done;
-  std::vector<bool> here, known;  // on this rank, and to be on all
-  std::vector<bool> waits_for;  // those of the step that is waited for, of which so many are missing
+  std::vector<bool> here, known;  // gradients that are ready on this rank; that are known to be ready on all ranks
+  std::vector<bool> waits_for;  // gradients that the thread waits for; `missing` of them are not ready
   int missing = 0;
   std::string given_up;
   Error failed;
@@ -84,7 +84,7 @@ class Overlapped {
         update.ready[entry] = 1e-9 * (Now() - update.announced);
         RecordReady(update.part.layout->entries()[entry]);
         NoteGradient();
-        // A thread that is woken up in vain takes the core from the one that computes.
+        // A needless wake-up takes the core from a thread that computes.
         if (update.waits_for[entry] && --update.missing == 0) changed_.notify_all();
         return;
       }
@@ -122,13 +122,14 @@ class Overlapped {
       if (error) Fail(update.get(), error);
       if (error || !update->part.more) travel_until_ = 0;
       lock.lock();
-      if (!error) updates_.erase(ticket);  // else gradients may still come, and are told so
+      if (!error) updates_.erase(ticket);  // after an error its gradients may still come, and receive the error
       done_ = ticket;
       changed_.notify_all();
     }
   }
 
-  // Sleeps until the gradients of these entries are here, or the update is given up; returns why it was.
+  // Sleeps until the gradients of these entries are ready on this rank, or the update is given up; returns the
+  // reason, or "".
   std::string WaitFor(Update* update, const std::vector<int>& entries) {
     const Span span(Activity::kOwnGradients);
     std::unique_lock<std::mutex> lock(mutex_);
@@ -141,8 +142,8 @@ class Overlapped {
     return update->missing == 0 ? "" : update->given_up;
   }
 
-  // Sleeps until these gradients are here on all ranks, and runs `step`, or what there is instead of it if one never
-  // will be; then the error is that of all ranks.
+  // Waits until these gradients are ready on all ranks and runs `transfer`. If a rank has given the update up, all
+  // ranks return the same error instead.
   Error Together(int64_t ticket, int64_t number, Update* update, const std::vector<int>& entries,
                  const std::function<Error()>& step) {
     const std::string given_up = WaitFor(update, entries);
@@ -152,7 +153,7 @@ class Overlapped {
     };
     const Waits here(Waiter::kOverlapped, &what);
     int without = -1;
-    // Of a gradient in several steps all know after the first one that it is here: the next begins as this one ends.
+    // After the first transfer of a large gradient all ranks know that it is ready: its next transfers start at once.
     const bool is_known = std::all_of(entries.begin(), entries.end(), [&](int entry) { return update->known[entry]; });
     const int64_t at = ticket << 24 | number;
     const Error error = is_known ? Error() : Ready(at, given_up.empty(), update->part.place, &without);
@@ -185,7 +186,7 @@ class Overlapped {
     }
     size_t owed = left.size();
     const auto give_back = [&](int entry) {
-      // Recorded before the script can go on; while more is to come, it has something to compute.
+      // Recorded before the script can continue. If further parts follow, the script still has gradients to compute.
       if (--owed == 0) {
         came_ = std::max(came_, Came(*update));
         if (!update->part.more) {
@@ -213,7 +214,7 @@ class Overlapped {
         if (--left[entry] == 0) give_back(entry);
       }
     }
-    // Gradients without elements are in no step, but they come.
+    // Gradients without elements are in no transfer, but they are handed over, too.
     entries.clear();
     for (size_t entry = 0; entry < left.size(); ++entry) {
       if (gradients[entry].count() == 0) entries.push_back(static_cast<int>(entry));
@@ -227,7 +228,7 @@ class Overlapped {
     return error ? BreakJobs(error) : error;
   }
 
-  // When the last gradient came, by `Now`.
+  // The time of the last gradient, by `Now`.
   static int64_t Came(const Update& update) {
     const double last = *std::max_element(update.ready.begin(), update.ready.end());
     return update.announced + static_cast<int64_t>(last * 1e9);
@@ -257,11 +258,11 @@ class Overlapped {
   std::condition_variable changed_;
   std::thread thread_;
   std::map<int64_t, std::shared_ptr<Update>> updates_;  // by ticket
-  int64_t added_ = 0, done_ = 0;                        // the last tickets
+  int64_t added_ = 0, done_ = 0;                        // the latest tickets added and done
   std::vector<char> buffer_;
   AllLearned learned_;
   std::atomic<int64_t> travel_until_{0};
-  int64_t came_ = 0;  // the last gradient of the parts, so far, of an update
+  int64_t came_ = 0;  // the time of the latest gradient in the parts of the current update so far
 };
 
 Overlapped& TheOverlapped() {
@@ -278,7 +279,7 @@ Error Announce(const Part& part, double weight, Batch batch, int64_t* ticket) {
   const Call call{Kind::kGradients, Hash(agreed, sizeof agreed, ~part.layout->key()), what, part.layout.get(), batch,
                   &part};
   auto update = std::make_shared<Update>(part, weight);
-  // Added under the mutex under which the ranks meet: so the updates are in the order of the meetings.
+  // Added under the mutex of the rendezvous, so updates are in the order of their rendezvous.
   std::lock_guard<std::mutex> lock(TheWorld().mutex);
   if (Error error = Meet(call)) return error;
   update->announced = Now();

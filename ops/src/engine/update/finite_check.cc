@@ -10,7 +10,7 @@
 namespace matex {
 namespace {
 
-// The bits of an exponent that only NaN and infinities have, all of them set.
+// The bits of a float's exponent, all set in NaN and infinities only, and of its fraction, zero in infinities only.
 template <typename Word>
 struct Bits {
   Word exponent;
@@ -20,19 +20,20 @@ constexpr Bits<uint16_t> kFloat16{0x7c00, 0x03ff}, kBfloat16{0x7f80, 0x007f};
 constexpr Bits<uint32_t> kFloat32{0x7f800000u, 0x007fffffu};
 constexpr Bits<uint64_t> kFloat64{0x7ff0000000000000u, 0x000fffffffffffffu};
 
-// What of this rank's part of a step is not finite.
+// The non-finite elements of this rank's part of a transfer.
 struct Finding {
   int32_t rank = 0;
-  int64_t entry = -1;    // the first with such elements; none: -1
-  int64_t element = 0;   // the first of them
-  int64_t nans = 0;      // how many of the step's elements of that entry
+  int64_t entry = -1;    // the first entry with non-finite elements; -1: none
+  int64_t element = 0;   // the index of the first one in this entry
+  int64_t nans = 0;      // their number in this entry's fragment
   int64_t infinite = 0;
   char host[64] = "";
 };
 
-// Those of all ranks: how many ranks have something, and what the lowest of them have. As bytes it travels between ranks.
+// The findings of several ranks: the number of ranks with non-finite elements, and the findings of the lowest ranks.
+// Sent as bytes.
 struct Findings {
-  static constexpr int kNamed = 4;  // of hundreds of ranks, a few tell enough
+  static constexpr int kNamed = 4;  // the ranks that the message names
   int64_t ranks = 0;
   Finding first[kNamed];
 
@@ -66,7 +67,7 @@ void Count(const void* data, int64_t count, Bits<Word> bits, Finding* finding) {
   }
 }
 
-// Calls `work` with the bits of `type`.
+// Calls `work` with the bit masks of `type`.
 template <typename Work>
 void OfType(Type type, Work work) {
   switch (type) {
@@ -83,7 +84,7 @@ void OfType(Type type, Work work) {
   }
 }
 
-// The first piece of `step` in `data` with elements that are not finite.
+// The first fragment of `transfer` in `data` with non-finite elements.
 Finding Find(const Step& step, const void* data) {
   Finding finding;
   const char* at = static_cast<const char*>(data);

@@ -15,9 +15,9 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// Elements that are sent, and how often.
+// The elements of a small and of a large probe, and the number of probes of each.
 constexpr int kSmall = 256, kLarge = 256 << 10, kProbes = 7;
-// Of the large ones but for the fastest and the slowest, how much longer than the shortest the longest may take.
+// Of the large probes without the fastest and the slowest: the maximum ratio of the longest to the shortest time.
 constexpr double kMostSpread = 4;
 
 std::mutex& LastMutex() {
@@ -37,7 +37,7 @@ double CpuSeconds() {
 Error ProbeOnce(Adder& adder, MPI_Comm communicator, Link* link) {
   const auto place = [] { return std::string("the probe of what a transfer costs"); };
   std::vector<float> data(kLarge, 0.0f);
-  double found[3] = {0, 0, 0};  // the medians, and the spread of the last
+  double found[3] = {0, 0, 0};  // the two medians, and the spread of the large probes
   for (int kind = 0; kind < 2; ++kind) {
     std::vector<double> seconds;
     for (int probe = 0; probe < kProbes; ++probe) {

@@ -17,7 +17,7 @@ Byte* At(Byte* tensor, int64_t offset, size_t size) {
   return tensor + offset * static_cast<int64_t>(size);
 }
 
-// Adds to `data` what compression has left of the step's gradients before; that is then none.
+// Adds the residuals of the transfer's gradients to `data`, and sets them to zero.
 void AddResiduals(const Layout& layout, const Step& step, float* data) {
   for (const Piece& piece : step.pieces) {
     std::vector<float>& residual = *layout.residual(piece.entry);
@@ -29,7 +29,7 @@ void AddResiduals(const Layout& layout, const Step& step, float* data) {
   }
 }
 
-// A variable that is in the step twice keeps both.
+// Adds, because a variable may occur twice in a transfer.
 void KeepResiduals(const Layout& layout, const Step& step, const float* left) {
   for (const Piece& piece : step.pieces) {
     float* const kept = layout.residual(piece.entry)->data() + piece.offset;
@@ -38,7 +38,8 @@ void KeepResiduals(const Layout& layout, const Step& step, const float* left) {
   }
 }
 
-// Does `work` with what of each piece is in [first, first + count) of the step, and where in the step that is.
+// Calls `work` for the part of each fragment within [first, first + count) of the transfer, with its offset in the
+// transfer.
 template <typename Work>
 void InPieces(const Step& step, int64_t first, int64_t count, Work work) {
   int64_t at = 0;
@@ -50,7 +51,7 @@ void InPieces(const Step& step, int64_t first, int64_t count, Work work) {
   }
 }
 
-// From where to where in a step this rank's elements are; all of them, where all ranks need all.
+// The range of this rank's elements in a transfer; the whole transfer if all ranks need all elements.
 std::pair<int64_t, int64_t> OwnOf(const Step& step) {
   if (step.owned.empty()) return {0, step.count};
   const auto own = step.owned.begin() + TheWorld().rank;
@@ -58,8 +59,8 @@ std::pair<int64_t, int64_t> OwnOf(const Step& step) {
   return {first, first + *own};
 }
 
-// Bytes of a sum that cost as much as a step does, of so many that are added up. Where each rank gets its own, a ring goes
-// around once in place of twice.
+// The bytes of a plain all-reduce that costs as much as this transfer of `bytes`. A reduce-scatter goes around the
+// ring once in place of twice.
 int64_t Sent(const Step& step, int64_t bytes) {
   if (!step.owned.empty()) return bytes / 2;
   if (!step.compressed) return bytes;
@@ -77,13 +78,13 @@ Error RunStep(const Layout& layout, const Step& step, const void* const* inputs,
   const Piece& first = step.pieces.front();
   const int64_t bytes = step.count * static_cast<int64_t>(size);
   const Span bucket(Activity::kBucket, &step.name, bytes);
-  // What is left comes behind what is fused.
+  // The residuals follow the fused elements.
   const size_t needed = (fused ? step.count * size : 0) + (step.compressed ? step.count * sizeof(float) : 0);
   if (buffer->size() < needed) buffer->resize(needed);
   float* const left =
       step.compressed ? reinterpret_cast<float*>(buffer->data() + needed) - step.count : nullptr;
   char* const data = fused ? buffer->data() : At(static_cast<char*>(outputs[first.entry]), first.offset, size);
-  // Scaled just before it is sent and, if fused, copied out just after: a chunk is in the cache all the while.
+  // Scaled just before the transfer and copied out just after it, so that a chunk stays in the cache.
   {
     const Span span(Activity::kCopyIn, bytes);
     char* at = data;
@@ -174,7 +175,7 @@ Scatter::Scatter(const Layout& layout, int ranks) {
   }
 }
 
-// Each part has as much of one rank's share as of another's, so that all have as much to add up after each meeting.
+// Each chunk contains equal amounts of each rank's share, so that all ranks sum equally much after each meeting.
 int RunShares(const Shares& shares, const void* const* inputs, void* const* outputs, double weight, SharedMemory* memory) {
   const Type type = shares.front().type;
   const size_t size = SizeOf(type);
