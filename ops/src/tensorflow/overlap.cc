@@ -65,7 +65,7 @@ class AnnounceUpdateKernel : public OpKernel {
   }
 
  private:
-  Part part_;
+  UpdatePart part_;
 };
 
 class HandOverGradientKernel : public AsyncOpKernel {

@@ -82,43 +82,43 @@ class ReduceOnDeviceKernel : public Collective {
     const Copies copies(context);
     std::vector<Tensor> parts;  // where each step is summed
     std::vector<void*> addresses;
-    for (const Step& step : made->layout.steps()) {
-      OP_REQUIRES_OK(context, BringTogether(context, copies, step, inputs, outputs, &parts));
+    for (const Transfer& transfer : made->layout.transfers()) {
+      OP_REQUIRES_OK(context, BringTogether(context, copies, transfer, inputs, outputs, &parts));
       addresses.push_back(DataOf(parts.back()));
     }
     OP_REQUIRES_OK(context, copies.Wait());
     MATEX_RETURN_IF_ERROR(context, SumInPlace(made->layout, addresses, weight.batch, [this] { return place_; }));
     for (size_t i = 0; i < parts.size(); ++i) {
       int64_t at = 0;
-      for (const Piece& piece : made->layout.steps()[i].pieces) {
-        OP_REQUIRES_OK(context, copies.Add(parts[i].Slice(at, at + piece.count), SliceOf(outputs, piece)));
-        at += piece.count;
+      for (const Fragment& fragment : made->layout.transfers()[i].fragments) {
+        OP_REQUIRES_OK(context, copies.Add(parts[i].Slice(at, at + fragment.count), SliceOf(outputs, fragment)));
+        at += fragment.count;
       }
     }
   }
 
  private:
-  static Tensor SliceOf(const std::vector<Tensor>& flat, const Piece& piece) {
-    return flat[piece.entry].Slice(piece.offset, piece.offset + piece.count);
+  static Tensor SliceOf(const std::vector<Tensor>& flat, const Fragment& fragment) {
+    return flat[fragment.entry].Slice(fragment.offset, fragment.offset + fragment.count);
   }
 
   // A step of one piece is summed where its output lies, several in a memory of their own.
-  static TfStatus BringTogether(OpKernelContext* context, const Copies& copies, const Step& step,
+  static TfStatus BringTogether(OpKernelContext* context, const Copies& copies, const Transfer& transfer,
                                 const std::vector<Tensor>& inputs, const std::vector<Tensor>& outputs,
                                 std::vector<Tensor>* parts) {
-    const Piece& first = step.pieces.front();
+    const Fragment& first = transfer.fragments.front();
     Tensor part;
-    if (step.pieces.size() == 1) {
+    if (transfer.fragments.size() == 1) {
       part = SliceOf(outputs, first);
     } else {
-      TfStatus status = context->allocate_temp(inputs[first.entry].dtype(), TensorShape({step.count}), &part);
+      TfStatus status = context->allocate_temp(inputs[first.entry].dtype(), TensorShape({transfer.count}), &part);
       if (!status.ok()) return status;
     }
     int64_t at = 0;
-    for (const Piece& piece : step.pieces) {
-      TfStatus status = copies.Add(SliceOf(inputs, piece), part.Slice(at, at + piece.count));
+    for (const Fragment& fragment : transfer.fragments) {
+      TfStatus status = copies.Add(SliceOf(inputs, fragment), part.Slice(at, at + fragment.count));
       if (!status.ok()) return status;
-      at += piece.count;
+      at += fragment.count;
     }
     parts->push_back(std::move(part));
     return TfStatus();

@@ -21,7 +21,7 @@ struct Attributes {
   uint64_t period;
 };
 
-constexpr uint64_t kShortest = 100'000;
+constexpr uint64_t kTimeSlice = 100'000;
 
 }  // namespace
 
@@ -31,7 +31,7 @@ void WakePromptly() {
   if (syscall(SYS_sched_getattr, 0, &attributes, sizeof attributes, 0) != 0) return;
   // With other policies `runtime` has another meaning, or none.
   if (attributes.policy != SCHED_OTHER && attributes.policy != SCHED_BATCH) return;
-  attributes.runtime = kShortest;
+  attributes.runtime = kTimeSlice;
   syscall(SYS_sched_setattr, 0, &attributes, 0);
 }
 

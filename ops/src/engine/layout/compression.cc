@@ -17,10 +17,10 @@ constexpr int kClassBits = 11, kBelow = 31 - kClassBits;
 
 // The exponent e such that largest * 2^e lies in [2^14, 2^15), the top of float16's range.
 int PowerFor(uint32_t largest) {
-  constexpr int kMostExponent = 14, kFarthest = 113;  // 2^113 and 2^-113 are both float32
+  constexpr int kMaxExponent = 14, kMaxPower = 113;  // 2^113 and 2^-113 are both float32
   if (largest == 0) return 0;
   const int exponent = static_cast<int>(largest >> 23) - 127;
-  return std::clamp(kMostExponent - exponent, -kFarthest, kFarthest);
+  return std::clamp(kMaxExponent - exponent, -kMaxPower, kMaxPower);
 }
 
 template <typename Half>
@@ -61,7 +61,7 @@ std::string Compression::ToString() const {
   return between_nodes ? text + ":hosts" : text;
 }
 
-double Compression::BytesLeft(int ranks) const {
+double Compression::CompressedFraction(int ranks) const {
   switch (kind) {
     case Kind::kNone:
       return 1;
@@ -98,25 +98,26 @@ void Unpack(Compression::Kind kind, const char* packed, int64_t count, float* va
   UnpackAs<Bfloat16>(packed + sizeof power, count, factor, values);
 }
 
-void AppendLargest(const float* values, int64_t count, int64_t wanted, int32_t first, std::vector<int32_t>* places) {
+void AppendLargest(const float* values, int64_t count, int64_t wanted, int32_t first, std::vector<int32_t>* indices) {
   int64_t members[1 << kClassBits] = {};
   for (int64_t i = 0; i < count; ++i) ++members[MagnitudeOf(values[i]) >> kBelow];
   // All numbers of the classes above `last` are taken, and of class `last` the largest.
-  int64_t left = std::min(wanted, count);
+  int64_t missing = std::min(wanted, count);
   uint32_t last = (1 << kClassBits) - 1;
-  while (last > 0 && members[last] < left) left -= members[last--];
-  std::vector<std::pair<uint32_t, int32_t>> some;
-  some.reserve(members[last]);
+  while (last > 0 && members[last] < missing) missing -= members[last--];
+  std::vector<std::pair<uint32_t, int32_t>> candidates;
+  candidates.reserve(members[last]);
   for (int64_t i = 0; i < count; ++i) {
     const uint32_t magnitude = MagnitudeOf(values[i]), in = magnitude >> kBelow;
-    if (in > last) places->push_back(first + static_cast<int32_t>(i));
-    if (in == last) some.emplace_back(~magnitude, first + static_cast<int32_t>(i));
+    if (in > last) indices->push_back(first + static_cast<int32_t>(i));
+    if (in == last) candidates.emplace_back(~magnitude, first + static_cast<int32_t>(i));
   }
-  if (left < static_cast<int64_t>(some.size())) std::nth_element(some.begin(), some.begin() + left, some.end());
-  for (int64_t i = 0; i < left; ++i) places->push_back(some[i].second);
+  if (missing < static_cast<int64_t>(candidates.size()))
+    std::nth_element(candidates.begin(), candidates.begin() + missing, candidates.end());
+  for (int64_t i = 0; i < missing; ++i) indices->push_back(candidates[i].second);
 }
 
-int64_t Wanted(double share, int64_t count) {
+int64_t CountKept(double share, int64_t count) {
   return std::clamp<int64_t>(std::llround(share * static_cast<double>(count)), std::min<int64_t>(count, 1), count);
 }
 

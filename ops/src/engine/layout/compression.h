@@ -22,7 +22,7 @@ struct Compression {
   std::string ToString() const;  // for messages: MATEX_COMPRESSION=topk:0.01:hosts
 
   // The bytes of a sum over `ranks`, as a fraction of the bytes without compression.
-  double BytesLeft(int ranks) const;
+  double CompressedFraction(int ranks) const;
 };
 
 // Packs numbers into 4 + 2 * count bytes: an exponent e, then 16 bits for each number, which was multiplied by 2^e.
@@ -35,15 +35,15 @@ inline int64_t PackedBytes(int64_t count) { return 4 + 2 * count; }
 
 // Appends the indices of the `wanted` largest |values|, plus `first`, in no order. NaN and infinity count as the
 // largest; among equal values the first are taken.
-void AppendLargest(const float* values, int64_t count, int64_t wanted, int32_t first, std::vector<int32_t>* places);
+void AppendLargest(const float* values, int64_t count, int64_t wanted, int32_t first, std::vector<int32_t>* indices);
 
 // The size of a fraction `share` of `count` numbers: at least one, so that each variable makes progress.
-int64_t Wanted(double share, int64_t count);
+int64_t CountKept(double share, int64_t count);
 
 // The residual of a number: value - sent, or 0 if that is not finite, because it would stay forever.
-inline float Left(float value, float sent) {
-  const float left = value - sent;
-  return left - left == 0.0f ? left : 0.0f;
+inline float Remainder(float value, float sent) {
+  const float remainder = value - sent;
+  return remainder - remainder == 0.0f ? remainder : 0.0f;
 }
 
 }  // namespace matex

@@ -31,7 +31,7 @@ struct Entry {
 };
 
 // Elements [offset, offset + count) of an entry.
-struct Piece {
+struct Fragment {
   int entry;
   int64_t offset;
   int64_t count;
@@ -43,10 +43,10 @@ using Cuts = std::vector<std::vector<int64_t>>;
 
 // One sum over ranks, of at most a chunk. A transfer of one fragment is reduced in place; several fragments are fused
 // in a buffer.
-struct Step {
+struct Transfer {
   Type type;
   int64_t count = 0;
-  std::vector<Piece> pieces;
+  std::vector<Fragment> fragments;
   bool compressed = false;
   std::vector<int64_t> owned;  // the number of elements that each rank owns, in rank order; empty: all ranks need all
   std::string name;  // for messages: the gradients
@@ -63,7 +63,7 @@ class Layout {
          bool compiled = false, bool checked = false, Cuts cuts = {});
 
   const std::vector<Entry>& entries() const { return entries_; }
-  const std::vector<Step>& steps() const { return steps_; }
+  const std::vector<Transfer>& transfers() const { return transfers_; }
   int64_t chunk_bytes() const { return chunk_bytes_; }
   int64_t fuse_bytes() const { return fuse_bytes_; }
   const Compression& compression() const { return compression_; }
@@ -78,17 +78,17 @@ class Layout {
   const Residual& residual(int i) const { return residuals_[i]; }
 
   // The transfers for given buckets: fragments of different buckets are never fused. `boundaries` as in buckets.h.
-  std::vector<Step> StepsOf(const std::vector<int>& boundaries) const;
+  std::vector<Transfer> TransfersOf(const std::vector<int>& boundaries) const;
 
   // The transfers in the order of entries; only entries smaller than `fuse_bytes` share one.
-  std::vector<Step> StepsInOrder() const;
+  std::vector<Transfer> TransfersInOrder() const;
 
  private:
-  void Append(int begin, int end, std::vector<Step>* steps) const;
-  void AppendOwned(int begin, int end, std::vector<Step>* steps) const;
+  void Append(int begin, int end, std::vector<Transfer>* transfers) const;
+  void AppendOwned(int begin, int end, std::vector<Transfer>* transfers) const;
 
   std::vector<Entry> entries_;
-  std::vector<Step> steps_;
+  std::vector<Transfer> transfers_;
   int64_t chunk_bytes_;
   int64_t fuse_bytes_;
   Compression compression_;
@@ -100,7 +100,7 @@ class Layout {
 };
 
 // An announced part of an overlapped update: the whole update, or the gradients that need the same collectives.
-struct Part {
+struct UpdatePart {
   std::shared_ptr<const Layout> layout;
   std::string place;    // the place of the update in the program
   std::string of = "";  // the gradients of the whole update, for messages; empty: those of the layout

@@ -29,7 +29,7 @@ class Arrivals {
   Arrivals& operator=(const Arrivals&) = delete;
 
   // The bytes of a rank, readable and writable by all ranks.
-  char* PartOf(int rank) const { return memory_ + layout_.head + rank * layout_.part; }
+  char* BytesOf(int rank) const { return memory_ + layout_.head + rank * layout_.part; }
 
   // Returns when all ranks have arrived; their earlier writes are then visible. `same`: whether all ranks brought the
   // same words; equal on all ranks. Returns an MPI error code, because MPI may report a lost rank. One thread at a
@@ -70,7 +70,7 @@ class Arrivals {
   const CommonLayout layout_;
   const int rank_;
   const int size_;
-  const int looks_;   // the polls before the wait yields its core
+  const int spins_;   // the polls before the wait yields its core
   int64_t met_ = 0;  // the number of meetings so far
 };
 

@@ -65,32 +65,32 @@ int MakeCommonMemory(MPI_Comm communicator, const CommonLayout& layout, const st
   MPI_Comm_size(communicator, &size);
   const int64_t bytes = layout.Bytes(size);
   Address address;
-  void* found = nullptr;
+  void* mapped = nullptr;
   int file = -1;
-  const auto mark = [&] { return static_cast<char*>(found) + layout.head - sizeof address.mark; };
-  if (rank == 0 && (file = Create(layout.head, bytes)) >= 0 && (found = Map(file, bytes)) != nullptr) {
-    address = {getpid(), file, AnyMark(found)};
-    prepare(found);
+  const auto mark = [&] { return static_cast<char*>(mapped) + layout.head - sizeof address.mark; };
+  if (rank == 0 && (file = Create(layout.head, bytes)) >= 0 && (mapped = Map(file, bytes)) != nullptr) {
+    address = {getpid(), file, AnyMark(mapped)};
+    prepare(mapped);
     std::memcpy(mark(), &address.mark, sizeof address.mark);
   }
-  const int told = MPI_Bcast(&address, sizeof address, MPI_BYTE, 0, communicator);
-  if (told == MPI_SUCCESS && rank > 0 && address.file >= 0 && (file = Open(address, bytes)) >= 0) {
-    found = Map(file, bytes);
+  const int broadcast = MPI_Bcast(&address, sizeof address, MPI_BYTE, 0, communicator);
+  if (broadcast == MPI_SUCCESS && rank > 0 && address.file >= 0 && (file = Open(address, bytes)) >= 0) {
+    mapped = Map(file, bytes);
     // A file of the same size may still be another file.
-    if (found != nullptr && std::memcmp(mark(), &address.mark, sizeof address.mark)) {
-      munmap(found, bytes);
-      found = nullptr;
+    if (mapped != nullptr && std::memcmp(mark(), &address.mark, sizeof address.mark)) {
+      munmap(mapped, bytes);
+      mapped = nullptr;
     }
   }
   // Memory that is not allocated now may raise SIGBUS later. The rank that allocates a part gets it on its own NUMA
   // node.
-  int everyone = found != nullptr &&
+  int all_mapped = mapped != nullptr &&
                  (layout.part == 0 || posix_fallocate(file, layout.head + rank * layout.part, layout.part) == 0);
-  const int code = told ? told : MPI_Allreduce(MPI_IN_PLACE, &everyone, 1, MPI_INT, MPI_MIN, communicator);
+  const int code = broadcast ? broadcast : MPI_Allreduce(MPI_IN_PLACE, &all_mapped, 1, MPI_INT, MPI_MIN, communicator);
   if (file >= 0) close(file);
-  const bool made = code == MPI_SUCCESS && everyone;
-  if (found != nullptr && !made) munmap(found, bytes);
-  *memory = made ? found : nullptr;
+  const bool made = code == MPI_SUCCESS && all_mapped;
+  if (mapped != nullptr && !made) munmap(mapped, bytes);
+  *memory = made ? mapped : nullptr;
   return code;
 }
 

@@ -9,15 +9,15 @@
 namespace matex {
 
 // Sleeps of growing length, up to 0.1 ms, which suits messages that are on their way; beyond that up to 1 % of the
-// wait so far, and at most `most`.
+// wait so far, and at most `max_length`.
 class Pause {
  public:
   using Nanoseconds = std::chrono::nanoseconds;
-  explicit Pause(Nanoseconds most = Nanoseconds(0)) : most_(most) {}
+  explicit Pause(Nanoseconds max_length = Nanoseconds(0)) : max_length_(max_length) {}
   void Take();
 
  private:
-  const Nanoseconds most_;
+  const Nanoseconds max_length_;
   const std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
   Nanoseconds length_{5'000};
 };

@@ -21,7 +21,7 @@ struct Call {
   const std::function<std::string()>& what;
   const Layout* layout = nullptr;
   Batch batch{};
-  const Part* announced = nullptr;  // an overlapped update, whose gradients follow
+  const UpdatePart* announced = nullptr;  // an overlapped update, whose gradients follow
   int64_t bytes = 0;                // of this rank's tensors, if the collective is no update
 
   bool reduces_gradients() const { return layout != nullptr && batch.is_update(); }

@@ -15,7 +15,7 @@ std::atomic<int> recording{0};
 
 namespace {
 
-constexpr int64_t kFirst = 3;  // the first updates of a place, which are not counted
+constexpr int64_t kIgnoredUpdates = 3;  // the first updates of a place, which are not counted
 
 thread_local Lane lane_of_thread = Lane::kScript;
 
@@ -157,7 +157,7 @@ class Recorder {
     AddEntry(entry, Activity::kReady);
   }
 
-  int64_t Enter(const Part& part) {
+  int64_t Enter(const UpdatePart& part) {
     std::lock_guard<std::mutex> lock(mutex_);
     Enter(Lane::kCommunication, Now());
     IsUpdate(Lane::kCommunication, part);
@@ -212,14 +212,14 @@ class Recorder {
   }
 
   // The same place with other gradients is another place.
-  void IsUpdate(Lane lane, const Part& part) {
+  void IsUpdate(Lane lane, const UpdatePart& part) {
     const int64_t gradients = part.of.empty() ? static_cast<int64_t>(part.layout->key()) : 0;
     const auto [found, is_new] = places_.emplace(Hasher().Add(part.place).Add(part.of).Add(gradients).value(), -1);
     if (is_new) found->second = Label(part.Name());
     Current& current = At(lane);
     current.label = found->second;
     int64_t& seen = seen_[static_cast<int>(lane)][current.label];
-    current.counts = seen >= kFirst;
+    current.counts = seen >= kIgnoredUpdates;
     if (!part.more) ++seen;
   }
 
@@ -288,7 +288,7 @@ void RecordEnd(const Call& call) {
 
 void RecordReady(const Entry& entry) { if (RecordsGradients()) TheRecorder().Ready(entry); }
 
-OverlappedRecord::OverlappedRecord(const Part& part) {
+OverlappedRecord::OverlappedRecord(const UpdatePart& part) {
   if (IsRecording()) start_ = TheRecorder().Enter(part);
 }
 

@@ -146,7 +146,7 @@ void RecordReady(const Entry& entry);
 // part.
 class OverlappedRecord {
  public:
-  explicit OverlappedRecord(const Part& part);
+  explicit OverlappedRecord(const UpdatePart& part);
   ~OverlappedRecord();
   OverlappedRecord(const OverlappedRecord&) = delete;
   OverlappedRecord& operator=(const OverlappedRecord&) = delete;

@@ -16,7 +16,8 @@ class Homes {
  public:
   // `bytes`: the size of each variable; `piece`: the maximum total size of one rank's pieces. Collective over
   // `communicator`. `made` is null on all ranks if they cannot share memory. Returns an MPI error code.
-  static int Make(MPI_Comm communicator, const std::vector<int64_t>& bytes, int64_t piece, std::shared_ptr<Homes>* made);
+  static int Make(MPI_Comm communicator, const std::vector<int64_t>& bytes, int64_t piece,
+                  std::shared_ptr<Homes>* made);
   ~Homes();
   Homes(const Homes&) = delete;
   Homes& operator=(const Homes&) = delete;
@@ -27,8 +28,8 @@ class Homes {
   bool Has(int i, const void* place) const { return place == At(i); }
 
   // Publishes the address of this rank's piece of variable `i`. A piece outside the shared memory is copied into it,
-  // to offset `aside` of the area for such pieces.
-  void Show(int i, const char* piece, int64_t bytes, int64_t aside);
+  // to offset `offset_in_home` of the area for such pieces.
+  void Show(int i, const char* piece, int64_t bytes, int64_t offset_in_home);
 
   // The published address of rank `rank`'s piece of variable `i`.
   const char* Shown(int rank, int i) const { return PartOf(rank) + TableOf(rank)[i]; }
@@ -39,7 +40,7 @@ class Homes {
   struct Places {
     Places(const std::vector<int64_t>& bytes, int64_t piece);
     std::vector<int64_t> variables;
-    int64_t aside = 0;
+    int64_t copies = 0;
     int64_t part = 0;
   };
 

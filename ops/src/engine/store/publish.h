@@ -19,7 +19,7 @@ namespace matex {
 // Variables of one type, divided into pieces among the ranks, and their addresses in this process.
 struct Shared {
   std::shared_ptr<const Layout> layout;               // the variables, with cuts
-  std::shared_ptr<const std::vector<Step>> messages;  // the transfers in which they are sent
+  std::shared_ptr<const std::vector<Transfer>> messages;  // the transfers in which they are sent
   std::vector<void*> wholes;
   std::string name;      // for messages
   int64_t place = 0;     // the order of need: variables with a smaller number are sent first
@@ -32,7 +32,8 @@ struct Shared {
   void Visit(int rank, Work work) const {
     for (size_t i = 0; i < layout->cuts().size(); ++i) {
       const std::vector<int64_t>& cuts = layout->cuts()[i];
-      if (!cuts.empty() && cuts[rank] < cuts[rank + 1]) work(static_cast<int>(i), cuts[rank], cuts[rank + 1] - cuts[rank]);
+      if (!cuts.empty() && cuts[rank] < cuts[rank + 1])
+        work(static_cast<int>(i), cuts[rank], cuts[rank + 1] - cuts[rank]);
     }
   }
   int64_t Owned(int rank) const {

@@ -23,18 +23,18 @@
 namespace matex {
 namespace {
 
-constexpr std::chrono::milliseconds kLook(1);
+constexpr std::chrono::milliseconds kPollInterval(1);
 constexpr char kAgreeing[] = "agreeing on which new weights come next";
 
 struct Job {
   Shared shared;
   Later later;
   int64_t number;             // from 1, equal on all ranks
-  std::vector<size_t> left;   // of each variable: the number of messages still to come
+  std::vector<size_t> messages_left;   // of each variable: the number of messages still to come
   std::vector<void*> wholes;  // the addresses of the variables; empty until `Begin`
   size_t next = 0;            // the next message
 
-  const Step& Message() const { return (*shared.messages)[next]; }
+  const Transfer& Message() const { return (*shared.messages)[next]; }
 };
 
 class PullThread {
@@ -43,8 +43,8 @@ class PullThread {
     std::lock_guard<std::mutex> lock(mutex_);
     if (!thread_.joinable()) thread_ = std::thread([this] { Run(); });
     jobs_.push_back({shared, std::move(later), ++added_, std::vector<size_t>(shared.layout->entries().size(), 0), {}});
-    for (const Step& step : *shared.messages) {
-      for (const Piece& piece : step.pieces) ++jobs_.back().left[piece.entry];
+    for (const Transfer& transfer : *shared.messages) {
+      for (const Fragment& fragment : transfer.fragments) ++jobs_.back().messages_left[fragment.entry];
     }
     changed_.notify_all();
   }
@@ -88,8 +88,8 @@ class PullThread {
   static void Begin(Job* job) {
     if (!job->wholes.empty()) return;
     job->wholes = job->later.begin();
-    for (size_t i = 0; i < job->left.size(); ++i) {
-      if (job->left[i] == 0) job->later.came(static_cast<int>(i), BrokenJobs());
+    for (size_t i = 0; i < job->messages_left.size(); ++i) {
+      if (job->messages_left[i] == 0) job->later.came(static_cast<int>(i), BrokenJobs());
     }
   }
 
@@ -108,7 +108,7 @@ class PullThread {
   // rank.
   Job* Choose(const std::vector<Job*>& here) {
     if (!is_asked_) {
-      while (GradientsTravel()) std::this_thread::sleep_for(kLook);
+      while (GradientsTravel()) std::this_thread::sleep_for(kPollInterval);
       Ask(here);
     }
     is_asked_ = false;
@@ -128,18 +128,18 @@ class PullThread {
 
   void Send(Job* job, Adder* adder) {
     if (job->shared.messages->empty()) return;
-    const Step& step = job->Message();
+    const Transfer& transfer = job->Message();
     Error error = BrokenJobs();
     if (!error) {
-      const std::function<std::string()> what = [&] { return "pulling the new " + step.name; };
+      const std::function<std::string()> what = [&] { return "pulling the new " + transfer.name; };
       const Waits waits(Waiter::kPulls, &what);
-      const Span span(Activity::kPull, &step.name, step.count * job->shared.Width());
-      const Gather gather = [adder](const Step& one, void* data) { return adder->Gather(one, data); };
-      const int code = GatherStep(step, job->wholes.data(), &buffer_, gather);
+      const Span span(Activity::kPull, &transfer.name, transfer.count * job->shared.Width());
+      const Gather gather = [adder](const Transfer& one, void* data) { return adder->Gather(one, data); };
+      const int code = GatherTransfer(transfer, job->wholes.data(), &buffer_, gather);
       if (code != MPI_SUCCESS) error = BreakJobs(MpiError(code, "the exchange of new weights", what()));
     }
-    for (const Piece& piece : step.pieces) {
-      if (--job->left[piece.entry] == 0) job->later.came(piece.entry, error);
+    for (const Fragment& fragment : transfer.fragments) {
+      if (--job->messages_left[fragment.entry] == 0) job->later.came(fragment.entry, error);
     }
     ++job->next;
   }

@@ -32,11 +32,11 @@ class Adder {
 
   // The sum of a transfer. If the ranks own its elements, it is a reduce-scatter: each rank gets the sum of its own
   // elements. If the transfer is compressed, `residual` receives the error that this rank adds to its next gradient.
-  Error Sum(const Step& step, void* data, float* left, const std::function<std::string()>& place);
+  Error Sum(const Transfer& transfer, void* data, float* residual, const std::function<std::string()>& place);
 
   // All-gather: `data` holds the elements of a transfer, of which this rank has its own; afterwards it has all.
   // Returns an MPI error code.
-  int Gather(const Step& step, void* data);
+  int Gather(const Transfer& transfer, void* data);
 
   // The shared memory that this Adder sums in, or null if the ranks have none. Collective.
   Error Shared(SharedMemory** memory, const std::function<std::string()>& place);
@@ -47,9 +47,9 @@ class Adder {
   int SumPlainly(void* data, int64_t count, Type type);
   int Run(Algorithm algorithm, void* data, int64_t count, Type type);
   int SumShared(char* data, int64_t count, Type type);
-  int RunCompressed(const Step& step, float* data, float* left);
-  int ReduceScatter(const Step& step, void* data);
-  int ChooseForParts(int64_t bytes, Algorithm* algorithm);
+  int RunCompressed(const Transfer& transfer, float* data, float* residual);
+  int ReduceScatter(const Transfer& transfer, void* data);
+  int ChooseForOwned(int64_t bytes, Algorithm* algorithm);
 
   const MPI_Comm communicator_;
   Algorithm algorithm_;
@@ -59,7 +59,7 @@ class Adder {
   Levels levels_;
   std::unique_ptr<SharedMemory> shared_;
   std::unique_ptr<Adder> across_;  // between nodes
-  std::vector<char> buffer_, slice_;
+  std::vector<char> buffer_, segment_;
   std::vector<float> wide_;
 };
 

@@ -26,6 +26,6 @@ struct Extent {
 // distributed gradient descent, 2017, with a threshold for each gradient) each rank receives the indices and values
 // of all ranks.
 int SumCompressed(const Calls& calls, const Compression& compression, const std::vector<Extent>& extents,
-                  int64_t count, int64_t most_bytes, float* data, float* left);
+                  int64_t count, int64_t max_bytes, float* data, float* residual);
 
 }  // namespace matex

@@ -33,7 +33,7 @@ int MakePlaces(MPI_Comm communicator, Levels* levels);
 
 // Replaces numbers [first, first + count) of the buffer, at `segment`, by their sum over `across`. Returns an MPI
 // error code.
-using AcrossNodes = std::function<int(void* slice, int64_t first, int64_t count)>;
+using AcrossNodes = std::function<int(void* segment, int64_t first, int64_t count)>;
 
 // data = the sum over all ranks, the same bits on all: a reduce-scatter within the node, `across` for each carrier's
 // segment, and an all-gather within the node. `asleep`: see sleeping_wait.h. `buffer` grows as needed.
@@ -42,8 +42,8 @@ int SumInTwoLevels(const Levels& levels, void* data, int64_t count, Type type, b
 
 // The two halves of the sum, where rank r owns data[starts[r]] up to data[starts[r + 1]], as in ring.h. They need
 // `places`.
-int ReduceScatterInTwoLevels(const Levels& levels, void* data, const std::vector<int64_t>& starts, Type type, bool asleep,
-                             std::vector<char>* buffer);
+int ReduceScatterInTwoLevels(const Levels& levels, void* data, const std::vector<int64_t>& starts, Type type,
+                             bool asleep, std::vector<char>* buffer);
 int AllgatherInTwoLevels(const Levels& levels, void* data, const std::vector<int64_t>& starts, Type type, bool asleep,
                          std::vector<char>* buffer);
 

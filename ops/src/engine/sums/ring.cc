@@ -18,9 +18,9 @@ constexpr int kTag = 1;
 constexpr int64_t kPartBytes = 60 << 10;
 // The rounds whose sends to the right may be unfinished: this bounds the memory of a rank, whatever the number of
 // ranks.
-constexpr int kOpen = 4;
+constexpr int kMaxOpenRounds = 4;
 // How long a cancelled receive may take to end. A message that has begun to arrive never ends if its sender is lost.
-constexpr std::chrono::seconds kLeave(2);
+constexpr std::chrono::seconds kCancelTimeout(2);
 
 // In each round a rank sends one segment to the right: in the next round, the segment that it received from the left.
 // In the first `adding` rounds it adds its own numbers first, so after N - 1 rounds each segment is complete on one
@@ -34,9 +34,15 @@ struct Rounds {
 class Ring {
  public:
   // Segment i of the data begins at begin(i) and ends at begin(i + 1).
-  Ring(MPI_Comm communicator, char* data, std::function<int64_t(int)> begin, const Rounds& rounds, Type type, bool asleep)
-      : communicator_(communicator), data_(data), begin_(std::move(begin)), adding_(rounds.adding),
-        rounds_(rounds.adding + rounds.copying), type_(type), asleep_(asleep) {
+  Ring(MPI_Comm communicator, char* data, std::function<int64_t(int)> begin, const Rounds& rounds, Type type,
+       bool asleep)
+      : communicator_(communicator),
+        data_(data),
+        begin_(std::move(begin)),
+        adding_(rounds.adding),
+        rounds_(rounds.adding + rounds.copying),
+        type_(type),
+        asleep_(asleep) {
     MPI_Comm_rank(communicator, &rank_);
     MPI_Comm_size(communicator, &size_);
     first_ = rank_ + rounds.first;
@@ -66,9 +72,9 @@ class Ring {
     for (int round = 0; round < rounds_; ++round) {
       if (round + 1 < rounds_) {
         if (const int code = Receive(round + 1)) return code;
-        if (const int code = AwaitSends(round + 1 - kOpen)) return code;
+        if (const int code = AwaitSends(round + 1 - kMaxOpenRounds)) return code;
         newest_ = round + 1;
-        sends_[newest_ % kOpen].clear();
+        sends_[newest_ % kMaxOpenRounds].clear();
       }
       const int64_t length = Length(round + 1);
       for (int64_t at = 0, part = 0; at < length; at += part_, ++part) {
@@ -93,7 +99,7 @@ class Ring {
   void Withdraw() {
     for (std::vector<MPI_Request>& receives : receives_) {
       for (MPI_Request& request : receives) {
-        if (request != MPI_REQUEST_NULL && MPI_Cancel(&request) == MPI_SUCCESS) AwaitFor(kLeave, &request);
+        if (request != MPI_REQUEST_NULL && MPI_Cancel(&request) == MPI_SUCCESS) AwaitFor(kCancelTimeout, &request);
       }
     }
   }
@@ -126,7 +132,7 @@ class Ring {
   }
 
   int Send(int round, int64_t at) {
-    std::vector<MPI_Request>& sends = sends_[round % kOpen];
+    std::vector<MPI_Request>& sends = sends_[round % kMaxOpenRounds];
     sends.push_back(MPI_REQUEST_NULL);
     return MPI_Isend(Place(round) + at * element_, Taken(Length(round), at), MpiType(type_), (rank_ + 1) % size_, kTag,
                      communicator_, &sends.back());
@@ -134,7 +140,7 @@ class Ring {
 
   // Waits for the sends of `round`. They have ended if a later round uses their slot.
   int AwaitSends(int round) {
-    return round < 0 || round <= newest_ - kOpen ? MPI_SUCCESS : WaitAll(&sends_[round % kOpen]);
+    return round < 0 || round <= newest_ - kMaxOpenRounds ? MPI_SUCCESS : WaitAll(&sends_[round % kMaxOpenRounds]);
   }
 
   int Wait(MPI_Request* request) const { return asleep_ ? Await(request) : MPI_Wait(request, MPI_STATUS_IGNORE); }
@@ -155,7 +161,7 @@ class Ring {
   int newest_ = 0;  // the round of the latest sends
   int64_t element_ = 1, part_ = 1;
   char* buffers_[2] = {nullptr, nullptr};
-  std::vector<MPI_Request> sends_[kOpen], receives_[2];  // by round, modulo the number of slots
+  std::vector<MPI_Request> sends_[kMaxOpenRounds], receives_[2];  // by round, modulo the number of slots
 };
 
 }  // namespace

@@ -22,44 +22,44 @@ class SharedMemory {
   static int Make(MPI_Comm communicator, std::unique_ptr<SharedMemory>* made);
 
   // Called for each finished range. The result is one + other, or `one` if `other` is null. Use Write to store it.
-  using Take = std::function<void(const char* one, const char* other, int64_t first, int64_t count)>;
+  using Consume = std::function<void(const char* one, const char* other, int64_t first, int64_t count)>;
   static void Write(Type type, const char* one, const char* other, char* to, int64_t count);
 
   // Writes this rank's elements [first, first + count) to `to`.
-  using Put = std::function<void(char* to, int64_t first, int64_t count)>;
+  using Produce = std::function<void(char* to, int64_t first, int64_t count)>;
 
   int rank() const { return rank_; }
 
   // Sums `count` elements over ranks: `produce` supplies this rank's elements, `consume` receives all sums. The same
   // bits on all ranks, added in rank order. `consume` is called for a range only after `produce` has supplied it, so
   // in-place sums are safe. Returns an MPI error code. One thread at a time.
-  int Sum(Type type, int64_t count, const Put& put, const Take& take);
+  int Sum(Type type, int64_t count, const Produce& produce, const Consume& consume);
 
   // For sums of which each rank needs only some elements: the elements of `type` in a chunk, and the memory for this
   // rank's elements of the next chunk. Returns an MPI error code.
-  int64_t PartOf(Type type) const { return part_ / static_cast<int64_t>(SizeOf(type)); }
-  int BeginPart(char** mine);
+  int64_t ElementsPerChunk(Type type) const { return chunk_bytes_ / static_cast<int64_t>(SizeOf(type)); }
+  int BeginChunk(char** mine);
 
   // Sums a chunk; this rank needs elements [first, first + count) of it, written to `to`. Returns an MPI error code.
-  struct Wanted {
+  struct Needed {
     int64_t first;
     int64_t count;
     char* to;
   };
-  int Sum(Type type, const std::vector<Wanted>& wanted);
+  int Sum(Type type, const std::vector<Needed>& needed);
 
  private:
-  SharedMemory(std::unique_ptr<Arrivals> arrivals, int64_t part, int rank, int size);
-  char* Of(int rank) const;
-  int SumOfTwo(Type type, int64_t count, const Put& put, const Take& take);
-  int SumOfMany(Type type, int64_t count, const Put& put, const Take& take);
+  SharedMemory(std::unique_ptr<Arrivals> arrivals, int64_t chunk_bytes, int rank, int size);
+  char* BufferOf(int rank) const;
+  int SumOfTwo(Type type, int64_t count, const Produce& produce, const Consume& consume);
+  int SumOfMany(Type type, int64_t count, const Produce& produce, const Consume& consume);
   int BeginBlocks(bool in_blocks);
 
   const std::unique_ptr<Arrivals> arrivals_;
-  const int64_t part_;  // bytes
+  const int64_t chunk_bytes_;  // bytes
   const int rank_;
   const int size_;
-  int64_t parts_ = 0;  // the number of chunks summed so far
+  int64_t chunks_ = 0;  // the number of chunks summed so far
   Arrivals::Blocks blocks_;  // with two ranks: the blocks that this rank has written and read
   bool in_blocks_ = false;   // whether the last sum used blocks
 };

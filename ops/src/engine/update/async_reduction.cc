@@ -30,13 +30,13 @@ namespace {
 constexpr int64_t kBetweenSums = 5'000'000;  // nanoseconds
 
 struct Update {
-  explicit Update(const Part& one, double by)
+  explicit Update(const UpdatePart& one, double by)
       : part(one), ready(Count()), weight(by), inputs(Count()), outputs(Count()), done(Count()), here(Count()),
         known(Count()), waits_for(Count()) {}
 
   size_t Count() const { return part.layout->entries().size(); }
 
-  const Part part;
+  const UpdatePart part;
   int64_t announced = 0;      // by `Now`
   std::vector<double> ready;  // of each gradient: seconds from the announcement to its hand-over
   const double weight;
@@ -145,7 +145,7 @@ class Overlapped {
   // Waits until these gradients are ready on all ranks and runs `transfer`. If a rank has given the update up, all
   // ranks return the same error instead.
   Error Together(int64_t ticket, int64_t number, Update* update, const std::vector<int>& entries,
-                 const std::function<Error()>& step) {
+                 const std::function<Error()>& transfer) {
     const std::string given_up = WaitFor(update, entries);
     const std::function<std::string()> what = [&] {
       const std::string more = entries.size() == 1 ? "" : " and " + std::to_string(entries.size() - 1) + " more";
@@ -164,7 +164,7 @@ class Overlapped {
     }
     for (int entry : entries) update->known[entry] = true;
     travel_until_ = std::numeric_limits<int64_t>::max();
-    const Error failed = step();
+    const Error failed = transfer();
     travel_until_ = Now() + kBetweenSums;
     return failed ? BreakJobs(failed) : failed;
   }
@@ -173,21 +173,21 @@ class Overlapped {
     if (const Error broken = BrokenJobs()) return broken;
     const Layout& layout = *update->part.layout;
     Learning& learning = learned_.Of(layout);
-    const std::vector<Step>& steps = learning.steps();
+    const std::vector<Transfer>& transfers = learning.transfers();
     const std::vector<Entry>& gradients = layout.entries();
     const auto place = [update] { return update->part.place; };
     const OverlappedRecord record(update->part);
-    const AddUp add_up = [&place](const Step& step, void* data, float* left) {
-      return TheWorld().has_peers() ? OverlappedAdder().Sum(step, data, left, place) : Error();
+    const AddUp add_up = [&place](const Transfer& transfer, void* data, float* residual) {
+      return TheWorld().has_peers() ? OverlappedAdder().Sum(transfer, data, residual, place) : Error();
     };
-    std::vector<size_t> left(update->here.size(), 0);
-    for (const Step& step : steps) {
-      for (const Piece& piece : step.pieces) ++left[piece.entry];
+    std::vector<size_t> transfers_left(update->here.size(), 0);
+    for (const Transfer& transfer : transfers) {
+      for (const Fragment& fragment : transfer.fragments) ++transfers_left[fragment.entry];
     }
-    size_t owed = left.size();
+    size_t gradients_left = transfers_left.size();
     const auto give_back = [&](int entry) {
       // Recorded before the script can continue. If further parts follow, the script still has gradients to compute.
-      if (--owed == 0) {
+      if (--gradients_left == 0) {
         came_ = std::max(came_, Came(*update));
         if (!update->part.more) {
           record.Done(came_);
@@ -199,29 +199,30 @@ class Overlapped {
     };
     std::vector<int> entries;
     const auto numbered = [update] { return update->part.place + ", update " + std::to_string(update->number); };
-    const AddUp checked = [&](const Step& step, void* data, float* kept) {
-      return AddUpFinite(layout, step, TheWorld().overlapped, numbered, data, kept, add_up);
+    const AddUp checked = [&](const Transfer& transfer, void* data, float* residual) {
+      return AddUpFinite(layout, transfer, TheWorld().overlapped, numbered, data, residual, add_up);
     };
-    for (size_t i = 0; i < steps.size(); ++i) {
+    for (size_t i = 0; i < transfers.size(); ++i) {
       entries.clear();
-      for (const Piece& piece : steps[i].pieces) entries.push_back(piece.entry);
+      for (const Fragment& fragment : transfers[i].fragments) entries.push_back(fragment.entry);
       const auto run = [&] {
-        return RunStep(layout, steps[i], update->inputs.data(), update->outputs.data(), update->weight, &buffer_,
-                       layout.checked() ? checked : add_up);
+        return RunTransfer(layout, transfers[i], update->inputs.data(), update->outputs.data(), update->weight,
+                           &buffer_, layout.checked() ? checked : add_up);
       };
       if (Error error = Together(ticket, static_cast<int64_t>(i), update, entries, run)) return error;
       for (int entry : entries) {
-        if (--left[entry] == 0) give_back(entry);
+        if (--transfers_left[entry] == 0) give_back(entry);
       }
     }
     // Gradients without elements are in no transfer, but they are handed over, too.
     entries.clear();
-    for (size_t entry = 0; entry < left.size(); ++entry) {
+    for (size_t entry = 0; entry < transfers_left.size(); ++entry) {
       if (gradients[entry].count() == 0) entries.push_back(static_cast<int>(entry));
     }
     if (!entries.empty()) {
       const auto nothing = [] { return Error(); };
-      if (Error error = Together(ticket, static_cast<int64_t>(steps.size()), update, entries, nothing)) return error;
+      if (Error error = Together(ticket, static_cast<int64_t>(transfers.size()), update, entries, nothing))
+        return error;
       for (int entry : entries) give_back(entry);
     }
     const Error error = learning.Learn(layout, update->ready);
@@ -273,7 +274,7 @@ Overlapped& TheOverlapped() {
 
 }  // namespace
 
-Error Announce(const Part& part, double weight, Batch batch, int64_t* ticket) {
+Error Announce(const UpdatePart& part, double weight, Batch batch, int64_t* ticket) {
   const std::function<std::string()> what = [&part] { return part.place; };
   const int64_t agreed[] = {batch.rows, part.more};
   const Call call{Kind::kGradients, Hash(agreed, sizeof agreed, ~part.layout->key()), what, part.layout.get(), batch,

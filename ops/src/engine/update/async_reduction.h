@@ -32,7 +32,7 @@ struct HandedOver {
 
 // Announces an update, or a part of one, with the weight and batch of `ReduceInline`. A rendezvous: all ranks must
 // announce the same. Its gradients are handed over under `ticket`.
-Error Announce(const Part& part, double weight, Batch batch, int64_t* ticket);
+Error Announce(const UpdatePart& part, double weight, Batch batch, int64_t* ticket);
 
 // Hands over gradient `entry` of update `ticket`. Each gradient must be handed over exactly once, or the update given
 // up.

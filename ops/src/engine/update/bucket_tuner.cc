@@ -20,7 +20,7 @@ constexpr int kIgnored = 3, kUpdates = 13;
 constexpr int kProbeTrials = 3;
 // More layouts than a script uses at a time. Beyond it the least recently used layout is forgotten, and measured anew
 // if it returns.
-constexpr size_t kMostLayouts = 256;
+constexpr size_t kMaxLayouts = 256;
 
 double Median(std::vector<double>* numbers) {
   const auto middle = numbers->begin() + numbers->size() / 2;
@@ -58,7 +58,7 @@ Error Learning::Agree(const Layout& layout) {
   if (link.disturbed) return Error();
   // Before each transfer a small all-reduce agrees that its gradients are ready.
   link.start_up *= 2;
-  link.byte *= layout.compression().BytesLeft(world.size);
+  link.byte *= layout.compression().CompressedFraction(world.size);
   const int count = static_cast<int>(ready.size());
   int code = MPI_Allreduce(MPI_IN_PLACE, ready.data(), count, MPI_DOUBLE, MPI_MAX, world.overlapped);
   if (Error error = MpiError(code, "MPI_Allreduce", place())) return error;
@@ -74,7 +74,7 @@ Error Learning::Agree(const Layout& layout) {
   boundaries.resize(length);
   if (code == MPI_SUCCESS) code = MPI_Bcast(boundaries.data(), length, MPI_INT, 0, world.overlapped);
   if (Error error = MpiError(code, "MPI_Bcast", place())) return error;
-  steps_ = layout.StepsOf(boundaries);
+  transfers_ = layout.TransfersOf(boundaries);
   return Error();
 }
 
@@ -84,7 +84,7 @@ Learning& AllLearned::Of(const Layout& layout) {
     found->second.used = ++uses_;
     return found->second.learning;
   }
-  if (all_.size() == kMostLayouts) {
+  if (all_.size() == kMaxLayouts) {
     all_.erase(std::min_element(all_.begin(), all_.end(),
                                 [](const auto& a, const auto& b) { return a.second.used < b.second.used; }));
   }

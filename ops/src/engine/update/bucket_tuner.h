@@ -14,9 +14,9 @@ namespace matex {
 
 class Learning {
  public:
-  explicit Learning(const Layout& layout) : steps_(layout.steps()) {}
+  explicit Learning(const Layout& layout) : transfers_(layout.transfers()) {}
 
-  const std::vector<Step>& steps() const { return steps_; }
+  const std::vector<Transfer>& transfers() const { return transfers_; }
 
   // Reports an update of `layout`: the seconds from its announcement to each gradient. Changes the transfers after
   // the same update on all ranks, by collective calls.
@@ -25,7 +25,7 @@ class Learning {
  private:
   Error Agree(const Layout& layout);
 
-  std::vector<Step> steps_;
+  std::vector<Transfer> transfers_;
   int updates_ = 0;
   std::vector<std::vector<double>> seen_;  // of each measured update: when its gradients were ready
 };

@@ -20,8 +20,8 @@ bool AreFinite(Type type, const void* data, int64_t count);
 // Runs `add_up` on a transfer of `layout`, whose fragments are in `data`, and checks the input and the result. If the
 // result, which is equal on all ranks, is not finite, the ranks exchange their findings over `communicator` and
 // return the same error. `place` names the update.
-Error AddUpFinite(const Layout& layout, const Step& step, MPI_Comm communicator,
-                  const std::function<std::string()>& place, void* data, float* left,
+Error AddUpFinite(const Layout& layout, const Transfer& transfer, MPI_Comm communicator,
+                  const std::function<std::string()>& place, void* data, float* residual,
                   const AddUp& add_up);
 
 }  // namespace matex

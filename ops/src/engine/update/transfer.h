@@ -14,25 +14,26 @@ namespace matex {
 
 // data = the sum over ranks of `data`, the elements of a transfer; if ranks own the elements, each rank gets its own.
 // If the transfer is compressed, `residual` receives the error that this rank keeps.
-using AddUp = std::function<Error(const Step& step, void* data, float* left)>;
+using AddUp = std::function<Error(const Transfer& transfer, void* data, float* residual)>;
 
 // outputs[i] = the sum over ranks of weight * inputs[i], for the fragments of a transfer of `layout`; outputs[i] may
 // be inputs[i]. Elements that other ranks own are undefined. Transfers of several fragments use `buffer`, which grows
 // as needed. If the transfer is compressed, the residuals are added before it and replaced after it.
-Error RunStep(const Layout& layout, const Step& step, const void* const* inputs, void* const* outputs, double weight,
-              std::vector<char>* buffer, const AddUp& add_up);
+Error RunTransfer(const Layout& layout, const Transfer& transfer, const void* const* inputs, void* const* outputs,
+                  double weight, std::vector<char>* buffer, const AddUp& add_up);
 
 // The same for an uncompressed transfer, through shared memory and without a buffer. Returns an MPI error code.
-int RunStep(const Step& step, const void* const* inputs, void* const* outputs, double weight, SharedMemory* memory);
+int RunTransfer(const Transfer& transfer, const void* const* inputs, void* const* outputs, double weight,
+                SharedMemory* memory);
 
 // All-gather of a transfer whose elements are owned: `wholes` become complete. `gather` gathers a buffer in place.
 // Returns an MPI error code.
-using Gather = std::function<int(const Step& step, void* data)>;
-int GatherStep(const Step& step, void* const* wholes, std::vector<char>* buffer, const Gather& gather);
+using Gather = std::function<int(const Transfer& transfer, void* data)>;
+int GatherTransfer(const Transfer& transfer, void* const* wholes, std::vector<char>* buffer, const Gather& gather);
 
 // Elements that are summed together, of one type and any length: for each rank those that it alone needs, and last
 // those that all ranks need.
-using Shares = std::vector<Step>;
+using Shares = std::vector<Transfer>;
 struct Scatter {
   Scatter(const Layout& layout, int ranks);
   std::vector<Shares> by_type;
@@ -40,6 +41,7 @@ struct Scatter {
 
 // Sums `shares` through shared memory, each element for the ranks that need it; other elements of the outputs are
 // undefined. Returns an MPI error code.
-int RunShares(const Shares& shares, const void* const* inputs, void* const* outputs, double weight, SharedMemory* memory);
+int RunShares(const Shares& shares, const void* const* inputs, void* const* outputs, double weight,
+              SharedMemory* memory);
 
 }  // namespace matex

@@ -22,7 +22,7 @@ namespace {
 
 using namespace tensorflow;
 
-constexpr int64_t kMostOfRank = 1 << 20;  // bytes of a message of new weights
+constexpr int64_t kMaxBytesOfRank = 1 << 20;  // bytes of a message of new weights
 
 // A whole variable, the variable that has this rank's piece of it, and where that is.
 struct Pair {
@@ -60,7 +60,8 @@ class PiecesKernel : public AsyncOpKernel {
       const std::vector<int64_t>& cuts = cuts_[i];
       const int64_t size = (*pairs)[i].whole->tensor()->NumElements();
       if (size != (cuts.empty() ? 0 : cuts.back())) {
-        return errors::InvalidArgument("a variable of ", size, " numbers, of which ranks own ", cuts.empty() ? 0 : cuts.back());
+        return errors::InvalidArgument("a variable of ", size, " numbers, of which ranks own ",
+                                       cuts.empty() ? 0 : cuts.back());
       }
       if (size > 0) (*pairs)[i].first = cuts[rank], (*pairs)[i].count = cuts[rank + 1] - cuts[rank];
     }
@@ -166,12 +167,15 @@ class PublishKernel : public PiecesKernel {
     std::lock_guard<std::mutex> lock(mutex_);
     if (layout_ == nullptr) {
       std::vector<Entry> entries;
-      for (int i = 0; i < variables_; ++i) entries.push_back({names_[i], TypeOf(type_), ShapeOf(*pairs[i].whole->tensor())});
+      for (int i = 0; i < variables_; ++i)
+        entries.push_back({names_[i], TypeOf(type_), ShapeOf(*pairs[i].whole->tensor())});
       const World& world = TheWorld();
       // While a message travels nothing else does, however soon it is needed: so it has no more than it takes to fill a link.
-      const int64_t most = later_ ? std::min<int64_t>(world.chunk_bytes, world.size * kMostOfRank) : world.chunk_bytes;
-      layout_ = std::make_shared<Layout>(std::move(entries), most, world.fuse_bytes, Compression(), false, false, cuts_);
-      messages_ = std::make_shared<std::vector<Step>>(layout_->StepsInOrder());
+      const int64_t max_bytes =
+          later_ ? std::min<int64_t>(world.chunk_bytes, world.size * kMaxBytesOfRank) : world.chunk_bytes;
+      layout_ =
+          std::make_shared<Layout>(std::move(entries), max_bytes, world.fuse_bytes, Compression(), false, false, cuts_);
+      messages_ = std::make_shared<std::vector<Transfer>>(layout_->TransfersInOrder());
     }
     return {layout_, messages_, {}, place_, needed_, holding_};
   }
@@ -205,7 +209,9 @@ class PublishKernel : public PiecesKernel {
     return TfStatus();
   }
 
-  char* At(const Tensor& whole, const Pair& pair) const { return static_cast<char*>(DataOf(whole)) + pair.first * Width(); }
+  char* At(const Tensor& whole, const Pair& pair) const {
+    return static_cast<char*>(DataOf(whole)) + pair.first * Width();
+  }
 
   std::string place_;
   tensorflow::int64 holding_ = -1;
@@ -214,7 +220,7 @@ class PublishKernel : public PiecesKernel {
   std::vector<std::string> names_;
   std::mutex mutex_;
   std::shared_ptr<const Layout> layout_;
-  std::shared_ptr<const std::vector<Step>> messages_;
+  std::shared_ptr<const std::vector<Transfer>> messages_;
 };
 
 REGISTER_OP("MatexLend")
