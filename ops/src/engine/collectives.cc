@@ -81,7 +81,7 @@ Error AgreeOnMemory(const World& world, bool has, const std::string& what) {
     if (code != MPI_SUCCESS) return MpiError(code, "MPI_Allreduce", what);
   }
   if (without < 0) return Error();
-  return Error("rank " + std::to_string(without) + " has no memory for the result of " + what + ".");
+  return Error("rank " + std::to_string(without) + " cannot allocate the result of " + what + ".");
 }
 
 }  // namespace
@@ -114,7 +114,7 @@ Error Broadcast(const Subject& subject, int root, void* data) {
     return Text("broadcast from rank " + std::to_string(root), subject);
   };
   if (root < 0 || root >= world.size) {
-    return Error(what() + ": there is no such rank, the world has " + std::to_string(world.size) + ".");
+    return Error(what() + ": there is no such rank; the number of ranks is " + std::to_string(world.size) + ".");
   }
   const Call call{Kind::kBroadcast, KeyOf(subject, 0).Add(root).value(), what, nullptr, 0, nullptr, subject.bytes()};
   std::lock_guard<std::mutex> lock(world.mutex);

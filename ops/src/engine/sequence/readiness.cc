@@ -19,7 +19,7 @@ Error Ready(int64_t at, bool is_here, const std::string& place, int* without) {
   int code = MPI_Iallreduce(MPI_IN_PLACE, words, 3, MPI_INT64_T, MPI_MAX, world.overlapped, &request);
   if (code == MPI_SUCCESS) code = Await(&request);
   if (code != MPI_SUCCESS) return MpiError(code, "MPI_Iallreduce", place);
-  if (words[0] != ~words[1]) return Error("ranks are at different steps of " + place + ".");
+  if (words[0] != ~words[1]) return Error("ranks are at different transfers of " + place + ".");
   *without = static_cast<int>(words[2]);
   return Error();
 }

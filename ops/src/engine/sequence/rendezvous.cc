@@ -72,13 +72,13 @@ Error Check(const World& world, const Call& call, Sequence* sequence, bool* is_f
   int over = 0;
   MPI_Finalized(&over);
   if (over) {
-    return Error(call.what() + " was called after MPI had been shut down.");
+    return Error(call.what() + " was called after MPI was finalized.");
   }
-  if (Error error = MpiError(Prepare(world, sequence), "the first meeting", call.what())) return error;
+  if (Error error = MpiError(Prepare(world, sequence), "the first rendezvous", call.what())) return error;
   const Arrivals::Words mine = {static_cast<int64_t>(call.kind), static_cast<int64_t>(call.key), sequence->number};
   if (sequence->here != nullptr) {
     bool same = false;
-    if (Error error = MpiError(sequence->here->Meet(mine, &same), "the meeting", call.what())) return error;
+    if (Error error = MpiError(sequence->here->Meet(mine, &same), "the rendezvous", call.what())) return error;
     return same ? Error() : ExplainMismatch(ReportOf(world, call, mine.back()), is_failed_step);
   }
   // max(x) and max(~x) over ranks are complements only if x is equal on all ranks.

@@ -47,15 +47,15 @@ std::vector<int64_t> StartsOf(const Transfer& transfer) {
 const char* NameOf(Algorithm algorithm) {
   switch (algorithm) {
     case Algorithm::kAuto:
-      return "the trial of algorithms";
+      return "the trial of sum algorithms";
     case Algorithm::kMpi:
       return "MPI_Allreduce";
     case Algorithm::kRing:
-      return "the ring";
+      return "the ring all-reduce";
     case Algorithm::kTwoLevel:
-      return "the sum in two levels";
+      return "the two-level all-reduce";
     case Algorithm::kShared:
-      return "the sum in shared memory";
+      return "the all-reduce in shared memory";
   }
   return "";
 }
@@ -69,16 +69,16 @@ Error Adder::Sum(void* data, int64_t count, Type type, const std::function<std::
 }
 
 Error Adder::Sum(const Transfer& transfer, void* data, float* residual, const std::function<std::string()>& place) {
-  if (!transfer.owned.empty()) return MpiError(ReduceScatter(transfer, data), "the sum of each rank's part", place());
+  if (!transfer.owned.empty()) return MpiError(ReduceScatter(transfer, data), "the reduce-scatter", place());
   if (!transfer.compressed) return Sum(data, transfer.count, transfer.type, place);
   const int code = RunCompressed(transfer, static_cast<float*>(data), residual);
-  return code == MPI_SUCCESS ? Error() : MpiError(code, "the compressed sum", place());
+  return code == MPI_SUCCESS ? Error() : MpiError(code, "the compressed all-reduce", place());
 }
 
 Error Adder::Shared(SharedMemory** memory, const std::function<std::string()>& place) {
   const int code = Prepare();
   *memory = shared_.get();
-  return code == MPI_SUCCESS ? Error() : MpiError(code, "the start of sums", place());
+  return code == MPI_SUCCESS ? Error() : MpiError(code, "the preparation of sums", place());
 }
 
 int Adder::SumPlainly(void* data, int64_t count, Type type) {

@@ -72,7 +72,7 @@ class Overlapped {
       std::lock_guard<std::mutex> lock(mutex_);
       const auto found = updates_.find(ticket);
       if (found == updates_.end()) {
-        failed = Error("a gradient came after its update was over.");
+        failed = Error("a gradient was handed over after the end of its update.");
       } else if (found->second->failed) {
         failed = found->second->failed;
       } else {

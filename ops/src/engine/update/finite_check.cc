@@ -121,7 +121,7 @@ std::string Describe(const Findings& all, const Finding& sum, const Layout& layo
   }
   if (all.ranks > all.Named()) text += "; and on " + std::to_string(all.ranks - all.Named()) + " more ranks";
   if (all.ranks > 0) return text;
-  return "in the sum over ranks " + Describe(sum, layout) + ". The part of each rank is finite; their sum is not";
+  return "in the sum over ranks " + Describe(sum, layout) + ". The gradients of each rank are finite; their sum is not";
 }
 
 }  // namespace
@@ -146,7 +146,7 @@ Error AddUpFinite(const Layout& layout, const Transfer& transfer, MPI_Comm commu
     if (code != MPI_SUCCESS) return MpiError(code, "MPI_Reduce", place());
   }
   return Error("gradients are not finite numbers at " + place() + ": " + Describe(all, Find(transfer, data), layout) +
-               " (MATEX_CHECK_NUMERICS=1 makes that an error).");
+               " (MATEX_CHECK_NUMERICS=1 checks this).");
 }
 
 }  // namespace matex

@@ -44,11 +44,12 @@ Error ReduceInline(const Layout& layout, const void* const* inputs, void* const*
     for (const Shares& shares : scatter->by_type) {
       if (code == MPI_SUCCESS) code = RunShares(shares, inputs, outputs, weight, memory);
     }
-    return Finish(call, MpiError(code, "a sum in shared memory", place()));
+    return Finish(call, MpiError(code, "the all-reduce in shared memory", place()));
   }
   for (const Transfer& transfer : layout.transfers()) {
     if (memory != nullptr && !transfer.compressed) {
-      error = MpiError(RunTransfer(transfer, inputs, outputs, weight, memory), "a sum in shared memory", place());
+      error =
+          MpiError(RunTransfer(transfer, inputs, outputs, weight, memory), "the all-reduce in shared memory", place());
     } else if (layout.checked()) {
       error = RunTransfer(layout, transfer, inputs, outputs, weight, buffer,
                           [&](const Transfer&, void* data, float* residual) {

@@ -35,7 +35,7 @@ double CpuSeconds() {
 }
 
 Error ProbeOnce(Adder& adder, MPI_Comm communicator, Link* link) {
-  const auto place = [] { return std::string("the probe of what a transfer costs"); };
+  const auto place = [] { return std::string("the measurement of a transfer"); };
   std::vector<float> data(kLarge, 0.0f);
   double results[3] = {0, 0, 0};  // the two medians, and the spread of the large probes
   for (int kind = 0; kind < 2; ++kind) {

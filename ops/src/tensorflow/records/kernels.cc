@@ -28,7 +28,7 @@ using namespace tensorflow;
 
 constexpr int64_t kTicket = 3;
 constexpr const char* kUnknownName =
-    "a function of the pipeline has made this name of a file only now, so that its records are not indexed. Make the "
+    "this file is not indexed, because a function of the pipeline has created its name only now. Create file "
     "names before the function that reads the files";
 
 // The error class that TensorFlow's own datasets raise, because scripts may catch it.

@@ -61,7 +61,7 @@ class PiecesKernel : public AsyncOpKernel {
       const std::vector<int64_t>& cuts = cuts_[i];
       const int64_t size = (*pairs)[i].whole->tensor()->NumElements();
       if (size != (cuts.empty() ? 0 : cuts.back())) {
-        return errors::InvalidArgument("a variable of ", size, " numbers, of which ranks own ",
+        return errors::InvalidArgument("expected cuts that cover the ", size, " elements of a variable; they cover ",
                                        cuts.empty() ? 0 : cuts.back());
       }
       if (size > 0) (*pairs)[i].first = cuts[rank], (*pairs)[i].count = cuts[rank + 1] - cuts[rank];
@@ -189,7 +189,7 @@ class PublishKernel : public PiecesKernel {
     Tensor piece(type_, TensorShape({0}));
     std::swap(piece, *pair.piece->tensor());
     if (piece.NumElements() != pair.count) {
-      return errors::InvalidArgument("a piece of ", pair.count, " numbers has become one of ", piece.NumElements());
+      return errors::InvalidArgument("expected a piece of ", pair.count, " elements, got ", piece.NumElements());
     }
     const char* const from = static_cast<const char*>(DataOf(piece));
     if (from == At(*whole, pair)) piece = Tensor();  // updated in place

@@ -18,7 +18,7 @@ namespace {
 
 using namespace tensorflow;
 
-const char kNoStore[] = "there is no memory in which ranks train a model together";
+const char kNoStore[] = "asynchronous training has no shared memory";
 
 // The attribute `part`: the number of this op's addition among the additions of a step.
 struct AdditionNumber {
@@ -44,7 +44,7 @@ TfStatus FindShared(OpKernelContext* context, DataType type, const AdditionNumbe
   if (value.dtype() == type && store != nullptr && store->Has(*memory)) {
     if (store->BeginAddition(number.value, count, addition)) return TfStatus();
     return errors::FailedPrecondition("addition ", number.value,
-                                      " of the step is none of a batch that this rank trains");
+                                      " of the step does not belong to a batch that this rank trains");
   }
   return errors::FailedPrecondition("'", HandleFromInput(context, 0).name(),
                                     "', which asynchronous ranks train together, was given a value of this rank's own. "
