@@ -111,6 +111,7 @@ Error PublishLater(const Shared& shared, Later later) {
   World& world = TheWorld();
   const std::function<std::string()> what = [&shared] { return "publishing " + shared.name; };
   const int64_t bytes = shared.Owned(world.rank) * shared.Width();
+  // ~: differs from the key of Publish.
   const Call call{Kind::kAllgather, ~KeyOf(shared), what, nullptr, 0, nullptr, bytes};
   std::lock_guard<std::mutex> lock(world.mutex);
   if (Error error = Meet(call)) return error;
