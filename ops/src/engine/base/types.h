@@ -1,5 +1,5 @@
 // The element types of collectives: size, name and MPI datatype. The whole engine uses them; 16-bit floats and bool
-// have no MPI type and travel as unsigned integers.
+// travel as unsigned integers.
 #pragma once
 
 #include <mpi.h>

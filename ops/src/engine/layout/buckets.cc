@@ -18,9 +18,9 @@ std::vector<int> ChooseBuckets(const std::vector<double>& ready, const std::vect
   end[0] = 0;
   for (int i = 1; i <= count; ++i) {
     for (int j = 0; j < i; ++j) {
-      const double found = std::max(end[j], last[i]) + link.start_up + link.byte * (sum[i] - sum[j]);
-      if (found < end[i]) {
-        end[i] = found;
+      const double finish = std::max(end[j], last[i]) + link.start_up + link.byte * (sum[i] - sum[j]);
+      if (finish < end[i]) {
+        end[i] = finish;
         before[i] = j;
       }
     }

@@ -119,17 +119,17 @@ class Recorder {
     std::lock_guard<std::mutex> lock(mutex_);
     Current& current = At(Lane::kScript);
     if (current.start == 0) return;  // recording was off when the collective began
-    const int64_t now = Now(), took = now - current.start;
+    const int64_t now = Now(), elapsed = now - current.start;
     const bool is_update = current.label >= 0, announces = call.announced != nullptr;
     const bool ends_step = is_update && !(announces && call.announced->more);
     Activity activity = ActivityOf(call.kind);
     if (is_update) activity = announces ? Activity::kAnnouncement : Activity::kUpdate;
-    Add({current.start, took, call.bytes, is_update ? current.label : Label(call.what()), activity, Lane::kScript});
+    Add({current.start, elapsed, call.bytes, is_update ? current.label : Label(call.what()), activity, Lane::kScript});
     // Only collectives that run beside an overlapped update are needed.
     if (At(Lane::kCommunication).start == 0) stretch_.calls.clear();
     stretch_.calls.emplace_back(current.start, now);
     stretch_.meet += current.meet;
-    if (!is_update) stretch_.collectives += took - current.meet;
+    if (!is_update) stretch_.collectives += elapsed - current.meet;
     if (current.counts && ends_step) {
       Totals& totals = totals_[current.label];
       if (stretch_.is_step) {
@@ -140,7 +140,7 @@ class Recorder {
       }
       if (!announces) {
         ++totals.updates;
-        totals.exposed += took - current.meet;
+        totals.exposed += elapsed - current.meet;
       }
     }
     if (ends_step) updated_ = current.counts ? current.label : -1;  // one of several updates of a step represents all
@@ -176,9 +176,10 @@ class Recorder {
     std::vector<std::pair<int64_t, int64_t>> calls = stretch_.calls;
     if (At(Lane::kScript).start != 0) calls.emplace_back(At(Lane::kScript).start, now);
     const auto outside_calls = [&](int64_t from, int64_t to) {
-      int64_t left = std::max<int64_t>(to - from, 0);
-      for (const auto& [begin, end] : calls) left -= std::max<int64_t>(std::min(to, end) - std::max(from, begin), 0);
-      return left;
+      int64_t remaining = std::max<int64_t>(to - from, 0);
+      for (const auto& [begin, end] : calls)
+        remaining -= std::max<int64_t>(std::min(to, end) - std::max(from, begin), 0);
+      return remaining;
     };
     const int64_t exposed = outside_calls(came, now);
     stretch_.exposed += exposed;

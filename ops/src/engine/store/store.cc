@@ -156,7 +156,8 @@ int64_t SharedStore::Oldest(int* rank) const {
 // The oldest batch that a lost rank holds and has not trained.
 int64_t SharedStore::FindHeld(int rank) const {
   const int64_t from = LineOf(rank).ticket;
-  for (int64_t batch = from; from != Line::kNone && batch < std::min(control().next + 1, control().count.load()); ++batch) {
+  for (int64_t batch = from; from != Line::kNone && batch < std::min(control().next + 1, control().count.load());
+       ++batch) {
     if (WordOf(batch) == HeldBy(rank)) return batch;
   }
   return Line::kNone;
@@ -168,11 +169,11 @@ bool SharedStore::TakeOver(int64_t bound) {
   for (int rank = 0; rank < size_; ++rank) {
     Line &lost = LineOf(rank), &mine = LineOf(rank_);
     while (lost.lost) {
-      int64_t said = lost.ticket;
-      if (said == Line::kNone) break;  // another has cleared it since
+      int64_t announced = lost.ticket;
+      if (announced == Line::kNone) break;  // another has cleared it since
       const int64_t held = FindHeld(rank);
-      if (held != said) {
-        lost.ticket.compare_exchange_strong(said, held);
+      if (held != announced) {
+        lost.ticket.compare_exchange_strong(announced, held);
         continue;
       }
       int behind = -1;
@@ -223,21 +224,21 @@ SharedStore::Begun SharedStore::Begin(int64_t bound, double seconds, int64_t* ti
   const int64_t dealt = LineOf(rank_).ticket;  // its first batch
   if (reserved_ < 0 && dealt != Line::kNone) reserved_ = dealt;
   // The living rank with the oldest batch never waits, so some rank always makes progress.
-  for (int looks = 0; !TakeOver(bound); ++looks) {
+  for (int attempts = 0; !TakeOver(bound); ++attempts) {
     if (reserved_ < 0 && !Take() && IsOver()) return kEnd;
     if (reserved_ >= 0 && reserved_ - Oldest(behind) <= bound) {
       SetProgress(reserved_, -1);
       ticket_ = std::exchange(reserved_, -1);
       break;
     }
-    if (looks >= kSpins + kGivesWay) {
+    if (attempts >= kSpins + kGivesWay) {
       if (SecondsNow() >= until) {
         Oldest(behind);
         return kNotYet;
       }
       const timespec pause{0, 20'000};
       nanosleep(&pause, nullptr);
-    } else if (looks >= kSpins) {
+    } else if (attempts >= kSpins) {
       sched_yield();
     }
   }
@@ -282,7 +283,8 @@ int SharedStore::VersionOf(int rank) const {
 
 int64_t SharedStore::CountTrained() const {
   int64_t trained = 0;
-  for (int64_t batch = 0; batch < control().count; ++batch) trained += WordOf(batch) < kFree && WordOf(batch) != kRefused;
+  for (int64_t batch = 0; batch < control().count; ++batch)
+    trained += WordOf(batch) < kFree && WordOf(batch) != kRefused;
   return trained;
 }
 

@@ -1,6 +1,6 @@
 // The sum of a buffer over the ranks of a communicator. An Adder chooses the algorithm (MPI, ring, two levels or
-// shared memory) at its first large sum, by a trial. The inline reduction and the overlapped reduction
-// (engine/update) have one Adder each. All ranks choose the same algorithm and get the same bits.
+// shared memory) at its first sums, by a trial if several are possible. The inline reduction and the overlapped
+// reduction (engine/update) have one Adder each. All ranks choose the same algorithm and get the same bits.
 #pragma once
 
 #include <mpi.h>

@@ -1,6 +1,6 @@
 // This process's rank, host and settings, and the communicators that the engine uses. `Start` fills the World once,
-// from Python; all other code reads it. The engine's communicators are duplicates, so no message of the script can
-// match ours.
+// from Python; all other code reads it. The engine's communicators are duplicates, so the script's own MPI messages
+// never match the engine's.
 #pragma once
 
 #include <mpi.h>

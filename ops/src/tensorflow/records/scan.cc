@@ -85,18 +85,18 @@ FoundRecords FindTfRecords(const std::string& name, const FileState& state) {
       found.problem = MakeSystemProblem("read", errno);
       break;
     }
-    uint64_t told;
-    memcpy(&told, header, sizeof(told));
-    if (!HasChecksum(header, sizeof(told), header + sizeof(told))) {
+    uint64_t declared;
+    memcpy(&declared, header, sizeof(declared));
+    if (!HasChecksum(header, sizeof(declared), header + sizeof(declared))) {
       found.problem = MakeBrokenProblem(
           at, number, "the checksum of its length does not fit; the file may be compressed, or no TFRecord file");
-    } else if (told > static_cast<uint64_t>(std::max<int64_t>(0, left - kRecordHeader - kRecordFooter))) {
+    } else if (declared > static_cast<uint64_t>(std::max<int64_t>(0, left - kRecordHeader - kRecordFooter))) {
       found.problem =
           MakeBrokenProblem(at, number,
-                            "expected " + std::to_string(told) + " bytes of data and 4 of their checksum, found " +
+                            "expected " + std::to_string(declared) + " bytes of data and 4 of their checksum, found " +
                                 std::to_string(left - kRecordHeader) + "; the file is cut off, or still written");
     } else {
-      length = static_cast<int64_t>(told);
+      length = static_cast<int64_t>(declared);
       found.offsets.push_back(at);
       found.lengths.push_back(length);
       at += kRecordHeader + length + kRecordFooter;
