@@ -1,5 +1,6 @@
 // Sums in two levels: within each node, where MPI uses shared memory, then between nodes. An Adder makes `Levels`
-// before its first sum and keeps them. Every rank's node number must be known; the result has the same bits on all ranks.
+// before its first sum and keeps them. Every rank's node number must be known; the result has the same bits on all
+// ranks.
 #pragma once
 
 #include <mpi.h>

@@ -22,9 +22,9 @@ constexpr int kMaxOpenRounds = 4;
 // How long a cancelled receive may take to end. A message that has begun to arrive never ends if its sender is lost.
 constexpr std::chrono::seconds kCancelTimeout(2);
 
-// In each round a rank sends one segment to the right: from the second round on, the segment that it received from the
-// left in the round before. In the first `adding` rounds it adds its own numbers first, so after N - 1 rounds each segment is complete on one
-// rank.
+// In each round a rank sends one segment to the right: from the second round on, the segment that it received from
+// the left in the round before. In the first `adding` rounds it adds its own numbers first, so after N - 1 rounds
+// each segment is complete on one rank.
 struct Rounds {
   int first;  // the segment that rank 0 sends first; rank r sends the r-th after it
   int adding;
