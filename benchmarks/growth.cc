@@ -339,13 +339,13 @@ void GoOn() {
 }
 
 // Numbers of which each rank owns as many.
-Step InPieces(int64_t count) {
-  Step step;
-  step.type = Type::kFloat32;
-  step.count = count / ranks * ranks;
-  step.pieces = {{0, 0, step.count}};
-  step.owned.assign(ranks, count / ranks);
-  return step;
+Transfer InPieces(int64_t count) {
+  Transfer transfer;
+  transfer.type = Type::kFloat32;
+  transfer.count = count / ranks * ranks;
+  transfer.fragments = {{0, 0, transfer.count}};
+  transfer.owned.assign(ranks, count / ranks);
+  return transfer;
 }
 
 // So many numbers, added up by each algorithm that a run may choose.
@@ -362,7 +362,7 @@ void Sums(std::vector<float>* numbers) {
   sum(&ring, kLarge, "large sum, ring");
   Part("start: levels of a sum", [&] { Check(levels.Sum(numbers->data(), 1, Type::kFloat32, At("the first sum"))); });
   sum(&levels, kLarge, "large sum, two_level");
-  const Step pieces = InPieces(kLarge);
+  const Transfer pieces = InPieces(kLarge);
   Part("gradients to owners, ring", [&] { Check(ring.Sum(pieces, numbers->data(), nullptr, At("pieces"))); });
   Part("weights from owners, ring", [&] { Check(ring.Gather(pieces, numbers->data())); });
   Check(levels.Gather(pieces, numbers->data()));
@@ -387,7 +387,7 @@ void SumOnHost(std::vector<float>* numbers) {
 }
 
 void Overlap(std::vector<float>* numbers) {
-  const matex::Part part{LayoutOf(1, kSmall), "an overlapped update"};
+  const matex::UpdatePart part{LayoutOf(1, kSmall), "an overlapped update"};
   int64_t ticket = 0;
   Check(Announce(part, 1.0, 0, &ticket));
   std::promise<void> over;

@@ -1,4 +1,4 @@
-"""Collectives on tensors: compiled TensorFlow ops over an MPI engine, their loader and their build."""
+"""Collectives on tensors: TensorFlow ops over an MPI engine, with their build and loader. The public names of `ops`."""
 
 from __future__ import annotations
 

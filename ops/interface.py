@@ -1,4 +1,4 @@
-"""The C interface of the engine (src/engine/abi.cc): its functions with their types."""
+"""The engine's C interface (src/engine/abi.cc): its functions and their types, and loading the library."""
 
 from __future__ import annotations
 
@@ -78,10 +78,10 @@ _FUNCTIONS = {
 
 
 def load_library(path: str | Path) -> ctypes.CDLL:
-    """The library at `path`, its functions with their types. Calls into it let other Python threads run.
+    """Load the library at `path` and set the types of its functions. Calls release Python's global interpreter lock.
 
     Raises:
-        OSError: it cannot be loaded.
+        OSError: the library cannot be loaded.
     """
     c = ctypes.CDLL(str(path))
     for name, (result, arguments) in _FUNCTIONS.items():
@@ -91,7 +91,7 @@ def load_library(path: str | Path) -> ctypes.CDLL:
 
 
 def get_last_error(c: ctypes.CDLL) -> str:
-    """What went wrong in this thread's last call that failed."""
+    """The message of this thread's last failed call."""
     return c.matex_last_error().decode(errors="replace")
 
 

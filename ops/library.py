@@ -1,6 +1,6 @@
-"""The compiled engine in this process, loaded once and started, its C functions as Python's; and the ops over it.
+"""Loads and starts the engine, once per process; wraps its C functions; and loads the TensorFlow ops over it.
 
-The engine needs no TensorFlow, so that ranks can meet before the script imports that, or without.
+The engine needs no TensorFlow, so ranks can meet before the script imports TensorFlow, or without it.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from matex_tf.world import world
 from . import build, cache, compiler, interface
 from .interface import list_mapped_mpi_libraries
 
-# An MPI has further libraries (libmpi_cxx, libmpi_mpifh); these names are of the one that is the MPI.
+# An MPI consists of several libraries (libmpi_cxx, libmpi_mpifh); these names are those of the main one.
 _BLOCK_BYTES = 64 << 20
 _CHUNK_BYTES = {False: 1 << 20, True: 8 << 20}  # on one node; between nodes
 _COMMUNICATORS = ("sequence", "gradients", "overlapped")
-_KINDS = 9  # of collectives, from 0
+_KINDS = 9  # the number of kinds of collectives, from 0
 ALGORITHMS = ("auto", "mpi", "ring", "two_level")
 COMPRESSIONS = ("none", "bf16", "fp16", "topk")
-"""By the engine's numbers of them."""
+"""Indexed by the engine's numbers."""
 
 
 @dataclass(frozen=True)
 class Ops:
-    """The loaded library of the ops: TensorFlow's module of them, and its own C functions."""
+    """The loaded library of ops: TensorFlow's module for it, and its C functions."""
 
     module: Any
     c: ctypes.CDLL
@@ -39,18 +39,18 @@ class Ops:
 
 @dataclass(frozen=True)
 class Library:
-    """The loaded engine, as C functions."""
+    """The loaded engine and its C functions."""
 
     c: ctypes.CDLL
 
     @property
     def ops(self) -> Any:
-        """TensorFlow's module of the ops; see `load_tensorflow_ops`."""
+        """TensorFlow's module for the ops; see `load_tensorflow_ops`."""
         return load_tensorflow_ops().module
 
 
 on_load: list[Callable[[], None]] = []
-"""Called once TensorFlow has loaded the ops."""
+"""Called after TensorFlow has loaded the ops."""
 
 _library: Library | None = None
 _plan: build.Plan | None = None  # of the engine
@@ -60,15 +60,15 @@ _lock = threading.Lock()
 
 
 def get_library() -> Library:
-    """The engine of this process; the first call builds it if need be, loads it and starts it.
+    """The engine of this process; the first call builds it if necessary, loads it and starts it.
 
     Raises:
-        BuildError: nobody has built it, and it cannot be built here.
+        BuildError: the engine is not built and cannot be built here.
         SetupError: the engine is linked to another MPI than the one that mpi4py has loaded.
     """
     global _library
     if _library is not None:
-        return _library  # it is asked for in every step
+        return _library  # called in every step
     with _lock:
         if _library is None:
             _start_engine(_load_engine())
@@ -87,10 +87,10 @@ def _load_engine() -> ctypes.CDLL:
 
 
 def load_tensorflow_ops() -> Ops:
-    """The ops over the engine; the first call imports TensorFlow, builds them if need be and loads them.
+    """The ops over the engine; the first call imports TensorFlow, builds the ops if necessary and loads them.
 
     Raises:
-        BuildError: as `get_library`.
+        BuildError: as in `get_library`.
     """
     global _ops
     if _ops is not None:
@@ -99,7 +99,7 @@ def load_tensorflow_ops() -> Ops:
 
     with _lock:
         if _ops is None:
-            _load_engine()  # the ops find it among what is loaded
+            _load_engine()  # the dynamic linker resolves the ops against the loaded engine
             path = build.build_ops(engine=_plan)
             module = _load_file(path, tf.load_op_library, tf.errors.OpError)
             for register in on_load:
@@ -118,25 +118,25 @@ def _load_file(path: Path, load: Callable[[str], Any], failure: type[Exception])
 
 
 def restart_engine(agree: Callable[[list[int]], list[int]]) -> None:
-    """Go on with the ranks that are left, of which the world knows already; `agree` gives the largest of all ranks."""
+    """Continue with the remaining ranks, which the world already contains; `agree` returns the maximum over ranks."""
     c = get_library().c
     number, *counts = agree([read_waiting().number, *(c.matex_count(kind) for kind in range(_KINDS))])
     here = world.get_world()
     communicators = [world.get_communicator(name).py2f() for name in _COMMUNICATORS]
     counted = (ctypes.c_int64 * _KINDS)(*counts)
     if c.matex_start_again(*communicators, here.rank, here.size, here.node, number, counted):
-        raise errors.SetupError(f"the engine cannot go on: {interface.get_last_error(c)}.")
+        raise errors.SetupError(f"the engine cannot continue: {interface.get_last_error(c)}.")
 
 
 def _start_engine(c: ctypes.CDLL) -> None:
     here = world.get_world()
     chosen = settings.get_settings()
     between_nodes = chosen.compression.between_hosts
-    # Within one node there are no links between hosts.
+    # On one node there are no links between hosts.
     compression = settings.NO_COMPRESSION if between_nodes and not here.has_several_nodes else chosen.compression
     algorithm = chosen.algorithm
     if chosen.elastic and algorithm == "auto":
-        # In sums in two levels ranks would wait for others than the one that is lost.
+        # In two levels a rank may wait for a rank that is not the lost one.
         algorithm = "ring" if here.has_several_nodes else "mpi"
     communicators = [0, 0, 0]
     if world.is_active() and not here.is_phantom:
@@ -177,19 +177,18 @@ def _check_mpi(c: ctypes.CDLL) -> None:
 
 
 def rendezvous(kind: int, key: int, what: str, size: int = 0, rows: int = 0) -> None:
-    """Meet the other ranks as number n of the one sequence of collectives; nothing in a world of one.
+    """Meet the other ranks at the next number of the sequence of collectives. No effect with one rank.
 
     Args:
-        kind: what comes now: 6 a control message, 7 the end of the script, 8 an error that a step has raised on this
-            rank (the ops' own kinds are 1 to 5).
-        key: what all ranks must agree on, as 64 bits.
-        what: for people, where in the program this is.
-        size: the bytes that this rank is about to give, for the record of events.
-        rows: of the batch that this is for, 0 if it is for none: told where ranks meet at different places.
+        kind: 6: control message, 7: end of the script, 8: a step has raised an error on this rank. The ops use 1 to 5.
+        key: the 64 bits on which all ranks must agree.
+        what: the place in the program, for messages.
+        size: the bytes that this rank contributes, for recorded events.
+        rows: the rows of the batch that the collective is for; 0: none. Reported if ranks are at different places.
 
     Raises:
-        MismatchError: on every rank, if ranks meet at different kinds or keys, and from then on always; once, where all
-            others are within a step that has failed here.
+        MismatchError: on every rank, if ranks meet with different kinds or keys, and at every later rendezvous; only
+            once if a step has failed here and all other ranks are within a step.
     """
     if not world.is_active():
         return
@@ -199,33 +198,33 @@ def rendezvous(kind: int, key: int, what: str, size: int = 0, rows: int = 0) -> 
 
 
 def count_completed(kind: int) -> int:
-    """How many collectives of `kind` this process has completed: 1 gradients, 2 allreduce, 3 broadcast, 4 allgather,
-    5 barrier, 6 control, 7 exit; and 8 meetings after a step had failed on some. Always 0 in a world of one.
+    """The number of completed collectives of `kind`: 1 gradients, 2 allreduce, 3 broadcast, 4 allgather, 5 barrier,
+    6 control, 7 exit; 8: rendezvous after a step had failed on some ranks. Always 0 with one rank.
     """
     return get_library().c.matex_count(kind) if world.is_active() and _library is not None else 0
 
 
 def count_global_rows() -> int:
-    """Rows of the global batches of all updates so far; an update of a batch that nobody sliced adds none."""
+    """The rows of the global batches of all updates so far; an update whose batch was not sliced adds none."""
     return get_library().c.matex_rows() if world.is_active() and _library is not None else 0
 
 
 def get_collective_seconds(kind: int) -> float:
-    """How long collectives of `kind` (as in `count_completed`) took this process, with the time that it waited for the
-    others.
+    """The seconds that collectives of `kind` (as in `count_completed`) took this process, including the wait for other
+    ranks.
     """
     return get_library().c.matex_seconds(kind) if world.is_active() and _library is not None else 0.0
 
 
 def get_blocked_seconds() -> float:
-    """How long this process waited for other ranks and for sums while no gradient of its own came."""
+    """The seconds that this process waited for other ranks or sums while no gradient was computed."""
     return get_library().c.matex_blocked_seconds() if world.is_active() and _library is not None else 0.0
 
 
 @dataclass(frozen=True)
 class Waiting:
-    """Where this process is in the sequence of collectives: the number of the next, or of the one that it waits at,
-    how long it has waited there, and where in the program that is.
+    """The position of this process in the sequence of collectives: the number of the current or next collective, the
+    seconds that it has waited there, and the place in the program ("" if it does not wait).
     """
 
     number: int
@@ -234,13 +233,13 @@ class Waiting:
 
 
 def read_failure() -> str:
-    """Why all later collectives fail; empty where they do not. It waits for a collective of another thread."""
+    """Why all later collectives fail; "" if they do not. Blocks while another thread is in a collective."""
     c = get_library().c
     return interface.get_last_error(c) if c.matex_failure() else ""
 
 
 def read_waiting() -> Waiting:
-    """Where this process waits for other ranks, asked from any thread."""
+    """Where this process waits for other ranks. Any thread may call it."""
     if _library is None:
         return Waiting(0)
     seconds, number, text = ctypes.c_double(), ctypes.c_int64(), ctypes.create_string_buffer(512)
@@ -251,7 +250,7 @@ def read_waiting() -> Waiting:
 
 @contextlib.contextmanager
 def announce_exchange(what: str) -> Iterator[None]:
-    """Within it this process exchanges objects with all others, for which it may have to wait."""
+    """Within it, this process exchanges Python objects with all ranks and may have to wait for them."""
     c = get_library().c
     c.matex_wait(what.encode())
     try:
@@ -261,20 +260,20 @@ def announce_exchange(what: str) -> Iterator[None]:
 
 
 def announce_turns(turns: Sequence[int]) -> None:
-    """Announce the collectives of the v1 run about to start, by their attribute `turn`, in the order all ranks use.
+    """Announce the collectives of the next v1 run by their attribute `turn`, in the order that all ranks use.
 
-    One that becomes ready before its turn waits without holding a thread. An empty list ends the waiting: whatever
-    still waits then is cancelled.
+    A collective that is ready before its turn waits without holding a thread. An empty list ends this: collectives that
+    still wait are cancelled.
     """
     if world.is_active():
         get_library().c.matex_expect((ctypes.c_int64 * len(turns))(*turns), len(turns))
 
 
 def hash_content(array: Any, seed: int = 0) -> int:
-    """A 64-bit hash of an array's dtype, shape and bytes, at memory speed; not against malice.
+    """A 64-bit hash of an array's dtype, shape and bytes, at memory speed; not cryptographic.
 
     Raises:
-        TypeError: for arrays of Python objects, which have no bytes of their own.
+        TypeError: the array contains Python objects, which have no bytes of their own.
     """
     import numpy as np
 
@@ -286,7 +285,7 @@ def hash_content(array: Any, seed: int = 0) -> int:
     value = function(header, len(header), seed & 0xFFFFFFFFFFFFFFFF)
     if array.size == 0:
         return value
-    # By blocks of rows: an array that does not lie in one piece is copied block by block, not whole.
+    # By blocks of rows: an array that is not contiguous is copied block by block, not as a whole.
     rows = array.reshape(1) if array.ndim == 0 else array
     step = max(1, _BLOCK_BYTES // max(1, rows.nbytes // len(rows)))
     for start in range(0, len(rows), step):

@@ -1,4 +1,7 @@
-"""What orders our ops inside functions: each seems to write to one variable, so that they run as they were made."""
+"""The order of collective ops inside functions: each appears to write to one variable, so TensorFlow keeps their order.
+
+All collectives call `make_in_order`, so all ranks execute them in the order of creation.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +15,9 @@ _LAST = "last collective"
 
 
 def list_order_handles() -> list[Any]:
-    """The variable's handle, in a list, for an op in a function that eager code calls; nothing elsewhere.
+    """The handle of the order variable, in a list, for an op in a function that eager code calls; otherwise empty.
 
-    A session has variables of its own. In its graphs, and in their functions, each op waits for the one before it.
+    A session has its own variables. In its graphs, and in their functions, each op waits for the previous one.
     """
     global _variable
     import tensorflow as tf
@@ -27,17 +30,17 @@ def list_order_handles() -> list[Any]:
         if not tf.executing_eagerly():
             return []
     if _variable is None:
-        # Not tf.Variable: a function that is being traced counts those that are made in it.
+        # Not tf.Variable: a function being traced tracks those created in it.
         with tf.init_scope(), tf.device("CPU:0"):
             _variable = resource_variable_ops.ResourceVariable(0, trainable=False, name="matex_tf_order")
     return [_variable.handle]
 
 
 def make_in_order(make: Callable[..., Any], **inputs: Any) -> Any:
-    """What `make`, which makes one of our ops, gives with these inputs and the order: the op runs after those before.
+    """The result of `make`, which creates a collective op with these inputs, executed after the previous collectives.
 
-    The graph of a backward pass that TensorFlow makes for a function called in eager code has nothing that orders ops
-    by their variables: there each waits for the one before it.
+    The graph of a backward pass that TensorFlow builds for a function called in eager code does not order ops by their
+    resources: there each collective gets a control dependency on the previous one.
     """
     import tensorflow as tf
     from tensorflow.python.framework import ops
@@ -55,10 +58,10 @@ def make_in_order(make: Callable[..., Any], **inputs: Any) -> Any:
 
 
 def make_on_device(make: Callable[..., Any], mark: Callable[..., Any], **inputs: Any) -> list[Any]:
-    """The tensors that `make` gives, in the order, for an op that is to lie where its inputs do.
+    """The tensors of `make`, in the order of collectives, for an op that is to be placed on its inputs' device.
 
-    With the handle TensorFlow has it on the CPU. `mark` makes an op that does nothing but take its place in the order,
-    before that op and after it. What is made of the tensors comes after both.
+    With the order handle TensorFlow would place it on the CPU. `mark` creates an op that only takes a place in the
+    order, before the op and after it. Consumers of the tensors run after both.
     """
     import tensorflow as tf
 
@@ -73,5 +76,5 @@ def make_on_device(make: Callable[..., Any], mark: Callable[..., Any], **inputs:
 
 
 def is_handle(tensor: Any) -> bool:
-    """Whether it is the variable's handle, as eager code has it."""
+    """Whether `tensor` is the order variable's handle in eager code."""
     return _variable is not None and tensor is _variable.handle

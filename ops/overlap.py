@@ -1,6 +1,7 @@
-"""The overlapped way: inside a function each gradient is an op of its own, which ends when the engine has its sum.
+"""The overlapped reduction in graphs: each gradient is handed over by its own op, which ends when its sum is ready.
 
-One op announces the update, or several its parts; gradients follow in any order, each when it is computed.
+An op announces the update, or each of its parts; gradients follow in any order, as they are computed.
+`collectives/reduce_gradients.py` calls it if `is_chosen`.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _state = threading.local()
 
 @contextlib.contextmanager
 def trace_for_xla() -> Iterator[None]:
-    """Within it, what is traced will be compiled by XLA, for which an update is one op."""
+    """Within it, functions are traced for compilation by XLA: an update is one op."""
     _state.for_xla = getattr(_state, "for_xla", 0) + 1
     try:
         yield
@@ -38,7 +39,7 @@ def is_for_xla() -> bool:
 
 @contextlib.contextmanager
 def trace_as(way: bool) -> Iterator[None]:
-    """Within it, with `MATEX_OVERLAP=auto`, updates are traced as overlapped (True) or as reduced at once (False)."""
+    """Within it, with `MATEX_OVERLAP=auto`, updates are traced as overlapped (True) or inline (False)."""
     before, _state.told = is_told(), way
     try:
         yield
@@ -47,17 +48,17 @@ def trace_as(way: bool) -> Iterator[None]:
 
 
 def is_told() -> bool | None:
-    """What the innermost `trace_as` says; None outside of all."""
+    """The argument of the innermost `trace_as`; None outside."""
     return getattr(_state, "told", None)
 
 
 def is_usual() -> bool:
-    """Whether `MATEX_OVERLAP=auto` overlaps updates where it is not told."""
+    """Whether `MATEX_OVERLAP=auto` overlaps updates outside of `trace_as`."""
     return world.get_world().has_several_nodes
 
 
 def is_chosen(tensors: Sequence[Any]) -> bool:
-    """Whether an update of these gradients, where ops are being made now, is to be overlapped."""
+    """Whether an update of these gradients is to be overlapped in the current graph."""
     import tensorflow as tf
     from tensorflow.python.framework import ops
 
@@ -78,7 +79,7 @@ def reduce_gradients(
     variables: Sequence[int],
     cuts: Sequence[Sequence[int]] = (),
 ) -> list[Any]:
-    """`ops.reduce_gradients` of tensors of known shapes, in a function, under several ranks."""
+    """`ops.reduce_gradients` of tensors with known shapes, in a function, under several ranks."""
     ours = get_library().ops
     _let_gradients_run_in_any_order()
     parts = announcing.Parts(tensors, weight, list_order_handles()[0])
@@ -104,13 +105,13 @@ def reduce_gradients(
 
 
 def flatten_cuts(cuts: Sequence[Sequence[int]]) -> list[int]:
-    """The attribute of an op: zeros stand for an entry that has no pieces."""
+    """The attribute `cuts` of an op: zeros stand for a tensor that is not divided into pieces."""
     whole = [0] * (world.get_world().size + 1)
     return [cut for of_entry in cuts for cut in (of_entry or whole)] if any(cuts) else []
 
 
 def _let_gradients_run_in_any_order() -> None:
-    """All must run, since the other ranks wait for each; in what order is the engine's affair."""
+    """All of them must run, because the other ranks wait for each; the engine accepts any order."""
     from tensorflow.python.framework import auto_control_deps
 
     known = auto_control_deps.MUST_RUN_ORDER_INSENSITIVE_STATEFUL_OPS

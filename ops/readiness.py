@@ -1,6 +1,7 @@
-"""Lets gradients be ready one after the other, while the rest of the computation is still to come.
+"""Makes gradients ready one after another while the backward pass continues, if TensorFlow has a single thread.
 
-That is for a TensorFlow of one thread; `chain_gradients` says why.
+`announcing.py` calls it while a function is traced; it adds control dependencies between ops. `chain_gradients`
+gives the reason.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Any
 
 
 def list_direct_sources(op: Any) -> list[Any]:
-    """The ops that run before `op`: those of its inputs, and others that it waits for."""
+    """The ops that must run before `op`: those of its inputs, and its control inputs."""
     return [*(tensor.op for tensor in op.inputs), *op.control_inputs]
 
 
@@ -22,28 +23,28 @@ def chain_gradients(
     place: Callable[[Any], int] = lambda op: 0,
     settled: Container[Any] = (),
 ) -> None:
-    """Make what only later made ones of these tensors need wait for those before, where one thread runs all ops.
+    """Make ops that only later gradients need wait for earlier gradients, if a single thread runs all ops.
 
-    Of the ops that it can run such a thread takes the newest: the gradient of a weight, which nothing waits for, comes
-    after all that lead to the gradients further down. With that, all are ready at the end, and there is nothing left to
-    hide their sums behind.
+    Such a thread takes the newest runnable op. No op waits for the gradient of a weight, so it would run after all ops
+    that lead to the gradients of lower layers. Then all gradients would be ready at the end, and no computation would
+    be left to hide their sums.
 
-    The tensors are those of a function that is being traced. An op waits only for gradients that were made before it
-    and that do not need it, also by `sources`, so that no two ops wait for each other. It waits for none with a greater
-    `place`, and not at all if it is one of those `settled`: by these a rank with one thread announces what others do.
+    The gradients are tensors of a function that is being traced. An op waits only for gradients that were created
+    before it and do not depend on it, also by `sources`, so there are no cycles. It waits for no gradient with a
+    greater `place`, and for none at all if it is in `settled`: a rank with one thread announces by such ops.
     """
     from tensorflow.python.framework import ops
 
     if count_threads() > 1:
-        return  # one that is free takes the oldest
+        return  # an idle thread takes the oldest op
     graph = ops.get_default_graph()
     number = {op: position for position, op in enumerate(graph.get_operations())}
-    waits_for: dict[Any, int] = {}  # the gradients that an op runs after, as bits by their position
+    waits_for: dict[Any, int] = {}  # the gradients that precede an op, as bits by their position
     made: list[Any] = []
     numbers: list[int] = []
     inside = {each.op for each in gradients if getattr(each, "graph", None) is graph}
     places = sorted({place(op) for op in inside})
-    up_to = [0] * len(places)  # the gradients, as bits, that are at this place or at one before
+    up_to = [0] * len(places)  # the gradients at this place or an earlier one, as bits
     for gradient in sorted(inside, key=number.__getitem__):
         for op in list_ancestors(gradient, waits_for, sources):
             before = sources(op)
@@ -52,7 +53,7 @@ def chain_gradients(
                 bits |= waits_for[each]
             missing = 0
             reached = bisect.bisect_right(places, place(op))
-            if before and reached and op not in settled:  # what is made of nothing costs nothing
+            if before and reached and op not in settled:  # an op without sources costs nothing
                 older = (1 << bisect.bisect_left(numbers, number[op])) - 1
                 missing = older & up_to[reached - 1] & ~bits
             while missing:
@@ -70,14 +71,14 @@ def chain_gradients(
 
 
 def count_threads() -> int:
-    """How many threads TensorFlow runs ops on, side by side."""
+    """The number of threads on which TensorFlow runs ops concurrently."""
     import tensorflow as tf
 
     return tf.config.threading.get_inter_op_parallelism_threads() or len(os.sched_getaffinity(0))
 
 
 def list_ancestors(op: Any, known: Container[Any], sources: Callable[[Any], list[Any]]) -> Iterator[Any]:
-    """The op, its `sources`, theirs and so on, but for those `known`; each after its own sources."""
+    """The op and all its ancestors by `sources`, except those in `known`; each after its own sources."""
     if op in known:
         return
     path, seen = [(op, iter(sources(op)))], {op}

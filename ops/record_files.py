@@ -1,4 +1,8 @@
-"""Where the records of files begin, found and kept by compiled code; and the ops that list and read records by it."""
+"""The index of record files (TFRecord, text, fixed length), kept by compiled code, and the ops that use it.
+
+`matex_tf.input.record_index` makes the index by `find_records` and registers it by `put_records`. The ops then list
+records and read them by ticket.
+"""
 
 from __future__ import annotations
 
@@ -13,21 +17,21 @@ import numpy as np
 from .library import get_library, load_tensorflow_ops
 
 FORMATS = ("tfrecord", "text", "fixed")
-"""By their numbers in the compiled code."""
+"""Indexed by their numbers in the compiled code."""
 NO_SIZE = -1
-"""The size of a file that is not there."""
-_ROOM = 4096  # bytes of a message
+"""The size of a file that does not exist."""
+_ROOM = 4096  # the maximum bytes of a message
 
 
 @dataclass(frozen=True)
 class Found:
-    """What a file has, or a part of it.
+    """The index of a file, or of a part of it.
 
-    offsets: int64; of TFRecord, where each record's header begins; of text, where each line ends.
-    lengths: int64; of TFRecord, of each record's data in bytes; of text empty.
-    content: of text, the place of the last byte that is of a line; -1 without one.
-    code, problem, place: TensorFlow's code of an error, its sentence, and from which byte on it keeps records from
-        being read. Of the code 0 a sentence is a warning, and there is none if nothing is wrong. Not with the name.
+    offsets: int64. TFRecord: the position of each record's header. Text: the end of each line.
+    lengths: int64. TFRecord: the bytes of each record's data. Text: empty.
+    content: text: the position of the last byte that belongs to a line; -1: none.
+    code, problem, place: TensorFlow's error code, the message without the file's name, and the position from which
+        records cannot be read. With code 0 the message is a warning, or "" if there is no problem.
     """
 
     offsets: np.ndarray
@@ -55,10 +59,10 @@ def _get_functions() -> ctypes.CDLL:
 
 
 def find_records(name: bytes, kind: str, size: int, mtime_ns: int, first: int = 0, last: int = 0) -> Found:
-    """What bytes `first` to `last` of a file of text have, or all of a file of TFRecord. Other threads go on meanwhile.
+    """The index of bytes `first` up to `last` of a text file, or of a whole TFRecord file. Releases Python's lock.
 
-    Only headers of TFRecord are read, unless records are shorter than a page. A file that is broken, or not in the
-    state of `size` and `mtime_ns`, has a problem.
+    Of TFRecord only headers are read, unless records are shorter than a page. A file that is damaged, or whose size or
+    modification time differs from `size` and `mtime_ns`, has a problem.
     """
     c = _get_functions()
     found = c.matex_records_find(name, FORMATS.index(kind), size, mtime_ns, first, last)
@@ -79,11 +83,11 @@ def put_records(
     lengths: np.ndarray,
     problem: tuple[int, str, int] = (0, "", 0),
 ) -> int:
-    """From now on the ops know where the records of the file `name` lie; its number in tickets.
+    """Register the index of the file `name` with the ops; returns the file's number in tickets.
 
     Args:
-        offsets, lengths: int64; of TFRecord from the header on and of the data, of text of the line without its end.
-        problem: code, sentence and place of what comes after these records; see `Found`.
+        offsets, lengths: int64. TFRecord: the header's position, the data's bytes. Text: the line without its end.
+        problem: code, message and position of a problem after these records; see `Found`.
     """
     offsets, lengths = (np.ascontiguousarray(one, np.int64) for one in (offsets, lengths))
     code, text, place = problem
@@ -100,13 +104,13 @@ def _point(array: np.ndarray) -> Any:
 def read_records(tickets: Any) -> Any:
     """The records of tickets: a string tensor of shape [...] for an int64 tensor of shape [..., 3].
 
-    Raises, as it runs:
-        tf.errors.DataLossError, NotFoundError, ...: as TensorFlow's own datasets where a file is broken or not there.
-        tf.errors.FailedPreconditionError: the file has changed since its records were found.
+    Raises, when run:
+        tf.errors.DataLossError, NotFoundError, ...: as TensorFlow's own datasets, if a file is damaged or missing.
+        tf.errors.FailedPreconditionError: the file has changed since it was indexed.
     """
     return get_library().ops.matex_read_record(ticket=tickets)
 
 
 def count_read_bytes() -> int:
-    """How many bytes this process has read of files of records, to find where these begin and to give them."""
+    """The bytes that this process has read from record files, for indexes and for records."""
     return _get_functions().matex_records_bytes()

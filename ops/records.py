@@ -1,4 +1,7 @@
-"""What the engine records of this process: events for a timeline, totals for a profile (`sequence/trace.h`)."""
+"""Reads what the engine records of this process: events for timelines, totals for profiles (`sequence/trace.h`).
+
+`matex_tf.observe` turns recording on and calls this module. Off, a record costs the engine one load.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from . import interface
 from .library import get_library
 
 TOTALS, EVENTS, GRADIENTS = 1, 2, 3
-"""What to record: totals only, or events, too, or also those of single gradients."""
+"""What is recorded: totals; totals and events; or also events of single gradients."""
 
 ACTIVITIES = (
     "update",
@@ -37,7 +40,7 @@ ACTIVITIES = (
     "allgather",
     "broadcast",
 )
-"""By the engine's numbers of them."""
+"""The names of the engine's activities; the position is the activity's number in events."""
 
 LANES = ("script", "communication", "new weights")
 
@@ -54,7 +57,7 @@ EVENT = np.dtype(
 
 _NUMBERS = (
     "updates bytes transfers transfer copy exposed exposed_wait steps compute meet collectives "
-    "pulled pull"  # as in struct Totals
+    "pulled pull"  # the fields of the engine's struct Totals
 ).split()
 
 
@@ -63,13 +66,13 @@ _recording = 0
 
 @dataclass
 class Totals:
-    """Of the updates of one place of the program, without its first ones; times in nanoseconds.
+    """Totals of the updates at one place of the program, without its first ones. Times are in nanoseconds.
 
-    `updates` of them sent `bytes` in `transfers` that took `transfer`, and copied for `copy`; of both, `exposed` was
-    hidden by no computation; overlapped ones waited `exposed_wait` for other ranks with all their gradients there.
-    `steps` of them ended a stretch, since any update before, that is a training step: `compute` between collectives,
-    `meet` waiting for other ranks where these begin, `collectives` in those other than updates. `pulled` bytes of
-    new weights came while the next step computed, and took `pull`.
+    `updates` updates sent `bytes` in `transfers` transfers, which took `transfer`; copies took `copy`. Of both times,
+    computation did not hide `exposed`. Overlapped updates waited `exposed_wait` for other ranks after their last
+    gradient. `steps` counts the intervals from one update to the next that are training steps. They contain `compute`
+    between collectives, `meet` waiting for other ranks at a rendezvous, and `collectives` in other collectives.
+    `pulled` bytes of new weights arrived while the next step computed, which took `pull`.
     """
 
     place: str
@@ -89,30 +92,30 @@ class Totals:
 
 
 def set_recording(how: int, capacity: int = 0) -> None:
-    """From now on, record totals (1) or events, too (2, 3), of which the last `capacity` are kept; or no more (0)."""
+    """Record totals (1), or also events (2, 3), of which the last `capacity` are kept; or nothing (0)."""
     global _recording
     _recording = how
     get_library().c.matex_record(how, capacity)
 
 
 def is_on() -> bool:
-    """Whether anything is recorded."""
+    """Whether recording is on."""
     return _recording > 0
 
 
 def read_clock() -> int:
-    """The time in nanoseconds, by the clock of events."""
+    """The time in nanoseconds, on the clock of events."""
     return get_library().c.matex_now()
 
 
 def mark_between_steps() -> None:
-    """What lies around this moment is no training step, but the end of an epoch, an evaluation or the like."""
+    """Mark that the current time is not part of a training step: the end of an epoch, an evaluation and the like."""
     if _recording:
         get_library().c.matex_between_steps()
 
 
 def read_events() -> tuple[np.ndarray, int]:
-    """The events so far (dtype `EVENT`), in the order in which they ended, and how many older ones are not kept."""
+    """The events so far (dtype `EVENT`), ordered by their ends, and the number of older events that were dropped."""
     return read_engine_events(get_library().c)
 
 
@@ -129,7 +132,7 @@ def read_engine_events(c: ctypes.CDLL) -> tuple[np.ndarray, int]:
 
 
 def read_event_labels() -> list[str]:
-    """What events are about, by their number `label`."""
+    """The texts of events, indexed by the field `label`."""
     return read_engine_labels(get_library().c)
 
 
@@ -159,9 +162,9 @@ def read_engine_totals(c: ctypes.CDLL) -> list[Totals]:
 
 
 def measure_transfer(overlapped: bool) -> tuple[float, float]:
-    """Measure what a transfer costs: seconds to start, and seconds for each byte. Collective, before any update.
+    """Measure the cost of a transfer: seconds to start, and seconds per byte. Collective, before any update.
 
-    `overlapped`: by the way of updates that are overlapped.
+    `overlapped`: measure the overlapped reduction.
     """
     c = get_library().c
     start_up, byte = ctypes.c_double(), ctypes.c_double()
@@ -171,8 +174,8 @@ def measure_transfer(overlapped: bool) -> tuple[float, float]:
 
 
 def get_last_measurement() -> tuple[float, float, bool] | None:
-    """What the last measurement found: `measure_transfer`'s two numbers, and whether other work disturbed it. None
-    without one.
+    """The last measurement: `measure_transfer`'s two numbers, and whether other work disturbed it. None without a
+    measurement.
     """
     start_up, byte, disturbed = ctypes.c_double(), ctypes.c_double(), ctypes.c_int()
     if not get_library().c.matex_last_link(ctypes.byref(start_up), ctypes.byref(byte), ctypes.byref(disturbed)):

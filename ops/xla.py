@@ -1,4 +1,7 @@
-"""The ops under XLA: whether functions that hold them can be compiled, with kernels built and loaded at first need."""
+"""XLA: whether functions with collective ops can be compiled. Their kernels are built and loaded at first use.
+
+A function with an op that XLA has no kernel for runs uncompiled; `find_obstacle` gives the reason.
+"""
 
 from __future__ import annotations
 
@@ -13,15 +16,15 @@ from .collectives import OP_TYPES
 from .overlap import OP_TYPES as OVERLAPPED
 
 KERNELS = ("MatexAllreduce", "MatexBroadcast", "MatexBarrier", "MatexReduceGradients")
-"""The ops that XLA has kernels for. The shape of what an allgather gives is known only once it has run."""
+"""The ops with XLA kernels. An all-gather has none: its output shape is known only after it has run."""
 
 _loaded: ctypes.CDLL | None = None
 
 
 def find_obstacle(types: Iterable[str]) -> str:
-    """Why XLA cannot compile a function with ops of these types; "" if it can. Communicates with nobody.
+    """Why XLA cannot compile a function with ops of these types; "" if it can. Not a collective.
 
-    The first function with one of our ops has the kernels built, if they are not in the cache, and loaded.
+    For the first function with a collective op, the kernels are built, if they are not in the cache, and loaded.
     """
     ours = sorted(set(types) & {*OP_TYPES, *OVERLAPPED})
     missing = [name for name in ours if name not in KERNELS]
@@ -31,14 +34,14 @@ def find_obstacle(types: Iterable[str]) -> str:
 
 
 def forget_variable(variable: int) -> None:
-    """Drop what compiled steps keep of the gradients of the variable of that number, which is gone."""
+    """Drop what compiled steps keep for the gradients of a deleted variable, by its number."""
     if _loaded is not None:
         _loaded.matex_xla_forget(ctypes.c_int64(variable))
 
 
 @functools.cache
 def _load_kernels() -> str:
-    """Loads the kernels; "" or why that cannot be."""
+    """Load the kernels; returns "" or the reason why they cannot be loaded."""
     global _loaded
     import tensorflow as tf
 

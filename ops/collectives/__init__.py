@@ -1,6 +1,6 @@
-"""The collectives as functions on tensors, eager and in graphs.
+"""The collectives as functions on tensors, in eager code and in graphs.
 
-Each file has the same parts in the same order: arguments, op, gradient, registration with TensorFlow.
+Each file has the same structure: check of arguments, op, gradient, registration with TensorFlow.
 """
 
 from .allgather import allgather, allgather_rows
@@ -29,4 +29,4 @@ __all__ = [
 OP_TYPES = (
     "MatexAllreduce", "MatexBroadcast", "MatexAllgather", "MatexBarrier", "MatexReduceGradients", "MatexReduceOnDevice",
 )  # fmt: skip
-"""The types of our ops in graphs. In v1 graphs each has its own attribute `turn`, in the order they were made."""
+"""The types of the collective ops in graphs. In v1 graphs each op has its own `turn`, in order of creation."""

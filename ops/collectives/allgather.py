@@ -1,4 +1,4 @@
-"""All ranks' rows one below the other."""
+"""All-gather: the concatenation of all ranks' rows."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from .allreduce import allreduce
 
 
 def allgather(tensor: Any, name: str | None = None) -> Any:
-    """All ranks' rows one below the other, in rank order, on every rank.
+    """The rows of all ranks, concatenated in rank order, on every rank.
 
-    The first dimension may differ between ranks and may be 0; the others and the dtype must be the same. Scalars give a
-    vector of one element for each rank. The gradient of a rank's rows is the sum of all ranks' gradients of them.
+    The first dimension may differ between ranks and may be 0; the other dimensions and the dtype must be equal. Scalars
+    give a vector with one element per rank. The gradient of a rank's rows is the sum of all ranks' gradients of them.
     """
     tensor = common.make_dense_tensor("allgather", tensor)
     if not world.is_active():
@@ -27,7 +27,7 @@ def allgather(tensor: Any, name: str | None = None) -> Any:
 
 
 def allgather_rows(tensor: Any, name: str | None = None) -> tuple[Any, Any]:
-    """`allgather` of a tensor under several ranks, and how many rows each rank had, int64."""
+    """`allgather` of a tensor under several ranks, and the number of rows of each rank, int64."""
     gathered = make_in_order(get_library().ops.matex_allgather, x=tensor, place=name or "", turn=common.take_turn())
     return gathered.y, gathered.rows
 

@@ -1,4 +1,4 @@
-"""The sum, mean, minimum or maximum over all ranks of each element."""
+"""All-reduce: the element-wise sum, mean, minimum or maximum over all ranks."""
 
 from __future__ import annotations
 
@@ -15,23 +15,24 @@ REDUCTIONS = ("mean", "sum", "min", "max")
 
 
 def allreduce(tensor: Any, op: str = "mean", name: str | None = None) -> Any:
-    """The mean, sum, minimum or maximum over all ranks of each element, on every rank.
+    """The element-wise mean, sum, minimum or maximum over all ranks, on every rank.
 
     Args:
-        tensor: a tensor or what can be made one, or a list or tuple of them; all ranks give the same shapes and dtypes:
-            float16, bfloat16, float32, float64, int32, int64; uint8 too, and bool for "min" (and) and "max" (or).
-        op: "mean", "sum", "min" or "max". The mean of integers is cut towards zero, as in `tf.reduce_mean`.
-        name: what error messages call it.
+        tensor: a tensor or a value that can be converted, or a list or tuple of them; all ranks pass the same shapes
+            and dtypes: float16, bfloat16, float32, float64, int32, int64; also uint8, and bool for "min" (and) and
+            "max" (or).
+        op: "mean", "sum", "min" or "max". The mean of integers is truncated towards zero, as in `tf.reduce_mean`.
+        name: the name in error messages.
 
     Returns:
-        A tensor of the same shape and dtype; for a list or tuple, a list of them.
+        A tensor of the same shape and dtype; for a list or tuple, a list of tensors.
 
     Raises:
-        TypeError, ValueError: an argument is none of the above.
+        TypeError, ValueError: an argument is not as above.
         tf.errors.FailedPreconditionError: when run, if ranks are at different collectives.
 
-    The gradient of a sum or mean is the sum or mean of the ranks' gradients; that of a minimum or maximum goes to the
-    ranks that have it, in equal parts.
+    The gradient of a sum or mean is the sum or mean of the ranks' gradients. The gradient of a minimum or maximum goes
+    to the ranks that have it, in equal parts.
     """
     arguments.check_choice("allreduce", "op", op, REDUCTIONS)
     if isinstance(tensor, (list, tuple)):
@@ -44,7 +45,7 @@ def allreduce(tensor: Any, op: str = "mean", name: str | None = None) -> Any:
     if not world.is_active():
         return tf.identity(tensor)
     if op == "mean" and tensor.dtype in (tf.int32, tf.uint8):
-        # Their sum over many ranks may not fit.
+        # The sum of many ranks may overflow these types.
         return tf.cast(_reduce_tensor(tf.cast(tensor, tf.int64), op, name), tensor.dtype)
     return _reduce_tensor(tensor, op, name)
 
@@ -61,7 +62,7 @@ def _compute_gradient(op: Any, gradient: Any) -> Any:
     reduction = op.get_attr("reduction").decode()
     if reduction in ("sum", "mean"):
         return common.add_order_gradient(op, allreduce(gradient, reduction, common.name_gradient(op)))
-    # Ranks whose value is the extreme one share the gradient equally, as tf.reduce_max does with equal elements.
+    # Ranks with the extreme value share the gradient equally, as equal elements do in tf.reduce_max.
     mine = tf.cast(tf.equal(op.inputs[0], op.outputs[0]), gradient.dtype)
     ranks = allreduce(mine, "sum", common.name_gradient(op))
     return common.add_order_gradient(

@@ -1,4 +1,4 @@
-"""A place that every rank comes to before any goes on."""
+"""The barrier: no rank leaves it before all ranks have entered it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from . import common
 
 
 def barrier(name: str | None = None) -> Any:
-    """Returns when every rank has called it; in a graph, the operation that does so when it runs."""
+    """Return when every rank has called it. In a graph: an operation that does so when it runs."""
     if not world.is_active():
         import tensorflow as tf
 

@@ -1,4 +1,4 @@
-"""One rank's value of a tensor, on every rank."""
+"""Broadcast: the tensor of one rank, on every rank."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from .allreduce import allreduce
 
 
 def broadcast(tensor: Any, root: int = 0, name: str | None = None) -> Any:
-    """Rank `root`'s value of a tensor, on every rank; all ranks give the same shape and dtype.
+    """The tensor of rank `root`, on every rank. All ranks pass the same shape and dtype.
 
-    The gradient goes to rank `root`, summed over all ranks; it is zero on the others.
+    The gradient goes to rank `root`, summed over all ranks; on the other ranks it is zero.
     """
     size = world.get_world().size
     root = arguments.check_whole_number("broadcast", "root, a rank,", root, 0)
@@ -36,7 +36,7 @@ def _compute_gradient(op: Any, gradient: Any) -> Any:
     import tensorflow as tf
 
     summed = allreduce(gradient, "sum", common.name_gradient(op))
-    # The same ops on all ranks: by what a gradient is made of, its update is announced (announcing.py).
+    # The same ops on all ranks: a gradient's ancestors decide when its update is announced (announcing.py).
     is_root = tf.constant(world.get_world().rank == op.get_attr("root"))
     return common.add_order_gradient(op, tf.where(is_root, summed, tf.zeros_like(summed)))
 

@@ -1,7 +1,7 @@
-"""What all collectives do with their arguments and gradients.
+"""Common code of the collectives: checks of arguments, turns in v1 graphs, and helpers for gradients.
 
-The scalar that is differentiated is taken to be the sum of the ranks' own scalars; so the gradient with respect to a
-tensor that one rank put into a collective is collected from all ranks.
+Gradients assume that the differentiated scalar is the sum of the ranks' scalars. So the gradient with respect to a
+tensor that a rank passed to a collective is summed over all ranks.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def make_tensor(function: str, value: Any, dtype: Any = None) -> Any:
 
 
 def take_turn() -> int:
-    """The next turn for an op in a v1 graph; elsewhere ops run in the order in which they were made, and have none."""
+    """The next turn for an op in a v1 graph; -1 elsewhere, where ops run in the order of their creation."""
     import tensorflow as tf
     from tensorflow.python.framework import ops
 
@@ -53,11 +53,11 @@ def take_turn() -> int:
 
 
 def scale(tensors: Sequence[Any], weight: Any) -> list[Any]:
-    """Each times `weight`, or the first of its two numbers. A weight of 0 gives zeros, whatever they hold."""
+    """Each tensor times `weight`, or times its first element. A weight of 0 gives zeros, even for NaN and infinity."""
     import tensorflow as tf
 
     factor = weight if weight.shape.rank == 0 else weight[0]
-    is_none = tf.equal(factor, 0)  # in a v1 graph == asks whether both are the same tensor
+    is_none = tf.equal(factor, 0)  # in a v1 graph, == compares the tensors' identity
     return [tf.where(is_none, tf.zeros_like(one), one * tf.cast(factor, one.dtype)) for one in tensors]
 
 
@@ -67,5 +67,5 @@ def name_gradient(op: Any) -> str:
 
 
 def add_order_gradient(op: Any, gradient: Any) -> Any:
-    """A gradient for the first input of `op` and none for the handle that orders it, where it has one."""
+    """The gradients of `op`: `gradient` for its first input, None for the order handle, if there is one."""
     return gradient if len(op.inputs) == 1 else [gradient, *[None] * (len(op.inputs) - 1)]

@@ -1,4 +1,8 @@
-"""All gradients of one update, summed over the ranks: inline, or overlapped with the backward pass."""
+"""The reduction of all gradients of one update over ranks: inline, or overlapped with the backward pass.
+
+Step plans call `reduce_gradients` once per update; it chooses between `reduce_inline`, `overlap.reduce_gradients` and
+`reduce_on_device`. All ranks choose alike, because the choice depends only on settings and shapes.
+"""
 
 from __future__ import annotations
 
@@ -14,15 +18,15 @@ from ..order import list_order_handles, make_in_order
 from . import common, reduce_on_device
 
 _NO_UPDATE = -1.0
-"""In the place of the rows of the global batch (`sequence/mismatch.h`)."""
+"""Passed in place of the rows of the global batch (`sequence/mismatch.h`)."""
 
 
 def make_weight(weight: Any, rows: Any = None) -> Any:
-    """The vector that `reduce_gradients` takes, of scalars.
+    """The `weight` argument of `reduce_gradients`, a float64 vector of two elements.
 
     Args:
-        weight: this rank's weight, a number or a truth value.
-        rows: those of the global batch, a whole number; None for a sum that is no update.
+        weight: this rank's weight, a scalar number or bool.
+        rows: the rows of the global batch, a scalar integer; None for a sum that is no update.
     """
     import tensorflow as tf
 
@@ -40,28 +44,28 @@ def reduce_gradients(
     is_update: bool = True,
     cuts: Sequence[Sequence[int]] = (),
 ) -> list[Any]:
-    """All gradients of one update: for each, the sum over ranks of that rank's weight times its tensor.
+    """The sum over ranks of weight * tensor, for each gradient of one update.
 
     Args:
-        tensors: float16, bfloat16, float32 or float64, mixed at will, of any shapes; the same on all ranks.
-        names: what each is the gradient of; part of what ranks agree on, and shown where they differ.
-        weight: this rank's weight, a float64 scalar. A weight of 0 stands for zeros, whatever the tensors hold. Or a
-            vector of that and the rows of the global batch, on which the ranks must then agree.
-        place: where in the program the update is, for messages.
-        checked: whether gradients that are no finite numbers are an error, on every rank, that names whose they are.
-        variables: this process's number of the variable that each is the gradient of, 0 where it is of none; by these
-            `MATEX_COMPRESSION` keeps what it leaves out. What is of no variable is not compressed.
-        is_update: False: more gradients of the update come later, or none. This sum is then made at once, and is
-            counted and recorded as another collective, by a weight of `make_weight` without rows.
-        cuts: for each tensor nothing, or where in its entries the piece of each rank begins and that of the last rank
-            ends: then the sum need be right on a rank in that rank's piece only.
+        tensors: float16, bfloat16, float32 or float64 in any combination, of any shapes; the same on all ranks.
+        names: the variable of each gradient. Ranks must agree on names; messages contain them.
+        weight: this rank's weight, a float64 scalar; or a vector of the weight and the rows of the global batch, on
+            which the ranks must agree. A weight of 0 stands for zeros, even for NaN and infinity.
+        place: the place of the update in the program, for messages.
+        checked: gradients that are not finite raise an error on every rank, which names the rank and the variable.
+        variables: the number of each gradient's variable on this process; 0: no variable. `MATEX_COMPRESSION` keeps its
+            residuals by these numbers; gradients without a variable are not compressed.
+        is_update: False: the sum is not an update, or further gradients of the update follow. The sum is then
+            inline, and counted and recorded as another collective. `weight` is `make_weight` without rows.
+        cuts: for each tensor nothing, or the start of every rank's piece in its elements, and the end of the last. Then
+            the sum is defined on a rank only within that rank's piece.
 
     Returns:
-        Tensors of the same shapes and dtypes, bit for bit the same on every rank.
+        Tensors of the same shapes and dtypes, bit for bit equal on every rank.
 
     Raises:
         tf.errors.FailedPreconditionError: when run, on every rank, if ranks differ in number, order, names, shapes or
-            dtypes (the text names the first that differs) or are at different collectives.
+            dtypes (the message names the first difference) or are at different collectives.
     """
     import tensorflow as tf
 
@@ -97,7 +101,7 @@ def reduce_inline(
     variables: Sequence[int] = (),
     cuts: Sequence[Sequence[int]] = (),
 ) -> list[Any]:
-    """`reduce_gradients` under several ranks as one op, in the thread that reaches it."""
+    """`reduce_gradients` as one op under several ranks, executed by the thread that reaches it."""
     if tensors and reduce_on_device.is_chosen(checked):
         return reduce_on_device.reduce_on_device(tensors, names, weight, place)
     return list(

@@ -1,4 +1,7 @@
-"""All gradients of one update, summed over the ranks by an MPI that is given their addresses in a GPU's memory."""
+"""The reduction of gradients by an MPI that accepts addresses in a GPU's memory (`MATEX_DEVICE_POINTERS`).
+
+The ranks agree on it at the start (`agree_on_addresses`), because all of them must make the same MPI calls.
+"""
 
 from __future__ import annotations
 
@@ -14,25 +17,25 @@ from ..order import make_on_device
 from . import common
 
 _QUERIES = ("MPIX_Query_cuda_support", "MPIX_Query_rocm_support", "MPIX_Query_hip_support")
-"""Functions by which an MPI says that it takes such addresses; not every MPI has them."""
+"""Functions by which an MPI reports that it accepts device addresses; not every MPI has them."""
 
 _is_agreed = False
 
 
 def can_take_addresses() -> bool:
-    """Whether this process's MPI says that it takes addresses in a GPU's memory."""
+    """Whether this process's MPI reports that it accepts addresses in a GPU's memory."""
     queries = [getattr(get_library().c, name, None) for name in _QUERIES]
     return any(query is not None and bool(query()) for query in queries)
 
 
 def agree_on_addresses(supported: Sequence[bool]) -> str:
-    """Settle whether MPI is given addresses in a GPU's memory.
+    """Decide whether MPI receives addresses in a GPU's memory.
 
     Args:
-        supported: what `can_take_addresses` says on each rank.
+        supported: `can_take_addresses` of each rank.
 
     Returns:
-        What is to be said of that to people; "" where they have not asked for it.
+        A note for the user; "" unless the setting asks for device addresses.
     """
     global _is_agreed
     asked = settings.get_settings().device_pointers
@@ -48,7 +51,7 @@ def agree_on_addresses(supported: Sequence[bool]) -> str:
 
 
 def _find_obstacle() -> str:
-    """What needs gradients in the host's memory; "" if nothing does."""
+    """The reason why gradients must be in host memory; "" if there is none."""
     chosen = settings.get_settings()
     needs = {
         "MATEX_COMPRESSION": chosen.compression != settings.NO_COMPRESSION,
@@ -63,12 +66,12 @@ def _find_obstacle() -> str:
 
 
 def is_chosen(checked: bool) -> bool:
-    """Whether an update that is made at once is summed so. `checked`: its gradients are to be looked at."""
+    """Whether inline updates are reduced on the device. `checked`: their gradients are checked for finite values."""
     return _is_agreed and not checked and not overlap.is_for_xla()
 
 
 def reduce_on_device(tensors: Sequence[Any], names: Sequence[str], weight: Any, place: str) -> list[Any]:
-    """`ops.reduce_gradients` of gradients wherever they lie. They are scaled there, halves as float32."""
+    """`ops.reduce_gradients` for gradients in device memory. They are scaled there, 16-bit floats in float32."""
     import tensorflow as tf
 
     wide = [tf.cast(one, tf.float32) if one.dtype.size == 2 else one for one in tensors]

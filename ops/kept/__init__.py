@@ -1,1 +1,1 @@
-"""What a folder of compiled code needs: who may have written to it, and who of many processes builds."""
+"""Folders of compiled code: who could have written to them (`trust`), and which of many processes builds (`turns`)."""

@@ -1,4 +1,4 @@
-"""Who could have changed a file that is loaded as code: nobody but root, the user, and who installed matex_tf."""
+"""Trust in files loaded as code: only root, this user and the installer of matex_tf may be able to change them."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ Writer = tuple[str, int]
 
 
 def find_exposure(path: Path, by_others: bool = False) -> str:
-    """How somebody who is not trusted could have changed the file or folder `path`, and what ends that; "" if nobody.
+    """How an untrusted user could have changed the file or folder `path`, and the remedy; "" if no one could.
 
-    Trusted are root, whoever can change the installed package itself, whose code runs anyway, and this user; not this
-    user where others are to trust it (`by_others`).
+    Trusted are root, all who can change the installed package, whose code runs anyway, and this user. With `by_others`
+    this user is not trusted, because other users are to load the file.
 
     Raises:
-        OSError: there is no such file.
+        OSError: the file does not exist.
     """
     trusted = {("user", 0), *find_writers(find_package())}
     if not by_others:
@@ -42,18 +42,18 @@ def find_exposure(path: Path, by_others: bool = False) -> str:
 
 
 def find_package() -> Path:
-    """The folder of the package that runs."""
+    """The folder of the running package."""
     return Path(version.__file__).parent
 
 
 def find_writers(path: Path) -> dict[Writer, tuple[str, os.stat_result]]:
-    """Who can put something else where `path` leads, each with a place by which; links and all folders above count."""
+    """Who can replace the file at `path`, each with a place that allows it; links and all parent folders count."""
     found: dict[Writer, tuple[str, os.stat_result]] = {}
-    os.stat(path)  # of links in a circle, too, this is an error
+    os.stat(path)  # raises for circular links, too
     *above, last = _follow_path(os.path.abspath(path))
     for place, state in (last, *above):
         found.setdefault(("user", state.st_uid), (place, state))
-        # Of a link the mode says nothing. In a folder above that is sticky, each entry is its owner's to change.
+        # A link's mode means nothing. In a sticky parent folder only the owner of an entry can replace it.
         is_sticky = place != last[0] and state.st_mode & stat.S_ISVTX
         if stat.S_ISLNK(state.st_mode) or is_sticky:
             continue
@@ -65,7 +65,7 @@ def find_writers(path: Path) -> dict[Writer, tuple[str, os.stat_result]]:
 
 
 def _follow_path(path: str) -> Iterator[tuple[str, os.stat_result]]:
-    """Every folder and link on the way to `path`, and last what lies there."""
+    """Every folder and link on the way to `path`, and finally its target."""
     at, left = "/", deque(path.split("/"))
     yield at, os.lstat(at)
     while left:
@@ -87,7 +87,7 @@ def _follow_path(path: str) -> Iterator[tuple[str, os.stat_result]]:
 
 
 def _describe_writer(writer: Writer) -> str:
-    """As people name it: "user anna (1001)"."""
+    """For messages: "user anna (1001)"."""
     kind, number = writer
     if kind == "everybody":
         return "everybody"

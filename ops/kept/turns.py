@@ -1,4 +1,7 @@
-"""Of many processes that want the same thing made, one makes it and the others follow. Nobody polls."""
+"""Mutual exclusion by file locks: of many processes that need the same file, one makes it and the others wait.
+
+`cache.py` takes turns at builds. Waiting processes sleep in the kernel, which frees the locks of a process that ends.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from typing import Any
 
 from matex_tf.thread_flag import starts_own
 
-_PATIENCE = 2.0  # seconds of waiting before a word about it
+_PATIENCE = 2.0  # seconds of waiting before a message
 
 
 class LockError(RuntimeError):
@@ -27,11 +30,11 @@ def take_turn(
     say_waiting: Callable[[], None],
     say_lockless: Callable[[Path, OSError], None],
 ) -> Iterator[bool]:
-    """Whether this process is to make it, which it does within; False: another one has made it.
+    """Whether this process is to make the file, within the context; False: another process has made it.
 
-    Whoever holds the first of `locks` asks for the next, for all that wait at the first: that of a host comes before
-    that of a file system. The kernel frees the locks of a process that ends, however that is. `say_lockless` is given
-    a lock file whose file system has no locks, and the error: whoever comes there goes on at once.
+    The holder of one lock requests the next on behalf of all processes that wait for the first: the lock of a host
+    comes before the lock of a file system. The kernel frees the locks of a process, however it ends. `say_lockless`
+    receives a lock file whose file system has no locks, and the error; the process then continues without that lock.
 
     Raises:
         LockError: a lock file cannot be opened, or is a link.
@@ -60,12 +63,12 @@ def _try_lock(file: Any, say_lockless: Callable[[OSError], None]) -> bool:
     except BlockingIOError:
         return False
     except OSError as error:
-        say_lockless(error)  # each host builds for itself, under a name of its own
+        say_lockless(error)  # each host then builds for itself, under its own file name
     return True
 
 
 def _wait_for_holder(file: Any, say_waiting: Callable[[], None]) -> None:
-    """Sleep until whoever holds the lock is done. All that wait go on at once, since none takes it for itself."""
+    """Sleep until the holder has released the lock. All waiting processes then continue: none keeps the lock."""
     word = threading.Timer(_PATIENCE, say_waiting)
     word.daemon = True
     with starts_own.set():

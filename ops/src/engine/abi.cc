@@ -1,5 +1,6 @@
-// The engine's C interface, for Python's ctypes (ops/library.py). Functions that can fail return 0 or 1; the message
-// of the calling thread's last failure is then in matex_last_error.
+// The engine's C interface for Python's ctypes (ops/library.py). A function that can fail returns 0 or 1; after a 1,
+// matex_last_error returns the message of the calling thread. Handles, kinds and types are plain numbers, defined in
+// the headers.
 #include <mpi.h>
 
 #include <algorithm>
@@ -67,10 +68,11 @@ MATEX_EXPORT int matex_start(int sequence, int gradients, int overlapped, int ra
                                      static_cast<matex::Algorithm>(algorithm), chosen}));
 }
 
-// After matex_start as the only rank: this process works as rank 0 of `size` ranks that are not there (world.h).
+// After matex_start as the only rank: this process computes as rank 0 of `size` ranks that do not exist (world.h).
 MATEX_EXPORT void matex_phantom(int size) { matex::BePhantom(size); }
 
-// After ranks were lost: goes on with those that are left, at the collective `number`, with `counts` of each kind done.
+// After ranks were lost: continues with the remaining ranks at collective `number`, with `counts` completed of each
+// kind.
 MATEX_EXPORT int matex_start_again(int sequence, int gradients, int overlapped, int rank, int size, int node,
                                    int64_t number, const int64_t* counts) {
   matex::GoOnAt(number, counts);
@@ -84,12 +86,12 @@ MATEX_EXPORT int matex_rendezvous(int kind, uint64_t key, const char* what, int6
   const std::function<std::string()> text = [what] { return std::string(what); };
   const matex::Call call{static_cast<matex::Kind>(kind), key, text, nullptr, rows, nullptr, bytes};
   const bool is_end = call.kind == matex::Kind::kExit;
-  // What the script has announced and not handed over will not come; other ranks may wait for it before they end.
+  // Announced gradients that were not handed over will not come; other ranks may wait for them before they end.
   if (is_end) matex::GiveUpAll("its script has ended.");
   if (call.kind == matex::Kind::kFailure) matex::GiveUpAll("it failed in " + text());
   std::lock_guard<std::mutex> lock(matex::TheWorld().mutex);
   if (matex::Error error = matex::Meet(call)) return matex::Result(error);
-  if (is_end) matex::FinishUpdates(), matex::FinishPulls();  // then MPI may end
+  if (is_end) matex::FinishUpdates(), matex::FinishPulls();  // then MPI may be finalized
   return matex::Result(matex::Finish(call, is_end ? matex::BrokenJobs() : matex::Error()));
 }
 
@@ -97,11 +99,11 @@ MATEX_EXPORT int64_t matex_count(int kind) {
   return kind > 0 && kind < matex::kKinds ? matex::CountOf(static_cast<matex::Kind>(kind)) : 0;
 }
 
-MATEX_EXPORT int matex_failure() { return matex::Result(matex::FailureOfSequence()); }  // 1: no collective goes on
+MATEX_EXPORT int matex_failure() { return matex::Result(matex::FailureOfSequence()); }  // 1: the sequence has failed
 MATEX_EXPORT int64_t matex_rows() { return matex::RowsOfUpdates(); }
 MATEX_EXPORT double matex_blocked_seconds() { return matex::BlockedSeconds(); }
-// How long this process has waited for others of its host in their memory, in sums and meetings since this was first
-// called, in seconds; and the seconds of a core that this has taken.
+// The seconds that this process has waited in shared memory for ranks of its host since the first call of this
+// function, and the core seconds that it used meanwhile.
 MATEX_EXPORT void matex_waited(double* seconds, double* of_a_core) {
   const matex::Arrivals::Waited waited = matex::Arrivals::WaitedSoFar();
   *seconds = waited.seconds;
@@ -111,8 +113,8 @@ MATEX_EXPORT double matex_seconds(int kind) {
   return kind > 0 && kind < matex::kKinds ? matex::SecondsOf(static_cast<matex::Kind>(kind)) : 0;
 }
 
-// Where this process waits for others: 1, with since how many seconds, the number of the collective and, in `text`, its
-// place; 0 if it does not. `number` is in any case that of the collective which this process comes to next.
+// Whether this process waits for other ranks. 1: it does, since `seconds`, and `text` is the place. 0: it does not.
+// `number` is always the number of the current collective, or of the next one.
 MATEX_EXPORT int matex_waiting(double* seconds, int64_t* number, char* text, int size) {
   *number = matex::NumberInSequence();
   matex::Waiting waiting;
@@ -122,7 +124,7 @@ MATEX_EXPORT int matex_waiting(double* seconds, int64_t* number, char* text, int
   return 1;
 }
 
-// This process exchanges objects with others, at the place `what`, until `matex_go_on`.
+// This process exchanges Python objects with other ranks at the place `what`, until `matex_go_on`.
 MATEX_EXPORT void matex_wait(const char* what) {
   static std::mutex* const mutex = new std::mutex;
   static std::string* const place = new std::string;
@@ -147,9 +149,9 @@ MATEX_EXPORT void matex_expect(const int64_t* turns, int count) {
   matex::TheTurnstile().Expect(std::vector<int64_t>(turns, turns + count));
 }
 
-// Reduces plain buffers through a layout; `dimensions` holds the shapes one after another, `ranks` their lengths,
-// `variables` the numbers of the variables, 0 for what is of none. A layout that is `kept` stays, with what compression
-// leaves out, until matex_forget.
+// Reduces plain buffers through a layout. `dimensions` holds the shapes one after another, `ranks` their lengths,
+// `variables` the numbers of the variables (0: no variable). A layout that is `kept` lives, with its compression
+// residuals, until matex_forget.
 MATEX_EXPORT int matex_reduce(int count, const char* const* names, const int* types, const int* ranks,
                               const int64_t* dimensions, const int64_t* variables, const void* const* inputs,
                               void* const* outputs, double weight, int kept, const char* place) {
@@ -168,11 +170,11 @@ MATEX_EXPORT int matex_reduce(int count, const char* const* names, const int* ty
 
 MATEX_EXPORT void matex_forget() { matex::KeptLayouts().clear(); }
 
-// How many variables compression keeps something of.
+// The number of variables with compression residuals.
 MATEX_EXPORT int64_t matex_residuals() { return matex::Residuals(); }
 
-// Writes the boundaries of the best buckets (buckets.h) of `count` gradients, and when their transfers are over; returns
-// how many boundaries they are, at most count + 1.
+// Writes the boundaries of the best buckets (buckets.h) of `count` gradients, and the end of their transfers; returns
+// the number of boundaries, at most count + 1.
 MATEX_EXPORT int matex_buckets(int count, const double* ready, const double* bytes, double start_up, double byte,
                                int* boundaries, double* end) {
   const std::vector<double> when(ready, ready + count), size(bytes, bytes + count);
@@ -183,18 +185,17 @@ MATEX_EXPORT int matex_buckets(int count, const double* ready, const double* byt
   return static_cast<int>(found.size());
 }
 
-// From now on what this process does is recorded (record.h): 1 totals, 2 events, too, the last `capacity` of them, 3
-// those of single gradients among them.
+// Starts recording (trace.h): 1 totals, 2 also the last `capacity` events, 3 also events of single gradients.
 MATEX_EXPORT void matex_record(int how, int64_t capacity) {
   matex::Record(static_cast<matex::Recording>(how), capacity);
 }
 
 MATEX_EXPORT void matex_between_steps() { matex::BetweenSteps(); }
 
-// The clock of events, in nanoseconds.
+// The clock of events: nanoseconds.
 MATEX_EXPORT int64_t matex_now() { return matex::Now(); }
 
-// Copies the events of at most `size`; returns how many they are, and in `dropped` how many older ones are lost.
+// Copies at most `size` events and returns their number; `dropped`: the number of older events that were not kept.
 MATEX_EXPORT int64_t matex_events(matex::Event* events, int64_t size, int64_t* dropped) {
   const std::vector<matex::Event> all = matex::Events(dropped);
   const int64_t count = std::min<int64_t>(size, all.size());
@@ -202,7 +203,7 @@ MATEX_EXPORT int64_t matex_events(matex::Event* events, int64_t size, int64_t* d
   return count;
 }
 
-// Copies the labels of events, each with a 0 at its end, as far as `size` bytes go; returns how many bytes they have.
+// Copies the labels of events, each with a terminating 0, up to `size` bytes; returns their total size in bytes.
 MATEX_EXPORT int64_t matex_labels(char* text, int64_t size) {
   std::string all;
   for (const std::string& label : matex::Labels()) all.append(label.c_str(), label.size() + 1);
@@ -210,7 +211,7 @@ MATEX_EXPORT int64_t matex_labels(char* text, int64_t size) {
   return static_cast<int64_t>(all.size());
 }
 
-// The totals of the place `index` and its name; 0 if there is none.
+// Copies the totals and the name of place `index`; 0 if there is none.
 MATEX_EXPORT int matex_totals(int index, matex::Totals* totals, char* name, int size) {
   const std::vector<matex::PlaceTotals> places = matex::Places();
   if (index < 0 || index >= static_cast<int>(places.size())) return 0;
@@ -219,13 +220,13 @@ MATEX_EXPORT int matex_totals(int index, matex::Totals* totals, char* name, int 
   return 1;
 }
 
-// What a transfer costs, measured; all ranks call it together, before any update. Seconds, and seconds a byte.
+// Measures the cost of a transfer: start-up seconds, and seconds per byte. Collective, before any update.
 MATEX_EXPORT int matex_link(int overlapped, double* start_up, double* byte) {
   matex::World& world = matex::TheWorld();
   std::lock_guard<std::mutex> lock(world.mutex);
   matex::Adder& adder = overlapped ? matex::OverlappedAdder() : matex::InlineAdder();
   const MPI_Comm communicator = overlapped ? world.overlapped : world.gradients;
-  constexpr int kTrials = 4;  // the first wakes up what sleeps; the best says what can be done
+  constexpr int kTrials = 4;  // the first wakes up sleeping threads; the best shows the link's speed
   matex::Link best;
   best.start_up = best.byte = std::numeric_limits<double>::infinity();
   best.disturbed = true;
@@ -243,8 +244,8 @@ MATEX_EXPORT int matex_link(int overlapped, double* start_up, double* byte) {
   return matex::Result(matex::Error());
 }
 
-// Times `probes` sums of `bytes`, one after another; all ranks call it together. `seconds` gets those of each, the
-// largest over ranks, and `cpu` the seconds of a core that they took this process in all.
+// Times `probes` sums of `bytes`, one after another. Collective. `seconds[i]`: the longest time of sum i over ranks;
+// `cpu`: the core seconds of this process in all of them.
 MATEX_EXPORT int matex_time_sums(int overlapped, int64_t bytes, int probes, double* seconds, double* cpu) {
   matex::World& world = matex::TheWorld();
   std::lock_guard<std::mutex> lock(world.mutex);
@@ -252,7 +253,7 @@ MATEX_EXPORT int matex_time_sums(int overlapped, int64_t bytes, int probes, doub
                                        overlapped ? world.overlapped : world.gradients, bytes, probes, seconds, cpu));
 }
 
-// What the last probe found, and whether it was disturbed; 0 if there was none.
+// The result of the last probe, and whether it was disturbed; 0 if there was none.
 MATEX_EXPORT int matex_last_link(double* start_up, double* byte, int* disturbed) {
   matex::Link link;
   if (!matex::LastLink(&link)) return 0;
@@ -262,7 +263,7 @@ MATEX_EXPORT int matex_last_link(double* start_up, double* byte, int* disturbed)
   return 1;
 }
 
-// The store (store.h), made anew; all ranks call it together. `made`: whether they have it.
+// Makes a new store (store.h). Collective. `made`: whether the ranks have it.
 MATEX_EXPORT int matex_store_make(int64_t bytes, int64_t batches, int64_t parts, int* made) {
   std::shared_ptr<matex::SharedStore> store;
   matex::Error error = matex::SharedStore::Make({bytes, batches, parts}, &store);
@@ -273,14 +274,14 @@ MATEX_EXPORT int matex_store_make(int64_t bytes, int64_t batches, int64_t parts,
 
 MATEX_EXPORT void matex_store_drop() { matex::SetTheStore(nullptr); }
 
-// The memory in which ranks have the variables of a holding (publish.h); it goes with the last variable there.
+// Drops the shared memory of a holding's variables (publish.h); it is freed with the last variable there.
 MATEX_EXPORT void matex_drop_homes(int64_t holding) { matex::DropHomes(holding); }
 
 MATEX_EXPORT void matex_store_deal(int64_t first, int64_t count) {
   matex::TheStore()->Deal(first, count);
 }
 
-// As `SharedStore::Begin`; -1 if there is no store.
+// `SharedStore::Begin`; -1 if there is no store.
 MATEX_EXPORT int matex_store_begin(int64_t bound, double seconds, int64_t* ticket, int* behind) {
   const std::shared_ptr<matex::SharedStore> store = matex::TheStore();
   return store == nullptr ? -1 : store->Begin(bound, seconds, ticket, behind);

@@ -12,7 +12,7 @@
 namespace matex {
 namespace {
 
-constexpr int64_t kMaxCount = std::numeric_limits<int>::max();  // counts of MPI are ints
+constexpr int64_t kMaxCount = std::numeric_limits<int>::max();  // MPI counts are ints
 
 std::string Text(const std::string& operation, const Subject& subject) {
   return operation + " of " + NameOf(subject.type) + " " + ShapeText(subject.shape) +
@@ -73,7 +73,7 @@ Error GatherRows(const World& world, const Subject& subject, const void* from, v
   return MpiError(code, "MPI_Allgatherv", what);
 }
 
-// Whether all ranks have memory for the result: those that have would wait for the one that has not.
+// Ranks agree whether all of them have memory for the result, so that no rank waits for a rank that has none.
 Error AgreeOnMemory(const World& world, bool has, const std::string& what) {
   int without = has ? -1 : world.rank;
   if (world.has_peers()) {
@@ -81,7 +81,7 @@ Error AgreeOnMemory(const World& world, bool has, const std::string& what) {
     if (code != MPI_SUCCESS) return MpiError(code, "MPI_Allreduce", what);
   }
   if (without < 0) return Error();
-  return Error("rank " + std::to_string(without) + " has no memory for the result of " + what + ".");
+  return Error("rank " + std::to_string(without) + " cannot allocate the result of " + what + ".");
 }
 
 }  // namespace
@@ -114,7 +114,7 @@ Error Broadcast(const Subject& subject, int root, void* data) {
     return Text("broadcast from rank " + std::to_string(root), subject);
   };
   if (root < 0 || root >= world.size) {
-    return Error(what() + ": there is no such rank, the world has " + std::to_string(world.size) + ".");
+    return Error(what() + ": there is no such rank; the number of ranks is " + std::to_string(world.size) + ".");
   }
   const Call call{Kind::kBroadcast, KeyOf(subject, 0).Add(root).value(), what, nullptr, 0, nullptr, subject.bytes()};
   std::lock_guard<std::mutex> lock(world.mutex);
@@ -155,7 +155,7 @@ Error Barrier(const std::string& name) {
   const std::function<std::string()> what = [&] { return name.empty() ? "a barrier" : "barrier '" + name + "'"; };
   const Call call{Kind::kBarrier, 0, what};
   std::lock_guard<std::mutex> lock(world.mutex);
-  // The rendezvous is one: nobody leaves it before all have come.
+  // The rendezvous is itself a barrier: no rank leaves it before all have come.
   if (Error error = Meet(call)) return error;
   return Finish(call, Error());
 }

@@ -1,4 +1,5 @@
-// Collectives on one tensor: the world's ranks must call each with the same arguments, which the rendezvous checks.
+// Collectives on one tensor: all-reduce, broadcast, all-gather, barrier. The kernels call them in the thread that
+// reaches them. All ranks must pass the same arguments; the rendezvous checks this.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +13,7 @@
 
 namespace matex {
 
-// What a collective is about: its tensor and, for people, the name that the caller gave it.
+// The tensor of a collective, and its name for messages.
 struct Subject {
   Type type;
   std::vector<int64_t> shape;
@@ -25,15 +26,15 @@ struct Subject {
 // to = the reduction of all ranks' `from`; `to` may be `from`.
 Error Allreduce(const Subject& subject, Reduction reduction, const void* from, void* to);
 
-// On all ranks data = rank root's data.
+// data = the data of rank `root`, on all ranks.
 Error Broadcast(const Subject& subject, int root, void* data);
 
-// to = all ranks' rows, in rank order. The first dimension may differ between ranks, the others not; a scalar is one
-// row. `allocate` gets the number of rows of each rank and returns the memory for all, or null to give up.
+// to = all ranks' rows, in rank order. Ranks may differ in the first dimension only; a scalar is one row. `allocate`
+// gets each rank's number of rows and returns the memory for all rows, or null to give up.
 using Allocate = std::function<void*(const std::vector<int64_t>& rows)>;
 Error Allgather(const Subject& subject, const void* from, const Allocate& allocate);
 
-// Returns when all ranks have come.
+// Returns when all ranks have called it.
 Error Barrier(const std::string& name);
 
 }  // namespace matex

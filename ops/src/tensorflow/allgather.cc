@@ -1,4 +1,4 @@
-// MatexAllgather: y = all ranks' rows of x, in rank order; rows = how many each rank had.
+// MatexAllgather: y = the rows x of all ranks, in rank order; rows = the number of rows of each rank.
 #include <algorithm>
 
 #include "engine/collectives.h"
@@ -33,7 +33,7 @@ class AllgatherKernel : public Collective {
       }
       Tensor* y = nullptr;
       status = context->allocate_output(0, shape, &y);
-      // The memory of an empty tensor has no address, but null would mean that there was none to be had.
+      // An empty tensor may have no address, but null means that allocation failed.
       static char nothing;
       if (!status.ok()) return nullptr;
       return y->NumElements() == 0 ? &nothing : DataOf(*y);
@@ -69,8 +69,9 @@ REGISTER_OP("MatexAllgather")
     });
 
 REGISTER_KERNEL_BUILDER(Name("MatexAllgather").Device(DEVICE_CPU), AllgatherKernel);
-REGISTER_KERNEL_BUILDER(Name("MatexAllgather").Device(DEVICE_GPU).HostMemory("order").HostMemory("x").HostMemory("y").HostMemory("rows"),
-                        AllgatherKernel);
+REGISTER_KERNEL_BUILDER(
+    Name("MatexAllgather").Device(DEVICE_GPU).HostMemory("order").HostMemory("x").HostMemory("y").HostMemory("rows"),
+    AllgatherKernel);
 
 }  // namespace
 }  // namespace matex

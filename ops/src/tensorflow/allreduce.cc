@@ -1,4 +1,4 @@
-// MatexAllreduce: y = the sum, mean, minimum or maximum over ranks of x.
+// MatexAllreduce: y = the sum, mean, minimum or maximum of x over ranks.
 #include "engine/collectives.h"
 #include "kernel.h"
 
@@ -45,7 +45,8 @@ REGISTER_OP("MatexAllreduce")
     });
 
 REGISTER_KERNEL_BUILDER(Name("MatexAllreduce").Device(DEVICE_CPU), AllreduceKernel);
-REGISTER_KERNEL_BUILDER(Name("MatexAllreduce").Device(DEVICE_GPU).HostMemory("order").HostMemory("x").HostMemory("y"), AllreduceKernel);
+REGISTER_KERNEL_BUILDER(Name("MatexAllreduce").Device(DEVICE_GPU).HostMemory("order").HostMemory("x").HostMemory("y"),
+                        AllreduceKernel);
 
 }  // namespace
 }  // namespace matex

@@ -1,4 +1,4 @@
-// MatexBarrier: is over when all ranks have come to it.
+// MatexBarrier: ends when all ranks have reached it.
 #include "engine/collectives.h"
 #include "kernel.h"
 #include "tensorflow/core/framework/common_shape_fns.h"

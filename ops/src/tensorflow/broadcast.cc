@@ -1,4 +1,4 @@
-// MatexBroadcast: on all ranks y = rank root's x.
+// MatexBroadcast: y = x of rank root, on all ranks.
 #include <cstring>
 
 #include "engine/collectives.h"
@@ -46,7 +46,8 @@ REGISTER_OP("MatexBroadcast")
     });
 
 REGISTER_KERNEL_BUILDER(Name("MatexBroadcast").Device(DEVICE_CPU), BroadcastKernel);
-REGISTER_KERNEL_BUILDER(Name("MatexBroadcast").Device(DEVICE_GPU).HostMemory("order").HostMemory("x").HostMemory("y"), BroadcastKernel);
+REGISTER_KERNEL_BUILDER(Name("MatexBroadcast").Device(DEVICE_GPU).HostMemory("order").HostMemory("x").HostMemory("y"),
+                        BroadcastKernel);
 
 }  // namespace
 }  // namespace matex

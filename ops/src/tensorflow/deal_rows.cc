@@ -1,4 +1,4 @@
-// MatexDealRows: which rows of a batch this rank makes, as `sharding/row_shares.py` deals them.
+// MatexDealRows: the rows of a batch that this rank computes, as in `sharding/row_shares.py`.
 #include <algorithm>
 #include <numeric>
 #include <vector>
@@ -11,18 +11,18 @@ namespace {
 
 using namespace tensorflow;
 
-// The first row of `rank` and the row behind its last, of `total` rows that are dealt by `shares`.
+// The range of rows of `rank`, of `total` rows divided in proportion to `shares`.
 std::pair<int64_t, int64_t> DealBlock(int64_t total, int64_t rank, const int64_t* shares, int64_t ranks) {
   const int64_t sum = std::accumulate(shares, shares + ranks, int64_t{0});
   std::vector<int64_t> rows(ranks), order(ranks);
   for (int64_t i = 0; i < ranks; ++i) rows[i] = total * shares[i] / sum;
-  const int64_t left = total - std::accumulate(rows.begin(), rows.end(), int64_t{0});
+  const int64_t remaining = total - std::accumulate(rows.begin(), rows.end(), int64_t{0});
   std::iota(order.begin(), order.end(), 0);
-  // Who loses most by rounding has one of the rows that are left, the earlier rank first.
+  // Ranks that lose most by rounding down get the remaining rows; among equals the lower rank is first.
   std::stable_sort(order.begin(), order.end(), [&](int64_t one, int64_t other) {
     return total * shares[one] % sum > total * shares[other] % sum;
   });
-  for (int64_t i = 0; i < left; ++i) ++rows[order[i]];
+  for (int64_t i = 0; i < remaining; ++i) ++rows[order[i]];
   const int64_t start = std::accumulate(rows.begin(), rows.begin() + rank, int64_t{0});
   return {start, start + rows[rank]};
 }
@@ -40,19 +40,19 @@ class DealRowsKernel : public OpKernel {
                                         counts.shape().DebugString(), " and ", dealt.shape().DebugString()));
     const auto* const rows = reinterpret_cast<const int64_t*>(counts.flat<tensorflow::int64>().data());
     const auto* const deal = reinterpret_cast<const int64_t*>(dealt.flat<tensorflow::int64>().data());
-    const int64_t total = rows[0], rank = deal[1], most = *std::max_element(rows, rows + counts.NumElements());
+    const int64_t total = rows[0], rank = deal[1], largest = *std::max_element(rows, rows + counts.NumElements());
     OP_REQUIRES(context, rank >= 0 && rank < ranks && std::accumulate(deal + 2, deal + 2 + ranks, int64_t{0}) > 0,
                 errors::InvalidArgument("MatexDealRows: rank ", rank, " of ", ranks, " ranks cannot be dealt rows"));
     auto [start, stop] = DealBlock(total, rank, deal + 2, ranks);
     const bool has_rows = stop > start;
     if (!has_rows) start = 0, stop = std::min<int64_t>(1, total);
     const bool is_even = std::all_of(rows, rows + counts.NumElements(), [&](int64_t one) { return one == total; });
-    if (deal[0] == 0 || !is_even) start = 0, stop = most;
-    const int64_t found[] = {start, stop - start, total};
+    if (deal[0] == 0 || !is_even) start = 0, stop = largest;
+    const int64_t results[] = {start, stop - start, total};
     for (int i = 0; i < 4; ++i) {
       Tensor* output = nullptr;
       OP_REQUIRES_OK(context, context->allocate_output(i, TensorShape(), &output));
-      i < 3 ? void(output->scalar<tensorflow::int64>()() = found[i]) : void(output->scalar<bool>()() = has_rows);
+      i < 3 ? void(output->scalar<tensorflow::int64>()() = results[i]) : void(output->scalar<bool>()() = has_rows);
     }
   }
 };

@@ -1,5 +1,5 @@
-// MatexKeepOrder: does nothing, in the order of collectives. One before and one after an op that cannot take the handle itself:
-// TensorFlow has an op on the device of a variable that it takes.
+// MatexKeepOrder: takes a place in the order of collectives and does nothing. One precedes and one follows an op that
+// cannot take the order handle itself, because TensorFlow places an op on the device of a variable that it takes.
 #include "kernel.h"
 #include "tensorflow/core/framework/common_shape_fns.h"
 

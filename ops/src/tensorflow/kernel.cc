@@ -50,7 +50,7 @@ Type TypeOf(DataType type) {
     case DT_BOOL:
       return Type::kBool;
     default:
-      return Type::kFloat32;  // the ops' type constraints leave nothing else
+      return Type::kFloat32;  // the ops' type constraints allow no other type
   }
 }
 
@@ -163,7 +163,7 @@ void Collective::ComputeAsync(OpKernelContext* context, DoneCallback done) {
     context->SetStatus(errors::Cancelled(error.message));
     finish();
   };
-  // Registered before the job is handed over: once it is, another thread may end it, and the whole run with it.
+  // Reserved before the job is entered: after that, another thread may end the job, and the whole run with it.
   const int64_t ticket = TheTurnstile().Reserve();
   const auto cancel = [ticket] {
     TheTurnstile().Cancel(ticket, Error("the run was cancelled while a collective waited for its turn."));

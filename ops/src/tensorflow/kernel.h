@@ -1,4 +1,5 @@
-// What all kernels share: the engine's types and errors in TensorFlow's terms, and a base class that takes turns.
+// Common code of the kernels: conversion of TensorFlow's types, shapes and errors to the engine's, layouts cached
+// between runs, and a base class for collectives that takes turns in v1 graphs.
 #pragma once
 
 #include <functional>
@@ -23,32 +24,31 @@ namespace matex {
 // absl::Status or tsl::Status, whichever this TensorFlow has.
 using TfStatus = std::decay_t<decltype(std::declval<tensorflow::OpKernelContext>().status())>;
 
-// The types of an op that moves values, and of one that computes with them.
+// The element types of ops that move values or compute with them.
 #define MATEX_TYPES "{float, double, half, bfloat16, int32, int64, uint8, bool}"
 
-// Of the ops of a function TensorFlow orders those that write to one resource, through nested functions too. So in a
-// function each of ours takes the handle of the same variable, as if it wrote to it; the kernels do not look at it.
+// TensorFlow runs the ops of a function that write to one resource in their order, through nested functions, too. So
+// each op takes the handle of one variable, as if it wrote to it. The kernels ignore the handle.
 #define MATEX_ORDER Attr("order_count: int >= 0 = 0").Input("order: order_count * resource")
 
 Type TypeOf(tensorflow::DataType type);
 std::vector<int64_t> ShapeOf(const tensorflow::Tensor& tensor);
 void* DataOf(const tensorflow::Tensor& tensor);
 
-// The attribute `cuts` of an op, of up to `count` entries: for each where the ranks' parts begin and end, or zeros where it
-// is in no parts.
+// Reads the attribute `cuts` of an op, for up to `count` entries: for each entry the bounds of the ranks' pieces, or
+// zeros if it is not divided.
 TfStatus CutsOf(tensorflow::OpKernelConstruction* construction, size_t count, Cuts* cuts);
 
-// What a kernel has made for gradients of these shapes, kept from run to run: they are known when it runs, and as good as
-// always those of the last time.
+// A layout that a kernel keeps from run to run. Shapes are known only when the kernel runs, but hardly ever change.
 class KeptLayout {
  public:
   struct Made {
     Layout layout;
-    std::unique_ptr<const Scatter> scatter;  // where ranks need parts of what is reduced
+    std::unique_ptr<const Scatter> scatter;  // if ranks need only pieces of the sums
   };
   // Reads the attributes `names` and, where the op has it, `variables`.
   TfStatus Read(tensorflow::OpKernelConstruction* construction);
-  // Of the first inputs, as many as there are outputs.
+  // The layout of the first inputs, one for each output; calls `make` if shapes have changed.
   std::shared_ptr<const Made> Of(tensorflow::OpKernelContext* context,
                                  const std::function<std::shared_ptr<const Made>(std::vector<Entry>)>& make);
 
@@ -61,27 +61,28 @@ class KeptLayout {
   std::shared_ptr<const Made> made_;
 };
 
-// The input `weight` of an op that reduces gradients: this rank's weight and, where it says so, the rows of the `Batch`.
+// The input `weight` of an op that reduces gradients: this rank's weight and, optionally, the rows of the `Batch`.
 struct Weight {
   double weight = 1;
   Batch batch;
 };
 TfStatus WeightOf(const char* op, const tensorflow::Tensor& given, Weight* weight);
 
-// The shapes of what such an op gives: those of the gradients, which come before `weight`.
+// The shape function of such an op: each output has the shape of its gradient; `weight` follows the gradients.
 TfStatus InferReduced(tensorflow::shape_inference::InferenceContext* context);
 
-// A tensor whose values lie in `memory`, which is there while `owner` is. The op that holds the last reference to it may
-// write its result there, unless others read what lies there, too.
+// A tensor whose values lie in `memory`, which lives as long as `owner`. An op that holds the last reference may
+// write its result there, unless `others_read`.
 tensorflow::Tensor TensorAt(void* memory, std::shared_ptr<const void> owner, tensorflow::DataType type,
                             const tensorflow::TensorShape& shape, bool others_read = false);
 
-// Not Aborted: v1's MonitoredSession takes that for a lost worker, makes a new session and tries for ever.
+// Never Aborted: v1's MonitoredSession treats it as a lost worker and creates new sessions forever.
 TfStatus StatusOf(const Error& error);
 
-// A kernel that does one collective in the thread that reaches it. In a v1 graph, where attribute `turn` is not -1, it
-// is asynchronous, so that it can wait for its turn without holding a thread (engine/sequence/v1_order.h). Elsewhere it is not:
-// what follows an asynchronous kernel is handed to another thread, which costs more than a small collective.
+// A kernel that runs one collective in the thread that reaches it. In a v1 graph, where attribute `turn` is not -1,
+// it is asynchronous, so that it waits for its turn without holding a thread (engine/sequence/v1_order.h). Elsewhere
+// it is synchronous: TensorFlow continues after an asynchronous kernel in another thread, which costs more than a
+// small collective.
 class Collective : public tensorflow::AsyncOpKernel {
  public:
   explicit Collective(tensorflow::OpKernelConstruction* construction);
@@ -90,7 +91,7 @@ class Collective : public tensorflow::AsyncOpKernel {
   tensorflow::AsyncOpKernel* AsAsync() final { return turn_ < 0 ? nullptr : this; }
 
  protected:
-  // Does the collective, or puts what went wrong into the context.
+  // Runs the collective; puts errors into the context.
   virtual void Run(tensorflow::OpKernelContext* context) = 0;
 
  private:

@@ -1,8 +1,8 @@
-// MatexLetGo: waits in a thread of its own until nobody else holds a resource, and then lets go of it there.
+// MatexLetGo: waits in its own thread until it holds the last reference to a resource, and releases it there.
 //
-// For iterators of tf.data. The thread that tunes a pipeline sleeps longer and longer, up to a minute, and often misses
-// that its iterator is cancelled: CancellationManager wakes it before it says so. Whoever lets go of the iterator then
-// waits for the sleep to end, at the end of each epoch, and all ranks with it.
+// For iterators of tf.data. Their autotuning thread sleeps for up to a minute and often misses the cancellation,
+// because CancellationManager wakes it before it sets the flag. A thread that releases the iterator would wait for
+// that sleep, at the end of each epoch, and all ranks with it.
 #include <unistd.h>
 
 #include <chrono>
@@ -21,12 +21,12 @@ namespace {
 using namespace tensorflow;
 
 constexpr std::chrono::milliseconds kPause(5);
-constexpr int kPauses = 2000;  // then somebody else goes on holding it, and it is for them to let go
+constexpr int kPauses = 2000;  // then another holder releases it
 
 std::mutex going_mutex;
 std::condition_variable all_gone;
 int going = 0;
-const pid_t process = getpid();  // a child that the script forks has none of the threads
+const pid_t process = getpid();  // a forked child has none of the threads
 
 class LetGoKernel : public OpKernel {
  public:
@@ -59,8 +59,8 @@ REGISTER_KERNEL_BUILDER(Name("MatexLetGo").Device(DEVICE_GPU).HostMemory("resour
 }  // namespace
 }  // namespace matex
 
-// Returns when nothing is left to let go of, or after so many milliseconds; how much is left. Python must live until
-// nothing is: functions in a pipeline refer to it.
+// Waits until all resources are released, or `milliseconds` have passed; returns the number of unreleased ones.
+// Python must live until it is 0, because functions in a pipeline refer to it.
 extern "C" __attribute__((visibility("default"))) int matex_wait_for_let_go(int milliseconds) {
   if (getpid() != matex::process) return 0;
   std::unique_lock<std::mutex> lock(matex::going_mutex);

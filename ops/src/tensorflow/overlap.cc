@@ -1,6 +1,6 @@
-// The overlapped way as ops: MatexAnnounceUpdate meets the other ranks for an update, or a part of one, without any
-// gradient; MatexHandOverGradient, one for each gradient, gives it to the engine and is done when the engine has its sum
-// over ranks.
+// The overlapped reduction as ops (engine/update/async_reduction.h). MatexAnnounceUpdate announces an update, or a
+// part of one, before its gradients are computed; it is a collective of the sequence. MatexHandOverGradient, one for
+// each gradient, hands it to the engine and ends when the engine has its sum over ranks.
 #include <algorithm>
 #include <memory>
 
@@ -56,8 +56,8 @@ class AnnounceUpdateKernel : public OpKernel {
     int64_t number = 0;
     MATEX_RETURN_IF_ERROR(context, Announce(part_, weight.weight, weight.batch, &number));
     ticket->scalar<tensorflow::int64>()() = number;
-    // A step that fails, here or elsewhere, cancels what is under way: the gradients that have not come will not. Such a
-    // callback lives as long as the step does, and is of no consequence once the update is over.
+    // A step that fails on any rank is cancelled: gradients not yet computed will not come. The callback lives as
+    // long as the step and has no effect after the end of the update.
     CancellationManager* const cancellation = context->cancellation_manager();
     if (cancellation == nullptr) return;
     const auto give_up = [number] { GiveUp(number, "its step failed or was cancelled."); };
@@ -65,7 +65,7 @@ class AnnounceUpdateKernel : public OpKernel {
   }
 
  private:
-  Part part_;
+  UpdatePart part_;
 };
 
 class HandOverGradientKernel : public AsyncOpKernel {
@@ -74,7 +74,7 @@ class HandOverGradientKernel : public AsyncOpKernel {
     OP_REQUIRES_OK(construction, construction->GetAttr("entry", &entry_));
   }
 
-  // A thread that has computed a gradient hands it over before it goes on.
+  // The thread that has computed a gradient hands it over before other work.
   bool IsExpensive() override { return false; }
 
   void ComputeAsync(OpKernelContext* context, DoneCallback done) override {

@@ -1,4 +1,5 @@
-// MatexPassTurn: takes the turn of a collective in a branch of a v1 graph that is not taken, so that others have theirs.
+// MatexPassTurn: takes the turn of a collective in the branch of a v1 graph that is not executed, so that later turns
+// can come.
 #include "kernel.h"
 #include "tensorflow/core/framework/common_shape_fns.h"
 

@@ -1,4 +1,4 @@
-// MatexReduceGradients: reduced[i] = the sum over ranks of weight * gradients[i], all gradients of an update in one op.
+// MatexReduceGradients: reduced[i] = the sum over ranks of weight * gradients[i], for all gradients of an update.
 #include <memory>
 
 #include "engine/update/inline.h"
@@ -35,8 +35,9 @@ class ReduceGradientsKernel : public Collective {
       outputs[i] = DataOf(*y);
     }
     const auto made = kept_.Of(context, [this](std::vector<Entry> entries) { return Make(std::move(entries)); });
-    MATEX_RETURN_IF_ERROR(context, ReduceInline(made->layout, inputs.data(), outputs.data(), weight.weight, weight.batch,
-                                                [this] { return place_; }, made->scatter.get()));
+    MATEX_RETURN_IF_ERROR(context, ReduceInline(
+                                       made->layout, inputs.data(), outputs.data(), weight.weight, weight.batch,
+                                       [this] { return place_; }, made->scatter.get()));
   }
 
  private:
@@ -51,7 +52,7 @@ class ReduceGradientsKernel : public Collective {
   KeptLayout kept_;
   std::string place_;
   bool checked_ = false;
-  Cuts cuts_;  // of each gradient; none where every rank needs all of all
+  Cuts cuts_;  // of each gradient; empty: every rank needs all sums
 };
 
 REGISTER_OP("MatexReduceGradients")
@@ -70,9 +71,13 @@ REGISTER_OP("MatexReduceGradients")
     .SetShapeFn(InferReduced);
 
 REGISTER_KERNEL_BUILDER(Name("MatexReduceGradients").Device(DEVICE_CPU), ReduceGradientsKernel);
-REGISTER_KERNEL_BUILDER(
-    Name("MatexReduceGradients").Device(DEVICE_GPU).HostMemory("order").HostMemory("gradients").HostMemory("weight").HostMemory("reduced"),
-    ReduceGradientsKernel);
+REGISTER_KERNEL_BUILDER(Name("MatexReduceGradients")
+                            .Device(DEVICE_GPU)
+                            .HostMemory("order")
+                            .HostMemory("gradients")
+                            .HostMemory("weight")
+                            .HostMemory("reduced"),
+                        ReduceGradientsKernel);
 
 }  // namespace
 }  // namespace matex

@@ -1,7 +1,7 @@
-// MatexReduceOnDevice: reduced[i] = the sum over ranks of gradients[i], by an MPI that takes addresses in a device's memory.
+// MatexReduceOnDevice: reduced[i] = the sum over ranks of gradients[i], by an MPI that accepts device addresses.
 //
-// What is small is fused there, too. The copies are in the device's stream; MPI is called when an event says that all
-// before it is done. On a CPU the same calls of MPI are made, so that ranks with and without a GPU meet.
+// Small gradients are fused in device memory. Copies run in the device's stream; MPI is called after an event that
+// follows them. On a CPU the same MPI calls are made, so ranks with and without a GPU match.
 #include <cstring>
 #include <future>
 #include <memory>
@@ -16,21 +16,21 @@ namespace {
 
 using namespace tensorflow;
 
-constexpr int64_t kChunkBytes = 64 << 20;  // a part of a large gradient gains nothing by being in a cache
+constexpr int64_t kChunkBytes = 64 << 20;  // large: in device memory, chunks that fit into a cache gain nothing
 
 Tensor Flatten(const Tensor& tensor) {
   Tensor flat(tensor.dtype());
-  (void)flat.CopyFrom(tensor, TensorShape({tensor.NumElements()}));  // of as many elements: it cannot fail
+  (void)flat.CopyFrom(tensor, TensorShape({tensor.NumElements()}));  // cannot fail: the number of elements is equal
   return flat;
 }
 
-// Copies within the memory of a kernel's device, one after another.
+// Copies within the memory of the kernel's device, one after another.
 class Copies {
  public:
   explicit Copies(OpKernelContext* context)
       : stream_(context->op_device_context()), device_(static_cast<Device*>(context->device())) {}
 
-  // Nothing where both are the same memory.
+  // No effect if both tensors have the same memory.
   TfStatus Add(const Tensor& from, Tensor to) const {
     if (DataOf(from) == DataOf(to)) return TfStatus();
     if (stream_ == nullptr) {
@@ -42,7 +42,7 @@ class Copies {
     return begun->get_future().get();
   }
 
-  // Returns when they are done, and all that the device had to do before.
+  // Returns when the copies are done, and all earlier work of the device's stream.
   TfStatus Wait() const {
     if (stream_ == nullptr) return TfStatus();
     const auto done = std::make_shared<std::promise<void>>();
@@ -80,47 +80,47 @@ class ReduceOnDeviceKernel : public Collective {
       return std::make_shared<const KeptLayout::Made>(KeptLayout::Made{std::move(layout), nullptr});
     });
     const Copies copies(context);
-    std::vector<Tensor> parts;  // where each step is summed
+    std::vector<Tensor> buffers;  // the buffer of each transfer
     std::vector<void*> addresses;
-    for (const Step& step : made->layout.steps()) {
-      OP_REQUIRES_OK(context, BringTogether(context, copies, step, inputs, outputs, &parts));
-      addresses.push_back(DataOf(parts.back()));
+    for (const Transfer& transfer : made->layout.transfers()) {
+      OP_REQUIRES_OK(context, FillBuffer(context, copies, transfer, inputs, outputs, &buffers));
+      addresses.push_back(DataOf(buffers.back()));
     }
     OP_REQUIRES_OK(context, copies.Wait());
     MATEX_RETURN_IF_ERROR(context, SumInPlace(made->layout, addresses, weight.batch, [this] { return place_; }));
-    for (size_t i = 0; i < parts.size(); ++i) {
+    for (size_t i = 0; i < buffers.size(); ++i) {
       int64_t at = 0;
-      for (const Piece& piece : made->layout.steps()[i].pieces) {
-        OP_REQUIRES_OK(context, copies.Add(parts[i].Slice(at, at + piece.count), SliceOf(outputs, piece)));
-        at += piece.count;
+      for (const Fragment& fragment : made->layout.transfers()[i].fragments) {
+        OP_REQUIRES_OK(context, copies.Add(buffers[i].Slice(at, at + fragment.count), SliceOf(outputs, fragment)));
+        at += fragment.count;
       }
     }
   }
 
  private:
-  static Tensor SliceOf(const std::vector<Tensor>& flat, const Piece& piece) {
-    return flat[piece.entry].Slice(piece.offset, piece.offset + piece.count);
+  static Tensor SliceOf(const std::vector<Tensor>& flat, const Fragment& fragment) {
+    return flat[fragment.entry].Slice(fragment.offset, fragment.offset + fragment.count);
   }
 
-  // A step of one piece is summed where its output lies, several in a memory of their own.
-  static TfStatus BringTogether(OpKernelContext* context, const Copies& copies, const Step& step,
+  // A transfer of one fragment is summed in its output, several fragments in a buffer.
+  static TfStatus FillBuffer(OpKernelContext* context, const Copies& copies, const Transfer& transfer,
                                 const std::vector<Tensor>& inputs, const std::vector<Tensor>& outputs,
-                                std::vector<Tensor>* parts) {
-    const Piece& first = step.pieces.front();
-    Tensor part;
-    if (step.pieces.size() == 1) {
-      part = SliceOf(outputs, first);
+                                std::vector<Tensor>* buffers) {
+    const Fragment& first = transfer.fragments.front();
+    Tensor buffer;
+    if (transfer.fragments.size() == 1) {
+      buffer = SliceOf(outputs, first);
     } else {
-      TfStatus status = context->allocate_temp(inputs[first.entry].dtype(), TensorShape({step.count}), &part);
+      TfStatus status = context->allocate_temp(inputs[first.entry].dtype(), TensorShape({transfer.count}), &buffer);
       if (!status.ok()) return status;
     }
     int64_t at = 0;
-    for (const Piece& piece : step.pieces) {
-      TfStatus status = copies.Add(SliceOf(inputs, piece), part.Slice(at, at + piece.count));
+    for (const Fragment& fragment : transfer.fragments) {
+      TfStatus status = copies.Add(SliceOf(inputs, fragment), buffer.Slice(at, at + fragment.count));
       if (!status.ok()) return status;
-      at += piece.count;
+      at += fragment.count;
     }
-    parts->push_back(std::move(part));
+    buffers->push_back(std::move(buffer));
     return TfStatus();
   }
 

@@ -32,10 +32,10 @@ std::string Encode(const Request& request) {
 
 namespace {
 
-// A request as it is run: decoded, and laid out, once.
+// A decoded request with its layout, made once.
 struct Prepared {
   Request request;
-  std::unique_ptr<const Layout> layout;  // of gradients
+  std::unique_ptr<const Layout> layout;  // of a reduction of gradients
   Subject subject{};                     // of a collective on one tensor
 };
 
@@ -60,7 +60,7 @@ std::shared_ptr<const Prepared> Prepare(const std::string& text) {
   return prepared;
 }
 
-// What was prepared, by the hash of its text; until one of its variables is gone.
+// The prepared requests, by the hash of their text, until one of their variables is deleted.
 struct Cache {
   std::mutex mutex;
   std::unordered_map<uint64_t, std::shared_ptr<const Prepared>> prepared;
@@ -101,14 +101,14 @@ Error Run(const Prepared& prepared, const void* const* in, void* const* out) {
   }
 }
 
-// XLA's convention for one result is its address, for several the addresses of all.
+// XLA passes the address of a single result, but an array of addresses for several results.
 void Call(void* result, const void** operands, const char* text, size_t length, XlaCustomCallStatus* status) {
   const std::shared_ptr<const Prepared> kept = PreparedFor(text, length);
   const Prepared& prepared = *kept;
   const size_t count = prepared.request.entries.size();
   void* const* const results = count == 0 ? &result : static_cast<void* const*>(result);
   if (Error error = Run(prepared, operands, results)) {
-    // The function that sets it is hidden in TensorFlow's libraries.
+    // TensorFlow's libraries do not export the function that sets the message.
     status->message = Place() + ": " + error.message;
     return;
   }
@@ -135,5 +135,5 @@ void Forget(int64_t variable) {
 }  // namespace
 }  // namespace matex
 
-// The variable of that number is gone: what compression has left out of its gradients goes, too.
+// Drops the prepared requests of a deleted variable, with their compression residuals.
 extern "C" __attribute__((visibility("default"))) void matex_xla_forget(int64_t variable) { matex::Forget(variable); }

@@ -1,4 +1,5 @@
-// A collective in a program that XLA has compiled: one custom call, whose description travels as text beside the tensors.
+// A collective in a program compiled by XLA: one custom call on the host, whose request travels as text beside the
+// tensors. kernels.cc encodes the request when XLA compiles; custom_call.cc decodes it once and runs it.
 #pragma once
 
 #include <string>
@@ -10,21 +11,21 @@
 
 namespace matex {
 
-// What a custom call is to do. Its operands are a tensor for each entry, for gradients the weight, and the token; its
-// results a tensor for each entry and the token. Tensors are flat, so that XLA cannot lay them out in another order.
+// The request of a custom call. Operands: a tensor for each entry, the weight (gradients only), and the token.
+// Results: a tensor for each entry, and the token. Tensors are flat, so that XLA cannot change their layout.
 struct Request {
   Kind kind = Kind::kBarrier;
   Reduction reduction = Reduction::kSum;  // of an allreduce
   int root = 0;                           // of a broadcast
-  int numbers = 1;                        // of gradients: the weight, the rows; so many of these are said
-  bool checked = false;                   // of gradients: whether such as are no finite numbers are an error
+  int numbers = 1;                        // the length of the weight input: 1: weight; 2: weight and rows
+  bool checked = false;                   // whether gradients that are not finite are an error
   std::vector<Entry> entries;
   std::string place;
 };
 
 std::string Encode(const Request& request);
 
-// The name under which XLA finds the function that runs requests on the host.
+// The name by which XLA finds the function that runs requests.
 constexpr char kTarget[] = "matex_collective";
 
 }  // namespace matex

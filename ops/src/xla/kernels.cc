@@ -1,7 +1,7 @@
-// The ops as XLA compiles them, for CPUs: each becomes one custom call.
+// The kernels that XLA compiles, for CPUs: each op becomes one custom call.
 //
-// XLA runs what does not depend on one another in any order, and at once. So each call takes the value of the variable
-// by which TensorFlow orders the ops (MATEX_ORDER) as a token and gives it back, for the next one to take.
+// XLA runs independent calls in any order and concurrently. So each call takes a token, the value of the variable
+// that orders the ops (MATEX_ORDER), and returns it for the next call.
 #include <string>
 #include <vector>
 
@@ -66,10 +66,10 @@ class XlaCollective : public XlaOpKernel {
   }
 
  protected:
-  // The name of tensor `index` in messages and layouts, where it has one of its own.
+  // The name of tensor `index` in messages and layouts; "" if it has none.
   virtual std::string NameOf(int index) const { return ""; }
 
-  // The number of the variable that tensor `index` is the gradient of.
+  // The number of the variable whose gradient tensor `index` is.
   virtual int64_t VariableOf(int index) const { return 0; }
 
   Request request_;
@@ -119,7 +119,7 @@ class XlaBarrier : public XlaCollective {
   explicit XlaBarrier(OpKernelConstruction* construction) : XlaCollective(construction, Kind::kBarrier) {}
 };
 
-// Not REGISTER_XLA_OP: what is registered that way after the first function was compiled is not seen any more.
+// Not REGISTER_XLA_OP: its registrations are ignored after the first compilation.
 REGISTER_KERNEL_BUILDER(Name("MatexReduceGradients").Device(DEVICE_CPU_XLA_JIT), XlaReduceGradients);
 REGISTER_KERNEL_BUILDER(Name("MatexAllreduce").Device(DEVICE_CPU_XLA_JIT), XlaAllreduce);
 REGISTER_KERNEL_BUILDER(Name("MatexBroadcast").Device(DEVICE_CPU_XLA_JIT), XlaBroadcast);

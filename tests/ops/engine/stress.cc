@@ -211,7 +211,8 @@ void CheckOwn(const Layout& layout, const Gradients& gradients, size_t i) {
 void InPieces(Random& random) {
   const World& world = TheWorld();
   const std::vector<Entry> entries = Entries(random);
-  const Layout layout(entries, world.chunk_bytes, world.fuse_bytes, world.compression, false, false, CutsOf(entries, random));
+  const Layout layout(entries, world.chunk_bytes, world.fuse_bytes, world.compression, false, false,
+                      CutsOf(entries, random));
   Gradients gradients(layout.entries(), Weights(random), Up(random, 2) == 0);
   const auto scatter = layout.cuts().empty() ? nullptr : std::make_unique<Scatter>(layout, ranks);
   Check(ReduceInline(layout, gradients.from.data(), gradients.to.data(), gradients.weights[my_rank], step,
@@ -232,8 +233,9 @@ void Publishing(Random& random, Random& own) {
     cuts.push_back(CutsOf(entries.back().count(), random));
   }
   const World& world = TheWorld();
-  const auto layout = std::make_shared<Layout>(entries, world.chunk_bytes, world.fuse_bytes, Compression(), false, false, cuts);
-  Shared shared{layout, std::make_shared<std::vector<Step>>(layout->StepsInOrder()), {}, "variables", 0,
+  const auto layout =
+      std::make_shared<Layout>(entries, world.chunk_bytes, world.fuse_bytes, Compression(), false, false, cuts);
+  Shared shared{layout, std::make_shared<std::vector<Transfer>>(layout->TransfersInOrder()), {}, "variables", 0,
                 Up(random, 4) ? step : -1};
   shared.wholes.resize(entries.size());
   for (int update = 0; update < 3; ++update) {
@@ -244,13 +246,15 @@ void Publishing(Random& random, Random& own) {
       if (is_home) homes->Leave(static_cast<int>(i));
     }
     shared.Visit(my_rank, [&](int i, int64_t first, int64_t count) {
-      for (int64_t k = first; k < first + count; ++k) Put(type, static_cast<char*>(shared.wholes[i]), k, Value(my_rank, i + update, k));
+      for (int64_t k = first; k < first + count; ++k)
+        Put(type, static_cast<char*>(shared.wholes[i]), k, Value(my_rank, i + update, k));
     });
     const auto check = [&](int of) {
       for (int rank = 0; rank < ranks; ++rank) {
         shared.Visit(rank, [&](int i, int64_t first, int64_t count) {
           for (int64_t k = first; k < first + count && i == of; ++k) {
-            Check(Get(type, static_cast<char*>(shared.wholes[i]), k) == Value(rank, i + update, k), "a variable in pieces");
+            Check(Get(type, static_cast<char*>(shared.wholes[i]), k) == Value(rank, i + update, k),
+                  "a variable in pieces");
           }
         });
       }
@@ -282,7 +286,8 @@ void PublishingLater(Random& random, Random& own) {
     }
     const auto layout =
         std::make_shared<Layout>(entries, world.chunk_bytes, world.fuse_bytes, Compression(), false, false, cuts);
-    one.shared = {layout, std::make_shared<std::vector<Step>>(layout->StepsInOrder()), {}, "variables", Up(random, 3)};
+    one.shared = {
+        layout, std::make_shared<std::vector<Transfer>>(layout->TransfersInOrder()), {}, "variables", Up(random, 3)};
     for (std::vector<char>& value : one.values) one.shared.wholes.push_back(value.data());
     one.shared.Visit(my_rank, [&](int i, int64_t first, int64_t count) {
       for (int64_t k = first; k < first + count; ++k) Put(type, one.values[i].data(), k, Value(my_rank, i, k));
@@ -406,7 +411,8 @@ class Overlapping {
     std::iota(order_.begin(), order_.end(), 0);
     std::shuffle(order_.begin(), order_.end(), own);
     pause_ = Up(own, 4) ? 0 : static_cast<int>(Up(own, 300));
-    Check(Announce({layout_, "an overlapped update", "", Up(random, 3) == 0}, gradients_.weights[my_rank], step, &ticket_));
+    Check(Announce({layout_, "an overlapped update", "", Up(random, 3) == 0}, gradients_.weights[my_rank], step,
+                   &ticket_));
     thread_ = std::thread([this] { HandThemOver(); });
   }
 
@@ -457,8 +463,8 @@ std::shared_ptr<const Layout> NewLayout(Random& random) {
   const World& world = TheWorld();
   std::vector<Entry> entries = Entries(random);
   Cuts cuts = CutsOf(entries, random);
-  return std::make_shared<const Layout>(std::move(entries), world.chunk_bytes, world.fuse_bytes, world.compression, false,
-                                        false, std::move(cuts));
+  return std::make_shared<const Layout>(std::move(entries), world.chunk_bytes, world.fuse_bytes, world.compression,
+                                        false, false, std::move(cuts));
 }
 
 // Up to three updates under way, as of three optimizers, with other collectives between their announcements.
@@ -580,7 +586,8 @@ int Choice(const std::string& word, const std::vector<std::string>& words) {
 void Large(Random& random, Random& own) {
   const World& world = TheWorld();
   for (int update = 0; update < 4; ++update) {
-    const Layout layout({{"large", static_cast<Type>(Up(random, 2)), {700'000}}}, 1 << 30, world.fuse_bytes, world.compression);
+    const Layout layout({{"large", static_cast<Type>(Up(random, 2)), {700'000}}}, 1 << 30, world.fuse_bytes,
+                        world.compression);
     Gradients gradients(layout.entries(), Weights(random), Up(random, 2) == 0);
     if (Up(own, 2)) usleep(20'000);
     Check(ReduceInline(layout, gradients.from.data(), gradients.to.data(), gradients.weights[my_rank], step,
@@ -655,7 +662,8 @@ int main(int argc, char** argv) {
   NoMemory();
   ended = true;
   watcher.join();
-  if (my_rank == 0) std::printf("stress: ok, %d steps, %ld collectives\n", steps, static_cast<long>(NumberInSequence()));
+  if (my_rank == 0)
+    std::printf("stress: ok, %d steps, %ld collectives\n", steps, static_cast<long>(NumberInSequence()));
   MPI_Finalize();
   return 0;
 }

@@ -1,4 +1,4 @@
-// What went wrong, in words for a person; an empty message means that nothing did.
+// An error as a message for people; an empty message means success. Engine functions return it instead of throwing.
 #pragma once
 
 #include <string>

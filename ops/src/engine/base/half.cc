@@ -10,8 +10,8 @@ namespace {
 
 #if defined(__x86_64__)
 
-// Compiled for processors that may not be the one it is built on; hence asked at run time. Not every compiler that we
-// build with knows "f16c" by name; that the system saves the registers is part of what it calls "avx".
+// Checked at run time, because the build machine may have another processor. Not every supported compiler knows
+// "f16c" by name; its "avx" includes the system's support for the registers.
 bool HasInstructions() {
   static const bool has = [] {
     unsigned a = 0, b = 0, c = 0, d = 0;

@@ -1,4 +1,5 @@
-// float16 and bfloat16 to and from float32, rounding to nearest, ties to even: one value, and runs of them.
+// Conversion of float16 and bfloat16 to and from float32, rounding to nearest, ties to even; of single values and of
+// arrays. All sums of 16-bit floats use it.
 #pragma once
 
 #include <cstdint>
@@ -27,7 +28,7 @@ struct Bfloat16 {
     const uint32_t bits = BitsOf(value);
     const uint32_t rounded = bits + 0x7FFFu + ((bits >> 16) & 1u);
     const bool is_nan = (bits & 0x7FFFFFFFu) > 0x7F800000u;
-    // Rounding could carry a NaN over into infinity: a quiet bit keeps it one.
+    // Rounding could turn a NaN into infinity; a quiet bit keeps it NaN.
     return {static_cast<uint16_t>((is_nan ? bits | 0x400000u : rounded) >> 16)};
   }
 };
@@ -38,7 +39,7 @@ struct Float16 {
   static float Load(Float16 value) {
     const uint32_t magnitude = value.bits & 0x7FFFu;
     const uint32_t sign = static_cast<uint32_t>(value.bits & 0x8000u) << 16;
-    // As a float32 with the exponent of a float16, times 2^112: right for normal and subnormal numbers alike.
+    // A float32 with the exponent bits of the float16, times 2^112: correct for normal and subnormal numbers.
     const float scaled = FloatOf(magnitude << 13) * FloatOf(0x77800000u);
     const uint32_t special = 0x7F800000u | (magnitude << 13);
     return FloatOf((magnitude >= 0x7C00u ? special : BitsOf(scaled)) | sign);
@@ -58,7 +59,7 @@ struct Float16 {
   }
 };
 
-// By the processor's own instructions where it has them (F16C, of all x86-64 made since 2013).
+// Arrays. float16 uses the processor's F16C instructions if available (x86-64 since 2013).
 void Load(const Float16* from, float* to, int count);
 void Store(const float* from, Float16* to, int count);
 

@@ -26,6 +26,7 @@ uint64_t Merge(uint64_t hash, uint64_t state) { return (hash ^ Round(0, state)) 
 
 }  // namespace
 
+// XXH64
 uint64_t Hash(const void* data, size_t bytes, uint64_t seed) {
   const unsigned char* at = static_cast<const unsigned char*>(data);
   const unsigned char* const end = at + bytes;

@@ -1,4 +1,5 @@
-// A fast 64-bit hash of bytes, and a running one over the parts of a description.
+// 64-bit hashes: of a byte range, and of a sequence of values (Hasher). Layout keys and rendezvous keys use it, so
+// equal input must give equal hashes on all ranks.
 #pragma once
 
 #include <cstddef>

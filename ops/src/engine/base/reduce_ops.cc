@@ -9,13 +9,13 @@
 namespace matex {
 namespace {
 
-// 16-bit floats are computed with in float32, a block at a time.
+// 16-bit floats are computed in float32, one block at a time.
 constexpr int kBlock = 512;
 
 template <typename T>
 constexpr bool kIsHalf = std::is_same_v<T, Float16> || std::is_same_v<T, Bfloat16>;
 
-// Applies `rule`, which works on runs of numbers, from `from` to `to`.
+// Applies `rule`, which works on arrays, to `from` and writes to `to`.
 template <typename T, typename Rule>
 void InBlocks(const T* from, T* to, int64_t count, Rule rule) {
   if constexpr (kIsHalf<T>) {
@@ -44,7 +44,7 @@ struct Sum {
     return a + b;
   }
 };
-// `a != a` is true of NaN alone; a number that is not less than NaN must not win over it.
+// `a != a` is true only for NaN: NaN wins against any number.
 struct Min {
   template <typename T>
   static T Combine(T a, T b) {
@@ -58,7 +58,7 @@ struct Max {
   }
 };
 
-// c = a combined with b; c may be either of them.
+// c[i] = Combine(a[i], b[i]); c may be a or b.
 template <typename T, typename Rule>
 void CombineAs(const T* a, const T* b, T* c, int64_t count) {
   if constexpr (kIsHalf<T>) {
@@ -98,8 +98,8 @@ MPI_Op OwnOp(Reduction reduction) {
   return OwnOp<T, Sum>();
 }
 
-// The two loops in which most bytes of gradients are, with the wide registers of processors that have them. Numbers are
-// rounded as without: each loop has one operation. `to` may be one of the others, and overlaps none in part.
+// The two loops that process most gradient bytes, vectorized where the processor has AVX. Each loop has one
+// operation, so rounding does not change. `to` may be one of the inputs; no partial overlap.
 #if defined(__x86_64__)
 bool HasWideRegisters() {
   static const bool has = __builtin_cpu_supports("avx");

@@ -1,4 +1,5 @@
-// The arithmetic of reductions: scaling a buffer by a weight, and the MPI_Op that combines two of them.
+// The arithmetic of reductions: scaling, adding and dividing buffers, and the MPI_Op of each type. Both reductions
+// and the collectives use it. 16-bit floats are computed in float32.
 #pragma once
 
 #include <mpi.h>
@@ -15,31 +16,31 @@ enum class Reduction { kSum, kMean, kMin, kMax };
 
 const char* NameOf(Reduction reduction);
 
-// The reduction of this name, one of those that the ops allow.
+// The reduction with this name, which the op's attribute has checked.
 Reduction ReductionOf(const std::string& name);
 
-// Whether sums of `type` go by way of float32, so that they are rounded once, whatever the number of ranks.
+// Whether sums of `type` are computed in float32, so that they are rounded once, whatever the number of ranks.
 bool IsHalf(Type type);
 
-// 16-bit floats as float32, and back.
+// Conversion of arrays of 16-bit floats to float32 and back.
 void Widen(Type type, const void* from, float* to, int64_t count);
 void Narrow(Type type, const float* from, void* to, int64_t count);
 
-// The MPI_Op for `type`. Sums of 16-bit floats are rounded wherever two are combined. Minima and maxima of floats
-// carry NaN on, whichever rank has it: MPI_MIN and MPI_MAX may give one rank the NaN and another the number.
+// The MPI_Op of `type`. Sums of 16-bit floats round at each combination. Minima and maxima propagate NaN: with
+// MPI_MIN and MPI_MAX one rank may get the NaN and another the number.
 MPI_Op MpiOp(Type type, Reduction reduction);
 
-// to = weight * from, for float types; `from` may be `to`. A weight of 0 selects zeros: 0 x NaN would be NaN.
+// to = weight * from, for float types; `to` may be `from`. Weight 0 gives zeros, also for NaN.
 void Scale(Type type, const void* from, void* to, int64_t count, double weight);
 
 // to = one + other; `to` may be one of them.
 void Add(Type type, const void* one, const void* other, void* to, int64_t count);
 
-// to = the sum of all `parts`, two or more, in their order; `to` may be one of them. 16-bit floats are added in float32 and
+// to = the sum of `parts`, two or more, in order; `to` may be one of them. 16-bit floats are summed in float32 and
 // rounded once.
 void AddAll(Type type, const std::vector<const void*>& parts, void* to, int64_t count);
 
-// data = data / divisor: integers are cut towards zero, as in tf.reduce_mean.
+// data = data / divisor; integers are truncated towards zero, as in tf.reduce_mean.
 void Divide(Type type, void* data, int64_t count, int divisor);
 
 }  // namespace matex

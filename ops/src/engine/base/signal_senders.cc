@@ -1,5 +1,5 @@
-// Who sends signals to this process, which their handlers in Python are not told; for Python's ctypes
-// (ops/library.py), as all of the C interface that needs no MPI.
+// Records whether launchers or other processes send a signal to this process: Python's handlers do not learn the
+// sender. Called by Python's ctypes (ops/library.py). Needs no MPI.
 #include <signal.h>
 #include <sys/types.h>
 
@@ -13,12 +13,12 @@ namespace {
 constexpr int kSignals = 65;
 constexpr int kLauncher = 1, kOther = 2;
 
-// What a signal handler may read: nothing of it is freed, or changed while its signal can come.
+// Read by a signal handler: never freed, and not changed while its signal can arrive.
 struct Watch {
   const pid_t* launchers;
   size_t count;
   struct sigaction before;
-  std::atomic<int> senders;  // since they were last asked for
+  std::atomic<int> senders;  // since the last query
 };
 
 Watch watches[kSignals];
@@ -40,8 +40,8 @@ void NoteSender(int number, siginfo_t* info, void* context) {
 
 extern "C" {
 
-// Notes from now on whether the `launchers` or others send the signal `number`, before the handler that is in force now
-// is called; until another handler is set. Returns 0, or 1 where there is no such signal.
+// From now on records whether `launchers` or others send the signal `number`, and then calls the handler that is
+// installed now; until another handler is installed. Returns 0, or 1 if there is no such signal.
 __attribute__((visibility("default"))) int matex_watch_sender(int number, const int* launchers, int count) {
   if (number <= 0 || number >= matex::kSignals) return 1;
   struct sigaction now;
@@ -57,7 +57,7 @@ __attribute__((visibility("default"))) int matex_watch_sender(int number, const 
   return sigaction(number, &now, nullptr) == 0 ? 0 : 1;
 }
 
-// Whether the `launchers` alone have sent it since this was last asked; 0 also where nothing was noted.
+// Whether only the `launchers` have sent the signal since the last call; 0 also if nothing was recorded.
 __attribute__((visibility("default"))) int matex_came_from_launchers(int number) {
   return number > 0 && number < matex::kSignals && matex::watches[number].senders.exchange(0) == matex::kLauncher;
 }

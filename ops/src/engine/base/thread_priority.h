@@ -1,11 +1,11 @@
-// How Linux shares a core between threads that compute and one that mostly sleeps.
+// Scheduling of communication threads, which mostly sleep, beside threads that compute. The overlapped thread and the
+// pull thread call it when they start. Their share of the core does not change.
 #pragma once
 
 namespace matex {
 
-// From now on this thread, when it wakes, soon gets its core from one that computes, if it has used less of it. For a
-// thread that is awake for moments only; its share of the core stays the same. Linux before 6.12 has no such wish, and
-// does without.
+// Shortens the calling thread's time slice, so that after waking it soon gets its core from a thread that computes.
+// For threads that run only for moments. Linux before 6.12 ignores it.
 void WakePromptly();
 
 }  // namespace matex

@@ -1,4 +1,5 @@
-// The element types that collectives carry: their size, name and MPI datatype.
+// The element types of collectives: size, name and MPI datatype. The whole engine uses them; 16-bit floats and bool
+// travel as unsigned integers.
 #pragma once
 
 #include <mpi.h>
@@ -24,7 +25,7 @@ constexpr int kTypes = 8;
 size_t SizeOf(Type type);
 const char* NameOf(Type type);
 
-// 16-bit floats travel as MPI_UINT16_T and are only ever combined by our own MPI_Op; bool is 0 or 1 in a byte.
+// 16-bit floats travel as MPI_UINT16_T and are combined only by the engine's own MPI_Op. bool is a byte, 0 or 1.
 MPI_Datatype MpiType(Type type);
 
 bool IsFloat(Type type);

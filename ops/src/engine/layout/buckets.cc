@@ -7,8 +7,8 @@ namespace matex {
 
 std::vector<int> ChooseBuckets(const std::vector<double>& ready, const std::vector<double>& bytes, const Link& link) {
   const int count = static_cast<int>(ready.size());
-  // Of the first i gradients: their bytes, when the last of them is ready, the earliest end of their transfers, and the
-  // boundary before the last one.
+  // For the first i gradients: the sum of their bytes, the time when all are ready, the earliest end of their
+  // transfers, and the boundary before the last bucket.
   std::vector<double> sum(count + 1, 0), last(count + 1, 0), end(count + 1, std::numeric_limits<double>::infinity());
   std::vector<int> before(count + 1, 0);
   for (int i = 0; i < count; ++i) {
@@ -18,9 +18,9 @@ std::vector<int> ChooseBuckets(const std::vector<double>& ready, const std::vect
   end[0] = 0;
   for (int i = 1; i <= count; ++i) {
     for (int j = 0; j < i; ++j) {
-      const double found = std::max(end[j], last[i]) + link.start_up + link.byte * (sum[i] - sum[j]);
-      if (found < end[i]) {
-        end[i] = found;
+      const double finish = std::max(end[j], last[i]) + link.start_up + link.byte * (sum[i] - sum[j]);
+      if (finish < end[i]) {
+        end[i] = finish;
         before[i] = j;
       }
     }

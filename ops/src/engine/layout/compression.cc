@@ -12,15 +12,15 @@ namespace {
 
 constexpr int kPackBlock = 512;
 constexpr uint32_t kMagnitude = 0x7FFFFFFFu, kInfinity = 0x7F800000u;
-// By the leading bits of its magnitude a number is put into one of 2^11 classes, the larger the higher.
+// The leading bits of a number's magnitude assign it to one of 2^11 classes, ordered by magnitude.
 constexpr int kClassBits = 11, kBelow = 31 - kClassBits;
 
-// By which power of two numbers of at most this magnitude fit float16: the largest is then below 2^15.
+// The exponent e such that largest * 2^e lies in [2^14, 2^15), the top of float16's range.
 int PowerFor(uint32_t largest) {
-  constexpr int kMostExponent = 14, kFarthest = 113;  // powers of both signs are float32, too
+  constexpr int kMaxExponent = 14, kMaxPower = 113;  // 2^113 and 2^-113 are both float32
   if (largest == 0) return 0;
   const int exponent = static_cast<int>(largest >> 23) - 127;
-  return std::clamp(kMostExponent - exponent, -kFarthest, kFarthest);
+  return std::clamp(kMaxExponent - exponent, -kMaxPower, kMaxPower);
 }
 
 template <typename Half>
@@ -61,7 +61,7 @@ std::string Compression::ToString() const {
   return between_nodes ? text + ":hosts" : text;
 }
 
-double Compression::BytesLeft(int ranks) const {
+double Compression::CompressedFraction(int ranks) const {
   switch (kind) {
     case Kind::kNone:
       return 1;
@@ -69,7 +69,7 @@ double Compression::BytesLeft(int ranks) const {
     case Kind::kFloat16:
       return 0.5;
     case Kind::kTopK:
-      return share * ranks;  // each rank gets the places and numbers of all; a ring moves each number twice
+      return share * ranks;  // each rank receives the indices and values of all ranks; a ring moves each number twice
   }
   return 1;
 }
@@ -98,25 +98,26 @@ void Unpack(Compression::Kind kind, const char* packed, int64_t count, float* va
   UnpackAs<Bfloat16>(packed + sizeof power, count, factor, values);
 }
 
-void AppendLargest(const float* values, int64_t count, int64_t wanted, int32_t first, std::vector<int32_t>* places) {
+void AppendLargest(const float* values, int64_t count, int64_t wanted, int32_t first, std::vector<int32_t>* indices) {
   int64_t members[1 << kClassBits] = {};
   for (int64_t i = 0; i < count; ++i) ++members[MagnitudeOf(values[i]) >> kBelow];
-  // Those of the classes above `last` are taken, and of `last` itself the largest.
-  int64_t left = std::min(wanted, count);
+  // All numbers of the classes above `last` are taken, and of class `last` the largest.
+  int64_t missing = std::min(wanted, count);
   uint32_t last = (1 << kClassBits) - 1;
-  while (last > 0 && members[last] < left) left -= members[last--];
-  std::vector<std::pair<uint32_t, int32_t>> some;
-  some.reserve(members[last]);
+  while (last > 0 && members[last] < missing) missing -= members[last--];
+  std::vector<std::pair<uint32_t, int32_t>> candidates;
+  candidates.reserve(members[last]);
   for (int64_t i = 0; i < count; ++i) {
     const uint32_t magnitude = MagnitudeOf(values[i]), in = magnitude >> kBelow;
-    if (in > last) places->push_back(first + static_cast<int32_t>(i));
-    if (in == last) some.emplace_back(~magnitude, first + static_cast<int32_t>(i));
+    if (in > last) indices->push_back(first + static_cast<int32_t>(i));
+    if (in == last) candidates.emplace_back(~magnitude, first + static_cast<int32_t>(i));
   }
-  if (left < static_cast<int64_t>(some.size())) std::nth_element(some.begin(), some.begin() + left, some.end());
-  for (int64_t i = 0; i < left; ++i) places->push_back(some[i].second);
+  if (missing < static_cast<int64_t>(candidates.size()))
+    std::nth_element(candidates.begin(), candidates.begin() + missing, candidates.end());
+  for (int64_t i = 0; i < missing; ++i) indices->push_back(candidates[i].second);
 }
 
-int64_t Wanted(double share, int64_t count) {
+int64_t CountKept(double share, int64_t count) {
   return std::clamp<int64_t>(std::llround(share * static_cast<double>(count)), std::min<int64_t>(count, 1), count);
 }
 

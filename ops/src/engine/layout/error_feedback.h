@@ -1,4 +1,5 @@
-// What compression has left out of the gradients of a variable on this rank, to be added to the next one.
+// The residuals of compression: for each variable, the error that this rank has not sent yet. A layout holds the
+// residuals of its variables; the next gradient of a variable receives its residual.
 #pragma once
 
 #include <cstdint>
@@ -7,15 +8,15 @@
 
 namespace matex {
 
-// As many numbers as the gradient has once it is used, none before. Whoever has the world's mutex, or the thread of the
-// overlapped way, uses it: a variable's updates go one of the two ways.
+// One number for each element of the gradient; empty before first use. Guarded by the world's mutex or used by the
+// overlapped thread alone: a variable's updates use only one of the two reductions.
 using Residual = std::shared_ptr<std::vector<float>>;
 
-// That of variable `number`, whichever layouts it is in; it goes with the last of them. A gradient with another number
-// of elements has another one.
+// The residual of variable `number`, shared by all layouts that contain it and freed with the last of them. A
+// gradient with another number of elements has its own residual.
 Residual ResidualOf(int64_t number, int64_t count);
 
-// How many there are.
+// The number of residuals.
 int64_t Residuals();
 
 }  // namespace matex

@@ -44,7 +44,7 @@ bool Entry::operator==(const Entry& other) const {
   return name == other.name && type == other.type && shape == other.shape;
 }
 
-std::string Part::Name() const {
+std::string UpdatePart::Name() const {
   return place + ": " + (of.empty() ? NameOf(layout->entries(), 0, layout->entries().size()) : of);
 }
 
@@ -75,16 +75,16 @@ Layout::Layout(std::vector<Entry> entries, int64_t chunk_bytes, int64_t fuse_byt
     if (is_compressed && !cuts_.empty()) cuts_[i].clear();
   }
   key_ = KeyOf(entries_, chunk_bytes, fuse_bytes, compression, compiled, checked, cuts_);
-  Append(0, static_cast<int>(entries_.size()), &steps_);
+  Append(0, static_cast<int>(entries_.size()), &transfers_);
 }
 
-std::vector<Step> Layout::StepsOf(const std::vector<int>& boundaries) const {
-  std::vector<Step> steps;
-  for (size_t k = 0; k + 1 < boundaries.size(); ++k) Append(boundaries[k], boundaries[k + 1], &steps);
-  return steps;
+std::vector<Transfer> Layout::TransfersOf(const std::vector<int>& boundaries) const {
+  std::vector<Transfer> transfers;
+  for (size_t k = 0; k + 1 < boundaries.size(); ++k) Append(boundaries[k], boundaries[k + 1], &transfers);
+  return transfers;
 }
 
-std::vector<Step> Layout::StepsInOrder() const {
+std::vector<Transfer> Layout::TransfersInOrder() const {
   std::vector<int> boundaries{0};
   int64_t bytes = 0;
   for (int i = 0; i < static_cast<int>(entries_.size()); ++i) {
@@ -93,23 +93,24 @@ std::vector<Step> Layout::StepsInOrder() const {
     boundaries.push_back(i + 1);
     bytes = 0;
   }
-  return StepsOf(boundaries);
+  return TransfersOf(boundaries);
 }
 
-// Of each entry that is owned in parts a step has a part of each rank's, so that all send and receive at once: a chunk of
-// successive elements would belong to one.
-void Layout::AppendOwned(int begin, int end, std::vector<Step>* steps) const {
-  const auto append = [&](const std::vector<int>& together) {
-    if (together.empty()) return;
-    const Entry& first = entries_[together[0]];
-    const size_t ranks = cuts_[together[0]].size() - 1;
-    std::vector<std::vector<Piece>> left(ranks);  // of each rank, with the next one last
+// Entries whose elements are divided among owners: each transfer takes a share of every owner's elements, so all
+// ranks send and receive at once. A contiguous chunk would belong to one owner.
+void Layout::AppendOwned(int begin, int end, std::vector<Transfer>* transfers) const {
+  const auto append = [&](const std::vector<int>& group) {
+    if (group.empty()) return;
+    const Entry& first = entries_[group[0]];
+    const size_t ranks = cuts_[group[0]].size() - 1;
+    // Of each rank: the fragments that are in no transfer yet, the next one last.
+    std::vector<std::vector<Fragment>> unassigned(ranks);
     int64_t all = 0, longest = 0;
     for (size_t rank = 0; rank < ranks; ++rank) {
       int64_t owned = 0;
-      for (auto i = together.rbegin(); i != together.rend(); ++i) {
+      for (auto i = group.rbegin(); i != group.rend(); ++i) {
         const int64_t from = cuts_[*i][rank], count = cuts_[*i][rank + 1] - from;
-        if (count > 0) left[rank].push_back({*i, from, count});
+        if (count > 0) unassigned[rank].push_back({*i, from, count});
         owned += count;
       }
       all += owned;
@@ -118,26 +119,26 @@ void Layout::AppendOwned(int begin, int end, std::vector<Step>* steps) const {
     const int64_t chunk = std::max<int64_t>(chunk_bytes_ / static_cast<int64_t>(SizeOf(first.type)), 1);
     const int64_t count = (all + chunk - 1) / chunk;
     for (int64_t k = 0; k < count; ++k) {
-      Step step;
-      step.type = first.type;
-      step.name = NameOf(entries_, together[0], together[0] + together.size());
-      if (count > 1) step.name += ", part " + std::to_string(k + 1) + " of " + std::to_string(count);
-      for (std::vector<Piece>& of_rank : left) {
+      Transfer transfer;
+      transfer.type = first.type;
+      transfer.name = NameOf(entries_, group[0], group[0] + group.size());
+      if (count > 1) transfer.name += ", part " + std::to_string(k + 1) + " of " + std::to_string(count);
+      for (std::vector<Fragment>& of_rank : unassigned) {
         int64_t room = (longest + count - 1) / count;
-        step.owned.push_back(0);
+        transfer.owned.push_back(0);
         while (room > 0 && !of_rank.empty()) {
-          Piece& next = of_rank.back();
+          Fragment& next = of_rank.back();
           const int64_t taken = std::min(room, next.count);
-          step.pieces.push_back({next.entry, next.offset, taken});
-          step.owned.back() += taken;
+          transfer.fragments.push_back({next.entry, next.offset, taken});
+          transfer.owned.back() += taken;
           next.offset += taken;
           next.count -= taken;
           if (next.count == 0) of_rank.pop_back();
           room -= taken;
         }
-        step.count += step.owned.back();
+        transfer.count += transfer.owned.back();
       }
-      if (step.count > 0) steps->push_back(std::move(step));
+      if (transfer.count > 0) transfers->push_back(std::move(transfer));
     }
   };
   std::vector<int> small[kTypes];
@@ -157,18 +158,18 @@ void Layout::AppendOwned(int begin, int end, std::vector<Step>* steps) const {
     small[type].clear();
     bytes[type] = 0;
   }
-  for (const std::vector<int>& together : small) append(together);
+  for (const std::vector<int>& group : small) append(group);
 }
 
-void Layout::Append(int begin, int end, std::vector<Step>* steps) const {
-  AppendOwned(begin, end, steps);
-  size_t named = steps->size();
-  // Those under way, of each type, and what is compressed apart.
-  Step open[2][kTypes];
+void Layout::Append(int begin, int end, std::vector<Transfer>* transfers) const {
+  AppendOwned(begin, end, transfers);
+  size_t first_unnamed = transfers->size();
+  // The transfers being filled: one for each type, uncompressed and compressed.
+  Transfer filling[2][kTypes];
   for (int compressed : {0, 1}) {
     for (int type = 0; type < kTypes; ++type) {
-      open[compressed][type].type = static_cast<Type>(type);
-      open[compressed][type].compressed = compressed != 0;
+      filling[compressed][type].type = static_cast<Type>(type);
+      filling[compressed][type].compressed = compressed != 0;
     }
   }
   for (int i = begin; i < end; ++i) {
@@ -178,35 +179,36 @@ void Layout::Append(int begin, int end, std::vector<Step>* steps) const {
     const int64_t size = static_cast<int64_t>(SizeOf(entry.type));
     const int64_t chunk = std::max<int64_t>(chunk_bytes_ / size, 1);
     const bool fused = count * size < fuse_bytes_;
-    Step alone;
+    Transfer alone;
     alone.type = entry.type;
     alone.compressed = residuals_[i] != nullptr;
-    Step& step = fused ? open[alone.compressed][static_cast<int>(entry.type)] : alone;
+    Transfer& transfer = fused ? filling[alone.compressed][static_cast<int>(entry.type)] : alone;
     for (int64_t offset = 0; offset < count;) {
-      const int64_t taken = std::min(count - offset, chunk - step.count);
-      step.pieces.push_back({i, offset, taken});
-      step.count += taken;
+      const int64_t taken = std::min(count - offset, chunk - transfer.count);
+      transfer.fragments.push_back({i, offset, taken});
+      transfer.count += taken;
       offset += taken;
-      if (step.count == chunk || (!fused && offset == count)) {
-        steps->push_back(std::move(step));
-        step = Step();
-        step.type = entry.type;
-        step.compressed = residuals_[i] != nullptr;
+      if (transfer.count == chunk || (!fused && offset == count)) {
+        transfers->push_back(std::move(transfer));
+        transfer = Transfer();
+        transfer.type = entry.type;
+        transfer.compressed = residuals_[i] != nullptr;
       }
     }
   }
-  for (auto& steps_under_way : open) {
-    for (Step& step : steps_under_way) {
-      if (step.count > 0) steps->push_back(std::move(step));
+  for (auto& transfers_of_type : filling) {
+    for (Transfer& transfer : transfers_of_type) {
+      if (transfer.count > 0) transfers->push_back(std::move(transfer));
     }
   }
-  for (; named < steps->size(); ++named) {
-    Step& step = (*steps)[named];
-    const Piece& first = step.pieces.front();
+  for (; first_unnamed < transfers->size(); ++first_unnamed) {
+    Transfer& transfer = (*transfers)[first_unnamed];
+    const Fragment& first = transfer.fragments.front();
     const Entry& entry = entries_[first.entry];
-    step.name = entry.name;
-    if (step.pieces.size() > 1) step.name += " and " + std::to_string(step.pieces.size() - 1) + " more";
-    if (first.count < entry.count()) step.name += " from element " + std::to_string(first.offset);
+    transfer.name = entry.name;
+    if (transfer.fragments.size() > 1)
+      transfer.name += " and " + std::to_string(transfer.fragments.size() - 1) + " more";
+    if (first.count < entry.count()) transfer.name += " from element " + std::to_string(first.offset);
   }
 }
 

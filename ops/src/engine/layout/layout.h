@@ -1,7 +1,9 @@
-// How the gradients of one update are laid out for their reduction: agreed once by all ranks, negotiated never.
+// The layout of an update: how its gradients are divided into transfers, each of which is one sum over ranks. The
+// kernels make a layout once and reuse it. It depends only on values that all ranks share, and the rendezvous
+// compares its key, so ranks never negotiate.
 //
-// A layout says nothing of when it runs. `inline.h` runs it in the calling thread; a communication thread can walk the
-// same steps bucket by bucket.
+// A layout says nothing about time: inline.h reduces its transfers in the calling thread, async_reduction.h in a
+// communication thread.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +21,7 @@ struct Entry {
   std::string name;
   Type type;
   std::vector<int64_t> shape;
-  // This rank's number of the variable that it is the gradient of; 0: of none, and it is never compressed.
+  // The number of its variable on this rank. 0: no variable; such an entry is never compressed.
   int64_t variable = 0;
 
   int64_t count() const;
@@ -29,63 +31,64 @@ struct Entry {
 };
 
 // Elements [offset, offset + count) of an entry.
-struct Piece {
+struct Fragment {
   int entry;
   int64_t offset;
   int64_t count;
 };
 
-// Which rank owns what: of entry `i` rank r has the elements from cuts[i][r] up to cuts[i][r + 1]. Where cuts[i] is empty
-// all ranks need all.
+// The owners of elements: rank r owns elements cuts[i][r] up to cuts[i][r + 1] of entry i. If cuts[i] is empty, all
+// ranks need all elements of entry i.
 using Cuts = std::vector<std::vector<int64_t>>;
 
-// One sum over ranks, of at most a chunk. A step of one piece is reduced where it lies; several are fused in a buffer.
-struct Step {
+// One sum over ranks, of at most a chunk. A transfer of one fragment is reduced in place; several fragments are fused
+// in a buffer.
+struct Transfer {
   Type type;
   int64_t count = 0;
-  std::vector<Piece> pieces;
+  std::vector<Fragment> fragments;
   bool compressed = false;
-  std::vector<int64_t> owned;  // how many elements each rank owns, first those of rank 0; empty: all ranks need all
-  std::string name;  // for people: of which gradients
+  std::vector<int64_t> owned;  // the number of elements that each rank owns, in rank order; empty: all ranks need all
+  std::string name;  // for messages: the gradients
 };
 
 class Layout {
  public:
-  // Entries of fewer than `fuse_bytes` are fused, in the order given, with others of their type. `compiled` says that
-  // the update is part of a step that XLA has compiled: its other parts round otherwise than TensorFlow's own kernels, so
-  // all ranks must do it the same way. `checked` says that gradients that are no finite numbers are an error. The
-  // float32 gradients of variables are subject to `compression`. What `cuts` says of those, and where it is checked, does
-  // not count: all ranks get all. Each step of the others has a part for each rank.
+  // Entries smaller than `fuse_bytes` are fused, in order, with others of their type. `compiled`: XLA has compiled
+  // the step, whose other parts round differently from TensorFlow's kernels, so all ranks must have compiled it.
+  // `checked`: gradients that are not finite are an error. `compression` applies to the float32 gradients of
+  // variables. `cuts` is ignored for compressed entries and for checked layouts, whose sums go to all ranks. Each
+  // transfer of the other entries contains elements of every owner.
   Layout(std::vector<Entry> entries, int64_t chunk_bytes, int64_t fuse_bytes, const Compression& compression = {},
          bool compiled = false, bool checked = false, Cuts cuts = {});
 
   const std::vector<Entry>& entries() const { return entries_; }
-  const std::vector<Step>& steps() const { return steps_; }
+  const std::vector<Transfer>& transfers() const { return transfers_; }
   int64_t chunk_bytes() const { return chunk_bytes_; }
   int64_t fuse_bytes() const { return fuse_bytes_; }
   const Compression& compression() const { return compression_; }
   bool compiled() const { return compiled_; }
   bool checked() const { return checked_; }
-  const Cuts& cuts() const { return cuts_; }  // empty, or of each entry
+  const Cuts& cuts() const { return cuts_; }  // empty, or one element for each entry
 
-  // A hash of everything above: ranks with equal keys make equal MPI calls.
+  // A hash of all of the above: ranks with equal keys make equal MPI calls.
   uint64_t key() const { return key_; }
 
-  // What compression has left out of entry `i`; null if that is not compressed.
+  // The residual of entry `i`; null if the entry is not compressed.
   const Residual& residual(int i) const { return residuals_[i]; }
 
-  // The steps in which nothing of one bucket is fused with something of another; `boundaries` as in buckets.h.
-  std::vector<Step> StepsOf(const std::vector<int>& boundaries) const;
+  // The transfers for given buckets: fragments of different buckets are never fused. `boundaries` as in buckets.h.
+  std::vector<Transfer> TransfersOf(const std::vector<int>& boundaries) const;
 
-  // The steps in which entries travel in their order, with few others beside those that are smaller than `fuse_bytes`.
-  std::vector<Step> StepsInOrder() const;
+  // The transfers in the order of entries; only entries smaller than `fuse_bytes` share one.
+  std::vector<Transfer> TransfersInOrder() const;
 
  private:
-  void Append(int begin, int end, std::vector<Step>* steps) const;
-  void AppendOwned(int begin, int end, std::vector<Step>* steps) const;
+  void Append(int begin, int end, std::vector<Transfer>* transfers) const;
+  void AppendOwned(int begin, int end, std::vector<Transfer>* transfers) const;
 
   std::vector<Entry> entries_;
-  std::vector<Step> steps_;
+  std::vector<Transfer> transfers_;
   int64_t chunk_bytes_;
   int64_t fuse_bytes_;
   Compression compression_;
@@ -96,17 +99,17 @@ class Layout {
   uint64_t key_;
 };
 
-// What is announced of an overlapped update at once: all of it, or those gradients that need the same collectives.
-struct Part {
+// An announced part of an overlapped update: the whole update, or the gradients that need the same collectives.
+struct UpdatePart {
   std::shared_ptr<const Layout> layout;
-  std::string place;    // of the update in the program
-  std::string of = "";  // the gradients of the whole update, for people; empty: those of the layout
-  bool more = false;    // further parts of the update will be announced
+  std::string place;    // the place of the update in the program
+  std::string of = "";  // the gradients of the whole update, for messages; empty: those of the layout
+  bool more = false;    // whether further parts of the update follow
 
-  std::string Name() const;  // of the whole update: Adam: dense/kernel and 7 more
+  std::string Name() const;  // the name of the whole update: Adam: dense/kernel and 7 more
 };
 
-// The gradients of entries [begin, end), for people: dense/kernel and 7 more.
+// The gradients of entries [begin, end), for messages: dense/kernel and 7 more.
 std::string NameOf(const std::vector<Entry>& entries, size_t begin, size_t end);
 
 std::string ShapeText(const std::vector<int64_t>& shape);  // [784, 10]

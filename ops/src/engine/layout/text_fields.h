@@ -1,4 +1,5 @@
-// A description as text, to be sent or kept where only bytes can be: each field is its length, a colon and its bytes.
+// A text encoding of reports and requests, for channels that carry only bytes (MPI_Bcast, XLA's custom calls). Each
+// field is its length, a colon and its bytes; `Fields` reads the fields in the order of `Put`.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +14,7 @@ void Put(std::string& text, const std::string& field);
 void Put(std::string& text, int64_t value);
 void Put(std::string& text, const std::vector<Entry>& entries);
 
-// Takes the fields of a text in the order in which they were put.
+// Reads the fields of a text in the order in which they were put.
 class Fields {
  public:
   explicit Fields(const std::string& text) : text_(text) {}

@@ -12,8 +12,9 @@
 
 namespace matex {
 
-// How often a rank has come, and what it has brought. One rank writes it, and no other's is in the same line of a cache.
-// It may come to the next meeting before others have read what it brought to this one, and to no later one.
+// A rank's arrival counter and words. Only this rank writes it, and it has its own cache lines. A rank may arrive at
+// the next meeting before others have read its words of this one, but not at the meeting after that: so two slots
+// suffice.
 struct alignas(128) Arrivals::Line {
   std::atomic<int64_t> count{0};
   Words words[2] = {};
@@ -22,10 +23,10 @@ struct alignas(128) Arrivals::Line {
 
 namespace {
 
-constexpr int kLooks = 2'000;  // some ten microseconds, or a hundred where a pause is a long one
-constexpr int kYields = 1'000;  // less than a millisecond, if nobody else computes
-constexpr std::chrono::milliseconds kLongest(1);  // a pause: MPI may have to go on for another rank to come
-std::atomic<bool> counts_waits{false};  // it takes as long as a small sum
+constexpr int kSpins = 2'000;  // about 10 microseconds, or 100 where the pause instruction is slow
+constexpr int kYields = 1'000;  // less than a millisecond if no other thread computes
+constexpr std::chrono::milliseconds kMaxSleep(1);  // another rank's arrival may need progress of MPI here
+std::atomic<bool> counts_waits{false};  // off by default: reading the clocks takes as long as a small sum
 std::atomic<int64_t> waited_nanoseconds{0}, waited_of_a_core{0};
 
 int64_t ReadClock(clockid_t clock) {
@@ -34,11 +35,13 @@ int64_t ReadClock(clockid_t clock) {
   return now.tv_sec * 1'000'000'000 + now.tv_nsec;
 }
 
-constexpr int kUnaided = 16;  // meetings after which MPI goes on, also with a rank that never waits
+constexpr int kProgressInterval = 16;  // MPI makes progress every so many meetings, even if this rank never waits
 
-static_assert(std::atomic<int64_t>::is_always_lock_free, "an atomic number must be one in the memory of several processes");
+static_assert(std::atomic<int64_t>::is_always_lock_free,
+              "atomics in shared memory must be lock-free");
 
-// How many processors the ranks may compute on: each may be bound to some. All call it together. Returns an error code.
+// The number of processors that the ranks may run on; each rank may be bound to some. Collective. Returns an MPI
+// error code.
 int CountProcessors(MPI_Comm communicator, int* processors) {
   cpu_set_t mine;
   CPU_ZERO(&mine);
@@ -74,7 +77,7 @@ Arrivals::Arrivals(MPI_Comm communicator, char* memory, const CommonLayout& layo
       layout_(layout),
       rank_(rank),
       size_(size),
-      looks_(size > processors ? 0 : kLooks) {}
+      spins_(size > processors ? 0 : kSpins) {}
 
 Arrivals::~Arrivals() { munmap(memory_, layout_.Bytes(size_)); }
 
@@ -85,7 +88,7 @@ int Arrivals::Meet(const Words& words, bool* same) {
   Line* const lines = this->lines();
   lines[rank_].words[number % 2] = words;
   lines[rank_].count.store(number, std::memory_order_release);
-  int code = number % kUnaided == 0 ? Progress() : MPI_SUCCESS;
+  int code = number % kProgressInterval == 0 ? Progress() : MPI_SUCCESS;
   for (int one = 1; one < size_ && code == MPI_SUCCESS; ++one) {
     const Line& other = lines[(rank_ + one) % size_];
     code = WaitUntil([&] { return other.count.load(std::memory_order_acquire) >= number; });
@@ -109,7 +112,7 @@ Arrivals::Blocks Arrivals::See(int rank) const {
   return {line.written.load(std::memory_order_acquire), line.read.load(std::memory_order_acquire)};
 }
 
-// What MPI has still to send another rank may be waiting for, the script's own, too.
+// Lets MPI make progress: another rank may wait for a message that MPI still has to send, also one of the script.
 int Arrivals::Progress() const {
   int any = 0;
   return MPI_Iprobe(MPI_ANY_SOURCE, MPI_ANY_TAG, communicator_, &any, MPI_STATUS_IGNORE);
@@ -119,14 +122,14 @@ int Arrivals::WaitUntil(const std::function<bool()>& is_there) {
   if (is_there()) return MPI_SUCCESS;
   const bool counts = counts_waits;
   const int64_t start = counts ? ReadClock(CLOCK_MONOTONIC) : 0, used = counts ? ReadClock(CLOCK_THREAD_CPUTIME_ID) : 0;
-  int code = MPI_SUCCESS, looks = 0;
-  Pause pause(kLongest);
+  int code = MPI_SUCCESS, attempts = 0;
+  Pause pause(kMaxSleep);
   do {
-    if (++looks <= looks_) {
+    if (++attempts <= spins_) {
 #if defined(__x86_64__)
       __builtin_ia32_pause();
 #endif
-    } else if (looks <= looks_ + kYields) {
+    } else if (attempts <= spins_ + kYields) {
       sched_yield();
     } else {
       pause.Take();

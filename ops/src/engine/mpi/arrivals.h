@@ -1,4 +1,6 @@
-// Meetings of the ranks of one node, in memory that all of them have: who waits looks there, and sleeps before long.
+// A barrier with comparison for the ranks of one node, in shared memory (`Meet`), and progress counters between two
+// ranks (`Show`, `See`). The rendezvous and SharedMemory use it. A waiting rank first spins, then yields, then
+// sleeps. Stores are releases and loads acquires, so data written before a meeting are visible after it.
 #pragma once
 
 #include <mpi.h>
@@ -15,27 +17,28 @@ namespace matex {
 
 class Arrivals {
  public:
-  // What ranks bring to a meeting, to be compared.
+  // The words of a rank, which a meeting compares.
   using Words = std::array<int64_t, 3>;
 
-  // All ranks of `communicator` call it together. `made` is null on all where they have no memory in common: on several
-  // hosts, in containers that hide from one another, or where there is none left. Each rank also gets `part` bytes there,
-  // whole pages. Returns an error code of MPI.
+  // Collective over `communicator`. `made` is null on all ranks if they cannot share memory: on several hosts, in
+  // separate containers, or if memory is short. Each rank also gets `part` bytes there, whole pages. Returns an MPI
+  // error code.
   static int Make(MPI_Comm communicator, int64_t part, std::unique_ptr<Arrivals>* made);
   ~Arrivals();
   Arrivals(const Arrivals&) = delete;
   Arrivals& operator=(const Arrivals&) = delete;
 
-  // The bytes of a rank beside the meeting, which all ranks have.
-  char* PartOf(int rank) const { return memory_ + layout_.head + rank * layout_.part; }
+  // The bytes of a rank, readable and writable by all ranks.
+  char* BytesOf(int rank) const { return memory_ + layout_.head + rank * layout_.part; }
 
-  // Returns when all ranks have come; what they wrote before is there then. `same`: whether all brought the same words,
-  // which all ranks are told alike. Returns an error code of MPI, which may know of a rank that is lost. One thread at a
-  // time calls it.
+  // Returns when all ranks have arrived; their earlier writes are then visible. `same`: whether all ranks brought the
+  // same words; equal on all ranks. Returns an MPI error code, because MPI may report a lost rank. One thread at a
+  // time.
   int Meet(const Words& words = {}, bool* same = nullptr);
 
-  // What two ranks give each other without a meeting: how many blocks this one has written into its part since the start, and
-  // how many of the other's it has read, for that to see; and what it sees of the other.
+  // Progress counters that two ranks exchange without a meeting: the blocks that a rank has written into its bytes
+  // since the start, and the blocks of the other rank that it has read. `Show` publishes this rank's counters; `See`
+  // reads those of another rank.
   struct Blocks {
     int64_t written = 0;
     int64_t read = 0;
@@ -43,10 +46,11 @@ class Arrivals {
   void Show(const Blocks& mine);
   Blocks See(int rank) const;
 
-  // Returns when `is_there`, which looks at what another rank has shown, with an error code as `Meet` does.
+  // Returns when `is_there` is true, which reads what another rank has published; an MPI error code as in `Meet`.
   int WaitUntil(const std::function<bool()>& is_there);
 
-  // How long this process has waited for others in its memory since this was first asked, and how much of a core that took.
+  // The time that this process has waited in shared memory since the first call, and the core time that it used
+  // meanwhile.
   struct Waited {
     double seconds = 0;
     double of_a_core = 0;
@@ -66,8 +70,8 @@ class Arrivals {
   const CommonLayout layout_;
   const int rank_;
   const int size_;
-  const int looks_;   // before others are let compute
-  int64_t met_ = 0;  // how often all ranks have met
+  const int spins_;   // the polls before the wait yields its core
+  int64_t met_ = 0;  // the number of meetings so far
 };
 
 }  // namespace matex

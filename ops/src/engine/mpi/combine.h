@@ -1,4 +1,5 @@
-// One value of all ranks, made of a value of each along a tree: what is kept of many does not grow with their number.
+// An all-reduce of a struct with its own `Add`, along a tree: memory and time per rank hardly grow with the number of
+// ranks. reports.cc and finite_check.cc use it for errors.
 #pragma once
 
 #include <mpi.h>
@@ -8,9 +9,8 @@
 
 namespace matex {
 
-// *value = that of all ranks of `communicator`, the same bits on all: `Value::Add(other)` makes one of two, in whatever order.
-// Rank 0 has the result, which it tells the others, so that an addition need not be exact. All ranks call it together.
-// Returns an error code of MPI.
+// *value = the combination of all ranks' values, the same bits on all ranks. `Value::Add(other)` merges two values,
+// in any order. Rank 0 combines and broadcasts, so `Add` need not be exact. Collective. Returns an MPI error code.
 template <typename Value>
 int CombineOverRanks(MPI_Comm communicator, Value* value) {
   static_assert(std::is_trivially_copyable_v<Value>, "it travels as bytes");
@@ -18,7 +18,7 @@ int CombineOverRanks(MPI_Comm communicator, Value* value) {
   MPI_Op op;
   const auto add = [](void* in, void* inout, int* count, MPI_Datatype*) {
     for (int i = 0; i < *count; ++i) {
-      Value one, sum;  // what MPI has need not be aligned
+      Value one, sum;  // MPI's buffers may be unaligned
       std::memcpy(&one, static_cast<char*>(in) + i * sizeof(Value), sizeof(Value));
       std::memcpy(&sum, static_cast<char*>(inout) + i * sizeof(Value), sizeof(Value));
       sum.Add(one);

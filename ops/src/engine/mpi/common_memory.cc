@@ -13,8 +13,8 @@
 namespace matex {
 namespace {
 
-// Where the first rank has put the memory: an open file of a process, without a name, and a mark by which it is known,
-// which ends the head.
+// The address of the shared memory: an open, nameless file of the first rank's process, and a mark at the end of the
+// head, by which other ranks recognize it.
 struct Address {
   int64_t process = 0;
   int64_t file = -1;
@@ -27,7 +27,7 @@ int64_t AnyMark(const void* some) {
   return static_cast<int64_t>(now.tv_sec * 1'000'000'007 + now.tv_nsec) ^ reinterpret_cast<int64_t>(some);
 }
 
-// A file in memory that no one else can open by name, with room for the head; -1 if there is none.
+// A file in memory without a name, with room for the head; -1 on failure.
 int Create(int64_t head, int64_t bytes) {
   const int file = static_cast<int>(syscall(SYS_memfd_create, "matex_tf", 1U /* MFD_CLOEXEC */));
   if (file < 0) return -1;
@@ -40,7 +40,7 @@ int Open(const Address& address, int64_t bytes) {
   char path[64];
   std::snprintf(path, sizeof path, "/proc/%lld/fd/%lld", static_cast<long long>(address.process),
                 static_cast<long long>(address.file));
-  // A process of that number elsewhere may have something else there, which is better not opened.
+  // In another PID namespace the same number may be another process, whose file is better not opened.
   struct stat found;
   if (stat(path, &found) != 0 || !S_ISREG(found.st_mode) || found.st_size != bytes) return -1;
   return open(path, O_RDWR | O_CLOEXEC | O_NOCTTY | O_NONBLOCK);
@@ -65,31 +65,32 @@ int MakeCommonMemory(MPI_Comm communicator, const CommonLayout& layout, const st
   MPI_Comm_size(communicator, &size);
   const int64_t bytes = layout.Bytes(size);
   Address address;
-  void* found = nullptr;
+  void* mapped = nullptr;
   int file = -1;
-  const auto mark = [&] { return static_cast<char*>(found) + layout.head - sizeof address.mark; };
-  if (rank == 0 && (file = Create(layout.head, bytes)) >= 0 && (found = Map(file, bytes)) != nullptr) {
-    address = {getpid(), file, AnyMark(found)};
-    prepare(found);
+  const auto mark = [&] { return static_cast<char*>(mapped) + layout.head - sizeof address.mark; };
+  if (rank == 0 && (file = Create(layout.head, bytes)) >= 0 && (mapped = Map(file, bytes)) != nullptr) {
+    address = {getpid(), file, AnyMark(mapped)};
+    prepare(mapped);
     std::memcpy(mark(), &address.mark, sizeof address.mark);
   }
-  const int told = MPI_Bcast(&address, sizeof address, MPI_BYTE, 0, communicator);
-  if (told == MPI_SUCCESS && rank > 0 && address.file >= 0 && (file = Open(address, bytes)) >= 0) {
-    found = Map(file, bytes);
-    // Nor need a file of the same size be the same.
-    if (found != nullptr && std::memcmp(mark(), &address.mark, sizeof address.mark)) {
-      munmap(found, bytes);
-      found = nullptr;
+  const int broadcast = MPI_Bcast(&address, sizeof address, MPI_BYTE, 0, communicator);
+  if (broadcast == MPI_SUCCESS && rank > 0 && address.file >= 0 && (file = Open(address, bytes)) >= 0) {
+    mapped = Map(file, bytes);
+    // A file of the same size may still be another file.
+    if (mapped != nullptr && std::memcmp(mark(), &address.mark, sizeof address.mark)) {
+      munmap(mapped, bytes);
+      mapped = nullptr;
     }
   }
-  // Memory that is only promised is a SIGBUS later. What a rank asks for first lies near it.
-  int everyone = found != nullptr &&
+  // Memory that is not allocated now may raise SIGBUS later. The rank that allocates a part gets it on its own NUMA
+  // node.
+  int all_mapped = mapped != nullptr &&
                  (layout.part == 0 || posix_fallocate(file, layout.head + rank * layout.part, layout.part) == 0);
-  const int code = told ? told : MPI_Allreduce(MPI_IN_PLACE, &everyone, 1, MPI_INT, MPI_MIN, communicator);
+  const int code = broadcast ? broadcast : MPI_Allreduce(MPI_IN_PLACE, &all_mapped, 1, MPI_INT, MPI_MIN, communicator);
   if (file >= 0) close(file);
-  const bool made = code == MPI_SUCCESS && everyone;
-  if (found != nullptr && !made) munmap(found, bytes);
-  *memory = made ? found : nullptr;
+  const bool made = code == MPI_SUCCESS && all_mapped;
+  if (mapped != nullptr && !made) munmap(mapped, bytes);
+  *memory = made ? mapped : nullptr;
   return code;
 }
 

@@ -1,4 +1,5 @@
-// Memory that all ranks of one node have: a file in memory of the first rank, which nobody else can open by name.
+// Shared memory of the ranks of one node: a nameless file in memory of the first rank, which the others open through
+// /proc. Arrivals, Homes and the store use it. Either all ranks have the memory, or none has.
 #pragma once
 
 #include <mpi.h>
@@ -8,23 +9,22 @@
 
 namespace matex {
 
-// Pages of any processor.
+// A multiple of the page size of every supported processor.
 constexpr int64_t kMemoryPage = 64 << 10;
 
-// How much memory is laid out: a head of so many bytes in whole pages, and equal parts of it, one for each rank, which
-// then lies near its core.
+// The layout of the memory: a head in whole pages, and an equal part for each rank, allocated near its core.
 struct CommonLayout {
   int64_t head = 0;
   int64_t part = 0;
 
-  // A head with room for `bytes`.
+  // A layout whose head has room for `bytes`.
   static CommonLayout Of(int64_t bytes, int64_t part);
   int64_t Bytes(int ranks) const { return head + ranks * part; }
 };
 
-// All ranks of `communicator` call it together. `memory` is null on all where they have none in common: on several
-// hosts, in containers that hide from one another, or where there is none left. The first rank prepares the head before
-// any other sees it. Returns an error code of MPI. Whoever has it gives it back by `munmap`.
+// Collective over `communicator`. `memory` is null on all ranks if they cannot share memory: on several hosts, in
+// separate containers, or if memory is short. The first rank prepares the head before any other rank sees it. Returns
+// an MPI error code. The caller releases the memory by `munmap`.
 int MakeCommonMemory(MPI_Comm communicator, const CommonLayout& layout, const std::function<void(void*)>& prepare,
                      void** memory);
 

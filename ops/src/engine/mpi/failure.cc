@@ -11,7 +11,7 @@ struct Failure {
 };
 
 Failure& TheFailure() {
-  // Never destroyed: threads ask until the process ends.
+  // Never destroyed: threads query it until the process ends.
   static Failure* const failure = new Failure;
   return *failure;
 }

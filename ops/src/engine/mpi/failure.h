@@ -1,12 +1,12 @@
-// What the threads that communicate while others compute have in common: they stop where MPI fails.
+// The common error of the communication threads: after an MPI failure in one of them, no thread begins another
+// exchange, because the positions of the other ranks are unknown.
 #pragma once
 
 #include "engine/base/error.h"
 
 namespace matex {
 
-// What MPI said of an exchange that failed: nobody knows then where the others are, and no later one begins. The first
-// counts; it is returned.
+// Records the MPI error of a failed exchange and returns the first error recorded; `BrokenJobs` returns it, or none.
 Error BreakJobs(const Error& error);
 Error BrokenJobs();
 

@@ -6,7 +6,7 @@
 namespace matex {
 namespace {
 
-// Begins with `start`, which takes where to put the request, and returns when that is over.
+// Starts a call by `start`, which fills in its request, and sleeps until the call has completed.
 template <typename Start>
 int Asleep(Start start) {
   MPI_Request request;

@@ -1,4 +1,5 @@
-// The calls of MPI that sums are made of, on one communicator: waited for in MPI, or asleep (await.h).
+// The MPI calls that sums consist of, on one communicator: blocking in MPI, or nonblocking with a sleeping wait
+// (sleeping_wait.h). All sum algorithms make their collective calls through it.
 #pragma once
 
 #include <mpi.h>
@@ -9,7 +10,7 @@
 
 namespace matex {
 
-// Each returns an error code of MPI.
+// Each call returns an MPI error code.
 struct Calls {
   MPI_Comm communicator;
   bool asleep;
@@ -17,13 +18,13 @@ struct Calls {
   // data = the sum over ranks.
   int Allreduce(void* data, int64_t count, Type type) const;
 
-  // to = this rank's part of the sum over ranks of `from`; counts are those of all ranks' parts.
+  // to = this rank's segment of the sum over ranks of `from`; `counts`: the segment lengths of all ranks.
   int ReduceScatter(const void* from, void* to, const int* counts, Type type) const;
 
-  // to = all ranks' parts; this rank's is `from`, or MPI_IN_PLACE where it is there.
+  // to = the segments of all ranks; this rank's is `from`, or MPI_IN_PLACE if it is in `to`.
   int Allgatherv(const void* from, void* to, const int* counts, const int* starts, Type type) const;
 
-  // As many bytes from and to each rank.
+  // `bytes` from and to each rank.
   int Allgather(const void* from, void* to, int64_t bytes) const;
   int Alltoall(const void* from, void* to, int64_t bytes) const;
 

@@ -8,14 +8,14 @@
 namespace matex {
 
 void Pause::Take() {
-  constexpr Nanoseconds kUsual{100'000};
-  // Linux puts timers of a thread off by up to 50 us, so that they go off together; ours are to be on time.
+  constexpr Nanoseconds kUsualMax{100'000};
+  // Linux delays timers by up to 50 us by default, to coalesce them; these must be on time.
   static thread_local const int sharp = prctl(PR_SET_TIMERSLACK, 1000UL, 0UL, 0UL, 0UL);
   (void)sharp;
   const timespec pause{0, length_.count()};
   nanosleep(&pause, nullptr);
   const Nanoseconds hundredth = (std::chrono::steady_clock::now() - start_) / 100;
-  length_ = std::max(std::min(length_ * 3 / 2, kUsual), std::min(hundredth, most_));
+  length_ = std::max(std::min(length_ * 3 / 2, kUsualMax), std::min(hundredth, max_length_));
 }
 
 int Await(MPI_Request* request) { return AwaitFor(std::chrono::hours(1 << 20), request); }

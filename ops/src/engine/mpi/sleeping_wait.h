@@ -1,4 +1,5 @@
-// Waiting for MPI without holding a core: what is waited for is most often another rank that still computes.
+// Waiting for MPI without occupying a core, because the awaited rank usually still computes. Communication threads
+// poll a request and sleep between polls.
 #pragma once
 
 #include <mpi.h>
@@ -7,24 +8,24 @@
 
 namespace matex {
 
-// Sleeps, longer and longer, up to a tenth of a millisecond, as data on their way need. Longer, up to `most`, where that is a
-// hundredth of the wait so far.
+// Sleeps of growing length, up to 0.1 ms, which suits messages that are on their way; beyond that up to 1 % of the
+// wait so far, and at most `max_length`.
 class Pause {
  public:
   using Nanoseconds = std::chrono::nanoseconds;
-  explicit Pause(Nanoseconds most = Nanoseconds(0)) : most_(most) {}
+  explicit Pause(Nanoseconds max_length = Nanoseconds(0)) : max_length_(max_length) {}
   void Take();
 
  private:
-  const Nanoseconds most_;
+  const Nanoseconds max_length_;
   const std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
   Nanoseconds length_{5'000};
 };
 
-// Returns when `request` is over, with its error code. It pauses between looks.
+// Returns the request's error code when it has completed; sleeps between polls.
 int Await(MPI_Request* request);
 
-// The same for about `longest` at most: then the request is not null yet.
+// The same for at most about `longest`; after that the request may be unfinished, and is not null.
 int AwaitFor(std::chrono::steady_clock::duration longest, MPI_Request* request);
 
 }  // namespace matex

@@ -17,7 +17,7 @@ std::string Settings(const Report& report) {
          " and MATEX_FUSE_BYTES=" + std::to_string(report.fuse_bytes);
 }
 
-// How the layout of `other` differs from that of `one`; empty if it does not.
+// How the layout of `other` differs from the layout of `one`; empty if they are equal.
 std::string Difference(const Standing& one, const Standing& other) {
   const Report &a = one.report, &b = other.report;
   const std::vector<Entry>& mine = a.entries;
@@ -50,10 +50,10 @@ std::string Difference(const Standing& one, const Standing& other) {
   }
   if (a.compiled != b.compiled) {
     return "XLA has compiled the step on " + (a.compiled ? first : second) + " but not on " +
-           (a.compiled ? second : first) + ", where it may not be available; MATEX_XLA=off turns it off";
+           (a.compiled ? second : first) + ", where it may not be available; set MATEX_XLA=off";
   }
   if (a.checked != b.checked) {
-    return "MATEX_CHECK_NUMERICS looks at this update on " + (a.checked ? first : second) + " but not on " +
+    return "MATEX_CHECK_NUMERICS checks this update on " + (a.checked ? first : second) + " but not on " +
            (a.checked ? second : first) + ", where a LossScaleOptimizer is in use";
   }
   if (a.way != b.way) return first + " " + a.way + ", " + second + " " + b.way;
@@ -77,13 +77,14 @@ std::string ExplainLayouts(const std::vector<Standing>& places) {
     const std::string difference = Difference(places[0], other);
     if (difference.empty()) continue;
     return "ranks compute different gradients for " + places[0].report.what + ": " + difference +
-           ". All ranks must build the same model and run with the same settings: look for what depends on the rank, "
+           ". All ranks must build the same model and run with the same settings: look for code that depends on the "
+           "rank, "
            "the host, the time or an unseeded choice.";
   }
   return ExplainBatches(places);
 }
 
-// "rank 0 (a), rank 2 (a) are at X; rank 1 (b) is at Y": ranks at the same place are named together.
+// "rank 0 (a), rank 2 (a) are at X; rank 1 (b) is at Y": ranks at the same place are listed together.
 std::string Places(const Standings& standings) {
   std::string text;
   for (const Standing& one : standings.places) {
@@ -145,7 +146,7 @@ std::string Explain(const Standings& standings) {
     if (one.report.kind == Kind::kFailure) return NameFirst(one) + " failed in " + one.report.what;
   }
   const std::string advice =
-      "All ranks must go through the same steps: look for a loop, a break or an exit that depends on the rank, on "
+      "All ranks must call the same collectives: look for a loop, a break or an exit that depends on the rank, on "
       "local data or on the time.";
   const std::string number = "; it is collective number " + std::to_string(places[0].report.number) + ". ";
   for (const Standing& one : places) {

@@ -1,4 +1,5 @@
-// What ranks tell each other when they have met at different collectives, and the sentence made of it.
+// The report that ranks exchange when they meet at different collectives, and the message made from all reports.
+// reports.cc collects the reports; `Explain` is a pure function, so all ranks raise the same message.
 #pragma once
 
 #include <cstdint>
@@ -18,13 +19,14 @@ enum class Kind : int {
   kBarrier = 5,
   kControl = 6,
   kExit = 7,
-  kFailure = 8,  // a step has raised an error on this rank, which others may be within
+  kFailure = 8,  // a step has raised an error on this rank; other ranks may still be within the step
 };
 
 constexpr int kKinds = 9;
 
-// What ranks must agree on of a reduction besides its tensors. rows: of the global batch, 0 if not said, and -1 where none
-// of the tensors is a gradient: it is no update then. Other collectives only tell the rows of the batch that they are for.
+// The batch that a reduction belongs to. rows: the rows of the global batch, 0 if unknown, -1 if no tensor is a
+// gradient: then the reduction is no update. Ranks of a reduction must agree on the rows; other collectives only
+// report them.
 struct Batch {
   Batch(int64_t rows = 0) : rows(rows) {}
   bool is_update() const { return rows >= 0; }
@@ -32,7 +34,7 @@ struct Batch {
   int64_t rows;
 };
 
-// Where one rank is. For reductions only: what is of a layout.
+// The collective that a rank has reached. The fields of a layout are filled for reductions only.
 struct Report {
   Kind kind = Kind::kControl;
   int64_t number = 0;
@@ -44,14 +46,14 @@ struct Report {
   bool compiled = false;
   bool checked = false;
   std::vector<Entry> entries;
-  std::string way;  // what this rank does with these gradients, for people
+  std::string way;  // for messages: how this rank reduces these gradients
   Batch batch{};
 };
 
 std::string Encode(const Report& report);
 Report Decode(const std::string& text);
 
-// Ranks that are at one place: the report of the lowest of them, how many they are, and the first ones.
+// Ranks at the same place: the report of the lowest rank, the number of ranks, and the first ranks by name.
 struct Standing {
   Report report;
   int64_t ranks = 1;
@@ -59,18 +61,19 @@ struct Standing {
     int rank = 0;
     std::string host;
   };
-  std::vector<Named> named;  // in their order; the report is of the first
+  std::vector<Named> named;  // in rank order; the report is that of named[0]
 };
 
-// Where the ranks of a meeting are.
+// The places of all ranks at a rendezvous.
 struct Standings {
-  std::vector<Standing> places;  // some of them, in the order of their lowest ranks; first that of rank 0
-  int64_t others = 0;            // ranks at further places
+  std::vector<Standing> places;  // at most a few, ordered by lowest rank; rank 0's place is the first
+  int64_t others = 0;            // the number of ranks at places that are not listed
   bool all_reduce = true;        // whether all ranks reduce gradients
-  bool all_have_batches = true;  // and have told the rows of a batch
+  bool all_have_batches = true;  // whether all ranks have reported the rows of a batch
 };
 
-// The message for all ranks: the first variable that differs, who has failed or ended, or who is where.
+// The message for all ranks: the first gradient that differs, the rank that failed or ended, or the place of each
+// rank.
 std::string Explain(const Standings& standings);
 
 }  // namespace matex

@@ -1,4 +1,5 @@
-// Whether all ranks have what a transfer of an overlapped update needs.
+// A small all-reduce by which ranks agree that a transfer of an overlapped update can start. The overlapped thread
+// calls it before each transfer, so no rank waits inside a sum for gradients that another rank still computes.
 #pragma once
 
 #include <cstdint>
@@ -8,8 +9,8 @@
 
 namespace matex {
 
-// Tells the other ranks whether this one's gradients are here, and returns when all have said so: sums then wait for
-// nobody. `at` is where this rank is in its updates, `without` a rank whose gradients will not come, or -1.
+// Reports whether this rank's gradients are ready and returns when all ranks have reported. `at` is this rank's
+// position in its updates. `without` becomes a rank whose gradients will not come, or -1.
 Error Ready(int64_t at, bool is_here, const std::string& place, int* without);
 
 }  // namespace matex

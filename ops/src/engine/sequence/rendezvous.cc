@@ -28,7 +28,7 @@ struct Sequence {
   Clock::time_point met;
   std::array<std::atomic<int64_t>, kKinds> nanoseconds{};
   bool prepared = false;
-  std::unique_ptr<Arrivals> here;  // where ranks of one host meet
+  std::unique_ptr<Arrivals> here;  // the rendezvous in shared memory, if all ranks are on one host
 };
 
 Sequence& TheSequence() {
@@ -56,8 +56,8 @@ Report ReportOf(const World& world, const Call& call, int64_t number) {
   return mine;
 }
 
-// Finds where the ranks of one node meet, if they are all and choose a way that may use its memory. Collective: all come to
-// their first meeting together, at which their settings may still differ.
+// Makes the shared memory of the rendezvous, if all ranks are on one node and use Algorithm::kAuto. Collective: all
+// ranks call it at their first rendezvous. Their settings may still differ.
 int Prepare(const World& world, Sequence* sequence) {
   if (sequence->prepared) return MPI_SUCCESS;
   sequence->prepared = true;
@@ -72,16 +72,16 @@ Error Check(const World& world, const Call& call, Sequence* sequence, bool* is_f
   int over = 0;
   MPI_Finalized(&over);
   if (over) {
-    return Error(call.what() + " was called after MPI had been shut down.");
+    return Error(call.what() + " was called after MPI was finalized.");
   }
-  if (Error error = MpiError(Prepare(world, sequence), "the first meeting", call.what())) return error;
+  if (Error error = MpiError(Prepare(world, sequence), "the first rendezvous", call.what())) return error;
   const Arrivals::Words mine = {static_cast<int64_t>(call.kind), static_cast<int64_t>(call.key), sequence->number};
   if (sequence->here != nullptr) {
     bool same = false;
-    if (Error error = MpiError(sequence->here->Meet(mine, &same), "the meeting", call.what())) return error;
+    if (Error error = MpiError(sequence->here->Meet(mine, &same), "the rendezvous", call.what())) return error;
     return same ? Error() : ExplainMismatch(ReportOf(world, call, mine.back()), is_failed_step);
   }
-  // The largest of x and of ~x over all ranks: they are each other's complement only if x is the same everywhere.
+  // max(x) and max(~x) over ranks are complements only if x is equal on all ranks.
   constexpr int kWords = mine.size();
   int64_t words[2 * kWords];
   for (int i = 0; i < kWords; ++i) {
@@ -119,7 +119,7 @@ Error Meet(const Call& call) {
   }
   ++sequence.number;
   if (is_failed_step) {
-    ++sequence.counts[static_cast<int>(Kind::kFailure)];  // of all ranks: they may go on together
+    ++sequence.counts[static_cast<int>(Kind::kFailure)];  // the failure is agreed on all ranks, so they may continue
   } else {
     sequence.poison = error;
   }

@@ -1,5 +1,6 @@
-// The one numbered sequence of collectives (rule 7): ranks meet here before each, and learn in band whether they are
-// all at the same one. Ranks that are not get an error that names their places, never mixed data.
+// The numbered sequence of collectives. Every collective calls `Meet` first: a rendezvous in which ranks compare
+// number, kind and layout. Ranks at different collectives all raise an error that names their places; they never mix
+// data.
 #pragma once
 
 #include <cstdint>
@@ -12,47 +13,47 @@
 
 namespace matex {
 
-// A collective that this rank has come to. Calls with equal kind and key are the same collective.
+// A collective that this rank has reached. Calls with equal kind and key are the same collective.
 struct Call {
   Kind kind;
   uint64_t key;
-  // For people; asked for only when there is something to say.
+  // The text for messages; evaluated only if there is a message.
   const std::function<std::string()>& what;
   const Layout* layout = nullptr;
   Batch batch{};
-  const Part* announced = nullptr;  // of an overlapped update, whose gradients come later
-  int64_t bytes = 0;                // of this rank's tensors, in a collective that is no update
+  const UpdatePart* announced = nullptr;  // an overlapped update, whose gradients follow
+  int64_t bytes = 0;                // of this rank's tensors, if the collective is no update
 
   bool reduces_gradients() const { return layout != nullptr && batch.is_update(); }
 };
 
-// Meets the other ranks. The caller holds the world's mutex, and goes on holding it until the collective is over.
-// After a failure every later meeting fails at once with the same message: nobody waits for ranks that have gone. Where
-// ranks within a step meet those on which it has raised an error, this meeting alone fails.
+// The rendezvous with the other ranks. The caller holds the world's mutex until the collective has ended. After a
+// failure every later rendezvous fails at once with the same message, so no rank waits for a lost rank. If a step has
+// raised an error on some ranks and all others are within a step, only this rendezvous fails.
 Error Meet(const Call& call);
 
-// To be called, under the same mutex, when the collective that was met for is over: counts it, unless more of its update
-// is to come; or, where MPI failed, makes its error the one that later meetings give. Returns `error`.
+// Ends the collective; called under the same mutex. Counts it, unless further parts of its update follow. If `error`
+// is set, all later rendezvous return it. Returns `error`.
 Error Finish(const Call& call, Error error);
 
-// The error that every later meeting gives, if a collective has failed; to be called without the mutex.
+// The error that all later rendezvous return, or none. Called without the mutex.
 Error FailureOfSequence();
 
-// After ranks were lost: the sequence goes on at `number`, whatever made the last collective fail. `counts` are those of
-// each kind that are taken for completed.
+// After ranks were lost: the sequence continues at `number`, and the earlier failure is cleared. `counts`: the
+// completed collectives of each kind.
 void GoOnAt(int64_t number, const int64_t* counts);
 
-// The number of the collective that this process comes to next, or is at.
+// The number of the current collective, or of the next one.
 int64_t NumberInSequence();
 
-// Collectives of `kind` that this process has completed.
+// The number of completed collectives of `kind`.
 int64_t CountOf(Kind kind);
 
-// Rows of the global batches of all updates so far; an update of a batch that nobody sliced adds none.
+// The rows of the global batches of all updates so far; an update whose batch was not sliced adds none.
 int64_t RowsOfUpdates();
 
-// How long they took, from meeting to end, with the time that this process waited for the others; of overlapped updates
-// what they took when all gradients were computed.
+// The seconds that collectives of `kind` took, from rendezvous to end, including the wait for other ranks. For
+// overlapped updates: the time after the last gradient was computed.
 double SecondsOf(Kind kind);
 void AddNanoseconds(Kind kind, int64_t nanoseconds);
 

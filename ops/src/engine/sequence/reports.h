@@ -1,4 +1,5 @@
-// What ranks that have met at different collectives tell each other, by a tree: the reports of a few, whatever their number.
+// The error of a rendezvous at different collectives. rendezvous.cc calls it on all ranks after a mismatch. Reports
+// are merged along a tree and only a few are kept, so memory and time stay small for any number of ranks.
 #pragma once
 
 #include "engine/base/error.h"
@@ -6,8 +7,8 @@
 
 namespace matex {
 
-// The error of a meeting at which ranks were at different places, the same on all ranks, of what each reports.
-// `is_failed_step`: whether a step has failed on some ranks, and all others are within a step. All ranks call it together.
+// Collective. Returns the same error on all ranks, made from the report `mine` of each rank. `is_failed_step`:
+// whether a step has failed on some ranks while all others are within a step.
 Error ExplainMismatch(const Report& mine, bool* is_failed_step);
 
 }  // namespace matex

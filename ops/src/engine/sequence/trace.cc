@@ -15,22 +15,22 @@ std::atomic<int> recording{0};
 
 namespace {
 
-constexpr int64_t kFirst = 3;  // updates of each place that do not count
+constexpr int64_t kIgnoredUpdates = 3;  // the first updates of a place, which are not counted
 
 thread_local Lane lane_of_thread = Lane::kScript;
 
-// What has been since the last update of the sequence.
+// The time since the last update of the sequence.
 struct Stretch {
-  int64_t since = 0;  // the end of the last collective, 0 before the first
+  int64_t since = 0;  // the end of the last collective; 0 before the first
   int64_t compute = 0, meet = 0, collectives = 0, exposed = 0;
-  std::vector<std::pair<int64_t, int64_t>> calls;  // from when to when the last collectives of the script's took
+  std::vector<std::pair<int64_t, int64_t>> calls;  // begin and end of the script's latest collectives
   bool is_step = false;
 };
 
-// The collective or the overlapped update that a lane is in.
+// The collective or overlapped update that a lane is executing.
 struct Current {
   int64_t start = 0;
-  int label = -1;  // of an update
+  int label = -1;  // of the update; -1: no update
   bool counts = false;
   int64_t meet = 0;
   std::vector<std::pair<int64_t, int64_t>> waits;
@@ -118,18 +118,18 @@ class Recorder {
   void End(const Call& call) {
     std::lock_guard<std::mutex> lock(mutex_);
     Current& current = At(Lane::kScript);
-    if (current.start == 0) return;  // nothing was recorded when it began
-    const int64_t now = Now(), took = now - current.start;
+    if (current.start == 0) return;  // recording was off when the collective began
+    const int64_t now = Now(), elapsed = now - current.start;
     const bool is_update = current.label >= 0, announces = call.announced != nullptr;
     const bool ends_step = is_update && !(announces && call.announced->more);
     Activity activity = ActivityOf(call.kind);
     if (is_update) activity = announces ? Activity::kAnnouncement : Activity::kUpdate;
-    Add({current.start, took, call.bytes, is_update ? current.label : Label(call.what()), activity, Lane::kScript});
-    // Only what lies beside an overlapped update is asked for.
+    Add({current.start, elapsed, call.bytes, is_update ? current.label : Label(call.what()), activity, Lane::kScript});
+    // Only collectives that run beside an overlapped update are needed.
     if (At(Lane::kCommunication).start == 0) stretch_.calls.clear();
     stretch_.calls.emplace_back(current.start, now);
     stretch_.meet += current.meet;
-    if (!is_update) stretch_.collectives += took - current.meet;
+    if (!is_update) stretch_.collectives += elapsed - current.meet;
     if (current.counts && ends_step) {
       Totals& totals = totals_[current.label];
       if (stretch_.is_step) {
@@ -140,10 +140,10 @@ class Recorder {
       }
       if (!announces) {
         ++totals.updates;
-        totals.exposed += took - current.meet;
+        totals.exposed += elapsed - current.meet;
       }
     }
-    if (ends_step) updated_ = current.counts ? current.label : -1;  // of several updates in a step, one stands for all
+    if (ends_step) updated_ = current.counts ? current.label : -1;  // one of several updates of a step represents all
     if (ends_step) {
       stretch_ = Stretch();
       stretch_.is_step = true;
@@ -157,7 +157,7 @@ class Recorder {
     AddEntry(entry, Activity::kReady);
   }
 
-  int64_t Enter(const Part& part) {
+  int64_t Enter(const UpdatePart& part) {
     std::lock_guard<std::mutex> lock(mutex_);
     Enter(Lane::kCommunication, Now());
     IsUpdate(Lane::kCommunication, part);
@@ -172,13 +172,14 @@ class Recorder {
     const int64_t now = Now();
     const Current& current = At(Lane::kCommunication);
     Add({came, now - came, 0, current.label, Activity::kExposed, Lane::kCommunication});
-    // What a collective of the script's took meanwhile is counted as that.
+    // Time within a collective of the script is counted there, not as exposed time.
     std::vector<std::pair<int64_t, int64_t>> calls = stretch_.calls;
     if (At(Lane::kScript).start != 0) calls.emplace_back(At(Lane::kScript).start, now);
     const auto outside_calls = [&](int64_t from, int64_t to) {
-      int64_t left = std::max<int64_t>(to - from, 0);
-      for (const auto& [begin, end] : calls) left -= std::max<int64_t>(std::min(to, end) - std::max(from, begin), 0);
-      return left;
+      int64_t remaining = std::max<int64_t>(to - from, 0);
+      for (const auto& [begin, end] : calls)
+        remaining -= std::max<int64_t>(std::min(to, end) - std::max(from, begin), 0);
+      return remaining;
     };
     const int64_t exposed = outside_calls(came, now);
     stretch_.exposed += exposed;
@@ -211,15 +212,15 @@ class Recorder {
     At(lane).start = now;
   }
 
-  // A place of the program with other gradients is another place.
-  void IsUpdate(Lane lane, const Part& part) {
+  // The same place with other gradients is another place.
+  void IsUpdate(Lane lane, const UpdatePart& part) {
     const int64_t gradients = part.of.empty() ? static_cast<int64_t>(part.layout->key()) : 0;
     const auto [found, is_new] = places_.emplace(Hasher().Add(part.place).Add(part.of).Add(gradients).value(), -1);
     if (is_new) found->second = Label(part.Name());
     Current& current = At(lane);
     current.label = found->second;
     int64_t& seen = seen_[static_cast<int>(lane)][current.label];
-    current.counts = seen >= kFirst;
+    current.counts = seen >= kIgnoredUpdates;
     if (!part.more) ++seen;
   }
 
@@ -246,10 +247,10 @@ class Recorder {
   std::unordered_map<std::string, int> known_;
   std::unordered_map<uint64_t, int> places_;
   std::unordered_map<int, int64_t> seen_[kLanes];
-  std::vector<std::pair<int64_t, int64_t>> waits_;  // of the parts before, where more of the update is to come
+  std::vector<std::pair<int64_t, int64_t>> waits_;  // of the earlier parts of an update whose further parts follow
   bool more_ = false;
   std::map<int, Totals> totals_;
-  int updated_ = -1;  // the last update, if it counts: new weights are those that it has made
+  int updated_ = -1;  // the label of the last update if it is counted: new weights are attributed to it
   Current currents_[kLanes];
   Stretch stretch_;
 };
@@ -288,7 +289,7 @@ void RecordEnd(const Call& call) {
 
 void RecordReady(const Entry& entry) { if (RecordsGradients()) TheRecorder().Ready(entry); }
 
-OverlappedRecord::OverlappedRecord(const Part& part) {
+OverlappedRecord::OverlappedRecord(const UpdatePart& part) {
   if (IsRecording()) start_ = TheRecorder().Enter(part);
 }
 

@@ -1,5 +1,6 @@
-// What this process does when, and how much of it in all: for timelines and profiles. While nothing is recorded, each
-// place that could be costs one look at a number.
+// Records the activities of this process, as events for timelines and as totals for profiles. Collectives, transfers
+// and copies call it; Python reads the result through abi.cc. While recording is off, each call costs one relaxed
+// load.
 #pragma once
 
 #include <atomic>
@@ -12,38 +13,38 @@
 
 namespace matex {
 
-// The numbers of these three are part of the C interface (abi.cc).
+// The numbers of these three enums are part of the C interface (abi.cc).
 enum class Recording : int { kOff = 0, kTotals = 1, kEvents = 2, kGradients = 3 };
 
-// Which thread: whichever is in the sequence of collectives, that of the overlapped way, or that of new weights.
+// The thread of an activity: any thread in the sequence of collectives, the overlapped thread, or the pull thread.
 enum class Lane : int16_t { kScript = 0, kCommunication = 1, kPulls = 2 };
 constexpr int kLanes = 3;
 
 enum class Activity : int16_t {
   kUpdate = 0,         // the reduction of one update's gradients
-  kCollective = 1,     // any other collective on tensors: a sum, or a barrier
-  kMessage = 2,        // Python objects, or the end of the script
+  kCollective = 1,     // another collective on tensors: a sum or a barrier
+  kMessage = 2,        // an exchange of Python objects, or the end of the script
   kMeet = 3,           // waiting for the other ranks
-  kBucket = 4,         // one step of a layout
-  kCopyIn = 5,         // weighted and brought together
-  kTransfer = 6,       // added up over ranks
-  kCopyOut = 7,        // brought back
+  kBucket = 4,         // one transfer of a layout
+  kCopyIn = 5,         // weighting gradients and copying them into the message
+  kTransfer = 6,       // the sum over ranks
+  kCopyOut = 7,        // copying sums out of the message
   kOwnGradients = 8,   // waiting for gradients that this rank still computes
   kChoice = 9,         // the choice of buckets
   kGap = 10,           // between two collectives
-  kBetweenSteps = 11,  // without duration: what lies around it is no training step
+  kBetweenSteps = 11,  // no duration: the time around it is not part of a training step
   kExposed = 12,       // from an overlapped update's last gradient to its last sum
-  kAnnouncement = 13,  // the collective of an overlapped update
-  kPull = 17,          // new weights on their way from the ranks that have updated them
-  kAllgather = 18,     // the rows of all ranks, on every rank; the bytes are those of this rank
-  kBroadcast = 19,     // the tensor of one rank, on every rank
-  // These without duration, and with Recording::kGradients only:
-  kEntry = 14,  // a gradient that an update is about to reduce, in the order in which it does
+  kAnnouncement = 13,  // the collective that announces an overlapped update
+  kPull = 17,          // new weights, sent by the ranks that have updated them
+  kAllgather = 18,     // an all-gather; the bytes are those of this rank
+  kBroadcast = 19,     // a broadcast
+  // Without duration, and only with Recording::kGradients:
+  kEntry = 14,  // a gradient of an update, in the order of reduction
   kReady = 15,  // a gradient of an overlapped update was handed over
-  kRows = 16,   // of the global batch, in place of bytes
+  kRows = 16,   // the rows of the global batch, in the field `bytes`
 };
 
-// What a collective that is no update is recorded as.
+// The activity that is recorded for a collective that is no update.
 inline Activity ActivityOf(Kind kind) {
   switch (kind) {
     case Kind::kControl:
@@ -59,7 +60,7 @@ inline Activity ActivityOf(Kind kind) {
   }
 }
 
-// Times are those of `Now`, in nanoseconds.
+// An event. Times are those of `Now`, in nanoseconds.
 struct Event {
   int64_t start;
   int64_t duration;
@@ -69,21 +70,22 @@ struct Event {
   Lane lane;
 };
 
-// Of the updates of one place, but for its first few: those trace, allocate and wake up threads. Nanoseconds, bytes.
+// Totals of the updates at one place, without the first few, which trace, allocate and start threads. Nanoseconds,
+// bytes.
 struct Totals {
   int64_t updates = 0;
   int64_t bytes = 0;
-  int64_t transfers = 0;     // how many
-  int64_t transfer = 0;      // how long they took
+  int64_t transfers = 0;     // their number
+  int64_t transfer = 0;      // their duration
   int64_t copy = 0;
-  int64_t exposed = 0;       // what no computation hides of both
-  int64_t exposed_wait = 0;  // waiting for other ranks, of overlapped updates, with all of its own gradients there
-  // Of the stretches from any update to the next, of this place, between which lies nothing but a training step:
+  int64_t exposed = 0;       // transfer and copy time that no computation hides
+  int64_t exposed_wait = 0;  // of overlapped updates: waiting for other ranks after the last own gradient
+  // Of the intervals from one update to the next at this place that contain nothing but a training step:
   int64_t steps = 0;
-  int64_t compute = 0;      // between the collectives
-  int64_t meet = 0;         // waiting for other ranks where collectives begin
-  int64_t collectives = 0;  // in collectives other than updates, less that
-  // New weights that came while the next step computed:
+  int64_t compute = 0;      // between collectives
+  int64_t meet = 0;         // waiting for other ranks at a rendezvous
+  int64_t collectives = 0;  // in collectives that are no update, without `meet`
+  // New weights that arrived while the next step computed:
   int64_t pulled = 0;  // bytes
   int64_t pull = 0;
 };
@@ -93,26 +95,26 @@ struct PlaceTotals {
   Totals totals;
 };
 
-// The calling thread is that of `lane`, in place of kScript.
+// Assigns the calling thread to `lane`; the default is kScript.
 void SetLane(Lane lane);
 
-// From now on; of events, the last `capacity` are kept.
+// Starts recording; of events, the last `capacity` are kept.
 void Record(Recording how, int64_t capacity);
 
 int64_t Now();
 
-// The events, the oldest first; `dropped` older ones are not kept. A label is an index into `Labels`.
+// The kept events, oldest first; `dropped`: the number of older events. A label is an index into `Labels`.
 std::vector<Event> Events(int64_t* dropped);
 std::vector<std::string> Labels();
 std::vector<PlaceTotals> Places();
 
-// What lies around this moment is no training step: the end of an epoch, an evaluation, saving.
+// Marks that the current time is not part of a training step: the end of an epoch, an evaluation, saving.
 void BetweenSteps();
 
 extern std::atomic<int> recording;  // a Recording
 inline bool IsRecording() { return recording.load(std::memory_order_relaxed) != 0; }
 
-// The activity of the calling thread for as long as it lives.
+// Records an activity of the calling thread, from construction to destruction.
 class Span {
  public:
   explicit Span(Activity activity, int64_t bytes = 0) : Span(activity, nullptr, bytes) {}
@@ -133,22 +135,23 @@ class Span {
   const int64_t start_;
 };
 
-// A collective of the sequence: between `Meet` and `Finish`, which call these.
+// The begin and end of a collective of the sequence, called by `Meet` and `Finish`.
 void RecordBegin(const Call& call);
 void RecordEnd(const Call& call);
 
-// A gradient of an overlapped update is there.
+// Records that a gradient of an overlapped update was handed over.
 void RecordReady(const Entry& entry);
 
-// A part of an overlapped update, for as long as it lives; made by the thread that reduces it, whose spans are then of it.
+// Records a part of an overlapped update during its lifetime. The overlapped thread makes it; its spans belong to the
+// part.
 class OverlappedRecord {
  public:
-  explicit OverlappedRecord(const Part& part);
+  explicit OverlappedRecord(const UpdatePart& part);
   ~OverlappedRecord();
   OverlappedRecord(const OverlappedRecord&) = delete;
   OverlappedRecord& operator=(const OverlappedRecord&) = delete;
 
-  // The last sum of the update is there now; the last gradient came at `came`.
+  // Records that the last sum of the update has ended; its last gradient came at `came`.
   void Done(int64_t came) const;
 
  private:

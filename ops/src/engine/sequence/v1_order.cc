@@ -23,7 +23,7 @@ void Turnstile::Expect(std::vector<int64_t> turns) {
     }
   }
   for (Job& job : dropped) {
-    job.drop(Error("a collective was waiting for its turn when the run that it belongs to ended."));
+    job.drop(Error("a collective was still waiting for its turn when its run ended."));
   }
 }
 
@@ -47,10 +47,11 @@ void Turnstile::Enter(int64_t ticket, int64_t turn, Job job) {
     }
     if (!cancelled) waiting_.erase(mine);
   }
-  if (cancelled) return job.drop(Error("the run was cancelled before a collective had its turn."));
+  if (cancelled) return job.drop(Error("the run was cancelled before the turn of a collective."));
   for (bool more = true; more;) {
     job.run();
-    // The head moves on before `done`: with the last one the run is over, and the next may be announced at once.
+    // The turn is removed before `done`: after the last turn the run has ended, and the next run may call `Expect` at
+    // once.
     Job next;
     {
       std::lock_guard<std::mutex> lock(mutex_);

@@ -1,5 +1,6 @@
-// The order of collectives in a graph that has none: a v1 graph runs independent ops in any order, a different one on
-// each rank. Its ops carry turns; those that come early wait here, without a thread, until it is theirs.
+// The order of collectives in a v1 graph, which runs independent ops in any order, different on each rank. Each
+// collective op has a turn. The kernels call `Enter`; a job whose turn has not come waits in the Turnstile without
+// holding a thread.
 #pragma once
 
 #include <cstdint>
@@ -13,8 +14,8 @@
 
 namespace matex {
 
-// A collective that can be put off: `run` does it, `done` tells that it is over, `drop` is called instead of both if
-// it never will be.
+// A collective that can be deferred: `run` executes it, `done` reports its end, and `drop` is called instead of both
+// if it will never run.
 struct Job {
   std::function<void()> run;
   std::function<void()> done;
@@ -23,27 +24,27 @@ struct Job {
 
 class Turnstile {
  public:
-  // The turns of the run about to start, in order; drops whatever still waits for those of the run before.
+  // Sets the turns of the next run, in order, and drops all jobs that still wait for turns of the previous run.
   void Expect(std::vector<int64_t> turns);
 
-  // A ticket for one job, by which it can be cancelled at any time from now on.
+  // Returns the ticket of one job; from now on the job can be cancelled by it.
   int64_t Reserve();
 
-  // Does the job now if its turn is at the head or is not among those expected; else keeps it for whoever ends the
-  // turn before it. Drops it if its ticket has been cancelled.
+  // Runs the job now if its turn is at the head or is not expected. Otherwise the thread that ends the preceding turn
+  // runs it. Drops the job if its ticket was cancelled.
   void Enter(int64_t ticket, int64_t turn, Job job);
 
-  // Drops the job of this ticket if it waits or is still to come.
+  // Drops the job of this ticket, whether it waits or has not entered yet.
   void Cancel(int64_t ticket, const Error& error);
 
  private:
-  // A reserved ticket, without a job until that enters.
+  // A reserved ticket; it has no job before `Enter`.
   struct Waiting {
     int64_t turn = -1;
     Job job;
   };
 
-  // Takes the waiting job whose turn is at the head; false if it has not come yet.
+  // Takes the waiting job whose turn is at the head; false if it has not entered yet.
   bool TakeHead(Job* job);
 
   std::mutex mutex_;

@@ -19,7 +19,7 @@ struct Waiters {
   Clock::time_point blocked_since;
   Clock::duration blocked{0};
 
-  // Exchanges of objects come between steps, and a step goes on while its weights are on their way.
+  // Exchanges of objects happen between steps, and a step continues while new weights travel: neither blocks a step.
   bool IsBlocked() const {
     return all[static_cast<int>(Waiter::kSequence)].what != nullptr ||
            all[static_cast<int>(Waiter::kOverlapped)].what != nullptr;

@@ -1,4 +1,5 @@
-// Where this process waits for other ranks now, for whoever watches it from another thread.
+// The current waits of this process for other ranks. Each thread that waits calls `Wait` and `GoOn`; a watchdog
+// thread reads the longest wait through abi.cc.
 #pragma once
 
 #include <functional>
@@ -8,17 +9,17 @@
 
 namespace matex {
 
-// The threads that wait for other ranks: the one that is in the sequence of collectives, that of sums, that of new
-// weights, and the one that exchanges objects of Python.
+// The threads that wait for other ranks: a thread in the sequence of collectives, the overlapped thread, a thread
+// that exchanges Python objects, and the pull thread.
 enum class Waiter : int { kSequence = 0, kOverlapped = 1, kObjects = 2, kPulls = 3 };
 constexpr int kWaiters = 4;
 
-// `waiter` is from now on at the place that `what` tells, with the gradients of `layout`, if it is of gradients. Both must
-// live until `GoOn`.
+// From now on `waiter` waits at the place `what`, for the gradients of `layout` if it is not null. Both must live
+// until `GoOn`.
 void Wait(Waiter waiter, const std::function<std::string()>* what, const Layout* layout = nullptr);
 void GoOn(Waiter waiter);
 
-// The same for as long as it lives.
+// A wait from construction to destruction.
 class Waits {
  public:
   Waits(Waiter waiter, const std::function<std::string()>* what) : waiter_(waiter) { Wait(waiter, what); }
@@ -34,14 +35,14 @@ struct Waiting {
   std::string what;
 };
 
-// A gradient of this process came: until now it has computed, whoever waited meanwhile.
+// Records that this process has computed a gradient: until now it was not blocked, even if another thread waited.
 void NoteGradient();
 
-// How long this process waited for other ranks and for sums, in the sequence or the overlapped way, while nothing else of
-// a step was seen to go on. Where both ways wait, the time counts once.
+// The seconds that this process waited for other ranks or sums while no gradient was computed. Simultaneous waits
+// count once.
 double BlockedSeconds();
 
-// The longest wait of now; false if nobody waits.
+// The longest current wait; false if no thread waits.
 bool LongestWait(Waiting* waiting);
 
 }  // namespace matex

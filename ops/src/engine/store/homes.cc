@@ -9,7 +9,7 @@
 namespace matex {
 namespace {
 
-constexpr int64_t kAligned = 64;  // TensorFlow ends the process where it finds a tensor at another place
+constexpr int64_t kAligned = 64;  // TensorFlow aborts on a tensor that is not aligned to 64 bytes
 
 int64_t RoundUp(int64_t bytes, int64_t to) { return (bytes + to - 1) / to * to; }
 
@@ -23,7 +23,7 @@ Homes::Places::Places(const std::vector<int64_t>& bytes, int64_t piece) {
     variables.push_back(part);
     part += RoundUp(one, kAligned);
   }
-  aside = part;
+  copies = part;
   part = RoundUp(part + piece, kMemoryPage);
 }
 
@@ -49,10 +49,10 @@ char* Homes::PartOf(int rank) const {
 
 char* Homes::Take(int i) { return taken_[i].exchange(true) ? nullptr : At(i); }
 
-void Homes::Show(int i, const char* piece, int64_t bytes, int64_t aside) {
+void Homes::Show(int i, const char* piece, int64_t bytes, int64_t offset_in_home) {
   char* const part = PartOf(rank_);
   if (piece < part || piece >= part + places_.part) {
-    piece = std::copy_n(piece, bytes, part + places_.aside + aside) - bytes;
+    piece = std::copy_n(piece, bytes, part + places_.copies + offset_in_home) - bytes;
   }
   TableOf(rank_)[i] = piece - part;
 }

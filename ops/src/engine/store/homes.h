@@ -1,4 +1,6 @@
-// Memory in which each rank of one host has its own copy of some variables, for the others to read its pieces there.
+// Homes: shared memory of one host in which each rank has a buffer (its home) for its copy of certain variables.
+// publish.cc uses it so that ranks read the pieces of other ranks directly, without messages. A rank tells where its
+// piece lies (`Show`) before a rendezvous; the others read it between that rendezvous and the next barrier.
 #pragma once
 
 #include <mpi.h>
@@ -12,31 +14,33 @@ namespace matex {
 
 class Homes {
  public:
-  // Of variables of so many bytes, and of pieces of up to `piece` bytes together. All ranks of `communicator` call it
-  // together. `made` is null on all where they have no memory in common. Returns an error code of MPI.
-  static int Make(MPI_Comm communicator, const std::vector<int64_t>& bytes, int64_t piece, std::shared_ptr<Homes>* made);
+  // `bytes`: the size of each variable; `piece`: the maximum total size of one rank's pieces. Collective over
+  // `communicator`. `made` is null on all ranks if they cannot share memory. Returns an MPI error code.
+  static int Make(MPI_Comm communicator, const std::vector<int64_t>& bytes, int64_t piece,
+                  std::shared_ptr<Homes>* made);
   ~Homes();
   Homes(const Homes&) = delete;
   Homes& operator=(const Homes&) = delete;
 
-  // This rank's memory of variable `i`, at a multiple of 64 bytes; null if somebody has it still. `Leave` gives it back.
+  // This rank's memory for variable `i`, aligned to 64 bytes; null while a tensor still uses it. `Leave` returns it.
   char* Take(int i);
   void Leave(int i) { taken_[i] = false; }
   bool Has(int i, const void* place) const { return place == At(i); }
 
-  // Tells the others where this rank's piece of variable `i` lies: in the memory of that, or else in a copy that is put
-  // `aside`, so many bytes behind the first.
-  void Show(int i, const char* piece, int64_t bytes, int64_t aside);
+  // Publishes the address of this rank's piece of variable `i`. A piece outside the shared memory is copied into it,
+  // to offset `offset_in_home` of the area for such pieces.
+  void Show(int i, const char* piece, int64_t bytes, int64_t offset_in_home);
 
-  // Where that rank has told last that its piece lies.
+  // The published address of rank `rank`'s piece of variable `i`.
   const char* Shown(int rank, int i) const { return PartOf(rank) + TableOf(rank)[i]; }
 
  private:
-  // Where things are in the part of a rank: a table of what it shows, the variables, and what is put aside.
+  // Offsets within the buffer of a rank: the table of published addresses, the variables, and the area for copied
+  // pieces.
   struct Places {
     Places(const std::vector<int64_t>& bytes, int64_t piece);
     std::vector<int64_t> variables;
-    int64_t aside = 0;
+    int64_t copies = 0;
     int64_t part = 0;
   };
 

@@ -20,7 +20,7 @@ char* At(const Shared& shared, int i, int64_t first) {
   return static_cast<char*>(shared.wholes[i]) + first * shared.Width();
 }
 
-// Every rank reads the others' pieces; none changes its own before all have.
+// The barrier keeps each rank from changing its piece until all have read it.
 int PublishInMemory(const Shared& shared, const World& world, const Homes& homes) {
   for (int one = 1; one < world.size; ++one) {
     const int rank = (world.rank + one) % world.size;
@@ -33,22 +33,24 @@ int PublishInMemory(const Shared& shared, const World& world, const Homes& homes
 
 int PublishByMessages(const Shared& shared) {
   static std::vector<char>* const buffer = new std::vector<char>;  // kept from update to update
-  const Gather gather = [](const Step& step, void* data) { return InlineAdder().Gather(step, data); };
-  for (const Step& step : *shared.messages) {
-    if (const int code = GatherStep(step, shared.wholes.data(), buffer, gather)) return code;
+  const Gather gather = [](const Transfer& transfer, void* data) { return InlineAdder().Gather(transfer, data); };
+  for (const Transfer& transfer : *shared.messages) {
+    if (const int code = GatherTransfer(transfer, shared.wholes.data(), buffer, gather)) return code;
   }
   return MPI_SUCCESS;
 }
 
-uint64_t KeyOf(const Shared& shared) { return Hasher().Add(static_cast<int64_t>(shared.layout->key())).Add(shared.holding).value(); }
+uint64_t KeyOf(const Shared& shared) {
+  return Hasher().Add(static_cast<int64_t>(shared.layout->key())).Add(shared.holding).value();
+}
 
-// Those made so far, by holding and variables; null where ranks could have none.
+// All homes created so far, keyed by (holding, layout key). Null if these ranks cannot share memory.
 struct KnownHomes {
   std::mutex mutex;
   std::map<std::pair<int64_t, uint64_t>, std::shared_ptr<Homes>> homes;
 };
 
-KnownHomes& TheHomes() {
+KnownHomes& KnownHomesSingleton() {
   static auto* const known = new KnownHomes;
   return *known;
 }
@@ -60,27 +62,27 @@ int MakeHomes(const Shared& shared, const World& world) {
   for (int rank = 0; rank < world.size; ++rank) piece = std::max(piece, shared.Owned(rank) * shared.Width());
   std::shared_ptr<Homes> made;
   const int code = Homes::Make(world.gradients, bytes, piece, &made);
-  std::lock_guard<std::mutex> lock(TheHomes().mutex);
-  TheHomes().homes.emplace(std::make_pair(shared.holding, KeyOf(shared)), std::move(made));
+  std::lock_guard<std::mutex> lock(KnownHomesSingleton().mutex);
+  KnownHomesSingleton().homes.emplace(std::make_pair(shared.holding, KeyOf(shared)), std::move(made));
   return code;
 }
 
-bool AreTried(const Shared& shared) {
-  std::lock_guard<std::mutex> lock(TheHomes().mutex);
-  return TheHomes().homes.count({shared.holding, KeyOf(shared)}) > 0;
+bool WasCreationTried(const Shared& shared) {
+  std::lock_guard<std::mutex> lock(KnownHomesSingleton().mutex);
+  return KnownHomesSingleton().homes.count({shared.holding, KeyOf(shared)}) > 0;
 }
 
 }  // namespace
 
 std::shared_ptr<Homes> HomesOf(const Shared& shared) {
-  std::lock_guard<std::mutex> lock(TheHomes().mutex);
-  const auto found = TheHomes().homes.find({shared.holding, KeyOf(shared)});
-  return found == TheHomes().homes.end() ? nullptr : found->second;
+  std::lock_guard<std::mutex> lock(KnownHomesSingleton().mutex);
+  const auto found = KnownHomesSingleton().homes.find({shared.holding, KeyOf(shared)});
+  return found == KnownHomesSingleton().homes.end() ? nullptr : found->second;
 }
 
 void DropHomes(int64_t holding) {
-  std::lock_guard<std::mutex> lock(TheHomes().mutex);
-  auto& homes = TheHomes().homes;
+  std::lock_guard<std::mutex> lock(KnownHomesSingleton().mutex);
+  auto& homes = KnownHomesSingleton().homes;
   homes.erase(homes.lower_bound({holding, 0}), homes.lower_bound({holding + 1, 0}));
 }
 
@@ -88,19 +90,20 @@ Error Publish(const Shared& shared, Homes* homes) {
   World& world = TheWorld();
   const std::function<std::string()> what = [&shared] { return "publishing " + shared.name; };
   const int64_t bytes = shared.Owned(world.rank) * shared.Width();
-  const Call call{Kind::kAllgather, Hasher().Add(KeyOf(shared)).Add(homes != nullptr).value(), what, nullptr, 0, nullptr, bytes};
+  const Call call{
+      Kind::kAllgather, Hasher().Add(KeyOf(shared)).Add(homes != nullptr).value(), what, nullptr, 0, nullptr, bytes};
   std::lock_guard<std::mutex> lock(world.mutex);
   if (homes != nullptr) {
-    int64_t aside = 0;
+    int64_t offset_in_home = 0;
     shared.Visit(world.rank, [&](int i, int64_t first, int64_t count) {
-      homes->Show(i, At(shared, i, first), count * shared.Width(), aside);
-      aside += count * shared.Width();
+      homes->Show(i, At(shared, i, first), count * shared.Width(), offset_in_home);
+      offset_in_home += count * shared.Width();
     });
   }
   if (Error error = Meet(call)) return error;
   if (!world.has_peers()) return Finish(call, Error());
   int code = homes != nullptr ? PublishInMemory(shared, world, *homes) : PublishByMessages(shared);
-  if (code == MPI_SUCCESS && shared.holding >= 0 && !AreTried(shared)) code = MakeHomes(shared, world);
+  if (code == MPI_SUCCESS && shared.holding >= 0 && !WasCreationTried(shared)) code = MakeHomes(shared, world);
   return Finish(call, MpiError(code, homes != nullptr ? "MPI_Barrier" : "MPI_Allgatherv", what()));
 }
 
@@ -108,6 +111,7 @@ Error PublishLater(const Shared& shared, Later later) {
   World& world = TheWorld();
   const std::function<std::string()> what = [&shared] { return "publishing " + shared.name; };
   const int64_t bytes = shared.Owned(world.rank) * shared.Width();
+  // ~: differs from the key of Publish.
   const Call call{Kind::kAllgather, ~KeyOf(shared), what, nullptr, 0, nullptr, bytes};
   std::lock_guard<std::mutex> lock(world.mutex);
   if (Error error = Meet(call)) return error;

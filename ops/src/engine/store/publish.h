@@ -1,4 +1,6 @@
-// Variables of which each rank has updated a piece: afterwards every rank has the pieces of all.
+// Publishing: each rank has updated its piece of some variables; afterwards every rank has the complete variables.
+// The kernel MatexPublish calls it after an update. Pieces are read from shared memory (homes.h), sent by messages,
+// or sent later by the pull thread while the next step computes.
 #pragma once
 
 #include <cstdint>
@@ -14,23 +16,24 @@
 
 namespace matex {
 
-// Variables of one type, each owned by the ranks in parts, and where they lie in this process.
+// Variables of one type, divided into pieces among the ranks, and their addresses in this process.
 struct Shared {
   std::shared_ptr<const Layout> layout;               // the variables, with cuts
-  std::shared_ptr<const std::vector<Step>> messages;  // in which they travel
+  std::shared_ptr<const std::vector<Transfer>> messages;  // the transfers in which they are sent
   std::vector<void*> wholes;
-  std::string name;      // for people
-  int64_t place = 0;     // among what travels: the smaller, the sooner it is needed
-  int64_t holding = -1;  // by which the memory of these variables is dropped; -1: ranks are to have none in common
+  std::string name;      // for messages
+  int64_t place = 0;     // the order of need: variables with a smaller number are sent first
+  int64_t holding = -1;  // the group of variables whose homes are dropped together; -1: use no homes
 
   int64_t Width() const { return static_cast<int64_t>(SizeOf(layout->entries().front().type)); }
 
-  // Does `work(i, first, count)` with what of variable `i` a rank owns.
+  // Calls `work(i, first, count)` for rank `rank`'s piece of each variable `i`.
   template <typename Work>
   void Visit(int rank, Work work) const {
     for (size_t i = 0; i < layout->cuts().size(); ++i) {
       const std::vector<int64_t>& cuts = layout->cuts()[i];
-      if (!cuts.empty() && cuts[rank] < cuts[rank + 1]) work(static_cast<int>(i), cuts[rank], cuts[rank + 1] - cuts[rank]);
+      if (!cuts.empty() && cuts[rank] < cuts[rank + 1])
+        work(static_cast<int>(i), cuts[rank], cuts[rank + 1] - cuts[rank]);
     }
   }
   int64_t Owned(int rank) const {
@@ -40,19 +43,19 @@ struct Shared {
   }
 };
 
-// The memory that ranks have in common for these variables, in which they had better lie; null if there is none (yet).
+// The homes of these variables, into which their values should be moved; null if there are none, or none yet.
 std::shared_ptr<Homes> HomesOf(const Shared& shared);
 
-// It lives on for as long as a variable lies there.
+// Drops the homes of a holding. Their memory lives as long as a variable uses it.
 void DropHomes(int64_t holding);
 
-// Each rank's own numbers are there, and are given to all others: where `homes` has their memory they are read there, else
-// sent. All ranks call it together, with equal arguments but for where the variables lie. The first call makes homes.
+// Gives each rank's pieces to all ranks: through shared memory if `homes` is not null, else by messages. Collective;
+// ranks pass equal arguments except for addresses. The first call makes the homes of `shared`.
 Error Publish(const Shared& shared, Homes* homes);
 
-// The same by messages, on a thread of its own (pulls.h), one variable after the other: it returns once all ranks have
-// come. Then `begin` is called, which tells where the variables lie, and after that `came` once for each variable: it is
-// whole, or will not be.
+// The same by messages of the pull thread (pulls.h), one variable after another; returns after the rendezvous. The
+// thread calls `begin`, which returns the addresses of the variables, and then `came` once for each variable: the
+// variable is complete, or `error` is set.
 struct Later {
   std::function<std::vector<void*>()> begin;
   std::function<void(int i, const Error& error)> came;

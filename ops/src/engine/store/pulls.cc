@@ -23,18 +23,18 @@
 namespace matex {
 namespace {
 
-constexpr std::chrono::milliseconds kLook(1);
+constexpr std::chrono::milliseconds kPollInterval(1);
 constexpr char kAgreeing[] = "agreeing on which new weights come next";
 
 struct Job {
   Shared shared;
   Later later;
-  int64_t number;             // counted from 1, as on all ranks
-  std::vector<size_t> left;   // of each variable, in how many messages it is still to come
-  std::vector<void*> wholes;  // where it lies; empty until the job has begun
+  int64_t number;             // from 1, equal on all ranks
+  std::vector<size_t> messages_left;   // of each variable: the number of messages still to come
+  std::vector<void*> wholes;  // the addresses of the variables; empty until `Begin`
   size_t next = 0;            // the next message
 
-  const Step& Message() const { return (*shared.messages)[next]; }
+  const Transfer& Message() const { return (*shared.messages)[next]; }
 };
 
 class PullThread {
@@ -43,8 +43,8 @@ class PullThread {
     std::lock_guard<std::mutex> lock(mutex_);
     if (!thread_.joinable()) thread_ = std::thread([this] { Run(); });
     jobs_.push_back({shared, std::move(later), ++added_, std::vector<size_t>(shared.layout->entries().size(), 0), {}});
-    for (const Step& step : *shared.messages) {
-      for (const Piece& piece : step.pieces) ++jobs_.back().left[piece.entry];
+    for (const Transfer& transfer : *shared.messages) {
+      for (const Fragment& fragment : transfer.fragments) ++jobs_.back().messages_left[fragment.entry];
     }
     changed_.notify_all();
   }
@@ -59,7 +59,7 @@ class PullThread {
     WakePromptly();
     SetLane(Lane::kPulls);
     const World& world = TheWorld();
-    // Halves of sums need no trial.
+    // Reduce-scatter and all-gather need no trial.
     const Algorithm algorithm = world.algorithm == Algorithm::kAuto ? Algorithm::kTwoLevel : world.algorithm;
     Adder adder(world.pulls, algorithm, world.node, true);
     for (;;) {
@@ -67,14 +67,14 @@ class PullThread {
       {
         std::unique_lock<std::mutex> lock(mutex_);
         changed_.wait(lock, [&] { return !jobs_.empty(); });
-        for (Job& job : jobs_) here.push_back(&job);  // a deque leaves them where they are
+        for (Job& job : jobs_) here.push_back(&job);  // a deque does not move its elements
       }
       for (Job* const job : here) Begin(job);
       Job* const job = Choose(here);
       if (job == nullptr) continue;
       const bool is_last = job->next + 1 >= job->shared.messages->size();
-      // Ranks agree on the next message while this one travels, where all know that there is one: asking is a collective
-      // call, and so may sending be, which all are to make in the same order.
+      // Ranks agree on the next message while this one is sent, if all know that there is one. The agreement is a
+      // collective call, and so may be the transfer: all ranks must make both in the same order.
       const auto is_more = [&](const Job* one) { return one != job && one->number <= known_; };
       if (!is_last || std::any_of(here.begin(), here.end(), is_more)) Ask(here);
       Send(job, &adder);
@@ -88,14 +88,14 @@ class PullThread {
   static void Begin(Job* job) {
     if (!job->wholes.empty()) return;
     job->wholes = job->later.begin();
-    for (size_t i = 0; i < job->left.size(); ++i) {
-      if (job->left[i] == 0) job->later.came(static_cast<int>(i), BrokenJobs());
+    for (size_t i = 0; i < job->messages_left.size(); ++i) {
+      if (job->messages_left[i] == 0) job->later.came(static_cast<int>(i), BrokenJobs());
     }
   }
 
-  // Tells the other ranks up to which job this one can exchange messages: none while gradients travel, since no rank can
-  // begin its next step before all of those have come. A rank asks only if it has a job that is not done, and all add the
-  // same ones in the same order: so in each answer there is one that is not done, or none.
+  // Tells the other ranks the number of the last job that this rank can exchange: 0 while gradients travel, because
+  // no rank can begin its next step before they have come. A rank asks only if it has an unfinished job, and all
+  // ranks add the same jobs in the same order; so the minimum over ranks names an unfinished job, or is 0.
   void Ask(const std::vector<Job*>& here) {
     known_ = GradientsTravel() ? 0 : here.back()->number;
     is_asked_ = true;
@@ -104,10 +104,11 @@ class PullThread {
     if (code != MPI_SUCCESS) BreakJobs(MpiError(code, "MPI_Iallreduce", kAgreeing));
   }
 
-  // Of the jobs that all ranks have the one whose variables are needed first; null while gradients travel between any.
+  // Of the jobs that all ranks have, the job whose variables are needed first; null while gradients travel on any
+  // rank.
   Job* Choose(const std::vector<Job*>& here) {
     if (!is_asked_) {
-      while (GradientsTravel()) std::this_thread::sleep_for(kLook);
+      while (GradientsTravel()) std::this_thread::sleep_for(kPollInterval);
       Ask(here);
     }
     is_asked_ = false;
@@ -127,27 +128,27 @@ class PullThread {
 
   void Send(Job* job, Adder* adder) {
     if (job->shared.messages->empty()) return;
-    const Step& step = job->Message();
+    const Transfer& transfer = job->Message();
     Error error = BrokenJobs();
     if (!error) {
-      const std::function<std::string()> what = [&] { return "pulling the new " + step.name; };
+      const std::function<std::string()> what = [&] { return "pulling the new " + transfer.name; };
       const Waits waits(Waiter::kPulls, &what);
-      const Span span(Activity::kPull, &step.name, step.count * job->shared.Width());
-      const Gather gather = [adder](const Step& one, void* data) { return adder->Gather(one, data); };
-      const int code = GatherStep(step, job->wholes.data(), &buffer_, gather);
+      const Span span(Activity::kPull, &transfer.name, transfer.count * job->shared.Width());
+      const Gather gather = [adder](const Transfer& one, void* data) { return adder->Gather(one, data); };
+      const int code = GatherTransfer(transfer, job->wholes.data(), &buffer_, gather);
       if (code != MPI_SUCCESS) error = BreakJobs(MpiError(code, "the exchange of new weights", what()));
     }
-    for (const Piece& piece : step.pieces) {
-      if (--job->left[piece.entry] == 0) job->later.came(piece.entry, error);
+    for (const Fragment& fragment : transfer.fragments) {
+      if (--job->messages_left[fragment.entry] == 0) job->later.came(fragment.entry, error);
     }
     ++job->next;
   }
 
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::deque<Job> jobs_;  // not done
+  std::deque<Job> jobs_;  // unfinished
   int64_t added_ = 0;
-  MPI_Request answer_ = MPI_REQUEST_NULL;  // to what was asked; `known_` is what all can exchange, once it is there
+  MPI_Request answer_ = MPI_REQUEST_NULL;  // of the agreement; afterwards `known_` is the last job that all ranks have
   int64_t known_ = 0;
   bool is_asked_ = false;
   std::thread thread_;

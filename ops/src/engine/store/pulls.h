@@ -1,14 +1,16 @@
-// The thread by which new weights travel while others compute: those that the next step needs first, first.
+// The pull thread: sends new weights while the next step computes, in the order in which the step needs them.
+// publish.cc adds jobs under the world's mutex, so all ranks add the same jobs in the same order. Weights yield to
+// gradients (GradientsTravel).
 #pragma once
 
 #include "engine/store/publish.h"
 
 namespace matex {
 
-// All ranks add the same ones in the same order, under the mutex of the world (publish.h).
+// Adds a job. All ranks add the same jobs in the same order.
 void AddPull(const Shared& shared, Later later);
 
-// Returns when all that were added by now have come, or will not.
+// Returns when all jobs added so far have ended, with or without an error.
 void FinishPulls();
 
 }  // namespace matex

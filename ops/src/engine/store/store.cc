@@ -14,26 +14,26 @@
 
 namespace matex {
 
-// What all ranks write, each number in a line of its own.
+// Numbers that all ranks write, each in its own cache line.
 struct SharedStore::Control {
-  alignas(128) std::atomic<int64_t> next{0};     // batches before it are taken
-  alignas(128) std::atomic<int64_t> count{0};    // the first that there is not
-  alignas(128) std::atomic<int64_t> trained{0};  // for `End`; one more may be trained for each rank that is lost
+  alignas(128) std::atomic<int64_t> next{0};     // all batches before it are taken
+  alignas(128) std::atomic<int64_t> count{0};    // the number of batches
+  alignas(128) std::atomic<int64_t> trained{0};  // for `End`; may lack one batch of each lost rank
   alignas(128) std::atomic<int64_t> stopped{0};
 };
 
-// Of a rank; no other writes it as long as it lives.
+// The line of a rank; only this rank writes it as long as it lives.
 struct alignas(128) SharedStore::Line {
   static constexpr int64_t kNone = std::numeric_limits<int64_t>::max();
-  std::atomic<int64_t> ticket{kNone};  // the oldest batch that it has, or one before it; kNone: nobody need wait for it
-  std::atomic<int64_t> progress{-1};   // the batch that its table of progress is of
-  std::atomic<int64_t> version{-2};    // of `End`: twice the batch and what it gave
+  std::atomic<int64_t> ticket{kNone};  // a lower bound of the batches that it holds; kNone: nobody waits for it
+  std::atomic<int64_t> progress{-1};   // the batch that its progress table belongs to
+  std::atomic<int64_t> version{-2};    // of `End`: 2 * batch + version
   std::atomic<int64_t> lost{0};
 };
 
 namespace {
 
-// The word of a batch: rank + 1 that has it, less than 0 if nobody is to train it any more.
+// The state of a batch: kFree, rank + 1 of its holder, or a negative number if it needs no more training.
 constexpr int32_t kFree = 0, kRefused = std::numeric_limits<int32_t>::min();
 
 constexpr int32_t HeldBy(int rank) { return rank + 1; }
@@ -52,8 +52,8 @@ double SecondsNow() {
 }  // namespace
 
 
-// What comes before the shared numbers: what all ranks write, a line of each rank, the words of all batches, and of each
-// rank a table of its progress.
+// The memory before the shared numbers: Control, a line for each rank, the states of all batches, and a progress
+// table for each rank.
 int64_t SharedStore::HeadBytes(const Sizes& sizes, int size) {
   return CommonLayout::Of(TablesAt(sizes, size) + size * TableBytes(sizes), 0).head;
 }
@@ -72,7 +72,7 @@ Error SharedStore::Make(const Sizes& sizes, std::shared_ptr<SharedStore>* made) 
     new (head) Control;
     Line* const lines = reinterpret_cast<Line*>(static_cast<Control*>(head) + 1);
     for (int rank = 0; rank < world.size; ++rank) new (lines + rank) Line;
-    // The words and tables begin as the zeros that a new file has.
+    // The states and tables begin as the zeros of a new file.
   };
   const CommonLayout layout = CommonLayout::Of(HeadBytes(sizes, world.size) + sizes.bytes, 0);
   const int code = MakeCommonMemory(world.gradients, layout, prepare, &memory);
@@ -113,13 +113,14 @@ void SharedStore::Deal(int64_t first, int64_t count) {
     Line& line = LineOf(rank);
     line.progress = -1;
     line.version = -2;
-    // Who has none would make no step in this epoch, and know nothing of its figures.
+    // A rank without a batch would make no step in this epoch and have no metrics.
     line.ticket = first + rank < count ? first + rank : Line::kNone;
     if (first + rank < count) WordOf(first + rank) = HeldBy(rank);
   }
 }
 
-// Get the next batch. The line says first that it will be none before the next: a rank that takes a later one sees that.
+// Takes the next batch. The rank first announces `next` in its line as a lower bound, so any rank that takes a later
+// batch sees it.
 bool SharedStore::Take() {
   while (!control().stopped) {
     int64_t next = control().next;
@@ -128,7 +129,7 @@ bool SharedStore::Take() {
     if (control().stopped) break;
     int32_t word = kFree;
     const bool is_mine = WordOf(next).compare_exchange_strong(word, HeldBy(rank_));
-    // Whoever has it may be lost before it says so.
+    // Any rank advances `next`, because the holder may be lost before it does so.
     const int64_t taken = next;
     control().next.compare_exchange_strong(next, taken + 1);
     if (is_mine) {
@@ -152,26 +153,27 @@ int64_t SharedStore::Oldest(int* rank) const {
   return oldest;
 }
 
-// The oldest batch that a lost rank has and did not train.
+// The oldest batch that a lost rank holds and has not trained.
 int64_t SharedStore::FindHeld(int rank) const {
   const int64_t from = LineOf(rank).ticket;
-  for (int64_t batch = from; from != Line::kNone && batch < std::min(control().next + 1, control().count.load()); ++batch) {
+  for (int64_t batch = from; from != Line::kNone && batch < std::min(control().next + 1, control().count.load());
+       ++batch) {
     if (WordOf(batch) == HeldBy(rank)) return batch;
   }
   return Line::kNone;
 }
 
-// Take over what lost ranks had, if one of them has a batch that may be trained now, and is older than what this rank has.
-// A lost rank's line stays where it is until its batch is another's: nobody gets further ahead of it than the bound.
+// Takes over the batch of a lost rank, if it may be trained now and is older than this rank's batch. The line of a
+// lost rank stays until its batch has another holder, so no rank gets further ahead of it than the bound.
 bool SharedStore::TakeOver(int64_t bound) {
   for (int rank = 0; rank < size_; ++rank) {
     Line &lost = LineOf(rank), &mine = LineOf(rank_);
     while (lost.lost) {
-      int64_t said = lost.ticket;
-      if (said == Line::kNone) break;  // another has cleared it since
+      int64_t announced = lost.ticket;
+      if (announced == Line::kNone) break;  // another has cleared it since
       const int64_t held = FindHeld(rank);
-      if (held != said) {
-        lost.ticket.compare_exchange_strong(said, held);
+      if (held != announced) {
+        lost.ticket.compare_exchange_strong(announced, held);
         continue;
       }
       int behind = -1;
@@ -189,7 +191,7 @@ bool SharedStore::TakeOver(int64_t bound) {
   return false;
 }
 
-// Before this rank adds anything of a batch: as far as the rank `from` came with it, if any, it is added.
+// Before this rank's first addition of a batch: copies the progress that rank `from`, if any, made with this batch.
 void SharedStore::SetProgress(int64_t ticket, int from) {
   const bool is_begun = from >= 0 && LineOf(from).progress == ticket;
   LineOf(rank_).progress = -1;
@@ -209,7 +211,7 @@ bool SharedStore::BeginAddition(int64_t part, int64_t count, Addition* addition)
   return true;
 }
 
-// Whether no batch is left, nor under way.
+// Whether all batches are trained or refused, or training has stopped and no rank holds a batch.
 bool SharedStore::IsOver() {
   while (done_ < control().count && WordOf(done_) < kFree) ++done_;
   int behind = -1;
@@ -219,24 +221,24 @@ bool SharedStore::IsOver() {
 SharedStore::Begun SharedStore::Begin(int64_t bound, double seconds, int64_t* ticket, int* behind) {
   constexpr int kSpins = 100, kGivesWay = 200;
   const double until = SecondsNow() + seconds;
-  const int64_t dealt = LineOf(rank_).ticket;  // its first
+  const int64_t dealt = LineOf(rank_).ticket;  // its first batch
   if (reserved_ < 0 && dealt != Line::kNone) reserved_ = dealt;
-  // Of those that live the rank that has the oldest never waits, so somebody always goes on.
-  for (int looks = 0; !TakeOver(bound); ++looks) {
+  // The living rank with the oldest batch never waits, so some rank always makes progress.
+  for (int attempts = 0; !TakeOver(bound); ++attempts) {
     if (reserved_ < 0 && !Take() && IsOver()) return kEnd;
     if (reserved_ >= 0 && reserved_ - Oldest(behind) <= bound) {
       SetProgress(reserved_, -1);
       ticket_ = std::exchange(reserved_, -1);
       break;
     }
-    if (looks >= kSpins + kGivesWay) {
+    if (attempts >= kSpins + kGivesWay) {
       if (SecondsNow() >= until) {
         Oldest(behind);
         return kNotYet;
       }
       const timespec pause{0, 20'000};
       nanosleep(&pause, nullptr);
-    } else if (looks >= kSpins) {
+    } else if (attempts >= kSpins) {
       sched_yield();
     }
   }
@@ -281,7 +283,8 @@ int SharedStore::VersionOf(int rank) const {
 
 int64_t SharedStore::CountTrained() const {
   int64_t trained = 0;
-  for (int64_t batch = 0; batch < control().count; ++batch) trained += WordOf(batch) < kFree && WordOf(batch) != kRefused;
+  for (int64_t batch = 0; batch < control().count; ++batch)
+    trained += WordOf(batch) < kFree && WordOf(batch) != kRefused;
   return trained;
 }
 

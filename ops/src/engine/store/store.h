@@ -1,8 +1,9 @@
-// Weights that all ranks of one node train in the same memory, and whose turn it is: batches are taken by number, each
-// by one rank, and a rank begins one only while the oldest under way is at most `bound` behind it.
+// Asynchronous training in the shared memory of one node: all ranks train the same weights, and the store hands out
+// batches by number. Each batch has one holder, and a rank begins a batch only while the oldest unfinished batch is
+// at most `bound` behind it. The kernels of weights/store.cc and Python (servers/asynchronous) use it.
 //
-// Nobody holds a lock. Each batch has a word that says who has it, so that what a lost rank had begun is taken over from
-// it, once; and each rank tells how far it is with each addition of its step, so that whoever takes over adds the rest.
+// It is lock-free. The state of a batch names its holder, so exactly one rank takes over the batch of a lost rank.
+// Each rank records the progress of each addition of its step, so that the successor applies only the rest.
 #pragma once
 
 #include <mpi.h>
@@ -18,61 +19,63 @@ namespace matex {
 
 class SharedStore {
  public:
-  // What `Begin` comes to.
+  // The result of `Begin`.
   enum Begun : int {
     kTaken = 0,  // this rank is to train batch `ticket`
-    kEnd = 1,    // there is none left, and none under way
-    kNotYet = 2  // it waits for rank `behind`
+    kEnd = 1,    // no batch is left or unfinished
+    kNotYet = 2  // this rank waits for rank `behind`
   };
 
-  // What ranks have in common.
+  // The sizes of the shared memory.
   struct Sizes {
-    int64_t bytes = 0;    // of what is shared
-    int64_t batches = 0;  // of an epoch, at most
-    int64_t parts = 0;    // the additions of a step
+    int64_t bytes = 0;    // of the shared numbers
+    int64_t batches = 0;  // the maximum number of batches of an epoch
+    int64_t parts = 0;    // the number of additions in a step
   };
 
-  // All zeros. All ranks call it together. `made` is null on all where they have no memory in common.
+  // The shared numbers begin as zeros. Collective. `made` is null on all ranks if they cannot share memory.
   static Error Make(const Sizes& sizes, std::shared_ptr<SharedStore>* made);
   ~SharedStore();
   SharedStore(const SharedStore&) = delete;
   SharedStore& operator=(const SharedStore&) = delete;
 
-  // Where what is shared lies, at a multiple of 64 bytes; the same place from the start on all ranks.
+  // The address of the shared numbers, aligned to 64 bytes, at the same offset on all ranks.
   char* data() const { return data_; }
   bool Has(const void* place) const { return place >= data_ && place < data_ + sizes_.bytes; }
 
-  // Deal batches `first` to `count`, those before being trained; one rank calls it, while no other is between `Begin` and
-  // `End`. Rank r begins with batch `first` + r.
+  // Deals batches `first` up to `count`; earlier batches count as trained. Rank r begins with batch `first` + r. One
+  // rank calls it, while no rank is between `Begin` and `End`.
   void Deal(int64_t first, int64_t count);
 
-  // Get a batch and wait until it may be trained, but not for much longer than `seconds`; then call it again. It is the
-  // next, or one that a lost rank had.
+  // Takes a batch, the next one or that of a lost rank, and waits until it may be trained. After about `seconds` it
+  // returns kNotYet; call it again.
   Begun Begin(int64_t bound, double seconds, int64_t* ticket, int* behind);
 
-  // What `Begin` gave is trained; `version` is for `VersionOf`. How many batches others have trained since it gave it.
+  // Marks the batch of `Begin` as trained; `version` is for `VersionOf`. Returns the number of batches that other
+  // ranks have trained since `Begin`.
   int64_t End(int version);
 
-  // Give back what was begun, if anything: nobody trains it, and nobody waits for this rank any more. A batch that is not
-  // there is given back, too.
+  // Gives up this rank's batches, if any: no rank trains them or waits for this rank any more. Also called for a
+  // batch that the data do not have.
   void Leave();
 
-  // Nobody takes a batch any more.
+  // No rank takes a batch any more.
   void Stop();
 
-  // That rank is lost: others train what it had. Whether nobody has said so before; `ticket` is what it had begun last,
-  // -1 if it is trained.
+  // Marks a rank as lost: others train its batch. Returns whether it was not marked before. `ticket`: its unfinished
+  // batch, -1 if there is none.
   bool Lose(int rank, int64_t* ticket);
   bool IsLost(int rank) const;
 
-  // What that rank gave `End` of the last batch that is known to be trained; 1 if there is none. 0 and 1 alternate.
+  // The version that the rank gave to `End` for its last batch known to be trained; 1 if there is none. Versions 0
+  // and 1 alternate.
   int VersionOf(int rank) const;
 
-  // How many batches were trained since they were dealt, by whomever.
+  // The number of batches trained since `Deal`, by all ranks.
   int64_t CountTrained() const;
 
-  // One of the additions of the step of this rank's batch, of `count` numbers or rows: those from `first` on are to be
-  // added, and `Tell` says how far that is. What is before a lost rank has added.
+  // One addition of this rank's step, of `count` numbers or rows. The caller adds those from `first` on and calls
+  // `Tell` with its progress; a lost rank has added those before.
   class Addition {
    public:
     int64_t first = 0;
@@ -81,10 +84,10 @@ class SharedStore {
    private:
     friend class SharedStore;
     std::atomic<int64_t>* progress_ = nullptr;
-    int64_t before_ = 0;  // of `count`, where the same op has run before in this step
+    int64_t before_ = 0;  // the count of earlier runs of the same op in this step
   };
 
-  // False if no batch is under way, or a step has fewer additions.
+  // False if no batch is unfinished on this rank, or if a step has fewer additions.
   bool BeginAddition(int64_t part, int64_t count, Addition* addition);
 
  private:
@@ -111,15 +114,15 @@ class SharedStore {
   const int rank_;
   const int size_;
   char* data_;
-  int64_t ticket_ = -1;    // the batch that this rank trains; -1 if it trains none
-  int64_t reserved_ = -1;  // the batch that it has taken, and may not train yet
-  int64_t seen_ = 0;       // the batches that had been trained when it began
-  int64_t done_ = 0;       // batches before it are trained, or refused
-  std::vector<int64_t> inherited_;             // of each addition, what a lost rank has made of it
-  std::vector<std::atomic<int64_t>> counted_;  // of each addition, what this rank has come to of it
+  int64_t ticket_ = -1;    // the batch that this rank trains; -1: none
+  int64_t reserved_ = -1;  // the batch that it holds but may not train yet; -1: none
+  int64_t seen_ = 0;       // the batches that had been trained at `Begin`
+  int64_t done_ = 0;       // all batches before it are trained or refused
+  std::vector<int64_t> inherited_;             // of each addition: the progress of a lost rank
+  std::vector<std::atomic<int64_t>> counted_;  // of each addition: the count of this rank's runs so far
 };
 
-// The store of this process, of which there is one at a time; null if there is none.
+// The current store of this process; null if there is none.
 std::shared_ptr<SharedStore> TheStore();
 void SetTheStore(std::shared_ptr<SharedStore> store);
 

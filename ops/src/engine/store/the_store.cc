@@ -1,4 +1,4 @@
-// The one store of this process.
+// The current store of this process. Python sets it through abi.cc; kernels keep it alive by their shared pointer.
 #include <memory>
 #include <mutex>
 

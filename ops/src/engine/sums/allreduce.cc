@@ -12,30 +12,33 @@
 namespace matex {
 namespace {
 
-// Below this a ring's many messages, or three calls for one, cost more than they save.
+// Smaller buffers always use MPI_Allreduce: the latency of a ring's many messages, or of three calls in place of one,
+// exceeds the time that they save.
 constexpr int64_t kLargeBytes = 64 << 10;
-// What all are tried on, and how much faster than MPI's own, which suits more cases, another must be.
+// A trial sums kTrialCount floats kTrials times with each algorithm. MPI_Allreduce, which suits most cases, is
+// replaced only by an algorithm that takes less than kGain of its time.
 constexpr int64_t kTrialCount = 4 << 20;
 constexpr int kTrials = 2;
-// Up to so many ranks of a node their memory was always as fast as MPI or faster; with more it is tried.
-constexpr int kSurelyShared = 8;
+// With at most so many ranks on a node, shared memory was always at least as fast as MPI; with more ranks it is
+// tried.
+constexpr int kMaxRanksWithoutTrial = 8;
 constexpr double kGain = 0.95;
 
-// Those of [first, first + count) that are of one gradient each, counted from `first`.
-std::vector<Extent> ExtentsOf(const Step& step, int64_t first, int64_t count) {
+// The ranges of single gradients within elements [first, first + count) of a transfer, as offsets from `first`.
+std::vector<Extent> ExtentsOf(const Transfer& transfer, int64_t first, int64_t count) {
   std::vector<Extent> extents;
   int64_t at = 0;
-  for (const Piece& piece : step.pieces) {
-    const int64_t begin = std::max(at, first), end = std::min(at + piece.count, first + count);
+  for (const Fragment& fragment : transfer.fragments) {
+    const int64_t begin = std::max(at, first), end = std::min(at + fragment.count, first + count);
     if (begin < end) extents.push_back({begin - first, end - first});
-    at += piece.count;
+    at += fragment.count;
   }
   return extents;
 }
 
-std::vector<int64_t> StartsOf(const Step& step) {
+std::vector<int64_t> StartsOf(const Transfer& transfer) {
   std::vector<int64_t> starts{0};
-  for (const int64_t owned : step.owned) starts.push_back(starts.back() + owned);
+  for (const int64_t owned : transfer.owned) starts.push_back(starts.back() + owned);
   return starts;
 }
 
@@ -44,15 +47,15 @@ std::vector<int64_t> StartsOf(const Step& step) {
 const char* NameOf(Algorithm algorithm) {
   switch (algorithm) {
     case Algorithm::kAuto:
-      return "the trial of algorithms";
+      return "the trial of sum algorithms";
     case Algorithm::kMpi:
       return "MPI_Allreduce";
     case Algorithm::kRing:
-      return "the ring";
+      return "the ring all-reduce";
     case Algorithm::kTwoLevel:
-      return "the sum in two levels";
+      return "the two-level all-reduce";
     case Algorithm::kShared:
-      return "the sum in shared memory";
+      return "the all-reduce in shared memory";
   }
   return "";
 }
@@ -65,17 +68,17 @@ Error Adder::Sum(void* data, int64_t count, Type type, const std::function<std::
   return code == MPI_SUCCESS ? Error() : MpiError(code, NameOf(algorithm_), place());
 }
 
-Error Adder::Sum(const Step& step, void* data, float* left, const std::function<std::string()>& place) {
-  if (!step.owned.empty()) return MpiError(ReduceScatter(step, data), "the sum of each rank's part", place());
-  if (!step.compressed) return Sum(data, step.count, step.type, place);
-  const int code = RunCompressed(step, static_cast<float*>(data), left);
-  return code == MPI_SUCCESS ? Error() : MpiError(code, "the compressed sum", place());
+Error Adder::Sum(const Transfer& transfer, void* data, float* residual, const std::function<std::string()>& place) {
+  if (!transfer.owned.empty()) return MpiError(ReduceScatter(transfer, data), "the reduce-scatter", place());
+  if (!transfer.compressed) return Sum(data, transfer.count, transfer.type, place);
+  const int code = RunCompressed(transfer, static_cast<float*>(data), residual);
+  return code == MPI_SUCCESS ? Error() : MpiError(code, "the compressed all-reduce", place());
 }
 
 Error Adder::Shared(SharedMemory** memory, const std::function<std::string()>& place) {
   const int code = Prepare();
   *memory = shared_.get();
-  return code == MPI_SUCCESS ? Error() : MpiError(code, "the start of sums", place());
+  return code == MPI_SUCCESS ? Error() : MpiError(code, "the preparation of sums", place());
 }
 
 int Adder::SumPlainly(void* data, int64_t count, Type type) {
@@ -95,15 +98,15 @@ int Adder::SumPlainly(void* data, int64_t count, Type type) {
   return Run(is_large ? algorithm_ : Algorithm::kMpi, data, count, type);
 }
 
-// Collective: all ranks come to their first sum together.
+// Collective: all ranks begin their first sum together.
 int Adder::Prepare() {
   if (prepared_) return MPI_SUCCESS;
   prepared_ = true;
   if (const int code = MakeLevels(communicator_, node_, &levels_)) return code;
-  // Who waits in it looks often: that is no waiting asleep.
+  // A wait in shared memory polls, so shared memory is not used where waits must sleep.
   if (algorithm_ == Algorithm::kAuto && levels_.nodes == 1 && !asleep_) {
     if (const int code = SharedMemory::Make(communicator_, &shared_)) return code;
-    if (shared_ != nullptr && Calls{communicator_, asleep_}.size() <= kSurelyShared) {
+    if (shared_ != nullptr && Calls{communicator_, asleep_}.size() <= kMaxRanksWithoutTrial) {
       algorithm_ = Algorithm::kShared;
     } else if (shared_ != nullptr) {
       if (const int code = Choose()) return code;
@@ -111,10 +114,10 @@ int Adder::Prepare() {
     }
   }
   if (levels_.across != MPI_COMM_NULL && levels_.carriers < Calls{communicator_, asleep_}.size()) {
-    // To it each rank is a node of its own.
+    // In this communicator each rank is a node of its own.
     const int node = Calls{levels_.across, asleep_}.rank();
-    across_ = std::make_unique<Adder>(levels_.across, algorithm_ == Algorithm::kTwoLevel ? Algorithm::kAuto : algorithm_,
-                                      node, asleep_);
+    across_ = std::make_unique<Adder>(
+        levels_.across, algorithm_ == Algorithm::kTwoLevel ? Algorithm::kAuto : algorithm_, node, asleep_);
   }
   return MPI_SUCCESS;
 }
@@ -124,9 +127,9 @@ int Adder::Run(Algorithm algorithm, void* data, int64_t count, Type type) {
     case Algorithm::kRing:
       return RingSum(communicator_, data, count, type, asleep_, &buffer_);
     case Algorithm::kTwoLevel:
-      return SumInTwoLevels(levels_, data, count, type, asleep_, &slice_, [&](void* slice, int64_t, int64_t length) {
-        return across_->SumPlainly(slice, length, type);
-      });
+      return SumInTwoLevels(
+          levels_, data, count, type, asleep_, &segment_,
+          [&](void* segment, int64_t, int64_t length) { return across_->SumPlainly(segment, length, type); });
     case Algorithm::kShared:
       return SumShared(static_cast<char*>(data), count, type);
     default:
@@ -136,29 +139,32 @@ int Adder::Run(Algorithm algorithm, void* data, int64_t count, Type type) {
 
 int Adder::SumShared(char* data, int64_t count, Type type) {
   const int64_t size = static_cast<int64_t>(SizeOf(type));
-  const auto put = [&](char* to, int64_t first, int64_t length) { std::memcpy(to, data + first * size, length * size); };
-  return shared_->Sum(type, count, put, [&](const char* one, const char* other, int64_t first, int64_t length) {
+  const auto produce = [&](char* to, int64_t first, int64_t length) {
+    std::memcpy(to, data + first * size, length * size);
+  };
+  return shared_->Sum(type, count, produce, [&](const char* one, const char* other, int64_t first, int64_t length) {
     SharedMemory::Write(type, one, other, data + first * size, length);
   });
 }
 
-int Adder::RunCompressed(const Step& step, float* data, float* left) {
+int Adder::RunCompressed(const Transfer& transfer, float* data, float* residual) {
   if (const int code = Prepare()) return code;
   const World& world = TheWorld();
   const auto sum = [&](MPI_Comm communicator, int64_t first, int64_t count, float* numbers) {
-    return SumCompressed({communicator, asleep_}, world.compression, ExtentsOf(step, first, count), count,
-                         world.chunk_bytes, numbers, left + first);
+    return SumCompressed({communicator, asleep_}, world.compression, ExtentsOf(transfer, first, count), count,
+                         world.chunk_bytes, numbers, residual + first);
   };
-  if (!world.compression.between_nodes) return sum(communicator_, 0, step.count, data);
-  std::fill_n(left, step.count, 0.0f);
-  return SumInTwoLevels(levels_, data, step.count, step.type, asleep_, &slice_,
-                        [&](void* slice, int64_t first, int64_t count) {
-                          return sum(levels_.across, first, count, static_cast<float*>(slice));
+  if (!world.compression.between_nodes) return sum(communicator_, 0, transfer.count, data);
+  std::fill_n(residual, transfer.count, 0.0f);
+  return SumInTwoLevels(levels_, data, transfer.count, transfer.type, asleep_, &segment_,
+                        [&](void* segment, int64_t first, int64_t count) {
+                          return sum(levels_.across, first, count, static_cast<float*>(segment));
                         });
 }
 
-// What is fastest for sums is taken for their halves. Those in two levels need as many ranks on each node.
-int Adder::ChooseForParts(int64_t bytes, Algorithm* algorithm) {
+// The algorithm that is fastest for sums is used for reduce-scatter and all-gather, too. In two levels both need the
+// same number of ranks on every node.
+int Adder::ChooseForOwned(int64_t bytes, Algorithm* algorithm) {
   *algorithm = Algorithm::kMpi;
   if (bytes < kLargeBytes) return MPI_SUCCESS;
   if (const int code = Prepare()) return code;
@@ -171,70 +177,72 @@ int Adder::ChooseForParts(int64_t bytes, Algorithm* algorithm) {
   return has_places ? MPI_SUCCESS : MakePlaces(communicator_, &levels_);
 }
 
-int Adder::ReduceScatter(const Step& step, void* data) {
-  const std::vector<int64_t> starts = StartsOf(step);
-  if (IsHalf(step.type)) {
-    Step wide = step;
+int Adder::ReduceScatter(const Transfer& transfer, void* data) {
+  const std::vector<int64_t> starts = StartsOf(transfer);
+  if (IsHalf(transfer.type)) {
+    Transfer wide = transfer;
     wide.type = Type::kFloat32;
-    std::vector<float> numbers(step.count);
-    Widen(step.type, data, numbers.data(), step.count);
+    std::vector<float> numbers(transfer.count);
+    Widen(transfer.type, data, numbers.data(), transfer.count);
     const int code = ReduceScatter(wide, numbers.data());
-    if (code == MPI_SUCCESS) Narrow(step.type, numbers.data(), data, step.count);
+    if (code == MPI_SUCCESS) Narrow(transfer.type, numbers.data(), data, transfer.count);
     return code;
   }
-  const int64_t size = static_cast<int64_t>(SizeOf(step.type));
+  const int64_t size = static_cast<int64_t>(SizeOf(transfer.type));
   Algorithm algorithm;
-  if (const int code = ChooseForParts(step.count * size, &algorithm)) return code;
+  if (const int code = ChooseForOwned(transfer.count * size, &algorithm)) return code;
   if (algorithm == Algorithm::kTwoLevel) {
-    return ReduceScatterInTwoLevels(levels_, data, starts, step.type, asleep_, &buffer_);
+    return ReduceScatterInTwoLevels(levels_, data, starts, transfer.type, asleep_, &buffer_);
   }
-  if (algorithm == Algorithm::kRing) return RingReduceScatter(communicator_, data, starts, step.type, asleep_, &buffer_);
+  if (algorithm == Algorithm::kRing)
+    return RingReduceScatter(communicator_, data, starts, transfer.type, asleep_, &buffer_);
   const Calls calls{communicator_, asleep_};
-  const std::vector<int> counts(step.owned.begin(), step.owned.end());
+  const std::vector<int> counts(transfer.owned.begin(), transfer.owned.end());
   const int64_t own = counts[calls.rank()] * size;
   buffer_.resize(std::max<size_t>(buffer_.size(), own));
-  const int code = calls.ReduceScatter(data, buffer_.data(), counts.data(), step.type);
+  const int code = calls.ReduceScatter(data, buffer_.data(), counts.data(), transfer.type);
   if (own > 0) std::memcpy(static_cast<char*>(data) + starts[calls.rank()] * size, buffer_.data(), own);
   return code;
 }
 
-int Adder::Gather(const Step& step, void* data) {
-  const std::vector<int64_t> starts = StartsOf(step);
-  const int64_t size = static_cast<int64_t>(SizeOf(step.type));
+int Adder::Gather(const Transfer& transfer, void* data) {
+  const std::vector<int64_t> starts = StartsOf(transfer);
+  const int64_t size = static_cast<int64_t>(SizeOf(transfer.type));
   Algorithm algorithm;
-  if (const int code = ChooseForParts(step.count * size, &algorithm)) return code;
+  if (const int code = ChooseForOwned(transfer.count * size, &algorithm)) return code;
   if (algorithm == Algorithm::kTwoLevel) {
-    return AllgatherInTwoLevels(levels_, data, starts, step.type, asleep_, &buffer_);
+    return AllgatherInTwoLevels(levels_, data, starts, transfer.type, asleep_, &buffer_);
   }
-  if (algorithm == Algorithm::kRing) return RingAllgather(communicator_, data, starts, step.type, asleep_);
-  const std::vector<int> counts(step.owned.begin(), step.owned.end()), places(starts.begin(), starts.end());
-  return Calls{communicator_, asleep_}.Allgatherv(MPI_IN_PLACE, data, counts.data(), places.data(), step.type);
+  if (algorithm == Algorithm::kRing) return RingAllgather(communicator_, data, starts, transfer.type, asleep_);
+  const std::vector<int> counts(transfer.owned.begin(), transfer.owned.end()), places(starts.begin(), starts.end());
+  return Calls{communicator_, asleep_}.Allgatherv(MPI_IN_PLACE, data, counts.data(), places.data(), transfer.type);
 }
 
-// Collective: all ranks come to it together.
+// Collective: all ranks call it together.
 int Adder::Choose() {
-  std::vector<Algorithm> tried{Algorithm::kMpi};
-  if (shared_ != nullptr) tried.push_back(Algorithm::kShared);
+  std::vector<Algorithm> candidates{Algorithm::kMpi};
+  if (shared_ != nullptr) candidates.push_back(Algorithm::kShared);
   if (levels_.nodes > 1) {
-    tried.push_back(Algorithm::kRing);
-    if (levels_.carriers > 1) tried.push_back(Algorithm::kTwoLevel);
+    candidates.push_back(Algorithm::kRing);
+    if (levels_.carriers > 1) candidates.push_back(Algorithm::kTwoLevel);
   }
   algorithm_ = Algorithm::kMpi;
-  if (tried.size() == 1) return MPI_SUCCESS;
-  // In pieces of the size in which gradients travel: what is fast in one call need not be so in many.
-  const int64_t piece = TheWorld().chunk_bytes / static_cast<int64_t>(sizeof(float));
+  if (candidates.size() == 1) return MPI_SUCCESS;
+  // The trial sums chunks as large as those of gradients: an algorithm that is fast in one large call may be slow in
+  // many small calls.
+  const int64_t chunk = TheWorld().chunk_bytes / static_cast<int64_t>(sizeof(float));
   std::vector<float> data(kTrialCount, 0.0f);
-  std::vector<double> seconds(tried.size(), 1e9);
+  std::vector<double> seconds(candidates.size(), 1e9);
   for (int trial = 0; trial < kTrials; ++trial) {
-    for (size_t i = 0; i < tried.size(); ++i) {
+    for (size_t i = 0; i < candidates.size(); ++i) {
       if (const int code = MPI_Barrier(communicator_)) return code;
       const auto start = std::chrono::steady_clock::now();
-      for (int64_t first = 0; first < kTrialCount; first += piece) {
-        const int64_t count = std::min(piece, kTrialCount - first);
-        if (const int code = Run(tried[i], data.data() + first, count, Type::kFloat32)) return code;
+      for (int64_t first = 0; first < kTrialCount; first += chunk) {
+        const int64_t count = std::min(chunk, kTrialCount - first);
+        if (const int code = Run(candidates[i], data.data() + first, count, Type::kFloat32)) return code;
       }
-      const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
-      seconds[i] = std::min(seconds[i], took.count());
+      const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - start;
+      seconds[i] = std::min(seconds[i], elapsed.count());
     }
   }
   const int count = static_cast<int>(seconds.size());
@@ -242,19 +250,19 @@ int Adder::Choose() {
     return code;
   }
   const auto best = std::min_element(seconds.begin(), seconds.end());
-  if (*best < kGain * seconds[0]) algorithm_ = tried[best - seconds.begin()];
+  if (*best < kGain * seconds[0]) algorithm_ = candidates[best - seconds.begin()];
   return MPI_SUCCESS;
 }
 
 namespace {
 
 // Never destroyed: threads of TensorFlow may still be in a sum when the process ends.
-Adder*& TheAdder(bool overlapped) {
+Adder*& AdderSlot(bool overlapped) {
   static Adder* adders[2] = {nullptr, nullptr};
   return adders[overlapped];
 }
 
-Adder& Made(Adder*& adder, MPI_Comm communicator, bool asleep) {
+Adder& GetOrMake(Adder*& adder, MPI_Comm communicator, bool asleep) {
   const World& world = TheWorld();
   if (adder == nullptr) adder = new Adder(communicator, world.algorithm, world.node, asleep);
   return *adder;
@@ -262,14 +270,14 @@ Adder& Made(Adder*& adder, MPI_Comm communicator, bool asleep) {
 
 }  // namespace
 
-Adder& InlineAdder() { return Made(TheAdder(false), TheWorld().gradients, false); }
+Adder& InlineAdder() { return GetOrMake(AdderSlot(false), TheWorld().gradients, false); }
 
-Adder& OverlappedAdder() { return Made(TheAdder(true), TheWorld().overlapped, true); }
+Adder& OverlappedAdder() { return GetOrMake(AdderSlot(true), TheWorld().overlapped, true); }
 
 void ForgetAdders() {
   for (const bool overlapped : {false, true}) {
-    delete TheAdder(overlapped);
-    TheAdder(overlapped) = nullptr;
+    delete AdderSlot(overlapped);
+    AdderSlot(overlapped) = nullptr;
   }
 }
 

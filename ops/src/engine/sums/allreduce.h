@@ -1,4 +1,6 @@
-// The sum over ranks of one buffer: which algorithm does it, and how its thread waits.
+// The sum of a buffer over the ranks of a communicator. An Adder chooses the algorithm (MPI, ring, two levels or
+// shared memory) at its first sums, by a trial if several are possible. The inline reduction and the overlapped
+// reduction (engine/update) have one Adder each. All ranks choose the same algorithm and get the same bits.
 #pragma once
 
 #include <mpi.h>
@@ -19,23 +21,24 @@
 
 namespace matex {
 
-// One communicator and its way of adding up. One thread at a time uses it.
+// One communicator and its sum algorithm. One thread at a time uses an Adder.
 class Adder {
  public:
-  // `node` is the number of this rank's node; `asleep`: see await.h.
+  // `node`: the number of this rank's node. `asleep`: waits sleep instead of spin (sleeping_wait.h).
   Adder(MPI_Comm communicator, Algorithm algorithm, int node, bool asleep);
 
-  // data = the sum over ranks, the same bits on all. `place`, for messages, is where in the program this is.
+  // data = the sum over ranks, the same bits on all ranks. `place` names the place in the program for messages.
   Error Sum(void* data, int64_t count, Type type, const std::function<std::string()>& place);
 
-  // The same of a step of a layout; of one that ranks own in parts, each gets the sum of its own. Where it is to be
-  // compressed, `left` gets what this rank keeps for the next time.
-  Error Sum(const Step& step, void* data, float* left, const std::function<std::string()>& place);
+  // The sum of a transfer. If the ranks own its elements, it is a reduce-scatter: each rank gets the sum of its own
+  // elements. If the transfer is compressed, `residual` receives the error that this rank adds to its next gradient.
+  Error Sum(const Transfer& transfer, void* data, float* residual, const std::function<std::string()>& place);
 
-  // `data`, the elements of a step of which each rank owns some, get what the ranks have of theirs. Returns a code of MPI.
-  int Gather(const Step& step, void* data);
+  // All-gather: `data` holds the elements of a transfer, of which this rank has its own; afterwards it has all.
+  // Returns an MPI error code.
+  int Gather(const Transfer& transfer, void* data);
 
-  // The memory that sums are to go through, where all ranks have one in common; else null. All ranks call it together.
+  // The shared memory that this Adder sums in, or null if the ranks have none. Collective.
   Error Shared(SharedMemory** memory, const std::function<std::string()>& place);
 
  private:
@@ -44,9 +47,9 @@ class Adder {
   int SumPlainly(void* data, int64_t count, Type type);
   int Run(Algorithm algorithm, void* data, int64_t count, Type type);
   int SumShared(char* data, int64_t count, Type type);
-  int RunCompressed(const Step& step, float* data, float* left);
-  int ReduceScatter(const Step& step, void* data);
-  int ChooseForParts(int64_t bytes, Algorithm* algorithm);
+  int RunCompressed(const Transfer& transfer, float* data, float* residual);
+  int ReduceScatter(const Transfer& transfer, void* data);
+  int ChooseForOwned(int64_t bytes, Algorithm* algorithm);
 
   const MPI_Comm communicator_;
   Algorithm algorithm_;
@@ -55,16 +58,17 @@ class Adder {
   bool prepared_ = false;
   Levels levels_;
   std::unique_ptr<SharedMemory> shared_;
-  std::unique_ptr<Adder> across_;  // from node to node
-  std::vector<char> buffer_, slice_;
+  std::unique_ptr<Adder> across_;  // between nodes
+  std::vector<char> buffer_, segment_;
   std::vector<float> wide_;
 };
 
-// Those of the two ways; made when first asked for, after `Start`.
+// The Adders of the two reductions, made at first use after `Start`.
 Adder& InlineAdder();
 Adder& OverlappedAdder();
 
-// After ranks were lost: they are made anew, for the communicators of those that are left. No sum is under way.
+// Drops both Adders after ranks were lost; new ones use the communicators of the remaining ranks. No sum may be under
+// way.
 void ForgetAdders();
 
 }  // namespace matex

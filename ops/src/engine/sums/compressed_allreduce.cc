@@ -5,13 +5,13 @@
 namespace matex {
 namespace {
 
-// One of the largest numbers, as it is sent.
-struct Sent {
-  int32_t place;
+// A value of top-k compression, as it is sent: its index in the buffer and the number.
+struct IndexedValue {
+  int32_t index;
   float value;
 };
 
-int SumIn16Bits(const Calls& calls, Compression::Kind kind, int64_t count, float* data, float* left) {
+int SumIn16Bits(const Calls& calls, Compression::Kind kind, int64_t count, float* data, float* residual) {
   const int size = calls.size(), mine = calls.rank();
   const auto begin = [&](int64_t rank) { return count / size * rank + std::min(rank, count % size); };
   const auto length = [&](int rank) { return begin(rank + 1) - begin(rank); };
@@ -19,12 +19,12 @@ int SumIn16Bits(const Calls& calls, Compression::Kind kind, int64_t count, float
   std::vector<char> packed(bytes * size), received(bytes * size);
   std::vector<float> numbers((count + size - 1) / size);
   for (int rank = 0; rank < size; ++rank) {
-    if (rank == mine) continue;  // this rank's own part of its own segment goes nowhere
+    if (rank == mine) continue;  // this rank's part of its own segment is not sent
     char* const to = packed.data() + rank * bytes;
     const int64_t from = begin(rank);
     Pack(kind, data + from, length(rank), to);
     Unpack(kind, to, length(rank), numbers.data());
-    for (int64_t i = 0; i < length(rank); ++i) left[from + i] = Left(data[from + i], numbers[i]);
+    for (int64_t i = 0; i < length(rank); ++i) residual[from + i] = Remainder(data[from + i], numbers[i]);
   }
   if (const int code = calls.Alltoall(packed.data(), received.data(), bytes)) return code;
   float* const sum = data + begin(mine);
@@ -35,7 +35,7 @@ int SumIn16Bits(const Calls& calls, Compression::Kind kind, int64_t count, float
   }
   Pack(kind, sum, length(mine), packed.data());
   Unpack(kind, packed.data(), length(mine), numbers.data());
-  for (int64_t i = 0; i < length(mine); ++i) left[begin(mine) + i] = Left(sum[i], numbers[i]);
+  for (int64_t i = 0; i < length(mine); ++i) residual[begin(mine) + i] = Remainder(sum[i], numbers[i]);
   if (const int code = calls.Allgather(packed.data(), received.data(), bytes)) return code;
   for (int rank = 0; rank < size; ++rank) {
     Unpack(kind, received.data() + rank * bytes, length(rank), data + begin(rank));
@@ -44,27 +44,27 @@ int SumIn16Bits(const Calls& calls, Compression::Kind kind, int64_t count, float
 }
 
 int SumLargest(const Calls& calls, double share, const std::vector<Extent>& extents, int64_t count,
-               int64_t most_bytes, float* data, float* left) {
-  std::vector<int32_t> places;
+               int64_t max_bytes, float* data, float* residual) {
+  std::vector<int32_t> indices;
   for (const Extent& one : extents) {
     const int64_t length = one.end - one.begin;
-    AppendLargest(data + one.begin, length, Wanted(share, length), static_cast<int32_t>(one.begin), &places);
+    AppendLargest(data + one.begin, length, CountKept(share, length), static_cast<int32_t>(one.begin), &indices);
   }
-  std::vector<Sent> sent;
-  sent.reserve(places.size());
-  for (const int32_t place : places) sent.push_back({place, data[place]});
-  for (int64_t i = 0; i < count; ++i) left[i] = Left(data[i], 0.0f);
-  for (const int32_t place : places) left[place] = 0.0f;
+  std::vector<IndexedValue> values;
+  values.reserve(indices.size());
+  for (const int32_t index : indices) values.push_back({index, data[index]});
+  for (int64_t i = 0; i < count; ++i) residual[i] = Remainder(data[i], 0.0f);
+  for (const int32_t index : indices) residual[index] = 0.0f;
   std::fill_n(data, count, 0.0f);
   const int size = calls.size();
-  const int64_t all = static_cast<int64_t>(sent.size());
-  const int64_t round = std::clamp<int64_t>(most_bytes / static_cast<int64_t>(sizeof(Sent)) / size, 1, all);
-  std::vector<Sent> received(round * size);
+  const int64_t all = static_cast<int64_t>(values.size());
+  const int64_t round = std::clamp<int64_t>(max_bytes / static_cast<int64_t>(sizeof(IndexedValue)) / size, 1, all);
+  std::vector<IndexedValue> received(round * size);
   for (int64_t at = 0; at < all; at += round) {
     const int64_t taken = std::min(round, all - at);
-    const int code = calls.Allgather(&sent[at], received.data(), taken * static_cast<int64_t>(sizeof(Sent)));
+    const int code = calls.Allgather(&values[at], received.data(), taken * static_cast<int64_t>(sizeof(IndexedValue)));
     if (code != MPI_SUCCESS) return code;
-    for (int64_t i = 0; i < taken * size; ++i) data[received[i].place] += received[i].value;
+    for (int64_t i = 0; i < taken * size; ++i) data[received[i].index] += received[i].value;
   }
   return MPI_SUCCESS;
 }
@@ -72,12 +72,12 @@ int SumLargest(const Calls& calls, double share, const std::vector<Extent>& exte
 }  // namespace
 
 int SumCompressed(const Calls& calls, const Compression& compression, const std::vector<Extent>& extents,
-                  int64_t count, int64_t most_bytes, float* data, float* left) {
+                  int64_t count, int64_t max_bytes, float* data, float* residual) {
   if (count == 0) return MPI_SUCCESS;
   if (compression.kind == Compression::Kind::kTopK) {
-    return SumLargest(calls, compression.share, extents, count, most_bytes, data, left);
+    return SumLargest(calls, compression.share, extents, count, max_bytes, data, residual);
   }
-  return SumIn16Bits(calls, compression.kind, count, data, left);
+  return SumIn16Bits(calls, compression.kind, count, data, residual);
 }
 
 }  // namespace matex

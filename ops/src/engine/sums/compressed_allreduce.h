@@ -1,4 +1,5 @@
-// The sum over ranks of numbers that travel compressed.
+// The sum of a float32 buffer over ranks whose numbers are sent compressed (compression.h). allreduce.cc calls it for
+// compressed transfers. Result plus residuals equal the exact sum, so compression delays numbers and loses none.
 #pragma once
 
 #include <cstdint>
@@ -9,21 +10,22 @@
 
 namespace matex {
 
-// Numbers [begin, end) of a buffer, which are of one gradient.
+// Elements [begin, end) of a buffer, all of one gradient.
 struct Extent {
   int64_t begin;
   int64_t end;
 };
 
-// data[i] = the sum over the ranks of `calls` of what is sent of their data[i], for i in [0, count); the same bits on
-// all. left[i] = what this rank keeps: over all ranks, the exact sum less the one that was made. `extents` are what of
-// each gradient lies in [0, count). Of memory it takes a few times that of `data`, and `most_bytes`, whatever the number
-// of ranks. Returns an error code of MPI.
+// data[i] = the sum over ranks of the numbers that are sent for data[i], i in [0, count); the same bits on all ranks.
+// residual[i] = the error that this rank keeps: summed over ranks, the exact sum minus the result. `extents` are the
+// ranges of single gradients in [0, count). Memory: a few times `data`, and `max_bytes`, whatever the number of
+// ranks. Returns an MPI error code.
 //
-// In 16 bits each rank gets its segment from all others, adds it up in float32, rounds the sum once and sends it to all:
-// two calls that move half the bytes of a ring. Of the largest numbers (Aji and Heafield, Sparse communication for
-// distributed gradient descent, 2017, with a threshold for each gradient) each rank gets all ranks' places and values.
+// In 16 bits, each rank receives its segment from all others, sums it in float32, rounds the sum once and sends it to
+// all ranks: two calls that move half the bytes of a ring. With top-k (Aji and Heafield, Sparse communication for
+// distributed gradient descent, 2017, with a threshold for each gradient) each rank receives the indices and values
+// of all ranks.
 int SumCompressed(const Calls& calls, const Compression& compression, const std::vector<Extent>& extents,
-                  int64_t count, int64_t most_bytes, float* data, float* left);
+                  int64_t count, int64_t max_bytes, float* data, float* residual);
 
 }  // namespace matex

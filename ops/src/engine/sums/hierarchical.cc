@@ -10,14 +10,15 @@
 namespace matex {
 namespace {
 
-// What ranks own, in the order of their places. A carrier's slice is what the ranks own that have its number on their node,
-// one of each.
-class Slices {
+// The elements that ranks own, sorted by their place (hierarchical.h). The segment of a carrier holds the elements of
+// the ranks with its local rank, one rank of each node.
+class Segments {
  public:
-  Slices(const Levels& levels, const std::vector<int64_t>& starts, Type type, bool asleep, std::vector<char>* buffer)
+  Segments(const Levels& levels, const std::vector<int64_t>& starts, Type type, bool asleep, std::vector<char>* buffer)
       : levels_(levels), starts_(starts), width_(static_cast<int64_t>(SizeOf(type))), within_{levels.within, asleep},
         at_(levels.places.size() + 1, 0), counts_(levels.carriers, 0), firsts_(levels.carriers, 0) {
-    for (size_t rank = 0; rank < levels.places.size(); ++rank) at_[levels.places[rank] + 1] = starts[rank + 1] - starts[rank];
+    for (size_t rank = 0; rank < levels.places.size(); ++rank)
+      at_[levels.places[rank] + 1] = starts[rank + 1] - starts[rank];
     for (size_t place = 1; place < at_.size(); ++place) at_[place] += at_[place - 1];
     for (int carrier = 0; carrier < levels.carriers; ++carrier) {
       firsts_[carrier] = static_cast<int>(at_[carrier * levels.nodes]);
@@ -31,7 +32,7 @@ class Slices {
     for (int node = 0; node <= levels.nodes; ++node) across_.push_back(own[node] - own[0]);
   }
 
-  // Between the data and those in the order of places.
+  // Copies between `data` and the buffer that is sorted by place.
   void Sort(char* data, bool back) const {
     for (size_t rank = 0; rank < levels_.places.size(); ++rank) {
       char* const one = data + starts_[rank] * width_;
@@ -40,7 +41,7 @@ class Slices {
     }
   }
 
-  // Between the data and this carrier's slice.
+  // Copies this rank's elements between `data` and the carrier's segment.
   void CopyOwn(char* data, bool back) const {
     const int node = Calls{levels_.across, false}.rank(), rank = RankAt(within_.rank() * levels_.nodes + node);
     char* const one = data + starts_[rank] * width_;
@@ -51,7 +52,7 @@ class Slices {
   const Calls& within() const { return within_; }
   char* sorted() const { return sorted_; }
   char* mine() const { return mine_; }
-  const std::vector<int64_t>& across() const { return across_; }  // where in the slice each node's part is
+  const std::vector<int64_t>& across() const { return across_; }  // where each node's elements begin in the segment
   const int* counts() const { return counts_.data(); }
   const int* firsts() const { return firsts_.data(); }
 
@@ -79,14 +80,15 @@ int MakeLevels(MPI_Comm communicator, int node, Levels* levels) {
   int local = 0, local_size = 1;
   MPI_Comm_rank(levels->within, &local);
   MPI_Comm_size(levels->within, &local_size);
-  // The smallest node, by the largest of the negative, and how many nodes there are, by their first ranks.
-  int least = -local_size, nodes = local == 0;
-  if (const int code = MPI_Allreduce(MPI_IN_PLACE, &least, 1, MPI_INT, MPI_MAX, communicator)) return code;
+  // The size of the smallest node, by the maximum of the negated sizes; and the number of nodes, by their first
+  // ranks.
+  int negated_minimum = -local_size, nodes = local == 0;
+  if (const int code = MPI_Allreduce(MPI_IN_PLACE, &negated_minimum, 1, MPI_INT, MPI_MAX, communicator)) return code;
   if (const int code = MPI_Allreduce(MPI_IN_PLACE, &nodes, 1, MPI_INT, MPI_SUM, communicator)) return code;
-  levels->carriers = -least;
+  levels->carriers = -negated_minimum;
   levels->nodes = nodes;
-  const int slice = local < levels->carriers ? local : MPI_UNDEFINED;
-  if (const int code = MPI_Comm_split(communicator, slice, rank, &levels->across)) return code;
+  const int segment = local < levels->carriers ? local : MPI_UNDEFINED;
+  if (const int code = MPI_Comm_split(communicator, segment, rank, &levels->across)) return code;
   levels->even = Calls{communicator, false}.size() == nodes * levels->carriers;
   return MPI_SUCCESS;
 }
@@ -100,25 +102,26 @@ int MakePlaces(MPI_Comm communicator, Levels* levels) {
   return code;
 }
 
-int ReduceScatterInTwoLevels(const Levels& levels, void* data, const std::vector<int64_t>& starts, Type type, bool asleep,
-                             std::vector<char>* buffer) {
-  const Slices slices(levels, starts, type, asleep, buffer);
-  slices.Sort(static_cast<char*>(data), false);
-  if (const int code = slices.within().ReduceScatter(slices.sorted(), slices.mine(), slices.counts(), type)) return code;
+int ReduceScatterInTwoLevels(const Levels& levels, void* data, const std::vector<int64_t>& starts, Type type,
+                             bool asleep, std::vector<char>* buffer) {
+  const Segments segments(levels, starts, type, asleep, buffer);
+  segments.Sort(static_cast<char*>(data), false);
+  if (const int code = segments.within().ReduceScatter(segments.sorted(), segments.mine(), segments.counts(), type))
+    return code;
   std::vector<char> received;
-  const int code = RingReduceScatter(levels.across, slices.mine(), slices.across(), type, asleep, &received);
-  if (code == MPI_SUCCESS) slices.CopyOwn(static_cast<char*>(data), true);
+  const int code = RingReduceScatter(levels.across, segments.mine(), segments.across(), type, asleep, &received);
+  if (code == MPI_SUCCESS) segments.CopyOwn(static_cast<char*>(data), true);
   return code;
 }
 
 int AllgatherInTwoLevels(const Levels& levels, void* data, const std::vector<int64_t>& starts, Type type, bool asleep,
                          std::vector<char>* buffer) {
-  const Slices slices(levels, starts, type, asleep, buffer);
-  slices.CopyOwn(static_cast<char*>(data), false);
-  if (const int code = RingAllgather(levels.across, slices.mine(), slices.across(), type, asleep)) return code;
+  const Segments segments(levels, starts, type, asleep, buffer);
+  segments.CopyOwn(static_cast<char*>(data), false);
+  if (const int code = RingAllgather(levels.across, segments.mine(), segments.across(), type, asleep)) return code;
   const int code =
-      slices.within().Allgatherv(slices.mine(), slices.sorted(), slices.counts(), slices.firsts(), type);
-  if (code == MPI_SUCCESS) slices.Sort(static_cast<char*>(data), true);
+      segments.within().Allgatherv(segments.mine(), segments.sorted(), segments.counts(), segments.firsts(), type);
+  if (code == MPI_SUCCESS) segments.Sort(static_cast<char*>(data), true);
   return code;
 }
 
@@ -135,12 +138,12 @@ int SumInTwoLevels(const Levels& levels, void* data, int64_t count, Type type, b
   }
   const size_t bytes = std::max<size_t>(counts[mine] * SizeOf(type), 1);
   if (buffer->size() < bytes) buffer->resize(bytes);
-  void* const slice = buffer->data();
-  if (const int code = within.ReduceScatter(data, slice, counts.data(), type)) return code;
+  void* const segment = buffer->data();
+  if (const int code = within.ReduceScatter(data, segment, counts.data(), type)) return code;
   if (levels.across != MPI_COMM_NULL && levels.nodes > 1) {
-    if (const int code = across(slice, starts[mine], counts[mine])) return code;
+    if (const int code = across(segment, starts[mine], counts[mine])) return code;
   }
-  return within.Allgatherv(slice, data, counts.data(), starts.data(), type);
+  return within.Allgatherv(segment, data, counts.data(), starts.data(), type);
 }
 
 }  // namespace matex

@@ -1,4 +1,6 @@
-// The nodes that ranks are on, and sums in two levels: within a node by its shared memory, then from node to node.
+// Sums in two levels: within each node, where MPI uses shared memory, then between nodes. An Adder makes `Levels`
+// before its first sum and keeps them. Every rank's node number must be known; the result has the same bits on all
+// ranks.
 #pragma once
 
 #include <mpi.h>
@@ -11,36 +13,38 @@
 
 namespace matex {
 
-// The communicators of a sum in two levels. Of each node the first `carriers` ranks, as many as the smallest node has,
-// carry a slice each; those that carry the same one are `across`, one of each node.
+// The communicators of a sum in two levels. `carriers` = the smallest number of ranks on any node. On each node ranks
+// 0..carriers-1 each handle one segment. `across` joins the ranks of all nodes that handle the same segment.
 struct Levels {
   MPI_Comm within = MPI_COMM_NULL;
-  MPI_Comm across = MPI_COMM_NULL;  // null on a rank that carries nothing
+  MPI_Comm across = MPI_COMM_NULL;  // null on a rank that handles no segment
   int nodes = 1;
   int carriers = 1;
-  bool even = false;  // whether all nodes have as many ranks
-  // Of each rank, which it is if the first ranks of all nodes are counted first, then the second ones; empty until
-  // `MakePlaces`, which only what ranks own in parts needs.
+  bool even = false;  // whether all nodes have the same number of ranks
+  // places[r]: rank r's index when ranks are ordered by local rank, then by node. Filled by MakePlaces; only the
+  // reduce-scatter and the all-gather use it.
   std::vector<int> places;
 };
 
-// Of the ranks of `communicator`, which call it together, each with the number of its node. Returns an error code of MPI.
+// Collective over `communicator`; each rank passes the number of its node. Returns an MPI error code.
 int MakeLevels(MPI_Comm communicator, int node, Levels* levels);
 
-// The places of ranks on nodes that are even; of the same communicator, whose ranks call it together.
+// Fills `places`. Collective over the same communicator; all nodes must have the same number of ranks.
 int MakePlaces(MPI_Comm communicator, Levels* levels);
 
-// Numbers [first, first + count) at `slice`, which are to become their sum over `across`. Returns an error code of MPI.
-using AcrossNodes = std::function<int(void* slice, int64_t first, int64_t count)>;
+// Replaces numbers [first, first + count) of the buffer, at `segment`, by their sum over `across`. Returns an MPI
+// error code.
+using AcrossNodes = std::function<int(void* segment, int64_t first, int64_t count)>;
 
-// data = the sum over all ranks, the same bits on all: the node's sum, scattered over its carriers, each carrier's slice
-// summed by `across`, and the slices gathered. `asleep`: see await.h. `buffer` grows as it must.
+// data = the sum over all ranks, the same bits on all: a reduce-scatter within the node, `across` for each carrier's
+// segment, and an all-gather within the node. `asleep`: see sleeping_wait.h. `buffer` grows as needed.
 int SumInTwoLevels(const Levels& levels, void* data, int64_t count, Type type, bool asleep, std::vector<char>* buffer,
                    const AcrossNodes& across);
 
-// The halves of it where rank r owns data[starts[r]] up to data[starts[r + 1]], as in ring.h. Levels must have places.
-int ReduceScatterInTwoLevels(const Levels& levels, void* data, const std::vector<int64_t>& starts, Type type, bool asleep,
-                             std::vector<char>* buffer);
+// The two halves of the sum, where rank r owns data[starts[r]] up to data[starts[r + 1]], as in ring.h. They need
+// `places`.
+int ReduceScatterInTwoLevels(const Levels& levels, void* data, const std::vector<int64_t>& starts, Type type,
+                             bool asleep, std::vector<char>* buffer);
 int AllgatherInTwoLevels(const Levels& levels, void* data, const std::vector<int64_t>& starts, Type type, bool asleep,
                          std::vector<char>* buffer);
 

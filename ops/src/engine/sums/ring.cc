@@ -12,17 +12,19 @@ namespace matex {
 namespace {
 
 constexpr int kTag = 1;
-// A part of a segment: it travels on as soon as it has been added up, while the next is on its way. Below 64 KiB MPI sends
-// it over TCP at once. A larger one asks first, and the answer waits behind what is on its way to that rank: between two
-// ranks all would travel one way and then the other.
+// A segment travels in parts: each part is sent on as soon as it is added, while the next one arrives. MPI sends a
+// message below 64 KiB over TCP at once. A larger message first asks the receiver, whose answer queues behind the
+// data that travel to it: between two ranks all data would travel one way and then the other.
 constexpr int64_t kPartBytes = 60 << 10;
-// Rounds of which messages may still be on their way to the right: what a rank keeps of a ring does not grow with it.
-constexpr int kOpen = 4;
-// For a message that has begun to come when another has failed. With its sender lost, too, it may never be over.
-constexpr std::chrono::seconds kLeave(2);
+// The rounds whose sends to the right may be unfinished: this bounds the memory of a rank, whatever the number of
+// ranks.
+constexpr int kMaxOpenRounds = 4;
+// How long a cancelled receive may take to end. A message that has begun to arrive never ends if its sender is lost.
+constexpr std::chrono::seconds kCancelTimeout(2);
 
-// Rounds in which each rank sends one segment to the right, and in the next round the one that it received from the left:
-// in the first `adding` of them with its own added, so that after N - 1 each segment is whole on one rank.
+// In each round a rank sends one segment to the right: from the second round on, the segment that it received from
+// the left in the round before. In the first `adding` rounds it adds its own numbers first, so after N - 1 rounds
+// each segment is complete on one rank.
 struct Rounds {
   int first;  // the segment that rank 0 sends first; rank r sends the r-th after it
   int adding;
@@ -31,10 +33,16 @@ struct Rounds {
 
 class Ring {
  public:
-  // Segment i of the data is from begin(i) up to begin(i + 1).
-  Ring(MPI_Comm communicator, char* data, std::function<int64_t(int)> begin, const Rounds& rounds, Type type, bool asleep)
-      : communicator_(communicator), data_(data), begin_(std::move(begin)), adding_(rounds.adding),
-        rounds_(rounds.adding + rounds.copying), type_(type), asleep_(asleep) {
+  // Segment i of the data begins at begin(i) and ends at begin(i + 1).
+  Ring(MPI_Comm communicator, char* data, std::function<int64_t(int)> begin, const Rounds& rounds, Type type,
+       bool asleep)
+      : communicator_(communicator),
+        data_(data),
+        begin_(std::move(begin)),
+        adding_(rounds.adding),
+        rounds_(rounds.adding + rounds.copying),
+        type_(type),
+        asleep_(asleep) {
     MPI_Comm_rank(communicator, &rank_);
     MPI_Comm_size(communicator, &size_);
     first_ = rank_ + rounds.first;
@@ -64,9 +72,9 @@ class Ring {
     for (int round = 0; round < rounds_; ++round) {
       if (round + 1 < rounds_) {
         if (const int code = Receive(round + 1)) return code;
-        if (const int code = AwaitSends(round + 1 - kOpen)) return code;
+        if (const int code = AwaitSends(round + 1 - kMaxOpenRounds)) return code;
         newest_ = round + 1;
-        sends_[newest_ % kOpen].clear();
+        sends_[newest_ % kMaxOpenRounds].clear();
       }
       const int64_t length = Length(round + 1);
       for (int64_t at = 0, part = 0; at < length; at += part_, ++part) {
@@ -87,16 +95,16 @@ class Ring {
     return MPI_SUCCESS;
   }
 
-  // After an error: what is still to come must not be written into memory that is the caller's again.
+  // After an error: cancels the receives, so that no late message is written into memory that the caller uses again.
   void Withdraw() {
     for (std::vector<MPI_Request>& receives : receives_) {
       for (MPI_Request& request : receives) {
-        if (request != MPI_REQUEST_NULL && MPI_Cancel(&request) == MPI_SUCCESS) AwaitFor(kLeave, &request);
+        if (request != MPI_REQUEST_NULL && MPI_Cancel(&request) == MPI_SUCCESS) AwaitFor(kCancelTimeout, &request);
       }
     }
   }
 
-  // The segment sent in `round`, which is the one received in the round before.
+  // The segment sent in `round`: the one received in the round before.
   int Segment(int round) const { return ((first_ - round) % size_ + size_) % size_; }
   int64_t Begin(int segment) const { return begin_(segment); }
   int64_t Length(int round) const { return Begin(Segment(round) + 1) - Begin(Segment(round)); }
@@ -105,7 +113,7 @@ class Ring {
   bool Adds(int round) const { return round < adding_; }
 
   int Receive(int round) {
-    // What is overwritten now has been sent before: that must be over.
+    // An earlier send may still read the memory that this receive overwrites.
     if (!Adds(round) && adding_ > 0) {
       if (const int code = AwaitSends(round - adding_)) return code;
     }
@@ -124,15 +132,15 @@ class Ring {
   }
 
   int Send(int round, int64_t at) {
-    std::vector<MPI_Request>& sends = sends_[round % kOpen];
+    std::vector<MPI_Request>& sends = sends_[round % kMaxOpenRounds];
     sends.push_back(MPI_REQUEST_NULL);
     return MPI_Isend(Place(round) + at * element_, Taken(Length(round), at), MpiType(type_), (rank_ + 1) % size_, kTag,
                      communicator_, &sends.back());
   }
 
-  // Those of `round`; it is over once a later one has its place.
+  // Waits for the sends of `round`. They have ended if a later round uses their slot.
   int AwaitSends(int round) {
-    return round < 0 || round <= newest_ - kOpen ? MPI_SUCCESS : WaitAll(&sends_[round % kOpen]);
+    return round < 0 || round <= newest_ - kMaxOpenRounds ? MPI_SUCCESS : WaitAll(&sends_[round % kMaxOpenRounds]);
   }
 
   int Wait(MPI_Request* request) const { return asleep_ ? Await(request) : MPI_Wait(request, MPI_STATUS_IGNORE); }
@@ -150,10 +158,10 @@ class Ring {
   const Type type_;
   const bool asleep_;
   int rank_ = 0, size_ = 1, first_ = 0;
-  int newest_ = 0;  // the round in which this rank sends
+  int newest_ = 0;  // the round of the latest sends
   int64_t element_ = 1, part_ = 1;
   char* buffers_[2] = {nullptr, nullptr};
-  std::vector<MPI_Request> sends_[kOpen], receives_[2];  // of a round, and of those after it in turn
+  std::vector<MPI_Request> sends_[kMaxOpenRounds], receives_[2];  // by round, modulo the number of slots
 };
 
 }  // namespace

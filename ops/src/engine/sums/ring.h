@@ -1,5 +1,7 @@
-// The allreduce that moves the least: 2 (N - 1) / N of the data out of each rank, the bound of Patarasuk and Yuan
-// (Bandwidth optimal all-reduce algorithms for clusters of workstations, 2009), by a ring of N ranks.
+// Ring all-reduce, reduce-scatter and all-gather. The all-reduce sends the least that is possible: 2 (N - 1) / N of
+// the data from each of N ranks (Patarasuk and Yuan, Bandwidth optimal all-reduce algorithms for clusters of
+// workstations, 2009). An Adder uses it for large buffers. After an error no message is written into the caller's
+// memory.
 #pragma once
 
 #include <mpi.h>
@@ -11,16 +13,16 @@
 
 namespace matex {
 
-// data = the sum over the ranks of `communicator`, which have the same count and type; the same bits on all. `asleep`:
-// see await.h. `buffer` grows as it must. Returns an error code of MPI.
+// data = the sum over the ranks of `communicator`, which pass the same count and type; the same bits on all ranks.
+// `asleep`: see sleeping_wait.h. `buffer` grows as needed. Returns an MPI error code.
 int RingSum(MPI_Comm communicator, void* data, int64_t count, Type type, bool asleep, std::vector<char>* buffer);
 
-// The halves of it. Rank r owns data[starts[r]] up to data[starts[r + 1]], of which it gets the sum over ranks; elsewhere
-// data are left with anything.
+// The two halves of the all-reduce. Rank r owns data[starts[r]] up to data[starts[r + 1]]. The reduce-scatter gives
+// each rank the sum of its own elements and leaves the other elements undefined.
 int RingReduceScatter(MPI_Comm communicator, void* data, const std::vector<int64_t>& starts, Type type, bool asleep,
                       std::vector<char>* buffer);
 
-// All ranks get what each owns.
+// Every rank gets the elements of all owners.
 int RingAllgather(MPI_Comm communicator, void* data, const std::vector<int64_t>& starts, Type type, bool asleep);
 
 }  // namespace matex

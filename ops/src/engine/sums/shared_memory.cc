@@ -12,16 +12,16 @@ namespace matex {
 namespace {
 
 constexpr int kBuffers = 2;
-// What of all ranks is added up at a time stays in the cache that their cores have in common. Ranks meet for each part, so
-// that larger ones are for fewer meetings.
-constexpr int64_t kOfAll = 2 << 20, kLeast = 256 << 10, kMost = 512 << 10;
-// Two ranks go through blocks, which with their numbers stay in the cache of a core: one that has written a few reads the
-// other's, and writes on while those are not there.
+// The chunks of all ranks together fit into the cache that their cores share. Ranks meet once for each chunk, so
+// larger chunks mean fewer meetings.
+constexpr int64_t kBytesOfAllRanks = 2 << 20, kMinChunk = 256 << 10, kMaxChunk = 512 << 10;
+// Two ranks exchange blocks, which stay in the cache of one core: a rank writes up to kAhead blocks before it reads
+// those of the other rank, and writes further while none is ready.
 constexpr int64_t kBlockBytes = 64 << 10;
 constexpr int kAhead = 2;
 
-int64_t PartOfRanks(int size) {
-  return std::clamp<int64_t>(kOfAll / size, kLeast, kMost) / kMemoryPage * kMemoryPage;
+int64_t ChunkBytesFor(int size) {
+  return std::clamp<int64_t>(kBytesOfAllRanks / size, kMinChunk, kMaxChunk) / kMemoryPage * kMemoryPage;
 }
 
 }  // namespace
@@ -31,19 +31,19 @@ int SharedMemory::Make(MPI_Comm communicator, std::unique_ptr<SharedMemory>* mad
   MPI_Comm_rank(communicator, &rank);
   MPI_Comm_size(communicator, &size);
   std::unique_ptr<Arrivals> arrivals;
-  const int64_t part = PartOfRanks(size);
-  const int code = Arrivals::Make(communicator, kBuffers * part, &arrivals);
-  if (arrivals != nullptr) made->reset(new SharedMemory(std::move(arrivals), part, rank, size));
+  const int64_t chunk = ChunkBytesFor(size);
+  const int code = Arrivals::Make(communicator, kBuffers * chunk, &arrivals);
+  if (arrivals != nullptr) made->reset(new SharedMemory(std::move(arrivals), chunk, rank, size));
   return code;
 }
 
-SharedMemory::SharedMemory(std::unique_ptr<Arrivals> arrivals, int64_t part, int rank, int size)
-    : arrivals_(std::move(arrivals)), part_(part), rank_(rank), size_(size) {}
+SharedMemory::SharedMemory(std::unique_ptr<Arrivals> arrivals, int64_t chunk, int rank, int size)
+    : arrivals_(std::move(arrivals)), chunk_bytes_(chunk), rank_(rank), size_(size) {}
 
-char* SharedMemory::Of(int rank) const { return arrivals_->PartOf(rank) + parts_ % kBuffers * part_; }
+char* SharedMemory::BufferOf(int rank) const { return arrivals_->BytesOf(rank) + chunks_ % kBuffers * chunk_bytes_; }
 
-int SharedMemory::BeginPart(char** mine) {
-  *mine = Of(rank_);
+int SharedMemory::BeginChunk(char** mine) {
+  *mine = BufferOf(rank_);
   return BeginBlocks(false);
 }
 
@@ -52,24 +52,24 @@ void SharedMemory::Write(Type type, const char* one, const char* other, char* to
   std::memcpy(to, one, count * SizeOf(type));
 }
 
-int SharedMemory::Sum(Type type, int64_t count, const Put& put, const Take& take) {
-  return size_ == 2 ? SumOfTwo(type, count, put, take) : SumOfMany(type, count, put, take);
+int SharedMemory::Sum(Type type, int64_t count, const Produce& produce, const Consume& consume) {
+  return size_ == 2 ? SumOfTwo(type, count, produce, consume) : SumOfMany(type, count, produce, consume);
 }
 
-// Blocks and parts lie in the same memory: the other has read what was there once it has come to a meeting.
+// Blocks and chunks use the same memory: after a meeting the other rank has read the memory's previous content.
 int SharedMemory::BeginBlocks(bool in_blocks) {
   if (in_blocks == in_blocks_) return MPI_SUCCESS;
   in_blocks_ = in_blocks;
   return arrivals_->Meet();
 }
 
-int SharedMemory::SumOfTwo(Type type, int64_t count, const Put& put, const Take& take) {
+int SharedMemory::SumOfTwo(Type type, int64_t count, const Produce& produce, const Consume& consume) {
   if (const int code = BeginBlocks(true)) return code;
-  const int64_t slots = kBuffers * part_ / kBlockBytes, block = kBlockBytes / static_cast<int64_t>(SizeOf(type));
+  const int64_t slots = kBuffers * chunk_bytes_ / kBlockBytes, block = kBlockBytes / static_cast<int64_t>(SizeOf(type));
   const int64_t first = blocks_.written, last = first + (count + block - 1) / block;
   const int other = 1 - rank_;
-  const auto at = [&](int rank, int64_t number) { return arrivals_->PartOf(rank) + number % slots * kBlockBytes; };
-  const auto taken = [&](int64_t number) { return std::min(block, count - (number - first) * block); };
+  const auto at = [&](int rank, int64_t number) { return arrivals_->BytesOf(rank) + number % slots * kBlockBytes; };
+  const auto length = [&](int64_t number) { return std::min(block, count - (number - first) * block); };
   while (blocks_.read < last) {
     Arrivals::Blocks seen;
     const auto may_write = [&] { return blocks_.written < last && blocks_.written - seen.read < slots; };
@@ -81,11 +81,11 @@ int SharedMemory::SumOfTwo(Type type, int64_t count, const Put& put, const Take&
     if (code != MPI_SUCCESS) return code;
     if (may_write() && (blocks_.written - blocks_.read < kAhead || !may_read())) {
       const int64_t number = blocks_.written;
-      put(at(rank_, number), (number - first) * block, taken(number));
+      produce(at(rank_, number), (number - first) * block, length(number));
       ++blocks_.written;
     } else {
       const int64_t number = blocks_.read;
-      take(at(0, number), at(1, number), (number - first) * block, taken(number));
+      consume(at(0, number), at(1, number), (number - first) * block, length(number));
       ++blocks_.read;
     }
     arrivals_->Show(blocks_);
@@ -93,37 +93,38 @@ int SharedMemory::SumOfTwo(Type type, int64_t count, const Put& put, const Take&
   return MPI_SUCCESS;
 }
 
-// A rank writes into a buffer again once all have come to the meeting after the one at which it was read: by then they
-// are through with it. So two buffers do. Each rank adds up its own share for all others.
-int SharedMemory::SumOfMany(Type type, int64_t count, const Put& put, const Take& take) {
-  const int64_t width = static_cast<int64_t>(SizeOf(type)), part = PartOf(type);
+// A rank rewrites a buffer only after the meeting that follows its reads: by then all ranks have finished reading. So
+// two buffers suffice. Each rank sums its own share of the elements for all ranks.
+int SharedMemory::SumOfMany(Type type, int64_t count, const Produce& produce, const Consume& consume) {
+  const int64_t width = static_cast<int64_t>(SizeOf(type)), chunk = ElementsPerChunk(type);
   std::vector<const void*> shares(size_);
-  for (int64_t first = 0; first < count; first += part) {
-    const int64_t taken = std::min(part, count - first);
-    put(Of(rank_), first, taken);
+  for (int64_t first = 0; first < count; first += chunk) {
+    const int64_t length = std::min(chunk, count - first);
+    produce(BufferOf(rank_), first, length);
     if (const int code = arrivals_->Meet()) return code;
-    const auto begin = [&](int64_t rank) { return taken * rank / size_; };
+    const auto begin = [&](int64_t rank) { return length * rank / size_; };
     const auto share = [&](int64_t rank) { return begin(rank + 1) - begin(rank); };
-    for (int one = 0; one < size_; ++one) shares[one] = Of(one) + begin(rank_) * width;
-    AddAll(type, shares, Of(rank_) + begin(rank_) * width, share(rank_));
+    for (int one = 0; one < size_; ++one) shares[one] = BufferOf(one) + begin(rank_) * width;
+    AddAll(type, shares, BufferOf(rank_) + begin(rank_) * width, share(rank_));
     if (const int code = arrivals_->Meet()) return code;
     for (int rank = 0; rank < size_; ++rank) {
-      if (share(rank) > 0) take(Of(rank) + begin(rank) * width, nullptr, first + begin(rank), share(rank));
+      if (share(rank) > 0) consume(BufferOf(rank) + begin(rank) * width, nullptr, first + begin(rank), share(rank));
     }
-    ++parts_;
+    ++chunks_;
   }
   return MPI_SUCCESS;
 }
 
-// One meeting does: nobody writes what another is to read.
-int SharedMemory::Sum(Type type, const std::vector<Wanted>& wanted) {
+// One meeting suffices: no rank overwrites memory that another rank reads.
+int SharedMemory::Sum(Type type, const std::vector<Needed>& needed) {
   if (const int code = arrivals_->Meet()) return code;
-  for (const Wanted& one : wanted) {
+  for (const Needed& one : needed) {
     std::vector<const void*> parts;
-    for (int rank = 0; rank < size_; ++rank) parts.push_back(Of(rank) + one.first * static_cast<int64_t>(SizeOf(type)));
+    for (int rank = 0; rank < size_; ++rank)
+      parts.push_back(BufferOf(rank) + one.first * static_cast<int64_t>(SizeOf(type)));
     AddAll(type, parts, one.to, one.count);
   }
-  ++parts_;
+  ++chunks_;
   return MPI_SUCCESS;
 }
 

@@ -1,5 +1,6 @@
-// Sums over the ranks of one node in memory that all of them have: what a sum reads is what another rank has written, so
-// nothing is sent. A rank weighs its gradients right into it, and adds up right out of it.
+// Sums over the ranks of one node in shared memory. Ranks write weighted gradients directly into shared memory and
+// sum directly from it, so no message is sent. An Adder makes one object for its communicator. A rank overwrites its
+// memory only after all ranks have read it.
 #pragma once
 
 #include <mpi.h>
@@ -16,52 +17,51 @@ namespace matex {
 
 class SharedMemory {
  public:
-  // All ranks of `communicator` call it together. `made` is null on all where they have no memory in common: on several
-  // hosts, in containers that hide from one another, or where there is none left. Returns an error code of MPI.
+  // Collective over `communicator`. `made` is null on all ranks if they cannot share memory: on several hosts, in
+  // separate containers, or if memory is short. Returns an MPI error code.
   static int Make(MPI_Comm communicator, std::unique_ptr<SharedMemory>* made);
 
-  // What is done with [first, first + count) of a sum: it is the sum of two arrays, or one of them, if `other` is null;
-  // `Write` writes it.
-  using Take = std::function<void(const char* one, const char* other, int64_t first, int64_t count)>;
+  // Called for each finished range. The result is one + other, or `one` if `other` is null. Use Write to store it.
+  using Consume = std::function<void(const char* one, const char* other, int64_t first, int64_t count)>;
   static void Write(Type type, const char* one, const char* other, char* to, int64_t count);
 
-  // Writes this rank's numbers [first, first + count) to `to`.
-  using Put = std::function<void(char* to, int64_t first, int64_t count)>;
+  // Writes this rank's elements [first, first + count) to `to`.
+  using Produce = std::function<void(char* to, int64_t first, int64_t count)>;
 
   int rank() const { return rank_; }
 
-  // Gets `count` numbers of this rank from `put`, and gives their sum over ranks to `take`: all of them, the same bits on all
-  // ranks, added in the order of the ranks. Numbers are taken after they were put, so that they may be taken to where
-  // they came from. Returns an error code of MPI. One thread at a time calls it.
-  int Sum(Type type, int64_t count, const Put& put, const Take& take);
+  // Sums `count` elements over ranks: `produce` supplies this rank's elements, `consume` receives all sums. The same
+  // bits on all ranks, added in rank order. `consume` is called for a range only after `produce` has supplied it, so
+  // in-place sums are safe. Returns an MPI error code. One thread at a time.
+  int Sum(Type type, int64_t count, const Produce& produce, const Consume& consume);
 
-  // For sums of which each rank wants some numbers only: how many numbers of `type` are a part, and where this rank puts its
-  // numbers of the next one. Returns an error code of MPI.
-  int64_t PartOf(Type type) const { return part_ / static_cast<int64_t>(SizeOf(type)); }
-  int BeginPart(char** mine);
+  // For sums of which each rank needs only some elements: the elements of `type` in a chunk, and the memory for this
+  // rank's elements of the next chunk. Returns an MPI error code.
+  int64_t ElementsPerChunk(Type type) const { return chunk_bytes_ / static_cast<int64_t>(SizeOf(type)); }
+  int BeginChunk(char** mine);
 
-  // The sum of a part, of which this rank wants numbers [first, first + count), written to `to`. Returns an error code of MPI.
-  struct Wanted {
+  // Sums a chunk; this rank needs elements [first, first + count) of it, written to `to`. Returns an MPI error code.
+  struct Needed {
     int64_t first;
     int64_t count;
     char* to;
   };
-  int Sum(Type type, const std::vector<Wanted>& wanted);
+  int Sum(Type type, const std::vector<Needed>& needed);
 
  private:
-  SharedMemory(std::unique_ptr<Arrivals> arrivals, int64_t part, int rank, int size);
-  char* Of(int rank) const;
-  int SumOfTwo(Type type, int64_t count, const Put& put, const Take& take);
-  int SumOfMany(Type type, int64_t count, const Put& put, const Take& take);
+  SharedMemory(std::unique_ptr<Arrivals> arrivals, int64_t chunk_bytes, int rank, int size);
+  char* BufferOf(int rank) const;
+  int SumOfTwo(Type type, int64_t count, const Produce& produce, const Consume& consume);
+  int SumOfMany(Type type, int64_t count, const Produce& produce, const Consume& consume);
   int BeginBlocks(bool in_blocks);
 
   const std::unique_ptr<Arrivals> arrivals_;
-  const int64_t part_;  // bytes
+  const int64_t chunk_bytes_;  // bytes
   const int rank_;
   const int size_;
-  int64_t parts_ = 0;  // how many parts have been added up
-  Arrivals::Blocks blocks_;  // of two ranks: how many this one has written and read
-  bool in_blocks_ = false;   // whether the last sum was in blocks
+  int64_t chunks_ = 0;  // the number of chunks summed so far
+  Arrivals::Blocks blocks_;  // with two ranks: the blocks that this rank has written and read
+  bool in_blocks_ = false;   // whether the last sum used blocks
 };
 
 }  // namespace matex

@@ -31,11 +31,11 @@ World& TheWorld() {
 Error Start(const Beginning& beginning) {
   World& world = TheWorld();
   std::lock_guard<std::mutex> lock(world.mutex);
-  if (world.sequence != MPI_COMM_NULL) return Error("the engine has been started already");
+  if (world.sequence != MPI_COMM_NULL) return Error("the engine is already started");
   world.rank = beginning.rank;
   world.size = beginning.size;
   world.host = beginning.host;
-  // Counts of MPI are ints, and a double is the widest element.
+  // MPI counts are ints, and the widest element is a double.
   world.chunk_bytes = std::clamp<int64_t>(beginning.chunk_bytes, 64, 1 << 30);
   world.fuse_bytes = std::max<int64_t>(beginning.fuse_bytes, 0);
   world.node = beginning.node;
@@ -44,7 +44,7 @@ Error Start(const Beginning& beginning) {
   world.compression = beginning.compression;
   int ready = 0;
   MPI_Initialized(&ready);
-  if (!ready) return Error("MPI has not been initialised in this process");
+  if (!ready) return Error("MPI is not initialized in this process");
   return TakeCommunicators(world, beginning.sequence, beginning.gradients, beginning.overlapped);
 }
 
@@ -76,7 +76,7 @@ Error MpiError(int code, const char* call, const std::string& what) {
   int length = 0;
   MPI_Error_string(code, text, &length);
   return Error(std::string(call) + " failed in " + what + ": " + std::string(text, length) +
-               ". Most often another rank has ended or its host cannot be reached.");
+               ". Usually another rank has ended, or its host cannot be reached.");
 }
 
 }  // namespace matex

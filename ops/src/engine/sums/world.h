@@ -1,4 +1,6 @@
-// This process's place among the ranks, and the communicators that the engine was given.
+// This process's rank, host and settings, and the communicators that the engine uses. `Start` fills the World once,
+// from Python; all other code reads it. The engine's communicators are duplicates, so the script's own MPI messages
+// never match the engine's.
 #pragma once
 
 #include <mpi.h>
@@ -12,13 +14,13 @@
 
 namespace matex {
 
-// How the sum over ranks of a buffer is computed (sum.h). The numbers are part of the C interface (abi.cc).
+// The algorithm of a sum over ranks (allreduce.h). The numbers are part of the C interface (abi.cc).
 enum class Algorithm : int {
-  kAuto = 0,  // the fastest on this network, tried out at the first large sum; within one node its memory, if it can be
+  kAuto = 0,  // the fastest here: shared memory within one node if possible, else by a trial at the first large sum
   kMpi = 1,   // MPI_Allreduce
-  kRing = 2,  // ring.h, for all but small buffers
-  kTwoLevel = 3,  // levels.h, for all but small buffers
-  kShared = 4,    // shared.h; only by the choice of kAuto
+  kRing = 2,  // ring.h; small buffers use MPI_Allreduce
+  kTwoLevel = 3,  // hierarchical.h; small buffers use MPI_Allreduce
+  kShared = 4,    // shared_memory.h; chosen only by kAuto
 };
 
 const char* NameOf(Algorithm algorithm);
@@ -26,30 +28,30 @@ const char* NameOf(Algorithm algorithm);
 struct World {
   int rank = 0;
   int size = 1;
-  // The other ranks are not there: a sum is this rank's part, and rows that are gathered are copies of its own.
+  // No other ranks exist: a sum is this rank's part, and gathered rows are copies of its own.
   bool phantom = false;
   std::string host = "localhost";
-  // Only the numbered check of rendezvous.h uses `sequence`; tensors travel on `gradients`, those of the overlapped way on
-  // `overlapped`, new weights on `pulls`. All are duplicates of our own, so nothing that the script itself does with MPI can meet them.
+  // The rendezvous uses `sequence`, the inline reduction and collectives use `gradients`, the overlapped reduction
+  // uses `overlapped`, and new weights use `pulls`.
   MPI_Comm sequence = MPI_COMM_NULL;
   MPI_Comm gradients = MPI_COMM_NULL;
   MPI_Comm overlapped = MPI_COMM_NULL;
-  MPI_Comm pulls = MPI_COMM_NULL;  // made when first needed
+  MPI_Comm pulls = MPI_COMM_NULL;  // made at first use
   int64_t chunk_bytes = 1 << 20;
   int64_t fuse_bytes = 256 << 10;
-  int node = 0;  // the number of this rank's node: ranks with the same one share memory
+  int node = 0;  // the number of this rank's node: ranks of one node share memory
   Algorithm algorithm = Algorithm::kAuto;
   Compression compression;
-  // Held from the rendezvous of a collective to its end: within a process, collectives run one after another.
+  // Locked from the rendezvous of a collective to its end: the collectives of a process run one after another.
   std::mutex mutex;
 
   bool has_peers() const { return size > 1 && !phantom; }
 };
 
-// The one world of this process: one rank, and no MPI, until `Start`.
+// The World of this process. Until `Start` it has one rank and does not use MPI.
 World& TheWorld();
 
-// What Python knows of the world. Communicators are Fortran handles, which is how a handle travels to C++.
+// The settings that Python passes to `Start`. Communicators are Fortran handles, the form that C++ can convert.
 struct Beginning {
   int sequence;
   int gradients;
@@ -64,19 +66,19 @@ struct Beginning {
   Compression compression;
 };
 
-// Called once.
+// Called once per process.
 Error Start(const Beginning& beginning);
 
-// After `Start` as the only rank: this process computes what rank 0 of `size` ranks does, without them.
+// After `Start` as the only rank: this process computes as rank 0 of `size` ranks that do not exist.
 void BePhantom(int size);
 
-// After ranks were lost: this process's place among those that are left, and communicators of theirs.
+// After ranks were lost: this process's new rank, and the communicators of the remaining ranks.
 Error StartAgain(int sequence, int gradients, int overlapped, int rank, int size, int node);
 
-// "rank 1 of 4 on node7", with which errors begin once they leave the engine.
+// "rank 1 of 4 on node7": the prefix of every error that leaves the engine.
 std::string Place();
 
-// The error of an MPI call made in `what`; none if `code` is MPI_SUCCESS.
+// The error of MPI call `call` in `what`; no error if `code` is MPI_SUCCESS.
 Error MpiError(int code, const char* call, const std::string& what);
 
 }  // namespace matex

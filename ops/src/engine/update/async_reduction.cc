@@ -26,26 +26,26 @@
 namespace matex {
 namespace {
 
-// Between two sums that follow each other are copies and an agreement.
+// The copies and the agreement of ranks between two successive sums.
 constexpr int64_t kBetweenSums = 5'000'000;  // nanoseconds
 
 struct Update {
-  explicit Update(const Part& one, double by)
+  explicit Update(const UpdatePart& one, double by)
       : part(one), ready(Count()), weight(by), inputs(Count()), outputs(Count()), done(Count()), here(Count()),
         known(Count()), waits_for(Count()) {}
 
   size_t Count() const { return part.layout->entries().size(); }
 
-  const Part part;
+  const UpdatePart part;
   int64_t announced = 0;      // by `Now`
-  std::vector<double> ready;  // seconds after it was announced, of each gradient
+  std::vector<double> ready;  // of each gradient: seconds from the announcement to its hand-over
   const double weight;
-  int64_t number = 0;  // among this rank's updates, from 1
+  int64_t number = 0;  // of this update among this rank's updates, from 1
   std::vector<const void*> inputs;
   std::vector<void*> outputs;
   std::vector<std::function<void(const Error&)>> done;
-  std::vector<bool> here, known;  // on this rank, and to be on all
-  std::vector<bool> waits_for;  // those of the step that is waited for, of which so many are missing
+  std::vector<bool> here, known;  // gradients that are ready on this rank; that are known to be ready on all ranks
+  std::vector<bool> waits_for;  // gradients that the thread waits for; `missing` of them are not ready
   int missing = 0;
   std::string given_up;
   Error failed;
@@ -72,7 +72,7 @@ class Overlapped {
       std::lock_guard<std::mutex> lock(mutex_);
       const auto found = updates_.find(ticket);
       if (found == updates_.end()) {
-        failed = Error("a gradient came after its update was over.");
+        failed = Error("a gradient was handed over after the end of its update.");
       } else if (found->second->failed) {
         failed = found->second->failed;
       } else {
@@ -84,7 +84,7 @@ class Overlapped {
         update.ready[entry] = 1e-9 * (Now() - update.announced);
         RecordReady(update.part.layout->entries()[entry]);
         NoteGradient();
-        // A thread that is woken up in vain takes the core from the one that computes.
+        // A needless wake-up takes the core from a thread that computes.
         if (update.waits_for[entry] && --update.missing == 0) changed_.notify_all();
         return;
       }
@@ -122,13 +122,14 @@ class Overlapped {
       if (error) Fail(update.get(), error);
       if (error || !update->part.more) travel_until_ = 0;
       lock.lock();
-      if (!error) updates_.erase(ticket);  // else gradients may still come, and are told so
+      if (!error) updates_.erase(ticket);  // after an error its gradients may still come, and receive the error
       done_ = ticket;
       changed_.notify_all();
     }
   }
 
-  // Sleeps until the gradients of these entries are here, or the update is given up; returns why it was.
+  // Sleeps until the gradients of these entries are ready on this rank, or the update is given up; returns the
+  // reason, or "".
   std::string WaitFor(Update* update, const std::vector<int>& entries) {
     const Span span(Activity::kOwnGradients);
     std::unique_lock<std::mutex> lock(mutex_);
@@ -141,10 +142,10 @@ class Overlapped {
     return update->missing == 0 ? "" : update->given_up;
   }
 
-  // Sleeps until these gradients are here on all ranks, and runs `step`, or what there is instead of it if one never
-  // will be; then the error is that of all ranks.
+  // Waits until these gradients are ready on all ranks and runs `transfer`. If a rank has given the update up, all
+  // ranks return the same error instead.
   Error Together(int64_t ticket, int64_t number, Update* update, const std::vector<int>& entries,
-                 const std::function<Error()>& step) {
+                 const std::function<Error()>& transfer) {
     const std::string given_up = WaitFor(update, entries);
     const std::function<std::string()> what = [&] {
       const std::string more = entries.size() == 1 ? "" : " and " + std::to_string(entries.size() - 1) + " more";
@@ -152,7 +153,7 @@ class Overlapped {
     };
     const Waits here(Waiter::kOverlapped, &what);
     int without = -1;
-    // Of a gradient in several steps all know after the first one that it is here: the next begins as this one ends.
+    // After the first transfer of a large gradient all ranks know that it is ready: its next transfers start at once.
     const bool is_known = std::all_of(entries.begin(), entries.end(), [&](int entry) { return update->known[entry]; });
     const int64_t at = ticket << 24 | number;
     const Error error = is_known ? Error() : Ready(at, given_up.empty(), update->part.place, &without);
@@ -163,7 +164,7 @@ class Overlapped {
     }
     for (int entry : entries) update->known[entry] = true;
     travel_until_ = std::numeric_limits<int64_t>::max();
-    const Error failed = step();
+    const Error failed = transfer();
     travel_until_ = Now() + kBetweenSums;
     return failed ? BreakJobs(failed) : failed;
   }
@@ -172,21 +173,21 @@ class Overlapped {
     if (const Error broken = BrokenJobs()) return broken;
     const Layout& layout = *update->part.layout;
     Learning& learning = learned_.Of(layout);
-    const std::vector<Step>& steps = learning.steps();
+    const std::vector<Transfer>& transfers = learning.transfers();
     const std::vector<Entry>& gradients = layout.entries();
     const auto place = [update] { return update->part.place; };
     const OverlappedRecord record(update->part);
-    const AddUp add_up = [&place](const Step& step, void* data, float* left) {
-      return TheWorld().has_peers() ? OverlappedAdder().Sum(step, data, left, place) : Error();
+    const AddUp add_up = [&place](const Transfer& transfer, void* data, float* residual) {
+      return TheWorld().has_peers() ? OverlappedAdder().Sum(transfer, data, residual, place) : Error();
     };
-    std::vector<size_t> left(update->here.size(), 0);
-    for (const Step& step : steps) {
-      for (const Piece& piece : step.pieces) ++left[piece.entry];
+    std::vector<size_t> transfers_left(update->here.size(), 0);
+    for (const Transfer& transfer : transfers) {
+      for (const Fragment& fragment : transfer.fragments) ++transfers_left[fragment.entry];
     }
-    size_t owed = left.size();
+    size_t gradients_left = transfers_left.size();
     const auto give_back = [&](int entry) {
-      // Recorded before the script can go on; while more is to come, it has something to compute.
-      if (--owed == 0) {
+      // Recorded before the script can continue. If further parts follow, the script still has gradients to compute.
+      if (--gradients_left == 0) {
         came_ = std::max(came_, Came(*update));
         if (!update->part.more) {
           record.Done(came_);
@@ -198,36 +199,37 @@ class Overlapped {
     };
     std::vector<int> entries;
     const auto numbered = [update] { return update->part.place + ", update " + std::to_string(update->number); };
-    const AddUp checked = [&](const Step& step, void* data, float* kept) {
-      return AddUpFinite(layout, step, TheWorld().overlapped, numbered, data, kept, add_up);
+    const AddUp checked = [&](const Transfer& transfer, void* data, float* residual) {
+      return AddUpFinite(layout, transfer, TheWorld().overlapped, numbered, data, residual, add_up);
     };
-    for (size_t i = 0; i < steps.size(); ++i) {
+    for (size_t i = 0; i < transfers.size(); ++i) {
       entries.clear();
-      for (const Piece& piece : steps[i].pieces) entries.push_back(piece.entry);
+      for (const Fragment& fragment : transfers[i].fragments) entries.push_back(fragment.entry);
       const auto run = [&] {
-        return RunStep(layout, steps[i], update->inputs.data(), update->outputs.data(), update->weight, &buffer_,
-                       layout.checked() ? checked : add_up);
+        return RunTransfer(layout, transfers[i], update->inputs.data(), update->outputs.data(), update->weight,
+                           &buffer_, layout.checked() ? checked : add_up);
       };
       if (Error error = Together(ticket, static_cast<int64_t>(i), update, entries, run)) return error;
       for (int entry : entries) {
-        if (--left[entry] == 0) give_back(entry);
+        if (--transfers_left[entry] == 0) give_back(entry);
       }
     }
-    // Gradients without elements are in no step, but they come.
+    // Gradients without elements are in no transfer, but they are handed over, too.
     entries.clear();
-    for (size_t entry = 0; entry < left.size(); ++entry) {
+    for (size_t entry = 0; entry < transfers_left.size(); ++entry) {
       if (gradients[entry].count() == 0) entries.push_back(static_cast<int>(entry));
     }
     if (!entries.empty()) {
       const auto nothing = [] { return Error(); };
-      if (Error error = Together(ticket, static_cast<int64_t>(steps.size()), update, entries, nothing)) return error;
+      if (Error error = Together(ticket, static_cast<int64_t>(transfers.size()), update, entries, nothing))
+        return error;
       for (int entry : entries) give_back(entry);
     }
     const Error error = learning.Learn(layout, update->ready);
     return error ? BreakJobs(error) : error;
   }
 
-  // When the last gradient came, by `Now`.
+  // The time of the last gradient, by `Now`.
   static int64_t Came(const Update& update) {
     const double last = *std::max_element(update.ready.begin(), update.ready.end());
     return update.announced + static_cast<int64_t>(last * 1e9);
@@ -257,11 +259,11 @@ class Overlapped {
   std::condition_variable changed_;
   std::thread thread_;
   std::map<int64_t, std::shared_ptr<Update>> updates_;  // by ticket
-  int64_t added_ = 0, done_ = 0;                        // the last tickets
+  int64_t added_ = 0, done_ = 0;                        // the latest tickets added and done
   std::vector<char> buffer_;
   AllLearned learned_;
   std::atomic<int64_t> travel_until_{0};
-  int64_t came_ = 0;  // the last gradient of the parts, so far, of an update
+  int64_t came_ = 0;  // the time of the latest gradient in the parts of the current update so far
 };
 
 Overlapped& TheOverlapped() {
@@ -272,13 +274,13 @@ Overlapped& TheOverlapped() {
 
 }  // namespace
 
-Error Announce(const Part& part, double weight, Batch batch, int64_t* ticket) {
+Error Announce(const UpdatePart& part, double weight, Batch batch, int64_t* ticket) {
   const std::function<std::string()> what = [&part] { return part.place; };
   const int64_t agreed[] = {batch.rows, part.more};
   const Call call{Kind::kGradients, Hash(agreed, sizeof agreed, ~part.layout->key()), what, part.layout.get(), batch,
                   &part};
   auto update = std::make_shared<Update>(part, weight);
-  // Added under the mutex under which the ranks meet: so the updates are in the order of the meetings.
+  // Added under the mutex of the rendezvous, so updates are in the order of their rendezvous.
   std::lock_guard<std::mutex> lock(TheWorld().mutex);
   if (Error error = Meet(call)) return error;
   update->announced = Now();

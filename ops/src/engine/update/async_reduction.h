@@ -1,13 +1,13 @@
-// The overlapped way of a layout: gradients are handed over one by one as they are computed, and a thread of our own
-// reduces them, step by step in the layout's order, while the computation goes on.
+// The overlapped reduction: gradients are handed over one by one as the step computes them. A communication thread
+// reduces them while the computation continues, transfer by transfer in the layout's order.
 //
-// An update is announced before its gradients are there, as one collective of the sequence in which all ranks meet. So
-// updates are in the same order on all ranks; the thread takes them in that order, and the steps of each in the order of
-// its layout: when which gradient is ready differs from rank to rank and does not matter. Before each step the ranks
-// tell each other, asleep until then, that theirs is ready, or that it will not come; on a communicator of its own.
+// The script announces an update before its gradients are ready; the announcement is a collective of the sequence. So
+// all ranks have their updates in the same order, and the thread reduces them in this order, whatever the order in
+// which gradients become ready on a rank. Before each transfer the ranks agree, asleep and on a communicator of their
+// own, that its gradients are ready on all ranks or will not come (readiness.h).
 //
-// An update may be announced in parts, each with a layout of its own. To all that follows, a part is an update; only
-// what counts updates counts the last one.
+// An update may be announced in parts, each with its own layout. Each part is reduced like an update; only the last
+// part counts as one.
 #pragma once
 
 #include <cstdint>
@@ -22,32 +22,35 @@
 
 namespace matex {
 
-// A gradient that is handed over. `done` is called once, by any thread: without an error when `output` holds the sum
-// over ranks, which may be `input`; both stay as they are until then.
+// A gradient that is handed over. `done` is called once, by any thread; without an error `output` then holds the sum
+// over ranks. `output` may be `input`. The caller keeps both unchanged until `done`.
 struct HandedOver {
   const void* input = nullptr;
   void* output = nullptr;
   std::function<void(const Error&)> done;
 };
 
-// Says that an update, or a part of one, will come, with the weight and batch of `ReduceInline`, and meets the other
-// ranks, who must say the same; `ticket` is by what its gradients name it.
-Error Announce(const Part& part, double weight, Batch batch, int64_t* ticket);
+// Announces an update, or a part of one, with the weight and batch of `ReduceInline`. A rendezvous: all ranks must
+// announce the same. Its gradients are handed over under `ticket`.
+Error Announce(const UpdatePart& part, double weight, Batch batch, int64_t* ticket);
 
-// Hands over gradient `entry` of the update `ticket`. Each of its gradients must come, and once, or it be given up.
+// Hands over gradient `entry` of update `ticket`. Each gradient must be handed over exactly once, or the update given
+// up.
 void HandOver(int64_t ticket, int entry, HandedOver gradient);
 
-// The rest of the update will not come, because of `why`: an error on all ranks. Nothing if it is over already.
+// Gives up the rest of the update because of `why`, which becomes an error on all ranks. No effect if the update has
+// ended.
 void GiveUp(int64_t ticket, const std::string& why);
 
-// The same for all updates announced by now; the script ends.
+// Gives up all updates announced so far; called at the end of the script.
 void GiveUpAll(const std::string& why);
 
-// Returns when the thread is done with all of them.
+// Returns when the thread has finished all updates.
 void FinishUpdates();
 
-// Whether gradients travel now, or did a moment ago and more may follow at once. Not while this rank waits for another
-// one's: so it becomes false, whatever else waits for it.
+// Whether gradients travel now, or did a moment ago so that the next transfer may follow at once. It becomes false
+// while this rank waits for gradients, its own or another rank's, so a thread that waits for it cannot cause a
+// deadlock.
 bool GradientsTravel();
 
 }  // namespace matex

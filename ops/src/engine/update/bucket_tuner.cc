@@ -15,11 +15,12 @@
 namespace matex {
 namespace {
 
-// Of a layout's updates the first trace, allocate and wake up threads; the next few are looked at.
+// The first kIgnored updates of a layout trace, allocate and start threads. The updates up to kUpdates are measured.
 constexpr int kIgnored = 3, kUpdates = 13;
 constexpr int kProbeTrials = 3;
-// More than a script uses at a time. The one that was used longest ago is learned anew if it comes again.
-constexpr size_t kMostLayouts = 256;
+// More layouts than a script uses at a time. Beyond it the least recently used layout is forgotten, and measured anew
+// if it returns.
+constexpr size_t kMaxLayouts = 256;
 
 double Median(std::vector<double>* numbers) {
   const auto middle = numbers->begin() + numbers->size() / 2;
@@ -43,7 +44,7 @@ Error Learning::Agree(const Layout& layout) {
   const Span span(Activity::kChoice);
   const std::function<std::string()> place = [] { return std::string("the choice of buckets"); };
   const Waits here(Waiter::kOverlapped, &place);
-  // Medians: one update that something held up says nothing of the others.
+  // Medians: an update that was delayed once does not distort the others.
   std::vector<double> ready;
   for (size_t i = 0; i < layout.entries().size(); ++i) {
     std::vector<double> times;
@@ -53,27 +54,27 @@ Error Learning::Agree(const Layout& layout) {
   seen_.clear();
   Link link;
   if (Error error = ProbeLink(OverlappedAdder(), world.overlapped, kProbeTrials, &link)) return error;
-  // The buckets that there are, small and in the order in which gradients come, are never far from the best.
+  // The current buckets, small and in the order of gradients, are never far from the best.
   if (link.disturbed) return Error();
-  // Before each transfer there is one more small one, by which the ranks say that theirs is ready.
+  // Before each transfer a small all-reduce agrees that its gradients are ready.
   link.start_up *= 2;
-  link.byte *= layout.compression().BytesLeft(world.size);
+  link.byte *= layout.compression().CompressedFraction(world.size);
   const int count = static_cast<int>(ready.size());
   int code = MPI_Allreduce(MPI_IN_PLACE, ready.data(), count, MPI_DOUBLE, MPI_MAX, world.overlapped);
   if (Error error = MpiError(code, "MPI_Allreduce", place())) return error;
   std::vector<double> bytes;
   for (size_t i = 0; i < layout.entries().size(); ++i) {
-    const bool is_owned = !layout.cuts().empty() && !layout.cuts()[i].empty();  // a ring goes around once
+    const bool is_owned = !layout.cuts().empty() && !layout.cuts()[i].empty();  // reduce-scatter: half an all-reduce
     bytes.push_back(layout.entries()[i].bytes() * (is_owned ? 0.5 : 1.0));
   }
-  // The same numbers give the same buckets everywhere, unless processors differ; rank 0's count.
+  // Processors may round differently, so rank 0 decides.
   std::vector<int> boundaries = ChooseBuckets(ready, bytes, link);
   int length = static_cast<int>(boundaries.size());
   code = MPI_Bcast(&length, 1, MPI_INT, 0, world.overlapped);
   boundaries.resize(length);
   if (code == MPI_SUCCESS) code = MPI_Bcast(boundaries.data(), length, MPI_INT, 0, world.overlapped);
   if (Error error = MpiError(code, "MPI_Bcast", place())) return error;
-  steps_ = layout.StepsOf(boundaries);
+  transfers_ = layout.TransfersOf(boundaries);
   return Error();
 }
 
@@ -83,7 +84,7 @@ Learning& AllLearned::Of(const Layout& layout) {
     found->second.used = ++uses_;
     return found->second.learning;
   }
-  if (all_.size() == kMostLayouts) {
+  if (all_.size() == kMaxLayouts) {
     all_.erase(std::min_element(all_.begin(), all_.end(),
                                 [](const auto& a, const auto& b) { return a.second.used < b.second.used; }));
   }

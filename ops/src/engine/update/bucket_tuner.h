@@ -1,5 +1,6 @@
-// The buckets in which the gradients of one layout travel, where they are reduced while others are still computed. The
-// first updates show when each gradient is ready and what a transfer costs; then the ranks agree on buckets for the rest.
+// Chooses the buckets of overlapped gradients from measurements. The overlapped thread reports when the gradients of
+// each update were ready; after a few updates the ranks measure the cost of a transfer and agree on buckets
+// (buckets.h). All ranks switch after the same update.
 #pragma once
 
 #include <cstdint>
@@ -13,28 +14,28 @@ namespace matex {
 
 class Learning {
  public:
-  explicit Learning(const Layout& layout) : steps_(layout.steps()) {}
+  explicit Learning(const Layout& layout) : transfers_(layout.transfers()) {}
 
-  const std::vector<Step>& steps() const { return steps_; }
+  const std::vector<Transfer>& transfers() const { return transfers_; }
 
-  // An update of `layout` is over whose gradients came so many seconds after it was announced. Changes the steps after
-  // the same update on all ranks, for which they meet.
+  // Reports an update of `layout`: the seconds from its announcement to each gradient. Changes the transfers after
+  // the same update on all ranks, by collective calls.
   Error Learn(const Layout& layout, const std::vector<double>& ready);
 
  private:
   Error Agree(const Layout& layout);
 
-  std::vector<Step> steps_;
+  std::vector<Transfer> transfers_;
   int updates_ = 0;
-  std::vector<std::vector<double>> seen_;  // when the gradients of the updates that are looked at came
+  std::vector<std::vector<double>> seen_;  // of each measured update: when its gradients were ready
 };
 
-// What was learned of each layout, by its key. That is what ranks have in common: they trace functions at different
-// times, so that two updates may be of one trace here and of two elsewhere. Each takes the same layouts in the same
-// order, and so knows the same ones. One thread uses it.
+// The measurements of each layout, by its key. Ranks have keys in common, but not traces: two updates may come from
+// one trace on one rank and from two on another. All ranks process the same layouts in the same order, so they keep
+// the same ones. One thread uses it.
 class AllLearned {
  public:
-  // Stays until the next call.
+  // Valid until the next call.
   Learning& Of(const Layout& layout);
 
  private:

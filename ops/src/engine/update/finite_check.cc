@@ -10,7 +10,7 @@
 namespace matex {
 namespace {
 
-// The bits of an exponent that only NaN and infinities have, all of them set.
+// The bits of a float's exponent, all set in NaN and infinities only, and of its fraction, zero in infinities only.
 template <typename Word>
 struct Bits {
   Word exponent;
@@ -20,19 +20,20 @@ constexpr Bits<uint16_t> kFloat16{0x7c00, 0x03ff}, kBfloat16{0x7f80, 0x007f};
 constexpr Bits<uint32_t> kFloat32{0x7f800000u, 0x007fffffu};
 constexpr Bits<uint64_t> kFloat64{0x7ff0000000000000u, 0x000fffffffffffffu};
 
-// What of this rank's part of a step is not finite.
+// The non-finite elements of this rank's part of a transfer.
 struct Finding {
   int32_t rank = 0;
-  int64_t entry = -1;    // the first with such elements; none: -1
-  int64_t element = 0;   // the first of them
-  int64_t nans = 0;      // how many of the step's elements of that entry
+  int64_t entry = -1;    // the first entry with non-finite elements; -1: none
+  int64_t element = 0;   // the index of the first one in this entry
+  int64_t nans = 0;      // their number in this entry's fragment
   int64_t infinite = 0;
   char host[64] = "";
 };
 
-// Those of all ranks: how many ranks have something, and what the lowest of them have. As bytes it travels between ranks.
+// The findings of several ranks: the number of ranks with non-finite elements, and the findings of the lowest ranks.
+// Sent as bytes.
 struct Findings {
-  static constexpr int kNamed = 4;  // of hundreds of ranks, a few tell enough
+  static constexpr int kNamed = 4;  // the ranks that the message names
   int64_t ranks = 0;
   Finding first[kNamed];
 
@@ -66,7 +67,7 @@ void Count(const void* data, int64_t count, Bits<Word> bits, Finding* finding) {
   }
 }
 
-// Calls `work` with the bits of `type`.
+// Calls `work` with the bit masks of `type`.
 template <typename Work>
 void OfType(Type type, Work work) {
   switch (type) {
@@ -83,25 +84,25 @@ void OfType(Type type, Work work) {
   }
 }
 
-// The first piece of `step` in `data` with elements that are not finite.
-Finding Find(const Step& step, const void* data) {
+// The first fragment of `transfer` in `data` with non-finite elements.
+Finding Find(const Transfer& transfer, const void* data) {
   Finding finding;
   const char* at = static_cast<const char*>(data);
-  for (const Piece& piece : step.pieces) {
-    OfType(step.type, [&](auto bits) { Count(at, piece.count, bits, &finding); });
+  for (const Fragment& fragment : transfer.fragments) {
+    OfType(transfer.type, [&](auto bits) { Count(at, fragment.count, bits, &finding); });
     if (finding.nans + finding.infinite > 0) {
-      finding.entry = piece.entry;
-      finding.element += piece.offset;
+      finding.entry = fragment.entry;
+      finding.element += fragment.offset;
       break;
     }
-    at += piece.count * static_cast<int64_t>(SizeOf(step.type));
+    at += fragment.count * static_cast<int64_t>(SizeOf(transfer.type));
   }
   finding.rank = TheWorld().rank;
   std::snprintf(finding.host, sizeof finding.host, "%s", TheWorld().host.c_str());
   return finding;
 }
 
-std::string Told(const Finding& finding, const Layout& layout) {
+std::string Describe(const Finding& finding, const Layout& layout) {
   const Entry& entry = layout.entries()[finding.entry];
   std::string text = "of variable " + entry.ToString() + ": ";
   if (finding.nans > 0) text += std::to_string(finding.nans) + " NaN";
@@ -111,32 +112,32 @@ std::string Told(const Finding& finding, const Layout& layout) {
   return text + ", the first at element " + std::to_string(finding.element);
 }
 
-std::string Told(const Findings& all, const Finding& sum, const Layout& layout) {
+std::string Describe(const Findings& all, const Finding& sum, const Layout& layout) {
   std::string text;
   for (int i = 0; i < all.Named(); ++i) {
     const Finding& one = all.first[i];
     text += (text.empty() ? "" : "; ") + std::string("on rank ") + std::to_string(one.rank) + " (" + one.host + ") " +
-            Told(one, layout);
+            Describe(one, layout);
   }
   if (all.ranks > all.Named()) text += "; and on " + std::to_string(all.ranks - all.Named()) + " more ranks";
   if (all.ranks > 0) return text;
-  return "in the sum over ranks " + Told(sum, layout) + ". The part of each rank is finite; their sum is not";
+  return "in the sum over ranks " + Describe(sum, layout) + ". The gradients of each rank are finite; their sum is not";
 }
 
 }  // namespace
 
 bool AreFinite(Type type, const void* data, int64_t count) {
-  bool are = true;
-  OfType(type, [&](auto bits) { are = AllFinite(data, count, bits); });
-  return are;
+  bool all_finite = true;
+  OfType(type, [&](auto bits) { all_finite = AllFinite(data, count, bits); });
+  return all_finite;
 }
 
-Error AddUpFinite(const Layout& layout, const Step& step, MPI_Comm communicator,
-                  const std::function<std::string()>& place, void* data, float* left,
+Error AddUpFinite(const Layout& layout, const Transfer& transfer, MPI_Comm communicator,
+                  const std::function<std::string()>& place, void* data, float* residual,
                   const AddUp& add_up) {
-  const Finding mine = AreFinite(step.type, data, step.count) ? Finding() : Find(step, data);
-  if (Error error = add_up(step, data, left)) return error;
-  if (AreFinite(step.type, data, step.count)) return Error();
+  const Finding mine = AreFinite(transfer.type, data, transfer.count) ? Finding() : Find(transfer, data);
+  if (Error error = add_up(transfer, data, residual)) return error;
+  if (AreFinite(transfer.type, data, transfer.count)) return Error();
   Findings all;
   all.ranks = mine.entry >= 0;
   all.first[0] = mine;
@@ -144,8 +145,8 @@ Error AddUpFinite(const Layout& layout, const Step& step, MPI_Comm communicator,
     const int code = CombineOverRanks(communicator, &all);
     if (code != MPI_SUCCESS) return MpiError(code, "MPI_Reduce", place());
   }
-  return Error("gradients are not finite numbers at " + place() + ": " + Told(all, Find(step, data), layout) +
-               " (MATEX_CHECK_NUMERICS=1 makes that an error).");
+  return Error("gradients are not finite numbers at " + place() + ": " + Describe(all, Find(transfer, data), layout) +
+               " (MATEX_CHECK_NUMERICS=1 checks this).");
 }
 
 }  // namespace matex

@@ -1,4 +1,5 @@
-// Gradients that are no finite numbers, found and named (MATEX_CHECK_NUMERICS).
+// The check that gradients are finite (MATEX_CHECK_NUMERICS). Both reductions call it around the sum of a transfer. A
+// sum is equal on all ranks, so all ranks raise the same error, which names the variable, the ranks and the element.
 #pragma once
 
 #include <mpi.h>
@@ -13,14 +14,14 @@
 
 namespace matex {
 
-// Whether none of `count` elements is NaN or an infinity. Floating-point types only.
+// Whether all of `count` elements are finite. Floating-point types only.
 bool AreFinite(Type type, const void* data, int64_t count);
 
-// What `add_up` does with a step of `layout` whose pieces are in `data`, with a look at what goes in and one at what comes
-// out. That is the same on all ranks: only where it is not finite do they tell each other, over `communicator`, whose
-// part was not, and all give the same error. `place` tells which update this is.
-Error AddUpFinite(const Layout& layout, const Step& step, MPI_Comm communicator,
-                  const std::function<std::string()>& place, void* data, float* left,
+// Runs `add_up` on a transfer of `layout`, whose fragments are in `data`, and checks the input and the result. If the
+// result, which is equal on all ranks, is not finite, the ranks exchange their findings over `communicator` and
+// return the same error. `place` names the update.
+Error AddUpFinite(const Layout& layout, const Transfer& transfer, MPI_Comm communicator,
+                  const std::function<std::string()>& place, void* data, float* residual,
                   const AddUp& add_up);
 
 }  // namespace matex

@@ -28,8 +28,8 @@ Error ReduceInline(const Layout& layout, const void* const* inputs, void* const*
                    const std::function<std::string()>& place, const Scatter* scatter) {
   World& world = TheWorld();
   const Call call = CallOf(layout, batch, place);
-  const AddUp add_up = [&world, &place](const Step& step, void* data, float* left) {
-    return !world.has_peers() ? Error() : InlineAdder().Sum(step, data, left, place);
+  const AddUp add_up = [&world, &place](const Transfer& transfer, void* data, float* residual) {
+    return !world.has_peers() ? Error() : InlineAdder().Sum(transfer, data, residual, place);
   };
   std::lock_guard<std::mutex> lock(world.mutex);
   static std::vector<char>* const buffer = new std::vector<char>;  // kept from update to update
@@ -44,17 +44,19 @@ Error ReduceInline(const Layout& layout, const void* const* inputs, void* const*
     for (const Shares& shares : scatter->by_type) {
       if (code == MPI_SUCCESS) code = RunShares(shares, inputs, outputs, weight, memory);
     }
-    return Finish(call, MpiError(code, "a sum in shared memory", place()));
+    return Finish(call, MpiError(code, "the all-reduce in shared memory", place()));
   }
-  for (const Step& step : layout.steps()) {
-    if (memory != nullptr && !step.compressed) {
-      error = MpiError(RunStep(step, inputs, outputs, weight, memory), "a sum in shared memory", place());
+  for (const Transfer& transfer : layout.transfers()) {
+    if (memory != nullptr && !transfer.compressed) {
+      error =
+          MpiError(RunTransfer(transfer, inputs, outputs, weight, memory), "the all-reduce in shared memory", place());
     } else if (layout.checked()) {
-      error = RunStep(layout, step, inputs, outputs, weight, buffer, [&](const Step&, void* data, float* left) {
-        return AddUpFinite(layout, step, world.gradients, update, data, left, add_up);
-      });
+      error = RunTransfer(layout, transfer, inputs, outputs, weight, buffer,
+                          [&](const Transfer&, void* data, float* residual) {
+                            return AddUpFinite(layout, transfer, world.gradients, update, data, residual, add_up);
+                          });
     } else {
-      error = RunStep(layout, step, inputs, outputs, weight, buffer, add_up);
+      error = RunTransfer(layout, transfer, inputs, outputs, weight, buffer, add_up);
     }
     if (error) break;
   }
@@ -70,10 +72,10 @@ Error SumInPlace(const Layout& layout, const std::vector<void*>& addresses, Batc
   if (error) return error;
   int code = MPI_SUCCESS;
   for (size_t i = 0; i < addresses.size() && code == MPI_SUCCESS && world.has_peers(); ++i) {
-    const Step& step = layout.steps()[i];
-    const Span span(Activity::kTransfer, step.count * static_cast<int64_t>(SizeOf(step.type)));
-    code = MPI_Allreduce(MPI_IN_PLACE, addresses[i], static_cast<int>(step.count), MpiType(step.type),
-                         MpiOp(step.type, Reduction::kSum), world.gradients);
+    const Transfer& transfer = layout.transfers()[i];
+    const Span span(Activity::kTransfer, transfer.count * static_cast<int64_t>(SizeOf(transfer.type)));
+    code = MPI_Allreduce(MPI_IN_PLACE, addresses[i], static_cast<int>(transfer.count), MpiType(transfer.type),
+                         MpiOp(transfer.type, Reduction::kSum), world.gradients);
   }
   return Finish(call, MpiError(code, "MPI_Allreduce", place()));
 }

@@ -1,4 +1,5 @@
-// The inline way of a layout: all of it, in the calling thread, step by step in the layout's order.
+// The inline reduction: the calling thread reduces all transfers of a layout, in order, and returns the sums. The
+// kernels of TensorFlow and XLA and the C interface call it. It is one collective of the sequence.
 #pragma once
 
 #include <functional>
@@ -12,14 +13,14 @@
 
 namespace matex {
 
-// outputs[i] = the sum over ranks of weight * inputs[i]; an output may be its input. Ranks must agree on the
-// `batch`. `place` says where in the program the
-// update is. With a `scatter`, which says who needs what, an output may have this rank's sums only.
+// outputs[i] = the sum over ranks of weight * inputs[i]; outputs[i] may be inputs[i]. Ranks must agree on `batch`.
+// `place` names the place in the program. With a `scatter`, an output may contain only the sums that this rank needs;
+// its other elements are undefined.
 Error ReduceInline(const Layout& layout, const void* const* inputs, void* const* outputs, double weight, Batch batch,
                    const std::function<std::string()>& place, const Scatter* scatter = nullptr);
 
-// Adds up over ranks what lies at addresses[i], of step i of the layout, wherever MPI finds that: in a device's memory, too.
-// Gradients have been scaled before. Nothing is computed here but by MPI.
+// Sums over ranks the buffers addresses[i] of transfer i of the layout, in place. The buffers may be in device
+// memory: only MPI accesses them. The caller has applied the weight.
 Error SumInPlace(const Layout& layout, const std::vector<void*>& addresses, Batch batch,
                  const std::function<std::string()>& place);
 

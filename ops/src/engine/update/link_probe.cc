@@ -15,17 +15,17 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// Elements that are sent, and how often.
+// The elements of a small and of a large probe, and the number of probes of each.
 constexpr int kSmall = 256, kLarge = 256 << 10, kProbes = 7;
-// Of the large ones but for the fastest and the slowest, how much longer than the shortest the longest may take.
-constexpr double kMostSpread = 4;
+// Of the large probes without the fastest and the slowest: the maximum ratio of the longest to the shortest time.
+constexpr double kMaxSpread = 4;
 
 std::mutex& LastMutex() {
   static std::mutex* const mutex = new std::mutex;
   return *mutex;
 }
 
-bool found_one = false;
+bool has_last = false;
 Link last;
 
 double CpuSeconds() {
@@ -35,9 +35,9 @@ double CpuSeconds() {
 }
 
 Error ProbeOnce(Adder& adder, MPI_Comm communicator, Link* link) {
-  const auto place = [] { return std::string("the probe of what a transfer costs"); };
+  const auto place = [] { return std::string("the measurement of a transfer"); };
   std::vector<float> data(kLarge, 0.0f);
-  double found[3] = {0, 0, 0};  // the medians, and the spread of the last
+  double results[3] = {0, 0, 0};  // the two medians, and the spread of the large probes
   for (int kind = 0; kind < 2; ++kind) {
     std::vector<double> seconds;
     for (int probe = 0; probe < kProbes; ++probe) {
@@ -47,14 +47,14 @@ Error ProbeOnce(Adder& adder, MPI_Comm communicator, Link* link) {
       seconds.push_back(std::chrono::duration<double>(Clock::now() - start).count());
     }
     std::sort(seconds.begin(), seconds.end());
-    found[kind] = seconds[kProbes / 2];
-    found[2] = seconds[kProbes - 2] / std::max(seconds[1], 1e-9);
+    results[kind] = seconds[kProbes / 2];
+    results[2] = seconds[kProbes - 2] / std::max(seconds[1], 1e-9);
   }
-  const int code = MPI_Allreduce(MPI_IN_PLACE, found, 3, MPI_DOUBLE, MPI_MAX, communicator);
+  const int code = MPI_Allreduce(MPI_IN_PLACE, results, 3, MPI_DOUBLE, MPI_MAX, communicator);
   if (Error error = MpiError(code, "MPI_Allreduce", place())) return error;
-  link->start_up = found[0];
-  link->byte = std::max(found[1] - found[0], 0.0) / ((kLarge - kSmall) * sizeof(float));
-  link->disturbed = link->byte <= 0 || found[2] > kMostSpread;
+  link->start_up = results[0];
+  link->byte = std::max(results[1] - results[0], 0.0) / ((kLarge - kSmall) * sizeof(float));
+  link->disturbed = link->byte <= 0 || results[2] > kMaxSpread;
   return Error();
 }
 
@@ -91,13 +91,13 @@ Error TimeSums(Adder& adder, MPI_Comm communicator, int64_t bytes, int probes, d
 bool LastLink(Link* link) {
   std::lock_guard<std::mutex> lock(LastMutex());
   *link = last;
-  return found_one;
+  return has_last;
 }
 
 void NoteLink(const Link& link) {
   std::lock_guard<std::mutex> lock(LastMutex());
   last = link;
-  found_one = true;
+  has_last = true;
 }
 
 }  // namespace matex

@@ -1,4 +1,5 @@
-// What a transfer costs here, found out by a few of them.
+// Measures the cost of a transfer: start-up time and time per byte. bucket_tuner.cc and the C interface call it; all
+// ranks take part and get the same result.
 #pragma once
 
 #include "engine/layout/buckets.h"
@@ -7,15 +8,15 @@
 
 namespace matex {
 
-// By sums of `adder`, whose communicator is `communicator`; the same on all ranks, which call it together. Where other
-// work disturbs it, it is done again, up to `trials` times.
+// Measures with sums of `adder`, whose communicator is `communicator`. Collective; the same result on all ranks. A
+// probe that other work has disturbed is repeated, up to `trials` probes.
 Error ProbeLink(Adder& adder, MPI_Comm communicator, int trials, Link* link);
 
-// Times `probes` sums of `bytes`, in chunks, into `seconds`, the longest of all ranks; `cpu`: seconds of a core that all of
-// them took this process.
+// Times `probes` sums of `bytes`, in chunks. `seconds[i]`: the longest time of sum i over ranks. `cpu`: the core
+// seconds of this process in all sums.
 Error TimeSums(Adder& adder, MPI_Comm communicator, int64_t bytes, int probes, double* seconds, double* cpu);
 
-// What the last probe found; false if there was none.
+// The result of the last probe; false if there was none.
 bool LastLink(Link* link);
 void NoteLink(const Link& link);
 

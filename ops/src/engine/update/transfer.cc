@@ -17,195 +17,202 @@ Byte* At(Byte* tensor, int64_t offset, size_t size) {
   return tensor + offset * static_cast<int64_t>(size);
 }
 
-// Adds to `data` what compression has left of the step's gradients before; that is then none.
-void AddResiduals(const Layout& layout, const Step& step, float* data) {
-  for (const Piece& piece : step.pieces) {
-    std::vector<float>& residual = *layout.residual(piece.entry);
-    residual.resize(layout.entries()[piece.entry].count());
-    float* const kept = residual.data() + piece.offset;
-    for (int64_t i = 0; i < piece.count; ++i) data[i] += kept[i];
-    std::fill_n(kept, piece.count, 0.0f);
-    data += piece.count;
+// Adds the residuals of the transfer's gradients to `data`, and sets them to zero.
+void AddResiduals(const Layout& layout, const Transfer& transfer, float* data) {
+  for (const Fragment& fragment : transfer.fragments) {
+    std::vector<float>& residual = *layout.residual(fragment.entry);
+    residual.resize(layout.entries()[fragment.entry].count());
+    float* const kept = residual.data() + fragment.offset;
+    for (int64_t i = 0; i < fragment.count; ++i) data[i] += kept[i];
+    std::fill_n(kept, fragment.count, 0.0f);
+    data += fragment.count;
   }
 }
 
-// A variable that is in the step twice keeps both.
-void KeepResiduals(const Layout& layout, const Step& step, const float* left) {
-  for (const Piece& piece : step.pieces) {
-    float* const kept = layout.residual(piece.entry)->data() + piece.offset;
-    for (int64_t i = 0; i < piece.count; ++i) kept[i] += left[i];
-    left += piece.count;
+// Adds, because a variable may occur twice in a transfer.
+void KeepResiduals(const Layout& layout, const Transfer& transfer, const float* residual) {
+  for (const Fragment& fragment : transfer.fragments) {
+    float* const kept = layout.residual(fragment.entry)->data() + fragment.offset;
+    for (int64_t i = 0; i < fragment.count; ++i) kept[i] += residual[i];
+    residual += fragment.count;
   }
 }
 
-// Does `work` with what of each piece is in [first, first + count) of the step, and where in the step that is.
+// Calls `work` for the part of each fragment within [first, first + count) of the transfer, with its offset in the
+// transfer.
 template <typename Work>
-void InPieces(const Step& step, int64_t first, int64_t count, Work work) {
+void InFragments(const Transfer& transfer, int64_t first, int64_t count, Work work) {
   int64_t at = 0;
-  for (const Piece& piece : step.pieces) {
-    const int64_t begin = std::max(at, first), end = std::min(at + piece.count, first + count);
-    if (begin < end) work(Piece{piece.entry, piece.offset + begin - at, end - begin}, begin);
-    at += piece.count;
+  for (const Fragment& fragment : transfer.fragments) {
+    const int64_t begin = std::max(at, first), end = std::min(at + fragment.count, first + count);
+    if (begin < end) work(Fragment{fragment.entry, fragment.offset + begin - at, end - begin}, begin);
+    at += fragment.count;
     if (at >= first + count) break;
   }
 }
 
-// From where to where in a step this rank's elements are; all of them, where all ranks need all.
-std::pair<int64_t, int64_t> OwnOf(const Step& step) {
-  if (step.owned.empty()) return {0, step.count};
-  const auto own = step.owned.begin() + TheWorld().rank;
-  const int64_t first = std::accumulate(step.owned.begin(), own, int64_t{0});
+// The range of this rank's elements in a transfer; the whole transfer if all ranks need all elements.
+std::pair<int64_t, int64_t> OwnOf(const Transfer& transfer) {
+  if (transfer.owned.empty()) return {0, transfer.count};
+  const auto own = transfer.owned.begin() + TheWorld().rank;
+  const int64_t first = std::accumulate(transfer.owned.begin(), own, int64_t{0});
   return {first, first + *own};
 }
 
-// Bytes of a sum that cost as much as a step does, of so many that are added up. Where each rank gets its own, a ring goes
-// around once in place of twice.
-int64_t Sent(const Step& step, int64_t bytes) {
-  if (!step.owned.empty()) return bytes / 2;
-  if (!step.compressed) return bytes;
+// The bytes of a plain all-reduce that costs as much as this transfer of `bytes`. A reduce-scatter goes around the
+// ring once in place of twice.
+int64_t EquivalentBytes(const Transfer& transfer, int64_t bytes) {
+  if (!transfer.owned.empty()) return bytes / 2;
+  if (!transfer.compressed) return bytes;
   const World& world = TheWorld();
   if (world.compression.between_nodes) return bytes;
-  return static_cast<int64_t>(bytes * world.compression.BytesLeft(world.size));
+  return static_cast<int64_t>(bytes * world.compression.CompressedFraction(world.size));
 }
 
 }  // namespace
 
-Error RunStep(const Layout& layout, const Step& step, const void* const* inputs, void* const* outputs, double weight,
-              std::vector<char>* buffer, const AddUp& add_up) {
-  const size_t size = SizeOf(step.type);
-  const bool fused = step.pieces.size() > 1;
-  const Piece& first = step.pieces.front();
-  const int64_t bytes = step.count * static_cast<int64_t>(size);
-  const Span bucket(Activity::kBucket, &step.name, bytes);
-  // What is left comes behind what is fused.
-  const size_t needed = (fused ? step.count * size : 0) + (step.compressed ? step.count * sizeof(float) : 0);
+Error RunTransfer(const Layout& layout, const Transfer& transfer, const void* const* inputs, void* const* outputs,
+                  double weight, std::vector<char>* buffer, const AddUp& add_up) {
+  const size_t size = SizeOf(transfer.type);
+  const bool fused = transfer.fragments.size() > 1;
+  const Fragment& first = transfer.fragments.front();
+  const int64_t bytes = transfer.count * static_cast<int64_t>(size);
+  const Span bucket(Activity::kBucket, &transfer.name, bytes);
+  // The residuals follow the fused elements.
+  const size_t needed =
+      (fused ? transfer.count * size : 0) + (transfer.compressed ? transfer.count * sizeof(float) : 0);
   if (buffer->size() < needed) buffer->resize(needed);
-  float* const left =
-      step.compressed ? reinterpret_cast<float*>(buffer->data() + needed) - step.count : nullptr;
+  float* const residual =
+      transfer.compressed ? reinterpret_cast<float*>(buffer->data() + needed) - transfer.count : nullptr;
   char* const data = fused ? buffer->data() : At(static_cast<char*>(outputs[first.entry]), first.offset, size);
-  // Scaled just before it is sent and, if fused, copied out just after: a chunk is in the cache all the while.
+  // Scaled just before the transfer and copied out just after it, so that a chunk stays in the cache.
   {
     const Span span(Activity::kCopyIn, bytes);
     char* at = data;
-    for (const Piece& piece : step.pieces) {
-      const char* from = At(static_cast<const char*>(inputs[piece.entry]), piece.offset, size);
-      Scale(step.type, from, at, piece.count, weight);
-      at = At(at, piece.count, size);
+    for (const Fragment& fragment : transfer.fragments) {
+      const char* from = At(static_cast<const char*>(inputs[fragment.entry]), fragment.offset, size);
+      Scale(transfer.type, from, at, fragment.count, weight);
+      at = At(at, fragment.count, size);
     }
-    if (step.compressed) AddResiduals(layout, step, reinterpret_cast<float*>(data));
+    if (transfer.compressed) AddResiduals(layout, transfer, reinterpret_cast<float*>(data));
   }
   {
-    const Span span(Activity::kTransfer, Sent(step, bytes));
-    if (Error error = add_up(step, data, left)) return error;
+    const Span span(Activity::kTransfer, EquivalentBytes(transfer, bytes));
+    if (Error error = add_up(transfer, data, residual)) return error;
   }
-  if (step.compressed) KeepResiduals(layout, step, left);
+  if (transfer.compressed) KeepResiduals(layout, transfer, residual);
   if (!fused) return Error();
-  const auto [begin, end] = OwnOf(step);
+  const auto [begin, end] = OwnOf(transfer);
   const Span span(Activity::kCopyOut, (end - begin) * static_cast<int64_t>(size));
-  InPieces(step, begin, end - begin, [&](const Piece& piece, int64_t at) {
-    char* to = At(static_cast<char*>(outputs[piece.entry]), piece.offset, size);
-    std::memcpy(to, At(data, at, size), piece.count * size);
+  InFragments(transfer, begin, end - begin, [&](const Fragment& fragment, int64_t at) {
+    char* to = At(static_cast<char*>(outputs[fragment.entry]), fragment.offset, size);
+    std::memcpy(to, At(data, at, size), fragment.count * size);
   });
   return Error();
 }
 
-int GatherStep(const Step& step, void* const* wholes, std::vector<char>* buffer, const Gather& gather) {
-  const size_t size = SizeOf(step.type);
-  const Piece& first = step.pieces.front();
-  if (step.pieces.size() == 1) return gather(step, At(static_cast<char*>(wholes[first.entry]), first.offset, size));
-  if (buffer->size() < step.count * size) buffer->resize(step.count * size);
+int GatherTransfer(const Transfer& transfer, void* const* wholes, std::vector<char>* buffer, const Gather& gather) {
+  const size_t size = SizeOf(transfer.type);
+  const Fragment& first = transfer.fragments.front();
+  if (transfer.fragments.size() == 1)
+    return gather(transfer, At(static_cast<char*>(wholes[first.entry]), first.offset, size));
+  if (buffer->size() < transfer.count * size) buffer->resize(transfer.count * size);
   const auto copy = [&](int64_t begin, int64_t end, bool out) {
-    InPieces(step, begin, end - begin, [&](const Piece& piece, int64_t at) {
-      char* const whole = At(static_cast<char*>(wholes[piece.entry]), piece.offset, size);
+    InFragments(transfer, begin, end - begin, [&](const Fragment& fragment, int64_t at) {
+      char* const whole = At(static_cast<char*>(wholes[fragment.entry]), fragment.offset, size);
       char* const fused = At(buffer->data(), at, size);
-      std::memcpy(out ? whole : fused, out ? fused : whole, piece.count * size);
+      std::memcpy(out ? whole : fused, out ? fused : whole, fragment.count * size);
     });
   };
-  const auto [begin, end] = OwnOf(step);
+  const auto [begin, end] = OwnOf(transfer);
   copy(begin, end, false);
-  if (const int code = gather(step, buffer->data())) return code;
+  if (const int code = gather(transfer, buffer->data())) return code;
   copy(0, begin, true);
-  copy(end, step.count, true);
+  copy(end, transfer.count, true);
   return MPI_SUCCESS;
 }
 
-int RunStep(const Step& step, const void* const* inputs, void* const* outputs, double weight, SharedMemory* memory) {
-  const size_t size = SizeOf(step.type);
-  const int64_t bytes = step.count * static_cast<int64_t>(size);
-  const Span bucket(Activity::kBucket, &step.name, bytes);
+int RunTransfer(const Transfer& transfer, const void* const* inputs, void* const* outputs, double weight,
+                SharedMemory* memory) {
+  const size_t size = SizeOf(transfer.type);
+  const int64_t bytes = transfer.count * static_cast<int64_t>(size);
+  const Span bucket(Activity::kBucket, &transfer.name, bytes);
   const Span span(Activity::kTransfer, bytes);
-  const auto put = [&](char* to, int64_t first, int64_t count) {
-    InPieces(step, first, count, [&](const Piece& piece, int64_t at) {
-      const char* const from = At(static_cast<const char*>(inputs[piece.entry]), piece.offset, size);
-      Scale(step.type, from, At(to, at - first, size), piece.count, weight);
+  const auto produce = [&](char* to, int64_t first, int64_t count) {
+    InFragments(transfer, first, count, [&](const Fragment& fragment, int64_t at) {
+      const char* const from = At(static_cast<const char*>(inputs[fragment.entry]), fragment.offset, size);
+      Scale(transfer.type, from, At(to, at - first, size), fragment.count, weight);
     });
   };
-  return memory->Sum(step.type, step.count, put, [&](const char* one, const char* other, int64_t first, int64_t count) {
-    InPieces(step, first, count, [&](const Piece& piece, int64_t at) {
-      const char* const more = other == nullptr ? nullptr : At(other, at - first, size);
-      char* const to = At(static_cast<char*>(outputs[piece.entry]), piece.offset, size);
-      SharedMemory::Write(step.type, At(one, at - first, size), more, to, piece.count);
-    });
-  });
+  return memory->Sum(transfer.type, transfer.count, produce,
+                     [&](const char* one, const char* other, int64_t first, int64_t count) {
+                       InFragments(transfer, first, count, [&](const Fragment& fragment, int64_t at) {
+                         const char* const more = other == nullptr ? nullptr : At(other, at - first, size);
+                         char* const to = At(static_cast<char*>(outputs[fragment.entry]), fragment.offset, size);
+                         SharedMemory::Write(transfer.type, At(one, at - first, size), more, to, fragment.count);
+                       });
+                     });
 }
 
 Scatter::Scatter(const Layout& layout, int ranks) {
   const Cuts& cuts = layout.cuts();
   for (int type = 0; type < kTypes; ++type) {
     Shares shares(ranks + 1);
-    int64_t all = 0;
-    const auto give = [&](Step* to, int entry, int64_t first, int64_t last) {
+    int64_t total = 0;
+    const auto give = [&](Transfer* to, int entry, int64_t first, int64_t last) {
       if (first == last) return;
-      to->pieces.push_back({entry, first, last - first});
+      to->fragments.push_back({entry, first, last - first});
       to->count += last - first;
-      all += last - first;
+      total += last - first;
     };
     for (int i = 0; i < static_cast<int>(layout.entries().size()); ++i) {
       const Entry& entry = layout.entries()[i];
       if (entry.type != static_cast<Type>(type)) continue;
       if (cuts[i].empty()) give(&shares.back(), i, 0, entry.count());
-      for (int rank = 0; rank < ranks && !cuts[i].empty(); ++rank) give(&shares[rank], i, cuts[i][rank], cuts[i][rank + 1]);
+      for (int rank = 0; rank < ranks && !cuts[i].empty(); ++rank)
+        give(&shares[rank], i, cuts[i][rank], cuts[i][rank + 1]);
     }
-    for (Step& share : shares) {
+    for (Transfer& share : shares) {
       share.type = static_cast<Type>(type);
       share.name = NameOf(layout.entries(), 0, layout.entries().size());
     }
-    if (all > 0) by_type.push_back(std::move(shares));
+    if (total > 0) by_type.push_back(std::move(shares));
   }
 }
 
-// Each part has as much of one rank's share as of another's, so that all have as much to add up after each meeting.
-int RunShares(const Shares& shares, const void* const* inputs, void* const* outputs, double weight, SharedMemory* memory) {
+// Each chunk contains equal amounts of each rank's share, so that all ranks sum equally much after each meeting.
+int RunShares(const Shares& shares, const void* const* inputs, void* const* outputs, double weight,
+              SharedMemory* memory) {
   const Type type = shares.front().type;
   const size_t size = SizeOf(type);
-  int64_t longest = 0, all = 0, filled = 0;
-  for (const Step& share : shares) {
+  int64_t longest = 0, total = 0, filled = 0;
+  for (const Transfer& share : shares) {
     longest = std::max(longest, share.count);
-    all += share.count;
+    total += share.count;
     filled += share.count > 0;
   }
-  const Span bucket(Activity::kBucket, &shares.front().name, all * static_cast<int64_t>(size));
-  const Span span(Activity::kTransfer, all * static_cast<int64_t>(size));
-  const int64_t part = memory->PartOf(type) / filled;
-  std::vector<SharedMemory::Wanted> wanted;
-  for (int64_t first = 0; first < longest; first += part) {
+  const Span bucket(Activity::kBucket, &shares.front().name, total * static_cast<int64_t>(size));
+  const Span span(Activity::kTransfer, total * static_cast<int64_t>(size));
+  const int64_t chunk = memory->ElementsPerChunk(type) / filled;
+  std::vector<SharedMemory::Needed> needed_ranges;
+  for (int64_t first = 0; first < longest; first += chunk) {
     char* mine = nullptr;
-    if (const int code = memory->BeginPart(&mine)) return code;
+    if (const int code = memory->BeginChunk(&mine)) return code;
     int64_t place = 0;
-    wanted.clear();
+    needed_ranges.clear();
     for (int share = 0; share < static_cast<int>(shares.size()); ++share) {
-      const int64_t taken = std::min(std::max(shares[share].count - first, int64_t{0}), part);
-      const bool is_wanted = share == memory->rank() || share == static_cast<int>(shares.size()) - 1;
-      InPieces(shares[share], first, taken, [&](const Piece& piece, int64_t at) {
+      const int64_t count = std::min(std::max(shares[share].count - first, int64_t{0}), chunk);
+      const bool is_needed = share == memory->rank() || share == static_cast<int>(shares.size()) - 1;
+      InFragments(shares[share], first, count, [&](const Fragment& fragment, int64_t at) {
         const int64_t within = place + at - first;
-        Scale(type, At(static_cast<const char*>(inputs[piece.entry]), piece.offset, size), At(mine, within, size),
-              piece.count, weight);
-        char* const to = At(static_cast<char*>(outputs[piece.entry]), piece.offset, size);
-        if (is_wanted) wanted.push_back({within, piece.count, to});
+        Scale(type, At(static_cast<const char*>(inputs[fragment.entry]), fragment.offset, size), At(mine, within, size),
+              fragment.count, weight);
+        char* const to = At(static_cast<char*>(outputs[fragment.entry]), fragment.offset, size);
+        if (is_needed) needed_ranges.push_back({within, fragment.count, to});
       });
-      place += taken;
+      place += count;
     }
-    if (const int code = memory->Sum(type, wanted)) return code;
+    if (const int code = memory->Sum(type, needed_ranges)) return code;
   }
   return MPI_SUCCESS;
 }

@@ -1,4 +1,5 @@
-// One step of a layout: its pieces scaled and brought together, reduced, and brought back.
+// Runs one transfer of a layout: scales its fragments into one message, sums it over ranks and copies the sums out.
+// Both reductions call it, with their own `add_up`. A transfer of one fragment is summed in place, without a copy.
 #pragma once
 
 #include <cstdint>
@@ -11,32 +12,36 @@
 
 namespace matex {
 
-// `data` = the sum over ranks of `data`, the elements of `step`, of those that ranks own each its own; where that is
-// compressed, `left` = what this rank keeps.
-using AddUp = std::function<Error(const Step& step, void* data, float* left)>;
+// data = the sum over ranks of `data`, the elements of a transfer; if ranks own the elements, each rank gets its own.
+// If the transfer is compressed, `residual` receives the error that this rank keeps.
+using AddUp = std::function<Error(const Transfer& transfer, void* data, float* residual)>;
 
-// outputs[i] = the sum over ranks of weight * inputs[i] for the pieces of a `step` of `layout`; an output may be its
-// input. Of what other ranks own, outputs are left with anything. Steps of several pieces go through `buffer`, which grows as it must. Of compressed ones the residuals are added
-// to what is sent, and become what is left.
-Error RunStep(const Layout& layout, const Step& step, const void* const* inputs, void* const* outputs, double weight,
-              std::vector<char>* buffer, const AddUp& add_up);
+// outputs[i] = the sum over ranks of weight * inputs[i], for the fragments of a transfer of `layout`; outputs[i] may
+// be inputs[i]. Elements that other ranks own are undefined. Transfers of several fragments use `buffer`, which grows
+// as needed. If the transfer is compressed, the residuals are added before it and replaced after it.
+Error RunTransfer(const Layout& layout, const Transfer& transfer, const void* const* inputs, void* const* outputs,
+                  double weight, std::vector<char>* buffer, const AddUp& add_up);
 
-// The same of a step that is not compressed, through `memory`, without a buffer. Returns an error code of MPI.
-int RunStep(const Step& step, const void* const* inputs, void* const* outputs, double weight, SharedMemory* memory);
+// The same for an uncompressed transfer, through shared memory and without a buffer. Returns an MPI error code.
+int RunTransfer(const Transfer& transfer, const void* const* inputs, void* const* outputs, double weight,
+                SharedMemory* memory);
 
-// `wholes` = what the ranks have of the elements of `step`, each of which one rank owns. `gather` does it in a buffer.
-using Gather = std::function<int(const Step& step, void* data)>;
-int GatherStep(const Step& step, void* const* wholes, std::vector<char>* buffer, const Gather& gather);
+// All-gather of a transfer whose elements are owned: `wholes` become complete. `gather` gathers a buffer in place.
+// Returns an MPI error code.
+using Gather = std::function<int(const Transfer& transfer, void* data)>;
+int GatherTransfer(const Transfer& transfer, void* const* wholes, std::vector<char>* buffer, const Gather& gather);
 
-// What is added up together: of one type, for each rank what it alone needs, and last what all do. Of any length.
-using Shares = std::vector<Step>;
+// Elements that are summed together, of one type and any length: for each rank those that it alone needs, and last
+// those that all ranks need.
+using Shares = std::vector<Transfer>;
 struct Scatter {
   Scatter(const Layout& layout, int ranks);
   std::vector<Shares> by_type;
 };
 
-// The sums of `shares`, through `memory`, for those who need them; elsewhere the outputs are left with anything.
-// Returns an error code of MPI.
-int RunShares(const Shares& shares, const void* const* inputs, void* const* outputs, double weight, SharedMemory* memory);
+// Sums `shares` through shared memory, each element for the ranks that need it; other elements of the outputs are
+// undefined. Returns an MPI error code.
+int RunShares(const Shares& shares, const void* const* inputs, void* const* outputs, double weight,
+              SharedMemory* memory);
 
 }  // namespace matex

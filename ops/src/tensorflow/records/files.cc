@@ -14,10 +14,10 @@ namespace matex {
 namespace {
 
 constexpr std::chrono::seconds kIdle(30);
-constexpr int64_t kThreads = 16, kLeastAhead = 256 << 10, kMostAhead = 8 << 20;
+constexpr int64_t kThreads = 16, kMinAhead = 256 << 10, kMaxAhead = 8 << 20;
 
-// A part of what this process may have open, and as many as a pipeline may well read in turn.
-size_t CountMostOpen() {
+// A quarter of the descriptors that this process may open: at least 16, at most 1024.
+size_t CountMaxOpen() {
   struct rlimit limit;
   if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return 1024;
   return std::max<size_t>(16, std::min<size_t>(1024, limit.rlim_cur / 4));
@@ -91,14 +91,14 @@ void OpenFile::ReadAhead(int64_t offset, int64_t count) const {
   int64_t begin = 0, end = 0;
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    // Several threads read a run; each may be a few records ahead of the others.
+    // Several threads read one run; each may be a few records ahead of the others.
     if (offset < first_ || offset > last_ + kThreads * count) {
       first_ = last_ = fetched_ = offset;
     }
     last_ = std::max(last_, offset + count);
     begin = std::max(fetched_, last_);
-    end = last_ + std::min(kMostAhead, (last_ - first_) / 4);
-    if (end - begin < std::min(kLeastAhead, (last_ - first_) / 8)) return;
+    end = last_ + std::min(kMaxAhead, (last_ - first_) / 4);
+    if (end - begin < std::min(kMinAhead, (last_ - first_) / 8)) return;
     fetched_ = end;
   }
   if (end > begin) posix_fadvise(descriptor_, begin, end - begin, POSIX_FADV_WILLNEED);
@@ -116,7 +116,7 @@ std::shared_ptr<const OpenFile> OpenFiles::Take(int64_t number) {
 }
 
 void OpenFiles::Keep(int64_t number, std::shared_ptr<const OpenFile> file) {
-  std::vector<std::shared_ptr<const OpenFile>> closed;  // once others may go on
+  std::vector<std::shared_ptr<const OpenFile>> closed;  // destroyed after the mutex is released
   std::lock_guard<std::mutex> lock(mutex_);
   const auto now = std::chrono::steady_clock::now();
   for (auto entry = entries_.begin(); entry != entries_.end();) {
@@ -125,7 +125,7 @@ void OpenFiles::Keep(int64_t number, std::shared_ptr<const OpenFile> file) {
     entry = goes ? entries_.erase(entry) : std::next(entry);
   }
   entries_.push_front({number, std::move(file), now});
-  for (const size_t most = CountMostOpen(); entries_.size() > most;) {
+  for (const size_t max_open = CountMaxOpen(); entries_.size() > max_open;) {
     closed.push_back(std::move(entries_.back().file));
     entries_.pop_back();
   }
@@ -134,7 +134,7 @@ void OpenFiles::Keep(int64_t number, std::shared_ptr<const OpenFile> file) {
 std::shared_ptr<const OpenFile> OpenFiles::Open(const RecordFile& file, Problem* problem) {
   std::shared_ptr<const OpenFile> open = Take(file.number);
   if (open != nullptr && open->State() == file.state) return open;
-  // Under its name there may be another by now, whose records are the ones that are known.
+  // A new file of that name may have the state of the index.
   open = std::make_shared<const OpenFile>(file.name, /*jumps=*/true);
   if (!open->is_open()) {
     *problem = MakeSystemProblem("opened", errno);

@@ -1,4 +1,5 @@
-// Files of records: where their records begin, and the bytes of one. For files of this machine's file system alone.
+// Record files: indexed files (RecordFiles), open file descriptors (OpenFiles) and reads at offsets. The kernels read
+// records by ticket. Only local file systems are supported; a file that has changed since it was indexed is an error.
 #pragma once
 
 #include <sys/stat.h>
@@ -19,7 +20,7 @@ namespace matex {
 // The numbers are part of the C interface (kernels.cc).
 enum class RecordFormat : int { kTfRecord = 0, kText = 1, kFixed = 2 };
 
-// Which state of a file: that of one that is written or replaced is another.
+// The state of a file: its size and modification time. A file that was written or replaced has another state.
 struct FileState {
   static FileState Of(const struct stat& found);
   bool operator==(const FileState& other) const { return size == other.size && mtime_ns == other.mtime_ns; }
@@ -28,28 +29,28 @@ struct FileState {
   int64_t mtime_ns = 0;
 };
 
-// What keeps records from being read: a code of TensorFlow's errors and the sentence. With 0 a sentence is a warning.
-// The name of the file is not in it: another rank may have found the problem in a copy of its own.
+// The reason why records cannot be read: a TensorFlow error code and a sentence; with code 0 the sentence is a
+// warning. It does not name the file, because another rank may have found the problem in its own copy.
 struct Problem {
   int code = 0;
   std::string text;
 };
 
-// A file whose records are known.
+// A file with an index of its records.
 struct RecordFile {
   int64_t number = 0;
   std::string name;
   RecordFormat format = RecordFormat::kTfRecord;
   FileState state;
-  std::vector<int64_t> offsets, lengths;  // of a file of records of fixed length there are none
+  std::vector<int64_t> offsets, lengths;  // empty for records of fixed length
   Problem problem;                        // after these records
-  int64_t place = 0;                      // of the problem
+  int64_t place = 0;                      // the position of the problem
 };
 
-// All files whose records are known to this process, each by its number, and by its format and name.
+// All indexed files of this process, by number, and by format and name. A name keeps its number.
 class RecordFiles {
  public:
-  // The number of the file, which it keeps.
+  // Adds or replaces a file and returns its number.
   int64_t Put(RecordFile file);
   std::shared_ptr<const RecordFile> Find(RecordFormat format, const std::string& name) const;
   std::shared_ptr<const RecordFile> Get(int64_t number) const;
@@ -62,10 +63,10 @@ class RecordFiles {
 
 RecordFiles& TheRecordFiles();
 
-// A file that is open for reading.
+// A file that is open for reading. Several threads may read it.
 class OpenFile {
  public:
-  // jumps: whether the system is to fetch no more than is read.
+  // jumps: whether reads are at random offsets, so that the kernel reads no further than asked.
   explicit OpenFile(const std::string& name, bool jumps = false);
   ~OpenFile();
   OpenFile(const OpenFile&) = delete;
@@ -73,24 +74,24 @@ class OpenFile {
 
   bool is_open() const { return descriptor_ >= 0; }
   FileState State() const;
-  // As many of `count` bytes from `offset` on as the file has; -1 where it cannot be read (errno).
+  // Reads up to `count` bytes from `offset`; returns their number, or -1 on an error (errno).
   int64_t Read(char* to, int64_t count, int64_t offset) const;
 
-  // Has the system fetch what is likely to be read after `count` bytes at `offset`: of a run of bytes that were read
-  // one after the other, a quarter more. By itself it would fetch as much after each jump, which another rank needs.
+  // Prefetches after a read of `count` bytes at `offset`: a quarter of the length of the current sequential run. The
+  // kernel's own read-ahead would fetch bytes after each jump that belong to another rank.
   void ReadAhead(int64_t offset, int64_t count) const;
 
  private:
   const int descriptor_;
   mutable std::mutex mutex_;
-  mutable int64_t first_ = 0, last_ = 0, fetched_ = 0;  // of the run
+  mutable int64_t first_ = 0, last_ = 0, fetched_ = 0;  // of the sequential run
 };
 
-// A few files that stay open between reads. One that nobody has read for a while is closed with the next read of
-// another.
+// The files that stay open between reads. A file that was not read for a while is closed at the next read of another
+// file.
 class OpenFiles {
  public:
-  // Open, and in the state in which it was when its records were found; else a problem.
+  // Opens the file, if its state is that of its index; otherwise sets `problem`.
   std::shared_ptr<const OpenFile> Open(const RecordFile& file, Problem* problem);
 
  private:
@@ -104,15 +105,15 @@ class OpenFiles {
   void Keep(int64_t number, std::shared_ptr<const OpenFile> file);
 
   std::mutex mutex_;
-  std::list<Entry> entries_;  // the last used one first
+  std::list<Entry> entries_;  // the most recently used one first
 };
 
 OpenFiles& TheOpenFiles();
 
-// How many bytes this process has read of such files.
+// The bytes that this process has read from record files.
 std::atomic<int64_t>& ReadBytes();
 
-// Of the system's error `number`, and of a file that is in another state than `expected`.
+// The problem of a system error `number`, and of a file whose state differs from `expected`.
 Problem MakeSystemProblem(const char* what, int number);
 Problem MakeChangedProblem(const FileState& expected, const FileState& found);
 

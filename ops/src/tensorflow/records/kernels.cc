@@ -1,7 +1,7 @@
-// MatexListRecords: the tickets of all records of files; a ticket is the number of a file, a place and a length.
+// MatexListRecords: the tickets of all records of files. A ticket is a file number, an offset and a length.
 // MatexReadRecord: the record of a ticket.
 //
-// A ticket of length -1 stands for what keeps the rest of its file from being read: whoever reads it gets the error.
+// A ticket of length -1 marks the position from which a file cannot be read; reading it raises the error.
 #include <errno.h>
 #include <sys/stat.h>
 
@@ -28,10 +28,10 @@ using namespace tensorflow;
 
 constexpr int64_t kTicket = 3;
 constexpr const char* kUnknownName =
-    "a function of the pipeline has made this name of a file only now, so that its records are not indexed. Make the "
+    "this file is not indexed, because a function of the pipeline has created its name only now. Create file "
     "names before the function that reads the files";
 
-// As an error of TensorFlow's; scripts may catch those that they would get alone.
+// The error class that TensorFlow's own datasets raise, because scripts may catch it.
 TfStatus StatusOfProblem(const std::string& name, const Problem& problem) {
   const std::string text = Place() + ": " + name + ": " + problem.text + ".";
   switch (problem.code) {
@@ -87,7 +87,7 @@ class ListRecordsKernel : public OpKernel {
     found->insert(found->end(), {file.number, offset, length});
   }
 
-  // Whether it is another file by now than that whose records are known.
+  // The problem if the file has changed since it was indexed.
   static Problem FindChange(const RecordFile& file) {
     struct stat now;
     const bool is_there = stat(file.name.c_str(), &now) == 0;
@@ -210,7 +210,7 @@ REGISTER_KERNEL_BUILDER(Name("MatexReadRecord").Device(DEVICE_CPU), ReadRecordKe
 
 #define MATEX_EXPORT extern "C" __attribute__((visibility("default")))
 
-// What is found in bytes `first` to `last` of a file (of TFRecord, in all of it), for `matex_records_take`.
+// Finds the records in bytes `first` up to `last` of a file (TFRecord: in the whole file), for `matex_records_take`.
 MATEX_EXPORT matex::FoundRecords* matex_records_find(const char* name, int format, int64_t size, int64_t mtime_ns,
                                                      int64_t first, int64_t last) {
   matex::FileState state;
@@ -225,8 +225,8 @@ MATEX_EXPORT int64_t matex_records_count(const matex::FoundRecords* found) {
   return static_cast<int64_t>(found->offsets.size());
 }
 
-// Copies what was found, and frees it. facts: content, the problem's code and its place; problem: its first `room`
-// bytes.
+// Copies the result and frees it. facts: content, the problem's code and its place. problem: the first `room` bytes
+// of its text.
 MATEX_EXPORT void matex_records_take(matex::FoundRecords* found, int64_t* offsets, int64_t* lengths, int64_t* facts,
                                      char* problem, int64_t room) {
   std::copy(found->offsets.begin(), found->offsets.end(), offsets);
@@ -238,7 +238,7 @@ MATEX_EXPORT void matex_records_take(matex::FoundRecords* found, int64_t* offset
   delete found;
 }
 
-// The number of a file whose records are known from now on; see `RecordFile`.
+// Adds a file and its index; returns its number. See `RecordFile`.
 MATEX_EXPORT int64_t matex_records_put(const char* name, int format, int64_t size, int64_t mtime_ns, int64_t count,
                                        const int64_t* offsets, const int64_t* lengths, int code, const char* problem,
                                        int64_t place) {
@@ -254,5 +254,5 @@ MATEX_EXPORT int64_t matex_records_put(const char* name, int format, int64_t siz
   return matex::TheRecordFiles().Put(std::move(file));
 }
 
-// How many bytes this process has read of files of records.
+// The bytes that this process has read from record files.
 MATEX_EXPORT int64_t matex_records_bytes() { return matex::ReadBytes(); }

@@ -14,12 +14,12 @@ namespace {
 
 constexpr int64_t kPage = 4096, kDenseBlock = 64 << 10, kTextBlock = 1 << 20;
 
-// Reads a file at places that only grow: the few bytes asked for, or a block where the next ones are likely in it.
+// Reads a file at increasing offsets: only the bytes asked for, or a block if it probably contains the next ones.
 class Window {
  public:
   explicit Window(const OpenFile& file) : file_(file), block_(kDenseBlock) {}
 
-  // `count` bytes at `offset`; null where the file has less, or cannot be read.
+  // `count` bytes at `offset`; null beyond the end of the file, or after a read error.
   const char* At(int64_t offset, int64_t count, bool is_dense) {
     if (offset < start_ || offset + count > start_ + held_) {
       start_ = offset;
@@ -40,7 +40,7 @@ Problem MakeBrokenProblem(int64_t place, int64_t number, const std::string& why)
                                             ". Write the file anew, or copy it again from where it came"};
 }
 
-// Opens the file in the state that is known; else says why not.
+// Checks that the file is open and in the expected state; otherwise sets the problem.
 bool OpenKnown(const OpenFile& file, const FileState& state, FoundRecords* found) {
   if (!file.is_open()) {
     found->problem = MakeSystemProblem("opened", errno);
@@ -61,7 +61,7 @@ void CheckUnchanged(const OpenFile& file, const FileState& state, FoundRecords* 
 
 bool HasChecksum(const char* data, size_t count, const char* masked) {
   uint32_t expected;
-  memcpy(&expected, masked, sizeof(expected));  // little-endian, as is every machine that TensorFlow has wheels for
+  memcpy(&expected, masked, sizeof(expected));  // little-endian, like every machine with TensorFlow wheels
   return tensorflow::crc32c::Unmask(expected) == tensorflow::crc32c::Value(data, count);
 }
 
@@ -74,7 +74,7 @@ FoundRecords FindTfRecords(const std::string& name, const FileState& state) {
   while (at < state.size && found.problem.code == 0) {
     const int64_t number = static_cast<int64_t>(found.offsets.size()), left = state.size - at;
     found.place = at;
-    if (left < kRecordHeader) {  // TensorFlow takes that for the end
+    if (left < kRecordHeader) {  // TensorFlow treats this as the end
       found.problem.text = "the file ends with " + std::to_string(left) + " bytes that are no record, at byte " +
                            std::to_string(at) + ". It is cut off, or still written";
       break;
@@ -85,18 +85,18 @@ FoundRecords FindTfRecords(const std::string& name, const FileState& state) {
       found.problem = MakeSystemProblem("read", errno);
       break;
     }
-    uint64_t told;
-    memcpy(&told, header, sizeof(told));
-    if (!HasChecksum(header, sizeof(told), header + sizeof(told))) {
+    uint64_t declared;
+    memcpy(&declared, header, sizeof(declared));
+    if (!HasChecksum(header, sizeof(declared), header + sizeof(declared))) {
       found.problem = MakeBrokenProblem(
           at, number, "the checksum of its length does not fit; the file may be compressed, or no TFRecord file");
-    } else if (told > static_cast<uint64_t>(std::max<int64_t>(0, left - kRecordHeader - kRecordFooter))) {
+    } else if (declared > static_cast<uint64_t>(std::max<int64_t>(0, left - kRecordHeader - kRecordFooter))) {
       found.problem =
           MakeBrokenProblem(at, number,
-                            "expected " + std::to_string(told) + " bytes of data and 4 of their checksum, found " +
+                            "expected " + std::to_string(declared) + " bytes of data and 4 of their checksum, found " +
                                 std::to_string(left - kRecordHeader) + "; the file is cut off, or still written");
     } else {
-      length = static_cast<int64_t>(told);
+      length = static_cast<int64_t>(declared);
       found.offsets.push_back(at);
       found.lengths.push_back(length);
       at += kRecordHeader + length + kRecordFooter;
@@ -122,7 +122,7 @@ FoundRecords FindLines(const std::string& name, const FileState& state, int64_t 
     for (const char* line = block.get(); (line = static_cast<const char*>(memchr(line, '\n', end - line))); ++line) {
       found.offsets.push_back(at + (line - block.get()));
     }
-    // The last line need not end, but has to have something in it; TensorFlow drops each '\r'.
+    // The last line may lack its end, but must not be empty; TensorFlow drops each '\r'.
     for (const char* byte = end; byte > block.get(); --byte) {
       if (byte[-1] == '\n' || byte[-1] == '\r') continue;
       found.content = at + (byte - 1 - block.get());

@@ -1,4 +1,5 @@
-// Finds where the records of a file begin.
+// Finds the records of TFRecord and text files: their offsets and lengths. kernels.cc calls it through the C
+// interface, on several threads. A file that changes during the search is reported as a problem.
 #pragma once
 
 #include <cstdint>
@@ -9,10 +10,9 @@
 
 namespace matex {
 
-// offsets: of TFRecord, where each record's header begins; of text, where each line ends.
-// lengths: of TFRecord, of each record's data.
-// content: of text, the place of the last byte that is of a line; -1 without one.
-// problem, place: what keeps the rest from being read, and from where on.
+// offsets: TFRecord: the position of each record's header; text: the end of each line. lengths: TFRecord: the length
+// of each record's data. content: text: the position of the last byte that belongs to a line; -1: none. problem,
+// place: the reason why the rest cannot be read, and its position.
 struct FoundRecords {
   std::vector<int64_t> offsets, lengths;
   int64_t content = -1;
@@ -20,13 +20,13 @@ struct FoundRecords {
   int64_t place = 0;
 };
 
-// The records of a whole file of TFRecord. Only headers are read, but where records are smaller than a page of memory.
+// All records of a TFRecord file. Reads only headers, except where records are shorter than a page of memory.
 FoundRecords FindTfRecords(const std::string& name, const FileState& state);
 
-// The lines that end in bytes `first` to `last`.
+// The lines whose ends are in bytes `first` up to `last`.
 FoundRecords FindLines(const std::string& name, const FileState& state, int64_t first, int64_t last);
 
-// Whether the four bytes at `masked` are the checksum of `count` bytes as TFRecord has it.
+// Whether the four bytes at `masked` are the TFRecord checksum of `count` bytes.
 bool HasChecksum(const char* data, size_t count, const char* masked);
 
 constexpr int64_t kRecordHeader = 12, kRecordFooter = 4;

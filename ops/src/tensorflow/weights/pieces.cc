@@ -1,7 +1,8 @@
-// MatexLend has a variable of this rank's own be its piece of a whole one, where that lies; MatexPublish takes such pieces
-// back, updated, and gives every rank those of all (engine/store/publish.h): at once, or later, while the next step computes.
+// MatexLend turns a variable of this rank into a view of its piece of a whole variable. MatexPublish takes the
+// updated pieces back and gives every rank the pieces of all (engine/store/publish.h): at once, or later, while the
+// next step computes.
 //
-// Only `cuts` says who owns what: of each variable, one after the other, where each rank's numbers begin, and where they end.
+// `cuts` defines the owners: for each variable the start of every rank's piece, and the end of the last.
 #include <algorithm>
 #include <cstring>
 #include <deque>
@@ -22,9 +23,9 @@ namespace {
 
 using namespace tensorflow;
 
-constexpr int64_t kMostOfRank = 1 << 20;  // bytes of a message of new weights
+constexpr int64_t kMaxBytesOfRank = 1 << 20;  // bytes of a message of new weights
 
-// A whole variable, the variable that has this rank's piece of it, and where that is.
+// A whole variable, the variable with this rank's piece of it, and the range of the piece.
 struct Pair {
   core::RefCountPtr<Var> whole, piece;
   int64_t first = 0, count = 0;
@@ -40,7 +41,7 @@ class PiecesKernel : public AsyncOpKernel {
   }
 
  protected:
-  // Finds the variables and, for as long as `locks` lives, keeps others from using the whole ones.
+  // Looks up the variables and locks the whole ones as long as `locks` lives.
   TfStatus Find(OpKernelContext* context, std::vector<Pair>* pairs, std::deque<mutex_lock>* locks) const {
     const int rank = TheWorld().rank;
     pairs->resize(variables_);
@@ -52,7 +53,7 @@ class PiecesKernel : public AsyncOpKernel {
       if (!status.ok()) return status;
       mutexes.push_back(pair.whole->mu());
     }
-    // In the order of TensorFlow's own ops that take several variables.
+    // In the order of TensorFlow's own ops that lock several variables.
     std::sort(mutexes.begin(), mutexes.end());
     mutexes.erase(std::unique(mutexes.begin(), mutexes.end()), mutexes.end());
     for (mutex* const one : mutexes) locks->emplace_back(*one);
@@ -60,7 +61,8 @@ class PiecesKernel : public AsyncOpKernel {
       const std::vector<int64_t>& cuts = cuts_[i];
       const int64_t size = (*pairs)[i].whole->tensor()->NumElements();
       if (size != (cuts.empty() ? 0 : cuts.back())) {
-        return errors::InvalidArgument("a variable of ", size, " numbers, of which ranks own ", cuts.empty() ? 0 : cuts.back());
+        return errors::InvalidArgument("expected cuts that cover the ", size, " elements of a variable; they cover ",
+                                       cuts.empty() ? 0 : cuts.back());
       }
       if (size > 0) (*pairs)[i].first = cuts[rank], (*pairs)[i].count = cuts[rank + 1] - cuts[rank];
     }
@@ -88,12 +90,12 @@ class LendKernel : public PiecesKernel {
       const int64_t offset = pair.first * Width(), bytes = pair.count * Width();
       mutex_lock lock(*pair.piece->mu());
       if (bytes > 0 && whole.RefCountIsOne()) {
-        // To who has it it is a tensor of its own, to be updated where it lies.
+        // A tensor without other references, so that TensorFlow updates it in place.
         char* const memory = static_cast<char*>(DataOf(whole)) + offset;
         *pair.piece->tensor() = TensorAt(memory, std::make_shared<Tensor>(whole), type_, TensorShape({pair.count}));
         continue;
       }
-      // Somebody else has the value of the variable, and is to keep it: as TensorFlow's own updates, on a copy.
+      // Another tensor refers to the value and must not change: the piece is a copy, as in TensorFlow's own updates.
       Tensor copy;
       OP_REQUIRES_OK(context, context->allocate_temp(type_, TensorShape({pair.count}), &copy));
       if (bytes > 0) std::memcpy(DataOf(copy), static_cast<const char*>(DataOf(whole)) + offset, bytes);
@@ -113,7 +115,7 @@ class PublishKernel : public PiecesKernel {
     OP_REQUIRES(construction, static_cast<int>(names_.size()) == variables_,
                 errors::InvalidArgument("MatexPublish: expected ", variables_, " names, not ", names_.size()));
   }
-  // What goes on at once ends in the thread that reached it; what is left to the thread that pulls takes none.
+  // Publishing at once is synchronous; a pull is asynchronous and holds no thread.
   AsyncOpKernel* AsAsync() override { return later_ && TheWorld().has_peers() ? this : nullptr; }
 
   void Compute(OpKernelContext* context) override {
@@ -125,7 +127,7 @@ class PublishKernel : public PiecesKernel {
     MATEX_RETURN_IF_ERROR(context, Publish(shared, homes.get()));
   }
 
-  // Done when the variables are locked for their new values: from there on whoever reads one waits for it.
+  // Done when the variables are locked for their new values: later readers wait for them.
   void ComputeAsync(OpKernelContext* context, DoneCallback done) override {
     std::vector<Pair> pairs;
     std::deque<mutex_lock> locks;
@@ -140,14 +142,14 @@ class PublishKernel : public PiecesKernel {
       done();
       return values;
     };
-    // The lock of what is published is free before `done` is called, as `begin` takes it.
+    // `begin` locks the variables, so they are unlocked before it can run.
     const Error failed = PublishLater(shared, {begin, [pulled](int i, const Error&) { pulled->Came(i); }});
     locks.clear();
     if (failed) OP_REQUIRES_OK_ASYNC(context, StatusOf(failed), done);
   }
 
  private:
-  // The variables, locked, with what this rank has updated of them.
+  // Locks the variables and takes back this rank's updated pieces.
   TfStatus Prepare(OpKernelContext* context, std::vector<Pair>* pairs, std::deque<mutex_lock>* locks, Shared* shared,
                    std::shared_ptr<Homes>* homes) {
     TfStatus status = Find(context, pairs, locks);
@@ -166,34 +168,38 @@ class PublishKernel : public PiecesKernel {
     std::lock_guard<std::mutex> lock(mutex_);
     if (layout_ == nullptr) {
       std::vector<Entry> entries;
-      for (int i = 0; i < variables_; ++i) entries.push_back({names_[i], TypeOf(type_), ShapeOf(*pairs[i].whole->tensor())});
+      for (int i = 0; i < variables_; ++i)
+        entries.push_back({names_[i], TypeOf(type_), ShapeOf(*pairs[i].whole->tensor())});
       const World& world = TheWorld();
-      // While a message travels nothing else does, however soon it is needed: so it has no more than it takes to fill a link.
-      const int64_t most = later_ ? std::min<int64_t>(world.chunk_bytes, world.size * kMostOfRank) : world.chunk_bytes;
-      layout_ = std::make_shared<Layout>(std::move(entries), most, world.fuse_bytes, Compression(), false, false, cuts_);
-      messages_ = std::make_shared<std::vector<Step>>(layout_->StepsInOrder());
+      // A message blocks more urgent ones while it travels, so it is only as large as needed to saturate a link.
+      const int64_t max_bytes =
+          later_ ? std::min<int64_t>(world.chunk_bytes, world.size * kMaxBytesOfRank) : world.chunk_bytes;
+      layout_ =
+          std::make_shared<Layout>(std::move(entries), max_bytes, world.fuse_bytes, Compression(), false, false, cuts_);
+      messages_ = std::make_shared<std::vector<Transfer>>(layout_->TransfersInOrder());
     }
     return {layout_, messages_, {}, place_, needed_, holding_};
   }
 
-  // The whole variable gets this rank's piece, in memory in which the others' can be written, too: what nobody else has.
+  // Puts this rank's piece into the whole variable, in memory without other references, where other pieces can be
+  // written, too.
   TfStatus TakeBack(OpKernelContext* context, const Pair& pair, const std::shared_ptr<Homes>& homes, int i) const {
     mutex_lock lock(*pair.piece->mu());
     Tensor* const whole = pair.whole->tensor();
     Tensor piece(type_, TensorShape({0}));
     std::swap(piece, *pair.piece->tensor());
     if (piece.NumElements() != pair.count) {
-      return errors::InvalidArgument("a piece of ", pair.count, " numbers has become one of ", piece.NumElements());
+      return errors::InvalidArgument("expected a piece of ", pair.count, " elements, got ", piece.NumElements());
     }
     const char* const from = static_cast<const char*>(DataOf(piece));
-    if (from == At(*whole, pair)) piece = Tensor();  // updated where it lies: `whole` has that
+    if (from == At(*whole, pair)) piece = Tensor();  // updated in place
     const bool can_stay = whole->RefCountIsOne();
     const size_t bytes = whole->TotalBytes();
     Tensor now = *whole;
     char* home = nullptr;
     if (homes != nullptr && bytes > 0 && !(can_stay && homes->Has(i, DataOf(*whole)))) home = homes->Take(i);
     if (home != nullptr) {
-      // It is given back with the last tensor there.
+      // Returned to `homes` with the last tensor that uses it.
       const std::shared_ptr<void> taken(home, [homes, i](void*) { homes->Leave(i); });
       now = TensorAt(home, taken, type_, whole->shape());
     } else if (!can_stay) {
@@ -205,16 +211,18 @@ class PublishKernel : public PiecesKernel {
     return TfStatus();
   }
 
-  char* At(const Tensor& whole, const Pair& pair) const { return static_cast<char*>(DataOf(whole)) + pair.first * Width(); }
+  char* At(const Tensor& whole, const Pair& pair) const {
+    return static_cast<char*>(DataOf(whole)) + pair.first * Width();
+  }
 
   std::string place_;
   tensorflow::int64 holding_ = -1;
   bool later_ = false;
-  tensorflow::int64 needed_ = 0;  // by a step, before those of larger numbers
+  tensorflow::int64 needed_ = 0;  // the order in which a step needs the variables; smaller is earlier
   std::vector<std::string> names_;
   std::mutex mutex_;
   std::shared_ptr<const Layout> layout_;
-  std::shared_ptr<const std::vector<Step>> messages_;
+  std::shared_ptr<const std::vector<Transfer>> messages_;
 };
 
 REGISTER_OP("MatexLend")

@@ -19,7 +19,7 @@ std::vector<void*> Pulled::Lock() {
   for (Var* const variable : variables) variable->mu()->lock();
   std::vector<void*> values;
   for (const auto& variable : variables_) {
-    // A thread of the script may have read or set it since it was published.
+    // A thread of the script may have read or assigned it since it was published.
     tensorflow::Tensor* const value = variable->tensor();
     if (!value->RefCountIsOne()) *value = tensorflow::tensor::DeepCopy(*value);
     values.push_back(const_cast<char*>(value->tensor_data().data()));

@@ -1,7 +1,7 @@
-// Variables whose new values are on their way from the ranks that have updated them.
+// Variables whose new values are being pulled from the ranks that have updated them (engine/store/pulls.h).
 //
-// Until one has come, the thread that pulls holds its mutex: whoever reads it waits, also eager code, saving, and
-// functions that know nothing of this.
+// The pull thread locks the variable's mutex until its value is complete. So every reader waits: eager code, saving,
+// and functions that know nothing of pulls.
 #pragma once
 
 #include <vector>
@@ -14,7 +14,7 @@ class Pulled {
  public:
   explicit Pulled(std::vector<tensorflow::core::RefCountPtr<tensorflow::Var>> variables);
 
-  // Both by the thread that pulls. The first tells where the values lie, which nobody else has from then on.
+  // Called by the pull thread. `Lock` returns the addresses of the values, which no other tensor shares.
   std::vector<void*> Lock();
   void Came(int i);
 

@@ -1,7 +1,8 @@
-// Variables over the memory of the store (engine/store/store.h): MatexView makes one such; MatexAdd, MatexAddRows and
-// MatexMove change it where it lies.
+// Variables in the memory of the store (engine/store/store.h), which asynchronous ranks train together. MatexView
+// moves a variable there; MatexAdd, MatexAddRows and MatexMove update it in place.
 //
-// TensorFlow's own ops must not change such a variable: where others read it they write a copy, which no rank sees.
+// TensorFlow's own ops must not update such a variable: if another tensor refers to its value, they write a copy that
+// no other rank sees.
 #include <algorithm>
 #include <cstring>
 #include <memory>
@@ -17,12 +18,14 @@ namespace {
 
 using namespace tensorflow;
 
-const char kNoStore[] = "there is no memory in which ranks train a model together";
+const char kNoStore[] = "asynchronous training has no shared memory";
 
-// Which of the additions of a step an op makes.
-struct Part {
-  explicit Part(OpKernelConstruction* construction) { OP_REQUIRES_OK(construction, construction->GetAttr("part", &number)); }
-  tensorflow::int64 number = 0;
+// The attribute `part`: the number of this op's addition among the additions of a step.
+struct AdditionNumber {
+  explicit AdditionNumber(OpKernelConstruction* construction) {
+    OP_REQUIRES_OK(construction, construction->GetAttr("part", &value));
+  }
+  tensorflow::int64 value = 0;
 };
 
 // The variable behind input 0.
@@ -30,8 +33,8 @@ TfStatus FindVariable(OpKernelContext* context, core::RefCountPtr<Var>* variable
   return LookupResource(context, HandleFromInput(context, 0), variable);
 }
 
-// Its memory, of which it is known that all ranks have it, and as which addition of `count` numbers or rows it changes.
-TfStatus FindShared(OpKernelContext* context, DataType type, const Part& part, int64_t count,
+// The shared memory of the variable, and the addition of `count` numbers or rows that the op makes.
+TfStatus FindShared(OpKernelContext* context, DataType type, const AdditionNumber& number, int64_t count,
                     core::RefCountPtr<Var>* variable, char** memory, SharedStore::Addition* addition) {
   TfStatus status = FindVariable(context, variable);
   if (!status.ok()) return status;
@@ -39,8 +42,9 @@ TfStatus FindShared(OpKernelContext* context, DataType type, const Part& part, i
   *memory = static_cast<char*>(DataOf(value));
   const std::shared_ptr<SharedStore> store = TheStore();
   if (value.dtype() == type && store != nullptr && store->Has(*memory)) {
-    if (store->BeginAddition(part.number, count, addition)) return TfStatus();
-    return errors::FailedPrecondition("addition ", part.number, " of the step is none of a batch that this rank trains");
+    if (store->BeginAddition(number.value, count, addition)) return TfStatus();
+    return errors::FailedPrecondition("addition ", number.value,
+                                      " of the step does not belong to a batch that this rank trains");
   }
   return errors::FailedPrecondition("'", HandleFromInput(context, 0).name(),
                                     "', which asynchronous ranks train together, was given a value of this rank's own. "
@@ -61,7 +65,8 @@ class ViewKernel : public OpKernel {
     mutex_lock lock(*variable->mu());
     Tensor* const value = variable->tensor();
     const size_t bytes = value->TotalBytes();
-    OP_REQUIRES(context, bytes == 0 || (store->Has(store->data() + offset_) && store->Has(store->data() + offset_ + bytes - 1)),
+    OP_REQUIRES(context,
+                bytes == 0 || (store->Has(store->data() + offset_) && store->Has(store->data() + offset_ + bytes - 1)),
                 errors::OutOfRange("a variable is larger than its place in shared memory"));
     if (writes_) std::memcpy(store->data() + offset_, DataOf(*value), bytes);
     *value = TensorAt(store->data() + offset_, store, value->dtype(), value->shape(), /*others_read=*/true);
@@ -72,7 +77,7 @@ class ViewKernel : public OpKernel {
   bool writes_ = false;
 };
 
-// Changes `count` numbers or rows in blocks: of each the memory knows whether it is made, should this rank be lost.
+// Applies an addition in blocks and records each block, so that another rank can continue if this rank is lost.
 template <typename Work>
 void MakeAddition(const SharedStore::Addition& addition, int64_t count, int64_t block, Work work) {
   for (int64_t first = addition.first; first < count; first += block) {
@@ -84,8 +89,8 @@ void MakeAddition(const SharedStore::Addition& addition, int64_t count, int64_t 
 
 constexpr int64_t kBlock = 1024;  // numbers
 
-// What ranks add to one number at the same time may be lost, but no number is ever half of one. Whole numbers count
-// something, so that none of them may be.
+// Simultaneous additions of ranks to one float may be lost, but no float is torn. Integers are counters, so their
+// additions are atomic.
 template <typename T>
 void AddTo(T* to, const T* values, int64_t count, int sign) {
   if constexpr (std::is_integral_v<T>) {
@@ -97,14 +102,14 @@ void AddTo(T* to, const T* values, int64_t count, int sign) {
   }
 }
 
-// Values of a variable's shape, given as input `at`, and where the variable has its own.
+// The variable's shared memory, and input `at`, which must have the variable's shape.
 template <typename T>
-TfStatus FindBoth(OpKernelContext* context, int at, const Part& part, core::RefCountPtr<Var>* variable, T** to,
-                  const T** values, SharedStore::Addition* addition) {
+TfStatus FindBoth(OpKernelContext* context, int at, const AdditionNumber& number, core::RefCountPtr<Var>* variable,
+                  T** to, const T** values, SharedStore::Addition* addition) {
   char* memory = nullptr;
   const Tensor& given = context->input(at);
   const int64_t count = given.NumElements();
-  TfStatus status = FindShared(context, DataTypeToEnum<T>::value, part, count, variable, &memory, addition);
+  TfStatus status = FindShared(context, DataTypeToEnum<T>::value, number, count, variable, &memory, addition);
   if (!status.ok()) return status;
   const TensorShape& shape = (*variable)->tensor()->shape();
   if (given.shape() != shape) {
@@ -119,7 +124,7 @@ TfStatus FindBoth(OpKernelContext* context, int at, const Part& part, core::RefC
 template <typename T>
 class AddKernel : public OpKernel {
  public:
-  explicit AddKernel(OpKernelConstruction* construction) : OpKernel(construction), part_(construction) {
+  explicit AddKernel(OpKernelConstruction* construction) : OpKernel(construction), addition_(construction) {
     OP_REQUIRES_OK(construction, construction->GetAttr("sign", &sign_));
   }
   void Compute(OpKernelContext* context) override {
@@ -127,27 +132,27 @@ class AddKernel : public OpKernel {
     T* to = nullptr;
     const T* values = nullptr;
     SharedStore::Addition addition;
-    OP_REQUIRES_OK(context, FindBoth(context, 1, part_, &variable, &to, &values, &addition));
+    OP_REQUIRES_OK(context, FindBoth(context, 1, addition_, &variable, &to, &values, &addition));
     MakeAddition(addition, context->input(1).NumElements(), kBlock,
                  [&](int64_t first, int64_t last) { AddTo(to + first, values + first, last - first, sign_); });
   }
 
  private:
-  const Part part_;
+  const AdditionNumber addition_;
   int sign_ = 1;
 };
 
-// It reads where it writes: what several ranks move at a time still lies between what they move it to.
+// Reads and writes in place: simultaneous moves of several ranks leave a value between the old one and their targets.
 template <typename T>
 class MoveKernel : public OpKernel {
  public:
-  explicit MoveKernel(OpKernelConstruction* construction) : OpKernel(construction), part_(construction) {}
+  explicit MoveKernel(OpKernelConstruction* construction) : OpKernel(construction), addition_(construction) {}
   void Compute(OpKernelContext* context) override {
     core::RefCountPtr<Var> variable;
     T* to = nullptr;
     const T* more = nullptr;
     SharedStore::Addition addition;
-    OP_REQUIRES_OK(context, FindBoth(context, 2, part_, &variable, &to, &more, &addition));
+    OP_REQUIRES_OK(context, FindBoth(context, 2, addition_, &variable, &to, &more, &addition));
     const T keep = context->input(1).scalar<T>()();
     MakeAddition(addition, context->input(2).NumElements(), kBlock, [&](int64_t first, int64_t last) {
       if (keep == 0) {
@@ -159,28 +164,28 @@ class MoveKernel : public OpKernel {
   }
 
  private:
-  const Part part_;
+  const AdditionNumber addition_;
 };
 
 template <typename T, typename Index>
 class AddRowsKernel : public OpKernel {
  public:
-  explicit AddRowsKernel(OpKernelConstruction* construction) : OpKernel(construction), part_(construction) {
+  explicit AddRowsKernel(OpKernelConstruction* construction) : OpKernel(construction), addition_(construction) {
     OP_REQUIRES_OK(construction, construction->GetAttr("sign", &sign_));
   }
   void Compute(OpKernelContext* context) override {
     core::RefCountPtr<Var> variable;
     char* memory = nullptr;
     SharedStore::Addition addition;
-    OP_REQUIRES_OK(context, FindShared(context, DataTypeToEnum<T>::value, part_, context->input(1).NumElements(), &variable,
-                                       &memory, &addition));
+    OP_REQUIRES_OK(context, FindShared(context, DataTypeToEnum<T>::value, addition_, context->input(1).NumElements(),
+                                       &variable, &memory, &addition));
     const Tensor &indices = context->input(1), &values = context->input(2);
     const TensorShape& shape = variable->tensor()->shape();
     const int64_t rows = shape.dims() > 0 ? shape.dim_size(0) : 0;
     const int64_t width = rows > 0 ? shape.num_elements() / rows : 0;
     OP_REQUIRES(context, values.NumElements() == indices.NumElements() * width,
-                errors::InvalidArgument("rows of a variable of shape ", shape.DebugString(), " are given an update of shape ",
-                                        values.shape().DebugString()));
+                errors::InvalidArgument("rows of a variable of shape ", shape.DebugString(),
+                                        " are given an update of shape ", values.shape().DebugString()));
     const auto* const at = static_cast<const Index*>(DataOf(indices));
     const auto* const from = static_cast<const T*>(DataOf(values));
     for (int64_t row = 0; row < indices.NumElements(); ++row) {
@@ -193,14 +198,19 @@ class AddRowsKernel : public OpKernel {
   }
 
  private:
-  const Part part_;
+  const AdditionNumber addition_;
   int sign_ = 1;
 };
 
 TfStatus NoOutput(shape_inference::InferenceContext*) { return TfStatus(); }
 
-// From now on the value of a variable is what lies in the store at `offset`; where it `writes`, its value is put there.
-REGISTER_OP("MatexView").Attr("offset: int").Attr("writes: bool").Input("variable: resource").SetIsStateful().SetShapeFn(NoOutput);
+// Moves a variable's value into the store at `offset`; if `writes`, the current value is copied there first.
+REGISTER_OP("MatexView")
+    .Attr("offset: int")
+    .Attr("writes: bool")
+    .Input("variable: resource")
+    .SetIsStateful()
+    .SetShapeFn(NoOutput);
 REGISTER_KERNEL_BUILDER(Name("MatexView").Device(DEVICE_CPU), ViewKernel);
 
 REGISTER_OP("MatexAdd")
@@ -239,7 +249,8 @@ MATEX_ADD(double);
 MATEX_ADD(int32);
 MATEX_ADD(tensorflow::int64);
 
-#define MATEX_MOVE(T) REGISTER_KERNEL_BUILDER(Name("MatexMove").Device(DEVICE_CPU).TypeConstraint<T>("T"), MoveKernel<T>)
+#define MATEX_MOVE(T) \
+  REGISTER_KERNEL_BUILDER(Name("MatexMove").Device(DEVICE_CPU).TypeConstraint<T>("T"), MoveKernel<T>)
 MATEX_MOVE(float);
 MATEX_MOVE(double);
 

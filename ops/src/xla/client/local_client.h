@@ -1,4 +1,4 @@
-// Stands in for XLA's header of this name; see client.h.
+// Replaces XLA's header of this name; see client.h.
 #pragma once
 
 #include "xla/client/client.h"
