@@ -145,8 +145,8 @@ FAULTS = {
     ),
     "a note is said again and again": Fault(
         "matex_tf/runtime/notes.py",
-        "if _unsaid or text in _said:",
-        "if _unsaid:",
+        "if _are_dropped or text in _printed:",
+        "if _are_dropped:",
         "tests/runtime/test_notes.py",
     ),
     "what a full disk has taken of a line stays": Fault(
