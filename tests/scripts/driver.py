@@ -98,7 +98,7 @@ def start(path):
     keras.utils.set_random_seed(7)
     Rows.seen = 0
     if "matex_tf.runtime.notes" in sys.modules:
-        sys.modules["matex_tf.runtime.notes"]._said.clear()
+        sys.modules["matex_tf.runtime.notes"]._printed.clear()
         for name in ("matex_tf.steps.explain", "matex_tf.steps.whole_code"):
             if name in sys.modules:
                 sys.modules[name]._said.clear()
@@ -162,7 +162,7 @@ def main(folder, paths):
         except BaseException:
             error = traceback.format_exc()
         sys.path[0] = home
-        said = sorted(getattr(sys.modules.get("matex_tf.runtime.notes"), "_said", []))
+        said = sorted(getattr(sys.modules.get("matex_tf.runtime.notes"), "_printed", []))
         stored = {
             "weights": weights,
             "figures": figures,

@@ -372,7 +372,7 @@ def main() -> None:
     for case in CASES:
         keras.utils.set_random_seed(3)
         found[case.__name__] = [np.asarray(one, np.float64) for one in case()]
-    said = sorted(getattr(sys.modules.get("matex_tf.runtime.notes"), "_said", []))
+    said = sorted(getattr(sys.modules.get("matex_tf.runtime.notes"), "_printed", []))
     with open(sys.argv[1], "wb") as file:
         pickle.dump((found, said), file)
 

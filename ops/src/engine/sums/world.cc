@@ -76,7 +76,7 @@ Error MpiError(int code, const char* call, const std::string& what) {
   int length = 0;
   MPI_Error_string(code, text, &length);
   return Error(std::string(call) + " failed in " + what + ": " + std::string(text, length) +
-               ". Usually another rank has ended, or its host cannot be reached.");
+               ". Usually another rank has ended or its host cannot be reached.");
 }
 
 }  // namespace matex
