@@ -154,7 +154,7 @@ def test_a_rank_that_fails_or_is_asked_to_end_ends_all(rank, how, code, says, tm
     folder = tmp_path / "lost"
     found = run_losing(folder, temporary, ["--elastic"], f"between:{rank}:{how}")
     assert found.returncode == code, found.output
-    assert says in found.stderr and "restart" not in found.stderr.replace("before the restart", ""), found.output
+    assert says in found.stderr and "restart 1 of" not in found.stderr.replace("before the restart", ""), found.output
     assert not list_left(folder, temporary), found.output
 
 
