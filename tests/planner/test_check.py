@@ -33,7 +33,7 @@ def test_measured_steps_stand_beside_predictions(tmp_path):
         assert float(predicted) == pytest.approx(one["predicted"] * 1e3, abs=0.051)
         assert float(measured) == pytest.approx(one["measured"] * 1e3, abs=0.051)
         assert float(off.rstrip("%")) == pytest.approx(100 * one["off"], abs=0.051)
-    assert "20 of 60 steps were seen" in ended.stderr
+    assert "20 of 60 steps were recorded" in ended.stderr
 
 
 @pytest.mark.timeout(200)

@@ -167,7 +167,7 @@ def test_fewer_steps_than_asked_are_told_and_a_script_that_is_too_slow_for_them(
     (tmp_path / "user").mkdir()
     monkeypatch.chdir(tmp_path / "user")
     steps = SimpleNamespace(seconds=(0.1,) * 30)
-    for updates, said in ((60, ""), (33, "matex: 33 of 60 steps were seen")):
+    for updates, said in ((60, ""), (33, "matex: only 33 of 60 steps were recorded")):
         monkeypatch.setattr(phantoms, "read_copy", lambda *_, seen=updates: ({"updates": seen}, steps, True))
         took = phantoms.measure_real(lambda *_: ["true"], ["train.py"], tmp_path, 60, "strong")
         err = capsys.readouterr().err

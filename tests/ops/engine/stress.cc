@@ -604,7 +604,7 @@ void NoMemory() {
   };
   const char one = 1;
   const Error error = Allgather({Type::kUint8, {1}, "rows"}, &one, allocate);
-  const std::string expected = "rank " + std::to_string(ranks - 1) + " has no memory";
+  const std::string expected = "rank " + std::to_string(ranks - 1) + " cannot allocate the result";
   Check(error.message.find(expected) == 0, "without memory: '" + error.message + "'");
   Check(Barrier("after it").message == error.message, "after an error: '" + Barrier("after it").message + "'");
 }
