@@ -41,8 +41,8 @@ def allgather(value: Any, what: str, rows: int = 0) -> list[Any]:
     def gather() -> list[Any]:
         with start_exchange(what, "allgather", len(packed), rows):
             if _are_same(packed):
-                return [pickle.loads(packed)] * world.get_world().size
-            return [pickle.loads(one) for one in world.get_communicator("control").allgather(packed)]
+                return [value] * world.get_world().size
+            return list(world.get_communicator("control").allgather(value))
 
     return membership.attempt_collectives(what, gather)
 
