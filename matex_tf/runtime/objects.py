@@ -7,6 +7,7 @@ MATEX_ELASTIC, a collective that lost a rank is repeated by the others.
 from __future__ import annotations
 
 import contextlib
+import copy
 import hashlib
 import pickle
 import threading
@@ -41,7 +42,7 @@ def allgather(value: Any, what: str, rows: int = 0) -> list[Any]:
     def gather() -> list[Any]:
         with start_exchange(what, "allgather", len(packed), rows):
             if _are_same(packed):
-                return [value] * world.get_world().size
+                return [copy.deepcopy(value) for _ in range(world.get_world().size)]
             return list(world.get_communicator("control").allgather(value))
 
     return membership.attempt_collectives(what, gather)
