@@ -198,7 +198,7 @@ def test_what_happens_to_a_recorded_run_is_written_down(tmp_path):
     assert lines[-1]["end"] == 3
     (tmp_path / "file").write_text("")
     found = matex("run", "--record", "file", "-n", 2, "a.py", env=PLAIN, cwd=tmp_path)
-    assert found.returncode == 2 and "--record file: File exists. Name a folder" in found.stderr
+    assert found.returncode == 2 and "--record file: File exists. Name a writable folder" in found.stderr
 
 
 def test_a_strategy_is_a_setting_of_the_ranks(capsys):
