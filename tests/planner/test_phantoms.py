@@ -203,6 +203,6 @@ def test_a_script_that_takes_too_long_ends_by_itself_and_tells_how_far_it_came(u
         assert len(phantoms.read_copy(tmp_path, 0, 0, 4, 14)[1].seconds) >= 3
         return
     reached = "it had trained for 2 steps" if updates else "no gradients had been reduced"
-    with pytest.raises(phantoms.NotMeasured, match=f"not come to 14 steps after .*{reached}") as raised:
+    with pytest.raises(phantoms.NotMeasured, match=f"not reached 14 steps after .*{reached}") as raised:
         phantoms.read_copy(tmp_path, 0, 0, 4, 14)
     assert raised.value.is_late and not raised.value.is_short and raised.value.updates == updates
