@@ -65,6 +65,20 @@ def resnet20(keras: Any, shape: tuple[int, ...], normalises: bool = True) -> Any
     return keras.Model(inputs, layers.Dense(10)(x))
 
 
+def _end_alexnet(layers: Any, stride: int) -> list[Any]:
+    """The layers from the third convolution on. stride: of the last pooling."""
+    return [
+        layers.Conv2D(384, 3, padding="same", activation="relu"),
+        layers.Conv2D(384, 3, padding="same", activation="relu"),
+        layers.Conv2D(256, 3, padding="same", activation="relu"),
+        layers.MaxPooling2D(3, stride),
+        layers.Flatten(),
+        layers.Dense(4096, activation="relu"),
+        layers.Dense(4096, activation="relu"),
+        layers.Dense(10),
+    ]
+
+
 def alexnet(keras: Any, shape: tuple[int, ...]) -> Any:
     """The layers of Krizhevsky et al. 2012 in one tower: 60 million parameters, most in three large gradients."""
     layers = keras.layers
@@ -75,14 +89,7 @@ def alexnet(keras: Any, shape: tuple[int, ...]) -> Any:
             layers.MaxPooling2D(3, 2),
             layers.Conv2D(256, 5, padding="same", activation="relu"),
             layers.MaxPooling2D(3, 2),
-            layers.Conv2D(384, 3, padding="same", activation="relu"),
-            layers.Conv2D(384, 3, padding="same", activation="relu"),
-            layers.Conv2D(256, 3, padding="same", activation="relu"),
-            layers.MaxPooling2D(3, 2),
-            layers.Flatten(),
-            layers.Dense(4096, activation="relu"),
-            layers.Dense(4096, activation="relu"),
-            layers.Dense(10),
+            *_end_alexnet(layers, stride=2),
         ]
     )
 
@@ -96,14 +103,7 @@ def small_alexnet(keras: Any, shape: tuple[int, ...]) -> Any:
             layers.Conv2D(96, 5, 2, padding="same", activation="relu"),
             layers.MaxPooling2D(2, 2),
             layers.Conv2D(256, 5, padding="same", activation="relu"),
-            layers.Conv2D(384, 3, padding="same", activation="relu"),
-            layers.Conv2D(384, 3, padding="same", activation="relu"),
-            layers.Conv2D(256, 3, padding="same", activation="relu"),
-            layers.MaxPooling2D(3, 1),
-            layers.Flatten(),
-            layers.Dense(4096, activation="relu"),
-            layers.Dense(4096, activation="relu"),
-            layers.Dense(10),
+            *_end_alexnet(layers, stride=1),
         ]
     )
 

@@ -6,7 +6,6 @@ import os
 import subprocess
 
 import pytest
-from fake_commands import Fakes
 
 from matex_tf.deploy import slurm
 from matex_tf.deploy.job import ENDED, EXIT_UNKNOWN, RUNNING, WAITING, Job, JobError
@@ -17,18 +16,8 @@ NAMED = {"qos": "long", "constraint": "a100&ib", "gres": "gpu:a100:4", "dependen
 
 
 @pytest.fixture(autouse=True)
-def nothing_of_this_user(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
-    monkeypatch.chdir(tmp_path)
+def script(tmp_path, nothing_of_this_user):
     (tmp_path / "a.py").touch()
-
-
-@pytest.fixture
-def fakes(tmp_path, monkeypatch):
-    (tmp_path / "bin").mkdir()
-    found = Fakes(tmp_path / "bin")
-    monkeypatch.setenv("PATH", f"{found.folder}:/usr/bin:/bin")
-    return found
 
 
 @pytest.mark.parametrize(

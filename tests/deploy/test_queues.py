@@ -8,7 +8,6 @@ import signal
 import subprocess
 
 import pytest
-from fake_commands import Fakes
 
 from matex_tf.deploy import run_folder
 from matex_tf.deploy.command import CLUSTERS
@@ -60,21 +59,7 @@ cd "$PBS_O_WORKDIR" || exit 78
 WHOLE = {"pbs": "#PBS -l place=scatter:exclhost\n", "lsf": "#BSUB -x\n", "flux": "# flux: --exclusive\n"}
 QUEUES = [*OPTIONS]
 BIN = "/usr/bin:/bin"
-
-
-@pytest.fixture(autouse=True)
-def nothing_of_this_user(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
-    monkeypatch.chdir(tmp_path)
-
-
-@pytest.fixture
-def fakes(tmp_path, monkeypatch):
-    """The commands of a scheduler, in front of all others."""
-    (tmp_path / "bin").mkdir()
-    found = Fakes(tmp_path / "bin")
-    monkeypatch.setenv("PATH", f"{found.folder}:{BIN}")
-    return found
+pytestmark = pytest.mark.usefixtures("nothing_of_this_user")
 
 
 @pytest.mark.parametrize("queue", QUEUES)

@@ -68,10 +68,7 @@ ASKED = slurm.Slurm(
 WORDS = st.text(st.characters(exclude_characters="\0", exclude_categories=("Cs",)), max_size=12)
 
 
-@pytest.fixture(autouse=True)
-def nothing_of_this_user(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("nothing_of_this_user")
 
 
 def test_the_script_of_a_job():

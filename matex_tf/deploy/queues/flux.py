@@ -43,12 +43,7 @@ class FluxCore(Scheduler):
     commands = ("flux", "flux jobs", "flux cancel")
     unknown = re.compile(r"not found|unknown job|invalid job", re.IGNORECASE)
     refusals = (
-        Refusal(
-            "queue",
-            "there is no such queue, or it takes no jobs",
-            "The queues are",
-            _QUEUES,
-        ),
+        Refusal("queue", "there is no such queue, or it takes no jobs", "The queues are", _QUEUES),
         Refusal("bank", "the bank is not known, or you may not use it: choose another --account"),
         Refusal("unsatisfiable", "no node of this instance has what the job asks for: lower --nodes or --cpus"),
         Refusal("dependency", "a job that the new one is to wait for is not there"),
