@@ -123,7 +123,7 @@ def _draw_charts(
         make_curves(lines, end=end),
         "epoch",
         from_zero=False,
-        most=most,
+        max_shown=most,
     )
     yield figures.add_figure(chart, table[::-1])
     done = [one for one in trials if one.state == DONE and one.value is not None]
