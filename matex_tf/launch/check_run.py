@@ -161,8 +161,8 @@ def compare_outcomes(alone: Outcome, together: Outcome) -> list[Row]:
     return [
         Row("exit code", *codes, judge_equality(codes[0] == codes[1])),
         Row("training steps", *steps, judge_equality(steps[0] == steps[1])),
-        Row("loss and figures", *figures, judge_difference(figures_distance), _describe_distance(figures_distance)),
-        Row("weights", *arrays, judge_difference(weights_distance), _describe_distance(weights_distance)),
+        _compare_numbers("loss and figures", *figures, figures_distance),
+        _compare_numbers("weights", *arrays, weights_distance),
         Row("weights of all ranks", "", "", judge_equality(together.agree), "bit for bit"),
         _compare_printed_lines(alone.printed, together.printed),
         _compare_files(alone, together),
@@ -180,8 +180,8 @@ def _find_largest_difference(
     return max((compute_relative_difference(a, b) for a, b in zip(alone, together)), default=0.0)
 
 
-def _describe_distance(distance: float) -> str:
-    return f"largest difference {distance:.1e}"
+def _compare_numbers(what: str, alone: str, together: str, distance: float) -> Row:
+    return Row(what, alone, together, judge_difference(distance), f"largest difference {distance:.1e}")
 
 
 def _compare_printed_lines(alone: Sequence[str], together: Sequence[str]) -> Row:

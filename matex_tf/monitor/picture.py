@@ -231,7 +231,7 @@ def _list_silent(start: Start, recent: Mapping[int, Series], now: float) -> list
             )
     if len(lines) > 4:
         lines = [*lines[:3], f"nor from ranks of {len(lines) - 3} more hosts"]
-    written = [rank for rank, path in start.files.items() if Path(path).stat().st_size]
+    written = {rank for rank, path in start.files.items() if Path(path).stat().st_size}
     missing = [rank for rank in range(start.size) if rank not in written]
     if len(missing) == 1:
         lines.append(f"rank {missing[0]} has written nothing")

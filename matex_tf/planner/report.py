@@ -170,7 +170,7 @@ def make_strategies_json(prices: Sequence[Price], refused: Sequence[Refusal], me
             }
             for price in prices
         ],
-        "cannot": {price.strategy: price.why for price in refused},
+        "cannot": {refusal.strategy: refusal.why for refusal in refused},
         "best": best,
         "reason": reason,
     }  # fmt: skip
@@ -181,8 +181,7 @@ def make_json(plan: Plan, predictions: Sequence[Prediction], choice: Choice) -> 
     return {
         "script": list(plan.script),
         "predictions": [
-            {**asdict(prediction), "mark": prediction.mark, "efficiency_mark": prediction.efficiency_mark}
-            for prediction in predictions
+            {**asdict(one), "mark": one.mark, "efficiency_mark": one.efficiency_mark} for one in predictions
         ],
         "best": choice.best.ranks if choice.best else None,
         "reason": choice.reason,
@@ -200,9 +199,9 @@ def draw_chart(predictions: Sequence[Prediction]) -> str:
     max_exponent = max(log2(predictions[-1].ranks), 1.0)
     octaves = max(log2(max_seconds / min_seconds), 1.0)
 
-    def format_point(ranks: int, efficiency: float) -> str:
+    def format_point(ranks: int, fraction: float) -> str:
         x = _MARGIN + (_WIDTH - 2 * _MARGIN) * log2(ranks) / max_exponent
-        return f"{x:.1f},{_HEIGHT - _MARGIN - (_HEIGHT - 2 * _MARGIN) * efficiency:.1f}"
+        return f"{x:.1f},{_HEIGHT - _MARGIN - (_HEIGHT - 2 * _MARGIN) * fraction:.1f}"
 
     def scale_seconds(seconds: float) -> float:
         return log2(seconds / min_seconds) / octaves
@@ -212,14 +211,9 @@ def draw_chart(predictions: Sequence[Prediction]) -> str:
     steps = " ".join(format_point(prediction.ranks, scale_seconds(prediction.step)) for prediction in predictions)
     efficiency = " ".join(format_point(prediction.ranks, min(prediction.efficiency, 1.0)) for prediction in predictions)
     names = [_draw_text(format_point(prediction.ranks, -0.07), str(prediction.ranks)) for prediction in predictions]
-    names += [
-        _draw_text(format_point(1, quarter / 4), f"{min_seconds * 2 ** (octaves * quarter / 4) * 1e3:.3g} ms", "end")
-        for quarter in range(5)
-    ]
-    names += [
-        _draw_text(format_point(predictions[-1].ranks, quarter / 4), f"{quarter * 25}%", "start")
-        for quarter in range(5)
-    ]
+    ticks = [f"{min_seconds * 2 ** (octaves * i / 4) * 1e3:.3g} ms" for i in range(5)]
+    names += [_draw_text(format_point(1, i / 4), tick, "end") for i, tick in enumerate(ticks)]
+    names += [_draw_text(format_point(predictions[-1].ranks, i / 4), f"{i * 25}%", "start") for i in range(5)]
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}" font-family="sans-serif" '
         f'font-size="11">\n<rect width="100%" height="100%" fill="white"/>\n'

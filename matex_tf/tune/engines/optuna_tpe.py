@@ -42,9 +42,8 @@ class Tpe:
             self._study.tell(trial, cost)
         if not trials:
             distributions = {name: self._distributions[name] for name in config}
-            self._study.add_trial(
-                optuna.trial.create_trial(params=dict(config), distributions=distributions, value=cost)
-            )
+            trial = optuna.trial.create_trial(params=dict(config), distributions=distributions, value=cost)
+            self._study.add_trial(trial)
 
 
 def _suggest_value(trial: optuna.trial.Trial, parameter: Parameter) -> Value:

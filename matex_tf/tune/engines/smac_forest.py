@@ -43,12 +43,9 @@ class Smac:
         # SMAC writes files in any case.
         self._folder = tempfile.TemporaryDirectory(prefix="matex-tune-smac-")
         with _quiet():
+            folder = Path(self._folder.name)
             scenario = Scenario(
-                self._config_space,
-                n_trials=_MAX_TRIALS,
-                deterministic=True,
-                seed=seed,
-                output_directory=Path(self._folder.name),
+                self._config_space, n_trials=_MAX_TRIALS, deterministic=True, seed=seed, output_directory=folder
             )
             first = Facade.get_initial_design(scenario, n_configs=_FIRST_FOR_EACH * len(space.parameters), max_ratio=1)
             # By default SMAC proposes eight configurations before it retrains the forest.
@@ -75,11 +72,9 @@ class Smac:
         """Values in the form that trials receive: plain numbers, rounded."""
         config: Config = {}
         for parameter in self._space.parameters:
-            if parameter.name in values:
-                value = values[parameter.name]
-                config[parameter.name] = (
-                    str(value) if isinstance(parameter, Choice) else parameter.round_value(float(value))
-                )
+            if (name := parameter.name) in values:
+                value = values[name]
+                config[name] = str(value) if isinstance(parameter, Choice) else parameter.round_value(float(value))
         return config
 
 
