@@ -43,7 +43,7 @@ def choose_promoted(trials: Iterable[Record], objective: Objective) -> Record | 
     return None
 
 
-def choose_last(trials: Iterable[Record], objective: Objective) -> Record | None:
+def choose_best_paused(trials: Iterable[Record], objective: Objective) -> Record | None:
     """The paused trial to continue if no trial is complete and nothing else is left to do: the best one."""
     paused = [record for record in trials if record.state == PAUSED]
     return min(paused, key=lambda record: make_sort_key(record, objective), default=None)

@@ -198,7 +198,7 @@ class Searching:
         nothing_else_left = not self._running and not self._to_start and len(records) >= self.trial_count
         choice = rungs.choose_promoted(records, objective)
         if choice is None and nothing_else_left and all(record.state != DONE for record in records):
-            choice = rungs.choose_last(records, objective)
+            choice = rungs.choose_best_paused(records, objective)
         return choice
 
     # Ends
