@@ -54,10 +54,10 @@ def script(name: str, rows: int) -> list[str]:
     return ["planning_worker.py", name, str(rows), "200"]
 
 
-def asked(ranks: Sequence[int], per_host: int, **other: object) -> requests.Asked:
+def asked(ranks: Sequence[int], per_host: int, **other: object) -> requests.PlanRequest:
     """What `matex plan` would be asked on the command line."""
     usual = (list(ranks), per_host, "ethernet25", "strong", 0.7, 0.0, 1, 0, 0.0, phantoms.STEPS, "", "")
-    return replace(requests.Asked(*usual), **other)
+    return replace(requests.PlanRequest(*usual), **other)
 
 
 def on_this_host(

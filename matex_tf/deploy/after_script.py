@@ -38,34 +38,34 @@ class SubmitCommand(click.Command):
             raise click.UsageError(f"there is no option {name}. For an option of sbatch: --sbatch={name}...") from None
 
     def _parse_words(self, ctx: click.Context, args: list[str]) -> list[str]:
-        before, _, order = self.make_parser(ctx).parse_args(list(args))
+        parsed, _, order = self.make_parser(ctx).parse_args(list(args))
         _refuse_two_clusters(order)
-        given: Any = before.get("script")
-        script = list(given) if isinstance(given, (list, tuple)) else []  # click uses a sentinel for a missing argument
-        head, following = args[: len(args) - len(script)], script[1:]
-        if not following or head[-1:] == ["--"]:
+        value: Any = parsed.get("script")
+        script = list(value) if isinstance(value, (list, tuple)) else []  # click uses a sentinel for a missing argument
+        words_before, words_after = args[: len(args) - len(script)], script[1:]
+        if not words_after or words_before[-1:] == ["--"]:
             return super().parse_args(ctx, args)
-        foreign = _list_options_of_other_clusters(before.get("cluster"))
+        options_of_others = _list_options_of_other_clusters(parsed.get("cluster"))
         takes_value = {
             name: not parameter.is_flag
             for parameter in self.params
-            if isinstance(parameter, click.Option) and parameter.name not in {"is_module", *foreign}
+            if isinstance(parameter, click.Option) and parameter.name not in {"is_module", *options_of_others}
             for name in parameter.opts
         }
-        job_options, script_arguments = split_words(following, takes_value)
-        if before.keys() - _ALLOWED_BEFORE_SCRIPT:
+        job_options, script_arguments = split_words(words_after, takes_value)
+        if parsed.keys() - _ALLOWED_BEFORE_SCRIPT:
             if job_options:
                 names = ", ".join(word for word in job_options if word.partition("=")[0] in takes_value)
                 print(f"matex: {names} after {script[0]} goes to the script", file=sys.stderr)
             return super().parse_args(ctx, args)
-        refuse_misspelt(script[0], following, takes_value)
+        refuse_misspelt(script[0], words_after, takes_value)
         if job_options and takes_value.get(job_options[-1]):
             raise click.BadOptionUsage(job_options[-1], f"Option '{job_options[-1]}' requires an argument.")
-        _refuse_two_clusters(self.make_parser(ctx).parse_args([*head, *job_options, script[0]])[2])
+        _refuse_two_clusters(self.make_parser(ctx).parse_args([*words_before, *job_options, script[0]])[2])
         if job_options:
-            taken = f"{shlex.join(job_options)} after {script[0]} goes to the job"
-            print(f"matex: {taken}; the script's own arguments may follow `--`", file=sys.stderr)
-        return super().parse_args(ctx, [*head, *job_options, "--", script[0], *script_arguments])
+            note = f"{shlex.join(job_options)} after {script[0]} goes to the job"
+            print(f"matex: {note}; the script's own arguments may follow `--`", file=sys.stderr)
+        return super().parse_args(ctx, [*words_before, *job_options, "--", script[0], *script_arguments])
 
 
 def _refuse_two_clusters(order: Sequence[click.Parameter]) -> None:
@@ -88,10 +88,10 @@ def split_words(words: Sequence[str], takes_value: Mapping[str, bool]) -> tuple[
     """
     job_options: list[str] = []
     script_arguments: list[str] = []
-    rest = iter(words)
-    for word in rest:
+    remaining = iter(words)
+    for word in remaining:
         if word == "--":
-            script_arguments += rest
+            script_arguments += remaining
             break
         name, equals, _ = word.partition("=")
         if word[:2] in takes_value and word[2:].isdigit():  # -n8
@@ -101,7 +101,7 @@ def split_words(words: Sequence[str], takes_value: Mapping[str, bool]) -> tuple[
             continue
         job_options.append(word)
         if takes_value[name] and not equals:
-            job_options += itertools.islice(rest, 1)
+            job_options += itertools.islice(remaining, 1)
     return job_options, script_arguments
 
 

@@ -19,7 +19,7 @@ from matex_tf.deploy import job as jobs
 from matex_tf.deploy.job import Job, JobError
 from matex_tf.deploy.kinds import KINDS
 from matex_tf.deploy.kubectl import messages, names
-from matex_tf.deploy.options import Asked, Options, merge_options
+from matex_tf.deploy.options import AnyOptions, Options, merge_options
 from matex_tf.deploy.queues import flux, lsf, pbs
 
 REFUSED, INTERRUPTED = 1, 130
@@ -40,26 +40,25 @@ _STATE_COMMANDS = {"slurm": "scontrol", "pbs": "qstat", "lsf": "bjobs"}
 
 def find_own_command() -> str:
     """The `matex` command of this Python installation, for nodes that share its file system."""
-    beside = shutil.which("matex", path=str(Path(sys.executable).parent))
-    return shlex.join([beside] if beside else [sys.executable, "-m", "matex_tf.launch.cli"])
+    installed = shutil.which("matex", path=str(Path(sys.executable).parent))
+    return shlex.join([installed] if installed else [sys.executable, "-m", "matex_tf.launch.cli"])
 
 
 def prepare_job(
-    asked: type[Options], target: Sequence[str], given: dict[str, Any], ranks: int | None = None
+    kind: type[Options], target: Sequence[str], values: dict[str, Any], ranks: int | None = None
 ) -> Options:
-    """The options of a job that runs `target`: the script and its arguments, or `-m` and a module. `ranks` is the
-    total.
+    """The options of a job that runs `target`: the script and its arguments, or `-m` and a module.
 
-    Raises ValueError, TypeError.
+    `ranks` is the total number. Raises ValueError, TypeError.
     """
-    return fill_name_and_command(merge_options(asked, given, ranks), target)
+    return fill_name_and_command(merge_options(kind, values, ranks), target)
 
 
-def fill_name_and_command(settled: Asked, target: Sequence[str]) -> Asked:
-    """Complete `settled`: an unset name is derived from `target`, an unset command is this installation's `matex`."""
-    name = settled.name or (target[1] if target[0] == "-m" else Path(target[0]).stem)
-    matex = settled.matex or ("" if isinstance(settled, kubernetes.Kubernetes) else find_own_command())
-    return replace(settled, name="".join(each if each.isprintable() else "_" for each in name), matex=matex)
+def fill_name_and_command(options: AnyOptions, target: Sequence[str]) -> AnyOptions:
+    """Complete `options`: an unset name is derived from `target`, an unset command is this installation's `matex`."""
+    name = options.name or (target[1] if target[0] == "-m" else Path(target[0]).stem)
+    matex = options.matex or ("" if isinstance(options, kubernetes.Kubernetes) else find_own_command())
+    return replace(options, name="".join(letter if letter.isprintable() else "_" for letter in name), matex=matex)
 
 
 _SLURM_OPTIONS = (
@@ -126,7 +125,7 @@ def add_slurm_options(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.argument("script", nargs=-1, type=click.UNPROCESSED, metavar="SCRIPT.py [ARGUMENTS]")
 def submit_script(
     cluster: str | None, ranks: int | None, dry_run: bool, no_follow: bool, is_module: bool, script: tuple[str, ...],
-    **given: Any,
+    **values: Any,
 ) -> int:  # fmt: skip
     """Queue the unchanged SCRIPT.py as a job of a cluster, follow the job, and return its exit code.
 
@@ -151,37 +150,37 @@ def submit_script(
         raise click.UsageError("no script is named. For example: matex submit --slurm --nodes 4 train.py")
     kind, scheduler = KINDS[cluster], CLUSTERS[cluster]
     target = ["-m", *script] if is_module else [*script]
-    chosen = {name: value for name, value in given.items() if value not in (None, ())}
+    set_values = {name: value for name, value in values.items() if value not in (None, ())}
     try:
-        asked = prepare_job(kind, target, _check_names(kind, chosen), ranks)
+        options = prepare_job(kind, target, _check_names(kind, set_values), ranks)
     except (TypeError, ValueError) as error:
         raise click.UsageError(str(error)) from None
-    if isinstance(asked, kubernetes.Kubernetes) and not asked.image:
+    if isinstance(options, kubernetes.Kubernetes) and not options.image:
         raise click.UsageError("--kubernetes needs --image, of an image with matex_tf, TensorFlow, MPI, bash and sshd")
     if dry_run:
         has_folder = scheduler is not kubernetes
-        name = str(run_folder.propose_folder(asked.name)) if has_folder else names.make_name(asked.name)
-        following.open_stdout().write(scheduler.format_job(asked, target, name).encode(errors="surrogateescape"))
+        name = str(run_folder.propose_folder(options.name)) if has_folder else names.make_name(options.name)
+        following.open_stdout().write(scheduler.format_job(options, target, name).encode(errors="surrogateescape"))
         return 0
     if scheduler is not kubernetes and not is_module and not os.path.isfile(script[0]):
         raise click.UsageError(f"there is no file {script[0]} in {os.getcwd()}")
 
     def submit_and_follow() -> int:
-        job = scheduler.submit_job(asked, target)
-        is_recorded = asked.ranks > 1 and not getattr(asked, "array", "")  # an array has one record for each task
-        following.print_line(f"{scheduler.describe_job(job, asked)} ({_suggest_commands(job, is_recorded)})")
+        job = scheduler.submit_job(options, target)
+        is_recorded = options.ranks > 1 and not getattr(options, "array", "")  # an array has one record for each task
+        following.print_line(f"{scheduler.describe_job(job, options)} ({_suggest_commands(job, is_recorded)})")
         return 0 if no_follow else _follow_job(scheduler, job)
 
     return _run_action("submit", submit_and_follow)
 
 
-def _check_names(kind: type[Options], given: dict[str, Any]) -> dict[str, Any]:
-    """Return `given`. Raises click.UsageError if an option belongs to another kind of cluster."""
-    known = {one.name for one in fields(kind)}
-    for name in given.keys() - known:
-        goes = " or ".join(f"--{other}" for other, asked in KINDS.items() if hasattr(asked, name))
-        raise click.UsageError(f"--{name.replace('_', '-')} goes with {goes}")
-    return given
+def _check_names(kind: type[Options], values: dict[str, Any]) -> dict[str, Any]:
+    """Return `values`. Raises click.UsageError if an option belongs to another kind of cluster."""
+    field_names = {field.name for field in fields(kind)}
+    for name in values.keys() - field_names:
+        clusters = " or ".join(f"--{cluster}" for cluster, cluster_kind in KINDS.items() if hasattr(cluster_kind, name))
+        raise click.UsageError(f"--{name.replace('_', '-')} goes with {clusters}")
+    return values
 
 
 _NAMESPACE = click.option("--namespace", default="", metavar="NAMESPACE", help="Kubernetes: the namespace.")
@@ -195,8 +194,8 @@ def follow_job(job: str, namespace: str) -> int:
 
     JOB is the scheduler's id of the job, or the folder of its run. Ctrl-C leaves the job.
     """
-    scheduler, found = find_job(job, namespace)
-    return _run_action("follow", lambda: _follow_job(scheduler, found), job)
+    scheduler, found_job = find_job(job, namespace)
+    return _run_action("follow", lambda: _follow_job(scheduler, found_job), job)
 
 
 @click.command("cancel", context_settings=_HELP, short_help="End a job, or remove it from the queue.")
@@ -207,11 +206,11 @@ def cancel_job(job: str, namespace: str) -> int:
 
     JOB is the scheduler's id of the job, or the folder of its run.
     """
-    scheduler, found = find_job(job, namespace)
+    scheduler, found_job = find_job(job, namespace)
 
     def end_job() -> int:
-        jobs.cancel_job(scheduler, found)
-        following.print_line(f"{found.id} is cancelled")
+        jobs.cancel_job(scheduler, found_job)
+        following.print_line(f"{found_job.id} is cancelled")
         return 0
 
     return _run_action("cancel", end_job, job)
@@ -222,13 +221,14 @@ def find_job(job: str, namespace: str) -> tuple[Any, Job]:
     folder = Path(job)
     if job and folder.is_dir():
         try:
-            cluster, found = run_folder.read_note(folder)
+            cluster, noted_job = run_folder.read_note(folder)
             scheduler = CLUSTERS[cluster]
         except (OSError, ValueError, KeyError):
             raise click.UsageError(f"{job} is not the folder of a job that was submitted") from None
-        return scheduler, slurm.find_newest(found) if scheduler is slurm else found
-    if (noted := run_folder.find_cluster(job)) and noted != "kubernetes":  # a Kubernetes job also needs its namespace
-        return CLUSTERS[noted], CLUSTERS[noted].find_job(job)
+        return scheduler, slurm.find_newest(noted_job) if scheduler is slurm else noted_job
+    noted_cluster = run_folder.find_cluster(job)
+    if noted_cluster and noted_cluster != "kubernetes":  # a Kubernetes job also needs its namespace
+        return CLUSTERS[noted_cluster], CLUSTERS[noted_cluster].find_job(job)
     if _PBS_JOB_ID.fullmatch(job):
         return CLUSTERS["pbs"], CLUSTERS["pbs"].find_job(job)
     if job.isascii() and job.isdigit():
@@ -245,11 +245,11 @@ def find_job(job: str, namespace: str) -> tuple[Any, Job]:
 
 
 def _suggest_commands(job: Job, is_recorded: bool = False) -> str:
-    which = shlex.join([*(["--namespace", job.namespace] if job.namespace else []), job.id])
+    job_words = shlex.join([*(["--namespace", job.namespace] if job.namespace else []), job.id])
     # The volume of a Kubernetes job may not be mounted on this machine.
-    is_seen = is_recorded and job.folder and Path(job.folder).parent.is_dir()
-    watch = f"watch: matex top {shlex.quote(job.folder)}; " if is_seen else ""
-    return f"follow: matex follow {which}; {watch}end: matex cancel {which}"
+    is_visible = is_recorded and job.folder and Path(job.folder).parent.is_dir()
+    watch = f"watch: matex top {shlex.quote(job.folder)}; " if is_visible else ""
+    return f"follow: matex follow {job_words}; {watch}end: matex cancel {job_words}"
 
 
 def _follow_job(scheduler: Any, job: Job) -> int:
@@ -268,13 +268,13 @@ def _run_action(command: str, action: Callable[[], int], job: str = "") -> int:
         return REFUSED
 
 
-def describe_failure(job: str, said: str) -> str:
-    """Add to `said`, the cluster's message, that no folder has this name, if the user may have meant a folder."""
+def describe_failure(job: str, message: str) -> str:
+    """Add to `message`, the cluster's message, that no folder has this name, if the user may have meant a folder."""
     if not names.is_name(job) or names.is_made(job) or os.path.isdir(job):
-        return said
-    if messages.is_without_cluster(said):
+        return message
+    if messages.is_without_cluster(message):
         return (
             f"there is no folder {job} in {os.getcwd()}, and no job of this name. A job of Slurm has a number, and its "
             "run a folder, as runs/train-1"
         )
-    return f"there is no folder {job}, and as a job: {said}"
+    return f"there is no folder {job}, and as a job: {message}"

@@ -1,4 +1,7 @@
-"""Follow a job to its end: print one line for each change of its state, and copy its output."""
+"""Follow a job to its end: print one line for each change of its state, and copy its output.
+
+The modules of the clusters call `follow_job` with two functions: one queries the state, the other reads new output.
+"""
 
 from __future__ import annotations
 
@@ -21,13 +24,16 @@ from matex_tf.deploy.job import (
 )
 
 ASK_EACH, LOOK_EACH = 5.0, 1.0  # seconds between queries of the scheduler, and between reads of the output
-TELL = 60.0  # seconds in the queue before the wait is reported again; the interval then doubles
+WAIT_REPORT_SECONDS = 60.0  # seconds in the queue before the wait is reported again; the interval then doubles
+
+
+Write = Callable[[bytes], object]
 
 
 class Target(Protocol):
     """A stream that takes bytes."""
 
-    def write(self, piece: bytes, /) -> object:
+    def write(self, chunk: bytes, /) -> object:
         """Write the bytes."""
 
     def flush(self) -> None:
@@ -41,9 +47,9 @@ class Text:
         self._target = target
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
-    def write(self, piece: bytes, /) -> None:
+    def write(self, chunk: bytes, /) -> None:
         """Decode and write the bytes."""
-        self._target.write(self._decoder.decode(piece))
+        self._target.write(self._decoder.decode(chunk))
 
     def flush(self) -> None:
         """Flush the stream."""
@@ -51,26 +57,24 @@ class Text:
 
 
 class Lines:
-    """The output of a job, for a file. If a line was overwritten, as progress bars do, only its
-    last version is kept.
-    """
+    """The output of a job, for a file. Of an overwritten line, as of a progress bar, the last version is kept."""
 
     def __init__(self, target: Target):
         self._target = target
-        self._rest = b""
+        self._unfinished = b""
 
-    def write(self, piece: bytes) -> None:
+    def write(self, chunk: bytes) -> None:
         """Write all lines that are now complete."""
-        *lines, self._rest = (self._rest + piece).split(b"\n")
+        *lines, self._unfinished = (self._unfinished + chunk).split(b"\n")
         for line in lines:
             self._target.write(_strip_overwritten(line) + b"\n")
         # An incomplete line also keeps only its last version; otherwise a progress bar without a line end would grow.
-        self._rest = _strip_overwritten(self._rest) + (b"\r" if self._rest.endswith(b"\r") else b"")
+        self._unfinished = _strip_overwritten(self._unfinished) + (b"\r" if self._unfinished.endswith(b"\r") else b"")
         self._target.flush()
 
     def close(self) -> None:
         """Write the incomplete last line."""
-        self._target.write(_strip_overwritten(self._rest))
+        self._target.write(_strip_overwritten(self._unfinished))
         self._target.flush()
 
 
@@ -80,9 +84,9 @@ class Plain:
     def __init__(self, target: Target):
         self._target = target
 
-    def write(self, piece: bytes) -> None:
+    def write(self, chunk: bytes) -> None:
         """Write and flush the bytes."""
-        self._target.write(piece)
+        self._target.write(chunk)
         self._target.flush()
 
     def close(self) -> None:
@@ -109,41 +113,45 @@ def print_line(text: str) -> None:
 
 
 def follow_job(
-    job: Job, state: Callable[[], State], more: Callable[[], bytes], write: Callable[[bytes], object] | None = None
+    job: Job, find_state: Callable[[], State], read_more: Callable[[], bytes], write: Write | None = None
 ) -> int:
     """Follow the job until it has ended or cannot start. Returns its exit code.
 
-    `more` returns the output since its last call. An unreachable scheduler is queried again: the job runs on without
-    it.
+    Args:
+        find_state: returns the state of the job. If it raises UnreachableError, it is called again later.
+        read_more: returns the output since its last call.
+        write: receives the output; None: it goes to standard output.
     """
-    out = None if write else choose_stdout()
-    write_output = write or (out.write if out else lambda _: None)
-    before, silent, next_time, told_at = "", False, 0.0, 0.0
+    stdout = None if write else choose_stdout()
+    write_output = write or (stdout.write if stdout else lambda _: None)
+    reported_state, reported_wait = "", 0.0
+    is_unreachable, next_query_at = False, 0.0
     while True:
-        now: State | None = None
-        if time.monotonic() >= next_time:
+        current: State | None = None
+        if time.monotonic() >= next_query_at:
             try:
-                now = state()
-                silent = False
+                current = find_state()
+                is_unreachable = False
             except UnreachableError as error:
-                if not silent:
+                if not is_unreachable:
                     print_line(f"{error}; asked again every {ASK_EACH:.0f} s")
-                silent = True
-            next_time = time.monotonic() + ASK_EACH
-        # The state is queried first: if the job has ended, its output is then complete.
-        if piece := more():
-            write_output(piece)
-        if now and str(now) != before:
-            before = str(now)
-            if now.phase in (ENDED, FORGOTTEN) and out:
-                out.close()
-            print_line(f"{job.id} {now}")
-            if now.phase == STUCK:
+                is_unreachable = True
+            next_query_at = time.monotonic() + ASK_EACH
+        # The output is read after the query: if the job has ended, the output is complete.
+        if chunk := read_more():
+            write_output(chunk)
+        waited = (current.seconds or 0.0) if current and current.phase == WAITING else 0.0
+        if current and str(current) != reported_state:
+            reported_state = str(current)
+            if current.phase in (ENDED, FORGOTTEN) and stdout:
+                stdout.close()
+            print_line(f"{job.id} {current}")
+            if current.phase == STUCK:
                 print_line(f"{job.id} is still queued (out of the queue: matex cancel {job.id})")
-            told_at = now.seconds or 0.0
-        elif now and now.phase == WAITING and now.seconds is not None and now.seconds >= max(TELL, 2 * told_at):
-            print_line(f"{job.id} has waited for {format_duration(now.seconds)}; {now}")
-            told_at = now.seconds
-        if now and now.phase in (ENDED, FORGOTTEN, STUCK):
-            return EXIT_UNKNOWN if now.code is None else now.code
+            reported_wait = current.seconds or 0.0
+        elif current and waited >= max(WAIT_REPORT_SECONDS, 2 * reported_wait):
+            print_line(f"{job.id} has waited for {format_duration(waited)}; {current}")
+            reported_wait = waited
+        if current and current.phase in (ENDED, FORGOTTEN, STUCK):
+            return EXIT_UNKNOWN if current.code is None else current.code
         time.sleep(LOOK_EACH)

@@ -33,31 +33,33 @@ class Job:
 
 @dataclass(frozen=True)
 class State:
-    """The state of a job: one of the phases above, the scheduler's `words`, and `means`, their explanation ("" if
-    unknown).
-
-    `code` is the exit code of an ended job. `seconds` is the time from submission until now, or until the end; None if
-    unknown. `starts` is the scheduler's plural for the attempts of a job that started several times. `holds`: the job
-    has ended, but still holds nodes.
-    """
+    """The state of a job."""
 
     phase: str
+    """One of the phases above."""
     words: str
+    """The scheduler's own text for the state."""
     starts_again: int = 0
+    """The number of restarts."""
     code: int | None = None
+    """The exit code of an ended job."""
     means: str = ""
+    """The meaning of `words`; "" if it is unknown or evident."""
     seconds: float | None = None
+    """The time from submission until now, or until the end."""
     starts: str = "starts"
+    """The scheduler's plural noun for the starts of a job."""
     holds: bool = False
+    """Whether the job has ended, but still holds nodes."""
 
     def __str__(self) -> str:
         if self.phase == ENDED:
-            again = f" in {self.starts_again + 1} {self.starts}" if self.starts_again else ""
-            again = f" after {format_duration(self.seconds)}{again}" if self.seconds is not None else again
+            attempts = f" in {self.starts_again + 1} {self.starts}" if self.starts_again else ""
+            attempts = f" after {format_duration(self.seconds)}{attempts}" if self.seconds is not None else attempts
         else:
-            again = f", requeued ({self.starts_again})" if self.starts_again else ""
+            attempts = f", requeued ({self.starts_again})" if self.starts_again else ""
         code = f", exit code {self.code}" if self.code is not None else ""
-        return f"{self.words}{again}{code}" + (f": {self.means}" if self.means else "")
+        return f"{self.words}{attempts}{code}" + (f": {self.means}" if self.means else "")
 
 
 def format_duration(seconds: float) -> str:
@@ -66,9 +68,9 @@ def format_duration(seconds: float) -> str:
     return f"{minutes // 60}:{minutes % 60:02}:{rest:02}"
 
 
-def format_count(count: int, of: str) -> str:
+def format_count(count: int, noun: str) -> str:
     """A count with its noun, in singular or plural."""
-    return f"{count} {of}" if count == 1 else f"{count} {of}s"
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def cancel_job(scheduler: Any, job: Job) -> None:
@@ -77,17 +79,20 @@ def cancel_job(scheduler: Any, job: Job) -> None:
     Raises:
         JobError: the job has already ended, or the cluster refuses.
     """
-    if (now := scheduler.find_state(job)).phase in (ENDED, FORGOTTEN) and not now.holds:
-        raise JobError(f"{job.id} {now}: there is nothing to cancel")
+    if (state := scheduler.find_state(job)).phase in (ENDED, FORGOTTEN) and not state.holds:
+        raise JobError(f"{job.id} {state}: there is nothing to cancel")
     scheduler.cancel_job(job)
 
 
 def run_scheduler(
     words: Sequence[str], get: str, given: str | None = None, **where: Any
 ) -> subprocess.CompletedProcess[str]:
-    """Run a scheduler's command. `get` tells the user how to obtain the command, `given` is its standard input.
+    """Run a scheduler's command.
 
-    `where` are further arguments of `subprocess.run`.
+    Args:
+        get: tells the user how to obtain the command.
+        given: the standard input of the command.
+        where: further arguments of `subprocess.run`.
 
     Raises:
         JobError: the command does not exist.

@@ -1,4 +1,8 @@
-"""Kubernetes jobs: the MPIJob (of the MPI operator) as YAML, and its submission, following and cancellation."""
+"""Kubernetes jobs: the MPIJob (of the MPI operator) as YAML, and its submission, following and cancellation.
+
+An MPIJob has worker pods, on which the ranks run, and a launcher pod, which runs `matex run`. A launcher that fails is
+replaced by another one, which resumes from the state on the volume.
+"""
 
 from __future__ import annotations
 
@@ -61,8 +65,8 @@ class Kubernetes(Options):
         for text in self.env:
             if not NAME.fullmatch(text.partition("=")[0]) or "=" not in text:
                 raise ValueError(f"expected env to be NAME=VALUE; given {text!r}")
-        if found := _HOST_OPTIONS & {word.partition("=")[0] for text in self.run for word in shlex.split(text)}:
-            raise ValueError(f"run takes no {min(found)}: the hosts are the workers of the job")
+        if host_options := _HOST_OPTIONS & {word.partition("=")[0] for text in self.run for word in shlex.split(text)}:
+            raise ValueError(f"run takes no {min(host_options)}: the hosts are the workers of the job")
         if self.claim:
             check_variables(text.partition("=")[0] for text in self.env)
 
@@ -75,46 +79,46 @@ class Kubernetes(Options):
         return f"{self.folder.rstrip('/')}/{name}" if self.claim else ""
 
 
-def format_job(asked: Kubernetes, target: Sequence[str], name: str) -> str:
+def format_job(options: Kubernetes, target: Sequence[str], name: str) -> str:
     """The MPIJob as YAML. `name` is its Kubernetes name."""
-    folder, note = asked.name_folder(name), run_folder.format_note("kubernetes", name, asked.namespace).strip()
+    folder, note = options.name_folder(name), run_folder.format_note("kubernetes", name, options.namespace).strip()
     script = launcher_script.format_script(
-        asked.make_command(target, ["--hostfile", HOSTFILE]), asked.setup, folder, note
+        options.make_command(target, ["--hostfile", HOSTFILE]), options.setup, folder, note
     )
-    variables = dict(one.split("=", 1) for one in asked.env)
-    if asked.claim:
+    variables = dict(text.split("=", 1) for text in options.env)
+    if options.claim:
         variables |= dict(zip(FOLDER_VARIABLES, (f"{folder}/state", folder)))
     # The command is part of the script. An empty value is omitted, because a server of version 1.20 refuses "".
     launcher: dict[str, Any] = {"command": ["bash", "-c", _escape_word(script)]}
     if variables:
         launcher["env"] = [
-            {"name": each, **({"value": _escape_word(value)} if value else {})} for each, value in variables.items()
+            {"name": key, **({"value": _escape_word(value)} if value else {})} for key, value in variables.items()
         ]
-    amounts = {"cpu": asked.cpus, "memory": asked.memory, "nvidia.com/gpu": str(asked.gpus_per_node or "")}
-    limits = {each: amount for each, amount in amounts.items() if amount}
+    amounts = {"cpu": options.cpus, "memory": options.memory, "nvidia.com/gpu": str(options.gpus_per_node or "")}
+    limits = {key: amount for key, amount in amounts.items() if amount}
     policy: dict[str, Any] = {
         "cleanPodPolicy": "Running",
         # without a volume, a new launcher has no state to resume from
-        "backoffLimit": asked.restarts if asked.claim else 0,
+        "backoffLimit": options.restarts if options.claim else 0,
     }
-    if asked.time:
-        policy["activeDeadlineSeconds"] = parse_time(asked.time)
-    metadata: dict[str, Any] = {"name": name, "annotations": {"matex-tf/name": asked.name}}
-    if asked.namespace:
-        metadata["namespace"] = asked.namespace
+    if options.time:
+        policy["activeDeadlineSeconds"] = parse_time(options.time)
+    metadata: dict[str, Any] = {"name": name, "annotations": {"matex-tf/name": options.name}}
+    if options.namespace:
+        metadata["namespace"] = options.namespace
     return yaml_text.dump_yaml(
         {
             "apiVersion": "kubeflow.org/v2beta1",
             "kind": "MPIJob",
             "metadata": metadata,
             "spec": {
-                "slotsPerWorker": asked.ranks_per_node,
+                "slotsPerWorker": options.ranks_per_node,
                 "launcherCreationPolicy": "WaitForWorkersReady",
                 "runPolicy": policy,
                 "mpiReplicaSpecs": {
-                    "Launcher": _make_replicas(asked, 1, "launcher", launcher),
+                    "Launcher": _make_replicas(options, 1, "launcher", launcher),
                     "Worker": _make_replicas(
-                        asked, asked.nodes, "worker", {"resources": {"limits": limits}} if limits else {}
+                        options, options.nodes, "worker", {"resources": {"limits": limits}} if limits else {}
                     ),
                 },
             },
@@ -122,22 +126,22 @@ def format_job(asked: Kubernetes, target: Sequence[str], name: str) -> str:
     )
 
 
-def _make_replicas(asked: Kubernetes, count: int, role: str, more: dict[str, Any]) -> dict[str, Any]:
+def _make_replicas(options: Kubernetes, count: int, role: str, container_fields: dict[str, Any]) -> dict[str, Any]:
     """Pods of one role, with one container each."""
-    container = {"name": role, "image": asked.image, **more}
+    container = {"name": role, "image": options.image, **container_fields}
     pod: dict[str, Any] = {"terminationGracePeriodSeconds": GRACE, "containers": [container]}
-    if asked.claim:
-        container["volumeMounts"] = [{"name": "runs", "mountPath": asked.folder}]
-        pod["volumes"] = [{"name": "runs", "persistentVolumeClaim": {"claimName": asked.claim}}]
+    if options.claim:
+        container["volumeMounts"] = [{"name": "runs", "mountPath": options.folder}]
+        pod["volumes"] = [{"name": "runs", "persistentVolumeClaim": {"claimName": options.claim}}]
     # An Istio sidecar would outlive the launcher and prevent the end of the pod.
     template = {"metadata": {"annotations": {"sidecar.istio.io/inject": "false"}}, "spec": pod}
-    return {"replicas": count, "restartPolicy": _AGAIN[role], "template": template}
+    return {"replicas": count, "restartPolicy": _RESTART_POLICIES[role], "template": template}
 
 
 # A failed launcher is replaced by another pod, at most `backoffLimit` times; the old pod keeps its exit code and
 # output. OnFailure would restart the container even at limit 0, and remove the pod at the limit. A worker restarts in
 # place, where `--restarts` expects it.
-_AGAIN = {"launcher": "Never", "worker": "OnFailure"}
+_RESTART_POLICIES = {"launcher": "Never", "worker": "OnFailure"}
 
 
 def _escape_word(word: str) -> str:
@@ -145,15 +149,15 @@ def _escape_word(word: str) -> str:
     return word.replace("$", "$$")
 
 
-def submit_job(asked: Kubernetes, target: Sequence[str]) -> Job:
+def submit_job(options: Kubernetes, target: Sequence[str]) -> Job:
     """Create the MPIJob. Returns once Kubernetes has accepted it.
 
     Raises:
         JobError: Kubernetes refused the job; no object remains.
     """
-    job = Job(name := names.make_name(asked.name), asked.name_folder(name), asked.namespace)
+    job = Job(name := names.make_name(options.name), options.name_folder(name), options.namespace)
     try:
-        answer = _run_kubectl(job, "create", "-f", "-", given=format_job(asked, target, job.id))
+        answer = _run_kubectl(job, "create", "-f", "-", given=format_job(options, target, job.id))
         if answer.returncode:
             raise JobError(kubectl_words.explain_refusal(answer.stderr))
     except BaseException:
@@ -188,16 +192,16 @@ def _get_object(job: Job, *words: str) -> dict[str, Any] | None:
     """
     answer = _run_kubectl(job, "get", *words, "--ignore-not-found", "-o", "json")
     if answer.returncode:
-        kind = JobError if kubectl_words.is_refusal(answer.stderr) else UnreachableError
-        raise kind(kubectl_words.explain_refusal(answer.stderr))
-    found: dict[str, Any] | None = json.loads(answer.stdout) if answer.stdout.strip() else None
-    return found
+        error_class = JobError if kubectl_words.is_refusal(answer.stderr) else UnreachableError
+        raise error_class(kubectl_words.explain_refusal(answer.stderr))
+    parsed: dict[str, Any] | None = json.loads(answer.stdout) if answer.stdout.strip() else None
+    return parsed
 
 
 def _list_pods(job: Job) -> list[dict[str, Any]]:
     """The pods of the job, in order of creation."""
-    found = _get_object(job, "pods", "-l", f"training.kubeflow.org/job-name={job.id}") or {"items": []}
-    return sorted(found["items"], key=lambda pod: pod["metadata"].get("creationTimestamp", ""))
+    listed = _get_object(job, "pods", "-l", f"training.kubeflow.org/job-name={job.id}") or {"items": []}
+    return sorted(listed["items"], key=lambda pod: pod["metadata"].get("creationTimestamp", ""))
 
 
 def find_state(job: Job) -> State:
@@ -212,11 +216,11 @@ def find_state(job: Job) -> State:
 
 def _read_job(job: Job) -> tuple[State, list[dict[str, Any]], list[str]]:
     """The job's state, its pods, and the batch Jobs that would start launchers although the run is over."""
-    found = _get_object(job, "mpijobs.kubeflow.org", job.id)
-    if found is None:
+    mpijob = _get_object(job, "mpijobs.kubeflow.org", job.id)
+    if mpijob is None:
         return State(FORGOTTEN, f"{_describe_unknown(job)}; its end is unknown"), [], []
     pods = _list_pods(job)
-    return states.read_state(found, pods), pods, states.list_needless(found, pods)
+    return states.read_state(mpijob, pods), pods, states.list_needless(mpijob, pods)
 
 
 def find_records(job: Job) -> str:
@@ -225,26 +229,26 @@ def find_records(job: Job) -> str:
     Raises:
         JobError: the job does not exist, has no records, or this machine does not see their folder.
     """
-    found = _get_object(job, "mpijobs.kubeflow.org", job.id)
-    if found is None:
+    mpijob = _get_object(job, "mpijobs.kubeflow.org", job.id)
+    if mpijob is None:
         raise JobError(f"{job.id} {_describe_unknown(job)}")
-    folder = states.find_variable(found, "MATEX_RECORD")
+    folder = states.find_variable(mpijob, "MATEX_RECORD")
     if not folder:
         raise JobError(
             f"nothing of {job.id} is recorded: that needs a volume, `matex submit --kubernetes --claim NAME`"
         )
     if os.path.isdir(os.path.dirname(folder)):
         return folder
-    running = [pod["metadata"]["name"] for pod in states.list_launchers(_list_pods(job)) if states.is_running(pod)]
+    running_pods = [pod["metadata"]["name"] for pod in states.list_launchers(_list_pods(job)) if states.is_running(pod)]
     namespace = [f"--namespace={job.namespace}"] if job.namespace else []
-    words = ["kubectl", *namespace, "exec", "-it", *running[-1:], "--", "matex", "top", folder]
-    there = f". Within its launcher it is seen: {shlex.join(words)}" if running else ""
-    raise JobError(f"{job.id} is recorded in {folder} of its volume, which this machine does not see{there}")
+    words = ["kubectl", *namespace, "exec", "-it", *running_pods[-1:], "--", "matex", "top", folder]
+    hint = f". Within its launcher it is seen: {shlex.join(words)}" if running_pods else ""
+    raise JobError(f"{job.id} is recorded in {folder} of its volume, which this machine does not see{hint}")
 
 
 def _describe_unknown(job: Job) -> str:
-    where = f" in namespace {job.namespace}" if job.namespace else ""
-    return f"is not known to Kubernetes{where}, or no longer"
+    namespace_text = f" in namespace {job.namespace}" if job.namespace else ""
+    return f"is not known to Kubernetes{namespace_text}, or no longer"
 
 
 def follow_job(job: Job, write: Callable[[bytes], object] | None = None) -> int:
@@ -252,12 +256,12 @@ def follow_job(job: Job, write: Callable[[bytes], object] | None = None) -> int:
     with Logs(job.namespace) as logs:
 
         def look_at_job() -> State:
-            now, pods, needless = _read_job(job)
+            state, pods, needless = _read_job(job)
             for name in needless:
                 _stop_launching(job, name)
             logs.follow_pods(states.list_launchers(pods))
-            logs.last = now.phase in (ENDED, FORGOTTEN)
-            return now
+            logs.last = state.phase in (ENDED, FORGOTTEN)
+            return state
 
         return following.follow_job(job, look_at_job, logs.read_more, write)
 
@@ -275,9 +279,10 @@ def cancel_job(job: Job) -> None:
         raise JobError(kubectl_words.explain_refusal(answer.stderr))
 
 
-def describe_job(job: Job, asked: Kubernetes) -> str:
+def describe_job(job: Job, options: Kubernetes) -> str:
     """A line that describes the submitted job."""
-    where = f" in namespace {job.namespace}" if job.namespace else ""
-    kept = f"; {job.folder} on volume {asked.claim}" if asked.claim else "; without --claim nothing is kept or recorded"
-    size = f"{format_count(asked.nodes, 'worker')}, {format_count(asked.ranks, 'rank')}"
-    return f"MPIJob {job.id}{where}: a launcher and {size}{kept}"
+    namespace_text = f" in namespace {job.namespace}" if job.namespace else ""
+    volume_text = f"{job.folder} on volume {options.claim}"
+    volume_text = volume_text if options.claim else "without --claim nothing is kept or recorded"
+    size = f"{format_count(options.nodes, 'worker')}, {format_count(options.ranks, 'rank')}"
+    return f"MPIJob {job.id}{namespace_text}: a launcher and {size}; {volume_text}"

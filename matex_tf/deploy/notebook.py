@@ -42,10 +42,10 @@ class Shown(Protocol):
         """The state of the run."""
 
 
-def format_page(run: Shown, now: State) -> str:
+def format_page(run: Shown, state: State) -> str:
     """The display as HTML, in the colours of the surrounding page."""
-    where = f", {run.folder}" if run.folder else ""
-    parts = [f"<div><b>{html.escape(run.id)}</b> {html.escape(str(now))}{html.escape(where)}</div>"]
+    folder_text = f", {run.folder}" if run.folder else ""
+    parts = [f"<div><b>{html.escape(run.id)}</b> {html.escape(str(state))}{html.escape(folder_text)}</div>"]
     if run.folder:
         parts += [_draw_curves(run.folder), _format_ranks(run.folder), _format_lines(run.folder)]
     return "\n".join(part for part in parts if part)
@@ -68,8 +68,9 @@ def _draw_curves(folder: str) -> str:
             if math.isfinite(value):
                 curves.setdefault(name, []).append((number, value))
     names = [name for name in curves if name.removeprefix("val_") not in curves or not name.startswith("val_")]
-    drawn = (_draw_curve({one: curves[one] for one in (name, f"val_{name}") if one in curves}) for name in names)
-    return f"<div>{''.join(drawn)}</div>" if names else ""
+    pairs = ([metric for metric in (name, f"val_{name}") if metric in curves] for name in names)
+    charts = (_draw_curve({metric: curves[metric] for metric in pair}) for pair in pairs)
+    return f"<div>{''.join(charts)}</div>" if names else ""
 
 
 def _draw_curve(lines: Mapping[str, Sequence[tuple[int, float]]]) -> str:
@@ -78,7 +79,7 @@ def _draw_curve(lines: Mapping[str, Sequence[tuple[int, float]]]) -> str:
     epochs = [epoch for points in lines.values() for epoch, _ in points]
     low, high, first, last = min(values), max(values), min(epochs), max(epochs)
 
-    def place(epoch: int, value: float) -> str:
+    def scale_point(epoch: int, value: float) -> str:
         x = _LEFT + (_WIDE - _LEFT - 10) * (epoch - first) / max(last - first, 1)
         y = _TOP + (_HEIGHT - _TOP - _BOTTOM) * ((high - value) / (high - low) if high > low else 0.5)
         return f"{x:.1f},{y:.1f}"
@@ -89,11 +90,13 @@ def _draw_curve(lines: Mapping[str, Sequence[tuple[int, float]]]) -> str:
     texts += [(_WIDE - 10, _HEIGHT - 5, "end", f"{last}")] if last > first else []
     parts = [f'<path d="M{_LEFT},{_TOP}V{bottom}H{_WIDE - 10}" fill="none" stroke="currentColor" opacity="0.4"/>']
     parts += [f'<text x="{x}" y="{y}" text-anchor="{anchor}">{text}</text>' for x, y, anchor, text in texts]
-    for at, ((name, points), colour) in enumerate(zip(lines.items(), _COLOURS)):
-        said = html.escape(f"{name} {points[-1][1]:.4g}")
-        parts.append(f'<text x="{_LEFT + at * 180}" y="{_TOP - 8}" fill="{colour}">{said}</text>')
-        parts.append(f'<polyline points="{" ".join(place(*one) for one in points)}" fill="none" stroke="{colour}"/>')
-        parts += [f'<circle cx="{x}" cy="{y}" r="2" fill="{colour}"/>' for x, y in [place(*points[-1]).split(",")]]
+    for index, ((name, points), colour) in enumerate(zip(lines.items(), _COLOURS)):
+        label = html.escape(f"{name} {points[-1][1]:.4g}")
+        parts.append(f'<text x="{_LEFT + index * 180}" y="{_TOP - 8}" fill="{colour}">{label}</text>')
+        scaled = [scale_point(*point) for point in points]
+        x, y = scaled[-1].split(",")
+        parts.append(f'<polyline points="{" ".join(scaled)}" fill="none" stroke="{colour}"/>')
+        parts.append(f'<circle cx="{x}" cy="{y}" r="2" fill="{colour}"/>')
     return (
         f'<svg width="{_WIDE}" height="{_HEIGHT}" font-size="11" font-family="sans-serif" fill="currentColor">'
         f"{''.join(parts)}</svg>"
@@ -102,23 +105,23 @@ def _draw_curve(lines: Mapping[str, Sequence[tuple[int, float]]]) -> str:
 
 def _format_ranks(folder: str) -> str:
     try:
-        drawn = picture.draw_run(recording.open_run(folder))
+        picture_of_run = picture.draw_run(recording.open_run(folder))
     except recording.RecordingError:
         return ""  # no rank has written yet
-    shown = io.StringIO()  # without a file, rich would display the text in the notebook
-    console = Console(record=True, file=shown, width=_WIDTH, force_terminal=True, force_jupyter=False)
-    console.print(drawn)
+    file = io.StringIO()  # without a file, rich would display the text in the notebook
+    console = Console(record=True, file=file, width=_WIDTH, force_terminal=True, force_jupyter=False)
+    console.print(picture_of_run)
     return console.export_html(inline_styles=True, code_format=_PRE).rstrip()
 
 
 def _format_lines(folder: str) -> str:
     """The last lines of the run's output."""
-    shown = io.BytesIO()
-    lines = Lines(shown)
+    file = io.BytesIO()
+    lines = Lines(file)
     lines.write(run_folder.read_tail(folder, _TAIL_BYTES))
     lines.close()
-    last = shown.getvalue().decode(errors="replace").splitlines()[-_SHOWN_LINES:]
-    return _PRE.format(code=html.escape("\n".join(last))) if last else ""
+    last_lines = file.getvalue().decode(errors="replace").splitlines()[-_SHOWN_LINES:]
+    return _PRE.format(code=html.escape("\n".join(last_lines))) if last_lines else ""
 
 
 def is_notebook() -> bool:

@@ -24,15 +24,15 @@ FOLDER_VARIABLES = ("MATEX_STATE", "MATEX_RECORD")
 _RUN_OPTIONS = re.compile(r"(-n|-np|--np|-c|--restarts|--record)(=.*)?|-n\d+")  # set by the job
 _TIME = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?")
 
-Asked = TypeVar("Asked", bound="Options")
+AnyOptions = TypeVar("AnyOptions", bound="Options")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
     """Options that every cluster has. An invalid value raises ValueError or TypeError.
 
-    `run`: further options of `matex run`; `matex`: the `matex` command on the cluster; both in shell syntax. `cpus`:
-        CPUs for each rank; under Kubernetes, for each worker.
+    `run` has further options of `matex run`, and `matex` is the command on the cluster, both in shell syntax. `cpus`
+    are the CPUs of each rank; under Kubernetes, of each worker.
     """
 
     nodes: int = 1
@@ -52,27 +52,28 @@ class Options:
         return cls.__name__.lower()
 
     def __post_init__(self) -> None:
-        least = {"nodes": 1, "ranks_per_node": 1, "restarts": 0, "gpus_per_node": 0}
-        for one in fields(self):
-            value = getattr(self, one.name)
-            if isinstance(one.default, tuple):
+        minimums = {"nodes": 1, "ranks_per_node": 1, "restarts": 0, "gpus_per_node": 0}
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if isinstance(field.default, tuple):
                 value = (value,) if isinstance(value, str) else value
                 if not isinstance(value, (list, tuple)) or not all(isinstance(word, str) for word in value):
                     raise TypeError(
-                        f"expected {one.name} to be a list of texts; given {arguments.describe_value(value)}"
+                        f"expected {field.name} to be a list of texts; given {arguments.describe_value(value)}"
                     )
-                object.__setattr__(self, one.name, tuple(value))
-            elif isinstance(one.default, bool):
+                object.__setattr__(self, field.name, tuple(value))
+            elif isinstance(field.default, bool):
                 if not isinstance(value, bool):
-                    raise TypeError(f"expected {one.name} to be True or False; given {arguments.describe_value(value)}")
-            elif isinstance(one.default, int):
-                arguments.check_whole_number(self.get_kind(), one.name, value, least.get(one.name, 0))
-            elif one.name == "cpus" and isinstance(value, int) and not isinstance(value, bool):
+                    shown = arguments.describe_value(value)
+                    raise TypeError(f"expected {field.name} to be True or False; given {shown}")
+            elif isinstance(field.default, int):
+                arguments.check_whole_number(self.get_kind(), field.name, value, minimums.get(field.name, 0))
+            elif field.name == "cpus" and isinstance(value, int) and not isinstance(value, bool):
                 object.__setattr__(self, "cpus", str(value))
             elif not isinstance(value, str):
-                raise TypeError(f"expected {one.name} to be text; given {arguments.describe_value(value)}")
-            elif one.name != "matex" and not value.isprintable():
-                raise ValueError(f"expected {one.name} to be one line of printable text; given {value!r}")
+                raise TypeError(f"expected {field.name} to be text; given {arguments.describe_value(value)}")
+            elif field.name != "matex" and not value.isprintable():
+                raise ValueError(f"expected {field.name} to be one line of printable text; given {value!r}")
         for text in (*self.run, self.matex):
             try:
                 words = shlex.split(text)
@@ -93,17 +94,18 @@ class Options:
         """The total number of ranks."""
         return self.nodes * self.ranks_per_node
 
-    def add_variables(self: Asked, variables: Mapping[str, str]) -> Asked:
+    def add_variables(self: AnyOptions, variables: Mapping[str, str]) -> AnyOptions:
         """A copy that exports these environment variables before the run. Raises ValueError."""
         check_variables(variables)
         lines = (f"export {name}={shlex.quote(value)}" for name, value in variables.items())
         return replace(self, setup=(*self.setup, *lines))
 
     def make_command(self, target: Sequence[str], options: Sequence[str] = ()) -> list[str]:
-        """The command that starts all ranks of `target`: a script with its arguments, or `-m` and a module."""
-        again = ["--restarts", str(self.restarts)] if self.restarts else []
-        own = [word for text in self.run for word in shlex.split(text)]
-        return [*shlex.split(self.matex or "matex"), "run", *again, "-n", str(self.ranks), *options, *own, *target]
+        """The `matex run` command that starts all ranks of `target`: a script with arguments, or `-m` and a module."""
+        words = [*shlex.split(self.matex or "matex"), "run"]
+        words += ["--restarts", str(self.restarts)] if self.restarts else []
+        words += ["-n", str(self.ranks), *options]
+        return [*words, *(word for text in self.run for word in shlex.split(text)), *target]
 
 
 def check_variables(names: Iterable[str]) -> None:
@@ -119,10 +121,10 @@ def parse_time(time: str) -> int:
 
     Raises ValueError.
     """
-    found = _TIME.fullmatch(time)
-    if not found:
+    match = _TIME.fullmatch(time)
+    if not match:
         raise ValueError(f"expected time to be as 2:00:00 (hours), 30 (minutes) or 1-12 (days-hours); given {time!r}")
-    days, *parts = (int(part) if part else None for part in found.groups())
+    days, *parts = (int(part) if part else None for part in match.groups())
     first, second, third = parts
     if days is None and third is None:
         total = (first or 0) * 60 + (second or 0)
@@ -139,7 +141,7 @@ def list_files() -> list[Path]:
     return [Path(home, "matex.toml"), Path("matex.toml")]
 
 
-def merge_options(asked: type[Asked], given: Mapping[str, Any], ranks: int | None = None) -> Asked:
+def merge_options(kind: type[AnyOptions], given: Mapping[str, Any], ranks: int | None = None) -> AnyOptions:
     """Merge the options `given` with the defaults of the user's files. Lists are concatenated, the files' items first.
 
     `ranks`, a total, replaces the files' `ranks_per_node`.
@@ -147,29 +149,29 @@ def merge_options(asked: type[Asked], given: Mapping[str, Any], ranks: int | Non
     Raises:
         ValueError, TypeError: a name or a value is invalid (the message names the file), or `ranks` contradicts nodes.
     """
-    known = [one.name for one in fields(asked)]
-    lists = {one.name for one in fields(asked) if isinstance(one.default, tuple)}
-    settled: dict[str, Any] = {}
+    names = [field.name for field in fields(kind)]
+    list_names = {field.name for field in fields(kind) if isinstance(field.default, tuple)}
+    merged: dict[str, Any] = {}
 
-    def add_options(more: Mapping[str, Any], where: str) -> None:
-        for name in more:
-            if name not in known:
-                raise ValueError(where + arguments.describe_unknown("option", name, known))
+    def add_options(values: Mapping[str, Any], source: str) -> None:
+        for name in values:
+            if name not in names:
+                raise ValueError(source + arguments.describe_unknown("option", name, names))
         try:
-            checked = asked(**more)
+            checked = kind(**values)
         except (TypeError, ValueError) as error:
-            raise type(error)(f"{where}{error}") from None
-        for name in more:
+            raise type(error)(f"{source}{error}") from None
+        for name in values:
             value = getattr(checked, name)
-            settled[name] = (*settled.get(name, ()), *value) if name in lists else value
+            merged[name] = (*merged.get(name, ()), *value) if name in list_names else value
 
     for path in list_files():
         if path.is_file():
-            add_options(_read_table(path, asked.get_kind()), f"{path}: ")
+            add_options(_read_table(path, kind.get_kind()), f"{path}: ")
     if ranks is not None:
-        settled.pop("ranks_per_node", None)
+        merged.pop("ranks_per_node", None)
     add_options(given, "")
-    options = asked(**settled)
+    options = kind(**merged)
     if ranks is None:
         return options
     if "ranks_per_node" in given and options.ranks != ranks:  # an explicit 1 is a contradiction, too
@@ -177,36 +179,36 @@ def merge_options(asked: type[Asked], given: Mapping[str, Any], ranks: int | Non
     return distribute_ranks(options, ranks)
 
 
-def format_options(asked: Options) -> list[str]:
-    """The command-line words that, with the defaults of the user's files, result in `asked`."""
+def format_options(options: Options) -> list[str]:
+    """The command-line words that, with the defaults of the user's files, result in `options`."""
     words = []
-    base = merge_options(type(asked), {})
-    for one in fields(asked):
-        value, known = getattr(asked, one.name), getattr(base, one.name)
-        option = f"--{one.name.replace('_', '-')}"
+    defaults = merge_options(type(options), {})
+    for field in fields(options):
+        value, default = getattr(options, field.name), getattr(defaults, field.name)
+        option = f"--{field.name.replace('_', '-')}"
         if isinstance(value, bool):
-            words += [option] if value and not known else []
+            words += [option] if value and not default else []
         elif not isinstance(value, tuple):
-            words += [f"{option}={value}"] if value != known else []
-        elif value[: len(known)] == known:
-            words += [f"{option}={text}" for text in value[len(known) :]]
+            words += [f"{option}={value}"] if value != default else []
+        elif value[: len(default)] == default:
+            words += [f"{option}={text}" for text in value[len(default) :]]
         else:
             words += [f"{option}={text}" for text in value]
     return words
 
 
-def distribute_ranks(asked: Asked, ranks: int) -> Asked:
-    """Distribute `ranks`, a total, evenly over the nodes of `asked`. Raises ValueError."""
-    each, rest = divmod(ranks, asked.nodes)
-    if rest and asked.ranks_per_node == 1:
-        raise ValueError(f"{ranks} ranks cannot be as many on each of {asked.nodes} nodes")
-    if rest or asked.ranks_per_node not in (1, each):
-        raise ValueError(_describe_contradiction(asked, ranks))
-    return replace(asked, ranks_per_node=each)
+def distribute_ranks(options: AnyOptions, ranks: int) -> AnyOptions:
+    """Distribute `ranks`, a total, evenly over the nodes of `options`. Raises ValueError."""
+    ranks_per_node, remainder = divmod(ranks, options.nodes)
+    if remainder and options.ranks_per_node == 1:
+        raise ValueError(f"{ranks} ranks cannot be as many on each of {options.nodes} nodes")
+    if remainder or options.ranks_per_node not in (1, ranks_per_node):
+        raise ValueError(_describe_contradiction(options, ranks))
+    return replace(options, ranks_per_node=ranks_per_node)
 
 
-def _describe_contradiction(asked: Options, ranks: int) -> str:
-    return f"{ranks} ranks do not go with {asked.nodes} nodes of {asked.ranks_per_node} ranks each"
+def _describe_contradiction(options: Options, ranks: int) -> str:
+    return f"{ranks} ranks do not go with {options.nodes} nodes of {options.ranks_per_node} ranks each"
 
 
 def _read_table(path: Path, kind: str) -> dict[str, Any]:
@@ -215,8 +217,8 @@ def _read_table(path: Path, kind: str) -> dict[str, Any]:
         tables = tomllib.loads(path.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"{path}: {error}. It is read as TOML (https://toml.io)") from None
-    if kind not in tables and (meant := difflib.get_close_matches(kind, tables, n=1)):
-        raise ValueError(f"{path}: there is no table [{meant[0]}]; did you mean [{kind}]?")
+    if kind not in tables and (similar := difflib.get_close_matches(kind, tables, n=1)):
+        raise ValueError(f"{path}: there is no table [{similar[0]}]; did you mean [{kind}]?")
     table = tables.get(kind, {})
     if not isinstance(table, dict):
         raise TypeError(f"{path}: expected [{kind}] to be a table; given {arguments.describe_value(table)}")

@@ -42,11 +42,11 @@ MAKERS = {kind.__name__: _make_cluster(kind) for kind in KINDS.values()}
 class Here:
     """A run on this machine, with the interface of a cluster. `variables` are added to its environment."""
 
-    def __init__(self, words: Sequence[str], folder: Path, variables: Mapping[str, str]):
+    def __init__(self, command_line: Sequence[str], folder: Path, variables: Mapping[str, str]):
         environment = {**os.environ, **variables, "MATEX_RECORD": str(folder.absolute())}
         with (folder / "output").open("wb") as output:
             self._child = subprocess.Popen(
-                words, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, env=environment
+                command_line, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, env=environment
             )
         self.job = Job(str(self._child.pid), str(folder))
 
@@ -141,8 +141,8 @@ class LaunchedRun:
             run = recording.open_run(self.folder)
         except recording.RecordingError:
             return []  # no epoch has finished
-        done = progress.list_kept_epochs(run.starts)
-        return [{"epoch": each.number, **each.logs} for each in done]
+        epochs = progress.list_kept_epochs(run.starts)
+        return [{"epoch": epoch.number, **epoch.logs} for epoch in epochs]
 
 
 def launch(
@@ -178,11 +178,12 @@ def launch(
     if cluster is None:
         if ranks is None:
             raise TypeError("launch: how many ranks? For example: matex_tf.launch('train.py', ranks=4)")
-        asked = Options(ranks_per_node=ranks, restarts=restarts or 0, run=options, matex=command.find_own_command())
+        matex = command.find_own_command()
+        own_options = Options(ranks_per_node=ranks, restarts=restarts or 0, run=options, matex=matex)
         check_variables(variables.keys() - {"MATEX_STATE"})  # a run may keep its state in another folder
         folder = run_folder.make_folder(Path(target[0]).stem)
-        here = Here(asked.make_command(target), folder, variables)
-        return LaunchedRun(here, here.job)
+        local_run = Here(own_options.make_command(target), folder, variables)
+        return LaunchedRun(local_run, local_run.job)
     if not isinstance(cluster, Options):
         raise TypeError(
             f"launch: expected cluster to be matex_tf.Slurm(...) or another of {', '.join(MAKERS)}; given {cluster!r}"

@@ -41,22 +41,22 @@ def check_commands() -> None:
         raise JobError(f"there is no sbatch on this machine. {GET}")
 
 
-def submit_job(asked: Slurm, target: Sequence[str]) -> Job:
+def submit_job(options: Slurm, target: Sequence[str]) -> Job:
     """Queue a job that runs `target`.
 
     Raises:
         JobError: Slurm refused the job; no job and no folder remain.
     """
-    check_dependency(asked.dependency)
+    check_dependency(options.dependency)
     tell_unread_lines(target[0])
-    if asked.leaves_cores_to_slurm:
+    if options.leaves_cores_to_slurm:
         following.print_line("without --cpus Slurm chooses the number of cores for each rank, often one")
-    folder = run_folder.make_folder(asked.name)
+    folder = run_folder.make_folder(options.name)
     try:
-        if asked.array:
-            arrays.make_folders(folder, asked.array)
+        if options.array:
+            arrays.make_folders(folder, options.array)
         environment = task_environment.remove_job_variables(os.environ)  # a job may submit another one
-        return submit_script(format_job(asked, target, str(folder)), folder, asked, env=environment)
+        return submit_script(format_job(options, target, str(folder)), folder, options, env=environment)
     except BaseException:
         if not (folder / SCRIPT).exists():
             run_folder.remove_folder(folder)
@@ -78,12 +78,12 @@ def tell_unread_lines(script: str) -> None:
     with contextlib.suppress(OSError), open(script, encoding="utf-8", errors="replace") as file:
         for line in itertools.takewhile(lambda line: line.startswith("#") or not line.strip(), file):
             if line.startswith(HEAD):
-                said = f"{script}: sbatch does not read its {HEAD} lines; use --sbatch=OPTION instead"
-                return following.print_line(said)
+                message = f"{script}: sbatch does not read its {HEAD} lines; use --sbatch=OPTION instead"
+                return following.print_line(message)
 
 
-def submit_script(text: str, folder: Path, asked: Slurm, **where: Any) -> Job:
-    """Queue the job script `text`, which is kept in `folder`. `where`: the folder `cwd` and the environment `env`.
+def submit_script(text: str, folder: Path, options: Slurm, **process_options: Any) -> Job:
+    """Queue the job script `text`, which is kept in `folder`, by sbatch with `process_options` (`cwd` and `env`).
 
     The options are repeated on the command line, where they override environment variables.
 
@@ -92,25 +92,25 @@ def submit_script(text: str, folder: Path, asked: Slurm, **where: Any) -> Job:
         UnreachableError: it is unknown whether the job is queued. Its script remains.
     """
     script = folder / SCRIPT
-    words = list_words(asked, str(folder))
+    words = list_words(options, str(folder))
     try:
-        taken_options.check_environment(where.get("env", os.environ), words)
+        taken_options.check_environment(process_options.get("env", os.environ), words)
     except ValueError as error:
         raise JobError(str(error)) from None
     try:
         script.write_text(text, encoding="utf-8", errors="surrogateescape")
-        answer = _ask("sbatch", "--parsable", *words, str(script), **where)
+        answer = _ask("sbatch", "--parsable", *words, str(script), **process_options)
         number = answer.stdout.strip().partition(";")[0]  # the name of a cluster may follow
         if answer.returncode or not number.isdigit():
             raise JobError(slurm_messages.explain_refusal(answer.stderr or answer.stdout))
         run_folder.write_note(folder, "slurm", number)
     except BaseException as error:
         # An interrupted or unanswered sbatch may still have queued the job.
-        left = _withdraw_script(script)
-        if not left:
+        withdraw_error = _withdraw_script(script)
+        if not withdraw_error:
             script.unlink(missing_ok=True)
         elif isinstance(error, JobError):
-            raise UnreachableError(f"{error}\n{left}") from None
+            raise UnreachableError(f"{error}\n{withdraw_error}") from None
         raise
     return Job(number, str(folder))
 
@@ -129,28 +129,24 @@ def _withdraw_script(script: Path) -> str:
 
 def find_queued(script: Path) -> list[str]:
     """The ids of this user's waiting and running jobs of `script`. Raises JobError, UnreachableError."""
-    queued = _ask("squeue", "--me", "--noheader", "--format=%i %o")
-    if queued.returncode:
-        raise _describe_silence("squeue", queued.stderr)
-    jobs = (line.partition(" ") for line in queued.stdout.splitlines())
+    answer = _ask("squeue", "--me", "--noheader", "--format=%i %o")
+    if answer.returncode:
+        raise _describe_silence("squeue", answer.stderr)
+    jobs = (line.partition(" ") for line in answer.stdout.splitlines())
     return [number for number, _, command in jobs if os.path.realpath(command) == os.path.realpath(script)]
 
 
-def _ask(*words: str, **where: Any) -> CompletedProcess[str]:
-    """Run a Slurm command in its own session, so that Ctrl-C does not end it: an interrupted sbatch may have queued the
-    job.
-    """
-    return run_scheduler(words, GET, start_new_session=True, **where)
+def _ask(*words: str, **process_options: Any) -> CompletedProcess[str]:
+    """Run a Slurm command in its own session: Ctrl-C must not end sbatch, which may have queued the job already."""
+    return run_scheduler(words, GET, start_new_session=True, **process_options)
 
 
 def _describe_silence(command: str, text: str) -> JobError:
-    """The error for a Slurm command without an answer: JobError if this machine has no cluster,
-    else UnreachableError.
-    """
-    said = f"{command}: {slurm_messages.strip_prefixes(text)}"
+    """The error for a Slurm command without an answer: JobError without a cluster, else UnreachableError."""
+    message = f"{command}: {slurm_messages.strip_prefixes(text)}"
     if slurm_messages.is_without_cluster(text):
-        return JobError(f"{said}\nThat is: {slurm_messages.NO_CLUSTER}.")
-    return UnreachableError(said)
+        return JobError(f"{message}\nThat is: {slurm_messages.NO_CLUSTER}.")
+    return UnreachableError(message)
 
 
 def find_state(job: Job) -> State:
@@ -165,13 +161,15 @@ def find_state(job: Job) -> State:
     tasks = arrays.list_folders(job.folder)
     if tasks and (answer.returncode == 0 or _FORGOTTEN in answer.stderr + answer.stdout):
         return arrays.combine_states(slurm_messages.read_states(answer.stdout), tasks)
-    if answer.returncode == 0 and (found := slurm_messages.read_state(answer.stdout)):
-        if found.phase == STUCK and (there := slurm_messages.list_available(slurm_messages.LIMITS)):
-            return replace(found, means=f"{found.means}. Partitions, their nodes, cores and limits are: {there}")
+    if answer.returncode == 0 and (state := slurm_messages.read_state(answer.stdout)):
+        if state.phase == STUCK and (partitions := slurm_messages.list_available(slurm_messages.LIMITS)):
+            return replace(state, means=f"{state.means}. Partitions, their nodes, cores and limits are: {partitions}")
         # After a requeue, Slurm counts from the time of the requeue.
-        began = run_folder.find_submit_time(job.folder) if found.starts_again and found.phase == ENDED else None
-        ended = slurm_messages.parse_moment(answer.stdout, "EndTime")
-        return replace(found, seconds=ended - began) if began is not None and ended is not None else found
+        submitted_at = run_folder.find_submit_time(job.folder) if state.starts_again and state.phase == ENDED else None
+        ended_at = slurm_messages.parse_moment(answer.stdout, "EndTime")
+        if submitted_at is None or ended_at is None:
+            return state
+        return replace(state, seconds=ended_at - submitted_at)
     if _FORGOTTEN not in answer.stderr + answer.stdout:
         raise _describe_silence("scontrol", answer.stderr or answer.stdout)
     return _find_ended_state(job)
@@ -182,12 +180,12 @@ def _find_ended_state(job: Job) -> State:
     with contextlib.suppress(JobError):
         words = ["--noheader", "--allocations", "--parsable2", f"--jobs={job.id}", "--format=State,ExitCode"]
         answer = _ask("sacct", *words)
-        *_, last = answer.stdout.splitlines() or [""]
-        name, _, code = last.partition("|")
+        *_, last_line = answer.stdout.splitlines() or [""]
+        name, _, code = last_line.partition("|")
         if answer.returncode == 0 and name.split(" ")[0] in slurm_messages.ENDS:
             return State(ENDED, name, code=slurm_messages.parse_exit_code(name.split(" ")[0], code))
-    if job.folder and (noted := Path(job.folder, run_folder.EXIT_CODE)).is_file():
-        return State(ENDED, "ENDED", code=int(noted.read_text()))
+    if job.folder and (exit_code_file := Path(job.folder, run_folder.EXIT_CODE)).is_file():
+        return State(ENDED, "ENDED", code=int(exit_code_file.read_text()))
     return State(FORGOTTEN, "is not known to Slurm, or no longer; its end is unknown")
 
 
@@ -197,8 +195,8 @@ def follow_job(job: Job, write: Callable[[bytes], object] | None = None) -> int:
 
     def look_at_job() -> State:
         nonlocal words
-        words = (now := find_state(job)).words
-        return now
+        words = (state := find_state(job)).words
+        return state
 
     tasks = arrays.list_folders(job.folder)
     reader = arrays.make_reader(tasks) if tasks else run_folder.make_reader(job.folder)
@@ -246,12 +244,12 @@ def find_newest(job: Job) -> Job:
     return job
 
 
-def describe_job(job: Job, asked: Slurm) -> str:
+def describe_job(job: Job, options: Slurm) -> str:
     """A line that describes the submitted job."""
-    where = f" on partition {asked.partition}" if asked.partition else ""
-    limit = f", {asked.time}" if asked.time else ""
-    node = "whole node" if asked.takes_whole_nodes else "node"
-    size = f"{format_count(asked.nodes, node)}, {format_count(asked.ranks, 'rank')}"
-    if asked.array:
-        size = f"{format_count(len(parse_array(asked.array)), 'task')}, each of {size}"
-    return f"job {job.id}{where}: {size}{limit}; {job.folder}"
+    partition_text = f" on partition {options.partition}" if options.partition else ""
+    limit = f", {options.time}" if options.time else ""
+    node = "whole node" if options.takes_whole_nodes else "node"
+    size = f"{format_count(options.nodes, node)}, {format_count(options.ranks, 'rank')}"
+    if options.array:
+        size = f"{format_count(len(parse_array(options.array)), 'task')}, each of {size}"
+    return f"job {job.id}{partition_text}: {size}{limit}; {job.folder}"

@@ -1,4 +1,8 @@
-"""The compiled ops: `matex build`, and their description in `matex info`."""
+"""The compiled ops: `matex build`, and their description in `matex info`.
+
+Two libraries are built: the engine, for one version of MPI, and the ops, for one version of TensorFlow.
+`matex_tf.ops.build` makes a plan for each, and finds a library that was built before.
+"""
 
 from __future__ import annotations
 
@@ -14,26 +18,26 @@ from matex_tf.ops import build, cache, compiler
 
 
 def describe_build() -> dict[str, Any]:
-    """The state of the compiled ops: {"MPI", "TensorFlow", "built", "XLA kernels"}, and "compiler" if a run would build
-    them.
+    """The state of the compiled ops, by the labels "MPI", "TensorFlow", "built" and "XLA kernels".
 
-    "for all users" is added if the shared folder has ops for other versions only.
+    "compiler" is added if a run would build the ops, and "for all users" if the shared folder has them for other
+    versions only.
 
     Raises:
         BuildError: a run could not build, store or load the ops.
     """
-    engine = build.make_engine_plan()
-    plan = build.make_plan(engine)
-    state = {"MPI": compiler.shorten_version(plan.mpi), "TensorFlow": plan.tensorflow}
-    found = [build.find_library(each) for each in (engine, plan)]
-    if None in found:
-        with build.find_others(engine if found[0] is None else plan) as others:
+    engine_plan = build.make_engine_plan()
+    ops_plan = build.make_plan(engine_plan)
+    state = {"MPI": compiler.shorten_version(ops_plan.mpi), "TensorFlow": ops_plan.tensorflow}
+    libraries = [build.find_library(build_plan) for build_plan in (engine_plan, ops_plan)]
+    if None in libraries:
+        with build.find_others(engine_plan if libraries[0] is None else ops_plan) as other_builds:
             cache.find_cache_folder()
             state["compiler"] = build.try_compiler().path
         state["built"] = "no (at first use, or now by `matex build`)"
-        state |= {"for all users": others} if others else {}
+        state |= {"for all users": other_builds} if other_builds else {}
     else:
-        state["built"] = f"yes, {found[-1]}"
+        state["built"] = f"yes, {libraries[-1]}"
     return state | {"XLA kernels": _describe_xla()}
 
 
@@ -58,7 +62,7 @@ def _describe_xla() -> str:
     flag_value="",
     metavar="[FOLDER]",
     help="Build for all users into FOLDER, which a run finds by MATEX_OPS_DIR. Without FOLDER: into matex_tf.libs "
-    "beside the installed package, which every run finds.",
+    "next to the installed package, which every run finds.",
 )
 def build_ops(xla: bool, into: str | None) -> int:
     """Compile the ops now rather than at first use, and print their path."""

@@ -1,4 +1,8 @@
-"""`matex run --check`: compare the first steps of a script alone with the same steps on several ranks."""
+"""`matex run --check`: compare the first steps of a script alone with the same steps on several ranks.
+
+Both runs work in a copy of the current folder. By the setting `check`, each rank stops after some steps and writes its
+weights and the figures of each step into a file, which `run_once` reads.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +21,12 @@ import numpy as np
 
 from matex_tf.files.mirror import ALL_COPIED_BYTES, Mirror, list_files, make_mirror_command, mirror_folder
 
-STEPS = 5
+STEPS = 5  # the default of --steps
 EQUAL, CLOSE = 1e-5, 1e-2
 """Relative differences: at most EQUAL is the rounding of a few steps in float32, at most CLOSE is the same curve."""
 LIMIT = 600  # seconds for each of the two runs
 
+# Numbers are compared within CLOSE, times are ignored, and terminal codes and overwritten text are removed.
 _NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
 _TIME = re.compile(r"\b\d+(?:\.\d+)?\s*(?:s|ms|us|µs|ns|sec|secs|seconds|min|minutes)(?:/\w+)?\b")
 _TERMINAL = re.compile(r"\x1b\[[0-9;]*[A-Za-z]|.*[\r\x08]+(?=[^\n])")
@@ -34,9 +39,9 @@ class Outcome:
     code: int
     seconds: float
     printed: list[str]
-    files: dict[str, int]
-    figures: list[list[float]]
-    weights: list[np.ndarray]
+    files: dict[str, int]  # written files: size in bytes by path
+    figures: list[list[float]]  # loss and metrics of each training step
+    weights: list[np.ndarray]  # of rank 0, after the last step
     agree: bool  # the weights are the same on all ranks, bit for bit
     shared: Sequence[str] = ()  # the user's own folders, in which the run wrote directly
 
@@ -53,7 +58,7 @@ class Row:
 
 
 def list_final_lines(text: str) -> list[str]:
-    """The final state of the printed text: no blank lines, and only the last version of an overwritten line."""
+    """The lines of a printed text without blank lines, and with only the last version of an overwritten line."""
     return [line.rstrip() for line in _TERMINAL.sub("", text).splitlines() if line.strip()]
 
 
@@ -78,18 +83,24 @@ def is_same_line(one: str, other: str) -> bool:
 
 
 def judge_difference(distance: float) -> str:
-    return "equal" if distance <= EQUAL else "close" if distance <= CLOSE else "differs"
+    if distance <= EQUAL:
+        return "equal"
+    return "close" if distance <= CLOSE else "differs"
 
 
-def make_mirror(source: Path, place: Path, may_share: bool) -> Mirror:
-    """Mirror `source` at `place`.
+def judge_equality(are_equal: bool) -> str:
+    return "equal" if are_equal else "differs"
+
+
+def make_mirror(source: Path, target: Path, may_share: bool) -> Mirror:
+    """Mirror `source` at `target`: copy small files, and refer to large ones in `source`.
 
     Raises:
         click.UsageError: the mirror refers to the user's own files, which a script could overwrite without permission.
     """
-    mirror = mirror_folder(source, place, largest=ALL_COPIED_BYTES)
+    mirror = mirror_folder(source, target, largest=ALL_COPIED_BYTES)
     # Files that are not writable and folders that cannot be entered are safe.
-    names = [str(path) for path in mirror.folders if os.access(place / path, os.X_OK)]
+    names = [str(path) for path in mirror.folders if os.access(target / path, os.X_OK)]
     names += [os.path.relpath(path, source.resolve()) for path in mirror.files if os.access(path, os.W_OK)]
     if not names:
         return mirror
@@ -104,32 +115,36 @@ def make_mirror(source: Path, place: Path, may_share: bool) -> Mirror:
 
 
 def run_once(
-    command: Sequence[str], target: Sequence[str], asked: str, folder: Path, source: Path, may_share: bool = False
+    command: Sequence[str], target: Sequence[str], steps: str, folder: Path, source: Path, may_share: bool = False
 ) -> Outcome:
     """Run `target` by `command` in a mirror of `source` with the setting `check`. Its stderr goes to the terminal.
 
     Raises:
         click.UsageError: see `make_mirror`.
     """
-    place, notes = folder / "place", folder / "notes"
+    copy, notes = folder / "place", folder / "notes"
     notes.mkdir(parents=True)
-    mirror = make_mirror(source, place, may_share)
-    before = list_files(place)
-    started = time.monotonic()
-    environment = {**os.environ, "MATEX_CHECK": f"{asked}:{notes}", "TF_CPP_MIN_LOG_LEVEL": "2"}
+    mirror = make_mirror(source, copy, may_share)
+    files_before = list_files(copy)
+    started_at = time.monotonic()
+    environment = {**os.environ, "MATEX_CHECK": f"{steps}:{notes}", "TF_CPP_MIN_LOG_LEVEL": "2"}
     ended = subprocess.run(
-        ["timeout", "--kill-after=20", str(LIMIT), *command, *make_mirror_command(target, source, place)],
-        cwd=place, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, errors="replace",
+        ["timeout", "--kill-after=20", str(LIMIT), *command, *make_mirror_command(target, source, copy)],
+        cwd=copy, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, errors="replace",
     )  # fmt: skip
-    seconds = time.monotonic() - started
+    seconds = time.monotonic() - started_at
     for path in mirror.list_changed_originals():
         print(f"matex: {path} has changed during the check: it is the original, not a copy", flush=True)
-    files = {name: size for name, (size, when) in list_files(place).items() if before.get(name) != (size, when)}
+    files = {
+        name: size
+        for name, (size, time_changed) in list_files(copy).items()
+        if files_before.get(name) != (size, time_changed)
+    }
     ranks = [dict(np.load(file, allow_pickle=False)) for file in sorted(notes.glob("rank-*.npz"))]
     figures = json.loads(str(ranks[0].pop("figures"))) if ranks else []
-    weights = [ranks[0][f"weight{index}"] for index in range(sum(k != "figures" for k in ranks[0]))] if ranks else []
+    weights = [ranks[0][f"weight{index}"] for index in range(len(ranks[0]))] if ranks else []
     agree = all(
-        rank[f"weight{index}"].tobytes() == value.tobytes() for rank in ranks for index, value in enumerate(weights)
+        rank[f"weight{index}"].tobytes() == weight.tobytes() for rank in ranks for index, weight in enumerate(weights)
     )
     shared = [str(path) for path in mirror.folders]
     return Outcome(ended.returncode, seconds, list_final_lines(ended.stdout), files, figures, weights, agree, shared)
@@ -138,48 +153,61 @@ def run_once(
 def compare_outcomes(alone: Outcome, together: Outcome) -> list[Row]:
     """The rows of the table."""
     codes = str(alone.code), str(together.code)
-    rows = [Row("exit code", *codes, "equal" if codes[0] == codes[1] else "differs")]
-    steps = [len(outcome.figures) for outcome in (alone, together)]
-    rows.append(Row("training steps", str(steps[0]), str(steps[1]), "equal" if steps[0] == steps[1] else "differs"))
-    shown = [", ".join(f"{value:.6g}" for value in (o.figures or [[]])[-1][:2]) or "none" for o in (alone, together)]
-    pairs = [(a, b) for a, b in zip(alone.figures, together.figures)]
-    worst = max((compute_relative_difference(a, b) for a, b in pairs), default=0.0)
-    rows.append(Row("loss and figures", shown[0], shown[1], judge_difference(worst), f"largest difference {worst:.1e}"))
-    count = [f"{len(outcome.weights)} arrays" for outcome in (alone, together)]
-    worst = max((compute_relative_difference(a, b) for a, b in zip(alone.weights, together.weights)), default=0.0)
-    worst = worst if len(alone.weights) == len(together.weights) else np.inf
-    rows.append(Row("weights", count[0], count[1], judge_difference(worst), f"largest difference {worst:.1e}"))
-    rows.append(Row("weights of all ranks", "", "", "equal" if together.agree else "differs", "bit for bit"))
-    count = [str(len(outcome.printed)) for outcome in (alone, together)]
-    first_difference = next(
-        ((a, b) for a, b in zip([*alone.printed, ""], [*together.printed, ""]) if not is_same_line(a, b)), None
-    )
+    steps = str(len(alone.figures)), str(len(together.figures))
+    figures = _format_last_figures(alone), _format_last_figures(together)
+    figures_distance = _find_largest_difference(alone.figures, together.figures)
+    arrays = f"{len(alone.weights)} arrays", f"{len(together.weights)} arrays"
+    weights_distance = _find_largest_difference(alone.weights, together.weights) if arrays[0] == arrays[1] else np.inf
+    return [
+        Row("exit code", *codes, judge_equality(codes[0] == codes[1])),
+        Row("training steps", *steps, judge_equality(steps[0] == steps[1])),
+        _compare_numbers("loss and figures", *figures, figures_distance),
+        _compare_numbers("weights", *arrays, weights_distance),
+        Row("weights of all ranks", "", "", judge_equality(together.agree), "bit for bit"),
+        _compare_printed_lines(alone.printed, together.printed),
+        _compare_files(alone, together),
+    ]
+
+
+def _format_last_figures(outcome: Outcome) -> str:
+    figures = outcome.figures[-1][:2] if outcome.figures else []
+    return ", ".join(f"{value:.6g}" for value in figures) or "none"
+
+
+def _find_largest_difference(
+    alone: Sequence[Sequence[float] | np.ndarray], together: Sequence[Sequence[float] | np.ndarray]
+) -> float:
+    return max((compute_relative_difference(a, b) for a, b in zip(alone, together)), default=0.0)
+
+
+def _compare_numbers(what: str, alone: str, together: str, distance: float) -> Row:
+    return Row(what, alone, together, judge_difference(distance), f"largest difference {distance:.1e}")
+
+
+def _compare_printed_lines(alone: Sequence[str], together: Sequence[str]) -> Row:
+    pairs = zip([*alone, ""], [*together, ""])
+    first_difference = next(((a, b) for a, b in pairs if not is_same_line(a, b)), None)
     note = f"first: {first_difference[0][:60]!r} and {first_difference[1][:60]!r}" if first_difference else ""
-    rows.append(
-        Row(
-            "lines printed",
-            count[0],
-            count[1],
-            "differs" if first_difference or count[0] != count[1] else "equal",
-            note,
-        )
-    )
-    count = [str(len(outcome.files)) for outcome in (alone, together)]
+    are_equal = first_difference is None and len(alone) == len(together)
+    return Row("lines printed", str(len(alone)), str(len(together)), judge_equality(are_equal), note)
+
+
+def _compare_files(alone: Outcome, together: Outcome) -> Row:
     in_one_only = sorted(set(alone.files) ^ set(together.files))
     note = f"only in one: {', '.join(in_one_only[:3])}" if in_one_only else ""
     if alone.shared and not in_one_only:
         note = f"less those in {', '.join(alone.shared[:3])}: too many files for a copy, so the originals are used"
-    rows.append(Row("files written", count[0], count[1], "differs" if in_one_only else "equal", note))
-    return rows
+    counts = str(len(alone.files)), str(len(together.files))
+    return Row("files written", *counts, judge_equality(not in_one_only), note)
 
 
 def format_table(rows: Sequence[Row], ranks: int, alone: Outcome, together: Outcome) -> str:
     """The table as text, with the times of both runs for information."""
-    head = Row("", "alone", f"{ranks} ranks", "")
+    heading = Row("", "alone", f"{ranks} ranks", "")
     times = Row("seconds", f"{alone.seconds:.1f}", f"{together.seconds:.1f}", "", "with the start; not compared")
     return "\n".join(
         f"{row.what:<21} {row.alone:>22} {row.together:>22}   {row.verdict:<8} {row.note}".rstrip()
-        for row in (head, *rows, times)
+        for row in (heading, *rows, times)
     )
 
 

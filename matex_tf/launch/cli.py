@@ -9,7 +9,7 @@ import os
 import shlex
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -28,6 +28,8 @@ USAGE_ERROR = 2
 HELP = {"help_option_names": ["-h", "--help"]}
 
 
+# The commands of other modules: module and name of a command, or of a function that makes one from `check_target`
+# and `make_command_line`. A module is imported when its command is used, so that `matex run` starts quickly.
 LAZY_COMMANDS = {
     "build": "matex_tf.launch.built_ops:build_ops",
     "simulate": "matex_tf.launch.simulate:simulate_command",
@@ -39,13 +41,10 @@ LAZY_COMMANDS = {
     "top": "matex_tf.launch.monitoring.command:show_top",
     "report": "matex_tf.launch.monitoring.command:write_report",
 }
-"""The module and name of each further command, or of a function that makes it. `matex run` imports none of them, to
-start quickly.
-"""
 
 
 class _Commands(click.Group):
-    """The group of commands, in the order of the help page. A misspelt command is answered with the nearest one."""
+    """All commands, in the order of the help page. The error for a misspelt command suggests a similar one."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return [*self.commands, *LAZY_COMMANDS]
@@ -124,35 +123,37 @@ def matex(ctx: click.Context) -> int:
     f"{run_options.RESTARTS} times.",
 )
 @click.pass_context
-def run_script(ctx: click.Context, /, **given: Any) -> int:
+def run_script(ctx: click.Context, /, **_: Any) -> int:
     """Train SCRIPT.py, unchanged, data-parallel on RANKS ranks.
 
     Options of mpirun may be mixed with these. Options unknown to matex may follow `--`:
 
-    \b matex run -n 16 --hostfile hosts train.py --epochs 3 matex run -n 4 --explain -- --some-option-of-mpirun train.py
+    \b
+    matex run -n 16 --hostfile hosts train.py --epochs 3
+    matex run -n 4 --explain -- --some-option-of-mpirun train.py
     """
-    asked = run_options.read_run(ctx)
-    if not asked.dry_run:
-        check_target(asked)
-    if asked.live and not (asked.record or os.environ.get("MATEX_RECORD")):
-        asked = replace(asked, record=event_log.name_record_folder(asked.target))
-    if asked.dry_run:
-        print(shlex.join(make_command_line(asked)))
+    run = run_options.read_run(ctx)
+    if not run.dry_run:
+        check_target(run)
+    if run.live and not (run.record or os.environ.get("MATEX_RECORD")):
+        run = replace(run, record=event_log.name_record_folder(run.target))
+    if run.dry_run:
+        print(shlex.join(make_command_line(run)))
         return 0
-    if asked.check:
-        shared = run_options.choose_shared(asked, os.environ)
-        alone, together = [sys.executable, "-m", "matex_tf"], make_command_line(replace(asked, target=[]))
-        return check_run.check_script(asked.ranks, asked.target, alone, together, asked.steps, asked.share, shared)
-    record = asked.record or os.environ.get("MATEX_RECORD", "")
-    picture: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
-    if asked.live:
+    if run.check:
+        shared_folder = run_options.choose_shared(run, os.environ)
+        alone, together = [sys.executable, "-m", "matex_tf"], make_command_line(replace(run, target=[]))
+        return check_run.check_script(run.ranks, run.target, alone, together, run.steps, run.share, shared_folder)
+    record_folder = run.record or os.environ.get("MATEX_RECORD", "")
+    display: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+    if run.live:
         from matex_tf.launch.monitoring import live
 
-        picture = live.show_picture(record)
-    with output_file.Outlet() as out, event_log.open_journal(record, asked.target) as said, picture:
-        code = _start_ranks(asked, said.note_event)
-        said.note_end(code)
-    return out.correct_exit_code(code)
+        display = live.show_picture(record_folder)
+    with output_file.Outlet() as output, event_log.open_journal(record_folder, run.target) as events, display:
+        code = _start_ranks(run, events.note_event)
+        events.note_end(code)
+    return output.correct_exit_code(code)
 
 
 @matex.command(name="info", context_settings=HELP, short_help="Report versions, MPI, hardware and problems.")
@@ -185,7 +186,7 @@ def show_settings(name: str | None) -> int:
         raise click.UsageError(str(error)) from None
     if name:
         wanted = settings.PREFIX + name.upper().removeprefix(settings.PREFIX)
-        known = {one.variable: one for one in (*settings.TABLE, *settings.INTERNAL)}
+        known = {setting.variable: setting for setting in (*settings.TABLE, *settings.INTERNAL)}
         if wanted not in known:
             similar = difflib.get_close_matches(wanted, known, n=1)
             raise click.UsageError(
@@ -194,12 +195,12 @@ def show_settings(name: str | None) -> int:
         print(f"{wanted} ({known[wanted].values})\n{known[wanted].meaning}")
         return 0
     table = Table("setting", "value", "from", "values")
-    internal = [one for one in settings.INTERNAL if one.variable in os.environ]
-    for one in (*settings.TABLE, *internal):
-        is_set = one.variable in os.environ
-        value = getattr(chosen, one.name)
+    internal = [setting for setting in settings.INTERNAL if setting.variable in os.environ]
+    for setting in (*settings.TABLE, *internal):
+        is_set = setting.variable in os.environ
+        value = getattr(chosen, setting.name)
         shown = {True: "1", False: "0"}.get(value, str(value)) if isinstance(value, bool) else str(value)
-        table.add_row(one.variable, shown, "environment" if is_set else "default", one.values)
+        table.add_row(setting.variable, shown, "environment" if is_set else "default", setting.values)
     Console().print(table)
     return 0
 
@@ -231,54 +232,65 @@ def find_mpirun() -> mpirun_command.Mpirun:
 
 def make_command_line(run: Run) -> list[str]:
     """The mpirun command line for `run` on this machine. Raises click.UsageError if there is no mpirun."""
-    mpirun, cores, given = find_mpirun(), len(placement.list_cores()), run.environment or os.environ
-    chosen = {"MATEX_PROFILE": run.profile, "MATEX_EXPLAIN": run.explain}
-    variables = {name: "1" for name, is_on in chosen.items() if is_on}
-    if run.record:
-        variables["MATEX_RECORD"] = os.path.abspath(run.record)
-    if run.strategy:
-        variables["MATEX_STRATEGY"] = run.strategy
-    if run.adapt:
-        variables["MATEX_ADAPT"] = run.adapt
-    if run.memory:
-        in_parts = {"MATEX_MICROBATCH": "auto"} if "MATEX_MICROBATCH" not in given else {}
-        variables |= in_parts | ({"MATEX_MEMORY": f"{run.memory:.0f}"} if run.memory != HERE else {})
-    if run.restarts:
-        variables["MATEX_STATE"] = restarts.name_state_folder(run.target)
-    if run.elastic:
-        if mpirun.family != mpirun_options.OPENMPI or mpirun.major < 5:
-            raise click.UsageError(
-                "--elastic needs Open MPI 5 or later, whose mpirun leaves other ranks alone when one is lost; this "
-                f"is {mpirun.family or 'an unknown MPI'} {mpirun.version}. --restarts goes with any MPI"
-            )
-        variables["MATEX_ELASTIC"] = "1"
+    mpirun, cores = find_mpirun(), len(placement.list_cores())
+    if run.elastic and (mpirun.family != mpirun_options.OPENMPI or mpirun.major < 5):
+        raise click.UsageError(
+            "--elastic needs Open MPI 5 or later, whose mpirun leaves other ranks alone when one is lost; this "
+            f"is {mpirun.family or 'an unknown MPI'} {mpirun.version}. --restarts goes with any MPI"
+        )
+    environment = run.environment or os.environ
+    variables = _choose_variables(run, environment)
+    # The environment takes precedence over `variables`, except for these options.
+    overriding = {"MATEX_RECORD": run.record, "MATEX_ADAPT": run.adapt}
+    if run.adapt == "ranks":
+        overriding["MATEX_STRATEGY"] = run.strategy or ""
+    environment = {name: value for name, value in environment.items() if not overriding.get(name)}
     uses_shared_memory = probe.has_memory_for(run.ranks, mpirun)
-    removed = {"MATEX_RECORD": run.record, "MATEX_ADAPT": run.adapt}
-    removed |= {"MATEX_STRATEGY": run.strategy or ""} if run.adapt == "ranks" else {}
-    environment = {name: value for name, value in given.items() if not removed.get(name)}
     options = mpirun_command.choose_options(
         mpirun, run.ranks, cores, os.geteuid() == 0, run.options, environment, variables, uses_shared_memory
     )
     return mpirun_command.make_command(mpirun, options, sys.executable, run.target)
 
 
-def _start_ranks(asked: Run, tell: Callable[[str], None]) -> int:
-    shared = run_options.choose_shared(asked, os.environ)
-    is_resumable = bool(asked.restarts) or "MATEX_STATE" in os.environ
-    asked = run_options.settle_strategy(asked, os.environ) if is_resumable else asked
-    places = Places(Attempt(asked.ranks, asked.options), find_mpirun(), follows=asked.adapt == "ranks")
+def _choose_variables(run: Run, environment: Mapping[str, str]) -> dict[str, str]:
+    """The settings that the options of `run` stand for, as environment variables of the ranks."""
+    flags = {"MATEX_PROFILE": run.profile, "MATEX_EXPLAIN": run.explain, "MATEX_ELASTIC": run.elastic}
+    variables = {name: "1" for name, is_on in flags.items() if is_on}
+    if run.record:
+        variables["MATEX_RECORD"] = os.path.abspath(run.record)
+    if run.strategy:
+        variables["MATEX_STRATEGY"] = run.strategy
+    if run.adapt:
+        variables["MATEX_ADAPT"] = run.adapt
+    if run.memory and "MATEX_MICROBATCH" not in environment:
+        variables["MATEX_MICROBATCH"] = "auto"
+    if run.memory and run.memory != HERE:
+        variables["MATEX_MEMORY"] = f"{run.memory:.0f}"
+    if run.restarts:
+        variables["MATEX_STATE"] = restarts.name_state_folder(run.target)
+    return variables
+
+
+def _start_ranks(run: Run, report: Callable[[str], None]) -> int:
+    """Run the script with or without restarts. Returns the exit code. `report` receives messages about restarts."""
+    shared_folder = run_options.choose_shared(run, os.environ)
+    is_resumable = bool(run.restarts) or "MATEX_STATE" in os.environ
+    run = run_options.settle_strategy(run, os.environ) if is_resumable else run
+    places = Places(Attempt(run.ranks, run.options), find_mpirun(), follows_files=run.adapt == "ranks")
     if is_resumable:
         return restarts.run_with_restarts(
             places,
-            asked.restarts,
-            lambda one: make_command_line(run_options.change_ranks(asked, one.ranks, one.options, one.strategy)),
-            shared,
-            os.environ.get("MATEX_STATE") or restarts.name_state_folder(asked.target),
-            tell,
-            may_choose=not asked.strategy,
+            run.restarts,
+            lambda attempt: make_command_line(
+                run_options.change_ranks(run, attempt.ranks, attempt.options, attempt.strategy)
+            ),
+            shared_folder,
+            os.environ.get("MATEX_STATE") or restarts.name_state_folder(run.target),
+            report,
+            may_choose=not run.strategy,
         )
-    with process.make_proof_folder(shared) as folder:
-        return process.run_to_end(make_command_line(asked), folder, places.describe_gone)
+    with process.make_proof_folder(shared_folder) as proof_folder:
+        return process.run_to_end(make_command_line(run), proof_folder, places.describe_gone)
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -288,8 +300,8 @@ def main(words: Sequence[str] | None = None) -> int:
         process.hear_children()
         with matex.make_context("matex", words) as context:
             return matex.invoke(context)
-    except click.exceptions.Exit as asked:  # after the help or the version
-        return asked.exit_code
+    except click.exceptions.Exit as exit_request:  # after the help or the version
+        return exit_request.exit_code
     except click.exceptions.NoSuchOption as error:
         similar = difflib.get_close_matches(error.option_name, error.possibilities or (), n=1, cutoff=0.8)
         hint = f"; did you mean {similar[0]}?" if similar else ""

@@ -22,7 +22,10 @@ SUFFICIENT_THREADS = ("serialized", "multiple")
 
 @dataclass
 class Facts:
-    """The results of `probe`, the cores and GPUs, and the settings with their first error."""
+    """The results of `probe`, the cores and GPUs, and the settings with their first error.
+
+    `library`, `threads` and `tensorflow` are the dictionaries that the functions of `probe` return.
+    """
 
     library: dict[str, Any]
     threads: dict[str, Any]
@@ -48,8 +51,8 @@ def gather_facts() -> Facts:
     try:
         chosen = settings.Settings(os.environ)
         compression = describe_compression(chosen)
-        most = f"{chosen.files_bytes} bytes a rank" if chosen.files_bytes else "half of what is free there"
-        rank_files = f"in {private_folder.choose_parent()}, at most {most}"
+        limit = f"{chosen.files_bytes} bytes a rank" if chosen.files_bytes else "half of what is free there"
+        rank_files = f"in {private_folder.choose_parent()}, at most {limit}"
         settings_error = None
     except errors.SettingError as error:
         settings_error = str(error)
@@ -88,29 +91,29 @@ def describe_compression(chosen: settings.Settings) -> str:
 
 def find_complaints(facts: Facts) -> list[str]:
     """The problems found, each with its fix; [] if there are none."""
-    found = []
+    problems = []
     if facts.settings_error:
-        found.append(facts.settings_error)
+        problems.append(facts.settings_error)
     if "error" in facts.tensorflow:
-        found.append(
+        problems.append(
             f"TensorFlow cannot be loaded: {facts.tensorflow['error']}. Install it: `pip install tensorflow-cpu`."
         )
     if "error" in facts.library:
-        found.append(f"{missing_mpi.describe(facts.library['error'])}.")
+        problems.append(f"{missing_mpi.describe(facts.library['error'])}.")
     elif "error" in facts.threads:
-        found.append(f"MPI does not start here, even alone: {facts.threads['error']}. {GET_MPI}")
+        problems.append(f"MPI does not start here, even alone: {facts.threads['error']}. {GET_MPI}")
     elif facts.threads.get("threads") not in SUFFICIENT_THREADS:
-        found.append(
+        problems.append(
             f"MPI gives the thread level {facts.threads.get('threads')}; TensorFlow needs serialized or multiple. "
             "Use an MPI that was built with threads."
         )
     if facts.mpirun is None:
-        found.append(f"there is no mpirun. {GET_MPI}")
-    elif other := describe_other_mpi(facts.mpirun, facts.library):
-        found.append(other)
+        problems.append(f"there is no mpirun. {GET_MPI}")
+    elif problem := describe_other_mpi(facts.mpirun, facts.library):
+        problems.append(problem)
     if "error" in facts.ops and "error" not in facts.library and not facts.settings_error:
-        found.append(f"a run would fail: {facts.ops['error']}")
-    return found
+        problems.append(f"a run would fail: {facts.ops['error']}")
+    return problems
 
 
 def describe_other_mpi(mpirun: mpirun_command.Mpirun, library: Mapping[str, Any]) -> str:
@@ -120,10 +123,10 @@ def describe_other_mpi(mpirun: mpirun_command.Mpirun, library: Mapping[str, Any]
     if "error" in library or mpirun.fits(library["library"]):
         return ""
     family = mpirun_command.find_family(library["library"])
-    wanted = f"{family} {mpirun_command.find_version(library['library'])}"
+    needed = f"{family} {mpirun_command.find_version(library['library'])}"
     return (
-        f"mpirun ({mpirun.path}) is of {mpirun.family} {mpirun.version}, but mpi4py loads {wanted} "
-        f"({library['path']}): ranks would not find each other. Put the mpirun of {wanted} first on PATH, or build "
+        f"mpirun ({mpirun.path}) is of {mpirun.family} {mpirun.version}, but mpi4py loads {needed} "
+        f"({library['path']}): ranks would not find each other. Put the mpirun of {needed} first on PATH, or build "
         "mpi4py for the other MPI: `pip install --no-binary mpi4py --no-cache-dir --force-reinstall mpi4py`."
     )
 
@@ -139,23 +142,21 @@ def format_hooks() -> str:
     """
     from matex_tf import patches
 
-    found: dict[str, dict[str, dict[str, list[str]]]] = {}
+    # Names of functions by library, by module, and by the consequence of a missing hook.
+    libraries: dict[str, dict[str, dict[str, list[str]]]] = {}
     for _, hook in patches.list_hooks():
         name = f"{hook.name}({', '.join(hook.takes.split())})" if hook.takes else hook.name
         if_missing = f"{hook.if_missing}{' (optional)' if hook.optional else ''}"
-        found.setdefault(hook.library, {}).setdefault(f"{hook.module}{hook.describe_versions()}", {}).setdefault(
-            if_missing, []
-        ).append(name)
+        module = f"{hook.module}{hook.describe_versions()}"
+        libraries.setdefault(hook.library, {}).setdefault(module, {}).setdefault(if_missing, []).append(name)
     lines = []
-    for library, modules in found.items():
-        lines.append(
-            f"{library}: {hooks.find_version(library) or 'not'} installed, newest tried {TRIED.get(library, 'any')}"
-        )
-        for module, losses in modules.items():
+    for library, modules in libraries.items():
+        installed, newest_tried = hooks.find_version(library) or "not", TRIED.get(library, "any")
+        lines.append(f"{library}: {installed} installed, newest tried {newest_tried}")
+        for module, consequences in modules.items():
             lines.append(f"  {module}")
-            lines += [
-                f"    {' '.join(dict.fromkeys(names))}: without it {if_missing}" for if_missing, names in losses.items()
-            ]
+            for if_missing, names in consequences.items():
+                lines.append(f"    {' '.join(dict.fromkeys(names))}: without it {if_missing}")
     return "\n".join(lines) + "\n"
 
 

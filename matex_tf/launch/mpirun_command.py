@@ -1,4 +1,7 @@
-"""The mpirun command line of a run: pure functions of the MPI, the user and the cores."""
+"""The mpirun command line of a run, by pure functions of the MPI, the user's options and the cores.
+
+`launch.cli` calls `choose_options`, then `make_command`. The options differ between Open MPI, MPICH and Intel MPI.
+"""
 
 from __future__ import annotations
 
@@ -34,19 +37,19 @@ class Mpirun:
     def fits(self, library: str) -> bool:
         """Whether this mpirun fits the MPI with the version text `library`. An unknown family or version fits."""
         family, major = find_family(library), find_major(find_version(library))
-        return not (self.family and family) or (
-            self.family == family and (self.major == major or 0 in (self.major, major))
-        )
+        if not self.family or not family:
+            return True
+        return self.family == family and (self.major == major or 0 in (self.major, major))
 
 
 def find_family(text: str) -> str:
     """The MPI family in `text`, from `mpirun --version` or MPI_Get_library_version; "" if none is recognised."""
-    for family, sign in (
+    for family, pattern in (
         (mpirun_options.OPENMPI, r"Open MPI|OpenRTE|open-mpi\.org"),
         (mpirun_options.INTEL, r"Intel\(R\) MPI"),
         (mpirun_options.MPICH, r"MPICH|HYDRA"),
     ):
-        if re.search(sign, text):
+        if re.search(pattern, text):
             return family
     return ""
 
@@ -66,10 +69,10 @@ def list_candidates(library_path: str | None, path: str, prefix: str) -> list[st
     """Possible paths of mpirun, best first: near the loaded MPI library, on `path`, and in this Python's `prefix`."""
     folders = []
     if library_path:
-        above = os.path.dirname(library_path)
+        parent = os.path.dirname(library_path)
         for _ in range(3):  # lib, lib64, lib/x86_64-linux-gnu, lib/release: bin is 1 to 3 levels up
-            above = os.path.dirname(above)
-            folders.append(os.path.join(above, "bin"))
+            parent = os.path.dirname(parent)
+            folders.append(os.path.join(parent, "bin"))
     folders += [folder for folder in path.split(os.pathsep) if folder]
     folders.append(os.path.join(prefix, "bin"))
     return list(dict.fromkeys(os.path.join(folder, "mpirun") for folder in folders))
@@ -84,72 +87,76 @@ def choose_options(
     mpirun: Mpirun,
     ranks: int,
     cores: int,
-    root: bool,
-    given: Sequence[str] = (),
+    is_root: bool,
+    user_options: Sequence[str] = (),
     environment: Mapping[str, str] | None = None,
     settings: Mapping[str, str] | None = None,
     by_memory: bool = False,
 ) -> list[str]:
-    """The options of `mpirun` for `ranks` ranks: the user's options `given`, and settings that prevent common failures.
+    """The options of `mpirun` for `ranks` ranks: `user_options`, and options that prevent common failures.
 
     matex_tf.world.placement binds the ranks to cores; mpirun therefore binds none, unless the user asks for it. On this
     machine alone, more ranks than cores are allowed; if ranks fill the cores, a waiting rank yields its core.
-    `settings` are variables for the ranks. `by_memory`: ranks on this machine alone use no network.
+
+    Args:
+        settings: variables for the ranks. The environment and the user's options take precedence.
+        by_memory: shared memory suffices for the ranks, so that ranks on this machine alone use no network.
     """
     environment = environment or {}
-    here_only = not mpirun_options.chooses_hosts(given, environment)
-    is_full = here_only and ranks >= cores
-    own_binding = mpirun_options.has_binding_option(given)
+    is_local = not mpirun_options.chooses_hosts(user_options, environment)
+    is_full = is_local and ranks >= cores
+    user_binds = mpirun_options.has_binding_option(user_options)
     variables = {**start_variables.HASH_SEED, **(settings or {})}
-    named = {*environment, *(word.partition("=")[0] for word in given)}
-    if ranks > 1 and not named & {"MATEX_LARGE_PAGES", "MATEX_DISABLE"}:  # else each rank reads them itself
+    named = {*environment, *(word.partition("=")[0] for word in user_options)}
+    if ranks > 1 and not named & {"MATEX_LARGE_PAGES", "MATEX_DISABLE"}:  # otherwise each rank decides on large pages
         variables |= start_variables.LARGE_PAGES
-    if not own_binding:
+    if not user_binds:
         variables["MATEX_PLACEMENT"] = "spread"
     variables = {
         name: value
         for name, value in variables.items()
-        if name not in environment and not any(word.startswith(name) for word in given)
+        if name not in environment and not any(word.startswith(name) for word in user_options)
     }
-    words: list[str] = []
+    options: list[str] = []
     if mpirun.family == mpirun_options.OPENMPI:
-        if root and "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM" not in environment:
-            words.append("--allow-run-as-root")
-        if not own_binding:
-            words += ["--bind-to", "none"]
-        if here_only and "map-by" not in map(mpirun_options.parse_option_name, given):
-            words += list_oversubscribe_options(mpirun)
-        if (settings or {}).get("MATEX_ELASTIC") and "with-ft" not in map(mpirun_options.parse_option_name, given):
-            words += ELASTIC
+        user_names = [mpirun_options.parse_option_name(word) for word in user_options]
+        if is_root and "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM" not in environment:
+            options.append("--allow-run-as-root")
+        if not user_binds:
+            options += ["--bind-to", "none"]
+        if is_local and "map-by" not in user_names:
+            options += list_oversubscribe_options(mpirun)
+        if (settings or {}).get("MATEX_ELASTIC") and "with-ft" not in user_names:
+            options += ELASTIC
         if is_full and "OMPI_MCA_mpi_yield_when_idle" not in environment:
-            words += ["--mca", "mpi_yield_when_idle", "1"]
-        if here_only and by_memory and not mpirun_options.chooses_transport(given, environment):
-            words += NO_NETWORK
+            options += ["--mca", "mpi_yield_when_idle", "1"]
+        if is_local and by_memory and not mpirun_options.chooses_transport(user_options, environment):
+            options += NO_NETWORK
         for name, value in variables.items():
-            words += ["-x", f"{name}={value}"]
-        if not here_only:
+            options += ["-x", f"{name}={value}"]
+        if not is_local:
             for name, seconds in KEEPALIVE.items():
-                if name not in given and not any(variable.endswith(name) for variable in environment):
-                    words += ["--prtemca" if mpirun.major >= 5 else "--mca", name, str(seconds)]
+                if name not in user_options and not any(variable.endswith(name) for variable in environment):
+                    options += ["--prtemca" if mpirun.major >= 5 else "--mca", name, str(seconds)]
             # Open MPI forwards only the named variables to other hosts.
             for name in sorted(environment):
                 if name.startswith("MATEX_") or name == "PYTHONHASHSEED":
-                    words += ["-x", name]
+                    options += ["-x", name]
     else:
         if mpirun.family == mpirun_options.INTEL:
-            if not own_binding:
+            if not user_binds:
                 variables.setdefault("I_MPI_PIN", "0")
             if is_full:
                 variables.setdefault("I_MPI_THREAD_YIELD", "2")
-        elif mpirun.family == mpirun_options.MPICH and not own_binding:
-            words += ["-bind-to", "none"]
+        elif mpirun.family == mpirun_options.MPICH and not user_binds:
+            options += ["-bind-to", "none"]
         for name, value in variables.items():
-            words += ["-genv", name, value]
-    return [*words, *given, "-n", str(ranks)]
+            options += ["-genv", name, value]
+    return [*options, *user_options, "-n", str(ranks)]
 
 
 def make_command(
-    mpirun: Mpirun, mpirun_options: Sequence[str], python: str, target: Sequence[str], module: bool = True
+    mpirun: Mpirun, options: Sequence[str], python: str, target: Sequence[str], module: bool = True
 ) -> list[str]:
     """The complete command line: `mpirun OPTIONS python -m matex_tf TARGET`; without `-m matex_tf` if not `module`."""
-    return [mpirun.path, *mpirun_options, python, *(["-m", "matex_tf"] if module else []), *target]
+    return [mpirun.path, *options, python, *(["-m", "matex_tf"] if module else []), *target]

@@ -1,4 +1,8 @@
-"""Writing the output of ranks to a file. mpirun ignores a full disk; a script alone would fail, and so does a run."""
+"""Writing the output of ranks to a file. mpirun ignores a full disk; a script alone would fail, and so does a run.
+
+`launch.cli` runs mpirun within an `Outlet`. mpirun then writes into pipes, and child processes copy the pipes to the
+files.
+"""
 
 from __future__ import annotations
 
@@ -17,10 +21,10 @@ _CHUNK_BYTES = 1 << 16
 class Outlet:
     """Context in which a child process writes standard output, if that is a file or a device.
 
-    Another child writes standard error if it is no terminal, without the NUL bytes that Open MPI appends to its
-        messages about an abort or a lost host: other programs take a file with NUL bytes for binary data. If both
-        streams lead to the same file, one child writes both in order. After lost output, `correct_exit_code` returns a
-        failure.
+    Another child writes standard error if it is no terminal. The child removes the NUL bytes that Open MPI appends to
+    its messages about an abort or a lost host, because other programs take a file with NUL bytes for binary data. If
+    both streams lead to the same file, one child writes both in order. After lost output, `correct_exit_code` returns
+    a failure.
     """
 
     def __init__(self) -> None:
@@ -57,8 +61,9 @@ class Outlet:
 
 
 class _Copy:
-    """A child process that copies the output of descriptors to the first one's original target, without matches of
-    `drops`.
+    """A child process that copies the output of `descriptors` to the file of the first descriptor.
+
+    The child removes matches of the pattern `drops`. A second pipe tells the child to stop: its write end is closed.
     """
 
     def __init__(self, descriptors: list[int], drops: bytes = rb"(?!)"):
@@ -66,26 +71,26 @@ class _Copy:
 
     def start(self) -> None:
         _flush()
-        source, target = os.pipe()
-        is_over, self._over = os.pipe()
+        reader, writer = os.pipe()
+        stop_reader, self._stop_writer = os.pipe()
         masked = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         self._child = os.fork()
         if self._child == 0:
             error = 1
             try:
-                # The child closes the other copy's pipes, so that their readers see the end of the stream.
-                os.closerange(3, min(source, is_over))
-                os.closerange(min(source, is_over) + 1, max(source, is_over))
-                os.closerange(max(source, is_over) + 1, os.sysconf("SC_OPEN_MAX"))
-                error = _copy_output(source, self._descriptors[0], self._drops, is_over)
+                # Close all other descriptors, among them those of other copies, whose readers wait for the last writer.
+                os.closerange(3, min(reader, stop_reader))
+                os.closerange(min(reader, stop_reader) + 1, max(reader, stop_reader))
+                os.closerange(max(reader, stop_reader) + 1, os.sysconf("SC_OPEN_MAX"))
+                error = _copy_output(reader, self._descriptors[0], self._drops, stop_reader)
             finally:
                 os._exit(error)
         signal.pthread_sigmask(signal.SIG_SETMASK, masked)
         self._originals = {descriptor: os.dup(descriptor) for descriptor in self._descriptors}
         for descriptor in self._descriptors:
-            os.dup2(target, descriptor)
-        for one in (source, target, is_over):
-            os.close(one)
+            os.dup2(writer, descriptor)
+        for descriptor in (reader, writer, stop_reader):
+            os.close(descriptor)
 
     def end(self) -> int:
         """Stop copying. Returns the errno of the first write error; 0 if all output was written."""
@@ -93,7 +98,7 @@ class _Copy:
         for descriptor, original in self._originals.items():
             os.dup2(original, descriptor)
             os.close(original)
-        os.close(self._over)
+        os.close(self._stop_writer)
         return os.waitstatus_to_exitcode(os.waitpid(self._child, 0)[1])
 
 
@@ -103,7 +108,7 @@ def _flush() -> None:
 
 
 def _is_terminal(descriptor: int) -> bool:
-    """Whether the descriptor is a terminal, which hides NUL bytes, or closed."""
+    """Whether the descriptor is a terminal, which does not show NUL bytes, or closed."""
     try:
         return os.isatty(descriptor) or not os.fstat(descriptor)
     except OSError:
@@ -128,23 +133,24 @@ def _is_file() -> bool:
     return stat.S_ISREG(state.st_mode) or is_device
 
 
-def _copy_output(source: int, target: int, drops: re.Pattern[bytes], is_over: int) -> int:
-    """Copy `source` to `target` without matches of `drops`. Returns the errno of the first error; later output is
-    discarded.
+def _copy_output(source: int, target: int, drops: re.Pattern[bytes], stop_reader: int) -> int:
+    """Copy `source` to `target` without matches of `drops`. Returns the errno of the first write error, or 0.
 
-    When `is_over` closes, only the available output is copied. The function does not wait for other writers, such as an
-    ssh to a disconnected host.
+    After an error, further output is read and discarded, so that the writers do not block. When the write end of
+    `stop_reader` closes, only the available output is copied. The function does not wait for other writers, such as
+    an ssh to a disconnected host.
     """
-    error, last = 0, b"\n"
-    while source in select.select([source, is_over], [], [])[0]:
+    error, previous_byte = 0, b"\n"
+    while source in select.select([source, stop_reader], [], [])[0]:
         chunk = os.read(source, _CHUNK_BYTES)
         if not chunk:
             break
-        chunk = drops.sub(b"", last + chunk)[1:]
-        last = chunk[-1:] or last
+        # `drops` may look behind a match, also into the chunk before.
+        chunk = drops.sub(b"", previous_byte + chunk)[1:]
+        previous_byte = chunk[-1:] or previous_byte
         while chunk and not error:
             try:
                 chunk = chunk[os.write(target, chunk) :]
-            except OSError as found:
-                error = found.errno or 1
+            except OSError as write_error:
+                error = write_error.errno or 1
     return error

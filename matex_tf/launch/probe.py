@@ -50,16 +50,15 @@ print(json.dumps({"tensorflow": tf.__version__, "keras": keras_version, "ops": o
 """
 
 
-def ask_child(program: str, timeout: float = 120, extra: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """Run the Python text `program` in a child. Returns the JSON of its last line; after a failure {"error": last line
-    of stderr}.
+def ask_child(program: str, timeout: float = 120, extra_variables: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """Run the Python text `program` in a child, with `extra_variables` in its environment.
 
-    `extra` is added to its environment.
+    Returns the JSON object in the last line of its output; after a failure {"error": last line of stderr}.
     """
     try:
         child = subprocess.run(
             child_process.make_question(program),
-            env={**task_environment.remove_job_variables(os.environ), **(extra or {})},
+            env={**task_environment.remove_job_variables(os.environ), **(extra_variables or {})},
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
@@ -70,8 +69,8 @@ def ask_child(program: str, timeout: float = 120, extra: Mapping[str, str] | Non
     lines = child.stdout.strip().splitlines()
     if child.returncode == 0 and lines:
         return json.loads(lines[-1])
-    complaint = child.stderr.strip().splitlines() or [f"the child ended with code {child.returncode}"]
-    return {"error": complaint[-1]}
+    error_lines = child.stderr.strip().splitlines() or [f"the child ended with code {child.returncode}"]
+    return {"error": error_lines[-1]}
 
 
 def find_mpi_library() -> dict[str, Any]:
@@ -82,7 +81,7 @@ def find_mpi_library() -> dict[str, Any]:
 def find_thread_level() -> dict[str, Any]:
     """MPI's thread level: "threads" is single, funneled, serialized or multiple; or "error"."""
     # A process without mpirun would leave Open MPI's shared-memory file behind.
-    return ask_child(MPI_THREADS, extra={"OMPI_MCA_btl": "self"})
+    return ask_child(MPI_THREADS, extra_variables={"OMPI_MCA_btl": "self"})
 
 
 def find_tensorflow() -> dict[str, Any]:
@@ -96,8 +95,8 @@ def find_mpirun(library: Mapping[str, Any]) -> mpirun_command.Mpirun | None:
     """The mpirun of the MPI that mpi4py loads (`library` from `find_mpi_library`), else any mpirun; None if there is
     none.
     """
-    wanted = library.get("library", "")
-    first = None
+    needed_library = library.get("library", "")
+    first_mpirun = None
     for path in mpirun_command.list_candidates(library.get("path"), os.environ.get("PATH", ""), sys.prefix):
         if not (os.path.isfile(path) and os.access(path, os.X_OK)):
             continue
@@ -107,10 +106,10 @@ def find_mpirun(library: Mapping[str, Any]) -> mpirun_command.Mpirun | None:
         mpirun = mpirun_command.Mpirun(
             path, mpirun_command.find_family(answer.stdout), mpirun_command.find_version(answer.stdout)
         )
-        if mpirun.family and mpirun_command.find_family(wanted) and mpirun.fits(wanted):
+        if mpirun.family and mpirun_command.find_family(needed_library) and mpirun.fits(needed_library):
             return mpirun
-        first = first or mpirun
-    return first
+        first_mpirun = first_mpirun or mpirun
+    return first_mpirun
 
 
 def has_memory_for(ranks: int, mpirun: mpirun_command.Mpirun, folder: str = "/dev/shm") -> bool:
@@ -119,10 +118,10 @@ def has_memory_for(ranks: int, mpirun: mpirun_command.Mpirun, folder: str = "/de
     With too little shared memory, Open MPI uses the network.
     """
     try:
-        state = os.statvfs(folder)
+        free_space = os.statvfs(folder)
     except OSError:
         return False
-    if not os.access(folder, os.W_OK) or state.f_bavail * state.f_frsize < ranks * SHARED_BYTES:
+    if not os.access(folder, os.W_OK) or free_space.f_bavail * free_space.f_frsize < ranks * SHARED_BYTES:
         return False
     prefixes = (os.path.dirname(os.path.dirname(path)) for path in (mpirun.path, os.path.realpath(mpirun.path)))
     return not mpirun_options.chooses_transport([], {}, mpirun_options.read_parameter_files(*prefixes))

@@ -1,4 +1,8 @@
-"""Run mpirun for `matex run` as a shell would: mpirun owns the output and the terminal, and receives all signals."""
+"""Run mpirun for `matex run` as a shell would: mpirun owns the output and the terminal, and receives all signals.
+
+`run_to_end` is a run without restarts; `launch.restarts` calls `wait_for_ranks` for each start. mpirun's exit code 0
+alone does not prove success: the ranks leave records in a proof folder, from which `run_end` tells how the run ended.
+"""
 
 from __future__ import annotations
 
@@ -22,18 +26,19 @@ _FORWARDED = (
 )  # fmt: skip
 STOP_REQUESTS = {signal.SIGTERM, signal.SIGUSR1}
 """Signals that ask a run with saved state to end and to resume later."""
-# Signals by which a person, or a system that does not know MATEX_STATE, ends a run. The exit code is then the shell's
-# for the signal.
+# Signals that end a run without saved state. The exit code is then 128 plus the number of the signal.
 _FATAL = {signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM}
 _SI_KERNEL = 128  # sent by the kernel, like terminal signals, to the whole group, and thus also to mpirun
-_TICK, _NO_LIMIT = 0.2, 86400.0  # seconds
+_TICK = 0.2  # seconds between two calls of `poll`
+_NO_LIMIT = 86400.0  # seconds to wait for a signal if `poll` need not be called again
 _PREFIX = "matex_tf-run-"
 
 
 @contextlib.contextmanager
 def make_proof_folder(shared: str | os.PathLike | None) -> Iterator[str]:
-    """Create a private folder for the records that prove the run's success; MATEX_PROOF names it. In `shared` if ranks
-    run on other hosts.
+    """Context with the proof folder: a private folder for the ranks' records, which MATEX_PROOF names.
+
+    It is in the folder `shared` if ranks run on other hosts.
     """
     temp_folders.sweep_folders(_PREFIX, shared, may_go=shared_memory.remove_files)
     with tempfile.TemporaryDirectory(prefix=_PREFIX, dir=shared) as folder:
@@ -52,69 +57,72 @@ def hear_children() -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 
 
-def run_to_end(command: Sequence[str], folder: str, describe_gone: Callable[[], str] = lambda: "") -> int:
-    """Run mpirun. Returns its exit code; `EXIT_UNPROVED` instead of a 0 without proof in `folder`.
+def run_to_end(command: Sequence[str], folder: str, describe_lost_hosts: Callable[[], str] = lambda: "") -> int:
+    """Run mpirun. Returns its exit code; `EXIT_UNPROVED` instead of 0 if the records in `folder` do not prove success.
 
-    The exit code of a run that a signal ended is 128 plus the signal's number; mpirun's own would be 1. `describe_gone`
-    names lost hosts if the ranks give no other reason.
+    The exit code of a run that a signal ended is 128 plus the signal's number; mpirun's own would be 1.
+    `describe_lost_hosts` names lost hosts; it is called if the ranks give no other reason.
     """
-    heard: set[int] = set()
-    code = wait_for_ranks(command, folder, heard)
+    received: set[int] = set()
+    code = wait_for_ranks(command, folder, received)
     end = run_end.read_end(folder)
     if code == 0 and end.asks_again:
         return EXIT_REQUEUE
     if code == 0 and end.is_proved:
         return 0
-    if fatal := heard & _FATAL:
+    if fatal := received & _FATAL:
         return compute_signal_exit_code(fatal)
     is_explained = (end.cause and not end.cause.follows) or end.is_announced or rank_ends.find_signal(code)
-    if not is_explained and (gone := describe_gone()):
-        print(f"matex: {gone} (exit code {code or EXIT_UNPROVED})", file=sys.stderr)
+    if not is_explained and (lost_hosts := describe_lost_hosts()):
+        print(f"matex: {lost_hosts} (exit code {code or EXIT_UNPROVED})", file=sys.stderr)
     if code != 0:
         return code
-    if end.has_come_to_end:
-        why = "a rank was lost after the end of the script, before the script's files were complete"
+    if end.has_reached_end:
+        reason = "a rank was lost after the end of the script, before the script's files were complete"
     else:
-        why = (
+        reason = (
             "the ranks did not agree that all had reached the end of the script: a rank or a host was lost, or "
             "the script was never started"
         )
-    print(f"matex: mpirun ended with exit code 0, but {why} (exit code {EXIT_UNPROVED})", file=sys.stderr)
+    print(f"matex: mpirun ended with exit code 0, but {reason} (exit code {EXIT_UNPROVED})", file=sys.stderr)
     return EXIT_UNPROVED
 
 
 def wait_for_ranks(
     command: Sequence[str],
     folder: str,
-    heard: set[int],
-    instead: Mapping[int, int] | None = None,
-    look: Callable[[], bool] | None = None,
+    received: set[int],
+    replacements: Mapping[int, int] | None = None,
+    poll: Callable[[], bool] | None = None,
 ) -> int:
     """Run mpirun and print the first error that ranks left in `folder`, or the first rank that ended without one.
 
-    Returns mpirun's exit code. `heard` collects the received signals. The other arguments are those of
-    `wait_for_command`.
+    Returns mpirun's exit code, corrected by the ranks' records.
+
+    Args:
+        received: collects the numbers of the received signals.
+        replacements, poll: as for `wait_for_command`.
     """
     with rank_ends.RankEnds(folder) as ends:
 
-        def look_around() -> bool:
+        def poll_ranks() -> bool:
             ranks_are_missing = ends.look_for_ranks()
-            return (look is not None and look()) or ranks_are_missing
+            return (poll is not None and poll()) or ranks_are_missing
 
         def note_signal(number: int) -> None:
-            heard.add(number)
+            received.add(number)
             if number in STOP_REQUESTS:
                 with contextlib.suppress(OSError):  # the signal is passed on in any case; only its name is lost
                     rank_records.note_request(folder, signal.Signals(number).name)
 
-        code = wait_for_command(command, instead, note_signal, look_around)
-        end, first = run_end.read_end(folder), ends.find_first()
+        code = wait_for_command(command, replacements, note_signal, poll_ranks)
+        end, first_ended = run_end.read_end(folder), ends.find_first()
     code = end.correct_code(code)
     # The blank line separates the text from mpirun's, which may end inside a line.
     if end.cause:
         print(f"\n{end.cause.text}", end="", file=sys.stderr, flush=True)
-    elif first and not heard and code != EXIT_STALLED and not end.is_announced:
-        print(f"\nmatex: {rank_ends.describe_end(first, code)}", file=sys.stderr, flush=True)
+    elif first_ended and not received and code != EXIT_STALLED and not end.is_announced:
+        print(f"\nmatex: {rank_ends.describe_end(first_ended, code)}", file=sys.stderr, flush=True)
     return code
 
 
@@ -125,41 +133,46 @@ def compute_signal_exit_code(signals: set[int]) -> int:
 
 def wait_for_command(
     command: Sequence[str],
-    instead: Mapping[int, int] | None = None,
-    note: Callable[[int], object] = lambda number: None,
-    look: Callable[[], bool] = lambda: False,
+    replacements: Mapping[int, int] | None = None,
+    on_signal: Callable[[int], object] = lambda number: None,
+    poll: Callable[[], bool] = lambda: False,
 ) -> int:
     """Run `command` in this process group, so that it receives the group's signals from a terminal or a shell.
 
     Signals to this process alone are passed on. Signals that are ignored from the start, as by nohup, remain ignored by
     both. A stop from the keyboard stops both, and both continue.
 
-    With `instead`, `command` runs in its own session, and each signal is passed on as the signal that `instead` names.
-    `note` is called with each signal before it is passed on, and `look` at intervals until it returns False.
+    Args:
+        replacements: if given, `command` runs in its own session, and each signal is passed on as the signal that
+            this mapping names, or as itself.
+        on_signal: called with the number of each signal before the signal is passed on.
+        poll: called several times a second until it returns False.
     """
     watched = {number for number in _FORWARDED if signal.getsignal(number) is not signal.SIG_IGN}
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, watched | {signal.SIGCHLD})
+    mask_before = signal.pthread_sigmask(signal.SIG_BLOCK, watched | {signal.SIGCHLD})
     try:
         with Witness(watched) as witness:
             child = subprocess.Popen(
                 command,
-                preexec_fn=child_process.make_preparation(before, os.getpid()),
-                start_new_session=instead is not None,
+                preexec_fn=child_process.make_preparation(mask_before, os.getpid()),
+                start_new_session=replacements is not None,
             )
             while child.poll() is None:
-                found = signal.sigtimedwait(watched | {signal.SIGCHLD}, _TICK if look() else _NO_LIMIT)
-                if found is None or found.si_signo == signal.SIGCHLD:
+                timeout = _TICK if poll() else _NO_LIMIT
+                received = signal.sigtimedwait(watched | {signal.SIGCHLD}, timeout)
+                if received is None or received.si_signo == signal.SIGCHLD:
                     continue
-                note(found.si_signo)
-                has_received = instead is None and (
-                    found.si_code == _SI_KERNEL or witness.has_reached_group(found.si_signo)
+                on_signal(received.si_signo)
+                child_has_it = replacements is None and (
+                    received.si_code == _SI_KERNEL or witness.has_reached_group(received.si_signo)
                 )
-                if not has_received and child.poll() is None:
-                    child.send_signal((instead or {}).get(found.si_signo, found.si_signo))
-                if found.si_signo == signal.SIGTSTP:
+                if not child_has_it and child.poll() is None:
+                    child.send_signal((replacements or {}).get(received.si_signo, received.si_signo))
+                if received.si_signo == signal.SIGTSTP:
                     os.kill(os.getpid(), signal.SIGSTOP)
+        # Signals that arrived after the command had ended are noted, too.
         while (pending := signal.sigtimedwait(watched, 0)) is not None:
-            note(pending.si_signo)  # the command has ended
+            on_signal(pending.si_signo)
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask_before)
     return child.returncode if child.returncode >= 0 else 128 - child.returncode

@@ -1,7 +1,7 @@
-"""Find the rank that ended first without a message. MPI often names only its process id, amid other text.
+"""Find the rank that ended first without a message. MPI's own text often gives only a process id.
 
-The ranks' records give their process ids. The kernel keeps the order in which processes of this host end, so that one
-query at the end suffices.
+The ranks' records give their process ids. epoll reports the processes of this host in the order in which they ended, so
+that one query at the end of the run suffices.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from types import TracebackType
 from matex_tf.runtime import rank_records
 from matex_tf.runtime.rank_records import Record
 
+# Signals that end a process at a fault. MPICH's mpirun returns their plain numbers.
 _SIGNALS = {signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGFPE, signal.SIGILL}
 
 
@@ -24,60 +25,60 @@ class RankEnds:
 
     def __init__(self, folder: str | os.PathLike[str]):
         self._folder = folder
-        self._ranks: dict[int, Record] = {}
-        self._missing = True
+        self._records: dict[int, Record] = {}  # keyed by the pidfd of the rank's process
+        self._may_be_missing = True
 
     def __enter__(self) -> RankEnds:
-        self._ended = select.epoll()
+        self._exits = select.epoll()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
-        self._ended.close()
-        for process in self._ranks:
-            os.close(process)
+        self._exits.close()
+        for pidfd in self._records:
+            os.close(pidfd)
 
     def look_for_ranks(self) -> bool:
         """Watch new ranks. Returns whether ranks may still be missing."""
-        if self._missing:
-            known = {one.process for one in self._ranks.values()}
-            for one in rank_records.read_records(self._folder):
-                if one.namespace == rank_records.read_namespace() and one.process not in known:
-                    self._watch_rank(one)
-            self._missing = not self._ranks or len(self._ranks) < next(iter(self._ranks.values())).local_size
-        return self._missing
+        if self._may_be_missing:
+            known = {record.process for record in self._records.values()}
+            for record in rank_records.read_records(self._folder):
+                if record.namespace == rank_records.read_namespace() and record.process not in known:
+                    self._watch_rank(record)
+            local_size = next((record.local_size for record in self._records.values()), 1)
+            self._may_be_missing = len(self._records) < local_size
+        return self._may_be_missing
 
-    def _watch_rank(self, one: Record) -> None:
+    def _watch_rank(self, record: Record) -> None:
         try:
-            process = os.pidfd_open(one.process)
+            pidfd = os.pidfd_open(record.process)
         except OSError:  # the process has ended, or the kernel lacks pidfd_open
-            self._missing = False
+            self._may_be_missing = False
             return
-        self._ranks[process] = one
-        self._ended.register(process, select.EPOLLIN)
+        self._records[pidfd] = record
+        self._exits.register(pidfd, select.EPOLLIN)
 
     def find_first(self) -> Record | None:
-        """The rank of this host that ended first; None if no rank has ended, if ranks left on purpose, or if it is
-        unknown.
-        """
-        if any(one.state == rank_records.LEFT for one in rank_records.read_records(self._folder)):
+        """The rank of this host that ended first; None if none has ended or is known, or if ranks left on purpose."""
+        if any(record.state == rank_records.LEFT for record in rank_records.read_records(self._folder)):
             return None
-        return next((self._ranks[process] for process, _ in self._ended.poll(0)), None)
+        return next((self._records[pidfd] for pidfd, _ in self._exits.poll(0)), None)
 
 
 def find_signal(code: int) -> str:
-    """The name of the signal for a shell's exit code; "" if the code is not that of a signal."""
+    """The name of the signal for an exit code of 128 plus its number; "" for other codes."""
     number = code - 128
     if signal.SIGRTMIN < number < signal.SIGRTMAX:
         return f"SIGRTMIN+{number - signal.SIGRTMIN}"
     return signal.Signals(number).name if number in signal.valid_signals() else ""
 
 
-def describe_end(first: Record, code: int) -> str:
-    """A message about the rank that ended first. mpirun's exit code is a shell's for a signal; with MPICH, the signal
-    itself.
+def describe_end(first_ended: Record, code: int) -> str:
+    """A message about the rank that ended first.
+
+    mpirun's exit code after a signal is 128 plus its number; with MPICH, the number itself.
     """
-    is_number = code in _SIGNALS and first.mpi != "Open MPI"
-    name = find_signal(code + 128 if is_number else code)
-    how = f": {name}" if name else ""
-    who = f"rank {first.rank} of {first.size} on {first.host}"
-    return f"{who} ended first, without an error message (exit code {code}{how})"
+    is_plain_signal = code in _SIGNALS and first_ended.mpi != "Open MPI"
+    name = find_signal(code + 128 if is_plain_signal else code)
+    signal_text = f": {name}" if name else ""
+    rank = f"rank {first_ended.rank} of {first_ended.size} on {first_ended.host}"
+    return f"{rank} ended first, without an error message (exit code {code}{signal_text})"

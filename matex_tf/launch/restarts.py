@@ -27,12 +27,18 @@ from matex_tf.resilience import state_files
 from matex_tf.world.exit_codes import EXIT_REQUEUE, EXIT_STALLED, EXIT_UNPROVED
 from matex_tf.world.mpirun_options import ALLOCATIONS
 
-FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0
-WELL, OWN, ASKED, LOST, INTERRUPTED, CHANGED = "well", "own", "asked", "lost", "interrupted", "changed"
-_NAME = ".matex_tf-state-"
+FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0  # seconds
+# The kinds of the end of an attempt. Only LOST and CHANGED lead to another attempt.
+COMPLETED = "completed"  # success, proved by the ranks' records
+OWN_CODE = "own code"  # the script's own exit code: the script would end in the same way again
+STOPPED = "stopped"  # asked to end by a batch system; the next run of the same command resumes
+LOST = "lost"  # a rank or a host was lost
+INTERRUPTED = "interrupted"  # ended by a person
+CHANGED = "changed"  # the ranks left, to be restarted with a change (`--adapt=ranks`)
+_STATE_PREFIX = ".matex_tf-state-"
 # mpirun kills the ranks after SIGTERM, but forwards SIGUSR1 to them.
 _REPLACEMENTS: dict[int, int] = {signal.SIGTERM: signal.SIGUSR1}
-# They distinguish the jobs that a batch system makes from one script, by job number or by array index.
+# The array index distinguishes the jobs that a batch system makes from one script; ALLOCATIONS are the job numbers.
 _ARRAY_VARIABLES = ("SLURM_ARRAY_TASK_ID", "PBS_ARRAY_INDEX", "PBS_ARRAYID", "LSB_JOBINDEX")
 _INTERRUPTS = {signal.SIGINT, signal.SIGQUIT, signal.SIGHUP}
 
@@ -40,32 +46,32 @@ _INTERRUPTS = {signal.SIGINT, signal.SIGQUIT, signal.SIGHUP}
 def name_state_folder(target: Sequence[str]) -> str:
     """The folder for the state of a run of `target`: in the current folder, with the same name after a requeue."""
     job = [f"{name}={os.environ[name]}" for name in (*ALLOCATIONS, *_ARRAY_VARIABLES) if name in os.environ]
-    return os.path.abspath(_NAME + hashlib.sha256("\0".join([*target, *job]).encode()).hexdigest()[:12])
+    return os.path.abspath(_STATE_PREFIX + hashlib.sha256("\0".join([*target, *job]).encode()).hexdigest()[:12])
 
 
-def judge_end(code: int, end: RunEnd, has_changed: bool, heard: set[int]) -> str:
-    """Classify the end of a run, by mpirun's exit code, the ranks' records, and the signals `heard`.
+def judge_end(code: int, end: RunEnd, has_changed: bool, received_signals: set[int]) -> str:
+    """The kind of an end, from mpirun's exit code, the ranks' records, and the signals that this process received.
 
     `has_changed`: the ranks have left for a change (`--adapt=ranks`).
     """
-    # Ranks that were asked to end also end together, and mpirun may return 0: when Slurm preempts a job, it signals
-    # ranks and mpirun's daemons alike.
+    # If the ranks were asked to end, mpirun may also return 0: when Slurm preempts a job, it signals ranks and mpirun's
+    # daemons alike.
     has_left = has_changed or end.asks_again
     if code == 0 and end.is_proved and not has_left:
-        return WELL
-    if heard & _INTERRUPTS:  # mpirun then asks the ranks to end, as a batch system would
+        return COMPLETED
+    if received_signals & _INTERRUPTS:  # mpirun then asks the ranks to end, as a batch system would
         return INTERRUPTED
-    if has_changed and not heard & process.STOP_REQUESTS and not end.asks_again:
+    if has_changed and not received_signals & process.STOP_REQUESTS and not end.asks_again:
         return CHANGED
     if has_left:
-        return ASKED
+        return STOPPED
     if end.is_proved or end.has_chosen(code):
-        return OWN
-    if heard & process.STOP_REQUESTS:
-        return ASKED
+        return OWN_CODE
+    if received_signals & process.STOP_REQUESTS:
+        return STOPPED
     # Exit code 0 without proof means a lost host at any time; a code above 128 means a signal.
     if code > 0 and (end.has_failed(code) or (code <= 128 and not end.has_begun)):
-        return OWN
+        return OWN_CODE
     return LOST
 
 
@@ -88,106 +94,117 @@ def compute_pause(restart: int) -> float:
 def run_with_restarts(
     places: Places,
     restarts: int,
-    command: Callable[[Attempt], Sequence[str]],
-    shared: str | os.PathLike | None,
+    make_command: Callable[[Attempt], Sequence[str]],
+    shared_folder: str | os.PathLike | None,
     state: str,
-    tell: Callable[[str], None] = lambda text: None,
+    report: Callable[[str], None] = lambda text: None,
     may_choose: bool = False,
 ) -> int:
-    """Run `command(attempt)` until it ends successfully, with at most `restarts` restarts. Returns the exit code.
+    """Run `make_command(attempt)` until no restart is due, with at most `restarts` restarts. Returns the exit code.
 
     Args:
         places: the hosts, and whether the ranks may change them.
-        tell: receives each message for the user.
+        shared_folder: a folder that all hosts see; None if all ranks run on this host.
+        state: the folder with the state of the run.
+        report: receives each message for the user, which is also printed.
         may_choose: the ranks may choose their strategy.
     """
 
     def say(text: str) -> None:
         print(f"matex: {text}", file=sys.stderr, flush=True)
-        tell(text)
+        report(text)
 
-    lost: list[str] = []
+    losses: list[str] = []
     try:
-        with _raise_on_signals():  # between attempts, no run receives the signals
-            end, code, heard = _run_attempts(places, restarts, command, shared, state, say, may_choose, lost)
-    except _StopRequest as asked:
-        if asked.number in _INTERRUPTS:
-            return _report_interrupt({asked.number}, state, say)
-        name = signal.Signals(asked.number).name
+        with _raise_on_signals():  # between attempts, there is no mpirun to receive the signals
+            kind, code, received_signals = _run_attempts(
+                places, restarts, make_command, shared_folder, state, say, may_choose, losses
+            )
+    except _StopRequest as request:
+        if request.number in _INTERRUPTS:
+            return _report_interrupt({request.number}, state, say)
+        name = signal.Signals(request.number).name
         say(f"{name} before the restart; the same command goes on from {state} (exit code {EXIT_REQUEUE})")
         return EXIT_REQUEUE
-    if end == INTERRUPTED:
-        return _report_interrupt(heard & _INTERRUPTS, state, say)
-    if end == LOST:
+    if kind == INTERRUPTED:
+        return _report_interrupt(received_signals & _INTERRUPTS, state, say)
+    if kind == LOST:
         return code or EXIT_UNPROVED
-    if end == WELL:
+    if kind == COMPLETED:
         _remove_state(state)
-    if end == ASKED and code != 0:
+    if kind == STOPPED and code != 0:
         say(
             f"the run was asked to end, and its ranks have ended (exit code {EXIT_REQUEUE}). "
             f"mpirun's message about an abort or a signal reports this end; "
             f"the same command {_describe_next_run(state)}"
         )
-    if lost:
-        say(f"{_describe_end(end, code)} after {_count_restarts(len(lost))}: {_list_losses(lost)}")
-    return EXIT_REQUEUE if end == ASKED else code or (0 if end == WELL else EXIT_UNPROVED)
+    if losses:
+        say(f"{_describe_end(kind, code)} after {_count_restarts(len(losses))}: {_list_losses(losses)}")
+    return EXIT_REQUEUE if kind == STOPPED else code or (0 if kind == COMPLETED else EXIT_UNPROVED)
 
 
 def _run_attempts(
     places: Places,
     restarts: int,
-    command: Callable[[Attempt], Sequence[str]],
-    shared: str | os.PathLike | None,
+    make_command: Callable[[Attempt], Sequence[str]],
+    shared_folder: str | os.PathLike | None,
     state: str,
     say: Callable[[str], None],
     may_choose: bool,
-    lost: list[str],
+    losses: list[str],
 ) -> tuple[str, int, set[int]]:
-    """Run attempts until no restart is due. Returns the kind of the end, mpirun's exit code, and the signals heard.
+    """Run attempts until no restart is due. Returns the last one's kind of end, mpirun's exit code, and signals.
 
-    `lost` collects the reasons for losses; the other arguments are those of `run_with_restarts`.
+    `losses` collects the reasons for losses; the other arguments are those of `run_with_restarts`.
     """
     attempt = places.first
     changes = Changes(places, may_choose, say)
     while True:
-        heard: set[int] = set()
-        began = time.monotonic()
-        with process.make_proof_folder(shared) as folder, Watch(places, attempt, folder, changes, say) as watch:
-            look = watch.look if places.follows else None
-            code = process.wait_for_ranks(command(attempt), folder, heard, _REPLACEMENTS, look)
-            run_end_records = run_end.read_end(folder)
-            end = judge_end(code, run_end_records, offers.has_change(folder), heard)
-            if places.follows:
-                watch.look()
-        if end == CHANGED and watch.change is None:
-            end = LOST  # the change cannot be read
-        if end == CHANGED and watch.change is not None:
+        received_signals: set[int] = set()
+        started_at = time.monotonic()
+        with (
+            process.make_proof_folder(shared_folder) as proof_folder,
+            Watch(places, attempt, proof_folder, changes, say) as watch,
+        ):
+            poll = watch.look if places.follows_files else None
+            code = process.wait_for_ranks(make_command(attempt), proof_folder, received_signals, _REPLACEMENTS, poll)
+            end = run_end.read_end(proof_folder)
+            kind = judge_end(code, end, offers.has_change(proof_folder), received_signals)
+            if places.follows_files:
+                watch.look()  # the ranks may have written the change after the last call
+        if kind == CHANGED and watch.change is None:
+            kind = LOST  # the change cannot be read
+        # The ranks left for a change: make it.
+        if kind == CHANGED and watch.change is not None:
             attempt = changes.make_change(watch.change, watch.changed_at, attempt, watch.make_changed_attempt)
             continue
-        if end in (LOST, OWN) and (previous := changes.give_up_change(explain_end(code))) is not None:
+        # The attempt failed before the first step after a change: go back to the attempt before the change.
+        if kind in (LOST, OWN_CODE) and (previous := changes.give_up_change(explain_end(code))) is not None:
             attempt = previous
             continue
-        if end == OWN and code > 128 and run_end_records.has_ended:
+        # No restart is due.
+        if kind == OWN_CODE and code > 128 and end.has_ended:
             say(
                 f"{explain_end(code)} after all ranks had reached the end of the script, and the first rank had exited "
                 "normally. Training and files are complete: the run is not restarted"
             )
-        if end != LOST:
-            return end, code, heard
+        if kind != LOST:
+            return kind, code, received_signals
+        # The attempt is lost: restart it, if a restart is left.
         changes.forget_last()  # a later loss may have another cause
-        lost.append(explain_end(code))
+        losses.append(explain_end(code))
         if "SLURM_JOB_ID" in os.environ:
             # A Slurm step that lost a host keeps its cores until Slurm notices, which may take minutes.
             os.environ["SLURM_OVERLAP"] = "1"
-        after = f"{lost[-1]} after {time.monotonic() - began:.0f} s"
-        if len(lost) > restarts:
-            up = f"; given up after {_count_restarts(restarts)}: {_list_losses(lost)}" if restarts else ""
-            missing = places.describe_gone()
-            say(f"{after}{f' ({missing})' if missing else ''}{up}. The same command goes on from {state}")
-            return end, code, heard
-        wait = compute_pause(len(lost))
-        say(f"{after}; restart {len(lost)} of {restarts} in {wait:.0f} s")
-        time.sleep(wait)
+        loss = f"{losses[-1]} after {time.monotonic() - started_at:.0f} s"
+        if len(losses) > restarts:
+            outcome = f"; given up after {_count_restarts(restarts)}: {_list_losses(losses)}" if restarts else ""
+            lost_hosts = places.describe_gone()
+            say(f"{loss}{f' ({lost_hosts})' if lost_hosts else ''}{outcome}. The same command goes on from {state}")
+            return kind, code, received_signals
+        pause = compute_pause(len(losses))
+        say(f"{loss}; restart {len(losses)} of {restarts} in {pause:.0f} s")
+        time.sleep(pause)
         attempt = _make_next_attempt(attempt, places, say)
 
 
@@ -199,8 +216,8 @@ def _report_interrupt(signals: set[int], state: str, say: Callable[[str], None])
 
 
 def _describe_next_run(state: str) -> str:
-    kept = os.path.isdir(state) and any(name.startswith(("state-", "end-")) for name in os.listdir(state))
-    return f"goes on from {state}" if kept else "starts over, because no state was saved yet"
+    is_saved = os.path.isdir(state) and any(name.startswith(("state-", "end-")) for name in os.listdir(state))
+    return f"goes on from {state}" if is_saved else "starts over, because no state was saved yet"
 
 
 class _StopRequest(Exception):
@@ -215,17 +232,19 @@ class _StopRequest(Exception):
 def _raise_on_signals() -> Iterator[None]:
     """Context between attempts: a signal that asks to end raises `_StopRequest`."""
 
-    def raise_asked(number: int, _frame: Any) -> None:
+    def raise_request(number: int, _frame: Any) -> None:
         raise _StopRequest(number)
 
-    before = {number: signal.getsignal(number) for number in process.STOP_REQUESTS | _INTERRUPTS}
-    before = {number: handler for number, handler in before.items() if handler not in (signal.SIG_IGN, None)}
+    handlers_before = {number: signal.getsignal(number) for number in process.STOP_REQUESTS | _INTERRUPTS}
+    handlers_before = {
+        number: handler for number, handler in handlers_before.items() if handler not in (signal.SIG_IGN, None)
+    }
     try:
-        for number in before:
-            signal.signal(number, raise_asked)
+        for number in handlers_before:
+            signal.signal(number, raise_request)
         yield
     finally:
-        for number, handler in before.items():
+        for number, handler in handlers_before.items():
             signal.signal(number, handler)
 
 
@@ -237,29 +256,29 @@ def _make_next_attempt(attempt: Attempt, places: Places, say: Callable[[str], No
         say(f"--adapt: the list of hosts is unchanged: {error}")
         known = places.known
     if len(known) < 2:
-        return places.make_attempt(known, attempt.strategy) if places.follows else attempt
-    left = places.find_answering()
-    if not left or len(left) == len(known):
+        return places.make_attempt(known, attempt.strategy) if places.follows_files else attempt
+    answering_hosts = places.find_answering()
+    if not answering_hosts or len(answering_hosts) == len(known):
         return places.make_attempt(known, attempt.strategy)
-    following = places.make_attempt(left, attempt.strategy)
-    ranks, names = following.ranks, [host.name for host in left]
+    next_attempt = places.make_attempt(answering_hosts, attempt.strategy)
+    ranks, names = next_attempt.ranks, [host.name for host in answering_hosts]
     missing = ", ".join(host.name for host in known if host.name not in names)
     say(f"no answer from {missing}; continuing with {ranks} rank{'' if ranks == 1 else 's'} on {', '.join(names)}")
-    return following
+    return next_attempt
 
 
-def _describe_end(end: str, code: int) -> str:
-    if end == WELL:
+def _describe_end(kind: str, code: int) -> str:
+    if kind == COMPLETED:
         return "ended well"
-    return f"asked to end (exit code {EXIT_REQUEUE})" if end == ASKED else f"ended with exit code {code}"
+    return f"asked to end (exit code {EXIT_REQUEUE})" if kind == STOPPED else f"ended with exit code {code}"
 
 
 def _count_restarts(number: int) -> str:
     return f"{number} restart" + ("" if number == 1 else "s")
 
 
-def _list_losses(lost: Sequence[str]) -> str:
-    return "; ".join(f"{count} times {why}" if count > 1 else why for why, count in Counter(lost).items())
+def _list_losses(losses: Sequence[str]) -> str:
+    return "; ".join(f"{count} times {reason}" if count > 1 else reason for reason, count in Counter(losses).items())
 
 
 def _remove_state(state: str) -> None:

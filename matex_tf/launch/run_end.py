@@ -1,4 +1,7 @@
-"""The end of a run, from the records of its ranks: whether exit code 0 is proved, and which error came first."""
+"""The end of a run, from the records of its ranks: whether exit code 0 is proved, and which error came first.
+
+`launch.process` and `launch.restarts` call `read_end` after mpirun has ended. See `runtime.rank_records`.
+"""
 
 from __future__ import annotations
 
@@ -19,54 +22,57 @@ class RunEnd:
 
     @property
     def has_begun(self) -> bool:
-        return any(one.state for one in self.records)
+        """Whether a rank has begun to run the script."""
+        return any(record.state for record in self.records)
 
     @property
-    def has_come_to_end(self) -> bool:
+    def has_reached_end(self) -> bool:
         """Whether all ranks have reached the end of the script together."""
-        return any(one.state == rank_records.ENDED for one in self.records)
+        return any(record.state == rank_records.ENDED for record in self.records)
 
     @property
     def has_ended(self) -> bool:
         """Whether, in addition, all files are written."""
-        return self.has_come_to_end and self.is_written
+        return self.has_reached_end and self.is_written
 
     @property
     def is_proved(self) -> bool:
         """Whether exit code 0 is reliable."""
-        return self.has_ended or any(one.state == rank_records.SEPARATE for one in self.records)
+        return self.has_ended or any(record.state == rank_records.SEPARATE for record in self.records)
 
     @property
     def asks_again(self) -> bool:
         """Whether the run was asked to end and should be restarted later."""
-        return any(one.asks_again for one in self.records)
+        return any(record.asks_again for record in self.records)
 
     @property
     def is_announced(self) -> bool:
         """Whether the ranks have reported how they end."""
-        return self.has_come_to_end or self.is_proved or self.asks_again
+        return self.has_reached_end or self.is_proved or self.asks_again
 
     @property
     def cause(self) -> Record | None:
         """The record of the first error; None if there is none."""
-        return min((one for one in self.records if one.text), key=lambda one: one.order, default=None)
+        return min((record for record in self.records if record.text), key=lambda record: record.order, default=None)
 
     def has_chosen(self, code: int) -> bool:
-        """Whether a script that reached its end passed `code` to `sys.exit`; mpirun then ends all ranks."""
-        return any(code in one.codes for one in self.records)
+        """Whether the script reached its end and passed `code` to `sys.exit`; mpirun then ends all ranks."""
+        return any(code in record.codes for record in self.records)
 
     def has_failed(self, code: int) -> bool:
         """Whether the script itself failed with mpirun's exit code `code`, and would fail again.
 
         A code above 128 may also come from a killed rank, whose loss makes other ranks fail.
         """
-        failed = [one for one in self.records if one.text and not one.is_loss]
-        return any(code <= 128 or one.aborts == code for one in failed)
+        failed = [record for record in self.records if record.text and not record.is_loss]
+        return any(code <= 128 or record.aborts == code for record in failed)
 
     def correct_code(self, code: int) -> int:
         """mpirun's exit code `code`, or the code of the first abort if mpirun returned 0 for aborted ranks."""
-        aborted = [one for one in self.records if one.aborts]
-        return min(aborted, key=lambda one: one.order).aborts if aborted and code == 0 and not self.is_proved else code
+        aborted = [record for record in self.records if record.aborts]
+        if code != 0 or not aborted or self.is_proved:
+            return code
+        return min(aborted, key=lambda record: record.order).aborts
 
 
 def read_end(folder: str | os.PathLike[str]) -> RunEnd:

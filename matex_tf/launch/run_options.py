@@ -1,4 +1,8 @@
-"""Parsing of `matex run`: its own options, mpirun's options among them, and the script with its arguments."""
+"""Parsing of `matex run`: its own options, mpirun's options among them, and the script with its arguments.
+
+`RunCommand` splits the words of the command line. click parses our options, and `read_run` checks them and returns a
+`Run`. The other functions derive a run with another strategy or number of ranks for a restart.
+"""
 
 from __future__ import annotations
 
@@ -52,6 +56,16 @@ class Run:
     environment: Mapping[str, str] | None = None
 
 
+_PURPOSES = {
+    "profile": "tells what ranks do together",
+    "explain": "tells what ranks share",
+    "record": "tells what ranks use and wait for",
+    "live": "shows what ranks use and wait for",
+    "elastic": "goes on without a rank that is lost",
+}
+"""The options that need two ranks or more, each with its purpose for the error message."""
+
+
 class Count(click.ParamType):
     """A whole number, 1 or more."""
 
@@ -89,29 +103,33 @@ ADAPT = SettingValue("--adapt=...", settings.parse_adapt)
 
 
 class RunCommand(click.Command):
-    """A command whose options may be mixed with mpirun's."""
+    """A command whose options may be mixed with mpirun's.
+
+    click parses our options. mpirun's options and the script with its arguments go to `ctx.meta["matex.run"]`.
+    """
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         own_names = {name for option in self.params for name in option.opts}
-        arity = {
-            name.lstrip("-"): 0 if getattr(one, "is_flag", False) or one.type is ADAPT else 1
-            for one in self.params
-            for name in one.opts
+        own_arity = {
+            name.lstrip("-"): 0 if getattr(option, "is_flag", False) or option.type is ADAPT else 1
+            for option in self.params
+            for name in option.opts
         }
-        words, target = mpirun_options.split_options(args, {**mpirun_options.ARITY, **arity})
+        words, target = mpirun_options.split_options(args, {**mpirun_options.ARITY, **own_arity})
         own_words: list[str] = []
         mpirun_words: list[str] = []
         for group in host_lists.group_options(words):
             name, equals, value = group[0].partition("=")
-            if name in RANKS_OPTIONS:
-                group, name = ["-n", *([value] if equals else []), *group[1:]], "-n"
-            (own_words if name in own_names or name in ("-h", "--help") else mpirun_words).extend(group)
+            if name in RANKS_OPTIONS:  # one name for all spellings of the number of ranks
+                name = "-n"
+                group = ["-n", *([value] if equals else []), *group[1:]]
+            is_own = name in own_names or name in ("-h", "--help")
+            (own_words if is_own else mpirun_words).extend(group)
         refuse_misspelt(mpirun_words, own_names)
-        words_after_separator = [word for word in args[len(words) :] if word == "--"][
-            :1
-        ] and mpirun_options.split_options(target)
-        if words_after_separator and words_after_separator[0]:
-            mpirun_words, target = mpirun_words + words_after_separator[0], words_after_separator[1]
+        if "--" in args[len(words) :]:  # options of mpirun that we do not know may follow `--`
+            words_after_separator, target_after_separator = mpirun_options.split_options(target)
+            if words_after_separator:
+                mpirun_words, target = mpirun_words + words_after_separator, target_after_separator
         ctx.meta["matex.run"] = mpirun_words, target
         return super().parse_args(ctx, own_words)
 
@@ -136,16 +154,16 @@ def refuse_misspelt(options: Sequence[str], own_names: set[str]) -> None:
         print(f"matex: {word} is no option of matex run; it goes to mpirun", file=sys.stderr)
 
 
-def read_adapt(given: str | None, first: str) -> str:
-    """The value of `--adapt`, or "ranks" if MATEX_ADAPT=ranks, which also concerns this command; else "".
+def read_adapt(adapt_option: str | None, first_target_word: str) -> str:
+    """The value of `--adapt`. Without it "ranks" if MATEX_ADAPT=ranks, which also concerns `matex run`; else "".
 
     Raises:
         click.UsageError: the word after `--adapt` is one of its values, and needs `=`.
     """
-    if given and first in settings.ADAPT and not os.path.isfile(first):
-        raise click.UsageError(f"--adapt takes its value with an equals sign: --adapt={first}")
+    if adapt_option and first_target_word in settings.ADAPT and not os.path.isfile(first_target_word):
+        raise click.UsageError(f"--adapt takes its value with an equals sign: --adapt={first_target_word}")
     of_ranks = os.environ.get("MATEX_ADAPT", "").strip().lower() == "ranks"
-    return given or ("ranks" if of_ranks else "")
+    return adapt_option or ("ranks" if of_ranks else "")
 
 
 def read_run(ctx: click.Context) -> Run:
@@ -155,48 +173,64 @@ def read_run(ctx: click.Context) -> Run:
         click.UsageError: the script or the number of ranks is missing, or options contradict one another.
     """
     options, target = ctx.meta["matex.run"]
-    given = ctx.params
-    ranks, check, restarts = given["ranks"], given["check"], given["restarts"] or 0
+    values = ctx.params
+    ranks, check = values["ranks"], values["check"]
     if not target or target == ["-m"]:
         raise click.UsageError(
             "no script is named. For example: matex run -n 4 train.py, or matex run -n 4 -m package.module"
         )
-    adapt = read_adapt(given["adapt"], target[0])
+    adapt = read_adapt(values["adapt"], target[0])
     if ranks is None and not check:
         raise click.UsageError(f"how many ranks? For example: matex run -n 4 {shlex.join(target)}")
     ranks = ranks or 2
-    if given["steps"] is not None and not check:
+    if values["steps"] is not None and not check:
         raise click.UsageError("--steps goes with --check: how many steps of the two runs are compared")
-    if given["share"] and not check:
+    if values["share"] and not check:
         raise click.UsageError("--share goes with --check: whether its runs may use what is too large for a copy")
-    purposes = {
-        "profile": "tells what ranks do together",
-        "explain": "tells what ranks share",
-        "record": "tells what ranks use and wait for",
-        "live": "shows what ranks use and wait for",
-        "elastic": "goes on without a rank that is lost",
-    }
-    for name in ("restarts", *purposes):
-        if given[name] and check:
+    for name in ("restarts", *_PURPOSES):
+        if values[name] and check:
             raise click.UsageError(f"--{name} and --check do not go together: what is checked is a few first steps")
-    for name, purpose in purposes.items():
-        if given[name] and ranks == 1:
+    for name, purpose in _PURPOSES.items():
+        if values[name] and ranks == 1:
             raise click.UsageError(f"--{name} {purpose}: -n expects 2 or more")
     if adapt == "on" and ranks == 1:
         raise click.UsageError("--adapt shares rows out by the speed of ranks: -n expects 2 or more")
     is_adapting = adapt in ("on", "ranks")
     if is_adapting and check:
         raise click.UsageError("--adapt and --check do not go together: what is checked is a few first steps")
-    if adapt == "ranks" and given["elastic"]:
+    if adapt == "ranks" and values["elastic"]:
         raise click.UsageError(
             "--adapt=ranks and --elastic do not go together: ranks that go on without a lost one are not started again"
         )
-    strategy = given["strategy"] or ""
-    owners, only = settings.get_strategy_number(strategy, ranks), settings.count_only_serving(strategy)
-    if only >= ranks:
+    _check_strategy(values["strategy"] or "", ranks, is_adapting, check)
+    default_restarts = RESTARTS if values["elastic"] or adapt == "ranks" else 0
+    return Run(
+        ranks,
+        target,
+        options,
+        dry_run=values["dry_run"],
+        check=check,
+        steps=values["steps"] or check_run.STEPS,
+        share=values["share"],
+        profile=values["profile"],
+        restarts=values["restarts"] or default_restarts,
+        elastic=values["elastic"],
+        explain=values["explain"],
+        record=values["record"] or "",
+        live=values["live"],
+        strategy=values["strategy"],
+        adapt=adapt,
+        memory=values["memory"] or 0.0,
+    )
+
+
+def _check_strategy(strategy: str, ranks: int, is_adapting: bool, check: bool) -> None:
+    """Raises click.UsageError if `strategy` needs more `ranks`, or contradicts `--adapt` or `--check`."""
+    owners, only_serving = settings.get_strategy_number(strategy, ranks), settings.count_only_serving(strategy)
+    if only_serving >= ranks:
         raise click.UsageError(
-            f"--strategy {strategy} expects {only + 1} ranks or more; -n {ranks} was given. {only} only serve, and one "
-            "at least is to train"
+            f"--strategy {strategy} expects {only_serving + 1} ranks or more; -n {ranks} was given. {only_serving} "
+            "only serve, and one at least is to train"
         )
     if settings.get_strategy_name(strategy) == "servers" and owners > ranks:
         raise click.UsageError(
@@ -213,38 +247,22 @@ def read_run(ctx: click.Context) -> Run:
             f"--strategy {settings.get_strategy_name(strategy)} and --check do not go together: its results are "
             "statistical, not those of the script alone"
         )
-    return Run(
-        ranks,
-        target,
-        options,
-        dry_run=given["dry_run"],
-        check=check,
-        steps=given["steps"] or check_run.STEPS,
-        share=given["share"],
-        profile=given["profile"],
-        restarts=restarts or (RESTARTS if given["elastic"] or adapt == "ranks" else 0),
-        elastic=given["elastic"],
-        explain=given["explain"],
-        record=given["record"] or "",
-        live=given["live"],
-        strategy=given["strategy"],
-        adapt=adapt,
-        memory=given["memory"] or 0.0,
-    )
 
 
 def settle_strategy(run: Run, environment: Mapping[str, str]) -> Run:
-    """If the ranks may change it, set `run`'s strategy to the one in force: from mpirun's `-x` or
-    from `environment`.
+    """If ranks may change their strategy (`--adapt=ranks`), put the requested strategy into `run.strategy`.
+
+    The request may come from mpirun's `-x MATEX_STRATEGY`, which is removed, or from `environment`.
     """
     if run.adapt != "ranks":
         return run
     strategy, options = environment.get(_STRATEGY, run.strategy), []
     for group in host_lists.group_options(run.options):
-        name, equals, value = (*group, "", "")[1].partition("=")
+        assignment = group[1] if len(group) > 1 else ""
+        name, equals, value = assignment.partition("=")
         if name != _STRATEGY:
             options += group
-        elif equals or len(group) > 2:
+        elif equals or len(group) > 2:  # -x NAME=VALUE, or -genv NAME VALUE
             strategy = value or group[-1]
     return replace(run, strategy=strategy, options=options)
 
@@ -255,8 +273,9 @@ def choose_shared(run: Run, environment: Mapping[str, str]) -> Path | None:
 
 
 def change_ranks(run: Run, ranks: int, options: list[str], strategy: str) -> Run:
-    """Change `run` to `ranks` ranks, by the `strategy` if the ranks chose one. The number of owners is reduced if
-    necessary.
+    """`run` on `ranks` ranks with mpirun's `options`, and by `strategy` if the ranks chose one.
+
+    `servers:S` gets fewer owners if S is more than the ranks allow.
     """
     strategy = strategy or run.strategy or ""
     has_owners = ranks < run.ranks and settings.get_strategy_name(strategy) == "servers"

@@ -1,6 +1,7 @@
-"""Distinguishes a signal to this process alone from a signal to its process group, which the system does not tell.
+"""Distinguishes a signal to this process alone from a signal to its process group.
 
-An idle child in the group blocks the signals: a signal to the group stays pending in the child.
+`launch.process` asks, because a signal to the group has reached mpirun already. The system does not tell. So an idle
+child in the group blocks the signals: a signal to the group stays pending in the child, where `Witness` sees it.
 """
 
 from __future__ import annotations
@@ -13,15 +14,18 @@ from collections.abc import Iterable
 
 _PR_SET_PDEATHSIG = 1
 _PATIENCE = 0.02  # seconds for the kernel to deliver a signal to all processes of a group
-_TOGETHER = 1.0  # seconds between signals that count as sent at once
+_SAME_SIGNAL_SECONDS = 1.0  # seconds; a signal pending in the child for longer is an earlier one
 
 
 class Witness:
-    """Context in which `has_reached_group` classifies the signals `watched`. This process must block them, too."""
+    """Context in which `has_reached_group` classifies the signals `watched`.
+
+    The calling process must block them before, because the child inherits the blocked signals.
+    """
 
     def __init__(self, watched: Iterable[int]):
         self._watched = set(watched)
-        self._pending: dict[int, float] = {}
+        self._pending: dict[int, float] = {}  # the time at which a signal was found pending in a child
 
     def __enter__(self) -> Witness:
         self._start_child()
@@ -47,17 +51,17 @@ class Witness:
 
     def has_reached_group(self, number: int) -> bool:
         """Whether the signal `number`, which this process has just received, was sent to the group."""
-        until = time.monotonic() + _PATIENCE
+        deadline = time.monotonic() + _PATIENCE
         while True:
-            found = self._read_pending()
-            if found:
+            pending_numbers = self._read_pending()
+            if pending_numbers:
                 # A new child is needed: only a process itself can consume its pending signals.
-                self._pending |= dict.fromkeys(found, time.monotonic())
+                self._pending |= dict.fromkeys(pending_numbers, time.monotonic())
                 self._end_child()
                 self._start_child()
-            if self._pending.pop(number, -_TOGETHER) > time.monotonic() - _TOGETHER:
+            if self._pending.pop(number, -_SAME_SIGNAL_SECONDS) > time.monotonic() - _SAME_SIGNAL_SECONDS:
                 return True
-            if time.monotonic() > until:
+            if time.monotonic() > deadline:
                 return False
             time.sleep(_PATIENCE / 10)
 

@@ -1,4 +1,7 @@
-"""`matex simulate`: simulate a plan's step, with optional changes, and estimate the number of parameter servers."""
+"""`matex simulate`: simulate a plan's step, with optional changes, and estimate the number of parameter servers.
+
+The command prints one of four tables: simulated steps, a replayed timeline, parameter servers, or mini-batches.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ _HELP = {"help_option_names": ["-h", "--help"]}
 
 
 class Seconds(click.ParamType):
-    """A time with its unit."""
+    """A time with its unit, converted to seconds."""
 
     name = "seconds"
 
@@ -68,7 +71,7 @@ class Seconds(click.ParamType):
 @click.option(
     "--layers", metavar="WORDS", help="With --minibatch: '32x32x3 conv:3+1:64 pool:2/2 dense:10'. Default: AlexNet."
 )
-def simulate_command(plan: str | None, ranks: list[int] | None, **asked: Any) -> int:
+def simulate_command(plan: str | None, ranks: list[int] | None, **options: Any) -> int:
     """Simulate the step of PLAN.json, written by `matex plan`, on absent ranks.
 
     A file of MATEX_TIMELINE in place of the plan is replayed, with `--what slow=RANK:FACTOR`.
@@ -94,108 +97,112 @@ def simulate_command(plan: str | None, ranks: list[int] | None, **asked: Any) ->
     from matex_tf.planner import plan_file
     from matex_tf.planner.simulator import replay
 
-    _check_options(plan, asked)
-    if asked["minibatch"]:
-        sizes = asked["rows"] or Ranks().convert(minibatch.ROWS, None, None)
-        return minibatch.show_minibatch(asked["layers"] or "", sizes, asked["memory"])
+    _check_options(plan, options)
+    if options["minibatch"]:
+        sizes = options["rows"] or Ranks().convert(minibatch.ROWS, None, None)
+        return minibatch.show_minibatch(options["layers"] or "", sizes, options["memory"])
     try:
         if plan and replay.is_timeline(plan):
-            return _show_replay(plan, ranks, asked)
-        loaded = plan_file.load_plan(plan) if plan else None
-        if asked["servers"]:
-            return _show_servers(loaded, ranks, asked)
-        if loaded is None:
+            return _show_replay(plan, ranks, options)
+        loaded_plan = plan_file.load_plan(plan) if plan else None
+        if options["servers"]:
+            return _show_servers(loaded_plan, ranks, options)
+        if loaded_plan is None:
             raise click.UsageError("name the file of a plan (`matex plan` writes it), or say --servers")
-        return _show_steps(loaded, ranks or [loaded.sizes[-1].ranks], asked)
+        return _show_steps(loaded_plan, ranks or [loaded_plan.sizes[-1].ranks], options)
     except ValueError as error:  # no plan, or nothing to simulate
         raise click.UsageError(str(error)) from None
     except OSError as error:
         raise click.UsageError(f"{error.filename}: {error.strerror}") from None
 
 
-def _check_options(plan: str | None, asked: dict[str, Any]) -> None:
+def _check_options(plan: str | None, options: dict[str, Any]) -> None:
     """Raises click.UsageError for options of --minibatch without it, and for options that contradict --minibatch."""
-    if not asked["minibatch"]:
+    if not options["minibatch"]:
         for name in ("memory", "rows", "layers"):
-            if asked[name]:
+            if options[name]:
                 raise click.UsageError(f"--{name} goes with --minibatch")
         return
-    if plan or asked["servers"] or asked["what"]:
-        other = plan or ("--servers" if asked["servers"] else "--what")
+    if plan or options["servers"] or options["what"]:
+        other = plan or ("--servers" if options["servers"] else "--what")
         raise click.UsageError(f"--minibatch goes without {other}: it knows a network by its --layers alone")
-    if not asked["memory"] or asked["memory"] == HERE:
+    if not options["memory"] or options["memory"] == HERE:
         raise click.UsageError("--minibatch needs the memory of the device, as --memory 12GiB")
 
 
-def _show_replay(path: str, ranks: Sequence[int] | None, asked: dict[str, Any]) -> int:
+def _show_replay(path: str, ranks: Sequence[int] | None, options: dict[str, Any]) -> int:
     """The table of a timeline's step: as measured, as replayed, and with slow ranks."""
     from rich.console import Console
     from rich.table import Column, Table
 
     from matex_tf.planner.simulator import replay, what_if
 
-    words = asked["what"]
-    others = [word for word in words if not word.startswith("slow=")]
-    others += ["--ranks"] * (ranks is not None) + ["--timeline"] * (asked["timeline"] is not None)
-    if others or asked["servers"]:
+    changes = options["what"]
+    refused = [change for change in changes if not change.startswith("slow=")]
+    refused += ["--ranks"] * (ranks is not None) + ["--timeline"] * (options["timeline"] is not None)
+    if refused or options["servers"]:
         raise click.UsageError(
-            f"a timeline is replayed with slow=RANK:FACTOR only; {[*others, '--servers'][0]} needs a plan"
+            f"a timeline is replayed with slow=RANK:FACTOR only; {[*refused, '--servers'][0]} needs a plan"
         )
     table = Table(Column("what", no_wrap=True), "step, ms")
-    again = replay.replay_timeline(path)
-    table.add_row("measured", f"{1e3 * again.measured:.2f}")
-    table.add_row("replayed", f"{1e3 * again.replayed:.2f}")
-    for word in words:
-        table.add_row(word, f"{1e3 * replay.replay_timeline(path, what_if.read_changes([word]).slow).replayed:.2f}")
+    replayed = replay.replay_timeline(path)
+    table.add_row("measured", f"{1e3 * replayed.measured:.2f}")
+    table.add_row("replayed", f"{1e3 * replayed.replayed:.2f}")
+    for change in changes:
+        table.add_row(change, f"{1e3 * replay.replay_timeline(path, what_if.read_changes([change]).slow).replayed:.2f}")
     console = Console()
     console.print(table)
-    console.print(f"Means of {again.steps} steps, with what lies between epochs. Collectives take as long as they did.")
+    console.print(
+        f"Means of {replayed.steps} steps, with the time between epochs. Collectives take as long as measured."
+    )
     return 0
 
 
-def _show_steps(plan: plan_file.Plan, ranks: Sequence[int], asked: dict[str, Any]) -> int:
+def _show_steps(plan: plan_file.Plan, ranks: Sequence[int], options: dict[str, Any]) -> int:
     """The table of steps: as planned, with each what-if alone, and with all what-ifs."""
     from rich.console import Console
     from rich.table import Column, Table
 
     from matex_tf.planner.simulator import run, trace, what_if
 
-    words = list(asked["what"])
-    changes = [("as planned", [])] + [(word, [word]) for word in words]
-    if len(words) > 1:
-        # Without servers, a pull has no meaning.
-        servers = [word for word in words if word.startswith("servers=")]
-        changes = [(name, one + servers if name.startswith("pull=") else one) for name, one in changes]
-        changes.append(("all of these", words))
-    read = [(name, what_if.read_changes(one)) for name, one in changes]
+    changes = list(options["what"])
+    named_changes = [("as planned", [])] + [(change, [change]) for change in changes]
+    if len(changes) > 1:
+        # A pull has a meaning with servers only, so its row takes the change of servers, too.
+        servers = [change for change in changes if change.startswith("servers=")]
+        named_changes = [(name, row + servers if name.startswith("pull=") else row) for name, row in named_changes]
+        named_changes.append(("all of these", changes))
+    rows = [(name, what_if.read_changes(row)) for name, row in named_changes]
     table = Table("ranks", Column("what", no_wrap=True), "step", "compute", "slowest", "exposed", "rows/s")
     assumptions: list[str] = []
     notes: list[str] = []
     for count in ranks:
-        for name, what in read:
-            is_last = count == ranks[-1] and name == read[-1][0]
-            per_host = what.ranks_per_host or plan.ranks_per_host
-            path = asked["timeline"] if is_last else None
-            drawn, note = trace.open_trace(path, count, per_host)
-            if drawn and what.servers is not None:
+        for name, what_ifs in rows:
+            # The timeline shows the last row only.
+            is_last = count == ranks[-1] and name == rows[-1][0]
+            per_host = what_ifs.ranks_per_host or plan.ranks_per_host
+            path = options["timeline"] if is_last else None
+            timeline, note = trace.open_trace(path, count, per_host)
+            if timeline and what_ifs.servers is not None:
                 raise click.UsageError("--timeline shows ranks that sum: it has no parameter servers")
-            outcome = run.simulate_plan(plan, count, what, asked["steps"], asked["seed"], note)
+            outcome = run.simulate_plan(plan, count, what_ifs, options["steps"], options["seed"], note)
             table.add_row(str(count), name, *_format_figures(outcome))
-            assumptions += [one for one in outcome.assumptions if one not in assumptions]
-            notes += [outcome.note] * (bool(outcome.note) and outcome.note not in notes)
-            if drawn and path:
-                drawn.write_file(path)
+            assumptions += [assumption for assumption in outcome.assumptions if assumption not in assumptions]
+            if outcome.note and outcome.note not in notes:
+                notes.append(outcome.note)
+            if timeline and path:
+                timeline.write_file(path)
     console = Console()
     console.print(table)
     console.print(
         "Times in ms. slowest: waiting for the slowest rank. exposed: transfers and other collectives, not hidden."
     )
-    for one in notes:
-        console.print(one + ".", highlight=False)
+    for text in notes:
+        console.print(text + ".", highlight=False)
     if assumptions:
         console.print("assumed: " + "; ".join(assumptions) + ".", highlight=False)
-    if asked["timeline"]:
-        console.print(f"the timeline is in {asked['timeline']}: open it at https://ui.perfetto.dev", highlight=False)
+    if options["timeline"]:
+        console.print(f"the timeline is in {options['timeline']}: open it at https://ui.perfetto.dev", highlight=False)
     return 0
 
 
@@ -204,7 +211,7 @@ def _format_figures(outcome: Outcome) -> list[str]:
     return [*(f"{1e3 * time:.2f}" for time in times), f"{outcome.rows / outcome.step:.0f}"]
 
 
-def _show_servers(plan: plan_file.Plan | None, ranks: Sequence[int] | None, asked: dict[str, Any]) -> int:
+def _show_servers(plan: plan_file.Plan | None, ranks: Sequence[int] | None, options: dict[str, Any]) -> int:
     """The table of parameter servers: HTC's lemma, XAI's equation and the exact model, each with the resulting
     efficiency.
     """
@@ -212,11 +219,11 @@ def _show_servers(plan: plan_file.Plan | None, ranks: Sequence[int] | None, aske
 
     if ranks is None:
         raise click.UsageError("--servers needs the numbers of workers, as --ranks 4,8,16")
-    given = asked["compute"], asked["transfer"]
-    if plan is None and None in given:
+    times = options["compute"], options["transfer"]
+    if plan is None and None in times:
         raise click.UsageError("--servers needs a plan, or --compute TIME and --transfer TIME")
     console = Console()
-    console.print(_make_servers_table(plan, ranks, *given, asked["bandwidth_ratio"], asked["target"]))
+    console.print(_make_servers_table(plan, ranks, *times, options["bandwidth_ratio"], options["target"]))
     console.print(
         "in brackets: the efficiency that so many servers give by the exact model, a closed queueing network in which "
         "transfers hide behind no computation; lemma 3.2 assumes that all hide.",
@@ -229,6 +236,7 @@ def _make_servers_table(
     plan: plan_file.Plan | None, ranks: Sequence[int], compute: float | None, transfer: float | None, ratio: float,
     target: float,
 ) -> Table:  # fmt: skip
+    """The table of `_show_servers`. `compute`, `transfer`: seconds of a step; None: as the plan says."""
     from rich.table import Table
 
     from matex_tf.planner import predict, queueing
@@ -238,24 +246,24 @@ def _make_servers_table(
 
     table = Table("workers", "T_t/T", "lemma 3.2 (HTC)", "eq. 6 (XAI)", f"exact, for {target:.0%}")
     for workers in ranks:
-        mean, moved = compute, transfer
+        computing, transferring = compute, transfer
         if plan is not None:
-            one = program.make_program(plan, workers)
+            step = program.make_program(plan, workers)
             network = predict.Links(plan).network
-            mean = one.compute if mean is None else mean
-            moved = 2 * network.estimate_message(one.bytes) if moved is None else moved
-        assert mean is not None and moved is not None
-        if mean <= 0 or moved <= 0:
+            computing = step.compute if computing is None else computing
+            transferring = 2 * network.estimate_message(step.bytes) if transferring is None else transferring
+        assert computing is not None and transferring is not None
+        if computing <= 0 or transferring <= 0:
             raise click.UsageError("--servers: the times of --compute and --transfer are above 0")
-        share = xai.transfer_share(moved, mean + moved)
+        share = xai.transfer_share(transferring, computing + transferring)
         # Lemma 3.2, with this transfer for 2 S_p / B_ps.
-        lemma = htc.servers(workers, moved / 2, ratio, mean)
-        exact = Estimate(queueing.find_least_servers(workers, mean, moved, ratio, target))
-        cells = [
-            f"{estimate.value:.0f} "
-            f"({queueing.compute_efficiency(workers, int(estimate.value), mean, moved, ratio):.0%})"
-            + (f"\n[red]outside its domain:[/] {estimate.outside}" if estimate.outside else "")
-            for estimate in (lemma, xai.servers(workers, share, ratio), exact)
-        ]
+        lemma = htc.servers(workers, transferring / 2, ratio, computing)
+        exact_model = Estimate(queueing.find_least_servers(workers, computing, transferring, ratio, target))
+        cells = []
+        for estimate in (lemma, xai.servers(workers, share, ratio), exact_model):
+            servers = int(estimate.value)
+            efficiency = queueing.compute_efficiency(workers, servers, computing, transferring, ratio)
+            outside = f"\n[red]outside its domain:[/] {estimate.outside}" if estimate.outside else ""
+            cells.append(f"{estimate.value:.0f} ({efficiency:.0%}){outside}")
         table.add_row(str(workers), f"{share:.3f}", *cells)
     return table

@@ -41,11 +41,11 @@ class Gpus:
         if not self._handles:
             return {}
         try:
-            load = [self._driver.nvmlDeviceGetUtilizationRates(one).gpu for one in self._handles]
-            used = [self._driver.nvmlDeviceGetMemoryInfo(one).used for one in self._handles]
+            utilisations = [self._driver.nvmlDeviceGetUtilizationRates(handle).gpu for handle in self._handles]
+            used_bytes = [self._driver.nvmlDeviceGetMemoryInfo(handle).used for handle in self._handles]
         except self._driver.NVMLError:
             return {}
-        return {"gpu": sum(load) / len(load), "vram": sum(used)}
+        return {"gpu": sum(utilisations) / len(utilisations), "vram": sum(used_bytes)}
 
 
 def _find_handle(driver: Any, name: str | int) -> Any:

@@ -26,14 +26,14 @@ class Machine:
     def __init__(self, root: str = "/"):
         self._memory = _open_file(root, "proc/self/statm")
         self._reading = _open_file(root, "proc/self/io")
-        self._own = 0
+        self._bytes_of_samples = 0
         """Bytes read by the samples themselves."""
         self._cores = _open_file(root, "proc/stat")
         self._network = _open_file(root, "proc/net/dev")
         self._available = _open_file(root, "proc/meminfo")
         # The members of a bridge or bond are excluded: their traffic is counted at the bridge or bond.
-        behind = Path(root, "sys/class/net").glob("*/master")
-        self._left_out = {b"lo", *(os.fsencode(path.parent.name) for path in behind)}
+        members = Path(root, "sys/class/net").glob("*/master")
+        self._excluded_devices = {b"lo", *(os.fsencode(path.parent.name) for path in members)}
         ports = Path(root, "sys/class/infiniband")
         self._received = [_open_file(root, str(path)) for path in ports.glob("*/ports/*/counters/port_rcv_data")]
         self._sent = [_open_file(root, str(path)) for path in ports.glob("*/ports/*/counters/port_xmit_data")]
@@ -43,39 +43,39 @@ class Machine:
         calls so far, without the samples' own) and `mem` (resident bytes). Of its host: `busy` (seconds of busy cores
         so far), `free` (available bytes), `rx` and `tx` (bytes so far).
         """
-        found: dict[str, float] = {"cpu": round(time.process_time(), 3)}
-        own = self._own
+        figures: dict[str, float] = {"cpu": round(time.process_time(), 3)}
+        own_bytes = self._bytes_of_samples
         if text := self._read_file(self._reading):
-            found["read"] = parse_read_bytes(text) - own
+            figures["read"] = parse_read_bytes(text) - own_bytes
         if text := self._read_file(self._memory):
-            found["mem"] = int(text.split(None, 2)[1]) * _PAGE
+            figures["mem"] = int(text.split(None, 2)[1]) * _PAGE
         if text := self._read_file(self._cores):
-            found["busy"] = round(parse_busy_seconds(text), 2)
+            figures["busy"] = round(parse_busy_seconds(text), 2)
         text = self._read_file(self._available)
-        if (at := text.find(_AVAILABLE)) >= 0:
-            found["free"] = int(text[at + len(_AVAILABLE) :].split(None, 1)[0]) << 10
+        if (position := text.find(_AVAILABLE)) >= 0:
+            figures["free"] = int(text[position + len(_AVAILABLE) :].split(None, 1)[0]) << 10
         if text := self._read_file(self._network):
             received = sent = 0
             for line in text.split(b"\n")[2:-1]:
-                name, _, rest = line.partition(b":")
-                if name.lstrip() not in self._left_out:
-                    columns = rest.split(None, _SENT + 1)
+                name, _, columns_text = line.partition(b":")
+                if name.lstrip() not in self._excluded_devices:
+                    columns = columns_text.split(None, _SENT + 1)
                     received += int(columns[_RECEIVED])
                     sent += int(columns[_SENT])
-            found["rx"] = received + _WORD * self._sum_counters(self._received)
-            found["tx"] = sent + _WORD * self._sum_counters(self._sent)
-        return found
+            figures["rx"] = received + _WORD * self._sum_counters(self._received)
+            figures["tx"] = sent + _WORD * self._sum_counters(self._sent)
+        return figures
 
     def _read_file(self, descriptor: int) -> bytes:
         try:
             text = os.pread(descriptor, _MAX_BYTES, 0) if descriptor >= 0 else b""
         except OSError:
             text = b""
-        self._own += len(text)
+        self._bytes_of_samples += len(text)
         return text
 
     def _sum_counters(self, descriptors: Sequence[int]) -> int:
-        return sum(int(self._read_file(one).strip() or 0) for one in descriptors)
+        return sum(int(self._read_file(descriptor).strip() or 0) for descriptor in descriptors)
 
 
 def parse_busy_seconds(text: bytes) -> float:

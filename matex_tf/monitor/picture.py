@@ -1,5 +1,5 @@
-"""The display of `matex top`: progress of the run, resources and activity of each rank, and the rank that others wait
-for.
+"""The display of `matex top` and `matex run --live`: progress of the run, resources and activity of each rank, and the
+rank that others wait for. It is drawn from the ranks' newest samples.
 """
 
 from __future__ import annotations
@@ -44,16 +44,14 @@ _MACHINE_FIGURES = 5
 
 
 def draw_run(run: Run, height: int = 0, now: float | None = None) -> RenderableType:
-    """The display of the run's last start. Of many ranks, only those that fit into `height` lines
-    are shown (0: all).
-    """
+    """The display of the run's last start, with as many ranks as fit into `height` lines (0: all)."""
     start = run.starts[-1]
     recent = _read_recent(start)
     if not recent:
         return Text(f"{progress.describe_command(start)}, {progress.describe_ranks(start)}: no sample yet")
     steps = waits.compute_mean_steps(recent)
     shown = _choose_ranks(recent, steps, height)
-    lines: list[RenderableType] = [Text(_format_head(run, start, recent)), _make_table(start, recent, steps, shown)]
+    lines: list[RenderableType] = [Text(_format_heading(run, start, recent)), _make_table(start, recent, steps, shown)]
     if len(shown) < len(recent):
         lines.append(Text(f"and {len(recent) - len(shown)} more ranks, which wait at least as long", style="dim"))
     messages = [
@@ -72,7 +70,7 @@ def describe_run(run: Run) -> str:
     if not recent:
         return f"{progress.describe_command(start)}, {progress.describe_ranks(start)}: no sample yet"
     waiting = waits.describe_waits(recent, waits.compute_mean_steps(recent), start.hosts)
-    return _format_head(run, start, recent) + (f"; {waiting}" if waiting else "")
+    return _format_heading(run, start, recent) + (f"; {waiting}" if waiting else "")
 
 
 def _read_recent(start: Start) -> dict[int, Series]:
@@ -80,9 +78,7 @@ def _read_recent(start: Start) -> dict[int, Series]:
 
 
 def has_ended(run: Run) -> bool:
-    """Whether the run is over: as reported by `matex run`, which may restart ranks; else, whether
-    every rank has ended.
-    """
+    """Whether the run is over: `matex run`, which may restart ranks, has ended; without it, all ranks have ended."""
     if run.events:
         return "end" in run.events[-1]
     start = run.starts[-1]
@@ -95,41 +91,41 @@ def has_asked_again(run: Run) -> bool:
     return bool(run.events) and run.events[-1].get("end") == exit_codes.EXIT_REQUEUE
 
 
-def _format_head(run: Run, start: Start, recent: Mapping[int, Series]) -> str:
+def _format_heading(run: Run, start: Start, recent: Mapping[int, Series]) -> str:
     """The first line: command, progress and speed."""
-    first = recent.get(0) or next(iter(recent.values()))
+    first_rank = recent.get(0) or next(iter(recent.values()))
     parts = [progress.describe_command(start), progress.describe_ranks(start)]
     if len(run.starts) > 1:
         parts.append(f"start {start.number}")
     epochs = progress.list_epochs(start.events)
     if epochs:
-        last = epochs[-1]
-        parts.append(f"epoch {last.number}" + (f" of {last.of}" if last.of else "") + " done")
-    parts.append(f"{int(first['up'][-1])} updates")
-    if updates := progress.compute_mean_rate(first, "up"):
+        last_epoch = epochs[-1]
+        parts.append(f"epoch {last_epoch.number}" + (f" of {last_epoch.of}" if last_epoch.of else "") + " done")
+    parts.append(f"{int(first_rank['up'][-1])} updates")
+    if updates := progress.compute_mean_rate(first_rank, "up"):
         parts.append(f"{1e3 / updates:.1f} ms an update")
-    if rows := progress.compute_mean_rate(first, "rows"):
+    if rows := progress.compute_mean_rate(first_rank, "rows"):
         parts.append(f"{rows:,.0f} rows/s")
     if epochs:
         parts += [f"{name} {value:.4g}" for name, value in epochs[-1].logs.items()]
-    if first.ended:
-        parts.append(first.ended)
-    elif remains := progress.estimate_seconds_left(epochs, start.about["at"]):
-        parts.append(f"left {progress.format_seconds(remains)}")
+    if first_rank.ended:
+        parts.append(first_rank.ended)
+    elif seconds_left := progress.estimate_seconds_left(epochs, start.about["at"]):
+        parts.append(f"left {progress.format_seconds(seconds_left)}")
     return ", ".join(parts)
 
 
 def _choose_ranks(recent: Mapping[int, Series], steps: Mapping[int, waits.Step], height: int) -> list[int]:
     """The displayed ranks: all, or the silent ranks and those that wait least."""
     ranks = list(recent)
-    room = max(height - _OTHER_LINES, 3)
-    if not height or len(ranks) <= room:
+    max_ranks = max(height - _OTHER_LINES, 3)
+    if not height or len(ranks) <= max_ranks:
         return ranks
     newest = max(series["t"][-1] for series in recent.values())
     order = sorted(
         ranks, key=lambda rank: (recent[rank]["t"][-1] > newest - WINDOW, _compute_waiting(rank, recent, steps))
     )
-    return sorted(order[: room - 1])
+    return sorted(order[: max_ranks - 1])
 
 
 def _compute_waiting(rank: int, recent: Mapping[int, Series], steps: Mapping[int, waits.Step]) -> float:
@@ -161,30 +157,30 @@ def _make_table(
         "rank", "host", "CPU", "memory", "sent/s", "recv/s", "read/s", "compute", "input", "waiting", "sums", "GPU",
         "GPU mem",
     )  # fmt: skip
-    slow = waits.find_slowest(steps)
+    slowest = waits.find_slowest(steps)
     rows = []
     for rank in shown:
         host = start.hosts[rank] if rank < start.size else "?"
         cells = _format_cells(recent[rank], steps.get(rank), has_gpu)
-        rows.append(([str(rank), host, *cells], "bold red" if slow and slow[0] == rank else ""))
+        rows.append(([str(rank), host, *cells], "bold red" if slowest and slowest[0] == rank else ""))
     if len(shown) < len(recent):
         figures = [_compute_figures(series, steps.get(rank)) for rank, series in recent.items()]
-        middle = [median(column) for column in zip(*figures)]
-        texts = [*_format_machine(middle[:_MACHINE_FIGURES]), *map(_format_milliseconds, middle[_MACHINE_FIGURES:])]
+        medians = [median(column) for column in zip(*figures)]
+        texts = [*_format_machine(medians[:_MACHINE_FIGURES]), *map(_format_milliseconds, medians[_MACHINE_FIGURES:])]
         rows.append((["all", "(medians)", *texts], "dim"))
 
     def make_table(columns: Collection[str]) -> Table:
         table = Table(box=None, pad_edge=False, header_style="bold")
         chosen = [
-            place
-            for place, name in enumerate(names[: None if has_gpu else -2])
+            index
+            for index, name in enumerate(names[: None if has_gpu else -2])
             if name in columns or name not in _OPTIONAL_COLUMNS
         ]
-        for place in chosen:
-            max_width = 20 if names[place] == "host" else None
-            table.add_column(names[place], justify="left" if max_width else "right", max_width=max_width, no_wrap=True)
+        for index in chosen:
+            max_width = 20 if names[index] == "host" else None
+            table.add_column(names[index], justify="left" if max_width else "right", max_width=max_width, no_wrap=True)
         for cells, style in rows:
-            table.add_row(*(cells[place] for place in chosen if place < len(cells)), style=style)
+            table.add_row(*(cells[index] for index in chosen if index < len(cells)), style=style)
         return table
 
     return _Table(make_table)
@@ -229,22 +225,18 @@ def _list_silent(start: Start, recent: Mapping[int, Series], now: float) -> list
         silence = {rank: now - recent[rank]["t"][-1] for rank in ranks if not recent[rank].ended}
         silent = [rank for rank, seconds in silence.items() if seconds > limit]
         if silent:
-            who = f"rank {silent[0]}" if len(silent) == 1 else f"{len(silent)} ranks, the first rank {silent[0]},"
+            subject = f"rank {silent[0]}" if len(silent) == 1 else f"{len(silent)} ranks, the first rank {silent[0]},"
             lines.append(
-                f"nothing from {who} ({host}) for {progress.format_seconds(max(silence[one] for one in silent))}"
+                f"nothing from {subject} ({host}) for {progress.format_seconds(max(silence[rank] for rank in silent))}"
             )
     if len(lines) > 4:
         lines = [*lines[:3], f"nor from ranks of {len(lines) - 3} more hosts"]
-    missing = [
-        rank for rank in range(start.size) if rank not in start.files or not Path(start.files[rank]).stat().st_size
-    ]
-    if missing:
-        who = (
-            f"rank {missing[0]} has"
-            if len(missing) == 1
-            else f"{len(missing)} ranks, the first rank {missing[0]}, have"
-        )
-        lines.append(f"{who} written nothing")
+    written = {rank for rank, path in start.files.items() if Path(path).stat().st_size}
+    missing = [rank for rank in range(start.size) if rank not in written]
+    if len(missing) == 1:
+        lines.append(f"rank {missing[0]} has written nothing")
+    elif missing:
+        lines.append(f"{len(missing)} ranks, the first rank {missing[0]}, have written nothing")
     return lines
 
 
@@ -252,6 +244,6 @@ def _describe_other_load(start: Start, recent: Mapping[int, Series]) -> str:
     """A message about the host with the most load from processes other than ranks."""
     hosts = waits.group_by_host(recent, start.hosts)
     host, cores = max(
-        ((host, waits.count_other_cores(recent, ranks)) for host, ranks in hosts.items()), key=lambda one: one[1]
+        ((host, waits.count_other_cores(recent, ranks)) for host, ranks in hosts.items()), key=lambda load: load[1]
     )
     return f"other processes of {host} keep {cores:.1f} of its cores busy" if cores >= 0.5 else ""

@@ -27,54 +27,58 @@ class Epoch:
 def list_epochs(events: Sequence[dict[str, Any]]) -> list[Epoch]:
     """The epochs, in the order of their ends."""
     return [
-        Epoch(one["t"], one["epoch"], one.get("of"), one.get("logs", {}), one.get("call"))
-        for one in events
-        if "epoch" in one
+        Epoch(event["t"], event["epoch"], event.get("of"), event.get("logs", {}), event.get("call"))
+        for event in events
+        if "epoch" in event
     ]
 
 
 def list_kept_epochs(starts: Sequence[Start]) -> list[Epoch]:
-    """The epochs of all starts. A start resumes from the last saved state: epochs after that state are replaced by
-    their repetition.
+    """The epochs of all starts, without those that a later start has repeated.
+
+    A start resumes from the last saved state, and repeats the epochs after that state.
     """
-    kept: list[Epoch] = []
+    epochs: list[Epoch] = []
     for start in starts:
-        done = list_epochs(start.events)
-        first = min(((one.call, one.number) for one in done if one.call is not None), default=None)
-        if first is not None:
-            kept = [one for one in kept if one.call is None or (one.call, one.number) < first]
-        kept += done
-    return kept
+        epochs_of_start = list_epochs(start.events)
+        first_repeated = min(
+            ((epoch.call, epoch.number) for epoch in epochs_of_start if epoch.call is not None), default=None
+        )
+        if first_repeated is not None:
+            epochs = [epoch for epoch in epochs if epoch.call is None or (epoch.call, epoch.number) < first_repeated]
+        epochs += epochs_of_start
+    return epochs
 
 
-def count_epochs(done: Sequence[Epoch]) -> list[int]:
+def count_epochs(epochs: Sequence[Epoch]) -> list[int]:
     """The cumulative number of epochs at each one. The epochs of consecutive calls of `fit` are added."""
     counts: list[int] = []
-    before = 0
-    for one in done:
-        counts.append((counts[-1] if counts else 0) + (one.number - before if one.number > before else one.number))
-        before = one.number
+    previous = 0
+    for epoch in epochs:
+        new_epochs = epoch.number - previous if epoch.number > previous else epoch.number  # a call begins at 1 again
+        counts.append((counts[-1] if counts else 0) + new_epochs)
+        previous = epoch.number
     return counts
 
 
-def estimate_seconds_left(done: Sequence[Epoch], began: float) -> float | None:
+def estimate_seconds_left(epochs: Sequence[Epoch], started_at: float) -> float | None:
     """The estimated seconds to the end of `fit`, from its finished epochs; None if unknown."""
-    if not done or not done[-1].of:
+    if not epochs or not epochs[-1].of:
         return None
-    # Only the epochs of the current call of `fit` count.
-    first = next(
-        place for place in range(len(done) - 1, -1, -1) if place == 0 or done[place - 1].number >= done[place].number
-    )
-    since = done[first].t if len(done) - first > 1 else began
-    counted = max(len(done) - first - 1, 1)
-    return (done[-1].of - done[-1].number) * (done[-1].t - since) / counted
+    # Only the epochs of the current call of `fit` count: their numbers rise.
+    first_of_call = len(epochs) - 1
+    while first_of_call > 0 and epochs[first_of_call - 1].number < epochs[first_of_call].number:
+        first_of_call -= 1
+    measured_from = epochs[first_of_call].t if len(epochs) - first_of_call > 1 else started_at
+    epoch_count = max(len(epochs) - first_of_call - 1, 1)
+    return (epochs[-1].of - epochs[-1].number) * (epochs[-1].t - measured_from) / epoch_count
 
 
 def compute_mean_rate(series: Series, name: str) -> float:
     """The mean growth of `name` a second, between the first and the last sample; 0 if unknown."""
-    took = series.compute_growth("t")
+    seconds = series.compute_growth("t")
     grown = series.compute_growth(name)
-    return grown / took if took > 0 and grown > 0 else 0.0
+    return grown / seconds if seconds > 0 and grown > 0 else 0.0
 
 
 def describe_command(start: Start) -> str:

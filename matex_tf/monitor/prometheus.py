@@ -39,11 +39,11 @@ def format_metrics(run: Run) -> str:
 
 def _format_lines(recent: Mapping[int, Series], labels: Mapping[int, str]) -> Iterable[str]:
     for member, name, kind, meaning in _METRICS:
-        known = {rank: one.samples[-1][member] for rank, one in recent.items() if member in one.samples[-1]}
-        if known:
+        values = {rank: series.samples[-1][member] for rank, series in recent.items() if member in series.samples[-1]}
+        if values:
             yield f"# HELP {name} {meaning}"
             yield f"# TYPE {name} {kind}"
-            yield from (f"{name}{{{labels[rank]}}} {value}" for rank, value in known.items())
+            yield from (f"{name}{{{labels[rank]}}} {value}" for rank, value in values.items())
 
 
 def _escape_label(label: str) -> str:

@@ -1,4 +1,4 @@
-"""Reads the records of a run: each rank's samples as arrays, the events, and the ranks' final states.
+"""Reads the records of a run, which `monitor.sampler` writes: each rank's samples as arrays, events, and final states.
 
 Long files are sampled: counters are cumulative, so that any two lines give the mean between them.
 """
@@ -41,6 +41,7 @@ class Start:
 
     number: int
     about: dict[str, Any]
+    """The contents of start.json: command, hosts, versions and settings."""
     files: dict[int, Path]
     """The file of each rank's samples."""
     events: list[dict[str, Any]] = field(default_factory=list)
@@ -76,26 +77,27 @@ def open_run(folder: str | os.PathLike[str]) -> Run:
         RecordingError: this version cannot read the records.
     """
     root = Path(folder)
-    found = sorted((int(match[1]), path) for path in root.glob("start-*") if (match := _START.fullmatch(path.name)))
-    starts = [_read_start(number, path) for number, path in found if (path / START).is_file()]
+    folders = sorted((int(match[1]), path) for path in root.glob("start-*") if (match := _START.fullmatch(path.name)))
+    starts = [_read_start(number, path) for number, path in folders if (path / START).is_file()]
     if not starts:
-        why = "no rank has written anything there"
+        reason = "no rank has written anything there"
         if not os.path.isdir(folder):
-            why = "that is a file, not a folder" if root.is_file() else "there is no such folder"
+            reason = "that is a file, not a folder" if root.is_file() else "there is no such folder"
         name = shlex.quote(os.fspath(folder))
-        raise NothingRecordedError(f"{name}: {why}. `matex run --record runs/1 -n 4 train.py` records a run in runs/1")
+        example = "`matex run --record runs/1 -n 4 train.py` records a run in runs/1"
+        raise NothingRecordedError(f"{name}: {reason}. {example}")
     return Run(str(folder), starts, list(_read_lines(root / "events.jsonl")))
 
 
 def _read_start(number: int, path: Path) -> Start:
-    about = json.loads((path / START).read_text())
-    if about.get("format") != FORMAT:
-        raise RecordingError(f"{path}: its format is {about.get('format')!r}, and this version reads {FORMAT}")
-    ranks = {int(match[1]): Path(one.path) for one in os.scandir(path) if (match := _RANK.fullmatch(one.name))}
-    events = [line for one in sorted(path.glob(EVENTS.format("*"))) for line in _read_lines(one)]
+    header = json.loads((path / START).read_text())
+    if header.get("format") != FORMAT:
+        raise RecordingError(f"{path}: its format is {header.get('format')!r}, and this version reads {FORMAT}")
+    ranks = {int(match[1]): Path(file.path) for file in os.scandir(path) if (match := _RANK.fullmatch(file.name))}
+    events = [line for file in sorted(path.glob(EVENTS.format("*"))) for line in _read_lines(file)]
     profile = path / PROFILE
     return Start(
-        number, about, dict(sorted(ranks.items())), sorted(events, key=lambda one: one["t"]),
+        number, header, dict(sorted(ranks.items())), sorted(events, key=lambda event: event["t"]),
         profile.read_text() if profile.is_file() else "",
     )  # fmt: skip
 
@@ -107,30 +109,30 @@ def _read_lines(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def _parse_lines(text: bytes) -> list[dict[str, Any]]:
-    whole = text[: text.rfind(b"\n") + 1].strip()
-    if not whole:
+    complete_lines = text[: text.rfind(b"\n") + 1].strip()
+    if not complete_lines:
         return []
     try:
-        return list(json.loads(b"[" + whole.replace(b"\n", b",") + b"]"))
+        return list(json.loads(b"[" + complete_lines.replace(b"\n", b",") + b"]"))
     except ValueError:
-        return [one for line in whole.split(b"\n") if (one := _parse_line(line))]
+        return [parsed for line in complete_lines.split(b"\n") if (parsed := _parse_line(line))]
 
 
 def _parse_line(line: bytes) -> dict[str, Any] | None:
     """Parse a line; None if it is damaged."""
     try:
-        found = json.loads(line)
+        parsed = json.loads(line)
     except ValueError:
         return None
-    return found if isinstance(found, dict) and "t" in found else None
+    return parsed if isinstance(parsed, dict) and "t" in parsed else None
 
 
 def read_last(path: Path, count: int = 1) -> list[dict[str, Any]]:
     """The last samples of a rank, about `count` of them; at least one if there is one."""
-    tail = (count + 3) * _LINE // 2
+    tail_bytes = (count + 3) * _LINE // 2
     with path.open("rb") as file:
         size = os.fstat(file.fileno()).st_size
-        return _read_between(file.fileno(), max(size - tail, 0), tail) or _read_between(
+        return _read_between(file.fileno(), max(size - tail_bytes, 0), tail_bytes) or _read_between(
             file.fileno(), max(size - _TAIL, 0), _TAIL
         )
 
@@ -146,15 +148,16 @@ def read_samples(path: Path, points: int) -> list[dict[str, Any]]:
     with path.open("rb") as file:
         descriptor = file.fileno()
         size = os.fstat(descriptor).st_size
-        first = _read_between(descriptor, 0, 2 * _LINE)
-        line = len(json.dumps(first[0], separators=(",", ":"))) if first else _LINE
-        if size <= points * line or size < 4 * _TAIL:
+        first_samples = _read_between(descriptor, 0, 2 * _LINE)
+        line_bytes = len(json.dumps(first_samples[0], separators=(",", ":"))) if first_samples else _LINE
+        if size <= points * line_bytes or size < 4 * _TAIL:
             return _parse_lines(file.read())
         count = points // 2
-        places = [size * place // (count - 1) for place in range(1, count - 1)]
-        pieces = [os.pread(descriptor, 2 * _LINE, place).split(b"\n", 2) for place in places]
-        lines = [piece[1] for piece in pieces if len(piece) > 2]
-        return first[:1] + _parse_lines(b"\n".join([*lines, b""])) + read_last(path)[-1:]
+        offsets = [size * index // (count - 1) for index in range(1, count - 1)]
+        # The first complete line of each section.
+        sections = [os.pread(descriptor, 2 * _LINE, offset).split(b"\n", 2) for offset in offsets]
+        lines = [section[1] for section in sections if len(section) > 2]
+        return first_samples[:1] + _parse_lines(b"\n".join([*lines, b""])) + read_last(path)[-1:]
 
 
 def count_points(ranks: int) -> int:
@@ -174,7 +177,7 @@ class Series:
 
     def __getitem__(self, name: str) -> np.ndarray:
         if name not in self._arrays:
-            self._arrays[name] = np.array([one.get(name, np.nan) for one in self.samples], float)
+            self._arrays[name] = np.array([sample.get(name, np.nan) for sample in self.samples], float)
         return self._arrays[name]
 
     def compute_rates(self, name: str) -> np.ndarray:
@@ -198,9 +201,9 @@ class Series:
 
     @property
     def waits(self) -> tuple[float, str]:
-        """The seconds for which the rank has waited at one place, and the place; 0 if it does not wait."""
-        seconds, what = self.samples[-1].get("now", (0.0, "")) if self.samples else (0.0, "")
-        return float(seconds), str(what)
+        """The seconds for which the rank has waited at one place, and that place; 0 if it does not wait."""
+        seconds, place = self.samples[-1].get("now", (0.0, "")) if self.samples else (0.0, "")
+        return float(seconds), str(place)
 
 
 def read_all(start: Start) -> dict[int, Series]:
@@ -216,6 +219,6 @@ def read_recent(start: Start, seconds: float) -> dict[int, Series]:
     for rank, path in start.files.items():
         samples = read_last(path, count)
         if samples:
-            kept = [one for one in samples if one["t"] >= samples[-1]["t"] - seconds]
-            recent[rank] = Series(kept if len(kept) > 1 else samples[-2:])
+            recent_samples = [sample for sample in samples if sample["t"] >= samples[-1]["t"] - seconds]
+            recent[rank] = Series(recent_samples if len(recent_samples) > 1 else samples[-2:])
     return recent

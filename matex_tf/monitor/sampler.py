@@ -40,22 +40,22 @@ _recorder: Recorder | None = None
 def start_sampler() -> None:
     """Start recording, if `MATEX_RECORD` or `matex run --record` names a folder. Collective."""
     global _recorder
-    asked = settings.get_settings().record
-    me = world.get_world()
-    if not asked or me.is_phantom:
+    record_setting = settings.get_settings().record
+    this_rank = world.get_world()
+    if not record_setting or this_rank.is_phantom:
         return
     with real_files.use_real_files():
-        created = _make_folder(Path(asked).absolute()) if me.rank == 0 else None
-        folder, token, why = objects.broadcast(created, "the folder in which the run is recorded")
+        created = _make_folder(Path(record_setting).absolute()) if this_rank.rank == 0 else None
+        folder, token, reason = objects.broadcast(created, "the folder in which the run is recorded")
         log = None
-        if not why:
+        if not reason:
             try:
                 if json.loads(Path(folder, START).read_text())["token"] != token:
                     raise OSError("it is another folder of that name")
-                log = Log(Path(folder, RANK.format(me.rank)))
+                log = Log(Path(folder, RANK.format(this_rank.rank)))
             except (OSError, ValueError, KeyError) as error:
-                why = getattr(error, "strerror", None) or str(error)
-    _report_failures(objects.allgather(why, "who can record the run"), asked)
+                reason = getattr(error, "strerror", None) or str(error)
+    _report_failures(objects.allgather(reason, "who can record the run"), record_setting)
     if not records.is_on():
         records.set_recording(records.TOTALS)
     _recorder = Recorder(folder, log, settings.get_settings().record_seconds)
@@ -67,10 +67,10 @@ def note_epoch(epoch: int, params: Mapping[str, Any], logs: Mapping[str, Any] | 
 
     `call`, the number of the call of `fit`, identifies an epoch that is repeated after a restart.
     """
-    of_call = {} if call is None else {"call": call}
+    call_member = {} if call is None else {"call": call}
     if _recorder is not None and _is_writer(_recorder):
         _recorder.write_event(
-            epoch=epoch + 1, of=params.get("epochs"), steps=params.get("steps"), logs=pick_numbers(logs), **of_call
+            epoch=epoch + 1, of=params.get("epochs"), steps=params.get("steps"), logs=pick_numbers(logs), **call_member
         )
 
 
@@ -91,15 +91,16 @@ def _is_writer(recorder: Recorder) -> bool:
 
 
 def _make_folder(run: Path) -> tuple[str, str, str]:
-    """Create the folder of this start. Returns its path, a token by which ranks verify that they see the same folder,
-    and the error.
+    """Create the folder of this start. Returns its path, a token, and the error.
+
+    By the token, other ranks verify that they see the same folder.
     """
-    me = world.get_world()
+    this_rank = world.get_world()
     token = secrets.token_hex(8)
-    about = {
+    header = {
         "format": FORMAT, "token": token, "at": round(time.time(), 3),
         "command": sys.argv[sys.argv[0] == "-m" :], "python": sys.executable,
-        "folder": os.getcwd(), "hosts": me.hosts, "scaling": settings.get_settings().scaling,
+        "folder": os.getcwd(), "hosts": this_rank.hosts, "scaling": settings.get_settings().scaling,
         "versions": {"matex_tf": __version__, "python": platform.python_version()},
         "settings": {name: value for name, value in os.environ.items() if name.startswith(settings.PREFIX)},
     }  # fmt: skip
@@ -112,27 +113,28 @@ def _make_folder(run: Path) -> tuple[str, str, str]:
                 break
             except FileExistsError:
                 continue
-        part = folder / f"{START}.part"
-        part.write_text(json.dumps(about, indent=1))
-        part.rename(folder / START)
+        temporary = folder / f"{START}.part"
+        temporary.write_text(json.dumps(header, indent=1))
+        temporary.rename(folder / START)
     except OSError as error:
         return "", "", f"rank 0 cannot write there ({error.strerror})"
     return str(folder), token, ""
 
 
-def _report_failures(errors_of_ranks: list[str], asked: str) -> None:
+def _report_failures(errors_of_ranks: list[str], record_setting: str) -> None:
     """Print one note for all ranks that cannot record."""
-    failed = [rank for rank, why in enumerate(errors_of_ranks) if why]
+    failed = [rank for rank, reason in enumerate(errors_of_ranks) if reason]
     if not failed:
         return
     hosts = world.get_world().hosts
     if len(failed) == len(errors_of_ranks):
-        notes.print_note(f"MATEX_RECORD={asked}: the run is not recorded: {errors_of_ranks[0]}")
+        notes.print_note(f"MATEX_RECORD={record_setting}: the run is not recorded: {errors_of_ranks[0]}")
         return
-    where = ", ".join(dict.fromkeys(hosts[rank] for rank in failed))
+    host_names = ", ".join(dict.fromkeys(hosts[rank] for rank in failed))
     notes.print_note(
-        f"MATEX_RECORD={asked}: {len(failed)} of {len(errors_of_ranks)} ranks are not recorded: rank {failed[0]} "
-        f"({hosts[failed[0]]}): {errors_of_ranks[failed[0]]}. Name a folder on a file system that {where} shares"
+        f"MATEX_RECORD={record_setting}: {len(failed)} of {len(errors_of_ranks)} ranks are not recorded: rank "
+        f"{failed[0]} ({hosts[failed[0]]}): {errors_of_ranks[failed[0]]}. Name a folder on a file system that "
+        f"{host_names} shares"
     )
 
 
@@ -162,22 +164,22 @@ class Recorder:
         line: dict[str, Any] = {"t": round(time.time(), 3), **self.machine.take_sample(), **self.gpus.take_sample()}
         line["up"], line["rows"] = ops.count_completed(_GRADIENTS), ops.count_global_rows()
         compute = waiting = sums = steps = 0
-        for one in records.read_totals():
-            compute += one.compute
-            waiting += one.meet + one.exposed_wait
-            sums += one.exposed + one.collectives
-            steps += one.steps
-        line["com"], line["wait"], line["sum"] = (round(each / 1e9, 4) for each in (compute, waiting, sums))
+        for totals in records.read_totals():
+            compute += totals.compute
+            waiting += totals.meet + totals.exposed_wait
+            sums += totals.exposed + totals.collectives
+            steps += totals.steps
+        line["com"], line["wait"], line["sum"] = (
+            round(nanoseconds / 1e9, 4) for nanoseconds in (compute, waiting, sums)
+        )
         line["st"], line["in"] = steps, round(bottlenecks.read_waited_seconds(), 4)
-        held = ops.read_waiting()
-        if held.seconds >= _WAITING_SECONDS:
-            line["now"] = [round(held.seconds, 1), held.what]
+        blocked = ops.read_waiting()
+        if blocked.seconds >= _WAITING_SECONDS:
+            line["now"] = [round(blocked.seconds, 1), blocked.what]
         return line
 
     def write_event(self, **event: Any) -> None:
-        """Record an event in events-N.jsonl of this rank. After a loss, the writer may not have been rank 0 at the
-        start.
-        """
+        """Record an event in events-N.jsonl of this rank; N is not 0 if rank 0 was lost."""
         if self.log is None:
             return
         with real_files.use_real_files():
@@ -210,15 +212,15 @@ class Recorder:
             notes.print_note(f"samples of {len(lost)} ranks could not be recorded; the first is rank {lost[0]}")
 
     def _write_samples(self) -> None:
-        due = time.monotonic()
+        next_sample_at = time.monotonic()
         with real_files.use_real_files():
-            while not self.ended.wait(max(due - time.monotonic(), 0)):
+            while not self.ended.wait(max(next_sample_at - time.monotonic(), 0)):
                 self._write_line(self.take_sample())
                 if self.log is not None and self.log.lines % HALVED == 0:
                     self.seconds *= 2
-                due = max(due + self.seconds, time.monotonic())
+                next_sample_at = max(next_sample_at + self.seconds, time.monotonic())
 
-    def _write_last_line(self, how: str) -> None:
+    def _write_last_line(self, end_text: str) -> None:
         """Write the last line, unless the disk blocks for too long."""
         if self.log is None or self.ended.is_set() or os.getpid() != self.process:
             return
@@ -227,7 +229,7 @@ class Recorder:
             self.thread.join(_END_SECONDS)
         if not self.thread.is_alive():
             with real_files.use_real_files():
-                self._write_line({**self.take_sample(), "end": how})
+                self._write_line({**self.take_sample(), "end": end_text})
 
     def _write_line(self, line: dict[str, Any]) -> None:
         if self.log is not None and not self.log.write_line(line):

@@ -51,9 +51,9 @@ def note_task(**features: Any) -> None:
     _write_line(task=features)
 
 
-def report_figures(told: Mapping[str, float], epoch: int | None) -> None:
+def report_figures(figures: Mapping[str, float], epoch: int | None) -> None:
     """Log figures that the script itself reports."""
-    _write_line(epoch=epoch, logs=dict(told))
+    _write_line(epoch=epoch, logs=dict(figures))
 
 
 def _write_line(**line: Any) -> None:
@@ -63,5 +63,5 @@ def _write_line(**line: Any) -> None:
         if _log.write_line({"t": round(time.time(), 3), **line}):
             return
     if _log.lost == 1:
-        why = _log.error.strerror or _log.error if _log.error else ""
-        print(f"matex_tf: the results of this trial are not logged: {why}", file=sys.stderr)
+        reason = _log.error.strerror or _log.error if _log.error else ""
+        print(f"matex_tf: the results of this trial are not logged: {reason}", file=sys.stderr)

@@ -1,4 +1,7 @@
-"""Determines which rank the others wait for: the rank that waits least. Pure functions of samples."""
+"""Determines which rank the others wait for: the rank that waits least. Pure functions of samples.
+
+`matex top` and the report use them.
+"""
 
 from __future__ import annotations
 
@@ -41,12 +44,12 @@ def compute_mean_step(series: Series) -> Step | None:
 
 def find_stalled(ranks: Mapping[int, Series]) -> tuple[list[int], list[int], float, str] | None:
     """The waiting ranks, the other ranks, the waiting time and the place; None if no rank waits for long."""
-    waiting = {rank: series.waits for rank, series in ranks.items() if not series.ended}
-    here = [rank for rank, (seconds, _) in waiting.items() if seconds >= STALLED]
-    if not here:
+    waits_by_rank = {rank: series.waits for rank, series in ranks.items() if not series.ended}
+    waiting_ranks = [rank for rank, (seconds, _) in waits_by_rank.items() if seconds >= STALLED]
+    if not waiting_ranks:
         return None
-    longest = max(waiting[rank] for rank in here)
-    return here, [rank for rank in waiting if rank not in here], *longest
+    longest = max(waits_by_rank[rank] for rank in waiting_ranks)
+    return waiting_ranks, [rank for rank in waits_by_rank if rank not in waiting_ranks], *longest
 
 
 def find_slowest(steps: Mapping[int, Step]) -> tuple[int, float] | None:
@@ -55,50 +58,50 @@ def find_slowest(steps: Mapping[int, Step]) -> tuple[int, float] | None:
     """
     if len(steps) < 2:
         return None
-    rank = min(steps, key=lambda one: (steps[one].waiting, -steps[one].compute))
-    others = [step.waiting - steps[rank].waiting for one, step in steps.items() if one != rank]
-    behind = sum(others) / len(others)
-    return (rank, behind) if behind >= MIN_IMBALANCE * steps[rank].whole else None
+    rank = min(steps, key=lambda other: (steps[other].waiting, -steps[other].compute))
+    extra_waits = [step.waiting - steps[rank].waiting for other, step in steps.items() if other != rank]
+    mean_extra_wait = sum(extra_waits) / len(extra_waits)
+    return (rank, mean_extra_wait) if mean_extra_wait >= MIN_IMBALANCE * steps[rank].whole else None
 
 
 def describe_waits(ranks: Mapping[int, Series], steps: Mapping[int, Step], hosts: Sequence[str]) -> str:
     """A message about the rank that others wait for; "" if too little is known."""
     if stall := find_stalled(ranks):
-        here, late, seconds, what = stall
-        whom = ", ".join(f"rank {rank} ({hosts[rank]})" for rank in late[:3]) or "one another"
-        more = f" and {len(late) - 3} more" if len(late) > 3 else ""
-        who = f"{len(here)} ranks have" if len(here) > 1 else f"rank {here[0]} has"
-        return f"{who} waited {seconds:.0f} s for {whom}{more} at {what}"
+        waiting_ranks, late_ranks, seconds, place = stall
+        awaited = ", ".join(f"rank {rank} ({hosts[rank]})" for rank in late_ranks[:3]) or "one another"
+        more = f" and {len(late_ranks) - 3} more" if len(late_ranks) > 3 else ""
+        subject = f"{len(waiting_ranks)} ranks have" if len(waiting_ranks) > 1 else f"rank {waiting_ranks[0]} has"
+        return f"{subject} waited {seconds:.0f} s for {awaited}{more} at {place}"
     if not steps:
         return ""
-    found = find_slowest(steps)
-    if found is None:
+    slowest = find_slowest(steps)
+    if slowest is None:
         return "the ranks are balanced: none delays the others by more than 1% of a step" if len(steps) > 1 else ""
-    rank, behind = found
-    share = behind / steps[rank].whole
-    return f"the others wait for rank {rank} ({hosts[rank]}): {behind * 1e3:.1f} ms in each step, {share:.0%} of it"
+    rank, extra_wait = slowest
+    share = extra_wait / steps[rank].whole
+    return f"the others wait for rank {rank} ({hosts[rank]}): {extra_wait * 1e3:.1f} ms in each step, {share:.0%} of it"
 
 
 def group_by_host(ranks: Mapping[int, Series], hosts: Sequence[str]) -> dict[str, list[int]]:
     """The ranks of each host."""
-    found: dict[str, list[int]] = {}
+    ranks_by_host: dict[str, list[int]] = {}
     for rank in ranks:
-        found.setdefault(hosts[rank], []).append(rank)
-    return found
+        ranks_by_host.setdefault(hosts[rank], []).append(rank)
+    return ranks_by_host
 
 
-def count_other_cores(ranks: Mapping[int, Series], here: Sequence[int]) -> float:
-    """The number of a host's cores that are busy with processes other than its ranks `here`."""
-    first = ranks[here[0]]
-    took = first.compute_growth("t")
-    if not took > 0:
+def count_other_cores(ranks: Mapping[int, Series], host_ranks: Sequence[int]) -> float:
+    """The number of a host's cores that are busy with processes other than its ranks `host_ranks`."""
+    first_rank = ranks[host_ranks[0]]
+    seconds = first_rank.compute_growth("t")
+    if not seconds > 0:
         return 0.0
-    mine = sum(
+    cores_of_ranks = sum(
         ranks[rank].compute_growth("cpu") / ranks[rank].compute_growth("t")
-        for rank in here
+        for rank in host_ranks
         if ranks[rank].compute_growth("t") > 0
     )
-    return max(first.compute_growth("busy") / took - mine, 0.0)
+    return max(first_rank.compute_growth("busy") / seconds - cores_of_ranks, 0.0)
 
 
 def compute_mean_steps(ranks: Mapping[int, Series]) -> dict[int, Step]:

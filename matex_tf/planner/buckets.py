@@ -1,7 +1,9 @@
 """Bucket plans: which gradients are reduced together. A plan is a tuple of boundaries, from 0 to the number of
-gradients.
+gradients: bucket k holds the gradients from boundary k to boundary k + 1.
 
-Gradients become ready one after another; their transfers use one lane, in the same order.
+Gradients become ready one after another; their transfers use one lane, in the same order. `planner.predict` prices the
+best plan, as the engine chooses it. The simulator also compares other plans: the greedy ones of the paper iBatch
+(`papers/ibatch.py`), a fixed size, and one bucket for each gradient.
 """
 
 from __future__ import annotations
@@ -17,25 +19,21 @@ from matex_tf.planner.papers import ibatch
 Plan = tuple[int, ...]
 Price = Callable[[float], float]
 """Seconds of a transfer, by its bytes."""
+MAX_GRADIENTS = 128
+"""With more gradients, neighbours are merged before buckets are chosen, because planning takes quadratic time."""
 
 
-MOST_GRADIENTS = 128
-"""With more gradients, neighbours are merged before buckets are chosen."""
-
-
-def sample_price(price: Price, most: float) -> Price:
-    """Approximate `price` up to `most` bytes by linear interpolation, because planning evaluates it
-    thousands of times.
-    """
-    points = [0.0, *(2 ** (at / 2) for at in range(ceil(2 * log2(max(most, 2.0))) + 1))]
+def sample_price(price: Price, max_bytes: float) -> Price:
+    """Approximate `price` up to `max_bytes` by linear interpolation: planning evaluates it thousands of times."""
+    points = [0.0, *(2 ** (i / 2) for i in range(ceil(2 * log2(max(max_bytes, 2.0))) + 1))]
     return MeasuredLink(points, [price(point) for point in points]).estimate_message
 
 
 def join_neighbours(ready: Sequence[float], sizes: Sequence[float]) -> tuple[list[float], list[float]]:
-    """Merge consecutive gradients to at most `MOST_GRADIENTS`. Returns (ready times, sizes)."""
-    together = ceil(len(sizes) / MOST_GRADIENTS) or 1
-    starts = range(0, len(sizes), together)
-    return [max(ready[i : i + together]) for i in starts], [sum(sizes[i : i + together]) for i in starts]
+    """Merge consecutive gradients to at most `MAX_GRADIENTS`. Returns (ready times, sizes)."""
+    count = ceil(len(sizes) / MAX_GRADIENTS) or 1
+    starts = range(0, len(sizes), count)
+    return [max(ready[i : i + count]) for i in starts], [sum(sizes[i : i + count]) for i in starts]
 
 
 def find_best_plan(ready: Sequence[float], sizes: Sequence[float], price: Price) -> Plan:
@@ -44,40 +42,43 @@ def find_best_plan(ready: Sequence[float], sizes: Sequence[float], price: Price)
     The engine uses the same dynamic programming (ops/src/engine/layout/buckets.cc). This function needs no compiled
     ops, and accepts any price of a transfer.
     """
-    last, held = _compute_ready_times(ready), [0.0, *itertools.accumulate(sizes)]
-    ends, before = [0.0], [0]
-    for past in range(1, len(sizes) + 1):
-        end, first = min(
-            (max(ends[first], last[past - 1]) + price(held[past] - held[first]), first) for first in range(past)
+    ready_in_order, total_bytes = _compute_ready_times(ready), [0.0, *itertools.accumulate(sizes)]
+    # For the first n gradients: the earliest end of their transfers, and the first gradient of their last bucket.
+    ends, bucket_starts = [0.0], [0]
+    for stop in range(1, len(sizes) + 1):
+        end, start = min(
+            (max(ends[start], ready_in_order[stop - 1]) + price(total_bytes[stop] - total_bytes[start]), start)
+            for start in range(stop)
         )
         ends.append(end)
-        before.append(first)
+        bucket_starts.append(start)
     plan = [len(sizes)]
     while plan[-1]:
-        plan.append(before[plan[-1]])
+        plan.append(bucket_starts[plan[-1]])
     return tuple(reversed(plan))
 
 
 def find_greedy_plan(ready: Sequence[float], sizes: Sequence[float], price: Price) -> Plan:
-    """iBatch's plan with time reversed: iBatch pulls before the computation that needs the parameters; sums come after
-    it.
+    """The best of iBatch's plans, with time reversed.
+
+    iBatch pulls parameters before the computation that needs them; gradients are summed after their computation.
     """
-    last, start_up = _compute_ready_times(ready), price(0.0)
-    compute = [later - earlier for earlier, later in itertools.pairwise([0.0, *last])]
+    ready_in_order, start_up = _compute_ready_times(ready), price(0.0)
+    compute = [later - earlier for earlier, later in itertools.pairwise([0.0, *ready_in_order])]
     layers = ibatch.Layers(compute[::-1], [max(0.0, price(size) - start_up) for size in reversed(sizes)], start_up)
     mirrored = (ibatch.plan_whole(layers), ibatch.plan_front_to_back(layers), ibatch.plan_back_to_front(layers))
     plans = [tuple(len(sizes) - boundary for boundary in reversed(plan)) for plan in mirrored if plan]
     return min(plans, key=lambda plan: compute_plan_end(plan, ready, sizes, price))
 
 
-def plan_by_size(sizes: Sequence[float], most: float) -> Plan:
-    """A plan that closes a bucket once it has `most` bytes."""
-    plan, held = [0], 0.0
-    for past, size in enumerate(sizes, 1):
-        held += size
-        if held >= most or past == len(sizes):
-            plan.append(past)
-            held = 0.0
+def plan_by_size(sizes: Sequence[float], bucket_bytes: float) -> Plan:
+    """A plan that closes a bucket once it has `bucket_bytes` bytes."""
+    plan, collected = [0], 0.0
+    for stop, size in enumerate(sizes, 1):
+        collected += size
+        if collected >= bucket_bytes or stop == len(sizes):
+            plan.append(stop)
+            collected = 0.0
     return tuple(plan)
 
 
@@ -88,10 +89,10 @@ def plan_each(sizes: Sequence[float]) -> Plan:
 
 def compute_plan_end(plan: Plan, ready: Sequence[float], sizes: Sequence[float], price: Price) -> float:
     """The time at which the last transfer of `plan` ends."""
-    last, free = _compute_ready_times(ready), 0.0
-    for first, past in itertools.pairwise(plan):
-        free = max(free, last[past - 1]) + price(math.fsum(sizes[first:past]))
-    return free
+    ready_in_order, lane_free = _compute_ready_times(ready), 0.0
+    for start, stop in itertools.pairwise(plan):
+        lane_free = max(lane_free, ready_in_order[stop - 1]) + price(math.fsum(sizes[start:stop]))
+    return lane_free
 
 
 def _compute_ready_times(ready: Sequence[float]) -> list[float]:

@@ -1,4 +1,8 @@
-"""Model of a rank's computation time and memory, interpolated and extrapolated from measured sizes."""
+"""Model of a rank's computation time and memory, interpolated and extrapolated from measured sizes.
+
+A size is a measurement of a phantom rank (`plan_file.Size`): a slice with some rows, in some concurrent copies.
+`Compute` makes a line over the rows of the sizes with equal numbers of copies, for each quantity.
+"""
 
 from __future__ import annotations
 
@@ -30,26 +34,26 @@ def count_measured_rows(plan: Plan) -> int:
 
 
 class Line:
-    """Piecewise linear interpolation; outside the points, with the slope of the nearest segment;
-    never below `least`.
-    """
+    """Piecewise linear interpolation; outside the points, with the slope of the nearest segment; at least `minimum`."""
 
-    def __init__(self, x: Sequence[float], y: Sequence[float], least: float = 0.0):
+    def __init__(self, x: Sequence[float], y: Sequence[float], minimum: float = 0.0):
         points: dict[float, list[float]] = {}
-        for at, value in zip(x, y):
-            points.setdefault(at, []).append(value)
+        for position, value in zip(x, y):
+            points.setdefault(position, []).append(value)
         self.x = sorted(points)
-        self.y = [float(np.median(points[at])) for at in self.x]
-        self.least = least
+        self.y = [float(np.median(points[position])) for position in self.x]
+        self.minimum = minimum
 
-    def __call__(self, at: float) -> float:
+    def __call__(self, position: float) -> float:
         if len(self.x) == 1:
             return self.y[0]
-        right = min(max(int(np.searchsorted(self.x, at)), 1), len(self.x) - 1)
+        right = min(max(int(np.searchsorted(self.x, position)), 1), len(self.x) - 1)
         (x0, x1), (y0, y1) = self.x[right - 1 : right + 1], self.y[right - 1 : right + 1]
-        # More rows never take less time: a negative slope is noise, and extrapolation would amplify it.
-        slope = max(y1 - y0, 0.0) / (x1 - x0) if not x0 <= at <= x1 else (y1 - y0) / (x1 - x0)
-        return max(y0 + (at - x0) * slope if at >= x0 else y0 - (x0 - at) * slope, self.least)
+        slope = (y1 - y0) / (x1 - x0)
+        if not x0 <= position <= x1:
+            # More rows never take less time: a negative slope is noise, and extrapolation would amplify it.
+            slope = max(slope, 0.0)
+        return max(y0 + (position - x0) * slope, self.minimum)
 
 
 class _Group:
@@ -59,12 +63,11 @@ class _Group:
         self.sizes = list(sizes)
         self.x = [float(size.rows) for size in sizes]
         self.seconds = Line(self.x, [size.typical for size in sizes], 1e-6)
-        # A single rank hands over all gradients at the end of its step; only several ranks show when gradients are
-        # ready.
-        of_more = [size for size in sizes if size.ranks > 1] or self.sizes
-        rows = [float(size.rows) for size in of_more]
-        self.ready = [Line(rows, column) for column in zip(*(size.ready for size in of_more))]
-        self.at = [Line(rows, column) for column in zip(*(size.at for size in of_more))]
+        # Only sizes of several ranks show when gradients are ready: a single rank hands them over at its step's end.
+        with_times = [size for size in sizes if size.ranks > 1] or self.sizes
+        rows = [float(size.rows) for size in with_times]
+        self.ready = [Line(rows, column) for column in zip(*(size.ready for size in with_times))]
+        self.at = [Line(rows, column) for column in zip(*(size.at for size in with_times))]
 
 
 class Compute:
@@ -72,21 +75,22 @@ class Compute:
 
     def __init__(self, plan: Plan):
         self.plan = plan
-        self._full = min(max(size.copies for size in plan.sizes), plan.ranks_per_host)
+        self._full_host_copies = min(max(size.copies for size in plan.sizes), plan.ranks_per_host)
         self._groups = {
             copies: _Group([size for size in plan.sizes if size.copies == copies])
             for copies in {size.copies for size in plan.sizes}
         }
         # A group with a single size takes its dependence on rows from the group with the most sizes.
-        self._shape = max(self._groups.values(), key=lambda one: (len(one.seconds.x), one.sizes[0].copies)).seconds
+        largest_group = max(self._groups.values(), key=lambda group: (len(group.seconds.x), group.sizes[0].copies))
+        self._reference_line = largest_group.seconds
         # Bytes depend on rows, not on cores. A single rank may have other collectives.
-        told = [size for size in plan.sizes if size.bytes]
-        self._bytes = [
-            Line([float(size.rows) for size in told], column) for column in zip(*(one.bytes for one in told))
-        ]
-        known = [(float(size.ranks if plan.scaling == "weak" else size.rows), size.input) for size in plan.sizes]
-        of_input = [(x, one.seconds, one.bytes) for x, one in known if one is not None]
-        x, *costs = zip(*of_input) if of_input else [()]
+        with_bytes = [size for size in plan.sizes if size.bytes]
+        rows = [float(size.rows) for size in with_bytes]
+        self._bytes = [Line(rows, column) for column in zip(*(size.bytes for size in with_bytes))]
+        # Lines of the seconds and of the bytes of input, over rows, or with weak scaling over ranks.
+        inputs = [(float(size.ranks if plan.scaling == "weak" else size.rows), size.input) for size in plan.sizes]
+        measured = [(x, cost.seconds, cost.bytes) for x, cost in inputs if cost is not None]
+        x, *costs = zip(*measured) if measured else [()]
         self._input = [Line(x, column) for column in costs]
         self._memory = Line([float(size.rows) for size in plan.sizes], [float(size.peak_bytes) for size in plan.sizes])
 
@@ -99,22 +103,21 @@ class Compute:
         return self._find_group(self.count_copies(ranks))
 
     def _find_group(self, copies: int) -> _Group:
-        return self._groups[min(one for one in self._groups if one >= copies)]
+        return self._groups[min(count for count in self._groups if count >= copies)]
 
     def count_copies(self, ranks: int) -> int:
         """How many of `ranks` ranks share this host's cores."""
-        return min(ranks, self._full)
+        return min(ranks, self._full_host_copies)
 
     def estimate_seconds(self, ranks: int) -> float:
-        """Typical seconds of a step of one of `ranks` ranks, without sums; at least the time of its input on all its
-        cores.
+        """Typical seconds of a step of one of `ranks` ranks, without sums; at least the time of its input on its cores.
 
         Measured steps include any further cost of their input: input of the next batch runs concurrently on idle cores,
         or alternates with the step.
         """
-        group, found = self._choose_group(ranks), self.estimate_input(ranks)
+        group, cost = self._choose_group(ranks), self.estimate_input(ranks)
         cores = self.plan.cores / group.sizes[0].copies
-        return max(self._interpolate_line(ranks, group.seconds), found.seconds / cores if found else 0.0)
+        return max(self._interpolate_line(ranks, group.seconds), cost.seconds / cores if cost else 0.0)
 
     def estimate_input(self, ranks: int) -> Input | None:
         """The cost of a step's input for one of `ranks` ranks, a + b * rows, piecewise; None if it was not measured.
@@ -122,16 +125,17 @@ class Compute:
         For sharded input, `a` is the work of each rank for all rows, such as ordering them. For other input `b` is 0.
         With weak scaling all slices have equal sizes, and a rank may process the batches of all ranks: a + b * ranks.
         """
-        at = float(ranks) if self.plan.scaling == "weak" else self._find_position(ranks)
-        return Input(*(line(at) for line in self._input)) if self._input else None
+        x = float(ranks) if self.plan.scaling == "weak" else self._find_position(ranks)
+        return Input(*(line(x) for line in self._input)) if self._input else None
 
     def estimate_whole_batch(self, ranks: int) -> float:
         """Typical seconds of a step in which each of `ranks` ranks on one host trains the whole batch by itself."""
         return self._interpolate_line(ranks, self._choose_group(ranks).seconds, float(self.plan.rows))
 
     def estimate_alone(self, ranks: int) -> tuple[float, str]:
-        """Seconds of a step of one rank alone, with as many cores as each of `ranks` ranks has, and their mark; the
-        base of efficiency.
+        """Seconds of a step of one rank alone, with as many cores as each of `ranks` ranks has, and their mark.
+
+        It is the base of efficiency.
         """
         whole, group = self.plan.whole, self._choose_group(ranks)
         if ranks > 1 and whole is not None and whole.copies == group.sizes[0].copies:
@@ -161,7 +165,7 @@ class Compute:
         rows = self.plan.rows / (1 if self.plan.scaling == "weak" else ranks)
         grows = [max(rows / line.x[0], 1.0) if len(line.x) == 1 and line.x[0] else 1.0 for line in self._bytes]
         return [line(rows) * times for line, times in zip(self._bytes, grows)] or [
-            float(one.bytes) for one in self.plan.collectives
+            float(collective.bytes) for collective in self.plan.collectives
         ]
 
     def find_busy_share(self, ranks: int) -> float:
@@ -169,9 +173,7 @@ class Compute:
         return max(size.busy for size in self._choose_group(ranks).sizes)
 
     def count_idle_cores(self, ranks: int, cores: int) -> float:
-        """The number of a rank's `cores` that its computation leaves idle, for example with a GPU;
-        0 if not measured.
-        """
+        """The number of a rank's `cores` that its computation leaves idle, as with a GPU; 0 if not measured."""
         used = [cores if size.cores is None else size.cores for size in self._choose_group(ranks).sizes]
         return max(cores - max(used), 0.0)
 
@@ -180,29 +182,34 @@ class Compute:
         return self._read_line(line, self._find_position(ranks) if rows is None else rows)
 
     def _read_line(self, line: Line, rows: float) -> float:
-        grows = self._shape(rows) / self._shape(line.x[0]) if len(line.x) == 1 and rows != line.x[0] else 1.0
-        return line(rows) * grows
+        """The value of `line` at `rows`; a line of one point grows with rows as the reference line does."""
+        if len(line.x) > 1 or rows == line.x[0]:
+            return line(rows)
+        return line(rows) * (self._reference_line(rows) / self._reference_line(line.x[0]))
 
     def split_seconds(self) -> tuple[float, float]:
         """Seconds of a step that more ranks do not reduce, and seconds for each row."""
-        line = self._find_group(self._full).seconds
-        none, most = self._read_line(line, 0.0), max(line.x[-1], self._shape.x[-1])
-        return none, max(self._read_line(line, most) - none, 0.0) / most if most else 0.0
+        line = self._find_group(self._full_host_copies).seconds
+        without_rows, max_rows = self._read_line(line, 0.0), max(line.x[-1], self._reference_line.x[-1])
+        if not max_rows:
+            return without_rows, 0.0
+        return without_rows, max(self._read_line(line, max_rows) - without_rows, 0.0) / max_rows
 
     def estimate_memory_of_rows(self, rows: float) -> float:
         """Peak memory of a process in bytes."""
         return self._memory(rows)
 
     def find_mark(self, ranks: int) -> str:
-        at, group = self._find_position(ranks), self._choose_group(ranks)
-        is_alike = group.sizes[0].copies == self.count_copies(ranks)
-        is_near = min(group.x) / FAR <= at <= max(group.x) * FAR
-        return MEASURED if is_alike and is_near else EXTRAPOLATED
+        """Whether the computation of one of `ranks` ranks is measured, or far from measured sizes."""
+        rows, group = self._find_position(ranks), self._choose_group(ranks)
+        has_same_copies = group.sizes[0].copies == self.count_copies(ranks)
+        is_near = min(group.x) / FAR <= rows <= max(group.x) * FAR
+        return MEASURED if has_same_copies and is_near else EXTRAPOLATED
 
     def find_nearest(self, ranks: int) -> Size:
         """The measured size whose slices are most similar to those of `ranks` ranks."""
-        at = self._find_position(ranks)
-        return min(self._choose_group(ranks).sizes, key=lambda size: abs(np.log((size.rows + 1) / (at + 1))))
+        rows = self._find_position(ranks)
+        return min(self._choose_group(ranks).sizes, key=lambda size: abs(np.log((size.rows + 1) / (rows + 1))))
 
     def compute_spread(self, ranks: int) -> list[float]:
         """Measured steps divided by the typical step, sorted."""
@@ -210,14 +217,15 @@ class Compute:
         return sorted(step / compute_typical_step(steps) for step in steps)
 
     def estimate_slowest(self, ranks: int) -> tuple[float, float]:
-        """The slowest of `ranks` ranks relative to a typical step: from the measured steps, and if rare longer steps,
-        which a few measured steps do not show, are included.
+        """The slowest of `ranks` ranks relative to a typical step: as measured, and with rare longer steps.
+
+        A few measured steps do not show the rare ones (`RARE`, `LONGER`).
         """
         steps = self.compute_spread(ranks)
-        seen = compute_expected_maximum(steps, [1.0] * len(steps), ranks)
-        rare = [step * LONGER for step in steps]
+        measured = compute_expected_maximum(steps, [1.0] * len(steps), ranks)
+        rare_steps = [step * LONGER for step in steps]
         weights = [1 - RARE] * len(steps) + [RARE] * len(steps)
-        return max(seen, 1.0), max(compute_expected_maximum(steps + rare, weights, ranks), 1.0)
+        return max(measured, 1.0), max(compute_expected_maximum(steps + rare_steps, weights, ranks), 1.0)
 
 
 def compute_expected_maximum(values: Sequence[float], weights: Sequence[float], draws: int) -> float:

@@ -1,4 +1,4 @@
-"""Discrete event simulation: events in order of time, and a processor-sharing station."""
+"""Discrete event simulation: events in order of time, and a processor-sharing station, for `planner.simulator`."""
 
 from __future__ import annotations
 
@@ -42,37 +42,40 @@ class Station:
             raise ValueError(f"station: expected a capacity above 0; given {capacity}")
         self._events = events
         self._capacity = capacity
-        self._given = 0.0  # to a job present since the start
-        self._since = 0.0
-        self._leaving: list[tuple[float, int, Callable[[], None]]] = []
+        self._work_per_job = 0.0  # the work given to a job that is present since the start, up to `_updated_at`
+        self._updated_at = 0.0
+        # For each job: the value of `_work_per_job` at which it leaves, its order, and the function to call.
+        self._departures: list[tuple[float, int, Callable[[], None]]] = []
         self._order = itertools.count()
-        self._version = 0
+        self._schedule_version = 0
 
     def serve_customer(self, work: float, done: Callable[[], None]) -> None:
         """Begin a job of `work` seconds now; call `done` when it ends."""
         self._advance_work()
-        heapq.heappush(self._leaving, (self._given + work, next(self._order), done))
+        heapq.heappush(self._departures, (self._work_per_job + work, next(self._order), done))
         self._schedule_leave()
 
     @property
     def _rate(self) -> float:
-        return min(1.0, self._capacity / len(self._leaving))
+        return min(1.0, self._capacity / len(self._departures))
 
     def _advance_work(self) -> None:
-        if self._leaving:
-            self._given += (self._events.now - self._since) * self._rate
-        self._since = self._events.now
+        if self._departures:
+            self._work_per_job += (self._events.now - self._updated_at) * self._rate
+        self._updated_at = self._events.now
 
     def _schedule_leave(self) -> None:
-        self._version += 1
-        if self._leaving:
-            left = max(0.0, self._leaving[0][0] - self._given)
-            self._events.schedule_act(self._events.now + left / self._rate, self._end_service, self._version)
+        self._schedule_version += 1
+        if self._departures:
+            remaining = max(0.0, self._departures[0][0] - self._work_per_job)
+            self._events.schedule_act(
+                self._events.now + remaining / self._rate, self._end_service, self._schedule_version
+            )
 
     def _end_service(self, version: int) -> None:
-        if version != self._version:  # outdated: a job has come or left since it was scheduled
+        if version != self._schedule_version:  # outdated: a job has come or left since it was scheduled
             return
         self._advance_work()
-        _, _, done = heapq.heappop(self._leaving)
+        _, _, done = heapq.heappop(self._departures)
         self._schedule_leave()
         done()

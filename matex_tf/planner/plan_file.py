@@ -139,7 +139,7 @@ class Update:
 
 @dataclass(frozen=True)
 class Plan:
-    """The basis of all predictions."""
+    """The measurements of a script and of links: the basis of all predictions."""
 
     script: tuple[str, ...]
     host: str
@@ -197,9 +197,9 @@ class Plan:
         return sum(gradient.bytes for gradient in self.gradients)
 
     def find_link(self, *scopes: str) -> LinkMeasurement | None:
-        """The measurement of the first of these scopes that has one; None if there is none."""
-        found = {link.scope: link for link in self.links}
-        return next((found[scope] for scope in scopes if scope in found), None)
+        """The measurement of the first of `scopes` that was measured; None if there is none."""
+        links = {link.scope: link for link in self.links}
+        return next((links[scope] for scope in scopes if scope in links), None)
 
 
 def save_plan(plan: Plan, path: str | os.PathLike[str]) -> None:
@@ -242,17 +242,17 @@ def read_link(text: str) -> LinkMeasurement:
 
 
 def _build_value(kind: Any, value: Any) -> Any:
-    """Convert `value`, from JSON, to the type `kind`."""
+    """Convert `value`, from JSON, to the type `kind`: a dataclass, a tuple, a number or text, or an optional one."""
     if isinstance(kind, types.UnionType):
         kind, _ = typing.get_args(kind)
         if value is None:
             return None
     if isinstance(kind, type) and dataclasses.is_dataclass(kind):
-        types_of = typing.get_type_hints(kind)
-        unknown = set(value) - set(types_of)
+        field_types = typing.get_type_hints(kind)
+        unknown = set(value) - set(field_types)
         if unknown:
             raise PlanFileError(f"{kind.__name__} has no {', '.join(sorted(unknown))}")
-        return kind(**{name: _build_value(types_of[name], item) for name, item in value.items()})
+        return kind(**{name: _build_value(field_types[name], item) for name, item in value.items()})
     if typing.get_origin(kind) is tuple:
         return tuple(_build_value(typing.get_args(kind)[0], item) for item in value)
     if kind is float and isinstance(value, int):

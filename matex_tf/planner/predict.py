@@ -1,5 +1,7 @@
-"""Predicts a step on any number of ranks: computation, exposed sums, small collectives, waiting for
-the slowest rank.
+"""Predicts a step on any number of ranks: computation, exposed sums, small collectives, waiting for the slowest rank.
+
+`Compute` (compute.py) models the computation from measured sizes, and `Links` the collectives from measured links. A
+`Predictor` adds both up for one plan. Each number has a mark: measured, extrapolated or assumed.
 """
 
 from __future__ import annotations
@@ -17,10 +19,8 @@ from matex_tf.planner.plan_file import ALL_RANKS, ASSUMED, EXTRAPOLATED, MEASURE
 
 MPI = "mpi"
 GATHERED = ("allgather", "message")
-"""Kinds of collectives in which each rank receives the data of all. Messages that one rank sends to
-all cost no more.
-"""
-COUNT = 8
+"""Kinds of collectives in which each rank receives the data of all. A message of one rank costs as much."""
+COUNT_BYTES = 8
 """Bytes that each rank sends to announce the size of its gathered data."""
 READY_BYTES = 24
 """Bytes of the rendezvous before each bucket."""
@@ -28,15 +28,19 @@ READY_BYTES = 24
 
 @dataclass(frozen=True)
 class Prediction:
-    """A step of `ranks`: seconds, bytes, and marks of their basis."""
+    """A step of `ranks`: seconds, bytes, and marks of their basis. `step` = compute + exposed + small + waiting."""
 
     ranks: int
     hosts: int
     rows: int
+    """Rows that a rank computes."""
     compute: float
     exposed: float
+    """Seconds of the sums of gradients that do not overlap with computation."""
     small: float
+    """Seconds of the other collectives."""
     waiting: float
+    """Seconds of waiting for the slowest rank."""
     step: float
     low: float
     high: float
@@ -44,6 +48,7 @@ class Prediction:
     efficiency: float
     memory: float
     algorithm: str
+    """The algorithm of the sums."""
     overlapped: bool
     compute_mark: str
     link_mark: str
@@ -82,21 +87,20 @@ class Links:
             self.network = fit_messages(self._between.bytes, self._between.asleep, self._between.hosts)
 
     def find_mark(self, ranks: int) -> str:
+        """The mark of the link that the sums of `ranks` ranks use."""
         if ranks == 1:
             return MEASURED
-        used = self._within if ranks <= self.per_host else self._between
-        if used is None:
+        link = self._within if ranks <= self.per_host else self._between
+        if link is None:
             return ASSUMED
-        return MEASURED if ranks <= 2 * used.ranks and not used.kept else EXTRAPOLATED
+        return MEASURED if ranks <= 2 * link.ranks and not link.kept else EXTRAPOLATED
 
     def estimate_cpu_seconds(self, size: float) -> float:
         """Core seconds of a rank for transfers of `size` bytes between hosts; 0 if not measured."""
         return size * self.cpu_per_byte
 
     def is_mpi_known(self, ranks: int) -> bool:
-        """Whether MPI's own large sums over `ranks` ranks were measured: with more ranks MPI may choose another
-        algorithm.
-        """
+        """Whether MPI's own large sums over so many ranks were measured. For more ranks its algorithm may change."""
         return ranks <= self.per_host or (self._between is not None and ranks <= self._between.ranks)
 
     def list_algorithms(self, ranks: int, with_mpi: bool = False) -> dict[str, Callable[[float], float]]:
@@ -112,16 +116,18 @@ class Links:
 
     def estimate_between_hosts(self, algorithm: str, ranks: int, size: float) -> float:
         """Seconds of one sum of `size` bytes; small sums always use MPI's own algorithm."""
-        made = MPI if size < collectives.FUSED else algorithm
-        return collectives.ALGORITHMS[made](ranks, self.per_host, size, self.network, self.memory)
+        used = MPI if size < collectives.FUSED else algorithm
+        return collectives.ALGORITHMS[used](ranks, self.per_host, size, self.network, self.memory)
 
     def _estimate_on_one_host(self, ranks: int, size: float) -> float:
         """The measured sums, scaled by the traffic of more ranks."""
         return self.scale_measured(size, functools.partial(collectives.estimate_shared_memory, ranks, size))
 
     def scale_measured(self, size: float, estimate: Callable[[AnyLink], float]) -> float:
-        """The seconds of an operation within a host that takes `estimate(memory)` in the model: the measured sum of
-        `size` bytes, scaled by the ratio of the model's times; or the model's time if nothing was measured.
+        """The seconds of an operation of `size` bytes within a host, for which `estimate(memory)` is the model's time.
+
+        It is the measured time of a sum of `size` bytes, scaled by the model's ratio of the operation to a sum; or the
+        model's time if nothing was measured.
         """
         if self._within is None:
             return estimate(self.memory)
@@ -140,13 +146,13 @@ class Links:
         meeting = self._estimate_sum(ranks, collectives.MEETING)
         if not size:
             return meeting
-        where = ranks, self.per_host, size, self.network, self.memory
+        message = ranks, self.per_host, size, self.network, self.memory
         if kind == "broadcast":
-            return meeting + collectives.estimate_broadcast(*where)
+            return meeting + collectives.estimate_broadcast(*message)
         if kind in GATHERED:
-            counts = collectives.estimate_allgather(ranks, self.per_host, COUNT, self.network, self.memory)
+            counts = collectives.estimate_allgather(ranks, self.per_host, COUNT_BYTES, self.network, self.memory)
             agreement = meeting if kind == "allgather" else 0.0  # on the memory of the result
-            return meeting + counts + agreement + collectives.estimate_allgather(*where)
+            return meeting + counts + agreement + collectives.estimate_allgather(*message)
         return meeting + estimate_chunks(lambda part: self._estimate_sum(ranks, part), collectives.CHUNK, 0.0, size)
 
     def _estimate_sum(self, ranks: int, size: float) -> float:
@@ -159,14 +165,15 @@ def fit_messages(sizes: Sequence[int], seconds: Sequence[float], ranks: int) -> 
     """The cost of a message, from sums over `ranks` ranks: a sum is log2(ranks) exchanges of all bytes."""
     rounds = max((ranks - 1).bit_length(), 1)
     return MeasuredLink(
-        sizes, [max(took / rounds - size * collectives.ADDITION, 1e-9) for size, took in zip(sizes, seconds)]
+        sizes,
+        [max(sum_seconds / rounds - size * collectives.ADDITION, 1e-9) for size, sum_seconds in zip(sizes, seconds)],
     )
 
 
-def estimate_chunks(sum_of: Callable[[float], float], chunk: int, told: float, size: float) -> float:
-    """Seconds of a sum in chunks of at most `chunk` bytes, after a rendezvous of `told` seconds."""
-    pieces = max(1, ceil(size / chunk))
-    return told + pieces * sum_of(size / pieces)
+def estimate_chunks(sum_of: Callable[[float], float], chunk: int, rendezvous: float, size: float) -> float:
+    """Seconds of a sum in chunks of at most `chunk` bytes, after a rendezvous of `rendezvous` seconds."""
+    chunks = max(1, ceil(size / chunk))
+    return rendezvous + chunks * sum_of(size / chunks)
 
 
 def predict_step(plan: Plan, ranks: int, squeeze: float = 1.0) -> Prediction:
@@ -184,79 +191,77 @@ class Predictor:
         compute = self.compute.estimate_seconds(ranks)
         if ranks == 1:
             return self.make_prediction(1, compute, 0.0, "none", False)
-        ways = self._predict_sums(ranks, squeeze)
-        end, algorithm, overlapped = min(way for way in ways if way[1] != MPI or self.links.is_mpi_known(ranks))
-        exposed, least = (max(one - compute, 0.0) for one in (end, min(ways)[0]))
-        return self.make_prediction(ranks, compute, exposed, algorithm, overlapped, least=least)
+        candidates = self._predict_sums(ranks, squeeze)
+        is_mpi_known = self.links.is_mpi_known(ranks)
+        end, algorithm, overlapped = min(sums for sums in candidates if is_mpi_known or sums[1] != MPI)
+        # The low end of the range also counts on MPI's own sums if they were not measured.
+        exposed, min_exposed = (max(seconds - compute, 0.0) for seconds in (end, min(candidates)[0]))
+        return self.make_prediction(ranks, compute, exposed, algorithm, overlapped, min_exposed=min_exposed)
 
     def make_prediction(
         self, ranks: int, compute: float, exposed: float, algorithm: str, overlapped: bool, marks: Sequence[str] = (),
-        rows: int | None = None, small: float | None = None, waits: bool = True, least: float | None = None,
+        rows: int | None = None, small: float | None = None, waits_for_slowest: bool = True,
+        min_exposed: float | None = None,
     ) -> Prediction:  # fmt: skip
-        """Combine these seconds to a step of `ranks` ranks, with waiting for the slowest rank if it `waits`.
+        """Combine these seconds to a step of `ranks` ranks.
 
         Args:
             marks: of computation and links, if they differ from those of `ranks`.
             rows: rows that a rank computes, if not its slice.
             small: seconds of the other collectives, if not as measured.
-            least: exposed seconds if MPI's own sums are as fast as possible.
+            waits_for_slowest: whether ranks wait for the slowest one in each step.
+            min_exposed: exposed seconds if MPI's own sums are as fast as possible.
         """
         plan = self.plan
         rows = count_slice_rows(plan, ranks) if rows is None else rows
         small = self._estimate_small(ranks) if small is None else small
-        usual, rare = self.compute.estimate_slowest(ranks) if waits else (1.0, 1.0)
-        waiting = compute * (usual - 1)
+        slowest, slowest_rare = self.compute.estimate_slowest(ranks) if waits_for_slowest else (1.0, 1.0)
+        waiting = compute * (slowest - 1)
         step = compute + exposed + small + waiting
         compute_mark, link_mark = marks or (self.compute.find_mark(ranks), self.links.find_mark(ranks))
-        doubt = 1.1 if compute_mark == link_mark == MEASURED else 1.5  # uncertainty of communication
-        busy = self.compute.find_busy_share(ranks)  # the load by other processes may change
-        low = compute * (1 - busy) + ((exposed if least is None else least) + small) / doubt
-        high = compute * rare * (1 + busy) + (exposed + small) * doubt
+        uncertainty = 1.1 if compute_mark == link_mark == MEASURED else 1.5  # uncertainty of communication
+        busy_share = self.compute.find_busy_share(ranks)  # the load by other processes may change
+        low = compute * (1 - busy_share) + ((exposed if min_exposed is None else min_exposed) + small) / uncertainty
+        high = compute * slowest_rare * (1 + busy_share) + (exposed + small) * uncertainty
         batch = plan.rows * (ranks if plan.scaling == "weak" else 1)
-        alone, alone_mark = self.compute.estimate_alone(ranks)
-        times = alone / step if plan.scaling == "weak" else alone / (ranks * step)
+        alone_seconds, alone_mark = self.compute.estimate_alone(ranks)
+        efficiency = alone_seconds / step if plan.scaling == "weak" else alone_seconds / (ranks * step)
         return Prediction(
-            ranks, ceil(ranks / plan.ranks_per_host), rows, compute, exposed, small, waiting, step,
-            min(low, step), max(high, step), batch / step, times, self.compute.estimate_memory_of_rows(rows), algorithm,
-            overlapped, compute_mark, link_mark, alone_mark, self.compute.estimate_input(ranks),
+            ranks=ranks, hosts=ceil(ranks / plan.ranks_per_host), rows=rows, compute=compute, exposed=exposed,
+            small=small, waiting=waiting, step=step, low=min(low, step), high=max(high, step),
+            rows_a_second=batch / step, efficiency=efficiency, memory=self.compute.estimate_memory_of_rows(rows),
+            algorithm=algorithm, overlapped=overlapped, compute_mark=compute_mark, link_mark=link_mark,
+            alone_mark=alone_mark, input=self.compute.estimate_input(ranks),
         )  # fmt: skip
 
     def _estimate_small(self, ranks: int) -> float:
         sizes = self.compute.estimate_collective_bytes(ranks)
-        return sum(self.links.estimate_small(ranks, size, one.kind) for one, size in zip(self.plan.collectives, sizes))
+        kinds = [collective.kind for collective in self.plan.collectives]
+        return sum(self.links.estimate_small(ranks, size, kind) for kind, size in zip(kinds, sizes))
 
     def estimate_slowdown(self, ranks: int, size: float) -> float:
-        """The factor by which a rank's computation slows down during sums of `size` bytes: transfers use idle cores
-        first.
-        """
-        cores, computed = max(1, self.plan.cores // self.plan.ranks_per_host), self.compute.estimate_seconds(ranks)
-        taken = self.links.estimate_cpu_seconds(size) - self.compute.count_idle_cores(ranks, cores) * computed
-        return 1 + max(taken, 0.0) / cores / computed
+        """The factor by which sums of `size` bytes slow down a rank's computation. They use idle cores first."""
+        cores, compute = max(1, self.plan.cores // self.plan.ranks_per_host), self.compute.estimate_seconds(ranks)
+        idle_seconds = self.compute.count_idle_cores(ranks, cores) * compute
+        taken_seconds = max(self.links.estimate_cpu_seconds(size) - idle_seconds, 0.0)
+        return 1 + taken_seconds / cores / compute
 
     def _predict_sums(self, ranks: int, squeeze: float) -> list[tuple[float, str, bool]]:
         """For each algorithm: (end of the sums from the start of the step, algorithm, whether they overlap)."""
         plan = self.plan
         sizes = [gradient.bytes * squeeze for gradient in plan.gradients]
-        ready, computed = self.compute.estimate_ready_times(ranks), self.compute.estimate_seconds(ranks)
+        ready, compute = self.compute.estimate_ready_times(ranks), self.compute.estimate_seconds(ranks)
         meeting = self.links.estimate_small(ranks, 0)
-        longer = self.estimate_slowdown(ranks, sum(sizes))
+        slowdown = self.estimate_slowdown(ranks, sum(sizes))
         chunk = collectives.CHUNK if ranks > self.links.per_host else collectives.CHUNK_WITHIN_HOST
-        found = []
+        candidates = []
         for name, sum_of in self.links.list_algorithms(ranks, with_mpi=True).items():
-            found.append((computed + meeting + estimate_chunks(sum_of, chunk, 0.0, sum(sizes)), name, False))
+            candidates.append((compute + meeting + estimate_chunks(sum_of, chunk, 0.0, sum(sizes)), name, False))
             # On one host, sums use the computing cores, so they cannot be hidden.
             if plan.overlaps and ranks > self.links.per_host:
-                told = self.links.estimate_small(ranks, 0) * READY_BYTES / collectives.MEETING
-                price = buckets.sample_price(functools.partial(estimate_chunks, sum_of, chunk, told), sum(sizes))
-                few = buckets.join_neighbours([longer * at for at in ready], sizes)
-                found.append(
-                    (
-                        max(
-                            buckets.compute_plan_end(buckets.find_best_plan(*few, price), *few, price),
-                            longer * computed,
-                        ),
-                        name,
-                        True,
-                    )
-                )
-        return found
+                rendezvous = self.links.estimate_small(ranks, 0) * READY_BYTES / collectives.MEETING
+                price = buckets.sample_price(functools.partial(estimate_chunks, sum_of, chunk, rendezvous), sum(sizes))
+                merged = buckets.join_neighbours([slowdown * at for at in ready], sizes)
+                end = buckets.compute_plan_end(buckets.find_best_plan(*merged, price), *merged, price)
+                candidates.append((max(end, slowdown * compute), name, True))
+        return candidates

@@ -9,7 +9,7 @@ import math
 
 from matex_tf import arguments
 
-MOST_SERVERS = 1 << 20
+MAX_SERVERS = 1 << 20
 
 
 def compute_throughput(workers: int, servers: int, compute: float, transfer: float, share: float = 1.0) -> float:
@@ -44,8 +44,8 @@ def compute_throughput(workers: int, servers: int, compute: float, transfer: flo
     logs = [0.0]
     for sending in range(1, workers + 1):
         logs.append(logs[-1] + math.log((workers - sending + 1) / compute / rates[sending]))
-    most = max(logs)
-    weights = [math.exp(log - most) for log in logs]
+    largest = max(logs)
+    weights = [math.exp(log - largest) for log in logs]
     return sum(weight * rate for weight, rate in zip(weights, rates)) / sum(weights)
 
 
@@ -54,20 +54,20 @@ def compute_efficiency(workers: int, servers: int, compute: float, transfer: flo
     return compute_throughput(workers, servers, compute, transfer, share) * (compute + transfer) / workers
 
 
-def find_least_servers(workers: int, compute: float, transfer: float, share: float = 1.0, wanted: float = 0.95) -> int:
-    """The fewest servers with which `compute_efficiency` is at least `wanted` (above 0, below 1)."""
-    if not 0 < wanted < 1:
-        raise ValueError(f"find_least_servers: expected an efficiency between 0 and 1; given {wanted}")
+def find_least_servers(workers: int, compute: float, transfer: float, share: float = 1.0, target: float = 0.95) -> int:
+    """The fewest servers with which `compute_efficiency` is at least `target` (above 0, below 1)."""
+    if not 0 < target < 1:
+        raise ValueError(f"find_least_servers: expected an efficiency between 0 and 1; given {target}")
     enough = next(
         servers
-        for servers in (1 << power for power in range(MOST_SERVERS.bit_length()))
-        if compute_efficiency(workers, servers, compute, transfer, share) >= wanted
+        for servers in (1 << power for power in range(MAX_SERVERS.bit_length()))
+        if compute_efficiency(workers, servers, compute, transfer, share) >= target
     )
-    below = enough // 2  # too few; the efficiency rises with each server
-    while enough - below > 1:
-        middle = (enough + below) // 2
-        if compute_efficiency(workers, middle, compute, transfer, share) >= wanted:
+    too_few = enough // 2  # too few; the efficiency rises with each server
+    while enough - too_few > 1:
+        middle = (enough + too_few) // 2
+        if compute_efficiency(workers, middle, compute, transfer, share) >= target:
             enough = middle
         else:
-            below = middle
+            too_few = middle
     return enough

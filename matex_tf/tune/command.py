@@ -1,4 +1,4 @@
-"""`matex tune`."""
+"""The command `matex tune`: its options, the check of the script, and the report of the result."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ def _parse_epochs(ctx: click.Context, param: click.Parameter, value: str | None)
 
 
 class _Command(click.Command):
-    """Its options stand before the script, as those of `matex run`; or after it, then the script's stand after `--`."""
+    """A command whose options may also follow the script; the script's own arguments then follow `--`."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        before, _, _ = self.make_parser(ctx).parse_args(list(args))
-        script: Any = before.get("script")
+        parsed, _, _ = self.make_parser(ctx).parse_args(list(args))
+        script: Any = parsed.get("script")
         words = script if isinstance(script, (list, tuple)) else ()  # click has a mark of its own for none
-        ctx.allow_interspersed_args = len(words) > 1 and not {"space", "resume"} & before.keys()
+        ctx.allow_interspersed_args = len(words) > 1 and not {"space", "resume"} & parsed.keys()
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
@@ -110,7 +110,7 @@ class _Command(click.Command):
 @click.argument("script", nargs=-1, type=click.UNPROCESSED, metavar="SCRIPT.py [ARGUMENTS]")
 def tune_command(
     space: str | None, database: str | None, folder: str | None, resume: str | None, is_module: bool,
-    as_jobs: bool, script: tuple[str, ...], **given: Any,
+    as_jobs: bool, script: tuple[str, ...], **options: Any,
 ) -> int:  # fmt: skip
     """Search good hyperparameters of SCRIPT.py, unchanged, through its flags.
 
@@ -130,16 +130,20 @@ def tune_command(
     Each trial is `matex run` in a folder of its own; with --slurm, in a job of its own. Ctrl-C ends the trials; `matex
     tune --resume FOLDER` goes on.
     """
-    changed = {name: value for name, value in given.items() if value not in (None, ())}
-    job = {one.name: changed.pop(one.name) for one in fields(Slurm) if one.name != "run" and one.name in changed}
+    changed = {name: value for name, value in options.items() if value not in (None, ())}
+    job = {
+        field.name: changed.pop(field.name) for field in fields(Slurm) if field.name != "run" and field.name in changed
+    }
     try:
         if resume:
             if script or database or folder:
                 raise click.UsageError("--resume FOLDER goes on as it was begun, without a script")
             if as_jobs:
                 raise click.UsageError("--resume goes on as it was begun, without --slurm")
-            if odd := changed.keys() - {"trials", "parallel", "limit"}:
-                raise click.UsageError(f"--resume goes on as it was begun, without --{min(odd).replace('_', '-')}")
+            if unchangeable := changed.keys() - {"trials", "parallel", "limit"}:
+                raise click.UsageError(
+                    f"--resume goes on as it was begun, without --{min(unchangeable).replace('_', '-')}"
+                )
             if space:
                 _check_space(space)
                 changed |= {"space": Path(space).read_text(encoding="utf-8"), "name": space}
@@ -154,10 +158,10 @@ def tune_command(
             settings = Settings(**changed, source=os.getcwd(), name=str(space))
         except ValueError as error:
             raise click.UsageError(str(error)) from None
-        where = setup.create_search(
+        search_folder = setup.create_search(
             target, Path(str(space)).read_text(encoding="utf-8"), settings, database or "", folder or ""
         )
-        return _run_and_report(where, {})
+        return _run_and_report(search_folder, {})
     except (SpaceError, EngineMissingError, NoSearchError, HostsError, FileExistsError, UnicodeDecodeError) as error:
         raise click.UsageError(str(error)) from None
     except (DatabaseError, JobError, OSError) as error:
@@ -165,13 +169,13 @@ def tune_command(
         return FAILED
 
 
-def _settle_job(run: tuple[str, ...], ranks: int | None, given: dict[str, Any]) -> dict[str, Any]:
+def _settle_job(run: tuple[str, ...], ranks: int | None, job_options: dict[str, Any]) -> dict[str, Any]:
     """The settings of a search whose trials are jobs. Raises click.UsageError."""
     try:
-        asked = merge_options(Slurm, {**given, **({"run": run} if run else {})}, ranks)
+        options = merge_options(Slurm, {**job_options, **({"run": run} if run else {})}, ranks)
     except (ValueError, TypeError) as error:
         raise click.UsageError(str(error)) from None
-    return {"slurm": asdict(asked), "ranks": asked.ranks}
+    return {"slurm": asdict(options), "ranks": options.ranks}
 
 
 def _check_target(target: Sequence[str], space: str | None) -> None:
@@ -191,33 +195,33 @@ def _check_space(space: str) -> None:
 
 
 def _run_and_report(folder: Path, changed: dict[str, Any]) -> int:
-    """Make the trials, and say what was found."""
-    goes_on = f"matex tune --resume {folder}"
+    """Run the trials, and print the result. Returns the exit code."""
+    resume_command = f"matex tune --resume {folder}"
     try:
-        found = setup.run_search(folder, **changed)
+        result = setup.run_search(folder, **changed)
     except SearchError as error:
-        mended = f"{goes_on}, with --search SPACE.yaml where that file was wrong"
-        print(f"matex tune: {error}\nOnce that is mended: {mended}", file=sys.stderr)
+        resume_hint = f"{resume_command}, with --search SPACE.yaml where that file was wrong"
+        print(f"matex tune: {error}\nOnce that is mended: {resume_hint}", file=sys.stderr)
         return FAILED
     except (DatabaseError, OSError) as error:
-        print(f"matex tune: {error}\nThe trials that have ended are kept. To go on: {goes_on}", file=sys.stderr)
+        print(f"matex tune: {error}\nThe trials that have ended are kept. To go on: {resume_command}", file=sys.stderr)
         return FAILED
-    print(report_found(found, goes_on))
-    return found.code
+    print(report_found(result, resume_command))
+    return result.code
 
 
-def report_found(found: Found, goes_on: str) -> str:
-    """What was found, in words."""
+def report_found(result: Found, resume_command: str) -> str:
+    """The text that reports the result."""
     lines = []
-    if found.stopped:
-        lines.append(f"matex tune: {found.stopped}: the trials that had ended are kept. To go on: {goes_on}")
-    best = found.best
+    if result.stopped:
+        lines.append(f"matex tune: {result.stopped}: the trials that had ended are kept. To go on: {resume_command}")
+    best = result.best
     if best is None:
         return "\n".join([*lines, "matex tune: no trial has come to a value"])
-    reached = f"{found.objective} {best.value:.6g}, trial {best.number}"
-    after = f", after {best.curve[-1].epoch} epochs" if best.state != DONE and best.curve else ""
-    lines.append(f"best of {found.trials} trials, {format_seconds(found.seconds)}: {reached}{after}")
-    lines.append(f"  {found.command}")
-    lines += [f"  with {name}" for name in found.files]
-    lines.append(f"kept in {found.database}: searches of tasks that are alike begin with it")
+    best_text = f"{result.objective} {best.value:.6g}, trial {best.number}"
+    epochs_text = f", after {best.curve[-1].epoch} epochs" if best.state != DONE and best.curve else ""
+    lines.append(f"best of {result.trials} trials, {format_seconds(result.seconds)}: {best_text}{epochs_text}")
+    lines.append(f"  {result.command}")
+    lines += [f"  with {name}" for name in result.files]
+    lines.append(f"kept in {result.database}: searches of tasks that are alike begin with it")
     return "\n".join(lines)

@@ -53,7 +53,10 @@ class DatabaseError(RuntimeError):
 
 @dataclass(frozen=True)
 class Search:
-    """The parameters of a search. `space` is the text of its file, `settings` the options of the command line."""
+    """The parameters of a search. `space` is the text of its file, `settings` the options of the command line.
+
+    `objective` is the line of `setup.describe_objective`.
+    """
 
     id: int
     folder: str
@@ -65,7 +68,10 @@ class Search:
 
 @dataclass(frozen=True)
 class Record:
-    """The record of a trial. `origin` names its proposer; `rungs` holds the objective at each rung that it reached."""
+    """The record of a trial. `origin` names its proposer; `rungs` holds the objective at each rung that it reached.
+
+    The other fields are those of `trials.trial.Outcome`.
+    """
 
     number: int
     config: Config
@@ -189,17 +195,17 @@ class Database:
 
     def end_trial(self, search: int, record: Record) -> None:
         """Record the result of a trial, at its end or when it pauses."""
-        figures = (record.value, record.kind, record.why, record.tail, record.seconds, time.time())
+        outcome = (record.value, record.kind, record.why, record.tail, record.seconds, time.time())
         with self._open_transaction():
             self._file.execute(
                 "update trials set state = ?, value = ?, kind = ?, why = ?, tail = ?, seconds = ?, ended = ? "
-                "where search = ? and number = ?", (record.state, *figures, search, record.number),
+                "where search = ? and number = ?", (record.state, *outcome, search, record.number),
             )  # fmt: skip
             for table in ("curves", "rungs"):
                 self._file.execute(f"delete from {table} where search = ? and number = ?", (search, record.number))
             self._file.executemany(
                 "insert into curves (search, number, place, epoch, value) values (?, ?, ?, ?, ?)",
-                [(search, record.number, place, one.epoch, one.value) for place, one in enumerate(record.curve)],
+                [(search, record.number, place, point.epoch, point.value) for place, point in enumerate(record.curve)],
             )
             self._file.executemany(
                 "insert into rungs (search, number, rung, value) values (?, ?, ?, ?)",
@@ -223,12 +229,12 @@ class Database:
                 "select number, config, origin, state, value, kind, why, tail, seconds from trials where search = ? "
                 "order by number", (search,),
             ).fetchall()  # fmt: skip
-        found = []
+        records = []
         for number, config, origin, state, value, kind, why, tail, seconds in rows:
-            reached, curve = tuple(rungs.get(number, ())), tuple(curves.get(number, ()))
-            became = (state, value, kind, why, tail, seconds, reached, curve)
-            found.append(Record(number, json.loads(config), origin, *became))
-        return found
+            trial_rungs, curve = tuple(rungs.get(number, ())), tuple(curves.get(number, ()))
+            outcome = (state, value, kind, why, tail, seconds, trial_rungs, curve)
+            records.append(Record(number, json.loads(config), origin, *outcome))
+        return records
 
     # The file
 

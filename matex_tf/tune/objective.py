@@ -40,19 +40,19 @@ class Objective:
             ValueError: the expression matches text that is not a number.
         """
         if self.regex:
-            return [Point(place + 1, _parse_number(found)) for place, found in enumerate(self._find_matches(output))]
-        found = [line for line in drop_repeated(lines) if self.name in line.get("logs", {})]
+            return [Point(index + 1, _parse_number(text)) for index, text in enumerate(self._find_matches(output))]
+        matching_lines = [line for line in drop_repeated(lines) if self.name in line.get("logs", {})]
         return [
-            Point(int(line.get("epoch") or place + 1), float(line["logs"][self.name]))
-            for place, line in enumerate(found)
+            Point(int(line.get("epoch") or index + 1), float(line["logs"][self.name]))
+            for index, line in enumerate(matching_lines)
         ]
 
     def _find_matches(self, output: str) -> list[str]:
         pattern = re.compile(self.regex, re.MULTILINE)
-        return [found[pattern.groups] for found in pattern.finditer(drop_overwritten(output))]
+        return [match[pattern.groups] for match in pattern.finditer(drop_overwritten(output))]
 
     def choose_value(self, curve: Sequence[Point]) -> float:
-        """The value of a nonempty curve that counts; may be NaN."""
+        """The value of a nonempty curve that is the trial's result (`take`); may be NaN."""
         if self.take == "best":
             finite = [point.value for point in curve if math.isfinite(point.value)]
             return min(finite, key=self.compute_cost, default=math.nan)
@@ -62,25 +62,25 @@ class Objective:
         """Explains the absence of the objective in a finished trial."""
         if self.regex:
             return f"nothing in its output matches {self.regex!r}"
-        seen = list(dict.fromkeys(name for line in lines for name in line.get("logs", {})))
-        if not seen:
+        logged_names = list(dict.fromkeys(name for line in lines for name in line.get("logs", {})))
+        if not logged_names:
             return (
                 f"{self.name} never appeared: no epoch of Keras' fit ended, and matex_tf.report was not called. "
                 "A script that prints it is read by objective: {regex: 'test loss ([\\d.]+)'}"
             )
-        near = difflib.get_close_matches(self.name, seen, n=1)
-        hint = f"; did you mean {near[0]}?" if near else ""
-        if self.name.startswith("val_") and not any(name.startswith("val_") for name in seen):
+        similar = difflib.get_close_matches(self.name, logged_names, n=1)
+        hint = f"; did you mean {similar[0]}?" if similar else ""
+        if self.name.startswith("val_") and not any(name.startswith("val_") for name in logged_names):
             hint = ": fit has no validation data. Pass it some, or name another objective"
-        return f"{self.name} never appeared; the logged values are {', '.join(seen)}{hint}"
+        return f"{self.name} never appeared; the logged values are {', '.join(logged_names)}{hint}"
 
 
 def drop_repeated(lines: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """Drop lines of epochs that were repeated after a restart, except for the last."""
-    found: dict[Any, Mapping[str, Any]] = {}
-    for place, line in enumerate(lines):
-        found[place if line.get("call") is None else (line["call"], line["epoch"])] = line
-    return list(found.values())
+    last_lines: dict[Any, Mapping[str, Any]] = {}
+    for index, line in enumerate(lines):
+        last_lines[index if line.get("call") is None else (line["call"], line["epoch"])] = line
+    return list(last_lines.values())
 
 
 def drop_overwritten(output: str) -> str:

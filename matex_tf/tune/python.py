@@ -51,7 +51,7 @@ def tune(
         SearchError: the first trials fail in the same way; the text shows why. DatabaseError, EngineMissingError: the
             text says how to fix it.
     """
-    words = arguments.check_words("tune", "args", args)
+    arguments_of_script = arguments.check_words("tune", "args", args)
     for name, value in (("trials", trials), ("parallel", parallel), ("ranks", ranks)):
         arguments.check_whole_number("tune", name, value)
     arguments.check_whole_number("tune", "seed", seed, None)
@@ -78,7 +78,7 @@ def tune(
             raise TypeError(f"tune: expected cluster to be matex_tf.Slurm(...); given {cluster!r}")
         cluster = distribute_ranks(cluster, ranks) if ranks > 1 else cluster
         settings = replace(settings, ranks=cluster.ranks, slurm=asdict(cluster))
-    target = [os.fspath(script), *words]
+    target = [os.fspath(script), *arguments_of_script]
     return setup.run_search(setup.create_search(target, text, settings, os.fspath(database), os.fspath(folder)))
 
 
@@ -89,5 +89,5 @@ def _format_yaml(value: Any) -> str:
 
 def _convert_to_texts(value: Any) -> Any:
     if isinstance(value, Mapping):
-        return {str(name): _convert_to_texts(one) for name, one in value.items()}
-    return [_convert_to_texts(one) for one in value] if isinstance(value, (list, tuple)) else str(value)
+        return {str(name): _convert_to_texts(item) for name, item in value.items()}
+    return [_convert_to_texts(item) for item in value] if isinstance(value, (list, tuple)) else str(value)

@@ -1,6 +1,4 @@
-"""Rungs: trials pause after some epochs, and the best continue (ASHA, arXiv 1810.05934, algorithm
-2). Pure functions.
-"""
+"""Rungs: trials pause after some epochs; the best continue (ASHA, arXiv 1810.05934, algorithm 2). Pure functions."""
 
 from __future__ import annotations
 
@@ -11,7 +9,7 @@ from matex_tf.tune.database import Record
 from matex_tf.tune.objective import Objective
 from matex_tf.tune.trials.trial import DONE, PAUSED
 
-SHARE = 3
+REDUCTION = 3
 """One of this number of trials that reached a rung continues."""
 
 
@@ -25,32 +23,30 @@ def read_rungs(text: str) -> tuple[int, ...]:
 
 def check_rungs(epochs: Sequence[int]) -> tuple[int, ...]:
     """Check rungs, and return them as a tuple. Raises ValueError unless they are at least 1 and strictly increasing."""
-    if any(after <= before for before, after in zip([0, *epochs], epochs)):
+    if any(later <= earlier for earlier, later in zip([0, *epochs], epochs)):
         raise ValueError(f"expected rungs to be epochs, 1 or more, each above the one before; given {list(epochs)}")
     return tuple(epochs)
 
 
 def choose_promoted(trials: Iterable[Record], objective: Objective) -> Record | None:
-    """The paused trial to continue: from the highest rung at which a paused trial is in the best third; None if none
-    is.
+    """The paused trial to continue, from the highest rung at which a paused trial is in the best third; else None.
 
-    Running trials are not waited for, so no slot is idle while rungs fill.
+    It does not wait for running trials to reach the rung, so no slot is idle.
     """
-    everyone = list(trials)
-    for rung in reversed(range(max((len(one.rungs) for one in everyone), default=0))):
-        seen = [one for one in everyone if len(one.rungs) > rung]
-        best = sorted(seen, key=lambda one: (objective.compute_cost(one.rungs[rung]), one.number))[: len(seen) // SHARE]
-        for one in best:
-            if one.state == PAUSED and len(one.rungs) == rung + 1:
-                return one
+    records = list(trials)
+    for rung in reversed(range(max((len(record.rungs) for record in records), default=0))):
+        reached = [record for record in records if len(record.rungs) > rung]
+        reached.sort(key=lambda record: (objective.compute_cost(record.rungs[rung]), record.number))
+        for record in reached[: len(reached) // REDUCTION]:
+            if record.state == PAUSED and len(record.rungs) == rung + 1:
+                return record
     return None
 
 
-def choose_last(trials: Iterable[Record], objective: Objective) -> Record | None:
+def choose_best_paused(trials: Iterable[Record], objective: Objective) -> Record | None:
     """The paused trial to continue if no trial is complete and nothing else is left to do: the best one."""
-    return min(
-        (one for one in trials if one.state == PAUSED), key=lambda one: make_sort_key(one, objective), default=None
-    )
+    paused = [record for record in trials if record.state == PAUSED]
+    return min(paused, key=lambda record: make_sort_key(record, objective), default=None)
 
 
 def make_sort_key(record: Record, objective: Objective) -> tuple[float, float]:

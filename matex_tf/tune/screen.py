@@ -17,22 +17,24 @@ from matex_tf.tune.objective import Objective
 from matex_tf.tune.space import Config, Space, format_value
 from matex_tf.tune.trials.trial import DONE, FAILED, Trial
 
-_REDRAW = 0.5  # seconds
-_AROUND = 6  # lines of the screen that are not trials
-_HEADS = ("trial", "epochs", "state", "s")
+_REDRAW_INTERVAL = 0.5  # seconds
+_OTHER_LINES = 6  # lines of the screen that are not trials
+_HEADINGS = ("trial", "epochs", "state", "s")
 
 
 class Screen:
-    """Without a terminal, messages go to standard error and the table to standard output."""
+    """The display of one search (`search.Screen`). Without a terminal, messages go to standard error."""
 
-    def __init__(self, space: Space, objective: Objective, wanted: int, parallel: int, before: Sequence[Record] = ()):
-        self._space, self._objective, self._wanted, self._parallel = space, objective, wanted, parallel
-        self._ended = {record.number: record for record in before if record.seconds}
-        self._began: dict[int, Record] = {}
+    def __init__(
+        self, space: Space, objective: Objective, trial_count: int, parallel: int, earlier: Sequence[Record] = ()
+    ):
+        self._space, self._objective, self._trial_count, self._parallel = space, objective, trial_count, parallel
+        self._ended = {record.number: record for record in earlier if record.seconds}
+        self._started: dict[int, Record] = {}
         self._running: dict[int, Trial] = {}
         self._best: Record | None = None
-        self._drawn = 0.0
-        self._has_head = False
+        self._drawn_at = 0.0
+        self._has_heading = False
         self._console = Console(highlight=False)
         self._live: Live | None = None
 
@@ -45,18 +47,18 @@ class Screen:
     def __exit__(self, *_: object) -> None:
         if self._live is not None:
             self._running = {}
-            self._live.update(self.draw_table(len(self._ended) + _AROUND), refresh=True)
+            self._live.update(self.draw_table(len(self._ended) + _OTHER_LINES), refresh=True)
             self._live.stop()
 
     def show_start(self, record: Record) -> None:
         """A trial starts."""
-        self._began[record.number] = record
+        self._started[record.number] = record
 
     def show_running(self, trials: dict[int, Trial]) -> None:
         """The running trials were polled."""
         self._running = trials
-        if self._live is not None and time.monotonic() - self._drawn > _REDRAW:
-            self._drawn = time.monotonic()
+        if self._live is not None and time.monotonic() - self._drawn_at > _REDRAW_INTERVAL:
+            self._drawn_at = time.monotonic()
             self._live.update(self.draw_table(self._console.height), refresh=True)
 
     def show_end(self, record: Record, best: Record | None) -> None:
@@ -65,9 +67,11 @@ class Screen:
         self._ended[record.number] = record
         self._best = best
         if self._live is None:
-            if not self._has_head:
-                self._has_head = True
-                print(self._format_line([*_HEADS[:1], self._objective.name, *_HEADS[1:], *self._names]), flush=True)
+            if not self._has_heading:
+                self._has_heading = True
+                print(
+                    self._format_line([*_HEADINGS[:1], self._objective.name, *_HEADINGS[1:], *self._names]), flush=True
+                )
             print(self._format_line(self._format_cells(record)), flush=True)
 
     def print_line(self, text: str) -> None:
@@ -81,10 +85,10 @@ class Screen:
     def draw_table(self, height: int) -> RenderableType:
         """The running trials, the best one, and the last ended ones, in at most `height` lines."""
         table = Table(box=None, pad_edge=False, header_style="bold")
-        for name in (*_HEADS[:1], self._objective.name, *_HEADS[1:], *self._names):
+        for name in (*_HEADINGS[:1], self._objective.name, *_HEADINGS[1:], *self._names):
             table.add_column(name, justify="left" if name == "state" else "right", no_wrap=True)
-        room = max(height - _AROUND - len(self._running), 3)
-        shown = [record for number, record in self._ended.items() if number not in self._running][-room:]
+        max_rows = max(height - _OTHER_LINES - len(self._running), 3)
+        shown = [record for number, record in self._ended.items() if number not in self._running][-max_rows:]
         if self._best is not None and self._best not in shown and self._best.number not in self._running:
             shown = [self._best, *shown[1:]]
         for record in shown:
@@ -96,7 +100,7 @@ class Screen:
 
     @property
     def _names(self) -> list[str]:
-        return [one.name for one in self._space.parameters]
+        return [parameter.name for parameter in self._space.parameters]
 
     def _is_best(self, record: Record) -> bool:
         return self._best is not None and record.number == self._best.number
@@ -111,8 +115,8 @@ class Screen:
 
     def _format_running_cells(self, number: int, trial: Trial) -> list[str]:
         logged = [line for line in trial.lines if line.get("epoch")]
-        figures = [line["logs"][self._objective.name] for line in logged if self._objective.name in line["logs"]]
-        value = f"{figures[-1]:.4g}" if figures else "-"
+        values = [line["logs"][self._objective.name] for line in logged if self._objective.name in line["logs"]]
+        value = f"{values[-1]:.4g}" if values else "-"
         epochs = str(logged[-1]["epoch"]) if logged else "-"
         return [
             str(number),
@@ -120,7 +124,7 @@ class Screen:
             epochs,
             "waits" if trial.waits else "runs",
             f"{trial.seconds:.0f}",
-            *self._format_values(self._began[number].config),
+            *self._format_values(self._started[number].config),
         ]
 
     def _format_values(self, config: Config) -> list[str]:
@@ -129,16 +133,16 @@ class Screen:
     def _format_line(self, cells: Sequence[str]) -> str:
         widths = [5, max(8, len(self._objective.name)), 6, 7, 5, *(max(8, len(name)) for name in self._names)]
         return "  ".join(
-            f"{cell:<{width}}" if place == 3 else f"{cell:>{width}}"
-            for place, (cell, width) in enumerate(zip(cells, widths))
+            f"{cell:<{width}}" if column == 3 else f"{cell:>{width}}"
+            for column, (cell, width) in enumerate(zip(cells, widths))
         )
 
     def _format_foot(self) -> str:
-        left = self._wanted - len(self._ended)
-        said = f"{len(self._ended)} of {self._wanted} trials"
+        remaining = self._trial_count - len(self._ended)
+        text = f"{len(self._ended)} of {self._trial_count} trials"
         if self._best is not None and self._best.value is not None:
-            said += f", best {self._objective.name} {self._best.value:.4g} (trial {self._best.number})"
-        if self._ended and left > 0:
+            text += f", best {self._objective.name} {self._best.value:.4g} (trial {self._best.number})"
+        if self._ended and remaining > 0:
             mean = sum(record.seconds for record in self._ended.values()) / len(self._ended)
-            said += f", left {format_seconds(mean * left / self._parallel)}"
-        return said
+            text += f", left {format_seconds(mean * remaining / self._parallel)}"
+        return text

@@ -1,4 +1,8 @@
-"""The search: starts trials where there is room for them, writes down what becomes of each, and asks for the next."""
+"""The search: starts trials in free slots, polls them, records their outcomes, and asks the engine for configurations.
+
+`setup.run_search` makes a `Searching` and calls `run_trials`. All records are in the database, so that a killed search
+can continue: trials that have not ended are started again.
+"""
 
 from __future__ import annotations
 
@@ -16,272 +20,282 @@ from matex_tf.tune import rungs
 from matex_tf.tune.database import FEATURES, RUNNING, Database, DatabaseError, Record, Search
 from matex_tf.tune.engines import warm_start
 from matex_tf.tune.engines.proposals import WARM, ExhaustedError, Proposals
-from matex_tf.tune.space_file import Asked
-from matex_tf.tune.starter import Starter, UnderWay, get_trial_folder
+from matex_tf.tune.space_file import Specification
+from matex_tf.tune.starter import RunningTrial, Starter, get_trial_folder
 from matex_tf.tune.trials.trial import DONE, OUTPUT, PAUSED, STOPPED, Outcome, Slot, Trial, hold_folder
 from matex_tf.world import file_locks
 
-LOOK_EACH = 0.05
-AGAIN = 30.0  # seconds until a scheduler that gave no answer is asked again
-ALIKE = 3
-"""As many trials that fail alike, before any has come to an end, end the search."""
+POLL_INTERVAL = 0.05  # seconds
+RETRY_INTERVAL = 30.0  # seconds until a scheduler that gave no answer is asked again
+MAX_EQUAL_FAILURES = 3
+"""The search ends if its first trials, this number of them, all fail in the same way."""
 
 
 class SearchError(RuntimeError):
-    """The search cannot go on; the text says why, and what to do."""
+    """The search cannot continue; the text gives the reason and the fix."""
 
 
 class Screen(Protocol):
-    """Where the search is seen."""
+    """Shows the progress of a search."""
 
     def show_start(self, record: Record) -> None:
         """A trial starts."""
 
     def show_running(self, trials: dict[int, Trial]) -> None:
-        """The trials that run were looked at."""
+        """The running trials were polled."""
 
     def show_end(self, record: Record, best: Record | None) -> None:
-        """A trial has ended."""
+        """A trial has ended, or has reached a rung."""
 
     def print_line(self, text: str) -> None:
-        """A line for people."""
+        """Print a message."""
 
 
 @dataclass
 class Searching:
-    """A search under way.
+    """A running search.
 
     Args:
         starter: starts trials.
-        slots: a trial runs in each.
-        warms: whether it begins with what earlier searches have found.
-        look_each: seconds between looks at the trials.
+        slots: the resources of the concurrent trials; one trial runs in each.
+        trial_count: the number of trials, including those of earlier processes of this search.
+        uses_warm_start: whether the best configurations of similar searches are tried first.
+        poll_interval: seconds between two polls of the trials.
     """
 
     database: Database
     search: Search
-    asked: Asked
+    spec: Specification
     starter: Starter
     slots: list[Slot]
     proposals: Proposals
-    wanted: int
+    trial_count: int
     screen: Screen
-    warms: bool = True
-    look_each: float = LOOK_EACH
+    uses_warm_start: bool = True
+    poll_interval: float = POLL_INTERVAL
     stop: str = ""
-    """Why it is to end before its time; set by signals."""
-    _full_until: float = 0.0
-    _free: list[Slot] = field(default_factory=list)
-    _under: dict[int, UnderWay] = field(default_factory=dict)
-    _known: dict[int, Record] = field(default_factory=dict)
-    _waiting: list[Record] = field(default_factory=list)
-    _untold: list[Record] = field(default_factory=list)
-    _ended: list[Record] = field(default_factory=list)
-    _task: dict[str, Any] | None = None
+    """Why the search is to end early; set by signals."""
+    _no_start_before: float = 0.0  # by the monotonic clock; inf until a trial ends
+    _free_slots: list[Slot] = field(default_factory=list)
+    _running: dict[int, RunningTrial] = field(default_factory=dict)  # by number of the trial
+    _records: dict[int, Record] = field(default_factory=dict)  # of all trials, by number
+    _to_start: list[Record] = field(default_factory=list)  # recorded trials that are to be started again
+    _unreported: list[Record] = field(default_factory=list)  # trials whose costs the engine does not know yet
+    _ended_records: list[Record] = field(default_factory=list)  # of trials that this process has started
+    _task: dict[str, Any] | None = None  # sizes and loss of the model and its data, as the first trial reports them
 
     def run_trials(self) -> Record | None:
-        """Make the trials; gives the best of all, None if there is none.
+        """Run the trials. Returns the record of the best one; None if no trial has a value.
 
         Raises:
-            SearchError: trials fail alike, or the folder is in use.
-            DatabaseError: what became of a trial cannot be written down.
+            SearchError: the first trials fail in the same way, or the folder is in use.
+            DatabaseError: an outcome cannot be recorded.
         """
         with hold_search(self.starter.folder):
             self._resume_trials()
-            self._free = list(self.slots)
+            self._free_slots = list(self.slots)
             try:
-                self._find_jobs()
+                self._resume_jobs()
                 while not self.stop and self._is_unfinished():
                     self._start_trials()
-                    time.sleep(self.look_each)
-                    self._look_at_trials()
+                    time.sleep(self.poll_interval)
+                    self._poll_trials()
             finally:
-                self._end_all()
+                self._end_running_trials()
                 self.proposals.close()
         return self.best
 
     @property
     def best(self) -> Record | None:
-        """Of those that have come to their ends; while there are none, of those that have come to the highest rung."""
-        known = [record for record in self._known.values() if record.value is not None]
-        return min(known, key=lambda one: rungs.make_sort_key(one, self.asked.objective), default=None)
+        """The best complete trial; while there is none, the best trial of the highest rung."""
+        records = [record for record in self._records.values() if record.value is not None]
+        return min(records, key=lambda record: rungs.make_sort_key(record, self.spec.objective), default=None)
 
     def _is_unfinished(self) -> bool:
-        return bool(self._under or self._waiting or len(self._known) < self.wanted or self._choose_promoted())
+        return bool(self._running or self._to_start or len(self._records) < self.trial_count or self._choose_promoted())
 
     def _resume_trials(self) -> None:
-        """Take up what is written down: trials that have ended are told, those that have not are made again."""
+        """Read the recorded trials: report the costs of ended trials to the engine, and start the others again."""
         for record in self.database.list_trials(self.search.id):
-            self._known[record.number] = record
+            self._records[record.number] = record
             if record.state == RUNNING:
-                self._waiting.append(record)
+                self._to_start.append(record)
             else:
-                self._tell_cost(record)
+                self._report_cost(record)
         self._task = self.database.read_task(self.search.id)
         if self._task is not None:
             self._add_warm_starts()
 
     # Starting
 
-    def _find_jobs(self) -> None:
-        """Take up all jobs that a search which was killed has left, however many trials may run at once now."""
-        for record in [one for one in self._waiting if self.starter.has_job(one.number)]:
-            slot = self._free.pop(0) if self._free else self.slots[-1]
+    def _resume_jobs(self) -> None:
+        """Continue with the jobs that a killed search has left, even if they are more than the slots."""
+        for record in [record for record in self._to_start if self.starter.has_job(record.number)]:
+            slot = self._free_slots.pop(0) if self._free_slots else self.slots[-1]
             try:
                 self._start_trial(record, slot)
             except JobError as error:
                 raise SearchError(str(error)) from None
-            self._waiting.remove(record)
+            self._to_start.remove(record)
 
     def _start_trials(self) -> None:
-        while self._free and time.monotonic() >= self._full_until and not self.stop:
+        while self._free_slots and time.monotonic() >= self._no_start_before and not self.stop:
             record = self._choose_next()
             if record is None:
                 return
-            self._known[record.number] = record
+            self._records[record.number] = record
             try:
-                self._start_trial(record, self._free[0])
+                self._start_trial(record, self._free_slots[0])
             except JobError as error:
                 self._wait_for_room(record, error)
                 return
-            self._free.pop(0)
+            self._free_slots.pop(0)
 
     def _start_trial(self, record: Record, slot: Slot) -> None:
-        self._under[record.number] = self.starter.start_trial(record, slot)
+        self._running[record.number] = self.starter.start_trial(record, slot)
         self.screen.show_start(record)
 
     def _wait_for_room(self, record: Record, error: JobError) -> None:
-        """A trial that a scheduler refuses beside others, of which a user may have so many, is started after them.
+        """Start a trial later that the scheduler has refused: users may have a limited number of jobs.
 
-        A scheduler that has taken trials, and gives no answer now, is asked again.
+        It is started once another trial ends, or after a while if the scheduler gave no answer.
+
+        Raises:
+            SearchError: no other trial runs, so that waiting does not help.
         """
-        is_away = isinstance(error, UnreachableError) and bool(self._under or self._ended)
-        if not self._under and not is_away and not self.stop:
+        is_unreachable = isinstance(error, UnreachableError) and bool(self._running or self._ended_records)
+        if not self._running and not is_unreachable and not self.stop:
             raise SearchError(str(error)) from None
-        self._waiting.insert(0, record)
-        self._full_until = time.monotonic() + AGAIN if is_away else math.inf
-        if is_away:
-            self.starter.say_once("away", f"{error}; it is asked again each {AGAIN:.0f} s")
+        self._to_start.insert(0, record)
+        self._no_start_before = time.monotonic() + RETRY_INTERVAL if is_unreachable else math.inf
+        if is_unreachable:
+            self.starter.say_once("away", f"{error}; it is asked again each {RETRY_INTERVAL:.0f} s")
             return
         self.starter.say_once(
-            "full", f"{error}\nThe search goes on with {format_count(len(self._under), 'job')} at once"
+            "full", f"{error}\nThe search goes on with {format_count(len(self._running), 'job')} at once"
         )
 
     def _choose_next(self) -> Record | None:
-        """What starts now: what is to be made again, the paused trial that has earned it, or else a new one."""
-        if self._waiting:
-            return self._waiting.pop(0)
+        """The trial to start: one to be started again, else a promoted paused trial, else a new one; None: wait."""
+        if self._to_start:
+            return self._to_start.pop(0)
         if promoted := self._choose_promoted():
             self.database.resume_trial(self.search.id, promoted.number)
             return replace(promoted, state=RUNNING)
-        if len(self._known) >= self.wanted:
+        if len(self._records) >= self.trial_count:
             return None
         try:
-            found = self.proposals.take_next()
+            proposal = self.proposals.take_next()
         except ExhaustedError:
-            self.wanted = len(self._known)
-            self.screen.print_line(f"every configuration there is was tried: {self.wanted}")
+            self.trial_count = len(self._records)
+            self.screen.print_line(f"every configuration there is was tried: {self.trial_count}")
             return self._choose_next()
-        return self.database.add_trial(self.search.id, *found) if found else None
+        return self.database.add_trial(self.search.id, *proposal) if proposal else None
 
     def _choose_promoted(self) -> Record | None:
-        """The paused trial that goes on now; at the end of the search the best, if none has come to its own end."""
-        known, objective = self._known.values(), self.asked.objective
-        over = not self._under and not self._waiting and len(known) >= self.wanted
-        found = rungs.choose_promoted(known, objective)
-        if found is None and over and all(one.state != DONE for one in known):
-            found = rungs.choose_last(known, objective)
-        return found
+        """The paused trial to continue; at the end of the search the best one, if no trial is complete."""
+        records, objective = self._records.values(), self.spec.objective
+        nothing_else_left = not self._running and not self._to_start and len(records) >= self.trial_count
+        choice = rungs.choose_promoted(records, objective)
+        if choice is None and nothing_else_left and all(record.state != DONE for record in records):
+            choice = rungs.choose_best_paused(records, objective)
+        return choice
 
     # Ends
 
-    def _look_at_trials(self) -> None:
-        for number, under in list(self._under.items()):
-            for line in under.trial.read_new_lines():
+    def _poll_trials(self) -> None:
+        """Read what running trials have logged, and record those that have ended."""
+        for number, running in list(self._running.items()):
+            for line in running.trial.read_new_lines():
                 if "task" in line and self._task is None:
                     self._task = line["task"]
                     self.database.note_task(self.search.id, line["task"])
                     self._add_warm_starts()
-            outcome = under.trial.poll()
+            outcome = running.trial.poll()
             if outcome is not None:
-                del self._under[number]
-                if len(self._under) + len(self._free) < len(self.slots):
-                    self._free.append(under.slot)
-                self._full_until = 0.0
-                if outcome.state == STOPPED:  # not by the search: it goes on from its state
-                    seconds = under.record.seconds + outcome.seconds
-                    self._waiting.append(replace(under.record, seconds=seconds))
+                del self._running[number]
+                if len(self._running) + len(self._free_slots) < len(self.slots):  # else a resumed job had no own slot
+                    self._free_slots.append(running.slot)
+                self._no_start_before = 0.0
+                if outcome.state == STOPPED:  # not by the search: the trial continues from its state
+                    seconds = running.record.seconds + outcome.seconds
+                    self._to_start.append(replace(running.record, seconds=seconds))
                     continue
-                self._end_trial(under, outcome)
-                self._give_up_if_alike()
-        self.screen.show_running({number: under.trial for number, under in self._under.items()})
+                self._end_trial(running, outcome)
+                self._check_equal_failures()
+        self.screen.show_running({number: running.trial for number, running in self._running.items()})
 
-    def _end_trial(self, under: UnderWay, outcome: Outcome) -> None:
-        """Write down what became of a trial that has come to its own end, or pauses at a rung."""
-        record = self.starter.end_trial(under, outcome)
-        if record.state == PAUSED and record.value is None:  # there are no rungs any more
-            self._waiting.append(replace(record, state=RUNNING))
+    def _end_trial(self, running: RunningTrial, outcome: Outcome) -> None:
+        """Record the outcome of a trial that has ended by itself, or pauses at a rung."""
+        record = self.starter.end_trial(running, outcome)
+        if record.state == PAUSED and record.value is None:  # the starter has removed the rungs: continue at once
+            self._to_start.append(replace(record, state=RUNNING))
             return
         self.database.end_trial(self.search.id, record)
-        if record.state == PAUSED:  # what it goes on as is another job
+        if record.state == PAUSED:  # it continues in another job
             self.starter.forget_job(record.number)
-        self._known[record.number] = record
-        self._tell_cost(record)
+        self._records[record.number] = record
+        self._report_cost(record)
         self.screen.show_end(record, self.best)
-        self._ended.append(record)
+        self._ended_records.append(record)
 
-    def _tell_cost(self, record: Record) -> None:
-        """A trial that has failed costs as much as the worst, once there is one; one of another space is not told."""
-        if self.asked.space.allows(record.config):
-            self._untold.append(record)
-        costs = [self._compute_cost(one) for one in self._known.values() if one.value is not None]
+    def _report_cost(self, record: Record) -> None:
+        """Report the cost of a trial to the engine, unless the space no longer allows its configuration.
+
+        A failed trial costs as much as the worst one; its report waits until a trial has a value.
+        """
+        if self.spec.space.allows(record.config):
+            self._unreported.append(record)
+        costs = [self._compute_cost(record) for record in self._records.values() if record.value is not None]
         if not costs:
             return
-        for one in self._untold:
-            self.proposals.tell(one.config, self._compute_cost(one) if one.value is not None else max(costs))
-        self._untold = []
+        for trial in self._unreported:
+            self.proposals.tell(trial.config, self._compute_cost(trial) if trial.value is not None else max(costs))
+        self._unreported = []
 
     def _compute_cost(self, record: Record) -> float:
-        return self.asked.objective.compute_cost(math.nan if record.value is None else record.value)
+        return self.spec.objective.compute_cost(math.nan if record.value is None else record.value)
 
-    def _give_up_if_alike(self) -> None:
-        first = self._ended[:ALIKE]
-        if len(self._ended) == ALIKE and self.best is None and len({one.kind for one in first}) == 1:
-            last, numbers = first[-1], ", ".join(str(one.number) for one in first)
+    def _check_equal_failures(self) -> None:
+        if len(self._ended_records) != MAX_EQUAL_FAILURES or self.best is not None:
+            return
+        if len({record.kind for record in self._ended_records}) == 1:
+            last, numbers = self._ended_records[-1], ", ".join(str(record.number) for record in self._ended_records)
             raise SearchError(
                 f"trials {numbers} have failed alike ({last.why}). What the last of them printed "
                 f"({get_trial_folder(self.starter.folder, last.number) / OUTPUT}):\n{last.tail or '(nothing)'}"
             )
 
-    def _end_all(self) -> None:
-        """End the trials under way. They are made again when the search goes on."""
-        for under in self._under.values():
-            under.trial.stop_trial("")
-        while self._under:
-            time.sleep(self.look_each)
-            for number, under in list(self._under.items()):
-                outcome = under.trial.poll()
+    def _end_running_trials(self) -> None:
+        """End the running trials. They are started again when the search continues."""
+        for running in self._running.values():
+            running.trial.stop_trial("")
+        while self._running:
+            time.sleep(self.poll_interval)
+            for number, running in list(self._running.items()):
+                outcome = running.trial.poll()
                 if outcome is not None:
-                    del self._under[number]
-                    with contextlib.suppress(DatabaseError, OSError):  # then it is made again, as the others are
-                        if outcome.state != STOPPED:  # it had come to its end
-                            self._end_trial(under, outcome)
+                    del self._running[number]
+                    with contextlib.suppress(DatabaseError, OSError):  # unrecorded, it is started again, as the others
+                        if outcome.state != STOPPED:  # it had ended by itself
+                            self._end_trial(running, outcome)
 
     def _add_warm_starts(self) -> None:
-        """Begin with what searches of tasks that are near have found, and say of which."""
-        if not self.warms or self._task is None or any(one.origin == WARM for one in self._known.values()):
+        """Propose the best configurations of searches with similar tasks first, and print their folders."""
+        is_warm = any(record.origin == WARM for record in self._records.values())
+        if not self.uses_warm_start or self._task is None or is_warm:
             return
         objective = self.search.objective
-        others = self.database.list_other_tasks(self.search.id, objective)
-        best = {
-            number: warm_start.sort_best_first(self.database.list_trials(number), self.asked.objective)
-            for number in others
+        other_tasks = self.database.list_other_tasks(self.search.id, objective)
+        best_configs = {
+            number: warm_start.sort_best_first(self.database.list_trials(number), self.spec.objective)
+            for number in other_tasks
         }
         starts = warm_start.choose_starts(
-            {name: self._task.get(name) for name in FEATURES}, others, best, self.asked.space
+            {name: self._task.get(name) for name in FEATURES}, other_tasks, best_configs, self.spec.space
         )
         if self.proposals.put_first(start.config for start in starts):
-            names = [found.folder for start in starts if (found := self.database.find_search(start.search))]
+            names = [search.folder for start in starts if (search := self.database.find_search(start.search))]
             self.screen.print_line(
                 f"goes on with the best of {', '.join(names)}, whose tasks are alike (--no-warm-start)"
             )
@@ -289,19 +303,19 @@ class Searching:
 
 @contextlib.contextmanager
 def hold_search(folder: Path) -> Iterator[None]:
-    """The search's folder, for this process alone.
+    """Context that locks the folder of a search for this process.
 
     Raises:
-        SearchError: another process has it.
+        SearchError: another process has locked it.
     """
-    follows = "A second `matex tune` that goes on with this search at the same time is not noticed"
+    consequence = "A second `matex tune` that goes on with this search at the same time is not noticed"
 
-    def tell(error: OSError) -> None:
-        print(f"matex tune: {file_locks.describe_lack(folder, error, follows)}", file=sys.stderr, flush=True)
+    def warn(error: OSError) -> None:
+        print(f"matex tune: {file_locks.describe_lack(folder, error, consequence)}", file=sys.stderr, flush=True)
 
     with contextlib.ExitStack() as stack:
         try:
-            stack.enter_context(hold_folder(folder, patience=0.0, tell=tell))
+            stack.enter_context(hold_folder(folder, patience=0.0, warn=warn))
         except TimeoutError:
             raise SearchError(f"{folder}: another `matex tune` goes on with this search") from None
         yield

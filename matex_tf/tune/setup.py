@@ -1,4 +1,8 @@
-"""A search is begun, or gone on with: what the command line and Python have in common."""
+"""Creates, opens, changes and runs a search, for the command line and for Python.
+
+`create_search` writes the search into the database and its folder, and `run_search` runs its remaining trials; a
+resumed search begins with the latter.
+"""
 
 from __future__ import annotations
 
@@ -25,8 +29,8 @@ from matex_tf.tune.engines import engine
 from matex_tf.tune.engines.proposals import Proposals
 from matex_tf.tune.objective import Objective
 from matex_tf.tune.screen import Screen
-from matex_tf.tune.search import LOOK_EACH, Searching
-from matex_tf.tune.space_file import Asked
+from matex_tf.tune.search import POLL_INTERVAL, Searching
+from matex_tf.tune.space_file import Specification
 from matex_tf.tune.starter import Starter, get_trial_folder, make_once
 from matex_tf.tune.trials import place
 from matex_tf.tune.trials.job_trial import Jobs
@@ -40,10 +44,7 @@ _ENDING = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM", signal.SIGHUP: "S
 
 @dataclass(frozen=True)
 class Settings:
-    """How a search is made; it is written down, so that one that goes on is made alike.
-
-    With `slurm` trials are jobs, and these are the options of each.
-    """
+    """The options of a search, recorded for its resumption. With `slurm`, trials are jobs with these options."""
 
     trials: int = 50
     parallel: int = 1
@@ -59,21 +60,21 @@ class Settings:
     slurm: dict[str, Any] | None = None
 
     def __post_init__(self) -> None:
-        Options(run=self.run)  # what a trial says to `matex run` itself is no option of `run`
+        Options(run=self.run)  # raises ValueError for options that trials set themselves
         if self.slurm and self.slurm.get("array"):
             raise ValueError("each trial is one job, and takes no array: --parallel says how many there are at a time")
 
     @property
     def options(self) -> list[str]:
-        """More of `matex run`, each a word."""
+        """The words of further options of `matex run`."""
         return [word for text in self.run for word in shlex.split(text)]
 
     def make_job(self) -> Slurm | None:
-        """What each trial takes of Slurm; None where trials run here."""
+        """The Slurm options of each trial; None if trials run on this machine."""
         return None if self.slurm is None else Slurm(**self.slurm)
 
     def make_slots(self) -> list[Slot]:
-        """What each of the trials at once has for itself. Raises HostsError."""
+        """The resources of each concurrent trial. Raises HostsError."""
         if self.slurm is not None:
             return [Slot()] * self.parallel
         return make_slots(self.parallel, self.ranks, self.options, self.source)
@@ -81,7 +82,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class Found:
-    """What a search has found. `code` is the exit code of the command."""
+    """The result of a search: its best trial, and the `command` that repeats it. `code` is the exit code of matex."""
 
     best: Record | None
     objective: str
@@ -96,50 +97,50 @@ class Found:
 
 
 class NoSearchError(ValueError):
-    """A folder is that of no search, or not of one that may go on so."""
+    """A folder is not that of a search, or the search cannot be resumed with these changes."""
 
 
 def create_search(target: Sequence[str], space: str, settings: Settings, database: str = "", folder: str = "") -> Path:
-    """Write down a new search of `target` over the text `space`; its folder.
+    """Record a new search of `target` over the text `space`. Returns its folder.
 
     Raises:
-        SpaceError, FileExistsError, DatabaseError, ImportError, HostsError, JobError: nothing of it is left.
+        SpaceError, FileExistsError, DatabaseError, ImportError, HostsError, JobError: nothing was created.
     """
-    asked = space_file.read_space(space, settings.name)
-    place.check_files(asked, Path(settings.source))
+    spec = space_file.read_space(space, settings.name)
+    place.check_files(spec, Path(settings.source))
     engine.check_engine(settings.engine)
     settings.make_slots()
     if settings.slurm is not None:
         check_commands()
     path = Path(database) if database else find_default_path()
-    where = _make_folder(target, folder)
+    search_folder = _make_folder(target, folder)
     try:
-        kept = Database(path)
-        found = kept.add_search(
-            str(where.absolute()), target, space, asdict(settings), describe_objective(asked.objective)
+        database_file = Database(path)
+        search_row = database_file.add_search(
+            str(search_folder.absolute()), target, space, asdict(settings), describe_objective(spec.objective)
         )
-        kept.close()
+        database_file.close()
     except DatabaseError:
-        where.rmdir()
+        search_folder.rmdir()
         raise
-    (where / NOTE).write_text(json.dumps({"database": str(path.absolute()), "search": found.id}) + "\n")
-    return where
+    (search_folder / NOTE).write_text(json.dumps({"database": str(path.absolute()), "search": search_row.id}) + "\n")
+    return search_folder
 
 
 def _make_folder(target: Sequence[str], folder: str) -> Path:
     if not folder:
         return run_folder.make_folder("tune-" + (target[1] if target[0] == "-m" else Path(target[0]).stem))
-    where = Path(folder)
-    where.mkdir(parents=True, exist_ok=True)
-    if any(where.iterdir()):
+    path = Path(folder)
+    path.mkdir(parents=True, exist_ok=True)
+    if any(path.iterdir()):
         raise FileExistsError(f"{folder} is not empty. `matex tune --resume {folder}` goes on with a search")
-    return where
+    return path
 
 
 def describe_objective(objective: Objective) -> str:
-    """Which figure, and which way is better, in a line: searches with the same line are compared."""
-    way = "maximize" if objective.maximize else "minimize"
-    return f"{way} {objective.name}" + (f" by {objective.regex}" if objective.regex else "")
+    """The objective as one line of text. The results of searches with the same line are comparable."""
+    direction = "maximize" if objective.maximize else "minimize"
+    return f"{direction} {objective.name}" + (f" by {objective.regex}" if objective.regex else "")
 
 
 def open_search(folder: Path) -> tuple[Database, Search]:
@@ -156,129 +157,133 @@ def open_search(folder: Path) -> tuple[Database, Search]:
 
 
 def merge_settings(search: Search, **changed: Any) -> Settings:
-    """Those that it was begun with, and what is changed. Raises NoSearchError where that is not to be had."""
-    kept = {**search.settings, "run": tuple(search.settings["run"]), "rungs": tuple(search.settings.get("rungs", ()))}
-    if more := changed.pop("slurm", None):
-        if kept.get("slurm") is None:
-            raise NoSearchError(f"its trials run here, and have no --{min(more).replace('_', '-')}")
-        kept["slurm"] = {**kept["slurm"], **more}
+    """The settings of the search, with those in `changed` replaced. Raises NoSearchError if a change is impossible."""
+    merged = {**search.settings, "run": tuple(search.settings["run"]), "rungs": tuple(search.settings.get("rungs", ()))}
+    if job_options := changed.pop("slurm", None):
+        if merged.get("slurm") is None:
+            raise NoSearchError(f"its trials run here, and have no --{min(job_options).replace('_', '-')}")
+        merged["slurm"] = {**merged["slurm"], **job_options}
         try:
-            Slurm(**kept["slurm"])
+            Slurm(**merged["slurm"])
         except (ValueError, TypeError) as error:
             raise NoSearchError(str(error)) from None
-    return Settings(**{**kept, **changed})
+    return Settings(**{**merged, **changed})
 
 
 def change_space(database: Database, search: Search, settings: Settings, space: str) -> tuple[Search, list[str]]:
-    """The search over the text `space` in the place of its own, and what is not as before.
+    """Replace the space of the search by the text `space`. Returns the search and the changes.
 
     Raises:
-        SpaceError, NoSearchError: the text asks for what this search cannot have.
+        SpaceError, NoSearchError: the text is invalid, or its results could not be compared with earlier ones.
     """
-    asked = space_file.read_space(space, settings.name)
-    place.check_files(asked, Path(settings.source))
-    ranges, others = changes.list_changes(space_file.read_space(search.space, settings.name), asked)
+    spec = space_file.read_space(space, settings.name)
+    place.check_files(spec, Path(settings.source))
+    range_changes, other_changes = changes.list_changes(space_file.read_space(search.space, settings.name), spec)
     trials = database.list_trials(search.id)
-    if others and any(one.value is not None for one in trials):
+    if other_changes and any(trial.value is not None for trial in trials):
         raise NoSearchError(
             f"{settings.name}: trials have come to values, and others could not be compared with them: "
-            f"{'; '.join(others)}. Ranges and choices may change; for the rest begin another search"
+            f"{'; '.join(other_changes)}. Ranges and choices may change; for the rest begin another search"
         )
-    if not ranges + others:
+    if not range_changes + other_changes:
         return search, []
-    for one in trials:
-        if others and one.state == RUNNING and not asked.space.allows(one.config):
+    for trial in trials:
+        if other_changes and trial.state == RUNNING and not spec.space.allows(trial.config):
             database.end_trial(
-                search.id, replace(one, state=FAILED, kind="changed", why="what is searched has changed")
+                search.id, replace(trial, state=FAILED, kind="changed", why="what is searched has changed")
             )
-    return database.change_space(search, space, describe_objective(asked.objective)), ranges + others
+    return database.change_space(search, space, describe_objective(spec.objective)), range_changes + other_changes
 
 
 def run_search(folder: Path, space: str = "", name: str = "", **changed: Any) -> Found:
-    """Make the trials of the search in `folder` that are not made yet, over the text `space` of the file `name` if any.
+    """Run the remaining trials of the search in `folder`, over the text `space` of the file `name` if it is given.
 
     Raises:
-        NoSearchError, SpaceError, DatabaseError, SearchError, ImportError, OSError, HostsError: what there is stays.
+        NoSearchError, SpaceError, DatabaseError, SearchError, ImportError, OSError, HostsError: recorded trials remain.
     """
     if threading.current_thread() is not threading.main_thread():
         raise RuntimeError("a search goes on in the main thread only: with it trials end, and signals come to it")
-    began = time.monotonic()
+    started_at = time.monotonic()
     database, search = open_search(folder)
     settings = merge_settings(search, **changed, **({"name": name} if name else {}))
-    search, new = change_space(database, search, settings, space) if space else (search, [])
-    asked = space_file.read_space(search.space, settings.name)
-    before = database.list_trials(search.id)
-    made = engine.make_engine(settings.engine, asked.space, settings.seed)
+    search, space_changes = change_space(database, search, settings, space) if space else (search, [])
+    spec = space_file.read_space(search.space, settings.name)
+    earlier_trials = database.list_trials(search.id)
+    search_engine = engine.make_engine(settings.engine, spec.space, settings.seed)
     slots, job = settings.make_slots(), settings.make_job()
     matex = find_own_command()
     if job:
         job = fill_name_and_command(replace(job, matex=job.matex or matex), search.target)
-    with Screen(asked.space, asked.objective, settings.trials, len(slots), before) as screen:
+    with Screen(spec.space, spec.objective, settings.trials, len(slots), earlier_trials) as screen:
         say_once = make_once(screen.print_line)
-        if new:
-            screen.print_line(f"goes on with {name}; {'; '.join(new)}")
+        if space_changes:
+            screen.print_line(f"goes on with {name}; {'; '.join(space_changes)}")
         elif not space and (file := _find_changed_file(search, settings)):
             screen.print_line(f"{file} is not as it was; the search goes on as it began (--search {file} takes it)")
+        backend: Jobs | Processes = Processes(shlex.split(matex), settings.ranks, settings.options)
+        if job:
+            backend = Jobs(job, Path(settings.source), settings.parallel, say_once)
         starter = Starter(
-            Path(search.folder), asked, Path(settings.source),
-            Jobs(job, Path(settings.source), settings.parallel, say_once) if job
-            else Processes(shlex.split(matex), settings.ranks, settings.options),
-            search.target, settings.limit, settings.rungs, screen.print_line, say_once,
+            folder=Path(search.folder), spec=spec, source=Path(settings.source), backend=backend, target=search.target,
+            limit=settings.limit, rungs=settings.rungs, say=screen.print_line, say_once=say_once,
         )  # fmt: skip
+        tried = [record.config for record in earlier_trials]
         searching = Searching(
-            database, search, asked, starter, slots,
-            Proposals(made, asked.space, settings.seed, [one.config for one in before]), settings.trials, screen,
-            settings.warm_start, following.LOOK_EACH if job else LOOK_EACH,
+            database=database, search=search, spec=spec, starter=starter, slots=slots,
+            proposals=Proposals(search_engine, spec.space, settings.seed, tried), trial_count=settings.trials,
+            screen=screen, uses_warm_start=settings.warm_start,
+            poll_interval=following.LOOK_EACH if job else POLL_INTERVAL,
         )  # fmt: skip
         with _handle_signals(searching):
             best = searching.run_trials()
     records = database.list_trials(search.id)
     database.close()
-    command, files = format_trial_command(folder, search, settings, asked, best) if best else ("", ())
+    command, files = format_trial_command(folder, search, settings, spec, best) if best else ("", ())
     code = 128 + next(number for number, name in _ENDING.items() if name == searching.stop) if searching.stop else 0
     return Found(
-        best, asked.objective.name, sum(one.state != RUNNING for one in records), time.monotonic() - began,
-        str(database.path), str(folder), command, files, searching.stop, code or int(best is None),
+        best=best, objective=spec.objective.name, trials=sum(record.state != RUNNING for record in records),
+        seconds=time.monotonic() - started_at, database=str(database.path), folder=str(folder), command=command,
+        files=files, stopped=searching.stop, code=code or int(best is None),
     )  # fmt: skip
 
 
 def _find_changed_file(search: Search, settings: Settings) -> str:
-    """The file with which the search began, where it asks for something else now."""
+    """The name of the space file if it has changed since the search began; else ""."""
     try:
         text = Path(settings.source, settings.name).read_text(encoding="utf-8")
-        known, new = (space_file.read_space(one, settings.name) for one in (search.space, text))
+        recorded, current = (space_file.read_space(space_text, settings.name) for space_text in (search.space, text))
     except (OSError, ValueError):
-        return ""  # it is gone, or no such file
-    return settings.name if known != new else ""
+        return ""  # it was removed, or is no space file any more
+    return settings.name if recorded != current else ""
 
 
 def format_trial_command(
-    folder: Path, search: Search, settings: Settings, asked: Asked, record: Record
+    folder: Path, search: Search, settings: Settings, spec: Specification, record: Record
 ) -> tuple[str, tuple[str, ...]]:
-    """The command line that trains as a trial did, ready to be pasted, and the files that it needs to look so."""
+    """The command line that trains as a trial did, and the trial's versions of the files with placeholders."""
     variables = [f"{name}={shlex.quote(value)}" for name, value in place.list_variables(record.config).items()]
     if job := settings.make_job():
-        # Where no option of the job stands before the script, those after it may be taken for the job.
-        start = ["submit", "--slurm", *(format_options(job) or [f"--nodes={job.nodes}"])]
+        # An option before the script: without one, options after the script would be taken for the job's.
+        command = ["submit", "--slurm", *(format_options(job) or [f"--nodes={job.nodes}"])]
     else:
-        start = ["run", "-n", str(settings.ranks), *settings.options]
-    words = ["matex", *start, *search.target, *place.list_options(asked.space, record.config)]
-    files = tuple(str(get_trial_folder(folder, record.number) / PLACE / name) for name in asked.files)
+        command = ["run", "-n", str(settings.ranks), *settings.options]
+    words = ["matex", *command, *search.target, *place.list_options(spec.space, record.config)]
+    files = tuple(str(get_trial_folder(folder, record.number) / PLACE / name) for name in spec.files)
     return " ".join([*variables, shlex.join(words)]), files
 
 
 @contextmanager
 def _handle_signals(searching: Searching) -> Iterator[None]:
-    """Within it signals end the search, after its trials."""
+    """Context in which signals stop the search, which then ends its trials."""
 
     def stop_search(number: int, frame: FrameType | None) -> None:
         searching.stop = searching.stop or _ENDING[signal.Signals(number)]
 
-    before = {
+    handlers_before = {
         number: signal.signal(number, stop_search) for number in _ENDING if signal.getsignal(number) != signal.SIG_IGN
     }
     try:
         yield
     finally:
-        for number, handler in before.items():
+        for number, handler in handlers_before.items():
             signal.signal(number, handler)

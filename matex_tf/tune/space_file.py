@@ -1,4 +1,4 @@
-"""Parses the space file (YAML). Errors give the line and suggest the closest valid word."""
+"""Parses the space file (YAML; see docs/tune.md). Errors give the line and suggest the closest valid word."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _RANGES = {  # for each kind: whether it is logarithmic, whether values are inte
 _CHOICE, _FLAG, _WHEN, _ELSE = "choice", "flag", "when", "otherwise"
 _KINDS = (*_RANGES, _CHOICE, _FLAG)
 _OBJECTIVE = ("minimize", "maximize", "regex", "take")
-_TAKEN = ("last", "best")
+_TAKE_VALUES = ("last", "best")
 _NAME = re.compile(r"--?[A-Za-z0-9][\w.-]*|\$[A-Za-z_]\w*|[A-Za-z_]\w*")
 
 
@@ -33,10 +33,8 @@ class SpaceError(ValueError):
 
 
 @dataclass(frozen=True)
-class Asked:
-    """The contents of a space file. `files` contain placeholders; `otherwise` replaces placeholders
-    that have no value.
-    """
+class Specification:
+    """The contents of a space file. `files` have placeholders; `otherwise` has texts for those without values."""
 
     space: Space
     objective: Objective
@@ -44,7 +42,7 @@ class Asked:
     otherwise: tuple[tuple[str, str], ...] = ()
 
 
-def read_space(text: str, name: str) -> Asked:
+def read_space(text: str, name: str) -> Specification:
     """Parse the text of the file `name`.
 
     Raises:
@@ -56,14 +54,16 @@ def read_space(text: str, name: str) -> Asked:
         mark = getattr(error, "problem_mark", None)
         where = f"{name}, line {mark.line + 1}" if mark else name
         raise SpaceError(f"{where}: {getattr(error, 'problem', None) or error}. It is read as YAML") from None
-    return _Reader(name).read_asked(top)
+    return _Reader(name).read_specification(top)
 
 
 class _Reader:
+    """Reads the YAML nodes of the file `name`. All methods raise SpaceError for invalid nodes."""
+
     def __init__(self, name: str):
         self.name = name
 
-    def read_asked(self, top: yaml.Node | None) -> Asked:
+    def read_specification(self, top: yaml.Node | None) -> Specification:
         if top is None:
             raise SpaceError(f"{self.name}: it is empty. It begins with `search:`, and a line for each parameter")
         parts = dict(self._list_members(top, "the file", _TOP))
@@ -71,22 +71,22 @@ class _Reader:
             self._refuse_node(
                 top, "there is no `search:`, with a line for each parameter, such as --lr: {log: [1e-5, 0.1]}"
             )
-        found: dict[str, tuple[yaml.Node, Parameter, str | None]] = {}
+        parameters: dict[str, tuple[yaml.Node, Parameter, str | None]] = {}
         for name, node in self._list_members(parts["search"], "search"):
             if not _NAME.fullmatch(name):
                 self._refuse_node(
                     node, f"{name}: expected a flag (--lr), a variable of the environment ($LR), or the name of a "
                     "placeholder in one of files (lr)"
                 )  # fmt: skip
-            found[name] = (node, *self._read_parameter(name, node))
-        if not found:
+            parameters[name] = (node, *self._read_parameter(name, node))
+        if not parameters:
             self._refuse_node(parts["search"], "search: there is no parameter")
         files = self._read_files(parts["files"]) if "files" in parts else ()
-        self._check_conditions(found)
-        self._check_placeholders(found, files)
-        otherwise = tuple((name, text) for name, (_, _, text) in found.items() if text is not None)
+        self._check_conditions(parameters)
+        self._check_placeholders(parameters, files)
+        otherwise = tuple((name, text) for name, (_, _, text) in parameters.items() if text is not None)
         objective = self._read_objective(parts["objective"]) if "objective" in parts else Objective()
-        return Asked(Space(self._sort_parameters(found)), objective, files, otherwise)
+        return Specification(Space(self._sort_parameters(parameters)), objective, files, otherwise)
 
     # Parameters
 
@@ -99,9 +99,9 @@ class _Reader:
         if isinstance(node, yaml.SequenceNode):
             choices = self._read_texts(name, node)
             if len(choices) == 2 and all(map(_is_number, choices)):
-                given = ", ".join(choices)
-                self._refuse_node(node, f"{name}: [{given}] may be a range or two choices: write {{float: [{given}]}}, "
-                             f"{{int: [{given}]}} or {{choice: [{given}]}}")  # fmt: skip
+                numbers = ", ".join(choices)
+                self._refuse_node(node, f"{name}: [{numbers}] may be a range or two choices: write "
+                             f"{{float: [{numbers}]}}, {{int: [{numbers}]}} or {{choice: [{numbers}]}}")  # fmt: skip
             return Choice(name, choices), None
         members = dict(self._list_members(node, name, (*_KINDS, _WHEN, _ELSE)))
         kinds = [kind for kind in members if kind in _KINDS]
@@ -132,7 +132,7 @@ class _Reader:
         log, whole = _RANGES[kind]
         if not isinstance(node, yaml.SequenceNode) or len(node.value) != 2:
             self._refuse_node(node, f"{name}: expected {kind}: [LEAST, MOST]")
-        low, high = (self._read_number(name, each, whole) for each in node.value)
+        low, high = (self._read_number(name, item, whole) for item in node.value)
         if not low < high:
             self._refuse_node(node, f"{name}: expected the least first, then the most; given {low:g} and {high:g}")
         if log and low <= 0:
@@ -152,40 +152,40 @@ class _Reader:
 
     def _read_condition(self, name: str, node: yaml.Node) -> Condition:
         return tuple(
-            (on, self._read_texts(f"{name}: {_WHEN}", one) if isinstance(one, yaml.SequenceNode)
-             else (self._read_text(f"{name}: {_WHEN}", one),))
-            for on, one in self._list_members(node, f"{name}: {_WHEN}")
+            (other_name, self._read_texts(f"{name}: {_WHEN}", value_node) if isinstance(value_node, yaml.SequenceNode)
+             else (self._read_text(f"{name}: {_WHEN}", value_node),))
+            for other_name, value_node in self._list_members(node, f"{name}: {_WHEN}")
         )  # fmt: skip
 
-    def _check_conditions(self, found: dict[str, tuple[yaml.Node, Parameter, str | None]]) -> None:
-        for name, (node, parameter, _) in found.items():
-            for on, values in parameter.when:
-                if on not in found or on == name:
-                    self._refuse_node(
-                        node,
-                        f"{name}: {_WHEN}: {describe_unknown('parameter', on, [one for one in found if one != name])}",
-                    )
-                other = found[on][1]
+    def _check_conditions(self, parameters: dict[str, tuple[yaml.Node, Parameter, str | None]]) -> None:
+        for name, (node, parameter, _) in parameters.items():
+            for other_name, values in parameter.when:
+                if other_name not in parameters or other_name == name:
+                    known_names = [known_name for known_name in parameters if known_name != name]
+                    what = describe_unknown("parameter", other_name, known_names)
+                    self._refuse_node(node, f"{name}: {_WHEN}: {what}")
+                other = parameters[other_name][1]
                 if not isinstance(other, Choice):
-                    self._refuse_node(node, f"{name}: {_WHEN}: {on} is a range; a condition is on choices or a flag")
+                    self._refuse_node(
+                        node, f"{name}: {_WHEN}: {other_name} is a range; a condition is on choices or a flag"
+                    )
                 for value in values:
                     if value not in other.choices:
-                        self._refuse_node(
-                            node, f"{name}: {_WHEN}: {on}: {describe_unknown('choice', value, other.choices)}"
-                        )
+                        what = describe_unknown("choice", value, other.choices)
+                        self._refuse_node(node, f"{name}: {_WHEN}: {other_name}: {what}")
 
-    def _sort_parameters(self, found: dict[str, tuple[yaml.Node, Parameter, str | None]]) -> tuple[Parameter, ...]:
-        """Sort parameters, so that each comes after those that its condition names."""
+    def _sort_parameters(self, parameters: dict[str, tuple[yaml.Node, Parameter, str | None]]) -> tuple[Parameter, ...]:
+        """Sort parameters, so that each comes after the parameters of its condition."""
         ordered: dict[str, Parameter] = {}
-        while len(ordered) < len(found):
-            free = [
-                one for name, (_, one, _) in found.items()
-                if name not in ordered and all(on in ordered for on, _ in one.when)
+        while len(ordered) < len(parameters):
+            next_parameters = [
+                parameter for name, (_, parameter, _) in parameters.items()
+                if name not in ordered and all(other_name in ordered for other_name, _ in parameter.when)
             ]  # fmt: skip
-            if not free:
-                name = next(name for name in found if name not in ordered)
-                self._refuse_node(found[name][0], f"{name}: its condition depends, through others, on itself")
-            ordered |= {one.name: one for one in free}
+            if not next_parameters:
+                name = next(name for name in parameters if name not in ordered)
+                self._refuse_node(parameters[name][0], f"{name}: its condition depends, through others, on itself")
+            ordered |= {parameter.name: parameter for parameter in next_parameters}
         return tuple(ordered.values())
 
     # The other parts
@@ -197,23 +197,26 @@ class _Reader:
             else (self._read_text("files", node),)
         )
 
-    def _check_placeholders(self, found: Iterable[str], files: tuple[str, ...]) -> None:
-        names = [name for name in found if _is_placeholder(name)]
-        if names and not files:
+    def _check_placeholders(self, names: Iterable[str], files: tuple[str, ...]) -> None:
+        placeholders = [name for name in names if _is_placeholder(name)]
+        if placeholders and not files:
+            first = placeholders[0]
             raise SpaceError(
-                f"{self.name}: {names[0]} is a placeholder, {{{{{names[0]}}}}}, but no file that contains it "
-                f"is named: add files: [config.yaml]. A flag is written --{names[0]}, a variable ${names[0]}"
+                f"{self.name}: {first} is a placeholder, {{{{{first}}}}}, but no file that contains it is named: add "
+                f"files: [config.yaml]. A flag is written --{first}, a variable ${first}"
             )
-        if files and not names:
+        if files and not placeholders:
             raise SpaceError(f"{self.name}: files are named, but no searched parameter is a placeholder in them")
 
     def _read_objective(self, node: yaml.Node) -> Objective:
         members = dict(self._list_members(node, "objective", _OBJECTIVE))
-        texts = {name: self._read_text(f"objective: {name}", one) for name, one in members.items()}
+        texts = {name: self._read_text(f"objective: {name}", value_node) for name, value_node in members.items()}
         if "minimize" in texts and "maximize" in texts:
             self._refuse_node(node, "objective: minimize or maximize, not both")
-        if texts.get("take", "last") not in _TAKEN:
-            self._refuse_node(members["take"], f"objective: {describe_unknown('word for take', texts['take'], _TAKEN)}")
+        if texts.get("take", "last") not in _TAKE_VALUES:
+            self._refuse_node(
+                members["take"], f"objective: {describe_unknown('word for take', texts['take'], _TAKE_VALUES)}"
+            )
         if "regex" in texts:
             try:
                 groups = re.compile(texts["regex"]).groups
@@ -250,10 +253,10 @@ class _Reader:
     def _read_texts(self, name: str, node: yaml.Node) -> tuple[str, ...]:
         if not isinstance(node, yaml.SequenceNode) or not node.value:
             self._refuse_node(node, f"{name}: expected a list, as [adam, sgd]")
-        texts = tuple(self._read_text(name, each) for each in node.value)
+        texts = tuple(self._read_text(name, item) for item in node.value)
         if len(set(texts)) < len(texts):
-            twice = next(text for text in texts if texts.count(text) > 1)
-            self._refuse_node(node, f"{name}: {twice} is given twice")
+            duplicate = next(text for text in texts if texts.count(text) > 1)
+            self._refuse_node(node, f"{name}: {duplicate} is given twice")
         return texts
 
     def _read_text(self, name: str, node: yaml.Node) -> str:

@@ -1,4 +1,4 @@
-"""Starts trials: lays out the folder, starts the command, and converts the outcome to a record."""
+"""Starts trials for `search.Searching`: makes the folder, starts the command, and converts the outcome to a record."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 from matex_tf.files.mirror import Mirror, make_mirror_command, mirror_folder
 from matex_tf.tune.database import Record
-from matex_tf.tune.space_file import Asked
+from matex_tf.tune.space_file import Specification
 from matex_tf.tune.trials import place
 from matex_tf.tune.trials.job_trial import Jobs, forget_job, has_job
 from matex_tf.tune.trials.process_trial import Processes
@@ -29,13 +29,13 @@ from matex_tf.tune.trials.trial import (
 
 
 @dataclass
-class UnderWay:
-    """A running trial."""
+class RunningTrial:
+    """A running trial, its resources, and the copy of the user's folder in which it runs."""
 
     record: Record
     trial: Trial
     slot: Slot
-    layout: Mirror
+    mirror: Mirror
 
 
 @dataclass
@@ -45,7 +45,7 @@ class Starter:
     Args:
         folder: of the search.
         source: the folder in which the user runs the script; each trial has a copy.
-        where: starts trials on this machine, or as jobs.
+        backend: starts trials as processes of this machine, or as jobs.
         target: the script and its arguments.
         limit: time limit of a trial in seconds; 0: no limit.
         rungs: epochs after which trials pause.
@@ -54,65 +54,65 @@ class Starter:
     """
 
     folder: Path
-    asked: Asked
+    spec: Specification
     source: Path
-    where: Processes | Jobs
+    backend: Processes | Jobs
     target: Sequence[str]
     limit: float
     rungs: tuple[int, ...]
     say: Callable[[str], None]
     say_once: Callable[[str, str], None]
 
-    def start_trial(self, record: Record, slot: Slot) -> UnderWay:
+    def start_trial(self, record: Record, slot: Slot) -> RunningTrial:
         """Start a trial; with rungs it continues from its saved state, if there is one.
 
         A job that a killed search has submitted for this trial is found again.
         """
         folder = get_trial_folder(self.folder, record.number)
         folder.mkdir(exist_ok=True)
-        objective = self.asked.objective
+        objective = self.spec.objective
         limit = max(self.limit - record.seconds, 1e-3) if self.limit else 0.0
         pause = next(iter(self.rungs[len(record.rungs) :]), 0) if self.rungs else None
-        trial = self.where.find_trial(folder, objective, limit, pause)
+        trial = self.backend.find_trial(folder, objective, limit, pause)
         with hold_folder(folder):  # processes of a killed search may still run
             if not trial and not (folder / STATE).is_dir():
                 shutil.rmtree(folder / PLACE, ignore_errors=True)
                 for name in (OUTPUT, NOTED):
                     (folder / name).unlink(missing_ok=True)
-            layout = mirror_folder(self.source, folder / PLACE, {self.folder.absolute(), self.source / "runs"})
+            mirror = mirror_folder(self.source, folder / PLACE, {self.folder.absolute(), self.source / "runs"})
             if not trial:
-                place.fill_placeholders(folder / PLACE, self.asked, record.config)
-        if layout.folders:
-            names = ", ".join(map(str, layout.folders[:3]))
+                place.fill_placeholders(folder / PLACE, self.spec, record.config)
+        if mirror.folders:
+            names = ", ".join(map(str, mirror.folders[:3]))
             self.say_once("shared", f"trials share {names}, which is too large for a copy each. Their files there may "
                            "conflict")  # fmt: skip
         target = make_mirror_command(self.target, self.source, folder / PLACE)
-        words = [*target, *place.list_options(self.asked.space, record.config)]
+        command = [*target, *place.list_options(self.spec.space, record.config)]
         variables = place.list_variables(record.config)
-        trial = trial or self.where.start_trial(folder, words, variables, objective, slot, limit, pause)
-        return UnderWay(record, trial, slot, layout)
+        trial = trial or self.backend.start_trial(folder, command, variables, objective, slot, limit, pause)
+        return RunningTrial(record, trial, slot, mirror)
 
-    def end_trial(self, under: UnderWay, outcome: Outcome) -> Record:
+    def end_trial(self, running: RunningTrial, outcome: Outcome) -> Record:
         """Make the record of a trial that has ended or reached a rung."""
-        trial, number = under.trial, under.record.number
-        place.clean_folder(trial.folder / PLACE, under.layout)
-        if through := under.layout.list_changed_originals():
+        trial, number = running.trial, running.record.number
+        place.clean_folder(trial.folder / PLACE, running.mirror)
+        if changed_originals := running.mirror.list_changed_originals():
             self.say(
-                f"{through[0]} has changed while trial {number} ran. It is too large for a copy each, so trials "
-                "that write it disturb each other"
+                f"{changed_originals[0]} has changed while trial {number} ran. It is too large for a copy each, so "
+                "trials that write it disturb each other"
             )
         if outcome.state in (DONE, FAILED):
             shutil.rmtree(trial.folder / STATE, ignore_errors=True)
-        ran = f"trial {number} has run to its end"
+        prefix = f"trial {number} has run to its end"
         if outcome.state == DONE and trial.pause and not trial.epochs:
-            self.say_once("no fit", f"{ran}: trials pause in Keras' fit only, and no epoch of fit has ended")
+            self.say_once("no fit", f"{prefix}: trials pause in Keras' fit only, and no epoch of fit has ended")
         elif outcome.state == DONE and trial.pause and trial.pause <= trial.epochs:
-            self.say_once("not kept", f"{ran}: the state of its fit could not be saved ({trial.folder / OUTPUT})")
-        if outcome.state == PAUSED and not outcome.curve:
+            self.say_once("not kept", f"{prefix}: the state of its fit could not be saved ({trial.folder / OUTPUT})")
+        if outcome.state == PAUSED and not outcome.curve:  # the objective is known at the end of a trial only
             self.rungs = (0,)  # further trials save their state, but do not pause
-            what = f"after {trial.pause} epochs there is nothing to judge them by"
-            self.say_once("no rungs", f"trials run to their ends, as {what}. {outcome.why}")
-        return make_record(under.record, outcome)
+            reason = f"after {trial.pause} epochs there is nothing to judge them by"
+            self.say_once("no rungs", f"trials run to their ends, as {reason}. {outcome.why}")
+        return make_record(running.record, outcome)
 
     def has_job(self, number: int) -> bool:
         """Whether a job of a trial was submitted whose end is not recorded yet."""
@@ -125,20 +125,20 @@ class Starter:
 
 def make_record(record: Record, outcome: Outcome) -> Record:
     """Update the record of a trial by its outcome."""
-    became = {name: value for name, value in vars(outcome).items() if name != "value"}
-    became["seconds"] += record.seconds
-    known = outcome.state in (DONE, PAUSED) and bool(outcome.curve)
-    rungs = (*record.rungs, outcome.value) if outcome.state == PAUSED and known else record.rungs
-    return replace(record, value=outcome.value if known else None, rungs=rungs, **became)
+    changes = {name: value for name, value in vars(outcome).items() if name != "value"}
+    changes["seconds"] += record.seconds
+    has_value = outcome.state in (DONE, PAUSED) and bool(outcome.curve)
+    rungs = (*record.rungs, outcome.value) if outcome.state == PAUSED and has_value else record.rungs
+    return replace(record, value=outcome.value if has_value else None, rungs=rungs, **changes)
 
 
 def make_once(say: Callable[[str], None]) -> Callable[[str, str], None]:
     """Make a function that prints only the first message of each kind."""
-    said: set[str] = set()
+    printed_kinds: set[str] = set()
 
     def say_once(kind: str, text: str) -> None:
-        if kind not in said:
-            said.add(kind)
+        if kind not in printed_kinds:
+            printed_kinds.add(kind)
             say(text)
 
     return say_once

@@ -57,7 +57,7 @@ def resolver(monkeypatch):
 @pytest.fixture(autouse=True)
 def soon(monkeypatch):
     monkeypatch.setattr(process, "_TICK", 0.02)
-    monkeypatch.setattr(watch, "EVERY", 0.02)
+    monkeypatch.setattr(watch, "READ_INTERVAL", 0.02)
 
 
 def test_ranks_come_and_go_with_the_places_of_a_host_file(tmp_path, monkeypatch, capfd):
@@ -88,7 +88,7 @@ def test_a_host_that_answers_again_is_offered_and_one_of_which_nothing_comes_is_
         "exit 1",
         written(TRAIN, "sleep 0.2", f'[ -e "$MATEX_PROOF/offer" ] && exit 1; {END}'),
     ]
-    monkeypatch.setattr(watch, "AGAIN", 0.05)
+    monkeypatch.setattr(watch, "QUERY_INTERVAL", 0.05)
     options = ["--host", "a:2,b:2"]
     code, said, starts = started(tmp_path, monkeypatch, capfd, ends, options=options, follows=True)
     assert code == 0, said
@@ -189,7 +189,7 @@ def test_where_undoing_comes_to_no_step_the_change_stays(tmp_path, monkeypatch, 
 
 
 def make_places(options, ranks):
-    return Places(Attempt(ranks, options.split()), Mpirun("mpirun", mpirun_options.OPENMPI, "5.0"), follows=True)
+    return Places(Attempt(ranks, options.split()), Mpirun("mpirun", mpirun_options.OPENMPI, "5.0"), follows_files=True)
 
 
 def drop_rank(places, name):
@@ -297,7 +297,7 @@ def test_ranks_that_had_to_leave_do_not_come_back(tmp_path, monkeypatch, capfd, 
 @pytest.mark.parametrize("seconds, meanwhile, ranks", [(30.0, "touch back", 4), (0.4, ":", 2)])
 def test_ranks_that_must_leave_wait_for_all_hosts_that_come(tmp_path, monkeypatch, capfd, seconds, meanwhile, ranks):
     (tmp_path / "hosts").write_text("a slots=2\nc slots=2\n")
-    monkeypatch.setattr(watch, "AGAIN", 0.05)
+    monkeypatch.setattr(watch, "QUERY_INTERVAL", 0.05)
     monkeypatch.setattr(answering, "SECONDS", seconds)
     come = "printf 'b slots=2\\nd slots=2\\n' > hosts"
     hurries = "grep -q 'a has 0' \"$MATEX_PROOF/offer\" && exit 3"

@@ -34,13 +34,13 @@ ENDED = say(state="ended")
 @pytest.mark.parametrize(
     "code, words, heard, expected",
     [
-        (0, ["begun", "ended"], [], restarts.WELL),
-        (3, ["begun", "ended"], [], restarts.OWN),  # the script's own exit code
+        (0, ["begun", "ended"], [], restarts.COMPLETED),
+        (3, ["begun", "ended"], [], restarts.OWN_CODE),  # the script's own exit code
         (0, ["begun", "ended", "writing"], [], restarts.LOST),  # with what Python writes as it ends
         (137, ["begun", "ended", "writing"], [], restarts.LOST),
-        (3, ["begun", "ended", "chose 3", "writing"], [], restarts.OWN),  # for which mpirun ends rank 0
-        (1, ["begun", "failed"], [], restarts.OWN),  # an error of the script's
-        (2, [], [], restarts.OWN),  # it never began: a wrong setting, no compiler
+        (3, ["begun", "ended", "chose 3", "writing"], [], restarts.OWN_CODE),  # for which mpirun ends rank 0
+        (1, ["begun", "failed"], [], restarts.OWN_CODE),  # an error of the script's
+        (2, [], [], restarts.OWN_CODE),  # it never began: a wrong setting, no compiler
         (137, [], [], restarts.LOST),
         (137, ["begun", "failed"], [], restarts.LOST),  # others fail when one is killed
         (139, ["begun"], [], restarts.LOST),
@@ -50,26 +50,26 @@ ENDED = say(state="ended")
         (1, ["begun"], [], restarts.LOST),
         (70, ["begun"], [], restarts.LOST),
         (75, ["begun"], [], restarts.LOST),  # of whoever ends so nobody has asked that
-        (75, ["begun", "ended"], [], restarts.OWN),  # the script's own exit code
-        (75, ["begun", "failed"], [], restarts.OWN),
-        (75, ["begun", "ask-again"], [], restarts.ASKED),
+        (75, ["begun", "ended"], [], restarts.OWN_CODE),  # the script's own exit code
+        (75, ["begun", "failed"], [], restarts.OWN_CODE),
+        (75, ["begun", "ask-again"], [], restarts.STOPPED),
         (130, ["begun", "failed"], [], restarts.LOST),
-        (130, ["begun", "failed", "with 130"], [], restarts.OWN),  # the error's own: KeyboardInterrupt
-        (200, ["begun", "failed", "with 200"], [], restarts.OWN),  # sys.exit(200)
+        (130, ["begun", "failed", "with 130"], [], restarts.OWN_CODE),  # the error's own: KeyboardInterrupt
+        (200, ["begun", "failed", "with 200"], [], restarts.OWN_CODE),  # sys.exit(200)
         (255, ["begun"], [], restarts.LOST),  # so ends ssh where its host is gone
-        (1, ["begun", "ask-again"], [], restarts.ASKED),
-        (0, ["begun", "ended", "ask-again"], [], restarts.ASKED),  # Slurm preempts: ranks and daemons are asked alike
+        (1, ["begun", "ask-again"], [], restarts.STOPPED),
+        (0, ["begun", "ended", "ask-again"], [], restarts.STOPPED),  # Slurm preempts: ranks and daemons are asked alike
         (0, ["begun", "left", "change"], [], restarts.CHANGED),
         (0, ["begun", "left"], [], restarts.LOST),  # a shared folder does not show the change yet
-        (0, ["begun", "left", "change"], [signal.SIGTERM], restarts.ASKED),  # which is for good
-        (0, ["begun", "left", "change", "ask-again"], [], restarts.ASKED),
+        (0, ["begun", "left", "change"], [signal.SIGTERM], restarts.STOPPED),  # which is for good
+        (0, ["begun", "left", "change", "ask-again"], [], restarts.STOPPED),
         (0, ["begun", "left", "change"], [signal.SIGINT], restarts.INTERRUPTED),
-        (143, ["begun"], [signal.SIGTERM], restarts.ASKED),
-        (138, [], [signal.SIGUSR1], restarts.ASKED),  # while TensorFlow is imported
+        (143, ["begun"], [signal.SIGTERM], restarts.STOPPED),
+        (138, [], [signal.SIGUSR1], restarts.STOPPED),  # while TensorFlow is imported
         (130, ["begun"], [signal.SIGINT], restarts.INTERRUPTED),  # a person has had enough
         (1, ["begun", "ask-again"], [signal.SIGINT], restarts.INTERRUPTED),  # mpirun has told the ranks by SIGTERM
         (75, ["begun"], [signal.SIGTERM, signal.SIGHUP], restarts.INTERRUPTED),
-        (0, ["begun", "ended"], [signal.SIGINT], restarts.WELL),  # too late
+        (0, ["begun", "ended"], [signal.SIGINT], restarts.COMPLETED),  # too late
     ],
 )
 def test_what_is_lost(code, words, heard, expected):

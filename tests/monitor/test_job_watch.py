@@ -27,7 +27,7 @@ TOP = "from matex_tf.launch import cli; import sys; sys.exit(cli.main(['top', sy
 def run(tmp_path, monkeypatch):
     """The folder of job 4711, of which no rank has begun; `fakes` has what Slurm says."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(job_watch, "ASK_EACH", 0.0)
+    monkeypatch.setattr(job_watch, "QUERY_INTERVAL", 0.0)
     monkeypatch.setattr(command, "_COLLECTED", 0.0)
     (tmp_path / "bin").mkdir()
     monkeypatch.setenv("PATH", f"{tmp_path}/bin:/bin:/usr/bin")
@@ -63,7 +63,7 @@ def test_in_a_terminal_it_waits_for_the_job(run, fakes, tmp_path):
     env = launch.environment(
         {"TERM": "xterm", "COLUMNS": "100", "LINES": "30", "PATH": f"{tmp_path}/bin:/bin:/usr/bin"}
     )
-    top = f"from matex_tf.launch.monitoring import job_watch; job_watch.ASK_EACH = 0.0; {TOP}"
+    top = f"from matex_tf.launch.monitoring import job_watch; job_watch.QUERY_INTERVAL = 0.0; {TOP}"
     found = launch.in_terminal([sys.executable, "-c", top, str(run)], env, (30, 100))
     assert found.returncode == 1 and "4711 PENDING (Priority): others come first" in found.stdout
     assert "4711 CANCELLED" in found.output
@@ -84,7 +84,7 @@ def test_a_run_that_is_to_be_started_again_has_not_ended(run, fakes):
     watch = job_watch.JobWatch(str(run))
     for _ in range(2):
         seen = watch.look_at_run()
-        assert not seen.is_over and seen.run is not None and seen.waits.startswith("to be restarted: 4711 PENDING")
+        assert not seen.is_over and seen.run is not None and seen.job_text.startswith("to be restarted: 4711 PENDING")
     assert watch.look_at_run().is_over
     assert len(fakes.calls) >= 3
     (run / "exit-code").write_text("75\n")  # Slurm did not put it back
@@ -101,7 +101,7 @@ def test_the_scheduler_is_asked_only_where_no_rank_tells(run, fakes):
 def test_where_no_scheduler_is_it_waits_all_the_same(run, tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", f"{tmp_path}/bin")
     seen = job_watch.JobWatch(str(run)).look_at_run()
-    assert not seen.is_over and seen.waits.startswith("4711 (state unknown on this host); no rank")
+    assert not seen.is_over and seen.job_text.startswith("4711 (state unknown on this host); no rank")
     simulated.start(run, 2, 5)
     end(run, 75)
     assert job_watch.JobWatch(str(run)).look_at_run().is_over, "nobody here would tell that it is over"

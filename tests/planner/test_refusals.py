@@ -118,7 +118,7 @@ def test_hosts_on_which_no_rank_can_be_started_are_refused(words, ends, here, mo
     monkeypatch.setattr(run, "measure_plan", lambda *_: 1 / 0)
     monkeypatch.setattr(ranks, "time_real_run", lambda *_: 1 / 0)
     monkeypatch.setattr(cli, "make_command_line", make_command_line)
-    monkeypatch.setattr(ranks, "SECONDS", 0.5)
+    monkeypatch.setattr(ranks, "MEASURE_SECONDS", 0.5)
     monkeypatch.setattr(started, "PATIENCE", 0.0)
     assert cli.main(["plan", *words.split()]) == 2
     assert asked == [(2, ["--host", "a:1,nowhere:1"])]

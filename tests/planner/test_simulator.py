@@ -200,14 +200,14 @@ def test_wrong_words_are_answered_with_the_nearest():
         ("strategy=async", "strategy=sharded|servers:S|local:H"),
         ("strategy=servers:2:only", "strategy=sharded|servers:S|local:H"),
     ):
-        with pytest.raises(program.NotAsked) as error:
+        with pytest.raises(program.ImpossibleRequest) as error:
             what_if.read_changes([word])
         assert answer in str(error.value), error.value
-    with pytest.raises(program.NotAsked, match="cannot be combined with overlap=off"):
+    with pytest.raises(program.ImpossibleRequest, match="cannot be combined with overlap=off"):
         what_if.read_changes(["strategy=sharded", "overlap=off"])
-    with pytest.raises(program.NotAsked, match="ranks 0 to 63"):
+    with pytest.raises(program.ImpossibleRequest, match="ranks 0 to 63"):
         simulated("slow=64:2")
-    with pytest.raises(program.NotAsked, match="all ready at once"):
+    with pytest.raises(program.ImpossibleRequest, match="all ready at once"):
         simulated("overlap=on", plan=a_plan(overlaps=False))
 
 
@@ -250,10 +250,10 @@ def test_a_timeline_played_again_gives_its_step_and_with_a_slow_rank_that_of_a_s
             assert again.measured == pytest.approx(found.step, rel=1e-3)
             slow = simulated(*words, "slow=2:1.5", count=4, steps=12)
             assert replay.replay_timeline(path, {2: 1.5}).replayed == pytest.approx(slow.step, rel=0.01)
-    with pytest.raises(program.NotAsked, match="ranks 0 to 3"):
+    with pytest.raises(program.ImpossibleRequest, match="ranks 0 to 3"):
         replay.replay_timeline(path, {4: 2.0})
     rows = json.loads(path.read_text())["traceEvents"]
     rows = [row for row in rows if (row["pid"], row.get("cat")) != (1, "collective")]
     path.write_text(json.dumps({"traceEvents": rows}))
-    with pytest.raises(program.NotAsked, match="do not have the same collectives"):
+    with pytest.raises(program.ImpossibleRequest, match="do not have the same collectives"):
         replay.replay_timeline(path)

@@ -53,7 +53,7 @@ def host(monkeypatch):
 
 
 def ask(ranks, per_host=2):
-    return requests.Asked(list(ranks), per_host, "ethernet25", "strong", 0.7, 0.0, 1, 0, 0.0, 25, "", "")
+    return requests.PlanRequest(list(ranks), per_host, "ethernet25", "strong", 0.7, 0.0, 1, 0, 0.0, 25, "", "")
 
 
 def no_mpirun(*_):

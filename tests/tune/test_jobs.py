@@ -224,7 +224,7 @@ def test_what_slurm_refuses_is_said_in_its_words(cluster, capfd):
 
 
 def test_a_slurm_that_is_away_for_a_while_is_asked_again(cluster, monkeypatch, capfd):
-    monkeypatch.setattr(search, "AGAIN", 0.1)
+    monkeypatch.setattr(search, "RETRY_INTERVAL", 0.1)
     away = f"""
 if [ $(cat {cluster.folder}/last) -gt 100 ] && [ $(wc -l < {cluster.folder}/missed) -lt 4 ]; then
     echo >> {cluster.folder}/missed
@@ -307,7 +307,7 @@ def test_a_job_that_slurm_queues_again_waits_and_what_that_means_is_said_once(tm
     os.utime(tmp_path / job_trial.BEGAN, (0, 0))
     trial.waits = False
     assert trial.seconds > 9 and trial.poll() is None and trial.waits and trial.seconds == 0
-    assert not (tmp_path / job_trial.TOLD).exists(), "its limit counts while it runs"
+    assert not (tmp_path / job_trial.STOP_REQUEST).exists(), "its limit counts while it runs"
     assert said == [("PENDING (BeginTime)", "job 7 PENDING (BeginTime), requeued (1): Slurm lets some time pass")]
 
 

@@ -18,12 +18,12 @@ def format_script(command: Sequence[str], setup: Sequence[str], folder: str, not
 
     `folder` is the folder of the run, "" without a volume; `note` identifies the job there.
     """
-    at = shlex.quote(folder)
-    keep = _NOTE.format(at=at, note=shlex.quote(note), file=run_folder.NOTE, code=os.EX_CANTCREAT)
+    folder_word = shlex.quote(folder)
+    note_lines = _NOTE.format(at=folder_word, note=shlex.quote(note), file=run_folder.NOTE, code=os.EX_CANTCREAT)
     return _SCRIPT.format(
         setup="".join(f"{line}\n" for line in setup),
-        ended=f"{at}/{run_folder.EXIT_CODE}" if folder else "",
-        note=keep if folder else "",
+        ended=f"{folder_word}/{run_folder.EXIT_CODE}" if folder else "",
+        note=note_lines if folder else "",
         over=shlex.quote(OVER),
         command=shlex.join(command),
         again=os.EX_TEMPFAIL,

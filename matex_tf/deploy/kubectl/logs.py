@@ -7,7 +7,7 @@ import subprocess
 from collections.abc import Sequence
 from typing import Any
 
-_PIECE = 1 << 16
+_CHUNK_BYTES = 1 << 16
 
 
 class Logs:
@@ -16,8 +16,8 @@ class Logs:
     def __init__(self, namespace: str):
         self._options = [f"--namespace={namespace}"] if namespace else []
         self._child: subprocess.Popen[bytes] | None = None
-        self._known: set[tuple[str, int]] = set()
-        self._due: list[str] = []
+        self._seen_containers: set[tuple[str, int]] = set()
+        self._waiting_pods: list[str] = []
         self.last = False
 
     def __enter__(self) -> Logs:
@@ -31,31 +31,31 @@ class Logs:
         for pod in pods:
             for container in pod.get("status", {}).get("containerStatuses", []):
                 has_begun = {"running", "terminated"} & container.get("state", {}).keys()
-                which = pod["metadata"]["name"], int(container.get("restartCount", 0))
-                if has_begun and which not in self._known:
-                    self._known.add(which)
-                    self._due.append(which[0])
+                pod_and_restart = pod["metadata"]["name"], int(container.get("restartCount", 0))
+                if has_begun and pod_and_restart not in self._seen_containers:
+                    self._seen_containers.add(pod_and_restart)
+                    self._waiting_pods.append(pod_and_restart[0])
 
     def read_more(self) -> bytes:
         """The output since the last call; if `last`, all remaining output."""
-        pieces = []
-        while self._child or self._due:
+        chunks = []
+        while self._child or self._waiting_pods:
             file = self._find_file()
             os.set_blocking(file, self.last)
             try:
-                while piece := os.read(file, _PIECE):
-                    pieces.append(piece)
+                while chunk := os.read(file, _CHUNK_BYTES):
+                    chunks.append(chunk)
             except BlockingIOError:
                 break  # the launcher still runs
             self._end_child()
-        return b"".join(pieces)
+        return b"".join(chunks)
 
     def _find_file(self) -> int:
         """The pipe with the output of the current launcher."""
         if self._child is None:
-            words = ["kubectl", *self._options, "logs", "--follow", self._due.pop(0)]
+            command = ["kubectl", *self._options, "logs", "--follow", self._waiting_pods.pop(0)]
             self._child = subprocess.Popen(
-                words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+                command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
             )
         assert self._child.stdout is not None
         return self._child.stdout.fileno()

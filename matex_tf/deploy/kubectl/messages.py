@@ -52,32 +52,31 @@ def strip_prefixes(text: str) -> str:
 
 def explain_refusal(text: str) -> str:
     """kubectl's message about a refused request, with its meaning."""
-    said = f"kubectl: {strip_prefixes(text) or 'no reason'}"
-    return next(
-        (f"{said}\nThat is: {means}." for sign, means in {**_REFUSALS, **_ABSENCES}.items() if sign in text), said
-    )
+    message = f"kubectl: {strip_prefixes(text) or 'no reason'}"
+    meanings = (meaning for pattern, meaning in {**_REFUSALS, **_ABSENCES}.items() if pattern in text)
+    return next((f"{message}\nThat is: {meaning}." for meaning in meanings), message)
 
 
-def is_without_cluster(said: str) -> bool:
+def is_without_cluster(message: str) -> bool:
     """Whether this machine has no kubectl, or kubectl has no cluster."""
-    return _NO_CLUSTER in said or "no kubectl on this machine" in said
+    return _NO_CLUSTER in message or "no kubectl on this machine" in message
 
 
 def is_refusal(text: str) -> bool:
     """Whether the cluster refused for good: a further request would fail in the same way."""
-    return any(sign in text for sign in _REFUSALS)
+    return any(pattern in text for pattern in _REFUSALS)
 
 
 def explain_wait(pods: Sequence[dict[str, Any]]) -> tuple[str, str] | None:
     """The name and cause of a pod that cannot start, and the meaning; None if all pods have started or are starting."""
     for pod in pods:
         status = pod.get("status", {})
-        causes = [each.get("state", {}).get("waiting") or {} for each in status.get("containerStatuses", [])]
-        causes += [each for each in status.get("conditions", []) if each.get("status") == "False"]
+        causes = [item.get("state", {}).get("waiting") or {} for item in status.get("containerStatuses", [])]
+        causes += [item for item in status.get("conditions", []) if item.get("status") == "False"]
         for cause in causes:
-            if means := _REASONS.get(cause.get("reason", "")):
-                told = ": ".join(part for part in (cause["reason"], cause.get("message")) if part)
-                return f"{pod['metadata']['name']}: {told}", means
+            if meaning := _REASONS.get(cause.get("reason", "")):
+                cause_text = ": ".join(part for part in (cause["reason"], cause.get("message")) if part)
+                return f"{pod['metadata']['name']}: {cause_text}", meaning
     return None
 
 

@@ -18,74 +18,75 @@ def list_launchers(pods: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return [pod for pod in pods if pod["metadata"].get("labels", {}).get(role) == "launcher"]
 
 
-def find_variable(found: dict[str, Any], name: str) -> str:
+def find_variable(mpijob: dict[str, Any], name: str) -> str:
     """The value of an environment variable of an MPIJob's launcher; "" if it is not set."""
-    launcher = found["spec"]["mpiReplicaSpecs"]["Launcher"]["template"]["spec"]["containers"][0]
-    return next((each.get("value", "") for each in launcher.get("env", []) if each["name"] == name), "")
+    launcher = mpijob["spec"]["mpiReplicaSpecs"]["Launcher"]["template"]["spec"]["containers"][0]
+    return next((variable.get("value", "") for variable in launcher.get("env", []) if variable["name"] == name), "")
 
 
 def is_running(pod: dict[str, Any]) -> bool:
     """Whether a container of the pod runs."""
-    return any("running" in each.get("state", {}) for each in pod.get("status", {}).get("containerStatuses", []))
+    containers = pod.get("status", {}).get("containerStatuses", [])
+    return any("running" in container.get("state", {}) for container in containers)
 
 
-def list_needless(found: dict[str, Any], pods: Sequence[dict[str, Any]]) -> list[str]:
+def list_needless(mpijob: dict[str, Any], pods: Sequence[dict[str, Any]]) -> list[str]:
     """The batch Jobs that would start further launchers although the run is over."""
-    if "completionTime" in found.get("status", {}) or _find_end(pods) is None:
+    if "completionTime" in mpijob.get("status", {}) or _find_end(pods) is None:
         return []
-    owners = [one for pod in list_launchers(pods) for one in pod["metadata"].get("ownerReferences", [])]
-    return sorted({one["name"] for one in owners if one["kind"] == "Job"})
+    owners = [owner for pod in list_launchers(pods) for owner in pod["metadata"].get("ownerReferences", [])]
+    return sorted({owner["name"] for owner in owners if owner["kind"] == "Job"})
 
 
 def _find_end(pods: Sequence[dict[str, Any]]) -> tuple[int, dict[str, Any]] | None:
     """The first launcher that reported a final failure: its index, and the end of its container.
     None: no launcher did.
     """
-    for number, pod in enumerate(list_launchers(pods)):
+    for index, pod in enumerate(list_launchers(pods)):
         for container in pod.get("status", {}).get("containerStatuses", []):
             end = container.get("state", {}).get("terminated") or {}
             if end.get("exitCode") and OVER in end.get("message", ""):
-                return number, end
+                return index, end
     return None
 
 
-def read_state(found: dict[str, Any], pods: Sequence[dict[str, Any]]) -> State:
+def read_state(mpijob: dict[str, Any], pods: Sequence[dict[str, Any]]) -> State:
     """The state that an MPIJob and its pods describe."""
-    status = found.get("status", {})
+    status = mpijob.get("status", {})
     conditions = {each["type"]: each for each in status.get("conditions", []) if each["status"] == "True"}
     launchers = list_launchers(pods)
-    containers = [each for pod in launchers for each in pod.get("status", {}).get("containerStatuses", [])]
-    again = max(len(launchers) - 1, 0) + sum(each.get("restartCount", 0) for each in containers)
-    created, completed = _parse_moment(found["metadata"], "creationTimestamp"), _parse_moment(status, "completionTime")
+    containers = [container for pod in launchers for container in pod.get("status", {}).get("containerStatuses", [])]
+    restarts = max(len(launchers) - 1, 0) + sum(container.get("restartCount", 0) for container in containers)
+    created, completed = _parse_moment(mpijob["metadata"], "creationTimestamp"), _parse_moment(status, "completionTime")
     failed, end = conditions.get("Failed"), _find_end(pods)
     if end is not None:
-        again = end[0]  # later launchers only repeat the exit code
+        restarts = end[0]  # later launchers only repeat the exit code
     # An evicted worker also sets the condition Failed, although the launcher continues without it.
     if completed is not None and (failed or "Succeeded" in conditions):
-        took = _subtract(completed, created)
+        seconds = _subtract(completed, created)
         if failed is None:
-            return State(ENDED, "Succeeded", again, 0, seconds=took, starts="launchers")
-        code = next((code for each in reversed(containers) if (code := _read_exit_code(each))), None)
+            return State(ENDED, "Succeeded", restarts, 0, seconds=seconds, starts="launchers")
+        code = next((code for container in reversed(containers) if (code := _read_exit_code(container))), None)
         words, means = f"Failed{_describe_cause(failed)}", messages.explain_exit(code)
-        return State(ENDED, words, again, code, means, took, "launchers")
+        return State(ENDED, words, restarts, code, means, seconds, "launchers")
     if end is not None:
-        code, took = end[1]["exitCode"], _subtract(_parse_moment(end[1], "finishedAt"), created)
-        return State(ENDED, "Failed", again, code, messages.explain_exit(code), took, "launchers", holds=True)
+        code, seconds = end[1]["exitCode"], _subtract(_parse_moment(end[1], "finishedAt"), created)
+        return State(ENDED, "Failed", restarts, code, messages.explain_exit(code), seconds, "launchers", holds=True)
     waited = _subtract(time.time(), created)
     if stuck := messages.explain_wait(pods):
-        return State(WAITING, f"waits ({stuck[0]})", again, means=stuck[1], seconds=waited)
+        return State(WAITING, f"waits ({stuck[0]})", restarts, means=stuck[1], seconds=waited)
     if "Running" in conditions:
         nodes = sorted({node for pod in pods if (node := pod.get("spec", {}).get("nodeName"))})
         lost = _describe_cause(failed) if failed else ""
-        return State(RUNNING, f"Running{' on ' * bool(nodes)}{', '.join(nodes)}{lost}", again)
+        return State(RUNNING, f"Running{' on ' * bool(nodes)}{', '.join(nodes)}{lost}", restarts)
     words = "Suspended" if "Suspended" in conditions else "Created" if conditions else "accepted"
-    return State(WAITING, words, again, seconds=waited)
+    return State(WAITING, words, restarts, seconds=waited)
 
 
 def _describe_cause(condition: dict[str, Any]) -> str:
     """The operator's reason and message for a condition."""
-    why = ": ".join(part for part in (condition.get("reason"), condition.get("message")) if part)
-    return f" ({why})" if why else ""
+    cause = ": ".join(part for part in (condition.get("reason"), condition.get("message")) if part)
+    return f" ({cause})" if cause else ""
 
 
 def _subtract(moment: float | None, before: float | None) -> float | None:
@@ -100,8 +101,9 @@ def _parse_moment(members: dict[str, Any], name: str) -> float | None:
 
 
 def _read_exit_code(container: dict[str, Any]) -> int | None:
-    for when in ("state", "lastState"):
-        ended = container.get(when, {}).get("terminated")
+    """The exit code of a container that has failed, also before its restart; None if it has not failed."""
+    for field in ("state", "lastState"):
+        ended = container.get(field, {}).get("terminated")
         if ended and ended.get("exitCode"):
             return int(ended["exitCode"])
     return None

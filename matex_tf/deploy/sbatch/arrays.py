@@ -19,31 +19,31 @@ def make_folders(folder: Path, array: str) -> None:
 
 def list_folders(folder: str) -> list[Path]:
     """The folders of a run's tasks, in the order of their numbers; [] if the run is no array."""
-    found = [path for path in Path(folder).glob(f"{TASK}*") if path.is_dir()] if folder else []
-    return sorted(found, key=lambda path: int(path.name.removeprefix(TASK)))
+    folders = [path for path in Path(folder).glob(f"{TASK}*") if path.is_dir()] if folder else []
+    return sorted(folders, key=lambda path: int(path.name.removeprefix(TASK)))
 
 
-def combine_states(known: Mapping[str, State], folders: Sequence[Path]) -> State:
+def combine_states(slurm_states: Mapping[str, State], folders: Sequence[Path]) -> State:
     """The state of an array, from Slurm's states of its tasks. The exit code of a task that Slurm has forgotten is in
     its folder.
 
     The array's exit code is the first nonzero exit code of a task.
     """
     states: dict[int, State] = {}
-    for numbers, state in known.items():
+    for numbers, state in slurm_states.items():
         # Slurm lists waiting tasks as one range, and abbreviates a long one.
         states |= dict.fromkeys(parse_array(numbers.replace(",...", "")), state)
     for folder in folders:
-        number, noted = int(folder.name.removeprefix(TASK)), folder / run_folder.EXIT_CODE
+        number, exit_code_file = int(folder.name.removeprefix(TASK)), folder / run_folder.EXIT_CODE
         if number in states:
             continue
-        if noted.is_file():
-            states[number] = State(ENDED, "ENDED", code=int(noted.read_text()))
+        if exit_code_file.is_file():
+            states[number] = State(ENDED, "ENDED", code=int(exit_code_file.read_text()))
         else:
-            waits = next((one for one in known.values() if one.phase == WAITING), None)
-            states[number] = waits or State(FORGOTTEN, "not known to Slurm")
+            waiting_state = next((state for state in slurm_states.values() if state.phase == WAITING), None)
+            states[number] = waiting_state or State(FORGOTTEN, "not known to Slurm")
     phases = {state.phase for state in states.values()}
-    phase = next((one for one in (RUNNING, WAITING, STUCK, ENDED, FORGOTTEN) if one in phases), FORGOTTEN)
+    phase = next((phase for phase in (RUNNING, WAITING, STUCK, ENDED, FORGOTTEN) if phase in phases), FORGOTTEN)
     counts = Counter(
         state.words.partition(" ")[0] if state.phase == RUNNING else state.words for state in states.values()
     )
@@ -56,19 +56,19 @@ def combine_states(known: Mapping[str, State], folders: Sequence[Path]) -> State
 def make_reader(folders: Sequence[Path]) -> Callable[[], bytes]:
     """A function that returns the tasks' output since its last call, each part after a line with the task's folder."""
     readers = {folder: run_folder.make_reader(str(folder)) for folder in folders}
-    last: Path | None = None
-    is_whole = True  # the text so far ends with a line end
+    last_folder: Path | None = None
+    ends_with_newline = True  # the text so far ends with a line end
 
     def read_more() -> bytes:
-        nonlocal last, is_whole
+        nonlocal last_folder, ends_with_newline
         text = b""
         for folder, read in readers.items():
-            if not (piece := read()):
+            if not (chunk := read()):
                 continue
-            if folder != last:
-                text += (b"" if is_whole else b"\n") + f"==> {folder}\n".encode()
-            text += piece
-            last, is_whole = folder, piece.endswith(b"\n")
+            if folder != last_folder:
+                text += (b"" if ends_with_newline else b"\n") + f"==> {folder}\n".encode()
+            text += chunk
+            last_folder, ends_with_newline = folder, chunk.endswith(b"\n")
         return text
 
     return read_more

@@ -1,4 +1,4 @@
-"""The options and the script of a Slurm job."""
+"""The options and the script of a Slurm job. The script notes the job, runs `matex run`, and may requeue itself."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from matex_tf.deploy.options import Options
 from matex_tf.deploy.sbatch import taken_options
 
 HEAD, TASK = "#SBATCH", "task-"
-_NUMBER, _TASK_NUMBER = "$SLURM_JOB_ID", "${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID"
+_JOB_NUMBER, _TASK_NUMBER = "$SLURM_JOB_ID", "${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID"
 MAX_TASKS = 10_000
 _RANGE = re.compile(r"(\d+)(?:-(\d+)(?::([1-9]\d*))?)?")
 _MUST_QUOTE = re.compile(r"[^\w@%+=:,./-]", re.ASCII)
@@ -24,7 +24,7 @@ class Slurm(Options):
     """The options of a Slurm job. `sbatch`: further options of sbatch, one word each: `--mem=8G`.
 
     `array`: task numbers in sbatch's syntax (`0-3`, `1,5,9`, `0-99%4`); the script runs once for each task, in a folder
-        of its own. `launcher`: `mpirun`, through `matex run`, or `srun`, for a cluster without mpirun.
+    of its own. `launcher`: `mpirun`, through `matex run`, or `srun`, for a cluster without mpirun.
     """
 
     account: str = ""
@@ -82,7 +82,7 @@ class Slurm(Options):
         ]
 
     def _list_python_words(self) -> list[str]:
-        """The Python of the `matex` command: from `python -m matex_tf...`, or beside the command."""
+        """The Python of the `matex` command: from `python -m matex_tf...`, or in the folder of the command."""
         words = shlex.split(self.matex) or ["matex"]
         if "-m" in words:
             return words[: words.index("-m")]
@@ -101,69 +101,70 @@ class Slurm(Options):
 
 def parse_array(text: str) -> list[int]:
     """Parse the task numbers of an array: `0-3`, `1,5,9`, `0-15:4`; `%2` runs two at a time. Raises ValueError."""
-    parts, _, most = text.partition("%")
-    found: dict[int, None] = {}
+    parts, _, max_concurrent = text.partition("%")
+    numbers: dict[int, None] = {}
     for part in parts.split(","):
-        one = _RANGE.fullmatch(part)
-        if not one or ("%" in text and not re.fullmatch(r"[1-9]\d*", most)):
+        match = _RANGE.fullmatch(part)
+        if not match or ("%" in text and not re.fullmatch(r"[1-9]\d*", max_concurrent)):
             raise ValueError(f"expected array to be as 0-3, 1,5,9, 0-15:4 or 0-99%4 (four at a time); given {text!r}")
-        first, last, step = int(one[1]), int(one[2] or one[1]), int(one[3] or 1)
+        first, last, step = int(match[1]), int(match[2] or match[1]), int(match[3] or 1)
         if last < first or (last - first) // step >= MAX_TASKS:
             raise ValueError(f"expected array to have 1 to {MAX_TASKS} tasks; given {text!r}")
-        found |= dict.fromkeys(range(first, last + 1, step))
-    return list(found)
+        numbers |= dict.fromkeys(range(first, last + 1, step))
+    return list(numbers)
 
 
-def format_job(asked: Slurm, target: Sequence[str], folder: str) -> str:
+def format_job(options: Slurm, target: Sequence[str], folder: str) -> str:
     """The script of a job that runs `target`. `folder` is that of the run, seen from where the job is submitted."""
-    number = _TASK_NUMBER if asked.array else _NUMBER
-    again = _AGAIN.format(again=os.EX_TEMPFAIL, folder=shlex.quote(folder), number=number)
-    return format_script(asked, asked.make_command(target), folder, shell_text.RUN_VARIABLES, again)
+    number = _TASK_NUMBER if options.array else _JOB_NUMBER
+    requeue_lines = _REQUEUE.format(again=os.EX_TEMPFAIL, folder=shlex.quote(folder), number=number)
+    return format_script(options, options.make_command(target), folder, shell_text.RUN_VARIABLES, requeue_lines)
 
 
-def format_script(asked: Slurm, command: Sequence[str], folder: str, before: str = "", after: str = "") -> str:
-    """The script of a job that runs `command`, with lines `before` it, and lines `after` it, where $code is its exit
-    code.
+def format_script(
+    options: Slurm, command: Sequence[str], folder: str, lines_before: str = "", lines_after: str = ""
+) -> str:
+    """The script of a job that runs `command` between further lines. In `lines_after`, $code is its exit code.
 
     A relative `folder` is relative to the folder of submission.
     """
-    look = (
-        f"srun --nodes={asked.nodes} --ntasks={asked.nodes} --ntasks-per-node=1 "
-        f'bash -c {shlex.quote(_LOOK)} look "$run_folder" || exit {os.EX_CONFIG}\n'
+    folder_check = (
+        f"srun --nodes={options.nodes} --ntasks={options.nodes} --ntasks-per-node=1 "
+        f'bash -c {shlex.quote(_FOLDER_CHECK)} look "$run_folder" || exit {os.EX_CONFIG}\n'
     )
-    number = _TASK_NUMBER if asked.array else _NUMBER
+    number = _TASK_NUMBER if options.array else _JOB_NUMBER
     note = run_folder.format_note("slurm", number, submitted="$submitted").strip().replace('"', '\\"')
-    setup = "".join(f"{line}\n" for line in asked.setup)
+    setup = "".join(f"{line}\n" for line in options.setup)
     return shell_text.format_script(
-        "".join(f"{HEAD} {_quote_word(word)}\n" for word in list_words(asked, folder)),
-        shell_text.quote_folder(folder) + (f'/{TASK}"$SLURM_ARRAY_TASK_ID"' if asked.array else ""),
-        _NOTING.format(note=note, file=run_folder.NOTE, number=number)
+        "".join(f"{HEAD} {_quote_word(word)}\n" for word in list_words(options, folder)),
+        shell_text.quote_folder(folder) + (f'/{TASK}"$SLURM_ARRAY_TASK_ID"' if options.array else ""),
+        _WRITE_NOTE.format(note=note, file=run_folder.NOTE, number=number)
         + setup
-        + (look if asked.nodes > 1 else "")
-        + before,
+        + (folder_check if options.nodes > 1 else "")
+        + lines_before,
         shlex.join(command),
-        after,
+        lines_after,
     )
 
 
-def list_words(asked: Slurm, folder: str) -> list[str]:
+def list_words(options: Slurm, folder: str) -> list[str]:
     """The options of sbatch for a job whose run has the `folder`. The last of several equal options takes effect."""
-    options = {
-        "--job-name": asked.name,
-        "--nodes": asked.nodes,
-        "--ntasks-per-node": asked.ranks_per_node,
-        "--cpus-per-task": asked.cpus,
-        "--gpus-per-node": asked.gpus_per_node or "",
-        "--time": asked.time,
-        "--account": asked.account,
-        "--partition": asked.partition,
-        "--array": asked.array,
-        "--output": folder.replace("%", "%%") + (f"/{TASK}%a" if asked.array else "") + "/output",
+    values = {
+        "--job-name": options.name,
+        "--nodes": options.nodes,
+        "--ntasks-per-node": options.ranks_per_node,
+        "--cpus-per-task": options.cpus,
+        "--gpus-per-node": options.gpus_per_node or "",
+        "--time": options.time,
+        "--account": options.account,
+        "--partition": options.partition,
+        "--array": options.array,
+        "--output": folder.replace("%", "%%") + (f"/{TASK}%a" if options.array else "") + "/output",
         "--open-mode": "append",
-        "--signal": f"B:USR1@{shell_text.compute_warning(asked.time)}",
+        "--signal": f"B:USR1@{shell_text.compute_warning(options.time)}",
     }
-    words = [f"{name}={value}" for name, value in options.items() if value != ""]
-    return [*words, "--requeue", *(["--exclusive"] if asked.takes_whole_nodes else []), *asked.further_words]
+    words = [f"{name}={value}" for name, value in values.items() if value != ""]
+    return [*words, "--requeue", *(["--exclusive"] if options.takes_whole_nodes else []), *options.further_words]
 
 
 def _quote_word(word: str) -> str:
@@ -172,9 +173,9 @@ def _quote_word(word: str) -> str:
 
 
 # If the user submits the script again, the note is updated with the new job and its time of submission, because Slurm
-# counts anew after a requeue. SLURM_EXPORT_ENV passes the environment to the tasks, even if the job was submitted with
-# --export=NONE.
-_NOTING = """\
+# counts from 0 after a requeue. SLURM_EXPORT_ENV passes the environment to the tasks, even if the job was submitted
+# with --export=NONE.
+_WRITE_NOTE = """\
 if ! grep -qsF "\\"job\\": \\"{number}\\"" "$run_folder/{file}"; then
     submitted=$(SLURM_TIME_FORMAT=%s timeout 60 squeue --noheader --jobs="$SLURM_JOB_ID" --format=%V 2> /dev/null)
     [[ ${{SLURM_RESTART_COUNT:-0}} = 0 && $submitted =~ ^[0-9]+$ ]] || submitted=
@@ -183,12 +184,12 @@ if ! grep -qsF "\\"job\\": \\"{number}\\"" "$run_folder/{file}"; then
 fi
 export SLURM_EXPORT_ENV=ALL
 """
-_LOOK = (
+_FOLDER_CHECK = (
     '[ -d "$1" ] || { echo "matex: host $(hostname) does not see the folder of the run, $1. Submit from a folder on a '
     'file system that all nodes share." >&2; exit 1; }'
 )
 # The job is requeued only if the run asks for it by its exit code.
-_AGAIN = """\
+_REQUEUE = """\
 if [ $code -eq {again} ]; then
     kept=$([ -d "$run_folder/state" ] && echo "state kept" || echo "no state yet")
     printf 'matex: job %s %s after %d:%02d:%02d, %s; to be requeued (%d)\\n' "{number}" \\

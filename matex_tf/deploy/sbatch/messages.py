@@ -141,12 +141,12 @@ def is_without_cluster(text: str) -> bool:
 
 def explain_refusal(text: str) -> str:
     """sbatch's message about a refused job, its meaning, and the valid choices."""
-    said = f"sbatch: {strip_prefixes(text) or 'no number of a job, and no reason'}"
-    for sign, means, are, command in _REFUSALS:
-        if sign.lower() in text.lower():
-            there = list_available(command) if command else ""
-            return f"{said}\nThat is: {means}." + (f" {are}: {there}" if there else "")
-    return said
+    message = f"sbatch: {strip_prefixes(text) or 'no number of a job, and no reason'}"
+    for pattern, meaning, list_name, command in _REFUSALS:
+        if pattern.lower() in text.lower():
+            choices = list_available(command) if command else ""
+            return f"{message}\nThat is: {meaning}." + (f" {list_name}: {choices}" if choices else "")
+    return message
 
 
 def explain_wait(reason: str, may_start: bool) -> tuple[str, bool]:
@@ -155,13 +155,14 @@ def explain_wait(reason: str, may_start: bool) -> tuple[str, bool]:
     `may_start`: there is other evidence that the job can start.
     """
     name = reason.partition(",")[0]
-    never = next(
-        (means for sign, means in _PERSISTENT_REASONS.items() if name.startswith(sign) or name.endswith(sign)), ""
-    )
-    if never and not may_start:
-        return f"{never}; it will not start", False
-    if never or name.startswith(("Assoc", "QOS")):
-        return never or "a limit of your account or quality of service is reached", True
+    meanings = [
+        meaning for sign, meaning in _PERSISTENT_REASONS.items() if name.startswith(sign) or name.endswith(sign)
+    ]
+    persistent = meanings[0] if meanings else ""
+    if persistent and not may_start:
+        return f"{persistent}; it will not start", False
+    if persistent or name.startswith(("Assoc", "QOS")):
+        return persistent or "a limit of your account or quality of service is reached", True
     return _REASONS.get(name, ""), True
 
 
@@ -170,8 +171,8 @@ def list_available(command: tuple[str, ...]) -> str:
     import getpass
 
     try:
-        asked = [word.replace("$USER", getpass.getuser()) for word in command]
-        answer = subprocess.run(asked, capture_output=True, text=True, timeout=10, stdin=subprocess.DEVNULL)
+        words = [word.replace("$USER", getpass.getuser()) for word in command]
+        answer = subprocess.run(words, capture_output=True, text=True, timeout=10, stdin=subprocess.DEVNULL)
     except (OSError, subprocess.TimeoutExpired):
         return ""  # an optional addition to sbatch's message
     return ", ".join(sorted(set(answer.stdout.splitlines()))) if answer.returncode == 0 else ""
@@ -179,33 +180,35 @@ def list_available(command: tuple[str, ...]) -> str:
 
 def read_state(text: str) -> State | None:
     """The state of a job from the output of `scontrol show job`; None if the output describes no job."""
-    found = _parse_field(text, "JobState")
-    if not found:
+    state_name = _parse_field(text, "JobState")
+    if not state_name:
         return None
     reason, nodes, code = (_parse_field(text, name) for name in ("Reason", "NodeList", "ExitCode"))
-    again = int(_parse_field(text, "Restarts") or 0)
-    queued = parse_moment(text, "SubmitTime")
-    if found in ENDS:
-        ended = parse_moment(text, "EndTime")
-        took = ended - queued if ended is not None and queued is not None and not again else None
-        return State(ENDED, found, again, parse_exit_code(found, code), seconds=took, starts="allocations")
+    restarts = int(_parse_field(text, "Restarts") or 0)
+    submitted_at = parse_moment(text, "SubmitTime")
+    if state_name in ENDS:
+        ended_at = parse_moment(text, "EndTime")
+        exit_code, seconds = parse_exit_code(state_name, code), None
+        if ended_at is not None and submitted_at is not None and not restarts:  # Slurm counts from a restart
+            seconds = ended_at - submitted_at
+        return State(ENDED, state_name, restarts, exit_code, seconds=seconds, starts="allocations")
     if nodes in ("", "(null)"):
-        why = f" ({reason})" if reason not in ("", "None") else ""
-        waited = time.time() - queued if queued is not None else None
+        reason_text = f" ({reason})" if reason not in ("", "None") else ""
+        waited = time.time() - submitted_at if submitted_at is not None else None
         # The job has already run, or may start in another of its partitions.
-        means, passes = explain_wait(reason, again > 0 or "," in _parse_field(text, "Partition"))
-        return State(WAITING if passes else STUCK, f"{found}{why}", again, means=means, seconds=waited)
-    return State(RUNNING, f"{found} on {nodes}", again)
+        means, passes = explain_wait(reason, restarts > 0 or "," in _parse_field(text, "Partition"))
+        return State(WAITING if passes else STUCK, f"{state_name}{reason_text}", restarts, means=means, seconds=waited)
+    return State(RUNNING, f"{state_name} on {nodes}", restarts)
 
 
 def read_states(text: str) -> dict[str, State]:
     """The states of an array's tasks from the output of `scontrol show job`, keyed by task numbers."""
-    found = {}
+    states = {}
     for record in re.split(r"\n\s*\n", text):
         number, state = _parse_field("   " + record, "ArrayTaskId"), read_state(record)
         if number and state:
-            found[number] = state
-    return found
+            states[number] = state
+    return states
 
 
 def parse_moment(text: str, name: str) -> float | None:
@@ -217,11 +220,12 @@ def parse_moment(text: str, name: str) -> float | None:
 
 
 def _parse_field(text: str, name: str) -> str:
-    """The value of a field of `scontrol show job`. Fields with the user's text come after all fields that are read
-    here.
+    """The value of a field of `scontrol show job`; "" if it is missing.
+
+    Fields with the user's text, which could imitate other fields, come after all fields that are read here.
     """
-    found = re.search(rf"^ +(?:\S+=\S* )*{name}=(\S*)", text, re.MULTILINE)
-    return found.group(1) if found else ""
+    match = re.search(rf"^ +(?:\S+=\S* )*{name}=(\S*)", text, re.MULTILINE)
+    return match.group(1) if match else ""
 
 
 def parse_exit_code(name: str, codes: str) -> int | None:

@@ -88,9 +88,9 @@ def check_environment(environment: Mapping[str, str], words: Sequence[str]) -> N
     option_names = {word.partition("=")[0].removeprefix("--") for word in words}
     forbidden = _FORBIDDEN | _conflicts_with_requests("cpus-per-task" in option_names, "gpus-per-node" in option_names)
     for variable, value in environment.items():
-        kind, _, short = variable.partition("_")
-        name = _VARIABLES.get(short, short.lower().replace("_", "-"))
-        if kind == "SBATCH" and name in forbidden.keys() - option_names and _concerns_gpus(name, value):
+        prefix, _, rest = variable.partition("_")
+        name = _VARIABLES.get(rest, rest.lower().replace("_", "-"))
+        if prefix == "SBATCH" and name in forbidden.keys() - option_names and _concerns_gpus(name, value):
             raise ValueError(f"sbatch would take {variable}={value} of the environment: {forbidden[name][1]}. Unset it")
 
 
@@ -113,10 +113,10 @@ def _find_option(word: str, known: _Options) -> str:
         name = word[2:].replace("=", " ").partition(" ")[0]
         if name in known or name in _SET_BY_MATEX | _FORBIDDEN | _NODE_SHARING_OPTIONS:
             return name if name in known else ""
-        return next((one for one in known if name and one.startswith(name)), "")
+        return next((option for option in known if name and option.startswith(name)), "")
     for letter in word[1:]:
-        if found := next((name for name, (own, _) in known.items() if own == letter), ""):
-            return found
+        if option := next((option for option, (short_name, _) in known.items() if short_name == letter), ""):
+            return option
         if letter not in _FLAGS:
             break
     return ""

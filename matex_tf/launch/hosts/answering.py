@@ -1,4 +1,4 @@
-"""Find the hosts that answer, and the number of ranks for them."""
+"""Find the hosts that answer: mpirun starts `true` on each of them. Count the ranks for a part of the hosts."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from collections.abc import Iterable, Sequence
 from matex_tf.world import child_process, mpirun_options
 from matex_tf.world.hosts.host_lists import Host, group_options, is_here
 
-SECONDS = 30.0  # seconds for all hosts to answer; mpirun itself waits for the network's timeouts
+SECONDS = 30.0  # seconds for all hosts to answer; mpirun alone would wait for the network's timeouts
 _LAST_SECONDS = 5.0  # seconds between SIGTERM and SIGKILL
 
 
 def make_reach_command(mpirun: str, options: Sequence[str], host: Host) -> list[str]:
     """The command that succeeds if `host` can be reached in the way that mpirun's `options` choose."""
-    kept: list[str] = []
+    reach_options: list[str] = []
     for group in group_options(options):
         name = mpirun_options.parse_option_name(group[0])
         if name.endswith("mca") or name in ("launcher", "launcher-exec", "bootstrap", "prefix", "allow-run-as-root"):
-            kept += group
-    return [mpirun, *kept, "--host", host.name, "-n", "1", "true"]
+            reach_options += group
+    return [mpirun, *reach_options, "--host", host.name, "-n", "1", "true"]
 
 
 def ask_hosts(hosts: Sequence[Host], mpirun: str, options: Sequence[str]) -> dict[str, subprocess.Popen]:
@@ -48,12 +48,12 @@ def ask_hosts(hosts: Sequence[Host], mpirun: str, options: Sequence[str]) -> dic
 
 def find_answering(hosts: Sequence[Host], mpirun: str, options: Sequence[str]) -> list[Host]:
     """The hosts that can be reached. All are asked at once."""
-    asked = ask_hosts(hosts, mpirun, options)
+    queries = ask_hosts(hosts, mpirun, options)
     deadline = time.monotonic() + SECONDS
     try:
-        return [host for host in hosts if host.name not in asked or _ends_well(asked[host.name], deadline)]
+        return [host for host in hosts if host.name not in queries or _ends_well(queries[host.name], deadline)]
     finally:
-        end_children(asked.values())
+        end_children(queries.values())
 
 
 def _ends_well(child: subprocess.Popen, deadline: float) -> bool:
@@ -63,9 +63,9 @@ def _ends_well(child: subprocess.Popen, deadline: float) -> bool:
         return False
 
 
-def end_children(asked: Iterable[subprocess.Popen]) -> None:
+def end_children(queries: Iterable[subprocess.Popen]) -> None:
     """End the processes that still run, with their children: an srun that waits for cores would otherwise wait on."""
-    children = [child for child in asked if child.poll() is None]
+    children = [child for child in queries if child.poll() is None]
     for child in children:
         os.killpg(child.pid, signal.SIGTERM)
     deadline = time.monotonic() + _LAST_SECONDS
@@ -77,6 +77,6 @@ def end_children(asked: Iterable[subprocess.Popen]) -> None:
         child.wait()
 
 
-def count_ranks(left: Sequence[Host], places: int, ranks: int) -> int:
-    """The number of ranks for the hosts that are left, in the proportion of `ranks` to `places`; at least 1."""
-    return max(ranks * sum(host.slots for host in left) // places, 1)
+def count_ranks(hosts: Sequence[Host], all_slots: int, ranks: int) -> int:
+    """The number of ranks for these of the run's hosts, in the proportion of `ranks` to `all_slots`; at least 1."""
+    return max(ranks * sum(host.slots for host in hosts) // all_slots, 1)

@@ -1,4 +1,9 @@
-"""Changes of a run on request of its ranks (`--adapt=ranks`), and their reversal."""
+"""Changes of a run on request of its ranks (`--adapt=ranks`), and their reversal.
+
+A change is another strategy, other hosts, or one rank less on a slow host. `launch.restarts` calls `make_change` after
+the ranks have left, and `Watch` calls `note_step` at the first step after the restart. If that step is slower than
+before, the ranks may ask to undo the change; if it is never reached, `give_up_change` goes back.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +22,9 @@ class _AppliedChange:
 
     change: Change
     before: Attempt
-    left: float
-    without: str | None = None
-    """The listed name of the host that the change takes a rank from, or gives it back; None if there is none."""
+    left_at: float
+    reduced_host: str | None = None
+    """The listed name of the host that the change takes a rank from, or gives one back to; None if there is none."""
 
 
 class Changes:
@@ -32,77 +37,77 @@ class Changes:
 
     def __init__(self, places: Places, may_choose: bool, say: Callable[[str], None]):
         self.offer = Offer(places.first.ranks, 0.0, may_choose=may_choose)
-        """The offer that does not depend on hosts. Its seconds are 0 before the first change."""
+        """The offer without its parts that depend on hosts, which `Watch` adds. Its seconds are 0 before a change."""
         self._places, self._say = places, say
-        self._pending: _AppliedChange | None = None  # a change without a first step so far
-        self._last: _AppliedChange | None = None  # a change that may be undone
+        self._pending: _AppliedChange | None = None  # the change whose first step is still to come
+        self._last: _AppliedChange | None = None  # the change that the ranks may undo
 
     def note_step(self) -> float:
-        """Note that a step was computed. Returns the duration of the change that this step completes, in seconds; 0 if
-        none.
-        """
+        """Note the first step of an attempt. Returns the seconds of the change that it completes; 0 if none."""
         applied, self._pending = self._pending, None
         if applied is None:
             return 0.0
-        seconds = applied.change.seconds + time.monotonic() - applied.left
+        seconds = applied.change.seconds + time.monotonic() - applied.left_at
         self._say(f"--adapt: {applied.change.what} from {applied.change.where} on: {applied.change.why}. "
                   f"The change took {seconds:.1f} s")  # fmt: skip
         self.offer = replace(self.offer, seconds=seconds)
         return seconds
 
-    def make_change(self, change: Change, left: float, attempt: Attempt, find: Callable[[Change], Attempt]) -> Attempt:
-        """The attempt after a change, which replaces `attempt`. The ranks left that at the time `left`.
+    def make_change(
+        self, change: Change, left_at: float, attempt: Attempt, make_attempt: Callable[[Change], Attempt]
+    ) -> Attempt:
+        """The next attempt: `attempt`, which the ranks left at the time `left_at`, with `change`.
 
         Args:
-            find: returns the new attempt for a change that undoes no other change.
+            make_attempt: returns the new attempt for a change that undoes no other change.
         """
         last = self._last
         self.forget_last()
         if change.undoes and last is not None:
-            self._pending = _AppliedChange(change, attempt, left, last.without)
+            self._pending = _AppliedChange(change, attempt, left_at, last.reduced_host)
             return self._undo_change(last, attempt)
         self._pending = None
-        without = self._places.find_host(change.without) if change.without else None
-        if change.without and without is None:
+        reduced_host = self._places.find_host(change.without) if change.without else None
+        if change.without and reduced_host is None:
             names = ", ".join(host.name for host in self._places.known)
             self._say(f"--adapt: none of the hosts {names} is known to be {change.without}; continuing as before")
             return self._places.keep_hosts(attempt)
-        if without is not None:
-            self._places.drop_rank(without)
-        following = find(change)
-        if following.ranks != change.ranks:  # the hosts have changed since the offer
-            what = offers.describe_ranks(following.ranks, attempt.ranks)
-            change = replace(change, ranks=following.ranks, what=what)
-        self._pending = _AppliedChange(change, attempt, left, without)
+        if reduced_host is not None:
+            self._places.drop_rank(reduced_host)
+        next_attempt = make_attempt(change)
+        if next_attempt.ranks != change.ranks:  # the hosts have changed since the offer
+            what = offers.describe_ranks(next_attempt.ranks, attempt.ranks)
+            change = replace(change, ranks=next_attempt.ranks, what=what)
+        self._pending = _AppliedChange(change, attempt, left_at, reduced_host)
         if not change.must:
             self._last = self._pending
-            of_ranks = offers.describe_ranks(attempt.ranks, following.ranks)
-            undone = of_ranks if change.strategy is None else "the former strategy"
-            self.offer = replace(self.offer, took=change.took, undone=f"{undone} again")
-        return following
+            former_ranks = offers.describe_ranks(attempt.ranks, next_attempt.ranks)
+            former = former_ranks if change.strategy is None else "the former strategy"
+            self.offer = replace(self.offer, took=change.took, undone=f"{former} again")
+        return next_attempt
 
     def _undo_change(self, last: _AppliedChange, attempt: Attempt) -> Attempt:
-        """The attempt before `last`, which had led to `attempt`. That change is not offered again."""
+        """The attempt before the change `last`, which had led to `attempt`. That change is not offered again."""
         if last.change.strategy is not None:
             self.offer = replace(self.offer, may_choose=False)
-        elif last.without is not None:
-            self._places.put_back(last.without)
+        elif last.reduced_host is not None:
+            self._places.put_back(last.reduced_host)
             self.offer = replace(self.offer, keep=[*self.offer.keep, last.change.without])
         else:
             self._places.exclude_hosts(attempt.hosts, last.before.hosts)
         return self._places.make_attempt(last.before.hosts, last.before.strategy)
 
     def give_up_change(self, why: str) -> Attempt | None:
-        """The next attempt if the run ended before the first step of a change; None if it did not."""
+        """The next attempt if the run ended before the first step after a change; else None."""
         applied = self._pending
         if applied is None or applied.change.must:
             return None
         self._pending = None
         self.forget_last()
-        if applied.without is not None and applied.change.undoes:
-            self._places.drop_rank(applied.without)
-        elif applied.without is not None:
-            self._places.put_back(applied.without)
+        if applied.reduced_host is not None and applied.change.undoes:
+            self._places.drop_rank(applied.reduced_host)
+        elif applied.reduced_host is not None:
+            self._places.put_back(applied.reduced_host)
         self._say(f"--adapt: {applied.change.what}: the run ended before its first step ({why}); continuing as before")
         return self._places.keep_hosts(applied.before)
 

@@ -1,4 +1,8 @@
-"""The hosts and the number of ranks of an attempt, from the run's options and the usable hosts."""
+"""The hosts and the number of ranks of an attempt, from the run's options and the usable hosts.
+
+`launch.restarts` makes one `Places` for a run, and an `Attempt` from it for each start. Hosts may be lost, come back or
+change in the host files, and ranks may be dropped from a slow host: `make_attempt` shares out the ranks again.
+"""
 
 from __future__ import annotations
 
@@ -21,28 +25,28 @@ class Attempt:
     ranks: int
     options: list[str] = field(default_factory=list)
     strategy: str = ""
-    """The strategy that the ranks chose; "": the requested one."""
+    """The strategy that the ranks chose; "" if they keep the requested one."""
     hosts: Sequence[Host] = ()
-    """The used hosts, with their listed slots."""
+    """The used hosts, with the slots that the options or host files list."""
 
 
 class Places:
     """The hosts of a run.
 
     Args:
-        first: the requested attempt; it sets the number of ranks for each slot.
-        follows: the host files are read again during the run.
+        first: the requested attempt; its ratio of ranks to slots holds for later attempts, too.
+        follows_files: the host files are read again during the run.
     """
 
-    def __init__(self, first: Attempt, mpirun: Mpirun, follows: bool = False):
+    def __init__(self, first: Attempt, mpirun: Mpirun, follows_files: bool = False):
         self.known = host_lists.list_hosts(first.options, os.environ)
         self.first = replace(first, hosts=self.known)
-        self.mpirun, self.follows = mpirun, follows
-        self._as_named = True
-        self._dropped: Counter[str] = Counter()
-        self._excluded: set[str] = set()
-        self._instead: dict[tuple[Host, ...], Sequence[Host]] = {}
-        self._all = sum(host.slots for host in self.known)
+        self.mpirun, self.follows_files = mpirun, follows_files
+        self._options_list_known = True  # whether the user's options list the known hosts
+        self._dropped_ranks: Counter[str] = Counter()  # by listed name of the host
+        self._excluded: set[str] = set()  # names of hosts
+        self._replacements: dict[tuple[Host, ...], Sequence[Host]] = {}  # hosts and slots to use instead of the keys
+        self._requested_slots = sum(host.slots for host in self.known)
 
     def read_hosts(self) -> list[Host]:
         """Read the hosts from the host files. An empty file is taken to be incomplete: the known hosts remain.
@@ -50,27 +54,29 @@ class Places:
         Raises:
             OSError, ValueError: a host file cannot be read.
         """
-        if self.follows:
+        if self.follows_files:
             self.known = host_lists.list_hosts(self.first.options, {}) or self.known
         return self.known
 
     def keep_hosts(self, attempt: Attempt) -> Attempt:
-        """Fix the hosts to those of `attempt`, whatever the host files list from now on. Returns that attempt again."""
-        if self.follows and list(attempt.hosts) != self.known:
-            self.known, self._as_named = list(attempt.hosts), False  # a host file may list others
-        self.follows, self._excluded, self._instead = False, set(), {}
+        """Fix the hosts to those of `attempt`: the host files are read no more. Returns that attempt again."""
+        if self.follows_files and list(attempt.hosts) != self.known:
+            self.known, self._options_list_known = list(attempt.hosts), False  # a host file may list others
+        self.follows_files, self._excluded, self._replacements = False, set(), {}
         return self.make_attempt(self.known, attempt.strategy)
 
     def exclude_hosts(self, hosts: Sequence[Host], before: Sequence[Host]) -> None:
-        """Never again use hosts that are in `hosts`, but not in `before`. If there are none, replace exactly these
-        slots by `before`.
+        """Undo a change of the hosts from `before` to `hosts`: never again use the added hosts.
+
+        If only slots were added, `before` is used instead of exactly these `hosts`.
         """
         added = {host.name for host in hosts} - {host.name for host in before}
         self._excluded |= added
         if not added:
-            self._instead[tuple(hosts)] = before
+            self._replacements[tuple(hosts)] = before
 
     def find_answering(self) -> list[Host]:
+        """The known hosts that can be reached."""
         return answering.find_answering(self.known, self.mpirun.path, self.first.options)
 
     def describe_gone(self) -> str:
@@ -81,50 +87,56 @@ class Places:
 
     def find_host(self, name: str) -> str | None:
         """The listed name of the host that calls itself `name`; "" if no hosts are listed, None if it is not found."""
-        here = host_lists.find_named(self.known, name)
-        return here.name if here else None if self.known else ""
+        if not self.known:
+            return ""
+        host = host_lists.find_named(self.known, name)
+        return host.name if host else None
 
     def drop_rank(self, host: str) -> None:
-        """Use one rank less on the listed host `host` from now on."""
-        self._dropped[host] += 1
+        """Use one rank less on the host with the listed name `host` from now on."""
+        self._dropped_ranks[host] += 1
 
     def put_back(self, host: str) -> None:
         """Use one dropped rank of this host again."""
-        self._dropped[host] -= 1
+        self._dropped_ranks[host] -= 1
 
     def count_used(self, host: Host) -> int:
-        """The number of slots of `host` that are used, without the share of dropped ranks."""
-        return host.slots - self._dropped[host.name] * self._all // self.first.ranks
+        """The number of slots of `host` that are used, without those of dropped ranks."""
+        return host.slots - self._dropped_ranks[host.name] * self._requested_slots // self.first.ranks
 
-    def make_attempt(self, left: Sequence[Host], strategy: str = "") -> Attempt:
-        """The attempt on the hosts `left`, without excluded hosts and ranks."""
-        left = [host for host in left if host.name not in self._excluded] or left
-        made = self._make_attempt(left, strategy)
-        instead = self._instead.get(tuple(made.hosts), ())
-        is_listed = {host.name for host in instead} <= {host.name for host in left}
-        return self._make_attempt(instead, strategy) if instead and is_listed else made
+    def make_attempt(self, usable: Sequence[Host], strategy: str = "") -> Attempt:
+        """The attempt on the `usable` hosts, without excluded hosts and dropped ranks."""
+        usable = [host for host in usable if host.name not in self._excluded] or usable
+        attempt = self._make_attempt(usable, strategy)
+        replacement = self._replacements.get(tuple(attempt.hosts), ())
+        is_usable = {host.name for host in replacement} <= {host.name for host in usable}
+        return self._make_attempt(replacement, strategy) if replacement and is_usable else attempt
 
-    def _make_attempt(self, left: Sequence[Host], strategy: str) -> Attempt:
-        if not self._all:
-            return Attempt(max(self.first.ranks - self._dropped.total(), 1), self.first.options, strategy, left)
-        ranks, used, hosts = self._share_ranks(left), list(left), list(left)
-        if any(self._dropped[host.name] for host in left):
-            kept = {host.name: max(ranks[host.name] - self._dropped[host.name], 0) for host in left}
-            ranks = kept if any(kept.values()) else ranks
+    def _make_attempt(self, hosts: Sequence[Host], strategy: str) -> Attempt:
+        if not self._requested_slots:  # the options list no hosts
+            return Attempt(max(self.first.ranks - self._dropped_ranks.total(), 1), self.first.options, strategy, hosts)
+        ranks, listed, slots = self._share_ranks(hosts), list(hosts), list(hosts)
+        if any(self._dropped_ranks[host.name] for host in hosts):
+            remaining = {host.name: max(ranks[host.name] - self._dropped_ranks[host.name], 0) for host in hosts}
+            ranks = remaining if any(remaining.values()) else ranks
+            listed = [host for host in hosts if ranks[host.name]]
             # As many slots as ranks: mpirun then starts that number on each host, in any order of filling.
-            used = [Host(host.name, ranks[host.name]) for host in left if ranks[host.name]]
-            hosts = [host for host in left if ranks[host.name]]
+            slots = [Host(host.name, ranks[host.name]) for host in listed]
         total, options, family = sum(ranks.values()), self.first.options, self.mpirun.family
-        if used == self.known and self._as_named:
-            return Attempt(total, options, strategy, hosts)
-        options = host_lists.replace_hosts(options, used, family)
-        if total > sum(host.slots for host in used) and family == OPENMPI:
+        if slots == self.known and self._options_list_known:
+            return Attempt(total, options, strategy, listed)
+        options = host_lists.replace_hosts(options, slots, family)
+        if total > sum(host.slots for host in slots) and family == OPENMPI:
             options = [*host_lists.drop_options(options, ["map-by"]), *list_oversubscribe_options(self.mpirun)]
-        return Attempt(total, options, strategy, hosts)
+        return Attempt(total, options, strategy, listed)
 
-    def _share_ranks(self, left: Sequence[Host]) -> dict[str, int]:
-        """The number of ranks for each host, in proportion to its slots; the sum is `answering.count_ranks`, at least
-        1.
+    def _share_ranks(self, hosts: Sequence[Host]) -> dict[str, int]:
+        """The number of ranks by host name, in proportion to slots; their sum is that of `answering.count_ranks`.
+
+        Each host gets the difference between the counts for the hosts up to it and for the hosts before it.
         """
-        counts = [answering.count_ranks(left[: at + 1], self._all, self.first.ranks) for at in range(len(left))]
-        return {host.name: upto - before for host, before, upto in zip(left, [0, *counts], counts)}
+        counts = [
+            answering.count_ranks(hosts[: index + 1], self._requested_slots, self.first.ranks)
+            for index in range(len(hosts))
+        ]
+        return {host.name: upto - before for host, before, upto in zip(hosts, [0, *counts], counts)}

@@ -1,4 +1,9 @@
-"""Observes a run while it trains (`--adapt=ranks`): its first step, and changes of the list of hosts."""
+"""Observes a run while it trains (`--adapt=ranks`): its first step, and changes of the list of hosts.
+
+`launch.restarts` makes a `Watch` for each attempt and calls `look` several times a second. `look` reads the host files,
+queries new hosts, and writes an offer for the ranks: the number of ranks with which the run could restart now. Ranks
+that accept write a `Change` and leave, and `make_changed_attempt` returns the attempt for it.
+"""
 
 from __future__ import annotations
 
@@ -16,55 +21,56 @@ from matex_tf.launch.hosts.places import Attempt, Places
 from matex_tf.world.hosts import host_lists
 from matex_tf.world.hosts.host_lists import Host
 
-EVERY, AGAIN = 1.0, 30.0
+READ_INTERVAL, QUERY_INTERVAL = 1.0, 30.0
 """Seconds between reads of the host files, and between queries of an absent host."""
 
 
 class Watch:
-    """Context in which `look` offers the ranks of `attempt` the attempts that are now possible.
+    """Context in which `look` offers the ranks of `attempt` a restart on the hosts that are now usable.
 
     Args:
         folder: the private folder of the run.
-        changes: the changes of the run; they are notified of the first step.
+        changes: the changes of the run; its `note_step` is called at the first step.
         say: receives a message if no offer can be made.
     """
 
     def __init__(self, places: Places, attempt: Attempt, folder: str, changes: Changes, say: Callable[[str], None]):
         self.change: Change | None = None
+        """The change for which the ranks leave, found at the time `changed_at`."""
         self.changed_at = 0.0
         self.has_trained = False
         self.seconds = 0.0
         """The duration of the last change; before any change, the time from this start to its first step."""
         self._places, self._attempt, self._folder = places, attempt, folder
         self._changes, self._say = changes, say
-        self._began = time.monotonic()
-        self._due = self._since = 0.0
-        self._offers = True
-        self._named: Sequence[Host] = ()
+        self._started_at = time.monotonic()
+        self._next_read_at = self._listed_since = 0.0
+        self._makes_offers = True
+        self._listed: Sequence[Host] = ()  # the hosts at the last read, unchanged since `_listed_since`
         self._offer: Offer | None = None
-        self._asked: dict[str, tuple[subprocess.Popen, float]] = {}
+        self._queries: dict[str, tuple[subprocess.Popen, float]] = {}  # process and start by host name
         self._answered = {host.name for host in attempt.hosts}
 
     def __enter__(self) -> Watch:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
-        answering.end_children(child for child, _ in self._asked.values())
+        answering.end_children(child for child, _ in self._queries.values())
 
     def look(self) -> bool:
-        """Look for news without waiting. Returns True, to be called again several times a second."""
+        """Note the first step and the ranks' change, and renew the offer. Returns True: the caller is to call again."""
         now = time.monotonic()
         if not self.has_trained and offers.has_trained(self._folder):
             self.has_trained = True
-            self.seconds = self._changes.note_step() or self._changes.offer.seconds or now - self._began
+            self.seconds = self._changes.note_step() or self._changes.offer.seconds or now - self._started_at
         if self.change is None and (change := offers.read_change(self._folder)):
             self.change, self.changed_at = change, now
-        if self._offers and self.has_trained and self.change is None and now >= self._due:
-            self._due = now + EVERY
+        if self._makes_offers and self.has_trained and self.change is None and now >= self._next_read_at:
+            self._next_read_at = now + READ_INTERVAL
             try:
                 self._make_offer(now)
             except (OSError, ValueError) as error:
-                self._offers = False
+                self._makes_offers = False
                 self._say(f"--adapt: changes of the list of hosts are not offered from now on: {error}")
         return True
 
@@ -73,7 +79,7 @@ class Watch:
         hosts, strategy = self._attempt.hosts, self._attempt.strategy
         if change.strategy is not None:
             strategy = change.strategy
-        elif not change.without:  # otherwise the ranks did not ask for new hosts
+        elif not change.without:  # a change to new hosts
             hosts = self._list_usable() or hosts
         return self._places.make_attempt(hosts, strategy)
 
@@ -82,39 +88,41 @@ class Watch:
         return [host for host in self._places.known if host.name in self._answered]
 
     def _make_offer(self, now: float) -> None:
-        named = self._places.read_hosts()
-        was, self._named = self._named, list(named)
-        if was != self._named:
-            self._since = now
+        previous, self._listed = self._listed, list(self._places.read_hosts())
+        if previous != self._listed:
+            self._listed_since = now
             return  # the file may be incomplete while it is written
-        self._ask_hosts(now)
+        self._query_hosts(now)
         usable = self._list_usable()
         ranks = self._places.make_attempt(usable).ranks if usable else self._attempt.ranks
-        places = {host.name: host.slots for host in self._named}
-        used = {host: self._places.count_used(host) for host in self._attempt.hosts}
-        less = [host for host, slots in used.items() if slots > places.get(host.name, 0)]
-        if less and len(usable) < len(self._named) and now - self._since < answering.SECONDS:
+        slots = {host.name: host.slots for host in self._listed}
+        reduced = [
+            host for host in self._attempt.hosts if self._places.count_used(host) > slots.get(host.name, 0)
+        ]  # the run uses more slots of these hosts than are still listed, so it must leave
+        if reduced and len(usable) < len(self._listed) and now - self._listed_since < answering.SECONDS:
             return  # wait for all new hosts, so that the ranks leave only once
         must = ""
-        if less and usable:
-            must = ", ".join(f"{host.name} has {places.get(host.name, 0)} of {host.slots} places left" for host in less)
+        if reduced and usable:
+            must = ", ".join(
+                f"{host.name} has {slots.get(host.name, 0)} of {host.slots} places left" for host in reduced
+            )
         offer = replace(self._changes.offer, ranks=ranks, seconds=self.seconds, must=must)
         if offer != self._offer:
             self._offer = offer
             offers.write_offer(offer, self._folder)
 
-    def _ask_hosts(self, now: float) -> None:
-        """Query absent hosts, and note those that have answered."""
-        self._answered &= {host.name for host in self._named}
-        away = [host for host in self._named if host.name not in self._answered]
-        self._answered |= {host.name for host in away if host_lists.is_here(host)}
-        for host in away:
-            child, since = self._asked.get(host.name, (None, -AGAIN))
+    def _query_hosts(self, now: float) -> None:
+        """Add hosts that have answered to `_answered`, and query the absent ones from time to time."""
+        self._answered &= {host.name for host in self._listed}
+        absent = [host for host in self._listed if host.name not in self._answered]
+        self._answered |= {host.name for host in absent if host_lists.is_here(host)}
+        for host in absent:
+            child, started_at = self._queries.get(host.name, (None, -QUERY_INTERVAL))
             if child is not None and child.poll() == 0:
                 self._answered.add(host.name)
-            if child is not None and child.poll() is None and now - since > answering.SECONDS:
+            if child is not None and child.poll() is None and now - started_at > answering.SECONDS:
                 answering.end_children([child])
-            if host.name in self._answered or now - since < AGAIN or (child is not None and child.poll() is None):
-                continue
-            (again,) = answering.ask_hosts([host], self._places.mpirun.path, self._places.first.options).values()
-            self._asked[host.name] = again, now
+            is_pending = now - started_at < QUERY_INTERVAL or (child is not None and child.poll() is None)
+            if host.name not in self._answered and not is_pending:
+                queries = answering.ask_hosts([host], self._places.mpirun.path, self._places.first.options)
+                self._queries[host.name] = queries[host.name], now

@@ -11,7 +11,7 @@ import click
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from matex_tf.launch.monitoring.job_watch import JobWatch, Seen, find_run_folder
+from matex_tf.launch.monitoring.job_watch import JobWatch, WatchedState, find_run_folder
 from matex_tf.monitor import picture, prometheus, recording, waits
 from matex_tf.monitor.report import page
 from matex_tf.planner import plan_file
@@ -59,9 +59,9 @@ def show_top(run: str, namespace: str, once: bool, collected: str | None) -> int
             return 0
         with Live(console=console, auto_refresh=False, transient=False) as live:
             while True:
-                seen = watch.look_at_run()
-                live.update(_draw_run(seen, console.height), refresh=True)
-                if seen.is_over:
+                state = watch.look_at_run()
+                live.update(_draw_run(state, console.height), refresh=True)
+                if state.is_over:
                     return 0
                 time.sleep(_PAUSE)
     except (recording.RecordingError, OSError) as error:
@@ -69,31 +69,31 @@ def show_top(run: str, namespace: str, once: bool, collected: str | None) -> int
         return 1
 
 
-def _draw_run(seen: Seen, height: int) -> RenderableType:
-    drawn = [picture.draw_run(seen.run, height)] if seen.run is not None else []
-    return Group(*drawn, *([Text(seen.waits)] if seen.waits else []))
+def _draw_run(state: WatchedState, height: int) -> RenderableType:
+    display = [picture.draw_run(state.run, height)] if state.run is not None else []
+    return Group(*display, *([Text(state.job_text)] if state.job_text else []))
 
 
 def _collect_metrics(watch: JobWatch, target: Path, once: bool) -> int:
     """Rewrite `target` every 15 s while ranks run. It is removed at the end of the run, so that old figures do not
     appear current. While the job waits for a restart, the file stays unchanged.
     """
-    part = target.with_name(f"{target.name}.{os.getpid()}.part")  # the collector reads files that end in .prom
-    said = ""
+    temporary = target.with_name(f"{target.name}.{os.getpid()}.part")  # the collector reads files that end in .prom
+    last_text = ""
     try:
         while True:
-            seen = watch.look_at_run()
-            if seen.waits not in ("", said):
-                said = seen.waits
-                print(f"matex top: {said}", file=sys.stderr, flush=True)
-            if seen.run is not None and not (seen.waits and target.exists()):
-                part.write_text(prometheus.format_metrics(seen.run))
-                part.replace(target)
-            if once or seen.is_over:
+            state = watch.look_at_run()
+            if state.job_text not in ("", last_text):
+                last_text = state.job_text
+                print(f"matex top: {last_text}", file=sys.stderr, flush=True)
+            if state.run is not None and not (state.job_text and target.exists()):
+                temporary.write_text(prometheus.format_metrics(state.run))
+                temporary.replace(target)
+            if once or state.is_over:
                 return 0
             time.sleep(_COLLECTED)
     finally:
-        part.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         if not once:
             target.unlink(missing_ok=True)
 
@@ -128,9 +128,9 @@ def write_report(runs: tuple[str, ...], namespace: str, output: str | None, plan
             target.write_text(search_page.format_page(Path(folders[0])))
             print(target)
             return 0
-        found = [_open_run(folder) for folder in folders]
-        predictions = [_describe_prediction(one, plan) for one in found] if plan else []
-        target.write_text(page.format_page(*found, predictions=predictions))
+        runs_read = [_open_run(folder) for folder in folders]
+        predictions = [_describe_prediction(run, plan) for run in runs_read] if plan else []
+        target.write_text(page.format_page(*runs_read, predictions=predictions))
     except (recording.RecordingError, plan_file.PlanFileError, NoSearchError, DatabaseError, OSError) as error:
         print(f"matex report: {error}", file=sys.stderr)
         return 1
@@ -143,19 +143,19 @@ def _open_run(folder: str) -> recording.Run:
     try:
         return recording.open_run(folder)
     except recording.NothingRecordedError:
-        seen = JobWatch(folder).look_at_run()
-        if seen.run is None:
-            raise recording.RecordingError(f"{folder}: {seen.waits}") from None
-        return seen.run
+        state = JobWatch(folder).look_at_run()
+        if state.run is None:
+            raise recording.RecordingError(f"{folder}: {state.job_text}") from None
+        return state.run
 
 
 def _describe_prediction(run: recording.Run, path: str) -> str:
     """A step as predicted by the plan in the file `path`, compared with the measured step."""
     start = run.starts[-1]
-    said = Predictor(plan_file.load_plan(path)).predict_step(start.size)
-    first = recording.Series(recording.read_samples(start.files[0], recording.count_points(len(start.files))))
-    around = f"({said.low * 1e3:.1f} - {said.high * 1e3:.1f})"
-    lines = [f"a step of {said.ranks} ranks, predicted: {said.step * 1e3:.1f} ms {around}"]
-    if measured := waits.compute_mean_step(first):
-        lines.append(f"measured on rank 0: {measured.whole * 1e3:.1f} ms, {measured.whole / said.step:.2f} of it")
+    prediction = Predictor(plan_file.load_plan(path)).predict_step(start.size)
+    rank_0 = recording.Series(recording.read_samples(start.files[0], recording.count_points(len(start.files))))
+    interval = f"({prediction.low * 1e3:.1f} - {prediction.high * 1e3:.1f})"
+    lines = [f"a step of {prediction.ranks} ranks, predicted: {prediction.step * 1e3:.1f} ms {interval}"]
+    if measured := waits.compute_mean_step(rank_0):
+        lines.append(f"measured on rank 0: {measured.whole * 1e3:.1f} ms, {measured.whole / prediction.step:.2f} of it")
     return "\n".join(lines)

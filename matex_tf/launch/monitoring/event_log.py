@@ -32,8 +32,8 @@ class EventLog:
     def _write_line(self, line: dict[str, object]) -> None:
         if self._log is None or self._log.write_line({"t": round(time.time(), 3), **line}) or self._log.lost > 1:
             return
-        why = self._log.error.strerror or self._log.error if self._log.error else ""
-        print(f"matex: the events of the run are not recorded: {why}", file=sys.stderr)
+        reason = self._log.error.strerror or self._log.error if self._log.error else ""
+        print(f"matex: the events of the run are not recorded: {reason}", file=sys.stderr)
 
 
 def name_record_folder(target: Sequence[str]) -> str:

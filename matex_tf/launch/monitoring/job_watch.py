@@ -16,15 +16,15 @@ from matex_tf.deploy.job import ENDED, FORGOTTEN, STUCK, Job, JobError, State, U
 from matex_tf.deploy.kubectl import names
 from matex_tf.monitor import picture, recording
 
-ASK_EACH = 15.0  # seconds between queries of the scheduler
+QUERY_INTERVAL = 15.0  # seconds between queries of the scheduler
 
 
 @dataclass(frozen=True)
-class Seen:
-    """The known state of a run: its records, None if there are none, and the state of its job if no rank runs."""
+class WatchedState:
+    """The known state of a run."""
 
-    run: recording.Run | None
-    waits: str
+    run: recording.Run | None  # the records of the last start; None if there are none yet
+    job_text: str  # why no rank runs, if the job is queued or to be restarted; else ""
     is_over: bool
 
 
@@ -49,11 +49,11 @@ def find_run_folder(run: str, namespace: str = "") -> str:
         raise recording.RecordingError(f"there is no folder {run}, nor a job: {error.message}") from None
     if not job.folder:
         try:
-            words = f"job {run} {scheduler.find_state(job)}"
+            explanation = f"job {run} {scheduler.find_state(job)}"
         except JobError as error:
-            words = str(error)
+            explanation = str(error)
         raise recording.RecordingError(
-            f"{words}\nThe folder of that run is unknown here: name it, for example runs/train-1"
+            f"{explanation}\nThe folder of that run is unknown here: name it, for example runs/train-1"
         )
     return job.folder
 
@@ -64,8 +64,8 @@ class JobWatch:
     def __init__(self, folder: str):
         self._folder = folder
         self._state: State | None = None
-        self._due = 0.0
-        self._is_unknown = False
+        self._next_query_at = 0.0
+        self._is_scheduler_absent = False
         self._scheduler: Any = None  # None: there is no job
         self._job = Job("")
         try:
@@ -73,41 +73,41 @@ class JobWatch:
         except click.UsageError:
             pass
 
-    def look_at_run(self) -> Seen:
+    def look_at_run(self) -> WatchedState:
         """Read the state of the run.
 
         Raises:
             RecordingError: there are no records and none will come, or this version cannot read them.
         """
         try:
-            found = recording.open_run(self._folder)
+            records = recording.open_run(self._folder)
         except recording.NothingRecordedError:
             if self._scheduler is None:
                 raise
             if self._may_go_on():
-                return Seen(None, f"{self._describe_job()}; no rank has written anything yet", False)
-            why = "no rank has written records; a run of one rank is not recorded"
-            raise recording.RecordingError(f"{self._folder}: {why}. {self._describe_job()}") from None
-        if not picture.has_ended(found):
-            return Seen(found, "", False)
-        may_come_back = picture.has_asked_again(found) and self._scheduler is not None and self._may_go_on()
-        if may_come_back and not self._is_unknown:
-            return Seen(found, f"to be restarted: {self._describe_job()}", False)
-        return Seen(found, "", True)
+                return WatchedState(None, f"{self._describe_job()}; no rank has written anything yet", False)
+            reason = "no rank has written records; a run of one rank is not recorded"
+            raise recording.RecordingError(f"{self._folder}: {reason}. {self._describe_job()}") from None
+        if not picture.has_ended(records):
+            return WatchedState(records, "", False)
+        may_come_back = picture.has_asked_again(records) and self._scheduler is not None and self._may_go_on()
+        if may_come_back and not self._is_scheduler_absent:
+            return WatchedState(records, f"to be restarted: {self._describe_job()}", False)
+        return WatchedState(records, "", True)
 
     def _may_go_on(self) -> bool:
         """Whether the job may still start, or be restarted."""
         if Path(self._folder, run_folder.EXIT_CODE).exists():
             return False
-        if time.monotonic() >= self._due:
+        if time.monotonic() >= self._next_query_at:
             try:
                 self._state = self._scheduler.find_state(self._job)
             except UnreachableError:
                 pass  # the scheduler does not answer now
             except JobError:
-                self._is_unknown = True  # this host does not have the scheduler
+                self._is_scheduler_absent = True  # this host does not have the scheduler
             finally:
-                self._due = time.monotonic() + ASK_EACH
+                self._next_query_at = time.monotonic() + QUERY_INTERVAL
         return self._state is None or self._state.phase not in (ENDED, FORGOTTEN, STUCK)
 
     def _describe_job(self) -> str:

@@ -28,7 +28,7 @@ from matex_tf.monitor import picture, recording
 
 _PAUSE, _PLAIN_PAUSE = 1.0, 30.0  # seconds between displays, and between status lines
 _PATIENCE = 10.0  # seconds that the child may take to end
-_PIECE = 1 << 16
+_CHUNK_BYTES = 1 << 16
 
 
 @contextlib.contextmanager
@@ -37,30 +37,30 @@ def show_picture(folder: str) -> Iterator[None]:
     sys.stdout.flush()
     sys.stderr.flush()
     if os.isatty(1):
-        source, target = pty.openpty()
-        tty.setraw(target)
-        fcntl.ioctl(target, termios.TIOCSWINSZ, fcntl.ioctl(1, termios.TIOCGWINSZ, bytes(8)))
+        reader, writer = pty.openpty()
+        tty.setraw(writer)
+        fcntl.ioctl(writer, termios.TIOCSWINSZ, fcntl.ioctl(1, termios.TIOCGWINSZ, bytes(8)))
         replaced = [1, *([2] if os.isatty(2) else [])]
     else:
-        source, target = os.pipe()
+        reader, writer = os.pipe()
         replaced = []
     child = subprocess.Popen(
-        [sys.executable, "-m", "matex_tf.launch.monitoring.live", folder, str(source)], pass_fds=[source],
+        [sys.executable, "-m", "matex_tf.launch.monitoring.live", folder, str(reader)], pass_fds=[reader],
         stdin=subprocess.DEVNULL, stdout=None if replaced else 2,
     )  # fmt: skip
-    os.close(source)
-    before = [os.dup(one) for one in replaced]
-    for one in replaced:
-        os.dup2(target, one)
+    os.close(reader)
+    originals = [os.dup(descriptor) for descriptor in replaced]
+    for descriptor in replaced:
+        os.dup2(writer, descriptor)
     try:
         yield
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
-        for one, kept in zip(replaced, before):
-            os.dup2(kept, one)
-            os.close(kept)
-        os.close(target)
+        for descriptor, original in zip(replaced, originals):
+            os.dup2(original, descriptor)
+            os.close(original)
+        os.close(writer)
         try:
             child.wait(_PATIENCE)
         except subprocess.TimeoutExpired:  # a process of the run survives and holds the terminal
@@ -75,10 +75,10 @@ class Printed:
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._rest = ""
 
-    def feed_bytes(self, piece: bytes) -> list[str]:
-        *lines, rest = (self._rest + self._decoder.decode(piece)).split("\n")
+    def feed_bytes(self, chunk: bytes) -> list[str]:
+        *lines, unfinished = (self._rest + self._decoder.decode(chunk)).split("\n")
         # Keep only the last version of an overwritten line. A carriage return at its end does not erase it yet.
-        self._rest = rest[rest.rstrip("\r").rfind("\r") + 1 :]
+        self._rest = unfinished[unfinished.rstrip("\r").rfind("\r") + 1 :]
         return [_strip_overwritten(line) for line in lines]
 
     @property
@@ -93,21 +93,23 @@ def _strip_overwritten(line: str) -> str:
 
 def draw_while(folder: str, source: int, console: Console) -> None:
     """Print the output from `source`, and the display below it, until `source` ends."""
-    printed, due = Printed(), 0.0
+    printed, next_draw_at = Printed(), 0.0
     with Live(console=console, auto_refresh=False, redirect_stdout=False, redirect_stderr=False) as live:
         while True:
-            ready = select.select([source], [], [], max(due - time.monotonic(), 0))[0]
+            ready = select.select([source], [], [], max(next_draw_at - time.monotonic(), 0))[0]
             if ready:
-                piece = _read_piece(source)
-                if not piece:
+                chunk = _read_chunk(source)
+                if not chunk:
                     break
-                if lines := printed.feed_bytes(piece):
+                if lines := printed.feed_bytes(chunk):
                     console.print(*(Text.from_ansi(line) for line in lines), sep="\n", soft_wrap=True)
-            if ready or time.monotonic() >= due:
-                if time.monotonic() >= due:
-                    below, due = _draw_picture(folder, console.height // 2), time.monotonic() + _PAUSE
-                rest = [Text.from_ansi(printed.rest)] if printed.rest.strip() else []
-                live.update(Group(*rest, below), refresh=True)
+            # The display is drawn again every second; the incomplete last line above it changes with each output.
+            is_due = time.monotonic() >= next_draw_at
+            if ready or is_due:
+                if is_due:
+                    display, next_draw_at = _draw_picture(folder, console.height // 2), time.monotonic() + _PAUSE
+                unfinished = [Text.from_ansi(printed.rest)] if printed.rest.strip() else []
+                live.update(Group(*unfinished, display), refresh=True)
         live.update(Group(Text.from_ansi(printed.rest), _draw_picture(folder, console.height // 2)), refresh=True)
 
 
@@ -127,9 +129,9 @@ def print_progress(folder: str, source: int) -> None:
             continue  # the ranks have not begun yet
 
 
-def _read_piece(source: int) -> bytes:
+def _read_chunk(source: int) -> bytes:
     try:
-        return os.read(source, _PIECE)
+        return os.read(source, _CHUNK_BYTES)
     except OSError:  # EIO: no process holds the other end of the terminal
         return b""
 

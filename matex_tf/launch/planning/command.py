@@ -86,32 +86,32 @@ def make_plan_command(check_target: Callable[[Run], None], command_line: Callabl
     )
     @click.argument("script", nargs=-1, type=click.UNPROCESSED)
     @click.pass_context
-    def plan(ctx: click.Context, /, **given: Any) -> int:
+    def plan(ctx: click.Context, /, **values: Any) -> int:
         """Measure SCRIPT.py here as rank 0 of absent ranks; predict its time and memory on them, and choose.
 
         \b
         matex plan --ranks 1,2,4,...,1024 --network infiniband train.py --epochs 3
         matex plan --check -n 2,4 plan.json
         """
-        script = given["script"]
+        script = values["script"]
         if not script:
             raise click.UsageError("no script is named. For example: matex plan --ranks 1,2,4,...,1024 train.py")
 
-        if given["check"] and len(script) > 1:
+        if values["check"] and len(script) > 1:
             raise click.UsageError(f"--check takes a plan only; {script[1]} must precede it")
 
-        checks.check_options(given, _list_given_options(ctx), script)
+        checks.check_options(values, _list_given_options(ctx), script)
         try:
             with started.catch_signals():
-                if given["check"]:
-                    made, hosts = plan_file.load_plan(script[0]), requests.split_hosts(given["hosts"])
-                    checks.check_runs(made, given["run_on"], hosts, launch)
-                    return ranks.check_predictions(made, given["run_on"], launch, hosts, given["file"])
+                if values["check"]:
+                    plan_to_check, hosts = plan_file.load_plan(script[0]), requests.split_hosts(values["hosts"])
+                    checks.check_runs(plan_to_check, values["run_on"], hosts, launch)
+                    return ranks.check_predictions(plan_to_check, values["run_on"], launch, hosts, values["file"])
                 check_target(Run(ranks=1, target=list(script)))
-                asked = requests.read_options(given)
-                checks.check_request(asked)
-                checks.check_hosts(asked.hosts, launch)
-                return planning.plan_script(asked, script, launch)
+                request = requests.read_options(values)
+                checks.check_request(request)
+                checks.check_hosts(request.hosts, launch)
+                return planning.plan_script(request, script, launch)
         except (phantoms.NotMeasured, PlanFileError, OSError) as error:
             print(f"matex plan: {error}", file=sys.stderr)
             return 1
@@ -122,7 +122,7 @@ def make_plan_command(check_target: Callable[[Run], None], command_line: Callabl
 def _list_given_options(ctx: click.Context) -> dict[str, str]:
     """The parameters on the command line, with the option names used there."""
     return {
-        one.name: one.opts[-1]
-        for one in ctx.command.params
-        if one.name and ctx.get_parameter_source(one.name) is ParameterSource.COMMANDLINE
+        parameter.name: parameter.opts[-1]
+        for parameter in ctx.command.params
+        if parameter.name and ctx.get_parameter_source(parameter.name) is ParameterSource.COMMANDLINE
     }

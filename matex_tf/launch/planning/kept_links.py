@@ -1,4 +1,4 @@
-"""Link costs that earlier runs measured (`observe/link_costs.py`), for a plan that cannot measure them."""
+"""Link costs that earlier runs measured and stored (`observe/link_costs.py`), for a plan that cannot measure them."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ def add_kept_links(
     """
     if is_network_named or {link.scope for link in measured} & {TWO_HOSTS, ALL_RANKS}:
         return tuple(measured)
-    kept = (one for one in link_costs.list_links() if not one.disturbed and one.byte > 0 and len(one.hosts) > 1)
-    newest = next((one for one in kept if set(hosts) <= set(one.hosts)), None)
+    stored = (link for link in link_costs.list_links() if not link.disturbed and link.byte > 0 and len(link.hosts) > 1)
+    newest = next((link for link in stored if set(hosts) <= set(link.hosts)), None)
     return (*measured, *([_describe_sums(newest)] if newest is not None else []))
 
 
 def _describe_sums(link: link_costs.Link) -> LinkMeasurement:
-    """The sums of two hosts with the same messages as those of `link`.
+    """The sums of two hosts, over a link with the costs of `link`, which may have been measured on more hosts.
 
     A small sum takes log2(hosts) rounds. For a large sum, each host sends 2 (hosts - 1) / hosts of its bytes, by any
     algorithm.

@@ -15,12 +15,12 @@ if TYPE_CHECKING:
 ROWS = "32,64,96,...,512"
 
 
-def show_minibatch(text: str, sizes: Sequence[int], device: float) -> int:
+def show_minibatch(text: str, sizes: Sequence[int], device_bytes: float) -> int:
     """Print the fastest algorithms for each batch size that fits in memory, and the best size.
 
     Args:
         text: the network, in the notation of `htc_layers.FORM`; "": AlexNet, the paper's example.
-        device: the memory of the device, in bytes.
+        device_bytes: the memory of the device, in bytes.
 
     Raises:
         click.UsageError: the text describes no network, or no batch size fits in memory.
@@ -31,23 +31,23 @@ def show_minibatch(text: str, sizes: Sequence[int], device: float) -> int:
 
     try:
         network = htc_layers.parse_architecture(text) if text else htc.ALEXNET
-        found = htc_minibatch.list_batches(network, sizes, device)
+        batches = htc_minibatch.list_batches(network, sizes, device_bytes)
     except ValueError as error:
         raise click.UsageError(f"--layers: {error}") from None
-    if not found:
-        least = sum(vars(htc.memory_printed(network, min(sizes))).values())
+    if not batches:
+        min_bytes = sum(vars(htc.memory_printed(network, min(sizes))).values())
         raise click.UsageError(
-            f"--minibatch: {min(sizes)} rows take {least / 2**30:.3g} GiB without what an algorithm needs, and the "
-            f"device has {device / 2**30:.3g} GiB: name fewer --rows or more --memory"
+            f"--minibatch: {min(sizes)} rows take {min_bytes / 2**30:.3g} GiB without what an algorithm needs, and the "
+            f"device has {device_bytes / 2**30:.3g} GiB: name fewer --rows or more --memory"
         )
     console = Console()
-    console.print(f"{htc_layers.format_architecture(network)}, {device / 2**30:.3g} GiB", highlight=False)
-    best = max(found, key=lambda one: one.rows_per_second)
-    console.print(_make_table(found, best))
+    console.print(f"{htc_layers.format_architecture(network)}, {device_bytes / 2**30:.3g} GiB", highlight=False)
+    best = max(batches, key=lambda batch: batch.rows_per_second)
+    console.print(_make_table(batches, best))
     limit = ""
-    if left := len(sizes) - len(found):
-        limit = f" {left} larger batch{'es do' if left > 1 else ' does'} not fit."
-    elif best is found[-1]:
+    if too_large := len(sizes) - len(batches):
+        limit = f" {too_large} larger batch{'es do' if too_large > 1 else ' does'} not fit."
+    elif best is batches[-1]:
         limit = " It is the largest of those asked for: name larger --rows."
     console.print(
         f"suggested: {best.rows} rows.{limit}\n"
@@ -59,11 +59,11 @@ def show_minibatch(text: str, sizes: Sequence[int], device: float) -> int:
     return 0
 
 
-def _make_table(found: Sequence[Batch], best: Batch) -> Table:
+def _make_table(batches: Sequence[Batch], best: Batch) -> Table:
     from rich.table import Table
 
     table = Table("rows", "algorithms", "rows/s, of the best")
-    for one in found:
-        letters = "".join("GF"[algorithm] for algorithm in one.choice.algorithms)
-        table.add_row(str(one.rows), letters, f"{one.rows_per_second / best.rows_per_second:.3f}")
+    for batch in batches:
+        letters = "".join("GF"[algorithm] for algorithm in batch.choice.algorithms)
+        table.add_row(str(batch.rows), letters, f"{batch.rows_per_second / best.rows_per_second:.3f}")
     return table

@@ -17,9 +17,7 @@ _TIMES = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400, "": 1}
 
 
 class Ranks(click.ParamType):
-    """Numbers of ranks, such as 1,2,4,...,1024. Three dots continue the two numbers before them, by
-    doubling or adding.
-    """
+    """Numbers of ranks, such as 1,2,4,...,1024. Three dots continue the two numbers before them."""
 
     name = "ranks"
 
@@ -39,14 +37,15 @@ class Ranks(click.ParamType):
         return sorted(set(found))
 
 
-def _continue_series(before: int, last: int, end: int) -> list[int]:
-    doubles = last == 2 * before
-    found = []
+def _continue_series(previous: int, last: int, end: int) -> list[int]:
+    """The numbers between `last` and `end` that continue `previous`, `last`, by doubling or by adding."""
+    doubles = last == 2 * previous
+    series = []
     while last < end:
-        before, last = last, 2 * last if doubles else last + max(last - before, 1)
+        previous, last = last, 2 * last if doubles else last + max(last - previous, 1)
         if last < end:
-            found.append(last)
-    return found
+            series.append(last)
+    return series
 
 
 class Numbers(click.ParamType):

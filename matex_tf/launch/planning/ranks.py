@@ -22,9 +22,9 @@ from matex_tf.planner.strategies import find_price
 from matex_tf.world import mpirun_options, placement
 
 CHECKED_STEPS = 60
-"""By step 36, the ranks have chosen whether updates overlap."""
-SECONDS = 120
-"""Seconds for the ranks to time their sums."""
+"""Steps of a run of --check. By step 36, the ranks have chosen whether updates overlap."""
+MEASURE_SECONDS = 120
+"""Seconds that ranks may take to time their sums."""
 Launch = Callable[[int, Sequence[str], Sequence[str], Mapping[str, str] | None], list[str]]
 """Makes the command line that starts a number of ranks of a script, with options of mpirun, in an environment."""
 
@@ -38,113 +38,114 @@ def measure_links(ranks_per_host: int, hosts: Sequence[str], launch: Launch) -> 
     """Measure links between the ranks of this host, and between one and all ranks of two `hosts`, if they can be
     started.
     """
-    here = min(ranks_per_host, len(placement.list_cores()))
-    asked = [(here, list[str]())] if here > 1 else []
+    local_ranks = min(ranks_per_host, len(placement.list_cores()))
+    launches = [(local_ranks, list[str]())] if local_ranks > 1 else []
     if len(hosts) > 1:
-        asked += [(2 * count, place_on_hosts(hosts[:2], count)) for count in sorted({1, ranks_per_host})]
-    return tuple(link for ranks, options in asked if (link := _measure_link(ranks, options, launch)))
+        launches += [(2 * count, place_on_hosts(hosts[:2], count)) for count in sorted({1, ranks_per_host})]
+    return tuple(link for ranks, options in launches if (link := _measure_link(ranks, options, launch)))
 
 
 def _measure_link(ranks: int, options: list[str], launch: Launch) -> LinkMeasurement | None:
-    where = f" on {options[1]}" if options else ""
-    print(f"matex: measuring sums of {ranks} ranks{where} ...", file=sys.stderr, flush=True)
+    hosts_text = f" on {options[1]}" if options else ""
+    print(f"matex: measuring sums of {ranks} ranks{hosts_text} ...", file=sys.stderr, flush=True)
     try:
-        words = launch(ranks, ["-m", "matex_tf.planner.measurement.link"], options, None)
-        _, said, complaint = run_ranks(words)
-        link = plan_file.read_link(said)
+        command = launch(ranks, ["-m", "matex_tf.planner.measurement.link"], options, None)
+        _, output, error_output = run_ranks(command)
+        link = plan_file.read_link(output)
     except subprocess.TimeoutExpired:
-        why = f"they had not ended after {SECONDS} s"
+        reason = f"they had not ended after {MEASURE_SECONDS} s"
     except plan_file.PlanFileError:
-        why = complaint[-500:]
+        reason = error_output[-500:]
     except click.ClickException as error:  # there is no mpirun, or it belongs to another MPI
-        why = error.format_message()
+        reason = error.format_message()
     except OSError as error:
-        why = str(error)
+        reason = str(error)
     else:
         if not options or link.hosts > 1:
             return link
-        why = "these names are one host's"
-    stands_in = "" if options else "; 8 GB/s a rank are assumed"
-    print(f"matex: nothing was measured between {ranks} ranks{where}{stands_in}: {why}", file=sys.stderr)
+        reason = "these names are one host's"
+    assumption = "" if options else "; 8 GB/s a rank are assumed"
+    print(f"matex: nothing was measured between {ranks} ranks{hosts_text}{assumption}: {reason}", file=sys.stderr)
     return None
 
 
-def run_ranks(words: Sequence[str]) -> tuple[int, str, str]:
+def run_ranks(command: Sequence[str]) -> tuple[int, str, str]:
     """Run ranks. Returns their exit code, standard output and standard error.
 
     Raises:
-        subprocess.TimeoutExpired: they had not ended after `SECONDS`.
+        subprocess.TimeoutExpired: they had not ended after `MEASURE_SECONDS`.
         OSError: they cannot be started.
     """
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    with started.start_process(words, started.PATIENCE, **pipes) as process:
-        said, complaint = process.communicate(timeout=SECONDS)
-    return process.returncode, said, complaint
+    with started.start_process(command, started.PATIENCE, **pipes) as process:
+        output, error_output = process.communicate(timeout=MEASURE_SECONDS)
+    return process.returncode, output, error_output
 
 
 def check_predictions(
-    made: Plan, ranks: Sequence[int], launch: Launch, hosts: Sequence[str] = (), answers: str = ""
+    plan: Plan, rank_counts: Sequence[int], launch: Launch, hosts: Sequence[str] = (), results_file: str = ""
 ) -> int:
     """Run the plan's script on each number of ranks, and print prediction and measurement. Returns 1 if a run fails.
 
     Args:
-        hosts: none, or enough hosts for the largest of `ranks`.
-        answers: a file for the results as JSON; "": none.
+        hosts: none, or enough hosts for the largest of `rank_counts`.
+        results_file: the file to write the results to, as JSON; "" for no file.
 
     Raises:
         PlanFileError: MATEX_STRATEGY is impossible for the script, or has no common updates.
     """
-    predictor, strategy = Predictor(made), settings.get_settings().strategy
+    predictor, strategy = Predictor(plan), settings.get_settings().strategy
     if settings.is_statistical(strategy):
         raise plan_file.PlanFileError(
             f"--check times the updates of ranks together; MATEX_STRATEGY={strategy} has none"
         )
-    predictions = [find_price(predictor, count, strategy if count > 1 else "allreduce").step for count in ranks]
+    predictions = [find_price(predictor, count, strategy if count > 1 else "allreduce").step for count in rank_counts]
     print(f"{'ranks':>6}{'predicted ms':>14}{'measured ms':>13}{'off':>9}")
-    wrong, found = 0, []
-    for one in predictions:
-        needed = ceil(one.ranks / made.ranks_per_host)
-        options = place_on_hosts(hosts[:needed], made.ranks_per_host)
-        if unlike := describe_difference(made, one.ranks, options):
-            print(f"matex: {unlike}", file=sys.stderr)
+    exit_code, results = 0, []
+    for prediction in predictions:
+        hosts_needed = ceil(prediction.ranks / plan.ranks_per_host)
+        options = place_on_hosts(hosts[:hosts_needed], plan.ranks_per_host)
+        if difference := describe_difference(plan, prediction.ranks, options):
+            print(f"matex: {difference}", file=sys.stderr)
         try:
-            took = time_real_run(made, one, options, launch)
+            measured = time_real_run(plan, prediction, options, launch)
         except phantoms.NotMeasured as error:
             print(f"matex: {error}", file=sys.stderr)
-            wrong = 1
-            found.append({"ranks": one.ranks, "why_not": str(error)})
+            exit_code = 1
+            results.append({"ranks": prediction.ranks, "why_not": str(error)})
             continue
-        off = one.step / took - 1
-        print(f"{one.ranks:6}{one.step * 1e3:14.1f}{took * 1e3:13.1f} {off:+8.1%}", flush=True)
-        steps = {"predicted": one.step, "low": one.low, "high": one.high, "mark": one.mark, "measured": took}
-        found.append({"ranks": one.ranks, **steps, "off": off, "unlike": unlike})
-    if answers:
-        Path(answers).write_text(json.dumps(found, indent=1) + "\n")
-    return wrong
+        deviation = prediction.step / measured - 1
+        print(f"{prediction.ranks:6}{prediction.step * 1e3:14.1f}{measured * 1e3:13.1f} {deviation:+8.1%}", flush=True)
+        seconds = {"predicted": prediction.step, "low": prediction.low, "high": prediction.high}
+        outcome = {"mark": prediction.mark, "measured": measured, "off": deviation, "unlike": difference}
+        results.append({"ranks": prediction.ranks, **seconds, **outcome})
+    if results_file:
+        Path(results_file).write_text(json.dumps(results, indent=1) + "\n")
+    return exit_code
 
 
-def describe_difference(made: Plan, ranks: int, options: Sequence[str]) -> str:
-    """How the placement of started ranks differs from the predicted placement; "" if it does not."""
-    hosts, cores = ceil(ranks / made.ranks_per_host), len(placement.list_cores())
+def describe_difference(plan: Plan, ranks: int, options: Sequence[str]) -> str:
+    """How the placement of started ranks differs from the predicted one, for a warning; "" if it does not."""
+    hosts, cores = ceil(ranks / plan.ranks_per_host), len(placement.list_cores())
     if ranks == 1 or mpirun_options.chooses_hosts(options, os.environ) or (hosts == 1 and ranks <= cores):
         return ""
-    where = f"{hosts} hosts" if hosts > 1 else f"one host of {made.ranks_per_host} ranks"
+    where = f"{hosts} hosts" if hosts > 1 else f"one host of {plan.ranks_per_host} ranks"
     hint = f". --host A,B names {hosts} hosts" if hosts > 1 else ""
     return f"{ranks} ranks are predicted on {where} and measured on this one, of {cores} cores, which is no test{hint}"
 
 
-def time_real_run(made: Plan, one: Prediction, options: Sequence[str], launch: Launch) -> float:
+def time_real_run(plan: Plan, prediction: Prediction, options: Sequence[str], launch: Launch) -> float:
     """The typical step of the plan's script on that many ranks, in seconds."""
-    limits = phantoms.make_limits(made.memory, made.microbatch)
+    limits = phantoms.make_limits(plan.memory, plan.microbatch)
     shared = cache.find_cache_folder() if options else None  # all hosts must see the mirror
     with started.make_place(shared) as folder:
-        if one.ranks == 1:
-            alone = phantoms.measure_copies(made.script, 1, 1, folder, scaling=made.scaling, limits=limits)
+        if prediction.ranks == 1:
+            alone = phantoms.measure_copies(plan.script, 1, 1, folder, scaling=plan.scaling, limits=limits)
             return alone.size.typical
 
         def start_run(words: Sequence[str], environment: Mapping[str, str]) -> list[str]:
-            return launch(one.ranks, words, options, environment)
+            return launch(prediction.ranks, words, options, environment)
 
         return phantoms.measure_real(
-            start_run, made.script, folder, CHECKED_STEPS, made.scaling, limits, is_here=not options
+            start_run, plan.script, folder, CHECKED_STEPS, plan.scaling, limits, is_here=not options
         )

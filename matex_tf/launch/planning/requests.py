@@ -1,4 +1,4 @@
-"""The request of `matex plan`, from its options."""
+"""The request of `matex plan`: its options, with defaults filled in."""
 
 from __future__ import annotations
 
@@ -11,26 +11,30 @@ from matex_tf.world import placement
 
 
 @dataclass(frozen=True)
-class Asked:
-    """The request of `matex plan`."""
+class PlanRequest:
+    """The request of `matex plan`. 0 and "" mean that the option is not given."""
 
     ranks: list[int]
     ranks_per_host: int
     network: str
-    """The network between hosts, if named; else ""."""
+    """The network between hosts."""
     scaling: str
     target: float
+    """The minimum efficiency of the chosen number of ranks."""
     deadline: float
+    """The seconds that `epochs` epochs may take."""
     epochs: int
     epoch_steps: int
     memory: float
+    """The bytes of a rank."""
     steps: int
+    """The steps to train at each size of slices."""
     json: str
     chart: str
     hosts: tuple[str, ...] = ()
     batches: tuple[int, ...] = ()
     strategy: str = ""
-    """MATEX_STRATEGY; its number is priced in addition to others."""
+    """MATEX_STRATEGY; it is priced in addition to the other strategies."""
 
     @property
     def copies(self) -> int:
@@ -38,15 +42,17 @@ class Asked:
         return max(1, min(self.ranks_per_host, len(placement.list_cores())))
 
 
-def read_options(given: dict[str, Any]) -> Asked:
+def read_options(values: dict[str, Any]) -> PlanRequest:
     """Read the options of the command line."""
-    per_host = given["ranks_per_host"] or len(placement.list_cores())
-    limit = memory.measure_free() / per_host if given["memory"] == HERE else given["memory"]
-    return Asked(
-        given["ranks"], per_host, given["network"],
-        given["scaling"] or settings.get_settings().scaling, given["target"], given["deadline"] or 0.0,
-        given["epochs"] or 1, given["epoch_steps"] or 0, limit, given["steps"], given["file"], given["chart"],
-        split_hosts(given["hosts"]), tuple(given["batch"] or ()), settings.get_settings().strategy,
+    per_host = values["ranks_per_host"] or len(placement.list_cores())
+    rank_bytes = memory.measure_free() / per_host if values["memory"] == HERE else values["memory"]
+    return PlanRequest(
+        ranks=values["ranks"], ranks_per_host=per_host, network=values["network"],
+        scaling=values["scaling"] or settings.get_settings().scaling, target=values["target"],
+        deadline=values["deadline"] or 0.0, epochs=values["epochs"] or 1, epoch_steps=values["epoch_steps"] or 0,
+        memory=rank_bytes, steps=values["steps"], json=values["file"], chart=values["chart"],
+        hosts=split_hosts(values["hosts"]), batches=tuple(values["batch"] or ()),
+        strategy=settings.get_settings().strategy,
     )  # fmt: skip
 
 

@@ -1,5 +1,9 @@
 """Measures phantom ranks of several sizes, smallest slice first. A larger slice is started only if it should fit, as
 the smaller ones predict.
+
+A phantom rank is one process that runs the script as rank 0 of N ranks, without the others. A size is the slice of such
+a rank, named by N: more ranks have smaller slices. Copies run at once, because ranks of a host share its memory.
+`planning.run` uses `Sizes` to make a plan.
 """
 
 from __future__ import annotations
@@ -10,7 +14,7 @@ from collections.abc import Sequence
 from math import ceil
 
 from matex_tf import memory, settings
-from matex_tf.launch.planning.requests import Asked
+from matex_tf.launch.planning.requests import PlanRequest
 from matex_tf.planner.compute import Line
 from matex_tf.planner.measurement import phantoms, started
 from matex_tf.planner.measurement.phantoms import Measurement, NotMeasured
@@ -18,7 +22,7 @@ from matex_tf.planner.plan_file import Gradient, Size
 from matex_tf.planner.report import describe_kinds
 
 MAX_DEVIATION = 0.05
-"""If the middle size is further off the line than this, one more size is measured."""
+"""If the time of the middle size differs by more than this ratio from the line, one more size is measured."""
 MIN_ROWS_RATIO = 2
 """The growth of memory is measured with at least this factor between numbers of rows."""
 ADVICE = (
@@ -28,23 +32,24 @@ ADVICE = (
 
 
 def choose_sizes(ranks: Sequence[int], copies: int) -> list[int]:
-    """The numbers of ranks to measure: 1, for comparison; and, among those that fill a host of `copies` ranks, the
-    smallest, the largest and the geometric middle.
+    """The numbers of ranks to measure: 1, for comparison, and three numbers that fill a host of `copies` ranks.
+
+    The three are the smallest, the largest and the geometric middle.
     """
-    full = sorted(one for one in {copies, *ranks} if one >= copies)
-    middle = min(full, key=lambda one: abs(one * one - full[0] * full[-1]))
-    return sorted({1, full[0], middle, full[-1]})
+    full_hosts = sorted(count for count in {copies, *ranks} if count >= copies)
+    middle = min(full_hosts, key=lambda count: abs(count * count - full_hosts[0] * full_hosts[-1]))
+    return sorted({1, full_hosts[0], middle, full_hosts[-1]})
 
 
 class Sizes:
     """The measurements of a script, keyed by ranks and simultaneous copies; and the reason for each missing one."""
 
-    def __init__(self, script: Sequence[str], asked: Asked):
-        self.script, self.asked = script, asked
-        self.wanted = choose_sizes(asked.ranks, asked.copies)
-        self.found: dict[tuple[int, int], Measurement] = {}
-        self.missing: dict[int, str] = {}
-        self._is_late = False
+    def __init__(self, script: Sequence[str], request: PlanRequest):
+        self.script, self.request = script, request
+        self.rank_counts = choose_sizes(request.ranks, request.copies)
+        self.measurements: dict[tuple[int, int], Measurement] = {}
+        self.failures: dict[int, str] = {}
+        self._took_too_long = False
 
     def measure_all(self) -> None:
         """Measure the chosen sizes, and one more if they are not on a line.
@@ -52,159 +57,169 @@ class Sizes:
         Raises:
             NotMeasured: the script fails before it trains, or fewer than two sizes can be measured.
         """
-        for ranks in reversed(self.wanted):
+        for ranks in reversed(self.rank_counts):
             self.measure_size(ranks)
-        if between := self._find_extra_size():
-            self.measure_size(between)
+        if extra := self._find_extra_size():
+            self.measure_size(extra)
         self.check_enough()
 
     def measure_size(self, ranks: int) -> None:
-        """Measure as many copies at once as a host has ranks of this size. Before the first size, a single copy shows
-        its memory.
+        """Measure as many copies at once as a host has ranks of this size.
+
+        A single copy is measured before the first size, in order to know its memory. If the copies may not fit, a
+        smaller slice is measured first, which shows how memory grows with rows.
 
         Raises:
             NotMeasured: the script fails before it trains, with any slice.
         """
-        copies = min(self.asked.copies, ranks)
-        if self._is_late:
-            self._leave_out(ranks, "a smaller slice took too long already")
+        copies = min(self.request.copies, ranks)
+        if self._took_too_long:
+            self._extrapolate(ranks, "a smaller slice took too long already")
             return
-        if copies > 1 and not self.found:
-            self._try(ranks, 1)
-            if not self.found:
+        if copies > 1 and not self.measurements:
+            self._try_size(ranks, 1)
+            if not self.measurements:
                 return
-        why = self._explain_misfit(ranks, copies)
-        if why and (smaller := self._find_smaller(ranks, copies)):
-            self._try(smaller, copies)
-            why = self._explain_misfit(ranks, copies)
-        if why:
-            self._leave_out(ranks, why)
+        misfit = self._explain_misfit(ranks, copies)
+        if misfit and (smaller := self._find_smaller(ranks, copies)):
+            self._try_size(smaller, copies)
+            misfit = self._explain_misfit(ranks, copies)
+        if misfit:
+            self._extrapolate(ranks, misfit)
         else:
-            self._try(ranks, copies)
+            self._try_size(ranks, copies)
 
     def measure_whole(self) -> Size | None:
         """Measure whole batches on all ranks of a host at once, as with MATEX_STRATEGY=async. None if that fails."""
-        copies = self.asked.copies
+        copies = self.request.copies
         try:
-            why = self._explain_misfit(1, copies)
-            return None if why else self._measure_copies(1, copies).size
+            misfit = self._explain_misfit(1, copies)
+            return None if misfit else self._measure_copies(1, copies).size
         except NotMeasured as error:
             print(f"matex: async is estimated from rank 0 of 1: {error}", file=sys.stderr, flush=True)
             return None
 
     def leave_out_unlike(self) -> Measurement:
-        """Keep the script alone and the sizes that reduce the same tensors as most full hosts; returns one of the
-        latter.
+        """Remove sizes that reduce other tensors than most full hosts do, except the script alone.
+
+        Returns a remaining measurement of a full host.
 
         Raises:
             NotMeasured: fewer than two sizes remain.
         """
-        full = [one for (_, copies), one in sorted(self.found.items()) if copies == self.asked.copies]
-        many = [one for one in full if one.size.ranks > 1] or full
-        common = Counter(one.steps.form for one in reversed(many)).most_common(1)[0][0]
-        for (ranks, copies), one in list(self.found.items()):
-            if ranks > 1 and one.steps.form != common:
-                del self.found[ranks, copies]
-                self._leave_out(ranks, f"its step reduces otherwise than most: {describe_form(*one.steps.form)}; most "
-                                f"reduce {describe_form(*common)}")  # fmt: skip
+        of_full_hosts = [
+            result for (_, copies), result in sorted(self.measurements.items()) if copies == self.request.copies
+        ]
+        candidates = [result for result in of_full_hosts if result.size.ranks > 1] or of_full_hosts
+        common_form = Counter(result.steps.form for result in reversed(candidates)).most_common(1)[0][0]
+        for (ranks, copies), result in list(self.measurements.items()):
+            if ranks > 1 and result.steps.form != common_form:
+                del self.measurements[ranks, copies]
+                own, common = describe_form(*result.steps.form), describe_form(*common_form)
+                self._extrapolate(ranks, f"its step reduces otherwise than most: {own}; most reduce {common}")
         self.check_enough()
-        return next(one for one in reversed(many) if one.steps.form == common)
+        return next(result for result in reversed(candidates) if result.steps.form == common_form)
 
     def check_enough(self) -> None:
         """Raises NotMeasured if the measurements do not determine the cost on other ranks."""
-        is_full = any(copies == self.asked.copies for _, copies in self.found)
-        if is_full and len({ranks for ranks, _ in self.found}) >= min(2, len(self.wanted)):
+        is_full = any(copies == self.request.copies for _, copies in self.measurements)
+        if is_full and len({ranks for ranks, _ in self.measurements}) >= min(2, len(self.rank_counts)):
             return
-        what = "fewer than two sizes" if is_full else f"no size with {self.asked.copies} at once, as ranks on a host,"
-        reasons = "".join(f"\nrank 0 of {ranks}: {why}" for ranks, why in sorted(self.missing.items()))
-        raise NotMeasured(f"{what} could be measured, which does not tell what other ranks take.{reasons}\n{ADVICE}")
+        shortage = (
+            "fewer than two sizes" if is_full else f"no size with {self.request.copies} at once, as ranks on a host,"
+        )
+        reasons = "".join(f"\nrank 0 of {ranks}: {reason}" for ranks, reason in sorted(self.failures.items()))
+        raise NotMeasured(
+            f"{shortage} could be measured, which does not tell what other ranks take.{reasons}\n{ADVICE}"
+        )
 
-    def _try(self, ranks: int, copies: int) -> None:
+    def _try_size(self, ranks: int, copies: int) -> None:
         try:
-            self.found[ranks, copies] = self._measure_copies(ranks, copies)
+            self.measurements[ranks, copies] = self._measure_copies(ranks, copies)
         except NotMeasured as error:
-            is_short = error.is_short and self.asked.scaling == "strong"  # then on any number of ranks
-            if not self.found and (is_short or not error.updates):
-                raise  # the slice is not the cause
-            self._is_late |= error.is_late
-            self._leave_out(ranks, str(error))
+            is_short = error.is_short and self.request.scaling == "strong"  # too few steps on any number of ranks
+            if not self.measurements and (is_short or not error.updates):
+                raise  # other slices would fail, too
+            self._took_too_long |= error.is_late
+            self._extrapolate(ranks, str(error))
 
-    def _leave_out(self, ranks: int, why: str) -> None:
-        print(f"matex: rank 0 of {ranks} is extrapolated: {why}", file=sys.stderr, flush=True)
-        self.missing[ranks] = why.splitlines()[0]
+    def _extrapolate(self, ranks: int, reason: str) -> None:
+        print(f"matex: rank 0 of {ranks} is extrapolated: {reason}", file=sys.stderr, flush=True)
+        self.failures[ranks] = reason.splitlines()[0]
 
     def _measure_copies(self, ranks: int, copies: int) -> Measurement:
-        how = f"{copies} at once" if copies > 1 else "alone"
-        print(f"matex: measuring rank 0 of {ranks}, {how} ...", file=sys.stderr, flush=True)
-        asked = self.asked
-        limits = phantoms.make_limits(choose_memory(asked), settings.get_settings().microbatch)
+        copies_text = f"{copies} at once" if copies > 1 else "alone"
+        print(f"matex: measuring rank 0 of {ranks}, {copies_text} ...", file=sys.stderr, flush=True)
+        request = self.request
+        limits = phantoms.make_limits(choose_memory(request), settings.get_settings().microbatch)
         with started.make_place() as folder:
-            return phantoms.measure_copies(self.script, ranks, copies, folder, asked.steps, asked.scaling, limits)
+            return phantoms.measure_copies(self.script, ranks, copies, folder, request.steps, request.scaling, limits)
 
     def _explain_misfit(self, ranks: int, copies: int) -> str:
         """Why so many copies are not started at once; "" if they fit, or nothing is known yet."""
-        parts, limit = settings.get_settings().microbatch, choose_memory(self.asked)
-        if not self.found or (parts == settings.AUTO and not limit):  # limited by its host's memory
-            return ""
-        rows = self._count_rows(ranks)
-        needed = estimate_peak(self._list_sizes(), min(rows, parts) if parts > 0 else rows) * memory.MARGIN
-        needed = min(needed, limit) if parts == settings.AUTO else needed
+        microbatch, memory_limit = settings.get_settings().microbatch, choose_memory(self.request)
+        if not self.measurements or (microbatch == settings.AUTO and not memory_limit):
+            return ""  # automatic microbatches without a limit fit the memory of the host
+        rows = min(self._count_rows(ranks), microbatch) if microbatch > 0 else self._count_rows(ranks)
+        needed = estimate_peak(self._list_sizes(), rows) * memory.MARGIN
+        needed = min(needed, memory_limit) if microbatch == settings.AUTO else needed
         free = memory.measure_free(copies)
         if needed <= free:
             return ""
-        take, left = (f"{size / 2**30:.2f} GiB" + " each" * (copies > 1) for size in (needed, free))
-        return f"{f'{copies} at once' if copies > 1 else 'it'} may take {take}, and this host leaves {left}"
+        needed_text, free_text = (f"{size / 2**30:.2f} GiB" + " each" * (copies > 1) for size in (needed, free))
+        return f"{f'{copies} at once' if copies > 1 else 'it'} may take {needed_text}, and this host leaves {free_text}"
 
     def _find_smaller(self, ranks: int, copies: int) -> int:
-        """A number of ranks whose slices are smaller than those of `ranks`, fit safely, and show the growth of memory;
-        0 if none.
-        """
-        known = self._list_sizes()[-1]
-        if self.asked.scaling == "weak" or not known.rows or len({size.rows for size in self._list_sizes()}) > 1:
+        """A number of ranks with smaller slices, which fit safely and show the growth of memory; 0 if there is none."""
+        known_size = self._list_sizes()[-1]
+        if self.request.scaling == "weak" or not known_size.rows or len({size.rows for size in self._list_sizes()}) > 1:
             return 0
-        spare = memory.measure_free(copies) / memory.MARGIN - known.base_bytes
-        rows = int(known.rows * spare / max(known.peak_bytes - known.base_bytes, 1))
-        if rows < MIN_ROWS_RATIO * known.rows:
+        spare_bytes = memory.measure_free(copies) / memory.MARGIN - known_size.base_bytes
+        rows = int(known_size.rows * spare_bytes / max(known_size.peak_bytes - known_size.base_bytes, 1))
+        if rows < MIN_ROWS_RATIO * known_size.rows:
             return 0
-        smaller = ceil(known.rows * known.ranks / rows)
-        return smaller if ranks < smaller < known.ranks else 0
+        smaller = ceil(known_size.rows * known_size.ranks / rows)
+        return smaller if ranks < smaller < known_size.ranks else 0
 
     def _count_rows(self, ranks: int) -> int:
-        one = next(iter(self.found.values()))
-        return one.size.rows if self.asked.scaling == "weak" else ceil(one.steps.rows / ranks)
+        result = next(iter(self.measurements.values()))
+        return result.size.rows if self.request.scaling == "weak" else ceil(result.steps.rows / ranks)
 
     def _list_sizes(self) -> list[Size]:
-        return [one.size for one in self.found.values()]
+        return [result.size for result in self.measurements.values()]
 
     def _find_extra_size(self) -> int:
-        """A number of ranks between those of the largest slices of full hosts, if the middle size is off the line; else
-        0.
+        """A number of ranks between the smallest and the middle one of full hosts, if the middle one is off the line.
+
+        The line goes through the times of the smallest and the largest number. Else 0.
         """
-        full = [one.size for (_, copies), one in sorted(self.found.items()) if copies == self.asked.copies]
-        if len(full) != 3 or not full[0].rows:
+        sizes = [
+            result.size for (_, copies), result in sorted(self.measurements.items()) if copies == self.request.copies
+        ]
+        if len(sizes) != 3 or not sizes[0].rows:
             return 0
-        middle = full[1]
-        ends = Line([float(full[0].rows), float(full[2].rows)], [full[0].typical, full[2].typical])
-        between = round((full[0].ranks * middle.ranks) ** 0.5)
+        middle = sizes[1]
+        ends = Line([float(sizes[0].rows), float(sizes[2].rows)], [sizes[0].typical, sizes[2].typical])
+        between = round((sizes[0].ranks * middle.ranks) ** 0.5)
         is_off = abs(ends(middle.rows) - middle.typical) > MAX_DEVIATION * middle.typical
-        return between if full[0].ranks < between < middle.ranks and is_off else 0
+        return between if sizes[0].ranks < between < middle.ranks and is_off else 0
 
 
 def describe_form(gradients: Sequence[Gradient], kinds: Sequence[str]) -> str:
     """The tensors that a step reduces, as text."""
-    size = settings.format_bytes(sum(one.bytes for one in gradients))
+    size = settings.format_bytes(sum(gradient.bytes for gradient in gradients))
     return f"{len(gradients)} gradient{'s' * (len(gradients) > 1)} of {size}, and {describe_kinds(kinds)}"
 
 
-def choose_memory(asked: Asked) -> float:
+def choose_memory(request: PlanRequest) -> float:
     """The memory limit of a measured process in bytes; 0: the free memory of its host."""
-    return asked.memory or settings.get_settings().memory
+    return request.memory or settings.get_settings().memory
 
 
 def estimate_peak(sizes: Sequence[Size], rows: int) -> float:
-    """The bytes of a process with `rows` rows: from the line through the sizes; from a single size, an upper bound."""
+    """The bytes of a process with `rows` rows: by the line through the sizes, or an upper bound from a single size."""
     if len({size.rows for size in sizes}) > 1:
         return Line([float(size.rows) for size in sizes], [float(size.peak_bytes) for size in sizes])(rows)
-    known = max(sizes, key=lambda size: size.peak_bytes)
-    times = max(rows / known.rows, 1.0) if known.rows else 1.0
-    return known.base_bytes + (known.peak_bytes - known.base_bytes) * times
+    largest = max(sizes, key=lambda size: size.peak_bytes)
+    growth = max(rows / largest.rows, 1.0) if largest.rows else 1.0
+    return largest.base_bytes + (largest.peak_bytes - largest.base_bytes) * growth

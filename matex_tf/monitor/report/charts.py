@@ -41,8 +41,8 @@ def decimate_series(t: np.ndarray, values: np.ndarray, buckets: int, end: float)
     """Reduce a series to the minimum and maximum of each of `buckets` intervals between 0 and
     `end`, in order of time.
     """
-    known = np.isfinite(values)
-    t, values = t[known], values[known]
+    is_finite = np.isfinite(values)
+    t, values = t[is_finite], values[is_finite]
     if len(t) <= 2 * buckets:
         return t, values
     bucket = np.minimum((t / (end or 1) * buckets).astype(int), buckets - 1)
@@ -57,9 +57,9 @@ def decimate_series(t: np.ndarray, values: np.ndarray, buckets: int, end: float)
 
 def compute_band(rows: np.ndarray, t: np.ndarray) -> Band:
     """The minimum, median and maximum of `rows` [ranks, times], at each time with a known value."""
-    known = np.isfinite(rows).any(axis=0)
-    rows = rows[:, known]
-    return Band(t[known], np.nanmin(rows, axis=0), np.nanmedian(rows, axis=0), np.nanmax(rows, axis=0))
+    is_finite = np.isfinite(rows).any(axis=0)
+    rows = rows[:, is_finite]
+    return Band(t[is_finite], np.nanmin(rows, axis=0), np.nanmedian(rows, axis=0), np.nanmax(rows, axis=0))
 
 
 def make_curves(
@@ -79,30 +79,33 @@ def make_curves(
             *lines,
         ]
     curves = []
-    for one in lines:
-        pieces = [decimate_series(t, values, buckets, end) for t, values in one.pieces]
+    for line in lines:
+        pieces = [decimate_series(t, values, buckets, end) for t, values in line.pieces]
         t, values = ([round_numbers(part) for part in parts] for parts in zip(*pieces))
-        curves.append({"name": one.name, "kind": one.kind, "colour": one.colour, "run": run, "t": t, "values": values})
+        appearance = {"name": line.name, "kind": line.kind, "colour": line.colour}
+        curves.append({**appearance, "run": run, "t": t, "values": values})
     return curves
 
 
 def make_chart(
-    title: str, unit: str, curves: Sequence[dict[str, Any]], axis: str, from_zero: bool = True, most: float = inf
+    title: str, unit: str, curves: Sequence[dict[str, Any]], axis: str, from_zero: bool = True, max_shown: float = inf
 ) -> dict[str, Any] | None:
     """A chart of the curves from `make_curves`; None without values.
 
     Args:
         axis: the initial horizontal axis, such as "time".
         from_zero: the vertical axis begins at 0, else at the minimum.
-        most: larger values are drawn at the upper border.
+        max_shown: larger values are drawn at the upper border.
     """
     values = np.array([value for curve in curves for piece in curve["values"] for value in piece])
     if not len(values):
         return None
-    if from_zero and values.max() > _OUTLIER_FACTOR * (usual := float(np.percentile(values, 95))) > 0:
-        most = min(most, _OUTLIER_FACTOR * usual)  # the first step, which compiles, would flatten all others
-    shown = {"zero": from_zero, "most": most if most < values.max() else None}
-    return {"title": title, "unit": unit, "axis": axis, "curves": curves, **shown}
+    usual_max = float(np.percentile(values, 95))
+    if from_zero and values.max() > _OUTLIER_FACTOR * usual_max > 0:
+        # The first step, which compiles, would flatten all others.
+        max_shown = min(max_shown, _OUTLIER_FACTOR * usual_max)
+    options = {"zero": from_zero, "most": max_shown if max_shown < values.max() else None}
+    return {"title": title, "unit": unit, "axis": axis, "curves": curves, **options}
 
 
 def round_numbers(values: np.ndarray) -> list[float]:

@@ -85,58 +85,62 @@ class Drawn:
 def draw_quantity(quantity: Quantity, everything: All, zero: float, end: float, chosen: Sequence[int]) -> Drawn | None:
     """The lines of `quantity` since the time `zero`; None if there are no values."""
     names = _name_lines(quantity, everything)
-    found = {}
-    for name, rank_of in names.items():
+    pieces_by_name = {}
+    for name, line_ranks in names.items():
         pieces = []
-        for (_, ranks), rank in zip(everything, rank_of):
+        for (_, ranks), rank in zip(everything, line_ranks):
             if rank is not None and rank in ranks and len(ranks[rank]) > 1:
                 t, values = quantity.values(ranks[rank])
                 pieces.append((t - zero, values))
         if any(np.isfinite(values).any() for _, values in pieces):
-            found[name] = pieces
-    if not found:
+            pieces_by_name[name] = pieces
+    if not pieces_by_name:
         return None
     order = list(names)
-    if len(found) <= MAX_LINES:
-        lines = [Line(name, order.index(name), pieces) for name, pieces in found.items()]
-        return Drawn(lines, None, [summarize_line(name, pieces) for name, pieces in found.items()])
+    if len(pieces_by_name) <= MAX_LINES:
+        lines = [Line(name, order.index(name), pieces) for name, pieces in pieces_by_name.items()]
+        return Drawn(lines, None, [summarize_line(name, pieces) for name, pieces in pieces_by_name.items()])
     grid = np.linspace(0, end, _GRID)
-    rows = np.stack([_interpolate_on_grid(pieces, grid) for pieces in found.values()])
-    picked = [f"rank {rank}" for rank in chosen if f"rank {rank}" in found] or _pick_extremes(found, rows)
-    lines = [Line(name, place, found[name]) for place, name in enumerate(picked)]
-    return Drawn(lines, compute_band(rows, grid), [summarize_line(name, found[name]) for name in picked])
+    rows = np.stack([_interpolate_on_grid(pieces, grid) for pieces in pieces_by_name.values()])
+    picked = [f"rank {rank}" for rank in chosen if f"rank {rank}" in pieces_by_name] or _pick_extremes(
+        pieces_by_name, rows
+    )
+    lines = [Line(name, index, pieces_by_name[name]) for index, name in enumerate(picked)]
+    return Drawn(lines, compute_band(rows, grid), [summarize_line(name, pieces_by_name[name]) for name in picked])
 
 
 def _name_lines(quantity: Quantity, everything: All) -> dict[str, list[int | None]]:
     """For each line its name, and the rank of each start whose samples it shows."""
     names: dict[str, list[int | None]] = {}
-    for place, (start, ranks) in enumerate(everything):
+    for index, (start, ranks) in enumerate(everything):
         if quantity.of_rank_0:
             ranks_by_name = {"all ranks": 0}
         elif quantity.of_hosts:
-            ranks_by_name = {host: those[0] for host, those in waits.group_by_host(ranks, start.hosts).items()}
+            ranks_by_name = {
+                host: host_ranks[0] for host, host_ranks in waits.group_by_host(ranks, start.hosts).items()
+            }
         else:
             ranks_by_name = {f"rank {rank}": rank for rank in ranks}
         for name, rank in ranks_by_name.items():
-            names.setdefault(name, [None] * len(everything))[place] = rank
+            names.setdefault(name, [None] * len(everything))[index] = rank
     return names
 
 
 def _interpolate_on_grid(pieces: Sequence[tuple[np.ndarray, np.ndarray]], grid: np.ndarray) -> np.ndarray:
     row = np.full(len(grid), np.nan)
     for t, values in pieces:
-        known = np.isfinite(values)
-        if known.any():
-            inside = (grid >= t[known][0]) & (grid <= t[known][-1])
-            row[inside] = np.interp(grid[inside], t[known], values[known])
+        is_finite = np.isfinite(values)
+        if is_finite.any():
+            inside = (grid >= t[is_finite][0]) & (grid <= t[is_finite][-1])
+            row[inside] = np.interp(grid[inside], t[is_finite], values[is_finite])
     return row
 
 
-def _pick_extremes(found: Mapping[str, object], rows: np.ndarray) -> list[str]:
+def _pick_extremes(pieces_by_name: Mapping[str, object], rows: np.ndarray) -> list[str]:
     """The lines whose means differ most from the median of all lines."""
     means = np.array([row[np.isfinite(row)].mean() if np.isfinite(row).any() else np.nan for row in rows])
     distances = np.nan_to_num(np.abs(means - np.nanmedian(means)))
-    return [list(found)[place] for place in np.argsort(-distances)[:_EXTREMES]]
+    return [list(pieces_by_name)[index] for index in np.argsort(-distances)[:_EXTREMES]]
 
 
 def summarize_line(name: str, pieces: Sequence[tuple[np.ndarray, np.ndarray]]) -> tuple[str, float, float, float]:

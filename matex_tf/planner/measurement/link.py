@@ -1,6 +1,7 @@
 """Times sums between ranks that can be started: `python -m matex_tf -m matex_tf.planner.measurement.link`.
 
-Rank 0 prints the measurement, since it may be on a host that shares no files with the one that asks.
+`matex plan` starts these ranks. Rank 0 prints the measurement, because it may run on a host that shares no files with
+`matex plan`.
 """
 
 from __future__ import annotations
@@ -13,11 +14,11 @@ from matex_tf.ops import interface
 from matex_tf.planner.plan_file import ALL_RANKS, LINK_BYTES, ONE_HOST, TWO_HOSTS, LinkMeasurement
 from matex_tf.world import world
 
-PROBES = 15
+PROBES = 15  # sums of each size
 
 
 def measure_link() -> LinkMeasurement:
-    """Between the ranks that there are. Collective."""
+    """Measure sums between all ranks of this run. Collective."""
     me = world.get_world()
     hosts = len(set(me.nodes))
     inline = [_time_sum(False, size)[0] for size in LINK_BYTES]
@@ -30,19 +31,19 @@ def measure_link() -> LinkMeasurement:
 
 
 def _time_sum(overlapped: bool, size: int) -> tuple[float, float]:
-    """The median time of a sum of `size` bytes, and the seconds of a core that one takes."""
+    """The median seconds of a sum of `size` bytes, and its core seconds."""
     c = ops.get_library().c
     seconds, cpu = (ctypes.c_double * PROBES)(), ctypes.c_double()
-    for _ in range(2):  # the first wakes up what sleeps
+    for _ in range(2):  # the first round wakes up sleeping threads and links
         if c.matex_time_sums(overlapped, size, PROBES, seconds, ctypes.byref(cpu)):
             raise errors.RankError(interface.get_last_error(c))
     return sorted(seconds)[PROBES // 2], cpu.value / PROBES
 
 
 def main() -> None:
-    found = measure_link()
+    measurement = measure_link()
     if world.get_world().rank == 0:
-        print(json.dumps(vars(found)))
+        print(json.dumps(vars(measurement)))
 
 
 if __name__ == "__main__":

@@ -14,17 +14,19 @@ class Others:
     """CPU time of processes that this process has not started, since the creation of this object."""
 
     def __init__(self) -> None:
-        self._began, self._before = time.monotonic(), _count_other_seconds()
+        self._created_at, self._other_seconds_before = time.monotonic(), _count_other_seconds()
 
     def compute_share(self) -> float:
         """Their share of all cores, 0 to 1. Call it after all child processes have ended, when
         their CPU time is known.
         """
-        took = (time.monotonic() - self._began) * (os.cpu_count() or 1)
-        return min(max(_count_other_seconds() - self._before, 0.0) / took, 1.0)
+        core_seconds = (time.monotonic() - self._created_at) * (os.cpu_count() or 1)
+        return min(max(_count_other_seconds() - self._other_seconds_before, 0.0) / core_seconds, 1.0)
 
 
 def _count_other_seconds() -> float:
     """Core seconds since the boot of the machine that were neither idle nor spent by this process and its children."""
-    mine = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    return parse_busy_seconds(Path("/proc/stat").read_bytes()) - sum(one.ru_utime + one.ru_stime for one in mine)
+    own_usage = [resource.getrusage(target) for target in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return parse_busy_seconds(Path("/proc/stat").read_bytes()) - sum(
+        usage.ru_utime + usage.ru_stime for usage in own_usage
+    )

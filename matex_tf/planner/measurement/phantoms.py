@@ -1,4 +1,8 @@
-"""Runs a script as a phantom rank, in concurrent copies, each in a mirror of the folder, and reads the measurements."""
+"""Runs a script as a phantom rank, in concurrent copies, each in a mirror of the folder, and reads the measurements.
+
+A phantom rank is one process that runs the script as rank 0 of N ranks, without the others: MATEX_PLAN tells it N. It
+records the events of its steps into a file (`observe.measured_steps`). `matex plan --check` also measures real ranks.
+"""
 
 from __future__ import annotations
 
@@ -31,11 +35,12 @@ STEPS, LEAST = 25, 8
 """Steps at each size: default, and minimum, because the first steps do not count."""
 LIMIT = measured_steps.LIMIT + 20
 """Seconds after which a process that has not ended is killed."""
-SETTLED = 20
+SETTLED_STEPS = 20
 """The number of last steps of real ranks that are measured. Before them ranks choose buckets and overlapping."""
 SHOWN_LINES = 40
 """Last lines of output shown for a script that cannot be measured."""
-_NOT_TAKEN = ("CHECK", "STATE", "TIMELINE", "PROFILE", "PROOF", "EXPLAIN", "ELASTIC", "COMPRESSION")
+# Settings of the user's environment that would change a measured process.
+_NOT_INHERITED = ("CHECK", "STATE", "TIMELINE", "PROFILE", "PROOF", "EXPLAIN", "ELASTIC", "COMPRESSION")
 
 
 Launch = Callable[[Sequence[str], Mapping[str, str]], list[str]]
@@ -79,45 +84,44 @@ def measure_copies(
     with contextlib.ExitStack() as at_end:
         processes = []
         for copy in range(copies):
-            asked = make_copy_environment(f"{ranks}:{steps}:{copy}:{copies}:{folder}", scaling, limits=limits)
-            processes.append(at_end.enter_context(_start_copy(script, copy, folder, asked)))
+            environment = make_copy_environment(f"{ranks}:{steps}:{copy}:{copies}:{folder}", scaling, limits=limits)
+            processes.append(at_end.enter_context(_start_copy(script, copy, folder, environment)))
         codes = _await_copies(processes)
     busy = others.compute_share()
-    found = []
-    for copy, code in enumerate(codes):
-        found.append(read_copy(folder, copy, code, ranks, steps))
-    first = found[0][1]
-    alike = [steps for _, steps, _ in found if steps.gradients == first.gradients]
+    results = [read_copy(folder, copy, code, ranks, steps) for copy, code in enumerate(codes)]
+    all_notes = [notes for notes, _, _ in results]
+    first_notes, first, overlaps = results[0]
+    alike = [each for _, each, _ in results if each.gradients == first.gradients]
     size = Size(
-        ranks, copies, ceil(first.rows / ranks) if first.rows else 0,
-        tuple(second for steps in alike for second in steps.seconds), first.ready, first.at,
-        max(int(notes["base"]) for notes, _, _ in found), max(int(notes["peak"]) for notes, _, _ in found), busy,
-        statistics.median(steps.update for steps in alike),
-        _count_cores([float(notes["cores"]) for notes, _, _ in found]), first.bytes,
-        read_input([notes for notes, _, _ in found]),
+        ranks=ranks, copies=copies, rows=ceil(first.rows / ranks) if first.rows else 0,
+        steps=tuple(seconds for each in alike for seconds in each.seconds), ready=first.ready, at=first.at,
+        base_bytes=max(int(notes["base"]) for notes in all_notes),
+        peak_bytes=max(int(notes["peak"]) for notes in all_notes), busy=busy,
+        update=statistics.median(each.update for each in alike),
+        cores=_count_cores([float(notes["cores"]) for notes in all_notes]), bytes=first.bytes,
+        input=read_input(all_notes),
     )  # fmt: skip
-    told, update = (json.loads(str(found[0][0][name])) for name in ("epoch", "update"))
-    epoch = count_epoch_steps(told["batches"], told["given"], told["updates"] * first.share)
-    return Measurement(size, first, found[0][2], Update(**update), epoch, told["why_not"])
+    epoch, update = (json.loads(str(first_notes[name])) for name in ("epoch", "update"))
+    epoch_steps = count_epoch_steps(epoch["batches"], epoch["given"], epoch["updates"] * first.share)
+    return Measurement(size, first, overlaps, Update(**update), epoch_steps, epoch["why_not"])
 
 
-def count_epoch_steps(batches: int, given: int, updates: float) -> int:
-    """Steps of an epoch of `batches` batches, if `given` batches made `updates` steps; 0: unknown.
-
-    A step may take several batches, whose gradients accumulate, and a batch may make several steps.
-    """
-    if not batches or not given or not updates:
+def count_epoch_steps(batches: int, batches_taken: int, updates: float) -> int:
+    """Steps of an epoch of `batches` batches, if `batches_taken` batches made `updates` steps; 0: unknown."""
+    if not batches or not batches_taken or not updates:
         return 0
-    return round(batches * round(updates / given)) if updates > given else ceil(batches / round(given / updates))
+    if updates > batches_taken:  # a batch makes several steps
+        return round(batches * round(updates / batches_taken))
+    return ceil(batches / round(batches_taken / updates))  # a step takes several batches, whose gradients accumulate
 
 
 def read_input(of_copies: Sequence[Mapping[str, Any]]) -> Input | None:
     """The mean over the copies with a measurement; the data of other copies may have ended."""
-    told = [json.loads(str(notes["input"])) for notes in of_copies]
-    known = [Input(**one) for one in told if one is not None]
-    if not known:
+    inputs = [json.loads(str(notes["input"])) for notes in of_copies]
+    measured = [Input(**cost) for cost in inputs if cost is not None]
+    if not measured:
         return None
-    seconds, size = (statistics.mean(getattr(one, name) for one in known) for name in ("seconds", "bytes"))
+    seconds, size = (statistics.mean(getattr(cost, name) for cost in measured) for name in ("seconds", "bytes"))
     return Input(seconds, size)
 
 
@@ -130,32 +134,31 @@ def measure_real(
     launch: Launch, script: Sequence[str], folder: Path, steps: int, scaling: str,
     limits: Mapping[str, str] | None = None, is_here: bool = True,
 ) -> float:  # fmt: skip
-    """The typical step, in seconds, of `script` on the ranks that `launch` starts. `is_here`: all ranks are on this
-    host.
+    """The typical seconds of a step of `script` on the ranks that `launch` starts. `is_here`: all are on this host.
 
     Raises:
         NotMeasured: as `measure_copies`.
     """
-    place, source = folder / "place-0", Path.cwd().resolve()
-    mirror_folder(source, place)
-    asked = make_copy_environment(f"0:{steps}:0:1:{folder}", scaling, "auto", limits, is_here)
-    words = launch(make_copy_command(script, source, place)[3:], asked)
-    until = time.monotonic() + LIMIT
-    with _start_in(words, place, asked, folder / "said-0", started.PATIENCE) as process:
-        while process.poll() is None and time.monotonic() < until and not (folder / "copy-0.npz").exists():
+    mirror, source = folder / "place-0", Path.cwd().resolve()
+    mirror_folder(source, mirror)
+    environment = make_copy_environment(f"0:{steps}:0:1:{folder}", scaling, "auto", limits, is_here)
+    command = launch(make_copy_command(script, source, mirror)[3:], environment)
+    deadline = time.monotonic() + LIMIT
+    with _start_in(command, mirror, environment, folder / "said-0", started.PATIENCE) as process:
+        while process.poll() is None and time.monotonic() < deadline and not (folder / "copy-0.npz").exists():
             time.sleep(0.1)
-    notes, found, _ = read_copy(folder, 0, process.returncode, 0, steps)
-    if (seen := int(notes["updates"])) < steps:
+    notes, real_steps, _ = read_copy(folder, 0, process.returncode, 0, steps)
+    if (recorded := int(notes["updates"])) < steps:
         print(
-            f"matex: only {seen} of {steps} steps were recorded; ranks may still have been choosing how to reduce",
+            f"matex: only {recorded} of {steps} steps were recorded; ranks may still have been choosing how to reduce",
             file=sys.stderr,
         )
-    return compute_typical_step(found.seconds[-SETTLED:])
+    return compute_typical_step(real_steps.seconds[-SETTLED_STEPS:])
 
 
-def make_copy_command(script: Sequence[str], source: Path, place: Path) -> list[str]:
-    """The command that runs `script` in `place`, the mirror of `source`."""
-    return [sys.executable, "-m", "matex_tf", *make_mirror_command(script, source, place)]
+def make_copy_command(script: Sequence[str], source: Path, mirror: Path) -> list[str]:
+    """The command that runs `script` in `mirror`, the mirror of `source`."""
+    return [sys.executable, "-m", "matex_tf", *make_mirror_command(script, source, mirror)]
 
 
 def make_limits(memory: float, microbatch: int) -> dict[str, str]:
@@ -163,67 +166,73 @@ def make_limits(memory: float, microbatch: int) -> dict[str, str]:
 
     Zeros (no limit, no microbatches) are set as well: the environment may differ from that of the plan.
     """
-    parts = "auto" if microbatch == settings.AUTO else str(microbatch)
-    return {"MATEX_MEMORY": f"{memory:.0f}", "MATEX_MICROBATCH": parts}
+    microbatch_text = "auto" if microbatch == settings.AUTO else str(microbatch)
+    return {"MATEX_MEMORY": f"{memory:.0f}", "MATEX_MICROBATCH": microbatch_text}
 
 
 def make_copy_environment(
     plan: str, scaling: str, overlap: str = "on", limits: Mapping[str, str] | None = None, is_here: bool = True
 ) -> dict[str, str]:
-    """The environment of a measured process, with the settings `plan` and `scaling`; its files are next to its results.
+    """The environment of a measured process, with the settings `plan` and `scaling`.
 
-    So are its temporary files, if it runs on this host, because it may be killed before it removes them.
+    Its files are next to its results. On this host its temporary files are there, too, because it may be killed before
+    it removes them.
     """
-    kept = {name: value for name, value in os.environ.items() if name not in {f"MATEX_{one}" for one in _NOT_TAKEN}}
+    inherited = {
+        name: value for name, value in os.environ.items() if name not in {f"MATEX_{one}" for one in _NOT_INHERITED}
+    }
     folder = plan.split(":", 4)[4]
-    own = {"MATEX_PLAN": plan, "MATEX_SCALING": scaling, "MATEX_FILES_DIR": folder, "MATEX_QUIET": "1"}
+    settings_of_copy = {"MATEX_PLAN": plan, "MATEX_SCALING": scaling, "MATEX_FILES_DIR": folder, "MATEX_QUIET": "1"}
     if is_here:
-        own["TMPDIR"] = os.path.join(folder, "temporary")
-        os.makedirs(own["TMPDIR"], exist_ok=True)
-    return {"MATEX_OVERLAP": overlap, **kept, **own, **(limits or {}), "TF_CPP_MIN_LOG_LEVEL": "2"}
+        settings_of_copy["TMPDIR"] = os.path.join(folder, "temporary")
+        os.makedirs(settings_of_copy["TMPDIR"], exist_ok=True)
+    return {"MATEX_OVERLAP": overlap, **inherited, **settings_of_copy, **(limits or {}), "TF_CPP_MIN_LOG_LEVEL": "2"}
 
 
 def _start_copy(
-    script: Sequence[str], copy: int, folder: Path, asked: Mapping[str, str]
+    script: Sequence[str], copy: int, folder: Path, environment: Mapping[str, str]
 ) -> contextlib.AbstractContextManager[subprocess.Popen[Any]]:
-    place, source = folder / f"place-{copy}", Path.cwd().resolve()
-    mirror_folder(source, place)
-    return _start_in(make_copy_command(script, source, place), place, asked, folder / f"said-{copy}")
+    mirror, source = folder / f"place-{copy}", Path.cwd().resolve()
+    mirror_folder(source, mirror)
+    return _start_in(make_copy_command(script, source, mirror), mirror, environment, folder / f"said-{copy}")
 
 
 @contextlib.contextmanager
 def _start_in(
-    words: Sequence[str], place: Path, asked: Mapping[str, str], said: Path, patience: float = 0.0
+    command: Sequence[str], folder: Path, environment: Mapping[str, str], output: Path, patience: float = 0.0
 ) -> Iterator[subprocess.Popen[Any]]:
-    """Start a process in the folder `place`, with its output in the file `said`."""
+    """Start a process in the folder `folder`, with its output in the file `output`."""
     with (
-        said.open("wb") as out,
-        started.start_process(words, patience, cwd=place, env=asked, stdout=out, stderr=subprocess.STDOUT) as process,
+        output.open("wb") as output_file,
+        started.start_process(
+            command, patience, cwd=folder, env=environment, stdout=output_file, stderr=subprocess.STDOUT
+        ) as process,
     ):
         yield process
 
 
 def _await_copies(processes: Sequence[subprocess.Popen[bytes]]) -> list[int | None]:
-    until = time.monotonic() + LIMIT
+    deadline = time.monotonic() + LIMIT
     codes: list[int | None] = []
     for process in processes:
         try:
-            codes.append(process.wait(max(until - time.monotonic(), 0.1)))
+            codes.append(process.wait(max(deadline - time.monotonic(), 0.1)))
         except subprocess.TimeoutExpired:
             codes.append(None)
     return codes
 
 
 def read_copy(
-    folder: Path, copy: int, code: int | None, ranks: int, asked: int = STEPS
+    folder: Path, copy: int, code: int | None, ranks: int, requested_steps: int = STEPS
 ) -> tuple[dict[str, Any], Steps, bool]:
-    """Read the results of one copy that was asked for `asked` steps: notes, steps, and whether gradients were handed
-    over one by one.
+    """Read the results of one copy that was to make `requested_steps` steps.
+
+    Returns its notes, its steps, and whether gradients became ready one by one.
 
     Raises:
         NotMeasured: as `measure_copies`.
     """
-    said = (folder / f"said-{copy}").read_text(errors="replace") if (folder / f"said-{copy}").exists() else ""
+    output = (folder / f"said-{copy}").read_text(errors="replace") if (folder / f"said-{copy}").exists() else ""
     file = folder / f"copy-{copy}.npz"
     notes = dict(np.load(file, allow_pickle=False)) if file.exists() else {}
     updates = int(notes.get("updates", 0))
@@ -231,29 +240,37 @@ def read_copy(
     if steps is not None and (code == 0 or len(steps.seconds) >= steps_of_events.FIRST):
         return notes, steps, bool(notes["overlaps"])
     is_late = code is None or bool(notes.get("is_late"))
+    reason = _explain_end(code, is_late, updates, requested_steps)
+    last_lines = "\n".join(output.strip().splitlines()[-SHOWN_LINES:])
+    progress = _describe_progress(notes, updates)
+    text = f"as rank 0 of {ranks} the script cannot be measured: {reason}; {progress}.\n{last_lines}".rstrip()
+    raise NotMeasured(text, updates, is_late, code == 0 and not is_late)
+
+
+def _explain_end(code: int | None, is_late: bool, updates: int, requested_steps: int) -> str:
+    """Why a copy that cannot be measured ended."""
     if is_late:
-        why = f"it had not reached {asked} steps after {measured_steps.LIMIT} s"
-    elif code == -signal.SIGKILL:
-        why = "it was killed, probably because memory ran out (MATEX_MICROBATCH=auto computes slices in parts)"
-    elif code:
-        why = f"it failed with exit code {code}"
-    elif updates:
-        why = "it ended before it had trained enough; give it more epochs or data, some 10 steps"
-    else:
-        why = "it ended; name the script that trains"
+        return f"it had not reached {requested_steps} steps after {measured_steps.LIMIT} s"
+    if code == -signal.SIGKILL:
+        return "it was killed, probably because memory ran out (MATEX_MICROBATCH=auto computes slices in parts)"
+    if code:
+        return f"it failed with exit code {code}"
+    if updates:
+        return "it ended before it had trained enough; give it more epochs or data, some 10 steps"
+    return "it ended; name the script that trains"
+
+
+def _describe_progress(notes: Mapping[str, Any], updates: int) -> str:
+    """How far a copy that cannot be measured came."""
     if not notes:
-        reached = "its progress is not known"
-    elif not notes["has_tensorflow"]:
-        reached = "it had not imported TensorFlow"
-    elif not updates and len(notes["called"]):
-        reached = (
+        return "its progress is not known"
+    if not notes["has_tensorflow"]:
+        return "it had not imported TensorFlow"
+    if updates:
+        return f"it had trained for {updates} steps, the first {steps_of_events.FIRST} of which do not count"
+    if len(notes["called"]):
+        return (
             "it had trained, but every rank computes the whole of each step, so that ranks make it no faster: `matex "
             "run --explain` says why"
         )
-    elif not updates:
-        reached = "it had imported TensorFlow, and no gradients had been reduced: nothing was trained"
-    else:
-        reached = f"it had trained for {updates} steps, the first {steps_of_events.FIRST} of which do not count"
-    last = "\n".join(said.strip().splitlines()[-SHOWN_LINES:])
-    text = f"as rank 0 of {ranks} the script cannot be measured: {why}; {reached}.\n{last}".rstrip()
-    raise NotMeasured(text, updates, is_late, code == 0 and not is_late)
+    return "it had imported TensorFlow, and no gradients had been reduced: nothing was trained"

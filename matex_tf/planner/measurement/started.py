@@ -32,19 +32,19 @@ def catch_signals() -> Iterator[None]:
         SystemExit: with the shell's exit code for the signal.
     """
 
-    def end_plan(number: int, frame: FrameType | None) -> None:
-        for one in before:
-            signal.signal(one, signal.SIG_IGN)  # cleaning up for the first signal is not interrupted
-        print(f"matex plan: ended by {signal.Signals(number).name}", file=sys.stderr, flush=True)
-        raise SystemExit(128 + number)
+    def end_plan(received: int, frame: FrameType | None) -> None:
+        for number in handlers_before:
+            signal.signal(number, signal.SIG_IGN)  # cleaning up for the first signal is not interrupted
+        print(f"matex plan: ended by {signal.Signals(received).name}", file=sys.stderr, flush=True)
+        raise SystemExit(128 + received)
 
-    caught = [one for one in ENDING if signal.getsignal(one) is not signal.SIG_IGN]
-    before = {one: signal.signal(one, end_plan) for one in caught}
+    caught_signals = [number for number in ENDING if signal.getsignal(number) is not signal.SIG_IGN]
+    handlers_before = {number: signal.signal(number, end_plan) for number in caught_signals}
     try:
         yield
     finally:
-        for one, handler in before.items():
-            signal.signal(one, handler)
+        for number, handler in handlers_before.items():
+            signal.signal(number, handler)
 
 
 @contextlib.contextmanager
@@ -73,19 +73,19 @@ def _remove_folder(path: str) -> None:
 
 
 @contextlib.contextmanager
-def start_process(words: Sequence[str], patience: float = 0.0, **how: Any) -> Iterator[subprocess.Popen[Any]]:
+def start_process(command: Sequence[str], patience: float = 0.0, **options: Any) -> Iterator[subprocess.Popen[Any]]:
     """Start a process in a session of its own. At the end of the context, all processes of the session are killed.
 
     Args:
         patience: seconds that it has to end by itself, after SIGTERM.
-        how: further arguments of `subprocess.Popen`.
+        options: further arguments of `subprocess.Popen`.
     """
     # Signals are blocked until the process is registered for cleaning up.
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
     try:
         prepare = child_process.make_preparation(mask, os.getpid())
         process = subprocess.Popen(
-            words, stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=prepare, **how
+            command, stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=prepare, **options
         )  # fmt: skip
         try:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)

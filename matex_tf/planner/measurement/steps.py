@@ -1,4 +1,7 @@
-"""Extracts the steps of a process from the events that its engine recorded (`ops/records.py`)."""
+"""Extracts the steps of a process from the events that its engine recorded (`ops/records.py`).
+
+A step lasts from the end of one update of weights to the end of the next update of the same model.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +50,7 @@ class Steps:
 
 def list_kinds(collectives: Sequence[Collective]) -> tuple[str, ...]:
     """The kind of each collective, in the order of the step."""
-    return tuple(one.kind for one in collectives)
+    return tuple(collective.kind for collective in collectives)
 
 
 @dataclass
@@ -61,46 +64,49 @@ class _Step:
     update: float
 
 
-def find_steps(events: np.ndarray, labels: Sequence[str], called: Sequence[int] = ()) -> Steps | None:
-    """The steps among `events` (dtype `records.EVENT`): each from the end of an update to the end of the next update of
-    the same label, the most common one. None if there are none after the first updates.
+def find_steps(events: np.ndarray, labels: Sequence[str], call_ends: Sequence[int] = ()) -> Steps | None:
+    """The steps among `events` (dtype `records.EVENT`), between updates of the most common label.
+
+    None if there are none after the first updates.
 
     Args:
-        called: the end of each training call, in nanoseconds by the clock of events, ascending.
+        call_ends: the end of each training call, in nanoseconds by the clock of events, ascending.
     """
     kinds = np.array(records.ACTIVITIES)[events["activity"]]
     ends = events["start"] + events["duration"]
     is_update = (kinds == "exposed") | ((kinds == "update") & (events["lane"] == 0))
-    places = Counter(events["label"][is_update].tolist())
-    if not places:
+    updates_by_label = Counter(events["label"][is_update].tolist())
+    if not updates_by_label:
         return None
-    place = places.most_common(1)[0][0]
-    is_border = is_update & (events["label"] == place)
+    label = updates_by_label.most_common(1)[0][0]
+    is_border = is_update & (events["label"] == label)
     order = np.argsort(ends[is_border])[FIRST:]
-    borders, is_beside = ends[is_border][order], kinds[is_border][order] == "exposed"
-    script = np.where(is_beside, _find_ends_of_calls(borders, called), borders)
+    borders, is_overlapped = ends[is_border][order], kinds[is_border][order] == "exposed"
+    script_ends = np.where(is_overlapped, _find_ends_of_calls(borders, call_ends), borders)
     pauses = events["start"][kinds == "between steps"]
-    found = []
-    for begin, end, first, past in zip(borders, borders[1:], script, script[1:]):
+    steps = []
+    # A step with a pause, such as a validation, does not count.
+    for begin, end, first, stop in zip(borders, borders[1:], script_ends, script_ends[1:]):
         if not np.any((pauses > begin) & (pauses <= end)):
-            inside = (events["start"] >= first) & (events["start"] < past)
-            reduced = ends[is_update & (ends >= begin)]
-            found.append(_read_step(events[inside], kinds[inside], labels, int(begin), int(end), reduced))
-    alike = _keep_most_common(found, lambda step: step.gradients)
-    if not alike:
+            is_inside = (events["start"] >= first) & (events["start"] < stop)
+            sum_ends = ends[is_update & (ends >= begin)]
+            steps.append(_read_step(events[is_inside], kinds[is_inside], labels, int(begin), int(end), sum_ends))
+    same_gradients = _keep_most_common(steps, lambda step: step.gradients)
+    if not same_gradients:
         return None
-    shown = _keep_most_common(alike, lambda step: list_kinds(step.collectives))
+    same_kinds = _keep_most_common(same_gradients, lambda step: list_kinds(step.collectives))
+    collective_bytes = [[collective.bytes for collective in step.collectives] for step in same_kinds]
     return Steps(
-        tuple(step.seconds for step in alike), max(step.rows for step in alike), shown[0].gradients,
-        _compute_medians([step.ready for step in shown]), shown[0].collectives,
-        _compute_medians([step.at for step in shown]),
-        tuple(round(size) for size in _compute_medians([[one.bytes for one in step.collectives] for step in shown])),
-        float(np.median([step.update for step in alike])),
-        places[place] / sum(places.values()),
+        seconds=tuple(step.seconds for step in same_gradients), rows=max(step.rows for step in same_gradients),
+        gradients=same_kinds[0].gradients, ready=_compute_medians([step.ready for step in same_kinds]),
+        collectives=same_kinds[0].collectives, at=_compute_medians([step.at for step in same_kinds]),
+        bytes=tuple(round(size) for size in _compute_medians(collective_bytes)),
+        update=float(np.median([step.update for step in same_gradients])),
+        share=updates_by_label[label] / sum(updates_by_label.values()),
     )  # fmt: skip
 
 
-def _find_ends_of_calls(borders: np.ndarray, called: Sequence[int]) -> np.ndarray:
+def _find_ends_of_calls(borders: np.ndarray, call_ends: Sequence[int]) -> np.ndarray:
     """For updates that end at `borders`, the ends of their steps on the script's thread.
 
     A collective that an overlapped update does not need, such as the sum of a sparse gradient, may begin before or
@@ -108,43 +114,43 @@ def _find_ends_of_calls(borders: np.ndarray, called: Sequence[int]) -> np.ndarra
     are known, except for the last update.
     """
     never = np.iinfo(np.int64).max
-    found = np.append(np.asarray(called, np.int64), never)[np.searchsorted(called, borders)]
-    return np.where(found < np.append(borders[1:], never), found, borders)
+    next_call_ends = np.append(np.asarray(call_ends, np.int64), never)[np.searchsorted(call_ends, borders)]
+    return np.where(next_call_ends < np.append(borders[1:], never), next_call_ends, borders)
 
 
 def _read_step(
-    events: np.ndarray, kinds: np.ndarray, labels: Sequence[str], begin: int, end: int, reduced: np.ndarray
+    events: np.ndarray, kinds: np.ndarray, labels: Sequence[str], begin: int, end: int, sum_ends: np.ndarray
 ) -> _Step:
-    """The step between two times. `reduced`: ends of the gradients' sums, from the beginning of the step on."""
-    handed_over = defaultdict(list)
-    entries, others, rows, update = [], [], 0, 0.0
+    """The step between two times. `sum_ends`: the ends of gradients' sums since the beginning of the step."""
+    ready_times = defaultdict(list)
+    entries, other_collectives, rows, update = [], [], 0, 0.0
     for event, kind in sorted(zip(events.tolist(), kinds), key=lambda pair: pair[0][0]):
         start, _, size, label = event[:4]
-        since = (start - begin) * 1e-9
+        offset = (start - begin) * 1e-9
         if kind == "entry":
-            entries.append((labels[label], size, since))
+            entries.append((labels[label], size, offset))
         elif kind == "ready":
-            handed_over[labels[label]].append(since)
+            ready_times[labels[label]].append(offset)
         elif kind == "collective" and labels[label].endswith(f"'{UPDATED}'"):
-            update += (start - np.max(reduced[reduced <= start])) * 1e-9
+            update += (start - np.max(sum_ends[sum_ends <= start])) * 1e-9
         elif kind in _OTHERS:
-            others.append((Collective(str(kind), labels[label], size), since))
+            other_collectives.append((Collective(str(kind), labels[label], size), offset))
         elif kind == "rows":
             rows = max(rows, size)
     # Gradients of an update without overlap are ready when it begins.
-    ready = [handed_over[name].pop(0) if handed_over[name] else since for name, _, since in entries]
+    ready = [ready_times[name].pop(0) if ready_times[name] else offset for name, _, offset in entries]
     return _Step(
         (end - begin) * 1e-9, rows, tuple(Gradient(name, size) for name, size, _ in entries), ready,
-        tuple(other for other, _ in others), [since for _, since in others], update,
+        tuple(other for other, _ in other_collectives), [offset for _, offset in other_collectives], update,
     )  # fmt: skip
 
 
-def _keep_most_common(steps: list[_Step], of: Callable[[_Step], Any]) -> list[_Step]:
-    """The steps with the most common value of `of`."""
+def _keep_most_common(steps: list[_Step], get_key: Callable[[_Step], Any]) -> list[_Step]:
+    """The steps with the most common value of `get_key`."""
     if not steps:
         return []
-    common = Counter(map(of, steps)).most_common(1)[0][0]
-    return [step for step in steps if of(step) == common]
+    common = Counter(map(get_key, steps)).most_common(1)[0][0]
+    return [step for step in steps if get_key(step) == common]
 
 
 def _compute_medians(rows: Sequence[Sequence[float]]) -> tuple[float, ...]:

@@ -36,9 +36,9 @@ _TITLES = {
 def format_page() -> str:
     """The text of docs/papers.md."""
     parts = [_HEAD]
-    for paper, figures_of in comparisons.PAPERS.items():
+    for paper, list_figures in comparisons.PAPERS.items():
         parts.append(f"\n## {_TITLES[paper]}\n\n{_COLUMNS}")
-        parts.extend(f"| {' | '.join(dataclasses.astuple(one))} |\n" for one in figures_of())
+        parts.extend(f"| {' | '.join(dataclasses.astuple(figure))} |\n" for figure in list_figures())
     return "".join(parts)
 
 

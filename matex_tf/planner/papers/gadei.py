@@ -133,9 +133,9 @@ def bandwidth_bracket(workload: Workload, smallest: int) -> tuple[float, float]:
     Our model: a system gains if it has the bandwidth that a batch requires, and does not gain with the next smaller
     batch.
     """
-    place = LEARNED_BATCH.index(smallest)
-    below = workload.required[place - 1] if place else _NONE
-    return workload.required[place], math.inf if math.isnan(below) else below
+    index = LEARNED_BATCH.index(smallest)
+    below = workload.required[index - 1] if index else _NONE
+    return workload.required[index], math.inf if math.isnan(below) else below
 
 
 def required_bandwidth(model: float, rows: float, batch: float, epoch: float) -> float:
@@ -161,11 +161,15 @@ ROUNDING = 0.005
 def worst_required(workload: Workload, rounding: float = 0.0) -> float:
     """The largest relative error of `required_bandwidth` against Table 4, after subtracting the `rounding` error."""
     errors = [
-        (abs(required_bandwidth(workload.megabytes * 1e6, workload.rows, batch, seconds) / 1e9 - one) - rounding, one)
-        for batch, seconds, one in zip(LEARNED_BATCH, workload.seconds, workload.required)
-        if not math.isnan(one)
+        (
+            abs(required_bandwidth(workload.megabytes * 1e6, workload.rows, batch, seconds) / 1e9 - required)
+            - rounding,
+            required,
+        )
+        for batch, seconds, required in zip(LEARNED_BATCH, workload.seconds, workload.required)
+        if not math.isnan(required)
     ]
-    return max(max(0.0, error) / one for error, one in errors)
+    return max(max(0.0, error) / required for error, required in errors)
 
 
 def needed_alone(name: str) -> float:

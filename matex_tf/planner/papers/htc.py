@@ -95,19 +95,19 @@ class Memory:
 
 def shapes(architecture: Architecture) -> list[Shape]:
     """Equation 1: the shape of the input, and of each layer's output, with incomplete windows omitted."""
-    found = [architecture.entry]
+    found_shapes = [architecture.entry]
     for layer in architecture.layers:
-        last = found[-1]
+        previous = found_shapes[-1]
         width, height = (
-            (side - layer.extent + 2 * layer.padding) // layer.stride + 1 for side in (last.width, last.height)
+            (side - layer.extent + 2 * layer.padding) // layer.stride + 1 for side in (previous.width, previous.height)
         )
         if width < 1 or height < 1:
             raise ValueError(
                 f"a window of {layer.extent} with a padding of {layer.padding} does not fit an input of width "
-                f"{last.width}"
+                f"{previous.width}"
             )
-        found.append(Shape(width, height, layer.filters or last.depth))
-    return found
+        found_shapes.append(Shape(width, height, layer.filters or previous.depth))
+    return found_shapes
 
 
 def memory_printed(architecture: Architecture, rows: int) -> Memory:

@@ -61,25 +61,25 @@ def choose_by_milp(times: Table, memory: Table, bound: float) -> Choice | None:
 
     _check_tables(times, memory)
     # Scale numbers to about 1, as the solver's tolerances expect.
-    unit = max(abs(bound), *(max(row) for row in memory)) or 1.0
-    second = max(max(row) for row in times) or 1.0
-    costs = np.concatenate([np.asarray(row, float) for row in times]) / second
-    weights = np.concatenate([np.asarray(row, float) for row in memory]) / unit
+    bytes_unit = max(abs(bound), *(max(row) for row in memory)) or 1.0
+    seconds_unit = max(max(row) for row in times) or 1.0
+    costs = np.concatenate([np.asarray(row, float) for row in times]) / seconds_unit
+    weights = np.concatenate([np.asarray(row, float) for row in memory]) / bytes_unit
     one_each = np.zeros((len(times), len(costs)))
     ends = list(itertools.accumulate(map(len, times), initial=0))
-    for layer, (first, past) in enumerate(itertools.pairwise(ends)):
-        one_each[layer, first:past] = 1
-    found = optimize.milp(
+    for layer, (first, stop) in enumerate(itertools.pairwise(ends)):
+        one_each[layer, first:stop] = 1
+    solution = optimize.milp(
         costs,
         integrality=np.ones(len(costs)),
         bounds=optimize.Bounds(0, 1),
-        constraints=[optimize.LinearConstraint(weights[None], -np.inf, bound / unit),
+        constraints=[optimize.LinearConstraint(weights[None], -np.inf, bound / bytes_unit),
                      optimize.LinearConstraint(one_each, 1, 1)],
         options={"mip_rel_gap": 0},
     )  # fmt: skip
-    if found.x is None:
+    if solution.x is None:
         return None
-    algorithms = tuple(int(np.argmax(found.x[first:past])) for first, past in itertools.pairwise(ends))
+    algorithms = tuple(int(np.argmax(solution.x[first:stop])) for first, stop in itertools.pairwise(ends))
     return Choice(algorithms, _sum_table(times, algorithms))
 
 
@@ -133,29 +133,29 @@ def list_batches(
     Times are counts of operations (the paper measures them); memory follows equations 2 to 5 as printed.
     """
     check_positive("list_batches", device=device, speed=speed)
-    found = []
+    batches = []
     for rows in sizes:
         bound = htc.memory_printed(architecture, rows).left(device)
         choice = choose_algorithms(*_tabulate_convolutions(architecture, rows, speed), bound)
         if choice is not None:
-            found.append(Batch(rows, choice))
-    return found
+            batches.append(Batch(rows, choice))
+    return batches
 
 
 def _tabulate_convolutions(architecture: htc.Architecture, rows: int, speed: float) -> tuple[Table, Table]:
     """Seconds and bytes of each convolution, by GEMM and by FFT."""
     shapes = htc.shapes(architecture)
     times, memory = [], []
-    for layer, entry, leaving in zip(architecture.layers, shapes, shapes[1:]):
+    for layer, input_shape, output in zip(architecture.layers, shapes, shapes[1:]):
         if layer.filters:
-            planes = entry.width, entry.depth, layer.filters
+            planes = input_shape.width, input_shape.depth, layer.filters
             times.append(
                 [
-                    gemm_operations(rows, layer.extent, leaving.width, *planes[1:]) / speed,
+                    gemm_operations(rows, layer.extent, output.width, *planes[1:]) / speed,
                     fft_operations(rows, *planes) / speed,
                 ]
             )
-            memory.append([gemm_bytes(rows, entry.width, leaving.width, *planes[1:]), fft_bytes(rows, *planes)])
+            memory.append([gemm_bytes(rows, input_shape.width, output.width, *planes[1:]), fft_bytes(rows, *planes)])
     return times, memory
 
 

@@ -39,13 +39,13 @@ class Layers:
     def count(self) -> int:
         return len(self.compute)
 
-    def computation(self, first: int, past: int) -> float:
-        """The sum of C^i over layers first + 1 to `past`."""
-        return self._computed[past] - self._computed[first]  # type: ignore[attr-defined]
+    def computation(self, first: int, stop: int) -> float:
+        """The sum of C^i over layers first + 1 to `stop`."""
+        return self._computed[stop] - self._computed[first]  # type: ignore[attr-defined]
 
-    def pull(self, first: int, past: int) -> float:
-        """T_s and the sum of T_t^i over layers first + 1 to `past`."""
-        return self.start_up + self._moved[past] - self._moved[first]  # type: ignore[attr-defined]
+    def pull(self, first: int, stop: int) -> float:
+        """T_s and the sum of T_t^i over layers first + 1 to `stop`."""
+        return self.start_up + self._moved[stop] - self._moved[first]  # type: ignore[attr-defined]
 
 
 def compute_end(layers: Layers, plan: Plan) -> float:
@@ -53,9 +53,9 @@ def compute_end(layers: Layers, plan: Plan) -> float:
     batch.
     """
     pulled = computed = 0.0
-    for first, past in itertools.pairwise(plan):
-        pulled += layers.pull(first, past)
-        computed = max(computed, pulled) + layers.computation(first, past)
+    for first, stop in itertools.pairwise(plan):
+        pulled += layers.pull(first, stop)
+        computed = max(computed, pulled) + layers.computation(first, stop)
     return computed
 
 
@@ -92,8 +92,8 @@ def plan_front_to_back(layers: Layers) -> Plan | None:
     plan = [0, *min(pairs, key=lambda pair: (-layers.computation(0, pair[0]), layers.pull(0, pair[0]), pair[1]))]
     while plan[-1] < count:
         hidden, last = layers.computation(*plan[-2:]), plan[-1]
-        fitting = [past for past in range(last + 1, count + 1) if layers.pull(last, past) >= hidden]
-        plan.append(min(fitting, key=lambda past: layers.pull(last, past)) if fitting else count)
+        fitting = [stop for stop in range(last + 1, count + 1) if layers.pull(last, stop) >= hidden]
+        plan.append(min(fitting, key=lambda stop: layers.pull(last, stop)) if fitting else count)
     return tuple(plan)
 
 
@@ -110,16 +110,16 @@ def plan_back_to_front(layers: Layers) -> Plan | None:
         return None
     plan = [*min(pairs, key=lambda pair: (-layers.computation(*pair), layers.computation(pair[1], count))), count]
     while plan[0] > 0:
-        longest, past = layers.pull(*plan[:2]), plan[0]
-        fitting = [first for first in range(past) if layers.computation(first, past) <= longest]
-        plan.insert(0, max(fitting, key=lambda first: layers.computation(first, past)) if fitting else 0)
+        longest, stop = layers.pull(*plan[:2]), plan[0]
+        fitting = [first for first in range(stop) if layers.computation(first, stop) <= longest]
+        plan.insert(0, max(fitting, key=lambda first: layers.computation(first, stop)) if fitting else 0)
     return tuple(plan)
 
 
 def plan_greedy(layers: Layers) -> Plan:
     """The better plan of the two algorithms; a single pull if neither finds one."""
-    found = [plan for plan in (plan_front_to_back(layers), plan_back_to_front(layers)) if plan is not None]
-    return min(found or [plan_whole(layers)], key=lambda plan: compute_end(layers, plan))
+    plans = [plan for plan in (plan_front_to_back(layers), plan_back_to_front(layers)) if plan is not None]
+    return min(plans or [plan_whole(layers)], key=lambda plan: compute_end(layers, plan))
 
 
 def plan_best(layers: Layers) -> Plan:
@@ -129,22 +129,23 @@ def plan_best(layers: Layers) -> Plan:
     """
     count = layers.count
     ends = [0.0] + [math.inf] * count
-    before: list[list[int]] = []
-    least, batches = math.inf, 0
-    for number in range(1, count + 1):
-        now, origin = [math.inf] * (count + 1), [0] * (count + 1)
-        for past in range(number, count + 1):
-            pulled = layers.pull(0, past) + (number - 1) * layers.start_up
-            now[past], origin[past] = min(
-                (max(ends[first], pulled) + layers.computation(first, past), first) for first in range(number - 1, past)
+    starts_by_batches: list[list[int]] = []
+    best_end, batches = math.inf, 0
+    for count_of_batches in range(1, count + 1):
+        new_ends, starts = [math.inf] * (count + 1), [0] * (count + 1)
+        for stop in range(count_of_batches, count + 1):
+            pulled = layers.pull(0, stop) + (count_of_batches - 1) * layers.start_up
+            new_ends[stop], starts[stop] = min(
+                (max(ends[start], pulled) + layers.computation(start, stop), start)
+                for start in range(count_of_batches - 1, stop)
             )
-        ends = now
-        before.append(origin)
-        if ends[count] < least:
-            least, batches = ends[count], number
+        ends = new_ends
+        starts_by_batches.append(starts)
+        if ends[count] < best_end:
+            best_end, batches = ends[count], count_of_batches
     plan = [count]
-    for origin in reversed(before[:batches]):
-        plan.append(origin[plan[-1]])
+    for starts in reversed(starts_by_batches[:batches]):
+        plan.append(starts[plan[-1]])
     return tuple(reversed(plan))
 
 

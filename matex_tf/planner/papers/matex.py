@@ -68,15 +68,15 @@ def fit_ratio(networks: Sequence[Network], fitted: Sequence[str] = tuple(SPEEDUP
     chosen = [network for network in networks if network.name in fitted]
 
     def find_largest_error(logarithm: float) -> float:
-        return max(abs(speedup(one, 16, math.exp(logarithm)) / SPEEDUP_16[one.name] - 1) for one in chosen)
+        return max(abs(speedup(network, 16, math.exp(logarithm)) / SPEEDUP_16[network.name] - 1) for network in chosen)
 
     ratio = math.exp(_minimize_function(find_largest_error, math.log(1.0), math.log(1e5)))
-    return Fit(ratio, {one.name: speedup(one, 16, ratio) for one in networks})
+    return Fit(ratio, {network.name: speedup(network, 16, ratio) for network in networks})
 
 
 def leave_one_out(networks: Sequence[Network]) -> dict[str, float]:
     """For each network, the error of its prediction by a fit to the three others."""
-    names = [one.name for one in networks]
+    names = [network.name for network in networks]
     return {name: fit_ratio(networks, [other for other in names if other != name]).error(name) for name in names}
 
 
@@ -90,9 +90,9 @@ def ratio_for(network: Network, nodes: int, reached: float) -> float:
 
 def _minimize_function(function: Callable[[float], float], low: float, high: float) -> float:
     """The minimum of a unimodal function, by golden-section search."""
-    part = (math.sqrt(5) - 1) / 2
+    golden = (math.sqrt(5) - 1) / 2
     for _ in range(100):
-        left, right = high - part * (high - low), low + part * (high - low)
+        left, right = high - golden * (high - low), low + golden * (high - low)
         if function(left) < function(right):
             high = right
         else:

@@ -121,9 +121,9 @@ def shares_by_layer(parameters: Sequence[int], servers: int) -> list[float]:
     Divided by size, each server has 1 / servers (Fig. 9 below).
     """
     servers = arguments.check_whole_number("shares_by_layer", "servers", servers)
-    held = [sum(parameters[server::servers]) for server in range(servers)]
-    check_positive("shares_by_layer", parameters=sum(held))
-    return [one / sum(held) for one in held]
+    parameters_by_server = [sum(parameters[server::servers]) for server in range(servers)]
+    check_positive("shares_by_layer", parameters=sum(parameters_by_server))
+    return [count / sum(parameters_by_server) for count in parameters_by_server]
 
 
 def _round_up(count: float) -> int:

@@ -1,4 +1,4 @@
-"""The actions of a rank in a step, derived from a plan for any number of ranks."""
+"""The actions of a rank in a step, derived from a plan for any number of ranks: the input of a simulation."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from matex_tf.planner import plan_file
 from matex_tf.planner.compute import Compute, count_slice_rows
 
 
-class NotAsked(ValueError):
-    """The request is impossible; the text says what is possible."""
+class ImpossibleRequest(ValueError):
+    """A simulation is impossible as requested; the text says what is possible."""
 
 
 class Meeting(NamedTuple):
@@ -49,7 +49,7 @@ def make_program(plan: plan_file.Plan, ranks: int) -> Program:
     ranks = arguments.check_whole_number("simulate", "ranks", ranks)
     model = Compute(plan)
     compute = model.estimate_seconds(ranks)
-    at = itertools.accumulate((min(at, compute) for at in model.estimate_collective_times(ranks)), max)
+    starts = itertools.accumulate((min(start, compute) for start in model.estimate_collective_times(ranks)), max)
     return Program(
         count_slice_rows(plan, ranks),
         compute,
@@ -57,19 +57,19 @@ def make_program(plan: plan_file.Plan, ranks: int) -> Program:
         tuple(gradient.bytes for gradient in plan.gradients),
         tuple(itertools.accumulate(model.estimate_ready_times(ranks), max)),
         tuple(
-            Meeting(start, one.kind, one.name, size)
-            for start, one, size in zip(at, plan.collectives, model.estimate_collective_bytes(ranks))
+            Meeting(start, collective.kind, collective.name, size)
+            for start, collective, size in zip(starts, plan.collectives, model.estimate_collective_bytes(ranks))
         ),
     )
 
 
-def scale_program(program: Program, times: float) -> Program:
-    """The same step with all times multiplied by `times`."""
+def scale_program(program: Program, factor: float) -> Program:
+    """The same step with all times multiplied by `factor`."""
     return dataclasses.replace(
         program,
-        compute=program.compute * times,
-        ready=tuple(at * times for at in program.ready),
-        meetings=tuple(one._replace(at=one.at * times) for one in program.meetings),
+        compute=program.compute * factor,
+        ready=tuple(at * factor for at in program.ready),
+        meetings=tuple(meeting._replace(at=meeting.at * factor) for meeting in program.meetings),
     )
 
 
@@ -79,5 +79,5 @@ def shorten_program(program: Program, compute: float) -> Program:
         program,
         compute=compute,
         ready=tuple(min(at, compute) for at in program.ready),
-        meetings=tuple(one._replace(at=min(one.at, compute)) for one in program.meetings),
+        meetings=tuple(meeting._replace(at=min(meeting.at, compute)) for meeting in program.meetings),
     )

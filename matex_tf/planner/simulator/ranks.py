@@ -15,13 +15,13 @@ from matex_tf import arguments
 from matex_tf.planner.events import Events
 from matex_tf.planner.simulator.program import Program
 
-_LEAST_FACTOR = 0.05
+_LEAST_FACTOR = 0.05  # noise never makes a computation faster than this
 
 _Action = Callable[[int, int, int], None]
-"""An action of a rank, called with (rank, index among the rank's actions, index among actions of its kind)."""
+"""Called with (rank, index among the rank's actions, number of its gradient or collective)."""
 
 Note = Callable[[int, str, int, float, float, str, int], None]
-"""Called with (rank, activity, lane, begin, end, label, bytes) of each event for a timeline."""
+"""Called with (rank, activity, lane, begin, end, label, bytes) of each event for a timeline; lane 1 reduces buckets."""
 
 
 @dataclass(frozen=True)
@@ -107,21 +107,22 @@ class _Simulation:
         self.disturbance, self.note = disturbance, note
         self.overlaps = plan is not None and bool(program.sizes)
         self.plan = tuple(plan or ())
-        # The actions of a rank, sorted by time: (offset, action, index).
+        # The actions of a rank in a step, sorted by time: (offset from the start, action, number of its gradient or
+        # collective).
         actions: list[tuple[float, _Action, int]] = [
-            (one.at, self.begin_collective, number) for number, one in enumerate(program.meetings)
+            (meeting.at, self.begin_collective, item) for item, meeting in enumerate(program.meetings)
         ]
         if self.overlaps:
-            actions += [(at, self.note_gradient, number) for number, at in enumerate(program.ready)]
+            actions += [(at, self.note_gradient, item) for item, at in enumerate(program.ready)]
         self.actions = sorted(actions, key=lambda action: action[0])
         self.actions.append((program.compute, self.end_compute, 0))
-        self.bucket_of = [bisect.bisect_right(self.plan, number) - 1 for number in range(len(program.sizes))]
-        self.bucket_ends = {past - 1 for past in self.plan[1:]}
-        self.factor = [1.0] * ranks
-        self.since = [0.0] * ranks  # start of the current interval of computation, for a timeline
-        self.had = [[0.0] * ranks for _ in self.plan[1:]]
+        self.bucket_of = [bisect.bisect_right(self.plan, item) - 1 for item in range(len(program.sizes))]
+        self.bucket_ends = {stop - 1 for stop in self.plan[1:]}
+        self.factor = [1.0] * ranks  # of each rank's computation in this step
+        self.computing_since = [0.0] * ranks  # start of the current interval of computation, for a timeline
+        self.bucket_ready_at = [[0.0] * ranks for _ in self.plan[1:]]  # for each bucket and rank
         self.lane_free = 0.0
-        self.came = [[0.0] * ranks for _ in program.meetings]
+        self.arrival_times = [[0.0] * ranks for _ in program.meetings]  # for each collective and rank
         self.result = Result([], [], [])
 
     def run_steps(self) -> Result:
@@ -137,15 +138,15 @@ class _Simulation:
         """Begin a step on all ranks."""
         now, act = self.events.now, self.events.schedule_act
         self.start = now
-        self.arrived = [0] * len(self.prices.meetings)
-        self.ready = [0] * (len(self.plan) - 1)
-        self.next_bucket, self.is_busy, self.over = 0, False, 0
-        self.done = [0.0] * self.ranks
-        offset, first, number = self.actions[0]
+        self.arrived_counts = [0] * len(self.prices.meetings)  # for each collective, the ranks that have reached it
+        self.ready_counts = [0] * (len(self.plan) - 1)  # for each bucket, the ranks that have its gradients
+        self.next_bucket, self.lane_is_busy, self.finished_ranks = 0, False, 0
+        self.compute_ends = [0.0] * self.ranks
+        offset, first, item = self.actions[0]
         for rank in range(self.ranks):
             factor = self.factor[rank] = self.draw_factor(rank)
-            self.since[rank] = now
-            act(now + offset * factor, first, rank, 0, number)
+            self.computing_since[rank] = now
+            act(now + offset * factor, first, rank, 0, item)
         computed = [factor * self.program.compute for factor in self.factor]
         self.result.compute.append(sum(computed) / self.ranks)
         self.result.longest.append(max(computed))
@@ -157,33 +158,33 @@ class _Simulation:
             factor *= max(_LEAST_FACTOR, self.random.gauss(1.0, chosen.noise))
         return factor * chosen.slow.get(rank, 1.0)
 
-    def schedule_next(self, rank: int, place: int) -> None:
-        """Schedule the rank's action after the one at index `place`."""
-        offset, what, number = self.actions[place + 1]
-        ahead = (offset - self.actions[place][0]) * self.factor[rank]
-        self.events.schedule_act(self.events.now + ahead, what, rank, place + 1, number)
+    def schedule_next(self, rank: int, index: int) -> None:
+        """Schedule the action of the rank that follows its action number `index`."""
+        offset, action, item = self.actions[index + 1]
+        delay = (offset - self.actions[index][0]) * self.factor[rank]
+        self.events.schedule_act(self.events.now + delay, action, rank, index + 1, item)
 
-    def note_gradient(self, rank: int, place: int, number: int) -> None:
-        if number in self.bucket_ends:
-            bucket = self.bucket_of[number]
-            self.had[bucket][rank] = self.events.now
-            self.ready[bucket] += 1
-            if self.ready[bucket] == self.ranks:
+    def note_gradient(self, rank: int, index: int, item: int) -> None:
+        if item in self.bucket_ends:
+            bucket = self.bucket_of[item]
+            self.bucket_ready_at[bucket][rank] = self.events.now
+            self.ready_counts[bucket] += 1
+            if self.ready_counts[bucket] == self.ranks:
                 self.take_bucket()
-        self.schedule_next(rank, place)
+        self.schedule_next(rank, index)
 
     def take_bucket(self) -> None:
         """Start the next bucket, if it is ready on all ranks and the lane is free."""
         bucket = self.next_bucket
-        if self.is_busy or bucket == len(self.ready) or self.ready[bucket] < self.ranks:
+        if self.lane_is_busy or bucket == len(self.ready_counts) or self.ready_counts[bucket] < self.ranks:
             return
-        self.is_busy = True
+        self.lane_is_busy = True
         begin, end = self.events.now, self.events.now + self.prices.buckets[bucket]
         if self.note:
-            first, past = self.plan[bucket : bucket + 2]
-            label, size = self.program.names[past - 1], sum(self.program.sizes[first:past])
+            first, stop = self.plan[bucket : bucket + 2]
+            label, size = self.program.names[stop - 1], sum(self.program.sizes[first:stop])
             for rank in range(self.ranks):
-                ready = max(self.lane_free, self.had[bucket][rank])
+                ready = max(self.lane_free, self.bucket_ready_at[bucket][rank])
                 self.note(rank, "own gradients", 1, self.lane_free, ready, "", 0)
                 self.note(rank, "meet", 1, ready, begin, "", 0)
                 self.note(rank, "bucket", 1, begin, end, label, size)
@@ -191,63 +192,64 @@ class _Simulation:
         self.events.schedule_act(end, self.end_transfer)
 
     def end_transfer(self) -> None:
-        self.is_busy, self.lane_free = False, self.events.now
+        self.lane_is_busy, self.lane_free = False, self.events.now
         self.next_bucket += 1
         self.take_bucket()
         self.finish_step()
 
-    def begin_collective(self, rank: int, place: int, number: int) -> None:
+    def begin_collective(self, rank: int, index: int, item: int) -> None:
         """A rank reaches a collective on the computing thread."""
         self.compute_until_now(rank)
-        self.came[number][rank] = self.events.now
-        self.arrived[number] += 1
-        if self.arrived[number] == self.ranks:
-            end = self.events.now + self.prices.meetings[number]
-            self.events.schedule_act(end, self.end_collective, place, number, self.events.now)
+        self.arrival_times[item][rank] = self.events.now
+        self.arrived_counts[item] += 1
+        if self.arrived_counts[item] == self.ranks:
+            end = self.events.now + self.prices.meetings[item]
+            self.events.schedule_act(end, self.end_collective, index, item, self.events.now)
 
-    def end_collective(self, place: int, number: int, begin: float) -> None:
+    def end_collective(self, index: int, item: int, begin: float) -> None:
         for rank in range(self.ranks):
             if self.note:
-                one = self.program.meetings[number]
-                self.note_collective(rank, one.kind, self.came[number][rank], begin, one.name, round(one.bytes))
-            self.since[rank] = self.events.now
-            self.schedule_next(rank, place)
+                meeting, arrived_at = self.program.meetings[item], self.arrival_times[item][rank]
+                self.note_collective(rank, meeting.kind, arrived_at, begin, meeting.name, round(meeting.bytes))
+            self.computing_since[rank] = self.events.now
+            self.schedule_next(rank, index)
 
-    def end_compute(self, rank: int, place: int, number: int) -> None:
+    def end_compute(self, rank: int, index: int, item: int) -> None:
         self.compute_until_now(rank)
-        self.done[rank] = self.events.now
-        self.over += 1
-        if self.over == self.ranks and not self.overlaps and self.program.sizes:
+        self.compute_ends[rank] = self.events.now
+        self.finished_ranks += 1
+        if self.finished_ranks == self.ranks and not self.overlaps and self.program.sizes:
             self.events.schedule_act(self.events.now + self.prices.at_once, self.finish_step)
         else:
             self.finish_step()
 
     def finish_step(self) -> None:
         """End the step, if everything is computed and reduced."""
-        if self.over < self.ranks or (self.overlaps and self.next_bucket < len(self.ready)):
+        if self.finished_ranks < self.ranks or (self.overlaps and self.next_bucket < len(self.ready_counts)):
             return
         now = self.events.now
         if self.note:
             begin = now - self.prices.at_once
             for rank in range(self.ranks):
                 if self.overlaps:
-                    self.note(rank, "gap", 0, self.done[rank], now, "", 0)
-                    self.note(rank, "exposed", 0, self.done[rank], now, "", 0)
+                    self.note(rank, "gap", 0, self.compute_ends[rank], now, "", 0)
+                    self.note(rank, "exposed", 0, self.compute_ends[rank], now, "", 0)
                     self.note(rank, "announcement", 0, now, now, "update", self.program.bytes)
                 else:
-                    self.note_collective(rank, "update", self.done[rank], begin, "update", self.program.bytes)
+                    self.note_collective(rank, "update", self.compute_ends[rank], begin, "update", self.program.bytes)
         self.result.ends.append(now)
         if len(self.result.ends) < self.steps:
             self.begin_step()
 
     def compute_until_now(self, rank: int) -> None:
+        """Record that the rank has computed since `computing_since`."""
         if self.note:
-            self.note(rank, "gap", 0, self.since[rank], self.events.now, "", 0)
+            self.note(rank, "gap", 0, self.computing_since[rank], self.events.now, "", 0)
 
-    def note_collective(self, rank: int, activity: str, came: float, begin: float, label: str, size: int) -> None:
-        """Record a collective that the rank reached at `came`, that began at `begin` and ends now."""
+    def note_collective(self, rank: int, activity: str, arrived_at: float, begin: float, label: str, size: int) -> None:
+        """Record a collective that the rank reached at `arrived_at`, that began at `begin` and ends now."""
         assert self.note is not None
         now = self.events.now
-        self.note(rank, activity, 0, came, now, label, size)
-        self.note(rank, "meet", 0, came, begin, "", 0)
+        self.note(rank, activity, 0, arrived_at, now, label, size)
+        self.note(rank, "meet", 0, arrived_at, begin, "", 0)
         self.note(rank, "transfer", 0, begin, now, "", size)

@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from matex_tf.planner.simulator.program import NotAsked
+from matex_tf.planner.simulator.program import ImpossibleRequest
 
 _MEETINGS = ("update", "collective", "allgather", "broadcast", "message", "announcement")
 _OWN_GRADIENTS = "gradients are still computed"
 _SUMS = "wait for sums"
-_AT_ONCE = 1e-6
+_AT_ONCE = 1e-6  # seconds; shorter waits do not count
 _FIRST_UPDATES = 3  # they trace, compile and choose buckets
 
 
@@ -64,27 +64,29 @@ def replay_timeline(path: str | os.PathLike[str], slow: Mapping[int, float] | No
     rank it shows the waiting times of the other ranks.
 
     Raises:
-        NotAsked: the timeline has too few updates, or ranks with different numbers of collectives.
+        ImpossibleRequest: the timeline has too few updates, or ranks with different numbers of collectives.
     """
     ranks = _read_ranks(json.loads(Path(path).read_text())["traceEvents"])
     slow = slow or {}
-    if strange := [rank for rank in slow if rank >= len(ranks)]:
-        raise NotAsked(f"slow={strange[0]}:...: the timeline has ranks 0 to {len(ranks) - 1}")
+    if unknown_ranks := [rank for rank in slow if rank >= len(ranks)]:
+        raise ImpossibleRequest(f"slow={unknown_ranks[0]}:...: the timeline has ranks 0 to {len(ranks) - 1}")
     factors = [slow.get(rank, 1.0) for rank in range(len(ranks))]
-    ends, again = _replay_updates(ranks, factors)
+    ends, replayed_ends = _replay_updates(ranks, factors)
     if len(ends) < _FIRST_UPDATES + 2:
-        raise NotAsked(
+        raise ImpossibleRequest(
             f"{path} has {len(ends)} updates; {_FIRST_UPDATES + 2} or more are needed: the first ones are not counted"
         )
     steps = len(ends) - _FIRST_UPDATES - 1
-    return Replay(steps, (ends[-1] - ends[_FIRST_UPDATES]) / steps, (again[-1] - again[_FIRST_UPDATES]) / steps)
+    return Replay(
+        steps, (ends[-1] - ends[_FIRST_UPDATES]) / steps, (replayed_ends[-1] - replayed_ends[_FIRST_UPDATES]) / steps
+    )
 
 
 def _read_ranks(rows: Sequence[Mapping[str, Any]]) -> list[_Rank]:
     """The ranks of a timeline."""
-    found: dict[int, _Rank] = {}
+    ranks_by_number: dict[int, _Rank] = {}
     for row in sorted((row for row in rows if row["ph"] == "X"), key=lambda row: (row["ts"], -row["dur"])):
-        rank = found.setdefault(row["pid"], _Rank())
+        rank = ranks_by_number.setdefault(row["pid"], _Rank())
         begin, end = row["ts"] * 1e-6, (row["ts"] + row["dur"]) * 1e-6
         if row["tid"] == 0:
             if row["cat"] in _MEETINGS:
@@ -95,12 +97,16 @@ def _read_ranks(rows: Sequence[Mapping[str, Any]]) -> list[_Rank]:
             rank.buckets.append(_Bucket(begin, end, end))
         elif row["cat"] == "bucket" and rank.buckets:
             rank.buckets[-1].end = end
-    ranks = [found[rank] for rank in sorted(found)]
+    ranks = [ranks_by_number[rank] for rank in sorted(ranks_by_number)]
     for rank in ranks:
         rank.script = _drop_short_waits(rank.script)
     kinds = [[kind for kind, _, _ in rank.script] for rank in ranks]
-    if not ranks or any(one != kinds[0] for one in kinds) or len({len(rank.buckets) for rank in ranks}) > 1:
-        raise NotAsked(
+    if (
+        not ranks
+        or any(rank_kinds != kinds[0] for rank_kinds in kinds)
+        or len({len(rank.buckets) for rank in ranks}) > 1
+    ):
+        raise ImpossibleRequest(
             "this timeline cannot be replayed: its ranks do not have the same collectives in the same order (the run "
             "failed, or some events were not kept)"
         )
@@ -109,52 +115,57 @@ def _read_ranks(rows: Sequence[Mapping[str, Any]]) -> list[_Rank]:
 
 def _drop_short_waits(script: Sequence[tuple[str, float, float]]) -> list[tuple[str, float, float]]:
     """Keep only the waits for sums that end a step: before other collectives the script still had work to do."""
-    kept: list[tuple[str, float, float]] = []
-    waits = False
+    shortened: list[tuple[str, float, float]] = []
+    has_wait = False
     for kind, begin, end in script:
         if kind == _SUMS:
-            waits = True
-            last = (begin, end)
+            has_wait = True
+            last_wait = (begin, end)
             continue
-        if kind == "announcement" and waits:
-            kept.append((_SUMS, *last))
-            waits = False
-        kept.append((kind, begin, end))
-    return [*kept, (_SUMS, *last)] if waits else kept
+        if kind == "announcement" and has_wait:
+            shortened.append((_SUMS, *last_wait))
+            has_wait = False
+        shortened.append((kind, begin, end))
+    return [*shortened, (_SUMS, *last_wait)] if has_wait else shortened
 
 
 def _replay_updates(ranks: Sequence[_Rank], factors: Sequence[float]) -> tuple[list[float], list[float]]:
     """The end of each update, as measured on rank 0, and as replayed."""
-    now = [rank.script[0][1] for rank in ranks]
-    before = list(now)  # the measured start of each rank's current interval
+    replayed_starts = [rank.script[0][1] for rank in ranks]
+    measured_starts = list(replayed_starts)  # the measured start of each rank's current interval
     lane_free, next_bucket = 0.0, 0
-    ends, again = [], []
-    # starts of an update's intervals: (measured, replayed)
+    ends, replayed_ends = [], []
+    # For each rank, the (measured, replayed) starts of the intervals since the last update was announced.
     points: list[list[tuple[float, float]]] = [[] for _ in ranks]
-    for place, (kind, _, _) in enumerate(ranks[0].script):
-        spans = [rank.script[place][1:] for rank in ranks]
-        came = [at + (begin - since) * factor for at, (begin, _), since, factor in zip(now, spans, before, factors)]
+    for index, (kind, _, _) in enumerate(ranks[0].script):
+        spans = [rank.script[index][1:] for rank in ranks]
+        # Each rank's computation since its last collective takes as long as measured, times its factor.
+        arrivals = [
+            replayed + (begin - measured) * factor
+            for replayed, (begin, _), measured, factor in zip(replayed_starts, spans, measured_starts, factors)
+        ]
         if kind == _SUMS:
             lane_free, next_bucket = _replay_buckets(ranks, factors, points, lane_free, next_bucket, spans)
-            # Ranks that waited continue as long after the last sum as in the measurement.
-            last = [rank.buckets[next_bucket - 1].end for rank in ranks]
-            now = [
+            # A rank that waited for the last sum continues as long after it as in the measurement.
+            last_bucket_ends = [rank.buckets[next_bucket - 1].end for rank in ranks]
+            replayed_starts = [
                 max(own, lane_free) + max(0.0, end - max(begin, done))
-                for own, (begin, end), done in zip(came, spans, last)
+                for own, (begin, end), done in zip(arrivals, spans, last_bucket_ends)
             ]
         else:
-            start = max(begin for begin, _ in spans)
-            price = max(0.0, min(end for _, end in spans) - start)
-            now = [max(came) + price + (end - min(end for _, end in spans)) for _, end in spans]
-        before = [end for _, end in spans]
-        for rank, point in enumerate(zip(before, now)):
+            # A collective takes as long after the last arrival as measured; ranks leave it with the measured delays.
+            last_begin, first_end = max(begin for begin, _ in spans), min(end for _, end in spans)
+            price = max(0.0, first_end - last_begin)
+            replayed_starts = [max(arrivals) + price + (end - first_end) for _, end in spans]
+        measured_starts = [end for _, end in spans]
+        for rank, point in enumerate(zip(measured_starts, replayed_starts)):
             if kind == "announcement":
                 points[rank].clear()
             points[rank].append(point)
         if kind in ("update", _SUMS):
-            ends.append(before[0])
-            again.append(now[0])
-    return ends, again
+            ends.append(measured_starts[0])
+            replayed_ends.append(replayed_starts[0])
+    return ends, replayed_ends
 
 
 def _replay_buckets(
@@ -163,23 +174,23 @@ def _replay_buckets(
     first: int, spans: Sequence[tuple[float, float]],
 ) -> tuple[float, int]:  # fmt: skip
     """Replay the buckets of one update. Returns the end of the last bucket, and the index of the next bucket."""
-    past = first
-    while past < len(ranks[0].buckets) and ranks[0].buckets[past].ready <= spans[0][1]:
-        past += 1
-    for number in range(first, past):
-        buckets = [rank.buckets[number] for rank in ranks]
+    stop = first
+    while stop < len(ranks[0].buckets) and ranks[0].buckets[stop].ready <= spans[0][1]:
+        stop += 1
+    for index in range(first, stop):
+        buckets = [rank.buckets[index] for rank in ranks]
         ready = [
-            _shift_time(bucket.ready, since, factor)
-            for bucket, since, factor in zip(buckets, points, factors)
-            if bucket.ready - bucket.lane > _AT_ONCE or number == first  # else it was ready before the lane reached it
+            _shift_time(bucket.ready, rank_points, factor)
+            for bucket, rank_points, factor in zip(buckets, points, factors)
+            if bucket.ready - bucket.lane > _AT_ONCE or index == first  # else it was ready before the lane reached it
         ]
         start = max(bucket.ready for bucket in buckets)
         price = max(bucket.end for bucket in buckets) - start
         lane_free = max([lane_free, *ready]) + price
-    return lane_free, past
+    return lane_free, stop
 
 
 def _shift_time(time: float, points: Sequence[tuple[float, float]], factor: float) -> float:
     """The replayed time of a measured `time`, from the last of the `points` before it."""
-    since, at = next((point for point in reversed(points) if point[0] <= time), points[0])
-    return at + (time - since) * factor
+    measured, replayed = next((point for point in reversed(points) if point[0] <= time), points[0])
+    return replayed + (time - measured) * factor

@@ -1,5 +1,5 @@
 """Event simulation of workers and parameter servers: asynchronous or synchronous, pulls before or within the forward
-pass.
+pass. `simulator.run` uses it for the what-if `servers=`.
 
 All servers together are one processor-sharing station: the load is even, or its fullest server determines the rate.
 """
@@ -58,25 +58,25 @@ class Run:
 
     def compute_step(self, skip: int = 1) -> float:
         """Mean seconds of a step after the first `skip` steps."""
-        took = [(ends[-1] - ends[skip - 1]) / (len(ends) - skip) for ends in self.ends]
-        return len(took) / sum(1 / one for one in took)
+        step_seconds = [(ends[-1] - ends[skip - 1]) / (len(ends) - skip) for ends in self.ends]
+        return len(step_seconds) / sum(1 / seconds for seconds in step_seconds)
 
     def compute_throughput(self, skip: float = 0.1) -> float:
         """Steps a second of all workers, after the fraction `skip` of the time, until the first worker is done."""
-        last = min(ends[-1] for ends in self.ends)
-        first = skip * last
-        return sum(first < end <= last for ends in self.ends for end in ends) / (last - first)
+        stop = min(ends[-1] for ends in self.ends)
+        start = skip * stop
+        return sum(start < end <= stop for ends in self.ends for end in ends) / (stop - start)
 
 
 @dataclass
 class _Worker:
     number: int
     steps: int = 0
-    factor: float = 1.0
-    pulled: int = 0
-    computed: int = 0
+    factor: float = 1.0  # of the computation of this step
+    pulled: int = 0  # batches of layers
+    computed: int = 0  # batches of layers
     computing: bool = False
-    ends: list[float] = field(default_factory=list)
+    ends: list[float] = field(default_factory=list)  # of its steps
 
 
 class _Simulation:
@@ -96,8 +96,8 @@ class _Simulation:
     def run_steps(self) -> Run:
         for worker in self.workers:
             # Asynchronous workers start at random times.
-            late = 0.0 if self.synchronous else self.random.random() * (self.work.compute + self.work.transfer)
-            self.events.schedule_act(late, self.begin_step, worker)
+            start = 0.0 if self.synchronous else self.random.random() * (self.work.compute + self.work.transfer)
+            self.events.schedule_act(start, self.begin_step, worker)
         self.events.run_events()
         return Run([worker.ends for worker in self.workers], self.events.count)
 
@@ -150,11 +150,11 @@ class _Simulation:
             if self.arrived < len(self.workers):
                 return
             self.arrived = 0
-            going = [one for one in self.workers if one.steps < self.steps]
+            next_workers = [other for other in self.workers if other.steps < self.steps]
         else:
-            going = [worker] if worker.steps < self.steps else []
-        for one in going:
-            self.begin_step(one)
+            next_workers = [worker] if worker.steps < self.steps else []
+        for other in next_workers:
+            self.begin_step(other)
 
 
 def simulate_servers(
@@ -182,4 +182,4 @@ def simulate_servers(
 
 def add_up_batches(seconds: Sequence[float], plan: Sequence[int]) -> list[float]:
     """The seconds of layers, added up over the batches of `plan` (its boundaries)."""
-    return [sum(seconds[first:past]) for first, past in itertools.pairwise(plan)]
+    return [sum(seconds[first:stop]) for first, stop in itertools.pairwise(plan)]

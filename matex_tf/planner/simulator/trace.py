@@ -10,7 +10,7 @@ import numpy as np
 from matex_tf.observe import timeline
 from matex_tf.ops import records
 
-MOST_RANKS = 64
+MAX_RANKS = 64
 """A timeline shows at most this number of ranks, the first ones."""
 
 
@@ -19,7 +19,7 @@ class Trace:
 
     def __init__(self, ranks: int, per_host: int):
         self.ranks, self.per_host = ranks, per_host
-        self._rows: list[list[tuple[int, int, int, int, int, int]]] = [[] for _ in range(min(ranks, MOST_RANKS))]
+        self._rows: list[list[tuple[int, int, int, int, int, int]]] = [[] for _ in range(min(ranks, MAX_RANKS))]
         self._labels: dict[str, int] = {}
         self._activities = {name: number for number, name in enumerate(records.ACTIVITIES)}
 
@@ -27,22 +27,22 @@ class Trace:
         self, rank: int, activity: str, lane: int, begin: float, end: float, label: str, size: int
     ) -> None:
         """As `ranks.Note`; times in seconds."""
-        if rank < MOST_RANKS:
+        if rank < MAX_RANKS:
             number = self._labels.setdefault(label, len(self._labels)) if label else -1
             start = round(begin * 1e9)
             self._rows[rank].append((start, round(end * 1e9) - start, size, number, self._activities[activity], lane))
 
     def write_file(self, path: str | os.PathLike[str]) -> None:
         """Write the timeline to `path`. Raises OSError."""
-        shown = len(self._rows)
+        shown_ranks = len(self._rows)
         remarks = {
             "clock": "simulated",
             "clocks of other hosts": {},
-            "events not kept": [0] * shown,
-            "ranks": f"the first {shown} of {self.ranks}",
+            "events not kept": [0] * shown_ranks,
+            "ranks": f"the first {shown_ranks} of {self.ranks}",
         }
-        parts = (self._format_part(rank) for rank in range(shown))
-        timeline.write_file(os.fspath(path), parts, remarks)
+        rank_parts = (self._format_part(rank) for rank in range(shown_ranks))
+        timeline.write_file(os.fspath(path), rank_parts, remarks)
 
     def _format_part(self, rank: int) -> str:
         events = np.array(self._rows[rank], records.EVENT)

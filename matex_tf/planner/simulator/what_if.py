@@ -12,7 +12,7 @@ from typing import Any
 from matex_tf import settings
 from matex_tf.costs import collectives
 from matex_tf.costs.collectives import Link
-from matex_tf.planner.simulator.program import NotAsked
+from matex_tf.planner.simulator.program import ImpossibleRequest
 
 BUCKETS = ("best", "ibatch", "each")
 PULLS = ("default", "layerwise", "ibatch")
@@ -51,32 +51,32 @@ def read_changes(words: Sequence[str]) -> WhatIf:
     """Parse all `words`.
 
     Raises:
-        NotAsked: an unknown name, with the nearest known one; or an invalid value, with the valid form.
+        ImpossibleRequest: an unknown name, with the nearest known one; or an invalid value, with the valid form.
     """
-    found = WhatIf()
+    what_if = WhatIf()
     for word in words:
         name, equals, value = word.partition("=")
         if name not in READERS:
-            near = difflib.get_close_matches(name, READERS, n=1, cutoff=0.5)
-            hint = f"did you mean {near[0]}? " if near else ""
-            raise NotAsked(f"there is no what-if {name!r}; {hint}There are {', '.join(READERS)}")
+            similar = difflib.get_close_matches(name, READERS, n=1, cutoff=0.5)
+            hint = f"did you mean {similar[0]}? " if similar else ""
+            raise ImpossibleRequest(f"there is no what-if {name!r}; {hint}There are {', '.join(READERS)}")
         form, read_one = READERS[name]
         try:
             if not equals or not value:
                 raise ValueError(word)
-            found = dataclasses.replace(found, **read_one(value))
+            what_if = dataclasses.replace(what_if, **read_one(value))
         except (ValueError, KeyError, TypeError):
             hint = _suggest_nearest(value, form)
-            raise NotAsked(f"expected {name}={form}; given {word!r}{hint}") from None
-    if "pull" in {word.partition("=")[0] for word in words} and found.servers is None:
-        raise NotAsked("pull= applies to parameter servers: add servers=NUMBER")
-    if found.strategy:
-        others = [word for word in words if word.partition("=")[0] in _OF_SUMS]
-        if others:
-            raise NotAsked(
-                f"strategy= cannot be combined with {others[0]}, which applies to allreduce or to XAI's servers"
+            raise ImpossibleRequest(f"expected {name}={form}; given {word!r}{hint}") from None
+    if "pull" in {word.partition("=")[0] for word in words} and what_if.servers is None:
+        raise ImpossibleRequest("pull= applies to parameter servers: add servers=NUMBER")
+    if what_if.strategy:
+        of_sums = [word for word in words if word.partition("=")[0] in _OF_SUMS]
+        if of_sums:
+            raise ImpossibleRequest(
+                f"strategy= cannot be combined with {of_sums[0]}, which applies to allreduce or to XAI's servers"
             )
-    return found
+    return what_if
 
 
 def parse_seconds(text: str) -> float:
@@ -90,28 +90,28 @@ def parse_bytes(text: str) -> float:
 
 
 def _parse_quantity(text: str, units: dict[str, float]) -> float:
-    found = re.fullmatch(r"([0-9.]+(?:e[+-]?\d+)?)\s*([A-Za-z]+)", text.strip())
-    if not found or found[2] not in units or float(found[1]) < 0:
+    match = re.fullmatch(r"([0-9.]+(?:e[+-]?\d+)?)\s*([A-Za-z]+)", text.strip())
+    if not match or match[2] not in units or float(match[1]) < 0:
         raise ValueError(text)
-    return float(found[1]) * units[found[2]]
+    return float(match[1]) * units[match[2]]
 
 
 def _suggest_nearest(value: str, form: str) -> str:
-    near = difflib.get_close_matches(value, re.split(r"[|,]", form), n=1)
-    return f"; did you mean {near[0]}?" if near and near[0] != value else ""
+    similar = difflib.get_close_matches(value, re.split(r"[|,]", form), n=1)
+    return f"; did you mean {similar[0]}?" if similar and similar[0] != value else ""
 
 
 def _make_choice_parser(name: str, choices: Sequence[str]) -> Callable[[str], Changed]:
-    return lambda value: {name: {one: one for one in choices}[value]}
+    return lambda value: {name: {choice: choice for choice in choices}[value]}
 
 
 def _parse_buckets(value: str) -> Changed:
     if value in BUCKETS:
         return {"buckets": value}
-    most = parse_bytes(value)
-    if most <= 0:
+    bucket_bytes = parse_bytes(value)
+    if bucket_bytes <= 0:
         raise ValueError(value)
-    return {"buckets": most}
+    return {"buckets": bucket_bytes}
 
 
 def _parse_compression(value: str) -> Changed:
@@ -134,7 +134,7 @@ def _parse_link(value: str) -> Changed:
 
 
 def _parse_slow(value: str) -> Changed:
-    pairs = [one.split(":") for one in value.split(",")]
+    pairs = [pair.split(":") for pair in value.split(",")]
     slow = {int(rank): float(factor) for rank, factor in pairs}
     if min(slow) < 0 or min(slow.values()) <= 0:
         raise ValueError(value)
@@ -159,8 +159,8 @@ def _make_whole_parser(name: str) -> Callable[[str], Changed]:
 
 
 def _parse_servers(value: str) -> Changed:
-    number, _, way = value.partition(",")
-    return {**_make_whole_parser("servers")(number), "synchronous": {"": False, "async": False, "sync": True}[way]}
+    number, _, mode = value.partition(",")
+    return {**_make_whole_parser("servers")(number), "synchronous": {"": False, "async": False, "sync": True}[mode]}
 
 
 def _parse_strategy(value: str) -> Changed:

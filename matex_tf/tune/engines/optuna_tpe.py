@@ -17,8 +17,8 @@ class Tpe:
 
     def __init__(self, space: Space, seed: int):
         self._space = space
-        self._known = {one.name: _make_distribution(one) for one in space.parameters}
-        self._asked: dict[str, list[optuna.trial.Trial]] = {}
+        self._distributions = {parameter.name: _make_distribution(parameter) for parameter in space.parameters}
+        self._open_trials: dict[str, list[optuna.trial.Trial]] = {}
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Optuna warns that groups, which conditions need, are experimental
@@ -30,36 +30,37 @@ class Tpe:
             warnings.simplefilter("ignore")
             trial = self._study.ask()
             config: Config = {}
-            for one in self._space.parameters:
-                if self._space.is_active(one, config):
-                    config[one.name] = _suggest_value(trial, one)
-        self._asked.setdefault(make_key(config), []).append(trial)
+            for parameter in self._space.parameters:
+                if self._space.is_active(parameter, config):
+                    config[parameter.name] = _suggest_value(trial, parameter)
+        self._open_trials.setdefault(make_key(config), []).append(trial)
         return config
 
     def tell(self, config: Config, cost: float) -> None:
-        trials = self._asked.pop(make_key(config), [])
+        trials = self._open_trials.pop(make_key(config), [])
         for trial in trials:
             self._study.tell(trial, cost)
         if not trials:
-            known = {name: self._known[name] for name in config}
-            self._study.add_trial(optuna.trial.create_trial(params=dict(config), distributions=known, value=cost))
+            distributions = {name: self._distributions[name] for name in config}
+            trial = optuna.trial.create_trial(params=dict(config), distributions=distributions, value=cost)
+            self._study.add_trial(trial)
 
 
-def _suggest_value(trial: optuna.trial.Trial, one: Parameter) -> Value:
+def _suggest_value(trial: optuna.trial.Trial, parameter: Parameter) -> Value:
     """A suggested value in the form that trials receive: plain numbers, rounded."""
-    if isinstance(one, Choice):
-        return str(trial.suggest_categorical(one.name, one.choices))
-    if one.whole:
-        return trial.suggest_int(one.name, int(one.low), int(one.high), log=one.log)
-    return one.round_value(trial.suggest_float(one.name, one.low, one.high, log=one.log))
+    if isinstance(parameter, Choice):
+        return str(trial.suggest_categorical(parameter.name, parameter.choices))
+    if parameter.whole:
+        return trial.suggest_int(parameter.name, int(parameter.low), int(parameter.high), log=parameter.log)
+    return parameter.round_value(trial.suggest_float(parameter.name, parameter.low, parameter.high, log=parameter.log))
 
 
-def _make_distribution(one: Parameter) -> BaseDistribution:
-    if isinstance(one, Choice):
-        return CategoricalDistribution(one.choices)
-    if one.whole:
-        return IntDistribution(int(one.low), int(one.high), log=one.log)
-    return FloatDistribution(one.low, one.high, log=one.log)
+def _make_distribution(parameter: Parameter) -> BaseDistribution:
+    if isinstance(parameter, Choice):
+        return CategoricalDistribution(parameter.choices)
+    if parameter.whole:
+        return IntDistribution(int(parameter.low), int(parameter.high), log=parameter.log)
+    return FloatDistribution(parameter.low, parameter.high, log=parameter.log)
 
 
 make = Tpe

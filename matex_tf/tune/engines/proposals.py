@@ -28,15 +28,15 @@ class Proposals:
         self._draw = random.Random(seed)
         self._seen = {make_key(config) for config in seen}
         self._costs: dict[str, float] = {}
-        self._first: list[Config] = []
+        self._first_configs: list[Config] = []
         self._thread = ThreadPoolExecutor(1, "matex_tf tune") if engine.slow else None
-        self._ahead: Future[Config] | None = None
-        self._told: list[Future[None]] = []
+        self._next_config: Future[Config] | None = None
+        self._reports: list[Future[None]] = []
 
     def put_first(self, configs: Iterable[Config]) -> int:
         """Propose these configurations first, except for tried ones. Returns how many remain."""
-        self._first += [config for config in configs if make_key(config) not in self._seen]
-        return len(self._first)
+        self._first_configs += [config for config in configs if make_key(config) not in self._seen]
+        return len(self._first_configs)
 
     def take_next(self) -> tuple[Config, str] | None:
         """The next configuration and its origin; None while the engine is computing.
@@ -44,20 +44,20 @@ class Proposals:
         Raises:
             ExhaustedError: all configurations were tried.
         """
-        while self._first:
-            config = self._first.pop(0)
+        while self._first_configs:
+            config = self._first_configs.pop(0)
             if make_key(config) not in self._seen:  # the engine may have proposed it meanwhile
                 self._seen.add(make_key(config))
                 return config, WARM
         if self._thread is None:
             return self._propose_config(), ENGINE
         self._check_thread()
-        if self._ahead is None:
-            self._ahead = self._thread.submit(self._propose_config)
-        if not self._ahead.done():
+        if self._next_config is None:
+            self._next_config = self._thread.submit(self._propose_config)
+        if not self._next_config.done():
             return None
-        config = self._ahead.result()
-        self._ahead = self._thread.submit(self._propose_config)
+        config = self._next_config.result()
+        self._next_config = self._thread.submit(self._propose_config)
         return config, ENGINE
 
     def tell(self, config: Config, cost: float) -> None:
@@ -65,7 +65,7 @@ class Proposals:
         if self._thread is None:
             self._tell_engine(config, cost)
         else:
-            self._told.append(self._thread.submit(self._tell_engine, config, cost))
+            self._reports.append(self._thread.submit(self._tell_engine, config, cost))
 
     def close(self) -> None:
         """Stop the engine's thread."""
@@ -74,16 +74,16 @@ class Proposals:
 
     def _check_thread(self) -> None:
         """Raise the exceptions of earlier calls in the thread."""
-        while self._told and self._told[0].done():
-            self._told.pop(0).result()
+        while self._reports and self._reports[0].done():
+            self._reports.pop(0).result()
 
     def _tell_engine(self, config: Config, cost: float) -> None:
         self._costs[make_key(config)] = cost
         self._engine.tell(config, cost)
 
     def _propose_config(self) -> Config:
-        everything = self._space.all
-        if everything is not None and len(self._seen) >= len(everything):
+        all_configs = self._space.all
+        if all_configs is not None and len(self._seen) >= len(all_configs):
             raise ExhaustedError
         for _ in range(_TRIES):
             config = self._engine.ask()
@@ -94,8 +94,8 @@ class Proposals:
                 self._engine.tell(config, self._costs[make_key(config)])
         else:
             # The engine proposes only duplicates.
-            left = [one for one in everything or () if make_key(one) not in self._seen]
-            config = self._draw.choice(left) if left else self._space.sample_config(self._draw)
+            untried = [config for config in all_configs or () if make_key(config) not in self._seen]
+            config = self._draw.choice(untried) if untried else self._space.sample_config(self._draw)
             while make_key(config) in self._seen:
                 config = self._space.sample_config(self._draw)
         self._seen.add(make_key(config))

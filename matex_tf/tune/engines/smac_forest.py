@@ -28,7 +28,7 @@ from matex_tf.tune.space import Choice, Config, Parameter, Space, make_key
 
 _FIRST_FOR_EACH = 2
 """Number of initial configurations of a space-filling design, for each parameter."""
-_MOST = 1_000_000
+_MAX_TRIALS = 1_000_000
 
 
 class Smac:
@@ -38,13 +38,14 @@ class Smac:
 
     def __init__(self, space: Space, seed: int):
         self._space, self._seed = space, seed
-        self._known = _make_space(space, seed)
-        self._asked: dict[str, list[TrialInfo]] = {}
+        self._config_space = _make_space(space, seed)
+        self._open_trials: dict[str, list[TrialInfo]] = {}
         # SMAC writes files in any case.
         self._folder = tempfile.TemporaryDirectory(prefix="matex-tune-smac-")
         with _quiet():
+            folder = Path(self._folder.name)
             scenario = Scenario(
-                self._known, n_trials=_MOST, deterministic=True, seed=seed, output_directory=Path(self._folder.name)
+                self._config_space, n_trials=_MAX_TRIALS, deterministic=True, seed=seed, output_directory=folder
             )
             first = Facade.get_initial_design(scenario, n_configs=_FIRST_FOR_EACH * len(space.parameters), max_ratio=1)
             # By default SMAC proposes eight configurations before it retrains the forest.
@@ -58,52 +59,55 @@ class Smac:
         with _quiet():
             info = self._facade.ask()
         config = self._read_config(dict(info.config))
-        self._asked.setdefault(make_key(config), []).append(info)
+        self._open_trials.setdefault(make_key(config), []).append(info)
         return config
 
     def tell(self, config: Config, cost: float) -> None:
-        infos = self._asked.pop(make_key(config), [])
-        for info in infos or [TrialInfo(Configuration(self._known, values=dict(config)), seed=0)]:
+        infos = self._open_trials.pop(make_key(config), [])
+        for info in infos or [TrialInfo(Configuration(self._config_space, values=dict(config)), seed=0)]:
             with _quiet():
                 self._facade.tell(info, TrialValue(cost=cost), save=False)
 
     def _read_config(self, values: dict[str, Any]) -> Config:
         """Values in the form that trials receive: plain numbers, rounded."""
         config: Config = {}
-        for one in self._space.parameters:
-            if one.name in values:
-                value = values[one.name]
-                config[one.name] = str(value) if isinstance(one, Choice) else one.round_value(float(value))
+        for parameter in self._space.parameters:
+            if (name := parameter.name) in values:
+                value = values[name]
+                config[name] = str(value) if isinstance(parameter, Choice) else parameter.round_value(float(value))
         return config
 
 
 def _make_space(space: Space, seed: int) -> ConfigurationSpace:
-    known = ConfigurationSpace(seed=seed)
-    made = {one.name: _make_parameter(one) for one in space.parameters}
-    known.add(list(made.values()))
-    for one in space.parameters:
-        conditions = [InCondition(made[one.name], made[on], list(values)) for on, values in one.when]
+    config_space = ConfigurationSpace(seed=seed)
+    hyperparameters = {parameter.name: _make_parameter(parameter) for parameter in space.parameters}
+    config_space.add(list(hyperparameters.values()))
+    for parameter in space.parameters:
+        conditions = [
+            InCondition(hyperparameters[parameter.name], hyperparameters[other_name], list(values))
+            for other_name, values in parameter.when
+        ]
         if conditions:
-            known.add(conditions[0] if len(conditions) == 1 else AndConjunction(*conditions))
-    return known
+            config_space.add(conditions[0] if len(conditions) == 1 else AndConjunction(*conditions))
+    return config_space
 
 
-def _make_parameter(one: Parameter) -> Any:
-    if isinstance(one, Choice):
-        return Categorical(one.name, list(one.choices))
-    if one.whole:
-        return Integer(one.name, (int(one.low), int(one.high)), log=one.log)
-    return Float(one.name, (one.low, one.high), log=one.log)
+def _make_parameter(parameter: Parameter) -> Any:
+    if isinstance(parameter, Choice):
+        return Categorical(parameter.name, list(parameter.choices))
+    if parameter.whole:
+        return Integer(parameter.name, (int(parameter.low), int(parameter.high)), log=parameter.log)
+    return Float(parameter.name, (parameter.low, parameter.high), log=parameter.log)
 
 
 class _quiet(warnings.catch_warnings):
     """Suppresses logs of SMAC, and warnings of dask and scikit-learn."""
 
     def __enter__(self) -> Any:
-        found = super().__enter__()
+        result = super().__enter__()
         warnings.simplefilter("ignore")
         logging.getLogger("smac").setLevel(logging.CRITICAL)
-        return found
+        return result
 
 
 make = Smac

@@ -15,10 +15,10 @@ from matex_tf.tune.space import Config, Space, make_key
 
 TASKS = 4
 """The largest number of earlier searches that provide initial configurations."""
-FAR = 1.0
+MAX_DISTANCE = 1.0
 """The largest distance of similar tasks, in mean powers of ten over the features."""
 _SIZES = ("rows", "columns", "classes", "parameters")
-_NEEDED = 2
+_MIN_SIZES = 2
 
 
 @dataclass(frozen=True)
@@ -30,15 +30,15 @@ class Start:
     distance: float
 
 
-def compute_task_distance(one: Mapping[str, Any], other: Mapping[str, Any]) -> float:
+def compute_task_distance(task: Mapping[str, Any], other: Mapping[str, Any]) -> float:
     """The distance of two tasks: root mean square of the differences of their sizes, in powers of ten.
 
     Infinite if their losses differ, or if too few sizes are known.
     """
-    if one["loss"] is None or one["loss"] != other["loss"]:
+    if task["loss"] is None or task["loss"] != other["loss"]:
         return math.inf
-    known = [(one[name], other[name]) for name in _SIZES if one[name] and other[name]]
-    if len(known) < _NEEDED:
+    known = [(task[name], other[name]) for name in _SIZES if task[name] and other[name]]
+    if len(known) < _MIN_SIZES:
         return math.inf
     return math.sqrt(sum(math.log10(a / b) ** 2 for a, b in known) / len(known))
 
@@ -51,21 +51,21 @@ def choose_starts(
     Args:
         best: for each earlier search, its configurations, best first.
     """
-    found: dict[str, Start] = {}
-    near = sorted((compute_task_distance(task, features), -number) for number, features in others.items())
-    for apart, number in near:
-        if apart > FAR or len(found) == TASKS:
+    starts: dict[str, Start] = {}
+    by_distance = sorted((compute_task_distance(task, features), -number) for number, features in others.items())
+    for distance, number in by_distance:
+        if distance > MAX_DISTANCE or len(starts) == TASKS:
             break
         for config in best.get(-number, ()):
             if space.allows(config):
-                found.setdefault(make_key(config), Start(config, -number, apart))
+                starts.setdefault(make_key(config), Start(config, -number, distance))
                 break
-    return list(found.values())
+    return list(starts.values())
 
 
 def sort_best_first(trials: Sequence[Any], objective: Objective) -> list[Config]:
     """The configurations of trials with a value, best first; paused trials come last, because
     others had more epochs.
     """
-    done = [one for one in trials if one.value is not None]
-    return [one.config for one in sorted(done, key=lambda one: make_sort_key(one, objective))]
+    with_value = [record for record in trials if record.value is not None]
+    return [record.config for record in sorted(with_value, key=lambda record: make_sort_key(record, objective))]

@@ -37,21 +37,21 @@ def format_page(folder: Path) -> str:
     trials, task, began = database.list_trials(search.id), database.read_task(search.id), database.read_begin(search.id)
     database.close()
     settings = setup.merge_settings(search)
-    asked = space_file.read_space(search.space, settings.name)
-    objective = asked.objective
+    spec = space_file.read_space(search.space, settings.name)
+    objective = spec.objective
     ordered = sort_trials(trials, objective)
     best = ordered[0] if ordered and ordered[0].value is not None else None
-    command, files = setup.format_trial_command(folder, search, settings, asked, best) if best else ("", ())
-    states = Counter(one.state for one in trials)
-    reached = f"{objective.name} {best.value:.6g}, trial {best.number}" if best else "no trial has come to a value"
+    command, files = setup.format_trial_command(folder, search, settings, spec, best) if best else ("", ())
+    states = Counter(trial.state for trial in trials)
+    best_text = f"{objective.name} {best.value:.6g}, trial {best.number}" if best else "no trial has come to a value"
     facts = {
         "objective": search.objective,
-        "best": reached,
+        "best": best_text,
         "trials": ", ".join(f"{count} {state}" for state, count in states.items()) + f", of {settings.trials}",
         "engine": f"{settings.engine}, seed {settings.seed}",
         "rungs": ", ".join(map(str, settings.rungs)),
-        "epochs": str(sum(len(one.curve) for one in trials)),
-        "in trials": f"{sum(one.seconds for one in trials):.0f} s",
+        "epochs": str(sum(len(trial.curve) for trial in trials)),
+        "in trials": f"{sum(trial.seconds for trial in trials):.0f} s",
         "ranks": str(settings.ranks),
         "task": ", ".join(f"{name} {value}" for name, value in (task or {}).items() if value is not None),
         "began": time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(began)),
@@ -66,9 +66,9 @@ def format_page(folder: Path) -> str:
         *(f"<p>with {escape(name)}</p>" for name in files),
         _format_legend(ordered, objective),
         *_draw_charts(trials, ordered, objective, figures),
-        _draw_importance(asked.space, ordered),
-        _draw_coordinates(asked.space, ordered, objective),
-        _format_table(asked.space, ordered, objective),
+        _draw_importance(spec.space, ordered),
+        _draw_coordinates(spec.space, ordered, objective),
+        _format_table(spec.space, ordered, objective),
     ]  # fmt: skip
     return assemble_page(title, body, figures.charts)
 
@@ -76,26 +76,26 @@ def format_page(folder: Path) -> str:
 def sort_trials(trials: Sequence[Record], objective: Objective) -> list[Record]:
     """The trials with a value, best first, and then the failed ones."""
     valued = sorted(
-        (one for one in trials if one.value is not None), key=lambda one: rungs.make_sort_key(one, objective)
+        (trial for trial in trials if trial.value is not None), key=lambda trial: rungs.make_sort_key(trial, objective)
     )
-    return [*valued, *(one for one in trials if one.state == FAILED)]
+    return [*valued, *(trial for trial in trials if trial.state == FAILED)]
 
 
 def _name_trial(record: Record) -> str:
     return f"trial {record.number}"
 
 
-def _choose_colour(place: int, record: Record) -> tuple[int, bool]:
+def _choose_colour(index: int, record: Record) -> tuple[int, bool]:
     """The colour of a trial by its place, and whether its line is faint: trials in the legend stand out."""
-    return (place % COLOURS, False) if place < _LEGEND_TRIALS and record.value is not None else (_GREY, True)
+    return (index % COLOURS, False) if index < _LEGEND_TRIALS and record.value is not None else (_GREY, True)
 
 
 def _format_legend(ordered: Sequence[Record], objective: Objective) -> str:
     """The best trials and their colours. A click on a trial highlights it in all charts."""
     keys = "".join(
-        f'<button data-of="{_name_trial(one)}" class="k{place % COLOURS}">{_name_trial(one)} '
-        f"<small>{format_number(one.value)}</small></button>"
-        for place, one in enumerate(ordered[:_LEGEND_TRIALS]) if one.value is not None
+        f'<button data-of="{_name_trial(trial)}" class="k{index % COLOURS}">{_name_trial(trial)} '
+        f"<small>{format_number(trial.value)}</small></button>"
+        for index, trial in enumerate(ordered[:_LEGEND_TRIALS]) if trial.value is not None
     )  # fmt: skip
     return f'<p class="legend">{escape(objective.name)} of the best: {keys}</p>' if keys else ""
 
@@ -104,32 +104,36 @@ def _draw_charts(
     trials: Sequence[Record], ordered: Sequence[Record], objective: Objective, figures: Figures
 ) -> Iterator[str]:
     """The curves of all trials, and the best value so far after each trial."""
-    curves = [(place, one) for place, one in enumerate(ordered) if any(math.isfinite(at.value) for at in one.curve)]
+    curves = [
+        (index, trial)
+        for index, trial in enumerate(ordered)
+        if any(math.isfinite(point.value) for point in trial.curve)
+    ]
     if not curves:
         return
-    ends = [value for _, one in curves for value in [at.value for at in one.curve] if math.isfinite(value)]
-    most = math.inf if objective.maximize else float(np.percentile(ends, _PERCENTILE))
+    values = [value for _, trial in curves for value in [point.value for point in trial.curve] if math.isfinite(value)]
+    max_shown = math.inf if objective.maximize else float(np.percentile(values, _PERCENTILE))
     lines, table = [], []
-    for place, one in reversed(curves):  # the best are drawn on top
-        colour, faint = _choose_colour(place, one)
-        epochs = np.array([at.epoch for at in one.curve], float)
-        pieces = _split_ascending(epochs, np.array([at.value for at in one.curve]))
-        lines += [Line(_name_trial(one), colour, [piece], "faint" if faint else "") for piece in pieces]
-        table.append(summarize_line(_name_trial(one), pieces))
-    end = max(float(at.epoch) for _, one in curves for at in one.curve)
+    for index, trial in reversed(curves):  # the best are drawn on top
+        colour, faint = _choose_colour(index, trial)
+        epochs = np.array([point.epoch for point in trial.curve], float)
+        pieces = _split_ascending(epochs, np.array([point.value for point in trial.curve]))
+        lines += [Line(_name_trial(trial), colour, [piece], "faint" if faint else "") for piece in pieces]
+        table.append(summarize_line(_name_trial(trial), pieces))
+    end = max(float(point.epoch) for _, trial in curves for point in trial.curve)
     chart = make_chart(
         objective.name,
         "after each epoch of each trial",
         make_curves(lines, end=end),
         "epoch",
         from_zero=False,
-        most=most,
+        max_shown=max_shown,
     )
     yield figures.add_figure(chart, table[::-1])
-    done = [one for one in trials if one.state == DONE and one.value is not None]
-    if len(done) > 1:
-        numbers = np.array([one.number for one in done], float)
-        costs = np.minimum.accumulate([objective.compute_cost(one.value or 0.0) for one in done])
+    completed = [trial for trial in trials if trial.state == DONE and trial.value is not None]
+    if len(completed) > 1:
+        numbers = np.array([trial.number for trial in completed], float)
+        costs = np.minimum.accumulate([objective.compute_cost(trial.value or 0.0) for trial in completed])
         best = Line("best so far", 0, [(numbers, -costs if objective.maximize else costs)])
         unit = f"{objective.name}, of completed trials"
         chart = make_chart("best so far", unit, make_curves([best], end=numbers[-1]), "trial", from_zero=False)
@@ -144,14 +148,14 @@ def _split_ascending(epochs: np.ndarray, values: np.ndarray) -> list[tuple[np.nd
 
 def _draw_importance(space: Space, ordered: Sequence[Record]) -> str:
     """The importance of each parameter as bars."""
-    configs = [one.config for one in ordered]
-    found = [(one.name, importance.measure_importance(one, configs)) for one in space.parameters]
-    known = sorted(((name, share) for name, share in found if share is not None), key=lambda one: -one[1])
-    if not known:
+    configs = [trial.config for trial in ordered]
+    shares = [(parameter.name, importance.measure_importance(parameter, configs)) for parameter in space.parameters]
+    known_shares = sorted(((name, share) for name, share in shares if share is not None), key=lambda pair: -pair[1])
+    if not known_shares:
         return f"<h2>Importance</h2><p>Fewer than {importance.MIN_TRIALS} trials: not computed.</p>"
     rows = "".join(
         f'<tr><th>{escape(name)}<td class="bar"><span class="sums" style="width:{share:.1%}"></span><td>{share:.0%}'
-        for name, share in known
+        for name, share in known_shares
     )
     return (
         "<h2>Importance</h2><p>How much of the order of the trials each parameter explains by itself, beyond chance "
@@ -166,14 +170,14 @@ def _draw_coordinates(space: Space, ordered: Sequence[Record], objective: Object
         return ""
     count = len(ordered)
     paths = []
-    for place, one in enumerate(ordered):
-        colour, faint = _choose_colour(place, one)
-        config = ", ".join(f"{name} {format_value(value)}" for name, value in one.config.items())
-        value = one.state if one.value is None else f"{objective.name} {one.value:.4g}"
-        share = 1 - place / max(count - 1, 1)
+    for index, trial in enumerate(ordered):
+        colour, faint = _choose_colour(index, trial)
+        config = ", ".join(f"{name} {format_value(value)}" for name, value in trial.config.items())
+        value = trial.state if trial.value is None else f"{objective.name} {trial.value:.4g}"
+        share = 1 - index / max(count - 1, 1)
         paths.append(
             coordinates.Path(
-                _name_trial(one), f"{_name_trial(one)}: {value}; {config}", one.config, share, colour, faint
+                _name_trial(trial), f"{_name_trial(trial)}: {value}; {config}", trial.config, share, colour, faint
             )
         )
     last = coordinates.Axis("place", [(1.0, "best"), (0.0, str(count))], lambda path: path.share)
@@ -185,14 +189,17 @@ def _draw_coordinates(space: Space, ordered: Sequence[Record], objective: Object
 
 
 def _format_table(space: Space, ordered: Sequence[Record], objective: Objective) -> str:
-    names = [one.name for one in space.parameters]
-    head = "".join(f"<th>{escape(name)}" for name in ("trial", objective.name, "epochs", "state", "s", *names))
+    names = [parameter.name for parameter in space.parameters]
+    heading = "".join(f"<th>{escape(name)}" for name in ("trial", objective.name, "epochs", "state", "s", *names))
     rows = []
-    for one in ordered:
+    for trial in ordered:
         cells = [
-            str(one.number), "-" if one.value is None else f"{one.value:.6g}",
-            str(len(one.curve)), f"{one.state}: {one.why}" if one.state == FAILED else one.state,
-            f"{one.seconds:.0f}", *(format_value(one.config[name]) if name in one.config else "" for name in names),
+            str(trial.number), "-" if trial.value is None else f"{trial.value:.6g}",
+            str(len(trial.curve)), f"{trial.state}: {trial.why}" if trial.state == FAILED else trial.state,
+            f"{trial.seconds:.0f}",
+            *(format_value(trial.config[name]) if name in trial.config else "" for name in names),
         ]  # fmt: skip
         rows.append("<tr>" + "".join(f"<td>{escape(cell)}" for cell in cells))
-    return f"<details open><summary>Each trial, best first</summary><table><tr>{head}{''.join(rows)}</table></details>"
+    return (
+        f"<details open><summary>Each trial, best first</summary><table><tr>{heading}{''.join(rows)}</table></details>"
+    )

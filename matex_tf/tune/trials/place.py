@@ -10,23 +10,23 @@ from pathlib import Path
 from matex_tf.arguments import describe_unknown
 from matex_tf.files.mirror import Mirror, read_stamp
 from matex_tf.tune.space import ON, Choice, Config, Space, format_value
-from matex_tf.tune.space_file import Asked, SpaceError
+from matex_tf.tune.space_file import SpaceError, Specification
 
 _PLACEHOLDER = re.compile(r"\{\{\s*([A-Za-z_]\w*)\s*\}\}")
 
 
-def clean_folder(place: Path, made: Mirror) -> None:
+def clean_folder(place: Path, mirror: Mirror) -> None:
     """Remove everything from `place` that the trial has not written."""
-    for path, leads in made.links.items():
-        if path.is_symlink() and os.readlink(path) == leads:
+    for path, link_target in mirror.links.items():
+        if path.is_symlink() and os.readlink(path) == link_target:
             path.unlink()
-    for path, stamp in made.copies.items():
+    for path, stamp in mirror.copies.items():
         # not through a link that the trial created
         is_here = path.resolve() == place.resolve() / path.relative_to(place)
         if is_here and path.is_file() and read_stamp(path) == stamp:
             path.unlink()
-    for above, inside, _ in os.walk(place, topdown=False):
-        for path in (Path(above, name) for name in inside):
+    for parent, names, _ in os.walk(place, topdown=False):
+        for path in (Path(parent, name) for name in names):
             if path.is_symlink():  # created by the trial
                 continue
             if path.name == "__pycache__":
@@ -40,16 +40,16 @@ def clean_folder(place: Path, made: Mirror) -> None:
 
 def list_options(space: Space, config: Config) -> list[str]:
     """The options on the command line."""
-    told = []
+    options = []
     for parameter in space.parameters:
         if not parameter.name.startswith("-") or parameter.name not in config:
             continue
         value = format_value(config[parameter.name])
         if isinstance(parameter, Choice) and parameter.is_flag:
-            told += [parameter.name] if value == ON else []
+            options += [parameter.name] if value == ON else []
         else:
-            told += [f"{parameter.name}={value}"] if parameter.name.startswith("--") else [parameter.name, value]
-    return told
+            options += [f"{parameter.name}={value}"] if parameter.name.startswith("--") else [parameter.name, value]
+    return options
 
 
 def list_variables(config: Config) -> dict[str, str]:
@@ -57,26 +57,26 @@ def list_variables(config: Config) -> dict[str, str]:
     return {name[1:]: format_value(value) for name, value in config.items() if name.startswith("$")}
 
 
-def fill_placeholders(place: Path, asked: Asked, config: Config) -> None:
+def fill_placeholders(place: Path, spec: Specification, config: Config) -> None:
     """Replace the placeholders in the trial's own copies of the files by values."""
-    values = {**dict(asked.otherwise), **{name: format_value(value) for name, value in config.items()}}
-    for name in asked.files:
+    values = {**dict(spec.otherwise), **{name: format_value(value) for name, value in config.items()}}
+    for name in spec.files:
         path = place / name
         text = path.read_text(encoding="utf-8")
         path.unlink()  # it may be a link
-        path.write_text(_PLACEHOLDER.sub(lambda found: values[found[1]], text), encoding="utf-8")
+        path.write_text(_PLACEHOLDER.sub(lambda match: values[match[1]], text), encoding="utf-8")
 
 
-def check_files(asked: Asked, source: Path) -> None:
+def check_files(spec: Specification, source: Path) -> None:
     """Check that each placeholder of the space occurs in a file, and that each placeholder of the files is in the
     space.
 
     Raises:
         SpaceError: with the file and the line.
     """
-    names = [one.name for one in asked.space.parameters if one.name[0] not in "-$"]
+    names = [parameter.name for parameter in spec.space.parameters if parameter.name[0] not in "-$"]
     missing = set(names)
-    for name in asked.files:
+    for name in spec.files:
         path = source / name
         if os.path.isabs(name) or not Path(os.path.abspath(path)).is_relative_to(source):
             raise SpaceError(f"files: {name} is not within {source}, of which each trial has a copy")
@@ -93,4 +93,4 @@ def check_files(asked: Asked, source: Path) -> None:
                     )
     if missing:
         word = min(missing)
-        raise SpaceError(f"{{{{{word}}}}} is searched, but is in none of {', '.join(asked.files)}")
+        raise SpaceError(f"{{{{{word}}}}} is searched, but is in none of {', '.join(spec.files)}")

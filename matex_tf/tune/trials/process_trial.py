@@ -29,17 +29,17 @@ from matex_tf.world.hosts import host_lists
 
 
 class ProcessTrial(Trial):
-    """A trial that runs the command `words`.
+    """A trial that runs the command `command`.
 
     Must be created in the main thread: a trial ends with the thread that has started it.
     """
 
     def __init__(
-        self, folder: Path, words: Sequence[str], variables: Mapping[str, str], objective: Objective,
+        self, folder: Path, command: Sequence[str], variables: Mapping[str, str], objective: Objective,
         slot: Slot = WHOLE, limit: float = 0.0, pause: int | None = None,
     ):  # fmt: skip
         super().__init__(folder, objective, limit, pause)
-        self._began = time.monotonic()
+        self._started_at = time.monotonic()
         environment = remove_own_variables(task_environment.remove_task_variables(os.environ))
         environment |= make_variables(folder, variables, pause)
         if slot.gpus:
@@ -52,7 +52,7 @@ class ProcessTrial(Trial):
         with hold_folder(folder) as lock, (folder / OUTPUT).open("ab") as output:
             # Ctrl-C in the terminal goes to the search only, which then ends its trials.
             self._child = subprocess.Popen(
-                words, cwd=folder / PLACE, env=environment, stdin=subprocess.DEVNULL, stdout=output,
+                command, cwd=folder / PLACE, env=environment, stdin=subprocess.DEVNULL, stdout=output,
                 stderr=subprocess.STDOUT, start_new_session=True, pass_fds=[lock],
                 preexec_fn=child_process.make_preparation(mask, os.getpid(), slot.cpus),
             )  # fmt: skip
@@ -60,7 +60,7 @@ class ProcessTrial(Trial):
     @property
     def seconds(self) -> float:
         """Seconds since its start."""
-        return time.monotonic() - self._began
+        return time.monotonic() - self._started_at
 
     def poll(self) -> Outcome | None:
         """The outcome; None while it runs. A trial that exceeds its limit is asked to end."""
@@ -68,16 +68,16 @@ class ProcessTrial(Trial):
         if code is not None:
             self._end_group(signal.SIGKILL)  # processes that it has left behind
             return self.judge_outcome(code)
-        if self._told is None and self.seconds > self.limit:
+        if self._stop_requested_at is None and self.seconds > self.limit:
             self.stop_trial(f"longer than {self.limit:g} s")
-        elif self._told is not None and time.monotonic() - self._told > GRACE:
+        elif self._stop_requested_at is not None and time.monotonic() - self._stop_requested_at > GRACE:
             self._end_group(signal.SIGKILL)
         return None
 
     def stop_trial(self, why: str) -> None:
         """Ask the trial to end. `why` is empty if the search itself ends."""
-        if self._told is None:
-            self._told, self._why = time.monotonic(), why
+        if self._stop_requested_at is None:
+            self._stop_requested_at, self._stop_reason = time.monotonic(), why
             with contextlib.suppress(ProcessLookupError):
                 self._child.send_signal(signal.SIGTERM)
 
@@ -103,9 +103,9 @@ class Processes:
         limit: float, pause: int | None,
     ) -> Trial:  # fmt: skip
         """Start a trial of `target` in its folder."""
-        told = [word for name in variables for word in ("-x", name)] if slot.hosts else []  # for other hosts
-        words = [*self.matex, "run", "-n", str(self.ranks), *self.make_options(slot), *told, *target]
-        return ProcessTrial(folder, words, variables, objective, slot, limit, pause)
+        host_options = [word for name in variables for word in ("-x", name)] if slot.hosts else []  # for other hosts
+        command = [*self.matex, "run", "-n", str(self.ranks), *self.make_options(slot), *host_options, *target]
+        return ProcessTrial(folder, command, variables, objective, slot, limit, pause)
 
     def make_options(self, slot: Slot) -> list[str]:
         """The options of a trial, with the hosts of its slot."""

@@ -18,21 +18,21 @@ def deal_slots(cores: Sequence[placement.Core], gpus: Sequence[str], parallel: i
     """Make `parallel` slots with separate cores and GPUs; a resource with fewer units than slots is shared."""
     return [
         Slot(
-            tuple(cpu for core in placement.choose_cores(cores, place, parallel) for cpu in core),
-            tuple(gpus[place::parallel]) if len(gpus) >= parallel else (),
+            tuple(cpu for core in placement.choose_cores(cores, index, parallel) for cpu in core),
+            tuple(gpus[index::parallel]) if len(gpus) >= parallel else (),
         )
-        for place in range(parallel)
+        for index in range(parallel)
     ]  # fmt: skip
 
 
 def deal_hosts(hosts: Sequence[Host], parallel: int) -> list[Slot]:
     """Make `parallel` slots with separate hosts, or with fractions of a host if there are fewer hosts than slots."""
     if parallel <= len(hosts):
-        return [Slot(hosts=tuple(placement.choose_cores(hosts, place, parallel))) for place in range(parallel)]
+        return [Slot(hosts=tuple(placement.choose_cores(hosts, index, parallel))) for index in range(parallel)]
     slots = []
-    for number, host in enumerate(hosts):
-        sharing = len(range(number, parallel, len(hosts)))
-        parts = [f"{place + 1}/{sharing}" if sharing > 1 else "" for place in range(sharing)]
+    for host_index, host in enumerate(hosts):
+        sharing = len(range(host_index, parallel, len(hosts)))
+        parts = [f"{index + 1}/{sharing}" if sharing > 1 else "" for index in range(sharing)]
         slots += [Slot(hosts=(host,), part=part) for part in parts]
     return slots
 

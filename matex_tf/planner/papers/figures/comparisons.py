@@ -11,7 +11,7 @@ from matex_tf.planner.papers.figures.figure import CALCULATED, FITTED, PREDICTED
 
 _XAI_ADAPTER = 20e9 / 8
 """Bytes a second of the cluster "HPC" (Table 2)."""
-_SHARED = [q / 100 for q in range(1, 100)]
+_SHARES = [q / 100 for q in range(1, 100)]
 
 
 def compare_xai() -> Iterator[Figure]:
@@ -21,19 +21,19 @@ def compare_xai() -> Iterator[Figure]:
         f"2 for n = 3 to 64 (within {max(edge, 1e-12):.0e})",
         CALCULATED, "so within its domain eq. 6 never asks for more than 2 BW_w / BW_ps servers",
     )  # fmt: skip
-    cases = [(n, share) for n in range(2, 7) for share in _SHARED[:20] if not xai.explain_outside(n, share)]
-    asked = {xai.servers(*case).value for case in cases}
+    cases = [(n, share) for n in range(2, 7) for share in _SHARES[:20] if not xai.explain_outside(n, share)]
+    server_counts = {xai.servers(*case).value for case in cases}
     yield Figure(
-        "7.2, Fig. 8", "servers for 2 to 6 workers, ResNet-50, MXNet", "2", _format_range(asked), PREDICTED,
+        "7.2, Fig. 8", "servers for 2 to 6 workers, ResNet-50, MXNet", "2", _format_range(server_counts), PREDICTED,
         "for each T_t/T up to 0.2 that is in the domain, equal adapters",
     )  # fmt: skip
-    low, high = _find_asking_range(4, 5)
+    low, high = _find_share_range(4, 5)
     yield Figure(
         "7.2, Fig. 7", "servers for 4 workers, ResNet-50, TensorFlow on AWS", "5",
         f"5 for T_t/T {low:.3f} to {high:.3f}; exact model {_format_least_servers(4, low, high)} for 95%", UNEXPLAINED,
         "outside the domain (below 0.333); the exact model needs fewer",
     )  # fmt: skip
-    low, high = _find_asking_range(5, 5)
+    low, high = _find_share_range(5, 5)
     gains = [
         queueing.compute_throughput(5, 5, 1 - q, q) / queueing.compute_throughput(5, 1, 1 - q, q) for q in (low, high)
     ]
@@ -58,16 +58,16 @@ def compare_xai() -> Iterator[Figure]:
         "7.1.1", "TensorFlow below MXNet, synchronous, many servers", "up to 30%", "", UNEXPLAINED,
         "the models know no frameworks",
     )  # fmt: skip
-    most, at = max((_compute_async_gain(8, 4, q), q) for q in _SHARED)
+    max_gain, share_at_max = max((_compute_async_gain(8, 4, q), q) for q in _SHARES)
     yield Figure(
         "7.1.3, Fig. 4", "asynchronous over synchronous, AlexNet and VGG16, 8 workers, 4 servers", "up to 80%",
-        f"up to {most - 1:.0%}, at T_t/T {at:.2f}", UNEXPLAINED,
+        f"up to {max_gain - 1:.0%}, at T_t/T {share_at_max:.2f}", UNEXPLAINED,
         "synchronous workers transfer all at once, none is late; asynchronous by the exact model",
     )  # fmt: skip
-    enough = [q for q in _SHARED if _compute_async_gain(8, 1, q) >= 1.38]
+    shares = [q for q in _SHARES if _compute_async_gain(8, 1, q) >= 1.38]
     yield Figure(
         "7.1.4, Fig. 5", "the same, AlexNet, 8 workers, 1 server, on average over batches", "38%",
-        f"38% at T_t/T {enough[0]:.2f} and {enough[-1]:.2f}", FITTED, "more between these; T_t/T is not given",
+        f"38% at T_t/T {shares[0]:.2f} and {shares[-1]:.2f}", FITTED, "more between these; T_t/T is not given",
     )  # fmt: skip
     yield Figure(
         "7.1", "the other throughputs of Fig. 3 to 6", "only directions in the text", "", UNEXPLAINED,
@@ -80,18 +80,19 @@ def compare_xai() -> Iterator[Figure]:
 
 
 def compare_htc() -> Iterator[Figure]:
-    theirs = (11.6, 1.6, 2.3, 2.7, 2.3)
+    published = (11.6, 1.6, 2.3, 2.7, 2.3)
     layers = ((224, 55, 3, 96), (27, 27, 96, 256), (13, 13, 256, 384), (13, 13, 384, 384), (13, 13, 384, 256))
-    ours = [htc_minibatch.fft_over_gemm(128, *layer) for layer in layers]
-    most = max(abs(one / other - 1) for one, other in zip(ours, theirs))
+    calculated = [htc_minibatch.fft_over_gemm(128, *layer) for layer in layers]
+    max_error = max(abs(ours / theirs - 1) for ours, theirs in zip(calculated, published))
     yield Figure(
-        "3.1.2, Table 2", "memory of FFT over GEMM, AlexNet's convolutions, 128 rows", format_list(theirs, ".1f"),
-        format_list(ours, ".2f"), FITTED, f"the paper has no formula; the form was searched for; within {most:.1%}",
+        "3.1.2, Table 2", "memory of FFT over GEMM, AlexNet's convolutions, 128 rows", format_list(published, ".1f"),
+        format_list(calculated, ".2f"), FITTED,
+        f"the paper has no formula; the form was searched for; within {max_error:.1%}",
     )  # fmt: skip
-    printed, mended = htc.memory_printed(htc.ALEXNET, 128), htc.memory(htc.ALEXNET, 128)
+    as_printed, corrected = htc.memory_printed(htc.ALEXNET, 128), htc.memory(htc.ALEXNET, 128)
     yield Figure(
         "3.1.3, eq. 2 to 4", "MiB of features, parameters, classifier; AlexNet, 128 rows", "",
-        f"{_format_mib(printed)}; mended {_format_mib(mended)}", CALCULATED, "; ".join(htc.MISTAKES),
+        f"{_format_mib(as_printed)}; mended {_format_mib(corrected)}", CALCULATED, "; ".join(htc.MISTAKES),
     )  # fmt: skip
     peaks = [_find_peak_batch(gibibytes) for gibibytes in (1.5, 2, 3)]
     yield Figure(
@@ -132,11 +133,11 @@ _DEFAULT_30, _LAYERWISE_30, _IBATCH_30 = (26, 25, 23, 22), (25, 24, 22, 21), (29
 
 
 def compare_ibatch() -> Iterator[Figure]:
-    ours = [ibatch.speedup_with_pulls_hidden(30, default) for default in _DEFAULT_30]
-    errors = [one / other - 1 for one, other in zip(ours, _IBATCH_30)]
+    calculated = [ibatch.speedup_with_pulls_hidden(30, default) for default in _DEFAULT_30]
+    errors = [ours / theirs - 1 for ours, theirs in zip(calculated, _IBATCH_30)]
     yield Figure(
         "Scalability, Fig. 5", "speedup of iBatch on 30 nodes: " + ", ".join(_NETS), format_list(_IBATCH_30, "d"),
-        format_list(ours, ".1f"), PREDICTED, "from the default's speedup alone: " + format_list(errors, "+.1%"),
+        format_list(calculated, ".1f"), PREDICTED, "from the default's speedup alone: " + format_list(errors, "+.1%"),
     )  # fmt: skip
     starts = [ibatch.start_ups(30, *pair) for pair in zip(_DEFAULT_30, _LAYERWISE_30)]
     yield Figure(
@@ -144,10 +145,10 @@ def compare_ibatch() -> Iterator[Figure]:
         "the same, with starts of " + format_list(starts, ".2f") + " of a node's step", FITTED,
         f"the text calls it better than the default's {format_list(_DEFAULT_30, 'd')}: its numbers say worse",
     )  # fmt: skip
-    most = [ibatch.ceiling(72, 26, share) for share in (1 / 3, 1.0)]
+    ceilings = [ibatch.ceiling(72, 26, share) for share in (1 / 3, 1.0)]
     yield Figure(
         "Scalability, Fig. 5", "speedup of iBatch on 72 nodes, VGG19-22K", "45",
-        f"at most {most[0]:.1f} (forward pass a third of a step), {most[1]:.1f} (all of it)", UNEXPLAINED,
+        f"at most {ceilings[0]:.1f} (forward pass a third of a step), {ceilings[1]:.1f} (all of it)", UNEXPLAINED,
         f"45 needs a forward pass of {ibatch.forward_share(72, 26, 45).value:.2f} steps: pulls cannot hide in more "
         "than there is; congestion that falls when pulls are spread may be the reason",
     )  # fmt: skip
@@ -164,16 +165,16 @@ def compare_ibatch() -> Iterator[Figure]:
 
 def _compare_sparse_gradients() -> Iterator[Figure]:
     """The share of pulls on 72 nodes: that of 30 nodes times 72/30, or scaled like VGG19-22K's communication."""
-    alike = ibatch.communication_share(72, 26) / ibatch.communication_share(30, 22)
-    found = []
-    for times in (72 / 30, alike):
-        pulls = [times * ibatch.communication_share(30, _DEFAULT_30[_NETS.index(name)]) / 2 for name in _SPARSE]
-        found.append([ibatch.speedup_with_sparse_gradients(72, one, 1 / 3) for one in pulls])
+    vgg_factor = ibatch.communication_share(72, 26) / ibatch.communication_share(30, 22)
+    speedups = []
+    for factor in (72 / 30, vgg_factor):
+        pulls = [factor * ibatch.communication_share(30, _DEFAULT_30[_NETS.index(name)]) / 2 for name in _SPARSE]
+        speedups.append([ibatch.speedup_with_sparse_gradients(72, pull, 1 / 3) for pull in pulls])
     yield Figure(
         "Scalability, Fig. 6", "speedup of iBatch with sparse gradients on 72 nodes: " + ", ".join(_SPARSE),
         "almost linear, says the text; no numbers",
-        f"{format_list(found[0], '.1f')} if pulls take 72/30 of 30 nodes' time; {format_list(found[1], '.1f')} if "
-        f"{alike:.2f} times, as VGG19-22K's communication does", UNEXPLAINED,
+        f"{format_list(speedups[0], '.1f')} if pulls take 72/30 of 30 nodes' time; {format_list(speedups[1], '.1f')} "
+        f"if {vgg_factor:.2f} times, as VGG19-22K's communication does", UNEXPLAINED,
         "from the default on 30 nodes, with a forward pass of a third of a step and gradients that cost nothing; the "
         "second is not almost linear",
     )  # fmt: skip
@@ -191,17 +192,16 @@ def compare_matex() -> Iterator[Figure]:
             f"{fit.largest_error:.1%}",
         )  # fmt: skip
     grouped = matex.GROUPED
-    left_out = matex.leave_one_out(grouped)
+    errors = matex.leave_one_out(grouped)
     yield Figure(
-        "IV-B, Fig. 11a", "the same, each from the three others", "", format_list(left_out.values(), "+.1%"),
+        "IV-B, Fig. 11a", "the same, each from the three others", "", format_list(errors.values(), "+.1%"),
         PREDICTED,
         "AlexNet with groups",
     )  # fmt: skip
-    one = matex.fit_ratio(grouped, ["AlexNet"])
+    alexnet_fit = matex.fit_ratio(grouped, ["AlexNet"])
     yield Figure(
-        "IV-B, Fig. 11a", "the same, three from AlexNet", "", format_list([one.error(name) for name in names[1:]],
-        "+.1%"),
-        PREDICTED,
+        "IV-B, Fig. 11a", "the same, three from AlexNet", "",
+        format_list([alexnet_fit.error(name) for name in names[1:]], "+.1%"), PREDICTED,
     )  # fmt: skip
     overheads = [htc.overhead(16, speedup / 16) for speedup in matex.SPEEDUP_16.values()]
     yield Figure(
@@ -214,10 +214,10 @@ def compare_matex() -> Iterator[Figure]:
         "neither network nor batch is named, and the models have no such part",
     )  # fmt: skip
     ratio = matex.ratio_for(networks.ALEXNET_GROUPED, 4, 1.95)
-    others = [matex.speedup(net, 4, ratio) for net in grouped[1:]]
+    other_speedups = [matex.speedup(net, 4, ratio) for net in grouped[1:]]
     yield Figure(
         "IV-B, Fig. 11b", "speedup on 4 GPUs: AlexNet; the others", "less than 2; numbers lost",
-        f"1.95; {format_list(others, '.2f')}", FITTED, "nothing to compare the others with",
+        f"1.95; {format_list(other_speedups, '.2f')}", FITTED, "nothing to compare the others with",
     )  # fmt: skip
 
 
@@ -232,14 +232,14 @@ PAPERS = {
 
 def _compute_async_gain(workers: int, servers: int, share: float) -> float:
     """Asynchronous steps (exact) over steps in which all workers transfer at once (4.2.2), for T_t/T of `share`."""
-    together = workers / (1 - share + share * max(1.0, workers / servers))
-    return queueing.compute_throughput(workers, servers, 1 - share, share) / together
+    synchronous = workers / (1 - share + share * max(1.0, workers / servers))
+    return queueing.compute_throughput(workers, servers, 1 - share, share) / synchronous
 
 
-def _find_asking_range(workers: int, servers: int) -> tuple[float, float]:
+def _find_share_range(workers: int, servers: int) -> tuple[float, float]:
     """The smallest and the largest T_t/T, in steps of 0.001, at which equation 6 requires `servers`."""
-    found = [q / 1000 for q in range(1, 1000) if xai.servers(workers, q / 1000).value == servers]
-    return found[0], found[-1]
+    shares = [q / 1000 for q in range(1, 1000) if xai.servers(workers, q / 1000).value == servers]
+    return shares[0], shares[-1]
 
 
 def _format_least_servers(workers: int, low: float, high: float) -> str:
