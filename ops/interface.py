@@ -18,6 +18,7 @@ _FUNCTIONS = {
     "matex_phantom": (None, [c_int]),
     "matex_rendezvous": (c_int, [c_int, c_uint64, c_char_p, c_int64, c_int64]),
     "matex_failure": (c_int, []),
+    "matex_cause": (c_int, [c_char_p]),
     "matex_count": (c_int64, [c_int]),
     "matex_rows": (c_int64, []),
     "matex_seconds": (c_double, [c_int]),

@@ -23,6 +23,7 @@ from .interface import list_mapped_mpi_libraries
 _BLOCK_BYTES = 64 << 20
 _CHUNK_BYTES = {False: 1 << 20, True: 8 << 20}  # on one node; between nodes
 _COMMUNICATORS = ("sequence", "gradients", "overlapped")
+_MPI_FAILED = 1  # a result of matex_cause
 _KINDS = 9  # the number of kinds of collectives, from 0
 ALGORITHMS = ("auto", "mpi", "ring", "two_level")
 COMPRESSIONS = ("none", "bf16", "fp16", "topk")
@@ -236,6 +237,13 @@ def read_failure() -> str:
     """Why all later collectives fail; "" if they do not. Blocks while another thread is in a collective."""
     c = get_library().c
     return interface.get_last_error(c) if c.matex_failure() else ""
+
+
+def has_mpi_failed(text: str) -> bool:
+    """Whether `text` contains the error of an MPI call of the engine in this process. MPI usually fails because another
+    rank was lost. Never blocks.
+    """
+    return _library is not None and _library.c.matex_cause(text.encode(errors="replace")) == _MPI_FAILED
 
 
 def read_waiting() -> Waiting:

@@ -100,6 +100,10 @@ MATEX_EXPORT int64_t matex_count(int kind) {
 }
 
 MATEX_EXPORT int matex_failure() { return matex::Result(matex::FailureOfSequence()); }  // 1: the sequence has failed
+
+// The cause (failure.h) of the error whose message `text` contains. 1: an MPI call has failed in this process.
+MATEX_EXPORT int matex_cause(const char* text) { return static_cast<int>(matex::CauseOf(text)); }
+
 MATEX_EXPORT int64_t matex_rows() { return matex::RowsOfUpdates(); }
 MATEX_EXPORT double matex_blocked_seconds() { return matex::BlockedSeconds(); }
 // The seconds that this process has waited in shared memory for ranks of its host since the first call of this

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "engine/mpi/failure.h"
 #include "engine/sums/allreduce.h"
 
 namespace matex {
@@ -75,8 +76,10 @@ Error MpiError(int code, const char* call, const std::string& what) {
   char text[MPI_MAX_ERROR_STRING] = "";
   int length = 0;
   MPI_Error_string(code, text, &length);
-  return Error(std::string(call) + " failed in " + what + ": " + std::string(text, length) +
-               ". Usually another rank has ended or its host cannot be reached.");
+  Error error(std::string(call) + " failed in " + what + ": " + std::string(text, length) +
+              ". Usually another rank has ended or its host cannot be reached.");
+  NoteMpiError(error.message);
+  return error;
 }
 
 }  // namespace matex
