@@ -11,7 +11,7 @@ from matex_tf.world import world
 
 LEFT_WITH = "the end of its script, with exit code"
 TOLD_ELSEWHERE = "its own message says why"
-"""Parts of error texts from collectives (see `shutdown.end_rank`, `Together` in async_reduction.cc)."""
+"""Parts of error texts from collectives (see `shutdown.end_rank`, `RunWhenReady` in async_reduction.cc)."""
 
 survivors: list[int] = []
 """The ranks' numbers before the last loss, indexed by their present numbers."""

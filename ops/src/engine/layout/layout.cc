@@ -1,3 +1,5 @@
+// Divides the entries of a layout into transfers: entries that all ranks need (Append) and entries whose elements the
+// ranks own in pieces (AppendOwned).
 #include "engine/layout/layout.h"
 
 #include <algorithm>
@@ -45,7 +47,7 @@ bool Entry::operator==(const Entry& other) const {
 }
 
 std::string UpdatePart::Name() const {
-  return place + ": " + (of.empty() ? NameOf(layout->entries(), 0, layout->entries().size()) : of);
+  return place + ": " + (gradients.empty() ? NameOf(layout->entries(), 0, layout->entries().size()) : gradients);
 }
 
 std::string NameOf(const std::vector<Entry>& entries, size_t begin, size_t end) {
@@ -96,14 +98,15 @@ std::vector<Transfer> Layout::TransfersInOrder() const {
   return TransfersOf(boundaries);
 }
 
-// Entries whose elements are divided among owners: each transfer takes a share of every owner's elements, so all
-// ranks send and receive at once. A contiguous chunk would belong to one owner.
+// Appends the transfers of entries [begin, end) that have cuts. Each transfer takes a share of every owner's elements,
+// so all ranks send and receive at once; a contiguous chunk would belong to one owner.
 void Layout::AppendOwned(int begin, int end, std::vector<Transfer>* transfers) const {
+  // Appends the transfers of a group of entries that are fused.
   const auto append = [&](const std::vector<int>& group) {
     if (group.empty()) return;
     const Entry& first = entries_[group[0]];
     const size_t ranks = cuts_[group[0]].size() - 1;
-    // Of each rank: the fragments that are in no transfer yet, the next one last.
+    // For each rank: its fragments that are in no transfer yet, in reverse order.
     std::vector<std::vector<Fragment>> unassigned(ranks);
     int64_t all = 0, longest = 0;
     for (size_t rank = 0; rank < ranks; ++rank) {
@@ -161,6 +164,7 @@ void Layout::AppendOwned(int begin, int end, std::vector<Transfer>* transfers) c
   for (const std::vector<int>& group : small) append(group);
 }
 
+// Appends the transfers of entries [begin, end).
 void Layout::Append(int begin, int end, std::vector<Transfer>* transfers) const {
   AppendOwned(begin, end, transfers);
   size_t first_unnamed = transfers->size();

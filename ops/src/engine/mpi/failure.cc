@@ -1,3 +1,4 @@
+// The failures of this process, under one mutex.
 #include "engine/mpi/failure.h"
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// The start of the engine, its restart after a loss, and the errors of MPI calls.
 #include "engine/sums/world.h"
 
 #include <algorithm>

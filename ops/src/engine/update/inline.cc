@@ -1,3 +1,4 @@
+// The rendezvous of the collective, and then each transfer, by shared memory or by the Adder.
 #include "engine/update/inline.h"
 
 #include <mutex>
@@ -13,6 +14,7 @@
 namespace matex {
 namespace {
 
+// The collective of a reduction, for the rendezvous.
 Call CallOf(const Layout& layout, const Batch& batch, const std::function<std::string()>& place) {
   const Kind kind = batch.is_update() ? Kind::kGradients : Kind::kAllreduce;
   int64_t bytes = 0;
