@@ -87,6 +87,7 @@ class Layout {
  private:
   void Append(int begin, int end, std::vector<Transfer>* transfers) const;
   void AppendOwned(int begin, int end, std::vector<Transfer>* transfers) const;
+  void AppendGroup(const std::vector<int>& group, std::vector<Transfer>* transfers) const;
 
   std::vector<Entry> entries_;
   std::vector<Transfer> transfers_;

@@ -132,21 +132,9 @@ class Recorder {
     stretch_.calls.emplace_back(current.start, now);
     stretch_.meet += current.meet;
     if (!is_update) stretch_.collectives += elapsed - current.meet;
-    if (current.counts && ends_step) {
-      Totals& totals = totals_[current.label];
-      if (stretch_.is_step) {
-        ++totals.steps;
-        totals.compute += std::max<int64_t>(stretch_.compute - stretch_.exposed, 0);
-        totals.meet += stretch_.meet;
-        totals.collectives += stretch_.collectives;
-      }
-      if (!announces) {
-        ++totals.updates;
-        totals.exposed += elapsed - current.meet;
-      }
-    }
-    if (ends_step) updated_ = current.counts ? current.label : -1;  // one of several updates of a step represents all
+    if (current.counts && ends_step) AddStep(current, announces, elapsed);
     if (ends_step) {
+      updated_ = current.counts ? current.label : -1;  // one of several updates of a step represents all
       stretch_ = Stretch();
       stretch_.is_step = true;
     }
@@ -206,6 +194,20 @@ class Recorder {
   }
 
  private:
+  // Adds the time since the last update to the totals, and an inline update itself. `elapsed`: how long it took.
+  void AddStep(const Current& current, bool announces, int64_t elapsed) {
+    Totals& totals = totals_[current.label];
+    if (stretch_.is_step) {
+      ++totals.steps;
+      totals.compute += std::max<int64_t>(stretch_.compute - stretch_.exposed, 0);
+      totals.meet += stretch_.meet;
+      totals.collectives += stretch_.collectives;
+    }
+    if (announces) return;
+    ++totals.updates;
+    totals.exposed += elapsed - current.meet;
+  }
+
   void AddEntry(const Entry& entry, Activity activity) {
     Add({Now(), 0, entry.bytes(), Label(entry.name), activity, Lane::kScript});
   }

@@ -15,8 +15,8 @@ namespace matex {
 namespace {
 
 constexpr int kBuffers = 2;
-// The chunks of all ranks together fit into the cache that their cores share. Ranks meet once for each chunk, so
-// larger chunks mean fewer meetings.
+// The chunks of all ranks together fit into the cache that their cores share. Ranks meet for each chunk, so larger
+// chunks mean fewer meetings.
 constexpr int64_t kBytesOfAllRanks = 2 << 20, kMinChunk = 256 << 10, kMaxChunk = 512 << 10;
 // The blocks of two ranks stay in the cache of one core. A rank first writes until it is kAhead blocks ahead of its
 // reads, so that the other rank has blocks to read. Then it reads whatever is ready, and writes while nothing is.

@@ -72,29 +72,7 @@ class Overlapped {
   }
 
   void HandOver(int64_t ticket, int entry, HandedOver gradient) {
-    Error failed;
-    {
-      std::lock_guard<std::mutex> lock(mutex_);
-      const auto found = updates_.find(ticket);
-      if (found == updates_.end()) {
-        failed = Error("a gradient was handed over after the end of its update.");
-      } else if (found->second->failed) {
-        failed = found->second->failed;
-      } else {
-        Update& update = *found->second;
-        update.inputs[entry] = gradient.input;
-        update.outputs[entry] = gradient.output;
-        update.done[entry] = std::move(gradient.done);
-        update.handed_over[entry] = true;
-        update.ready[entry] = 1e-9 * (Now() - update.announced);
-        RecordReady(update.part.layout->entries()[entry]);
-        NoteGradient();
-        // Only the last awaited gradient wakes the thread: a wake-up takes the core from a thread that computes.
-        if (update.awaited[entry] && --update.missing == 0) changed_.notify_all();
-        return;
-      }
-    }
-    gradient.done(failed);
+    if (const Error error = Store(ticket, entry, &gradient)) gradient.done(error);
   }
 
   void GiveUp(int64_t ticket, const std::string& why) {
@@ -114,6 +92,25 @@ class Overlapped {
   bool GradientsTravel() const { return Now() < travel_until_; }
 
  private:
+  // Stores a gradient for the thread. Returns an error if its update has ended or failed; `done` is then still set.
+  Error Store(int64_t ticket, int entry, HandedOver* gradient) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    const auto found = updates_.find(ticket);
+    if (found == updates_.end()) return Error("a gradient was handed over after the end of its update.");
+    Update& update = *found->second;
+    if (update.failed) return update.failed;
+    update.inputs[entry] = gradient->input;
+    update.outputs[entry] = gradient->output;
+    update.done[entry] = std::move(gradient->done);
+    update.handed_over[entry] = true;
+    update.ready[entry] = 1e-9 * (Now() - update.announced);
+    RecordReady(update.part.layout->entries()[entry]);
+    NoteGradient();
+    // Only the last awaited gradient wakes the thread: a wake-up takes the core from a thread that computes.
+    if (update.awaited[entry] && --update.missing == 0) changed_.notify_all();
+    return Error();
+  }
+
   void Run() {
     WakePromptly();
     SetLane(Lane::kCommunication);
@@ -150,7 +147,7 @@ class Overlapped {
   // Waits until these gradients are ready on all ranks and runs `transfer`. If a rank has given the update up, all
   // ranks return the same error instead.
   Error RunWhenReady(int64_t ticket, int64_t number, Update* update, const std::vector<int>& entries,
-                 const std::function<Error()>& transfer) {
+                     const std::function<Error()>& transfer) {
     const std::string given_up = WaitFor(update, entries);
     const std::function<std::string()> what = [&] {
       const std::string more = entries.size() == 1 ? "" : " and " + std::to_string(entries.size() - 1) + " more";
@@ -182,40 +179,21 @@ class Overlapped {
     Learning& learning = learned_.Of(layout);
     const std::vector<Transfer>& transfers = learning.transfers();
     const std::vector<Entry>& gradients = layout.entries();
-    const auto place = [update] { return update->part.place; };
     const OverlappedRecord record(update->part);
-    const AddUp add_up = [&place](const Transfer& transfer, void* data, float* residual) {
-      return TheWorld().has_peers() ? OverlappedAdder().Sum(transfer, data, residual, place) : Error();
-    };
     std::vector<size_t> transfers_left(gradients.size(), 0);
     for (const Transfer& transfer : transfers) {
       for (const Fragment& fragment : transfer.fragments) ++transfers_left[fragment.entry];
     }
     size_t gradients_left = transfers_left.size();
     const auto give_back = [&](int entry) {
-      // Recorded before the script can continue. If further parts follow, the script still has gradients to compute.
-      if (--gradients_left == 0) {
-        last_ready_ = std::max(last_ready_, LastReady(*update));
-        if (!update->part.more) {
-          record.Done(last_ready_);
-          AddNanoseconds(Kind::kGradients, Now() - last_ready_);
-          last_ready_ = 0;
-        }
-      }
+      if (--gradients_left == 0) RecordEndOf(*update, record);  // before the script can continue
       GiveBack(update, entry);
     };
     std::vector<int> entries;
-    const auto numbered = [update] { return update->part.place + ", update " + std::to_string(update->number); };
-    const AddUp checked = [&](const Transfer& transfer, void* data, float* residual) {
-      return AddUpFinite(layout, transfer, TheWorld().overlapped, numbered, data, residual, add_up);
-    };
     for (size_t i = 0; i < transfers.size(); ++i) {
       entries.clear();
       for (const Fragment& fragment : transfers[i].fragments) entries.push_back(fragment.entry);
-      const auto run = [&] {
-        return RunTransfer(layout, transfers[i], update->inputs.data(), update->outputs.data(), update->weight,
-                           &buffer_, layout.checked() ? checked : add_up);
-      };
+      const auto run = [&] { return RunOne(layout, transfers[i], *update); };
       if (Error error = RunWhenReady(ticket, static_cast<int64_t>(i), update, entries, run)) return error;
       for (int entry : entries) {
         if (--transfers_left[entry] == 0) give_back(entry);
@@ -234,6 +212,28 @@ class Overlapped {
     }
     const Error error = learning.Learn(layout, update->ready);
     return error ? BreakJobs(error) : error;
+  }
+
+  Error RunOne(const Layout& layout, const Transfer& transfer, const Update& update) {
+    const auto place = [&update] { return update.part.place; };
+    const auto numbered = [&update] { return update.part.place + ", update " + std::to_string(update.number); };
+    const AddUp add_up = [&place](const Transfer& one, void* data, float* residual) {
+      return TheWorld().has_peers() ? OverlappedAdder().Sum(one, data, residual, place) : Error();
+    };
+    const AddUp checked = [&](const Transfer& one, void* data, float* residual) {
+      return AddUpFinite(layout, one, TheWorld().overlapped, numbered, data, residual, add_up);
+    };
+    return RunTransfer(layout, transfer, update.inputs.data(), update.outputs.data(), update.weight, &buffer_,
+                       layout.checked() ? checked : add_up);
+  }
+
+  // Records the end of the last sum of a part. If further parts follow, the script still has gradients to compute.
+  void RecordEndOf(const Update& update, const OverlappedRecord& record) {
+    last_ready_ = std::max(last_ready_, LastReady(update));
+    if (update.part.more) return;
+    record.Done(last_ready_);
+    AddNanoseconds(Kind::kGradients, Now() - last_ready_);
+    last_ready_ = 0;
   }
 
   // The time of the last hand-over, by `Now`.
