@@ -8,8 +8,8 @@ namespace matex {
 
 // The cost of a transfer of b bytes in seconds: start_up + b * byte.
 struct Link {
-  double start_up = 0;
-  double byte = 0;
+  double start_up = 0;     // seconds
+  double byte = 0;         // seconds for each byte
   bool disturbed = false;  // the measurements vary too much to be used
 };
 

@@ -86,7 +86,7 @@ Arrivals::~Arrivals() { munmap(memory_, layout_.Bytes(size_)); }
 Arrivals::Line* Arrivals::lines() const { return reinterpret_cast<Line*>(memory_); }
 
 int Arrivals::Meet(const Words& words, bool* same) {
-  const int64_t number = ++met_;
+  const int64_t number = ++meetings_;
   Line* const lines = this->lines();
   lines[rank_].words[number % 2] = words;
   lines[rank_].count.store(number, std::memory_order_release);

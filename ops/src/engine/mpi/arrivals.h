@@ -73,7 +73,7 @@ class Arrivals {
   const int rank_;
   const int size_;
   const int spins_;   // the polls before the wait yields its core
-  int64_t met_ = 0;  // the number of meetings so far
+  int64_t meetings_ = 0;  // the number of meetings so far
 };
 
 }  // namespace matex

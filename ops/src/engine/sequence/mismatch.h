@@ -61,7 +61,7 @@ struct Standing {
     int rank = 0;
     std::string host;
   };
-  std::vector<Named> named;  // in rank order; the report is that of named[0]
+  std::vector<Named> named;  // in rank order; named[0] made the report
 };
 
 // The places of all ranks at a rendezvous.

@@ -36,6 +36,7 @@ struct Shared {
         work(static_cast<int>(i), cuts[rank], cuts[rank + 1] - cuts[rank]);
     }
   }
+  // The number of elements that rank `rank` owns.
   int64_t Owned(int rank) const {
     int64_t owned = 0;
     Visit(rank, [&](int, int64_t, int64_t count) { owned += count; });

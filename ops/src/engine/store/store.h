@@ -49,7 +49,7 @@ class SharedStore {
   // rank calls it, while no rank is between `Begin` and `End`.
   void Deal(int64_t first, int64_t count);
 
-  // Takes a batch, the next one or that of a lost rank, and waits until it may be trained. After about `seconds` it
+  // Takes the next batch, or the batch of a lost rank, and waits until it may be trained. After about `seconds` it
   // returns kNotYet; call it again.
   Begun Begin(int64_t bound, double seconds, int64_t* ticket, int* behind);
 

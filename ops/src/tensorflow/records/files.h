@@ -92,7 +92,7 @@ class OpenFile {
 // The files that stay open between reads. When another file is opened, files that were not read for a while are closed.
 class OpenFiles {
  public:
-  // Opens the file, if its state is that of its index; otherwise sets `problem`.
+  // Opens the file if its state is the one in its index; otherwise sets `problem`.
   std::shared_ptr<const OpenFile> Open(const RecordFile& file, Problem* problem);
 
  private:

@@ -129,7 +129,8 @@ class ListRecordsKernel : public OpKernel {
   RecordFormat format_ = RecordFormat::kTfRecord;
 };
 
-// Reads the record of a ticket and checks its checksum. An offset of a TFRecord is that of its header.
+// Reads the record of a ticket and checks its checksum. In a TFRecord file, the offset is the position of the record's
+// header.
 Problem ReadRecord(const RecordFile& file, int64_t offset, int64_t length, tstring* record) {
   if (length < 0) return file.problem;
   Problem problem;
@@ -147,7 +148,7 @@ Problem ReadRecord(const RecordFile& file, int64_t offset, int64_t length, tstri
       return {error::DATA_LOSS,
               "the record at byte " + std::to_string(offset) + " is broken: the checksum of its " +
                   std::to_string(length) +
-                  " bytes of data does not fit. Write the file anew, or copy it again from where it came"};
+                  " bytes of data does not fit. Write the file again, or copy it again from where it came"};
     }
     record->resize_uninitialized(length);
   } else if (file.format == RecordFormat::kText) {

@@ -38,7 +38,7 @@ class Window {
 Problem MakeBrokenProblem(int64_t place, int64_t number, const std::string& why) {
   return {tensorflow::error::DATA_LOSS, "record " + std::to_string(number) + ", at byte " + std::to_string(place) +
                                             ", is broken: " + why +
-                                            ". Write the file anew, or copy it again from where it came"};
+                                            ". Write the file again, or copy it again from where it came"};
 }
 
 // Checks that the file is open and in the expected state; otherwise sets the problem.
