@@ -1,8 +1,12 @@
-"""Decides when an overlapped update is announced, and in how many parts. Gradients are transferred only after that.
+"""Decides when an overlapped update is announced, and in how many parts.
 
-The announcement follows the last collective among the ancestors of the gradients: a gradient must not wait for a
-collective that comes after its own (docs/protocol.md). For inline updates: which gradients a collective waits for.
-`overlap.py` and `collectives/reduce_gradients.py` call it while a function is traced.
+Gradients are transferred only after their update is announced. The announcement is itself a collective; it follows the
+last collective among the ancestors of the gradients, because a gradient must not wait for a collective that comes after
+its announcement (docs/protocol.md). If the backward pass has collectives, the update is announced in parts: the
+gradients before its first collective, those before the next one, and so on.
+
+For inline updates, `hold_collectives` decides which gradients a collective waits for. `overlap.py` and
+`collectives/reduce_gradients.py` call this module while a function is traced.
 """
 
 from __future__ import annotations
@@ -24,7 +28,7 @@ _MAX_PARTS = 16
 
 
 def _get_moved(graph: Any) -> dict[Any, Any]:
-    """The announcements of `graph` that run earlier than they were made, each with the collective that follows it."""
+    """The announcements of `graph` that run before collectives created earlier; for each, the collective after it."""
     return tags.get_or_make_tag(graph, "announcements that were moved", dict)
 
 
@@ -34,15 +38,15 @@ class Part:
 
     entries: list[int] = field(default_factory=list)
     bytes: int = 0
-    after: Any = None  # None: the part is the first
-    before: Any = None  # None: the part is the last
+    after: Any = None  # the part is announced after this collective; None: there is none
+    before: Any = None  # the part is announced before this collective; None: there is none
 
 
 class Parts:
     """The parts of an update: of gradients with known shapes, in the function that is being traced.
 
-    With BatchNormalization over the global batch, the backward pass has a collective in each such layer. In one part,
-    gradients that are ready early would wait for all of these collectives.
+    With BatchNormalization over the global batch, the backward pass has a collective in each such layer. If the update
+    had one part, gradients that are ready early would wait for all of these collectives.
     """
 
     def __init__(self, gradients: Sequence[Any], weight: Any, order: Any):
@@ -53,17 +57,18 @@ class Parts:
         self._graph = ops.get_default_graph()
         self._manager = getattr(self._graph, "experimental_acd_manager", None)
         self._order = _Order(self._graph, self._graph.capture(order))
-        # The ancestors of gradients of earlier updates; later also the ancestors of announcements.
-        self._settled: set[Any] = set()
+        # Ops that must not wait for gradients of this update: what earlier updates and announcements depend on.
+        self._independent: set[Any] = set()
         self._parts = self._choose_parts(weight)
         if readiness.count_threads() == 1:
             for op in self._graph.get_operations():
                 if op.type == HAND_OVER:
-                    # It ends with a sum that needs other ranks, so none of its ancestors may wait for it.
-                    self._settled.update(
-                        [op, *readiness.list_ancestors(op.inputs[0].op, self._settled, self._order.list_sources)]
+                    # A hand-over of an earlier update. It ends when other ranks have the same gradient, so neither it
+                    # nor its ancestors may wait for gradients of this update.
+                    self._independent.update(
+                        [op, *readiness.list_ancestors(op.inputs[0].op, self._independent, self._order.list_sources)]
                     )
-            readiness.chain_gradients(gradients, self._order.list_sources, self._order.find_place, self._settled)
+            readiness.chain_gradients(gradients, self._order.list_sources, self._order.find_place, self._independent)
 
     def __iter__(self) -> Iterator[Part]:
         return iter(self._parts)
@@ -72,11 +77,12 @@ class Parts:
         return part is self._parts[-1]
 
     def _choose_parts(self, weight: Any) -> list[Part]:
+        """Group the gradients by the last collective that each depends on, into parts of `_LEAST_BYTES` or more."""
         sequence = self._order.sequence
         everything = list(range(len(self._gradients)))
-        # Not before the announcement of an earlier update: updates are reduced in the order of their announcements.
-        updates = [place for place, op in enumerate(sequence) if op.type == ANNOUNCE]
-        first = max([self._find_place(weight), *updates[-1:]])
+        # Updates are reduced in the order of their announcements, so no part may precede an earlier announcement.
+        announcements = [place for place, op in enumerate(sequence) if op.type == ANNOUNCE]
+        first = max([self._find_place(weight), *announcements[-1:]])
         places = [max(first, self._find_place(gradient)) for gradient in self._gradients]
         computed = any(_is_in(self._graph, each) and readiness.list_direct_sources(each.op) for each in self._gradients)
         if self._manager is None or not computed or not sequence:
@@ -99,21 +105,21 @@ class Parts:
         return parts
 
     def _find_place(self, tensor: Any) -> int:
+        """The position in the sequence of the last collective that `tensor` depends on; -1: none."""
         return self._order.find_place(tensor.op) if _is_in(self._graph, tensor) else -1
 
     def put_announcement(self, announcement: Any, part: Part) -> None:
         """Place the op `announcement`, the newest of its function, where its part is to be announced."""
         tensors = [self._gradients[index] for index in part.entries]
         gradients = [tensor.op for tensor in tensors if _is_in(self._graph, tensor)]
-        # Right before the first gradient. A rank that announced at the start of its step, and a rank that announced
-        # after its forward pass, would wait for each other by turns.
+        # It runs right before the first gradient, on all ranks. If one rank announced at the start of its step and
+        # another after its forward pass, each would wait for the other in turn.
         number = self._order.number
-        made = [op for op in gradients if op in number and readiness.list_direct_sources(op)]
-        first = min(made, key=number.__getitem__, default=None)
-        for source in [
-            *filter(None, [part.after]),
-            *(readiness.list_direct_sources(first) if first is not None else []),
-        ]:
+        computed = [op for op in gradients if op in number and readiness.list_direct_sources(op)]
+        sources = [part.after] if part.after is not None else []
+        if computed:
+            sources += readiness.list_direct_sources(min(computed, key=number.__getitem__))
+        for source in sources:
             announcement._add_control_input(source)
         if part.before is not None:
             assert self._manager is not None  # otherwise there is one part
@@ -124,18 +130,19 @@ class Parts:
         if readiness.count_threads() > 1:
             return
         # A single thread takes the newest op first, and no op of the step needs the announcement, so it could still run
-        # last. So the gradients that are no ancestors of the announcement wait for it.
-        self._settled.update(readiness.list_ancestors(announcement, self._settled, self._order.list_sources))
+        # last. Therefore the gradients that are no ancestors of the announcement wait for it.
+        self._independent.update(readiness.list_ancestors(announcement, self._independent, self._order.list_sources))
         for op in gradients:
-            if op not in self._settled:
+            if op not in self._independent:
                 op._add_control_input(announcement)
 
 
 def hold_collectives(gradients: Sequence[Any], handles: Sequence[Any]) -> None:
-    """Make a collective of the backward pass wait for those of these gradients that were created before it.
+    """Make each collective of the backward pass wait for the gradients of an inline update that were created before it.
 
-    A single thread that runs all ops may compute them before the collective on one rank and after it on another; then
-    the ranks wait for each other by turns. With several threads one computes them while another waits.
+    It matters if a single thread runs all ops. That thread may compute the gradients before the collective on one rank
+    and after it on another; then each rank waits while the other computes. With several threads, one thread computes
+    gradients while another waits.
 
     `handles`: the order handle of collectives, if there is one.
     """
@@ -150,14 +157,15 @@ def hold_collectives(gradients: Sequence[Any], handles: Sequence[Any]) -> None:
 
 
 def _is_in(graph: Any, tensor: Any) -> bool:
-    """Whether `tensor` is the output of an op of `graph`; it may come from outside."""
+    """Whether `tensor` is the output of an op of `graph`, and not a tensor from outside."""
     return getattr(tensor, "graph", None) is graph
 
 
 class _Order:
     """The order of ops in a function, including the control dependencies that TensorFlow adds at the end of tracing.
 
-    TensorFlow orders ops that share a resource, and ops with unknown side effects. Here every older such op counts.
+    TensorFlow orders ops that share a resource, and stateful ops without one. Here each of them runs after the latest
+    older op of its kind.
     """
 
     def __init__(self, graph: Any, handle: Any):
@@ -170,24 +178,25 @@ class _Order:
         """The collectives, in the order of execution."""
         for op, after in self._moved.items():
             users.insert(users.index(after), op)
-        self._place = {op: place for place, op in enumerate(self.sequence)}
+        self._place_in_sequence = {op: place for place, op in enumerate(self.sequence)}
         self._previous: dict[Any, list[Any]] | None = None
-        self._places: dict[Any, int] = {}
+        self._last_places: dict[Any, int] = {}  # results of `find_place`
 
     def find_place(self, last: Any) -> int:
         """The position of the last collective among the ancestors of the op `last`; -1: none."""
         if not self.sequence:
             return -1
-        for op in readiness.list_ancestors(last, self._places, self.list_sources):
-            before = (self._places.get(source, -1) for source in self.list_sources(op))
-            self._places[op] = max(self._place.get(op, -1), *before, -1)
-        return self._places[last]
+        for op in readiness.list_ancestors(last, self._last_places, self.list_sources):
+            before = (self._last_places.get(source, -1) for source in self.list_sources(op))
+            self._last_places[op] = max(self._place_in_sequence.get(op, -1), *before, -1)
+        return self._last_places[last]
 
     def list_sources(self, op: Any) -> list[Any]:
         """The ops that run before `op`: its inputs, its control inputs, and the ops that precede it in some order."""
         return [*readiness.list_direct_sources(op), *self._find_previous().get(op, ())]
 
     def _find_previous(self) -> dict[Any, list[Any]]:
+        """For each op that TensorFlow orders, the latest older ops with the same resources."""
         if self._previous is None:
             from tensorflow.python.framework import auto_control_deps
 
@@ -201,7 +210,7 @@ class _Order:
                 if any(tensor.dtype.name == "resource" for tensor in op.inputs):
                     shared = {tensor.name for tensor, _ in auto_control_deps._get_resource_inputs(op)}
                 if not shared and auto_control_deps.op_is_stateful(op):
-                    shared = {None}
+                    shared = {None}  # stands for the unknown side effects of a stateful op
                 if shared:
                     self._previous[op] = [latest[one] for one in shared if one in latest]
                     latest.update(dict.fromkeys(shared, op))

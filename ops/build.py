@@ -27,7 +27,7 @@ from .kept import trust
 
 SOURCE = Path(__file__).parent / "src"
 _FLAGS = ("-std=c++17", "-O3", "-fPIC", "-shared", "-w", "-DOMPI_SKIP_MPICXX", "-DMPICH_SKIP_MPICXX")
-# TensorFlow itself is compiled with it: the debug checks in its headers call functions that its libraries lack.
+# Turns off the debug checks in TensorFlow's headers: they call functions that its libraries lack.
 _XLA_FLAGS = ("-DNDEBUG",)
 _XLA_INCLUDES = ("external/highwayhash", "external/farmhash_archive/src")
 _XLA_LIBRARY = "libtensorflow_cc.so.2"
@@ -36,16 +36,16 @@ _MAX_BUILD_SECONDS = 3600.0
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """A library to build from the folders `rooms` of `SOURCE`. It links the library of the plan `over`, if any."""
+    """A library that is built, or is to be built."""
 
-    what: str
-    seconds: int
-    rooms: tuple[str, ...]
-    mpi: str
-    tensorflow: str
-    options: tuple[str, ...]
-    key: str
-    over: Plan | None = None
+    what: str  # its name in messages
+    seconds: int  # how long the build takes, for messages
+    folders: tuple[str, ...]  # the folders of `SOURCE` with its files
+    mpi: str  # the version text of the MPI
+    tensorflow: str  # "": the library does not use TensorFlow
+    options: tuple[str, ...]  # of the compiler
+    key: str  # a hash of all inputs of the build
+    over: Plan | None = None  # the library that it links
 
     @property
     def facts(self) -> dict[str, str]:
@@ -121,7 +121,7 @@ def find_library(plan: Plan, into: Path | None = None) -> Path | None:
 
 @contextlib.contextmanager
 def find_others(plan: Plan) -> Iterator[str]:
-    """Yields `describe_others`; a BuildError raised within is prefixed by it."""
+    """A context that yields `describe_others`, and puts it before the message of a BuildError raised within."""
     others = describe_others(plan)
     try:
         yield others
@@ -130,19 +130,18 @@ def find_others(plan: Plan) -> Iterator[str]:
 
 
 def describe_others(plan: Plan) -> str:
-    """Explains that the folder for all users has such libraries, but none for this run: expected, found, remedy.
-
-    "" if the folder has none, or does not exist.
+    """A sentence for users if the folder for all users has libraries of this kind, but none for this run: what was
+    expected, what was found, and the remedy. "" if the folder has none at all, or does not exist.
     """
     shared = cache.find_shared_folder()
     found = [] if shared is None else _read_facts(shared, plan.what)
     if not found:
         return ""
     wanted = plan.facts
-    near = min(found, key=lambda facts: sum(facts.get(name) != value for name, value in wanted.items()))
-    pairs = [(name, value, near.get(name, "")) for name, value in wanted.items() if near.get(name) != value]
-    expected = " and ".join(_describe_fact(name, value, other) for name, value, other in pairs)
-    there = " and ".join(_describe_fact(name, other, value) for name, value, other in pairs)
+    nearest = min(found, key=lambda facts: sum(facts.get(name) != value for name, value in wanted.items()))
+    differing = [(name, value, nearest.get(name, "")) for name, value in wanted.items() if nearest.get(name) != value]
+    expected = " and ".join(_describe_fact(name, value, other) for name, value, other in differing)
+    there = " and ".join(_describe_fact(name, other, value) for name, value, other in differing)
     return (
         f"{shared}: expected {plan.what} for {expected or 'these versions'}; found {there or 'a damaged build'}. Load "
         f"the modules that fit, or have {plan.what} built there, too: `matex build --into {shared}`"
@@ -221,7 +220,7 @@ def make_plan(engine: Plan | None = None) -> Plan:
         engine,
         what="the ops",
         seconds=15,
-        rooms=("tensorflow",),
+        folders=("tensorflow",),
         tensorflow=tf.version.VERSION,
         options=(*engine.options, *flags, *tf.sysconfig.get_link_flags()),
         key=_make_key("matex-", tf.version.VERSION, tf.version.GIT_VERSION, *own_flags, engine.key),
@@ -247,7 +246,7 @@ def make_xla_plan() -> Plan:
         ops,
         what="the XLA kernels",
         seconds=30,
-        rooms=("xla",),
+        folders=("xla",),
         options=(*ops.options, *_XLA_FLAGS, *includes, f"-L{folder}", f"-l:{_XLA_LIBRARY}"),
         key=_make_key("matex-xla-", ops.key, *_XLA_FLAGS),
         over=ops,
@@ -259,16 +258,17 @@ def _make_key(prefix: str, *parts: str) -> str:
 
 
 def _list_link_options(plan: Plan | None, into: Path | None) -> list[str]:
-    """The options to link the libraries under `plan`, each in the folder in which a run finds it."""
+    """The options to link the library of `plan` and the libraries that it links; built now if necessary."""
     if plan is None:
         return []
     path = ensure_library(plan, into=into)
     return [*_list_link_options(plan.over, into), f"-L{path.parent}", f"-l:{path.name}"]
 
 
-def list_source_files(*rooms: str) -> list[Path]:
+def list_source_files(*folders: str) -> list[Path]:
     """The C++ files of these folders in a fixed order; by default the engine's and the ops'."""
-    return [path for room in rooms or ("engine", "tensorflow") for path in sorted(SOURCE.glob(f"{room}/**/*.cc"))]
+    folders = folders or ("engine", "tensorflow")
+    return [path for folder in folders for path in sorted(SOURCE.glob(f"{folder}/**/*.cc"))]
 
 
 def hash_sources() -> str:
@@ -309,6 +309,7 @@ def _hash_file(path: Path) -> str:
 
 
 def _compile_plan(plan: Plan, folder: Path, verbose: bool, into: Path | None) -> None:
+    """Build the library of `plan` into `folder`, and the libraries that it links, if they are not built yet."""
     compiler = find_compiler()
     libraries = _list_link_options(plan.over, into)
     command = [compiler.path, "-x", "c++", "-", *plan.options, *libraries]
@@ -319,19 +320,18 @@ def _compile_plan(plan: Plan, folder: Path, verbose: bool, into: Path | None) ->
     )
     if verbose:
         cache.print_message(" ".join(command))
-    for left in folder.glob(f"{plan.key}.*.tmp"):
+    for unfinished in folder.glob(f"{plan.key}.*.tmp"):
         with contextlib.suppress(FileNotFoundError):
-            if (
-                time.time() - left.stat().st_mtime > _MAX_BUILD_SECONDS
-            ):  # without file locks, another process may build now
-                left.unlink()
+            # A newer file may belong to a process that builds now, on a file system without locks.
+            if time.time() - unfinished.stat().st_mtime > _MAX_BUILD_SECONDS:
+                unfinished.unlink()
     handle, name = tempfile.mkstemp(prefix=f"{plan.key}.", suffix=".tmp", dir=folder)
     os.close(handle)
     made = Path(name)
     start = time.monotonic()
     try:
         # One translation unit of all files: most of the time goes into TensorFlow's headers, which are then read once.
-        unit = "".join(f'#include "{path.relative_to(SOURCE)}"\n' for path in list_source_files(*plan.rooms))
+        unit = "".join(f'#include "{path.relative_to(SOURCE)}"\n' for path in list_source_files(*plan.folders))
         code, output = compilers.run_compiler([*command, "-o", str(made)], unit, made)
         if code != 0:
             raise errors.BuildError(_describe_failure(plan, folder, command, output))
@@ -343,11 +343,12 @@ def _compile_plan(plan: Plan, folder: Path, verbose: bool, into: Path | None) ->
 
 
 def _keep_library(plan: Plan, folder: Path, made: Path, command: list[str]) -> None:
+    """Give the complete file `made` the library's name, after its record."""
     made.chmod(0o755)
     record = made.with_suffix(".json.tmp")
     facts = {"digest": _hash_file(made), "what": plan.what, **plan.facts, "command": command}
     record.write_text(json.dumps(facts, indent=1))
-    record.chmod(0o644)  # whatever the umask allows others
+    record.chmod(0o644)  # readable for all users, under any umask
     # The library comes last: until it has its name, no file matches the record's digest.
     os.replace(record, _name_record(plan, folder))
     os.replace(made, folder / plan.library)

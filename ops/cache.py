@@ -23,8 +23,8 @@ speaks = True
 
 
 def find_cache_folder() -> Path:
-    """The folder for compiled ops: MATEX_CACHE_DIR; else matex_tf in the user's cache folder; else, if that cannot be
-    used, the user's own folder beneath the folder for temporary files.
+    """The folder for compiled ops: MATEX_CACHE_DIR; else matex_tf in the user's cache folder; else, if that one cannot
+    be used, a folder of the user's own in the folder for temporary files.
 
     Its files are loaded as code: a folder that another user could have written to is not used.
 
@@ -49,8 +49,8 @@ def find_cache_folder() -> Path:
     for candidate in list_own_folders():
         exposed = trust.find_exposure(candidate) if can_write(candidate) else f"{candidate} cannot be written to"
         if not exposed:
-            if reasons and candidate not in _told:
-                _told.add(candidate)
+            if reasons and candidate not in _announced:
+                _announced.add(candidate)
                 print_message(f"{reasons[0]}. matex_tf keeps its files in {candidate}")
             return candidate
         reasons.append(exposed)
@@ -60,7 +60,7 @@ def find_cache_folder() -> Path:
     )
 
 
-_told: set[Path] = set()
+_announced: set[Path] = set()  # folders that a message has named
 
 
 def list_own_folders() -> list[Path]:
@@ -93,7 +93,7 @@ def find_shared_folder() -> Path | None:
 
 
 def name_usual_folder() -> Path:
-    """`matex_tf.libs` beside the installed package."""
+    """`matex_tf.libs` in the folder that contains the installed package."""
     return trust.find_package().resolve().parent / "matex_tf.libs"
 
 
@@ -131,7 +131,7 @@ def can_write(folder: Path) -> bool:
     try:
         for each in (*reversed(folder.parents), folder):
             if not each.exists():
-                each.mkdir(mode=0o700, exist_ok=True)  # whatever the umask allows others
+                each.mkdir(mode=0o700, exist_ok=True)  # closed to others, under any umask
         with tempfile.TemporaryFile(dir=folder):
             return True
     except OSError:
@@ -140,9 +140,9 @@ def can_write(folder: Path) -> bool:
 
 @contextlib.contextmanager
 def take_turn(folder: Path, key: str, what: str, is_made: Callable[[], bool]) -> Iterator[bool]:
-    """Whether this process is to build `what` into `folder`, under its lock; False: another process has built it.
+    """A context that yields whether this process is to build `what` into `folder`; False: another process has built it.
 
-    One process of a host requests the lock of `folder`; the others wait for that process.
+    Of the processes of a host, one requests the lock of `folder`; the others wait for it by a lock of the host.
 
     Raises:
         BuildError: a lock file cannot be opened.
@@ -160,8 +160,9 @@ def take_turn(folder: Path, key: str, what: str, is_made: Callable[[], bool]) ->
         print_message(file_locks.describe_lack(path.parent, error, follows))
 
     locks = [folder / f"{key}.lock"]
-    if (of_host := _name_spare()).is_absolute() and can_write(of_host) and not trust.find_exposure(of_host):
-        locks.insert(0, of_host / f"{key}.host.lock")
+    host_folder = _name_spare()
+    if host_folder.is_absolute() and can_write(host_folder) and not trust.find_exposure(host_folder):
+        locks.insert(0, host_folder / f"{key}.host.lock")
     try:
         with turns.take_turn(locks, is_made, say_waiting, say_lockless) as builds:
             yield builds

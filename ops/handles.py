@@ -1,4 +1,8 @@
-"""Ops on handles rather than values: turns of branches in v1 graphs, and the release of iterators."""
+"""Two small ops: the turn of a collective in a branch that is not executed, and the release of an iterator.
+
+A turn is the number of a collective op in a v1 graph, in the order in which all ranks run them (`sequence/v1_order.h`).
+Steps of sessions and the hooks of datasets call this module.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +30,7 @@ def pass_turn(other_branch: Any, turn: int) -> Any:
 
 
 def let_go(resource: Any) -> None:
-    """Release an iterator's resource, an eager tensor about to be dropped, in a thread outside of Python."""
+    """Release an iterator's resource, an eager tensor about to be dropped, in a C++ thread: it may take a minute."""
     import tensorflow as tf
 
     if not sys.is_finalizing():
@@ -36,7 +40,7 @@ def let_go(resource: Any) -> None:
 
 
 def wait_for_ends() -> None:
-    """Return when all released iterators have ended, including those in unreachable objects."""
+    """Return when all released iterators have ended, also the iterators of unreachable objects."""
     wait = load_tensorflow_ops().c.matex_wait_for_let_go
     wait.restype, wait.argtypes = ctypes.c_int, [ctypes.c_int]
     if wait(_SOON):

@@ -9,6 +9,7 @@ import sys
 from ctypes import POINTER, c_char_p, c_double, c_int, c_int64, c_uint64, c_void_p
 from pathlib import Path
 
+# The main library of an MPI. Others, such as libmpi_cxx and libmpi_mpifh, do not match.
 _MPI_LIBRARY = re.compile(r"libmpi(ch)?(_ibm|_cray|_intel|_gnu_\d+)?\.so")
 _FUNCTIONS = {
     "matex_last_error": (c_char_p, []),
@@ -18,6 +19,7 @@ _FUNCTIONS = {
     "matex_phantom": (None, [c_int]),
     "matex_rendezvous": (c_int, [c_int, c_uint64, c_char_p, c_int64, c_int64]),
     "matex_failure": (c_int, []),
+    "matex_cause": (c_int, [c_char_p]),
     "matex_count": (c_int64, [c_int]),
     "matex_rows": (c_int64, []),
     "matex_seconds": (c_double, [c_int]),

@@ -1,6 +1,7 @@
 """Loads and starts the engine, once per process; wraps its C functions; and loads the TensorFlow ops over it.
 
-The engine needs no TensorFlow, so ranks can meet before the script imports TensorFlow, or without it.
+The engine (`src/engine`) is a C++ library without TensorFlow, so ranks can meet before the script imports TensorFlow,
+or without it. The ops are a second library, which calls the engine.
 """
 
 from __future__ import annotations
@@ -19,10 +20,10 @@ from matex_tf.world import world
 from . import build, cache, compiler, interface
 from .interface import list_mapped_mpi_libraries
 
-# An MPI consists of several libraries (libmpi_cxx, libmpi_mpifh); these names are those of the main one.
 _BLOCK_BYTES = 64 << 20
-_CHUNK_BYTES = {False: 1 << 20, True: 8 << 20}  # on one node; between nodes
+_CHUNK_BYTES = {False: 1 << 20, True: 8 << 20}  # the default: on one node; with several nodes
 _COMMUNICATORS = ("sequence", "gradients", "overlapped")
+_MPI_FAILED = 1  # a result of matex_cause
 _KINDS = 9  # the number of kinds of collectives, from 0
 ALGORITHMS = ("auto", "mpi", "ring", "two_level")
 COMPRESSIONS = ("none", "bf16", "fp16", "topk")
@@ -238,6 +239,13 @@ def read_failure() -> str:
     return interface.get_last_error(c) if c.matex_failure() else ""
 
 
+def has_mpi_failed(text: str) -> bool:
+    """Whether `text` contains the error of an MPI call of the engine in this process. MPI usually fails because another
+    rank was lost. Never blocks.
+    """
+    return _library is not None and _library.c.matex_cause(text.encode(errors="replace")) == _MPI_FAILED
+
+
 def read_waiting() -> Waiting:
     """Where this process waits for other ranks. Any thread may call it."""
     if _library is None:
@@ -285,7 +293,7 @@ def hash_content(array: Any, seed: int = 0) -> int:
     value = function(header, len(header), seed & 0xFFFFFFFFFFFFFFFF)
     if array.size == 0:
         return value
-    # By blocks of rows: an array that is not contiguous is copied block by block, not as a whole.
+    # In blocks of rows: an array that is not contiguous is copied, but only one block at a time.
     rows = array.reshape(1) if array.ndim == 0 else array
     step = max(1, _BLOCK_BYTES // max(1, rows.nbytes // len(rows)))
     for start in range(0, len(rows), step):

@@ -30,17 +30,17 @@ def list_order_handles() -> list[Any]:
         if not tf.executing_eagerly():
             return []
     if _variable is None:
-        # Not tf.Variable: a function being traced tracks those created in it.
+        # Not tf.Variable: a function that is being traced tracks each tf.Variable created in it.
         with tf.init_scope(), tf.device("CPU:0"):
             _variable = resource_variable_ops.ResourceVariable(0, trainable=False, name="matex_tf_order")
     return [_variable.handle]
 
 
 def make_in_order(make: Callable[..., Any], **inputs: Any) -> Any:
-    """The result of `make`, which creates a collective op with these inputs, executed after the previous collectives.
+    """The result of `make`, which creates a collective op with these inputs. It runs after the previous collectives.
 
-    The graph of a backward pass that TensorFlow builds for a function called in eager code does not order ops by their
-    resources: there each collective gets a control dependency on the previous one.
+    If eager code calls a function, TensorFlow builds a graph for its backward pass. Such a graph does not order ops by
+    their resources, so in it each collective gets a control dependency on the previous one.
     """
     import tensorflow as tf
     from tensorflow.python.framework import ops
@@ -60,19 +60,19 @@ def make_in_order(make: Callable[..., Any], **inputs: Any) -> Any:
 def make_on_device(make: Callable[..., Any], mark: Callable[..., Any], **inputs: Any) -> list[Any]:
     """The tensors of `make`, in the order of collectives, for an op that is to be placed on its inputs' device.
 
-    With the order handle TensorFlow would place it on the CPU. `mark` creates an op that only takes a place in the
-    order, before the op and after it. Consumers of the tensors run after both.
+    With the order handle TensorFlow would place the op on the CPU. So two ops made by `mark` take the handle: one runs
+    before the op, the other after it. Consumers of the tensors run after all three.
     """
     import tensorflow as tf
 
     if not list_order_handles():
         return list(make(**inputs))
     with tf.control_dependencies([make_in_order(mark)]):
-        made = make(**inputs)
-    with tf.control_dependencies([made[0].op]):
+        tensors = make(**inputs)
+    with tf.control_dependencies([tensors[0].op]):
         after = make_in_order(mark)
     with tf.control_dependencies([after]):
-        return [tf.identity(one) for one in made]
+        return [tf.identity(tensor) for tensor in tensors]
 
 
 def is_handle(tensor: Any) -> bool:

@@ -1,7 +1,8 @@
 """The overlapped reduction in graphs: each gradient is handed over by its own op, which ends when its sum is ready.
 
-An op announces the update, or each of its parts; gradients follow in any order, as they are computed.
-`collectives/reduce_gradients.py` calls it if `is_chosen`.
+An op announces the update, or each of its parts; gradients follow in any order, as they are computed. An update that is
+not overlapped is inline: one op reduces all gradients. `collectives/reduce_gradients.py` calls this module if
+`is_chosen`.
 """
 
 from __future__ import annotations
@@ -38,18 +39,18 @@ def is_for_xla() -> bool:
 
 
 @contextlib.contextmanager
-def trace_as(way: bool) -> Iterator[None]:
+def trace_as(is_overlapped: bool) -> Iterator[None]:
     """Within it, with `MATEX_OVERLAP=auto`, updates are traced as overlapped (True) or inline (False)."""
-    before, _state.told = is_told(), way
+    outer, _state.is_overlapped = _get_choice(), is_overlapped
     try:
         yield
     finally:
-        _state.told = before
+        _state.is_overlapped = outer
 
 
-def is_told() -> bool | None:
+def _get_choice() -> bool | None:
     """The argument of the innermost `trace_as`; None outside."""
-    return getattr(_state, "told", None)
+    return getattr(_state, "is_overlapped", None)
 
 
 def is_usual() -> bool:
@@ -66,8 +67,11 @@ def is_chosen(tensors: Sequence[Any]) -> bool:
         return False
     if is_for_xla() or not world.has_threads() or not all(tensor.shape.is_fully_defined() for tensor in tensors):
         return False
-    chosen, way = settings.get_settings().overlap, is_told()
-    return chosen == "on" or (chosen == "auto" and (is_usual() if way is None else way))
+    setting = settings.get_settings().overlap
+    if setting != "auto":
+        return setting == "on"
+    choice = _get_choice()
+    return is_usual() if choice is None else choice
 
 
 def reduce_gradients(
@@ -111,7 +115,7 @@ def flatten_cuts(cuts: Sequence[Sequence[int]]) -> list[int]:
 
 
 def _let_gradients_run_in_any_order() -> None:
-    """All of them must run, because the other ranks wait for each; the engine accepts any order."""
+    """Tell TensorFlow that hand-overs need no order. All of them must run, because other ranks wait for each one."""
     from tensorflow.python.framework import auto_control_deps
 
     known = auto_control_deps.MUST_RUN_ORDER_INSENSITIVE_STATEFUL_OPS

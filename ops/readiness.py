@@ -1,7 +1,7 @@
-"""Makes gradients ready one after another while the backward pass continues, if TensorFlow has a single thread.
+"""Makes gradients ready one after another while the backward pass continues, if TensorFlow runs ops in a single thread.
 
-`announcing.py` calls it while a function is traced; it adds control dependencies between ops. `chain_gradients`
-gives the reason.
+`announcing.py` calls it while a function is traced. `chain_gradients` adds control dependencies between ops, and gives
+the reason. The other functions walk the graph of ops.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def chain_gradients(
     gradients: Sequence[Any],
     sources: Callable[[Any], list[Any]] = list_direct_sources,
     place: Callable[[Any], int] = lambda op: 0,
-    settled: Container[Any] = (),
+    independent: Container[Any] = (),
 ) -> None:
     """Make ops that only later gradients need wait for earlier gradients, if a single thread runs all ops.
 
@@ -30,8 +30,13 @@ def chain_gradients(
     be left to hide their sums.
 
     The gradients are tensors of a function that is being traced. An op waits only for gradients that were created
-    before it and do not depend on it, also by `sources`, so there are no cycles. It waits for no gradient with a
-    greater `place`, and for none at all if it is in `settled`: a rank with one thread announces by such ops.
+    before it and do not depend on it, also by `sources`, so there are no cycles.
+
+    Args:
+        gradients: the tensors.
+        sources: the ops that run before an op.
+        place: the position of an op in the sequence of collectives. An op waits for no gradient of a greater place.
+        independent: ops that wait for no gradient.
     """
     from tensorflow.python.framework import ops
 
@@ -39,12 +44,13 @@ def chain_gradients(
         return  # an idle thread takes the oldest op
     graph = ops.get_default_graph()
     number = {op: position for position, op in enumerate(graph.get_operations())}
-    waits_for: dict[Any, int] = {}  # the gradients that precede an op, as bits by their position
-    made: list[Any] = []
-    numbers: list[int] = []
+    # Sets of gradients are integers: bit i stands for gradient i in the order of creation.
+    waits_for: dict[Any, int] = {}  # for each op: the gradients that precede it
+    chained: list[Any] = []  # the gradients so far
+    numbers: list[int] = []  # their positions in the graph
     inside = {each.op for each in gradients if getattr(each, "graph", None) is graph}
     places = sorted({place(op) for op in inside})
-    up_to = [0] * len(places)  # the gradients at this place or an earlier one, as bits
+    up_to = [0] * len(places)  # for each place: the gradients of this place or an earlier one
     for gradient in sorted(inside, key=number.__getitem__):
         for op in list_ancestors(gradient, waits_for, sources):
             before = sources(op)
@@ -53,18 +59,18 @@ def chain_gradients(
                 bits |= waits_for[each]
             missing = 0
             reached = bisect.bisect_right(places, place(op))
-            if before and reached and op not in settled:  # an op without sources costs nothing
+            if before and reached and op not in independent:  # an op without sources costs nothing and need not wait
                 older = (1 << bisect.bisect_left(numbers, number[op])) - 1
                 missing = older & up_to[reached - 1] & ~bits
             while missing:
-                latest = made[missing.bit_length() - 1]
+                latest = chained[missing.bit_length() - 1]
                 op._add_control_input(latest)
                 bits |= waits_for[latest]
                 missing &= ~bits
             waits_for[op] = bits
-        bit = 1 << len(made)
+        bit = 1 << len(chained)
         waits_for[gradient] |= bit
-        made.append(gradient)
+        chained.append(gradient)
         numbers.append(number[gradient])
         at = bisect.bisect_left(places, place(gradient))
         up_to[at:] = [bits | bit for bits in up_to[at:]]

@@ -20,12 +20,12 @@ FORMATS = ("tfrecord", "text", "fixed")
 """Indexed by their numbers in the compiled code."""
 NO_SIZE = -1
 """The size of a file that does not exist."""
-_ROOM = 4096  # the maximum bytes of a message
+_MESSAGE_BYTES = 4096  # the maximum length of a message
 
 
 @dataclass(frozen=True)
 class Found:
-    """The index of a file, or of a part of it.
+    """The index of a file, or of a part of it: where its records are.
 
     offsets: int64. TFRecord: the position of each record's header. Text: the end of each line.
     lengths: int64. TFRecord: the bytes of each record's data. Text: empty.
@@ -61,15 +61,15 @@ def _get_functions() -> ctypes.CDLL:
 def find_records(name: bytes, kind: str, size: int, mtime_ns: int, first: int = 0, last: int = 0) -> Found:
     """The index of bytes `first` up to `last` of a text file, or of a whole TFRecord file. Releases Python's lock.
 
-    Of TFRecord only headers are read, unless records are shorter than a page. A file that is damaged, or whose size or
-    modification time differs from `size` and `mtime_ns`, has a problem.
+    In a TFRecord file only headers are read, unless records are shorter than a page. `Found.problem` tells if the file
+    is damaged, or if its size or modification time differs from `size` and `mtime_ns`.
     """
     c = _get_functions()
     found = c.matex_records_find(name, FORMATS.index(kind), size, mtime_ns, first, last)
     offsets = np.empty(c.matex_records_count(found), np.int64)
     lengths = np.empty(offsets.size if kind == "tfrecord" else 0, np.int64)
-    facts, problem = np.empty(3, np.int64), ctypes.create_string_buffer(_ROOM)
-    c.matex_records_take(found, _point(offsets), _point(lengths), _point(facts), problem, _ROOM)
+    facts, problem = np.empty(3, np.int64), ctypes.create_string_buffer(_MESSAGE_BYTES)
+    c.matex_records_take(found, _point(offsets), _point(lengths), _point(facts), problem, _MESSAGE_BYTES)
     content, code, place = facts.tolist()
     return Found(offsets, lengths, content, code, problem.value.decode(errors="replace"), place)
 

@@ -1,6 +1,6 @@
-"""Reads what the engine records of this process: events for timelines, totals for profiles (`sequence/trace.h`).
+"""Reads the engine's recording of this process: events for timelines, totals for profiles (`sequence/trace.h`).
 
-`matex_tf.observe` turns recording on and calls this module. Off, a record costs the engine one load.
+`matex_tf.observe` turns recording on and calls this module. While it is off, each activity costs the engine one load.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class Totals:
 
 
 def set_recording(how: int, capacity: int = 0) -> None:
-    """Record totals (1), or also events (2, 3), of which the last `capacity` are kept; or nothing (0)."""
+    """Record nothing (0), totals (1), or also events (2, 3), of which the engine keeps the last `capacity`."""
     global _recording
     _recording = how
     get_library().c.matex_record(how, capacity)
@@ -164,7 +164,7 @@ def read_engine_totals(c: ctypes.CDLL) -> list[Totals]:
 def measure_transfer(overlapped: bool) -> tuple[float, float]:
     """Measure the cost of a transfer: seconds to start, and seconds per byte. Collective, before any update.
 
-    `overlapped`: measure the overlapped reduction.
+    `overlapped`: measure sums of the overlapped reduction, else of the inline reduction.
     """
     c = get_library().c
     start_up, byte = ctypes.c_double(), ctypes.c_double()

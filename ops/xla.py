@@ -1,6 +1,6 @@
-"""XLA: whether functions with collective ops can be compiled. Their kernels are built and loaded at first use.
+"""XLA: whether functions with collective ops can be compiled. The ops' XLA kernels are built and loaded at first use.
 
-A function with an op that XLA has no kernel for runs uncompiled; `find_obstacle` gives the reason.
+A function with an op that has no XLA kernel runs uncompiled; `find_obstacle` gives the reason.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ def find_obstacle(types: Iterable[str]) -> str:
 
     For the first function with a collective op, the kernels are built, if they are not in the cache, and loaded.
     """
-    ours = sorted(set(types) & {*OP_TYPES, *OVERLAPPED})
-    missing = [name for name in ours if name not in KERNELS]
+    collectives = sorted(set(types) & {*OP_TYPES, *OVERLAPPED})
+    missing = [name for name in collectives if name not in KERNELS]
     if missing:
         return f"XLA has no kernel for {', '.join(missing)}"
-    return _load_kernels() if ours else ""
+    return _load_kernels() if collectives else ""
 
 
 def forget_variable(variable: int) -> None:
-    """Drop what compiled steps keep for the gradients of a deleted variable, by its number."""
+    """Drop the prepared requests of compiled steps for a deleted variable, by its number (custom_call.cc)."""
     if _loaded is not None:
         _loaded.matex_xla_forget(ctypes.c_int64(variable))
 

@@ -1,4 +1,8 @@
-"""DataSet: the one line that gives each rank its shard of the data on disk."""
+"""DataSet, the public class of the readers: gives each rank its shard of the data on disk.
+
+A part is "training", "validation" or "testing"; a field is "data" or "labels". `rows/opening.py` opens the files,
+`rows/loaded_rows.py` has the arrays of this rank, and `rows/streaming.py` reads while a dataset is iterated.
+"""
 
 from __future__ import annotations
 
@@ -74,18 +78,18 @@ class DataSet:
         self.rank = here.rank if rank is None else rank
         self.size = here.size if size is None else size
         opening.check_share(self._name, self.rank, self.size)
-        # No method: its object would keep this one, with its open file, when nobody has it any more.
+        # Not a method of this class: a bound method that others keep would keep this object and its open file.
         self._run_together = Together(self._alone)
 
-        def asked() -> str:
+        def check_all() -> str:
             missing_values.check_missing(missing)
             opening.check_arguments(normalize, window, horizon, reshuffle, distribution, seed)
-            Deal(1, self.size, distribution, batch_size)
+            Deal(1, self.size, distribution, batch_size)  # raises for invalid arguments
             if self._alone:
                 opening.check_alone(options.get("parallel"), reshuffle, self.size)
             return f"{normalize=}, {missing=}, {distribution=}, {batch_size=}, {reshuffle=}, {seed=}"
 
-        self._run_together(asked, self._name, describe=str, differ="were asked for different things")
+        self._run_together(check_all, self._name, describe=str, difference="have different arguments")
         self._normalize = normalize
         self._reshuffle = seed if reshuffle and self.size > 1 else None
         ranks = Ranks() if self._alone else Ranks(here.rank, here.size, here.hosts or [here.host])
@@ -93,43 +97,45 @@ class DataSet:
         self._source: Source = opening.open_source(
             self._name, format, path, options, missing, cut, ranks, self.size, self._run_together
         )
-        others = ("block", None) if distribution == "batch" else (distribution, batch_size)
-        dealt = {**dict.fromkeys(PARTS, others), "training": (distribution, batch_size)}
-        counts = {part: self._source.count_samples(part) for part in dealt}
-        self._deals = {part: Deal(counts[part], self.size, *how, here.servers) for part, how in dealt.items()}
-        share = loaded_rows.Shard(self.rank, self.size, self._alone)
-        self._held = loaded_rows.HeldRows(self._name, self._source, self._deals, share, normalize, self._run_together)
-        self._turns = {part: batches.Turns(deal, self.rank) for part, deal in self._deals.items()}
+        self._deals: dict[str, Deal] = {}
+        for part in PARTS:
+            # distribution="batch" is for training; the rows of other parts are divided in blocks.
+            by_block = distribution == "batch" and part != "training"
+            how = ("block", None) if by_block else (distribution, batch_size)
+            self._deals[part] = Deal(self._source.count_samples(part), self.size, *how, here.servers)
+        shard = loaded_rows.Shard(self.rank, self.size, self._alone)
+        self._rows = loaded_rows.LoadedRows(self._name, self._source, self._deals, shard, normalize, self._run_together)
+        self._cursors = {part: batches.BatchCursor(deal, self.rank) for part, deal in self._deals.items()}
 
     @property
     def training_data(self) -> shard_arrays.ShardArray:
         """This rank's rows of the training data."""
-        return self._make_share("training", "data")
+        return self._make_shard("training", "data")
 
     @property
     def training_labels(self) -> shard_arrays.ShardArray:
         """The labels of `training_data`."""
-        return self._make_share("training", "labels")
+        return self._make_shard("training", "labels")
 
     @property
     def validation_data(self) -> shard_arrays.ShardArray:
         """This rank's rows of the validation data."""
-        return self._make_share("validation", "data")
+        return self._make_shard("validation", "data")
 
     @property
     def validation_labels(self) -> shard_arrays.ShardArray:
         """The labels of `validation_data`."""
-        return self._make_share("validation", "labels")
+        return self._make_shard("validation", "labels")
 
     @property
     def testing_data(self) -> shard_arrays.ShardArray:
         """This rank's rows of the testing data."""
-        return self._make_share("testing", "data")
+        return self._make_shard("testing", "data")
 
     @property
     def testing_labels(self) -> shard_arrays.ShardArray:
         """The labels of `testing_data`."""
-        return self._make_share("testing", "labels")
+        return self._make_shard("testing", "labels")
 
     @property
     def global_size(self) -> int:
@@ -149,7 +155,7 @@ class DataSet:
     @property
     def scaling(self) -> scaling.Standard | None:
         """With normalize="standard", the mean and the deviation of the training data; collective at first use."""
-        return self._held.set_scale() if self._normalize == "standard" else None
+        return self._rows.set_scale() if self._normalize == "standard" else None
 
     def next_train_batch(self, n: int) -> Batch:
         """The next global batch of `n` training rows, on every rank. Collective.
@@ -198,65 +204,68 @@ class DataSet:
         """
         from matex_tf.readers.rows import streaming
 
-        def asked() -> int:
+        def choose_batch_size() -> int:
             self._require_part(part)
             arguments.check_flag("as_dataset", "shuffle", shuffle)
             if seed is not None:
                 arguments.check_whole_number("as_dataset", "seed", seed, 0)
-            rows = self._deals[part].batch_size or 32 if batch_size is None else batch_size
+            rows = batch_size if batch_size is not None else self._deals[part].batch_size or 32
             return batches.check_rows("as_dataset", self._deals[part], rows)
 
         batch_size = self._run_together(
-            asked,
+            choose_batch_size,
             f"as_dataset of {self._name}",
             describe=lambda rows: f"batch_size={rows}, {part=}, {shuffle=}, {seed=}",
-            differ="were asked for different things",
+            difference="have different arguments",
         )
         deal = self._deals[part]
         if seed is None:
-            drawn: list[int] = [0]
+            seeds: list[int] = []
             self._run_together(
-                lambda: int(np.random.SeedSequence().generate_state(1)[0]), f"streaming from {self._name}", into=drawn
+                lambda: int(np.random.SeedSequence().generate_state(1)[0]),
+                f"streaming from {self._name}",
+                results=seeds,
             )
-            seed = drawn[0]
+            seed = seeds[0]  # all ranks use the seed of rank 0
         redeal = self._reshuffle is not None and part == "training"
         order = streaming.Order(
-            deal, self.rank, shuffle, seed, redeal, in_memory=self._held.came_in_opening and not redeal
+            deal, self.rank, shuffle, seed, redeal, in_memory=self._rows.were_read_in_opening and not redeal
         )
         if order.in_memory:
-            source = streaming.Memory([self._held.get_rows(part, field) for field in self._list_fields()])
+            source = streaming.Memory([self._rows.get_rows(part, field) for field in self._list_fields()])
             return streaming.make_stream(source, part, order, batch_size, source.row_bytes, alone=self._alone)
         row_bytes: list[int] = []
         self._run_together(
             lambda: sum(self._source.count_row_bytes(part, field) for field in self._list_fields()),
             f"streaming from {self._name}",
-            into=row_bytes,
+            results=row_bytes,
         )
-        self._held.set_scale()
+        self._rows.set_scale()
         return streaming.make_stream(self._source, part, order, batch_size, max(row_bytes), alone=self._alone)
 
     def _take_next(self, name: str, part: str, n: int) -> Batch:
         self._require_part(part)
         self._refuse_windows_that_move(part)
-        deal, turns = self._deals[part], self._turns[part]
+        deal, cursor = self._deals[part], self._cursors[part]
         n = batches.check_rows(name, deal, n)
-        arrays = [self._held.get_rows(part, field) for field in self._list_fields()]
+        arrays = [self._rows.get_rows(part, field) for field in self._list_fields()]
         if part == "training" and self._reshuffle is not None:
-            turns.exchange_rows(arrays, self._reshuffle)
-        mine, _ = turns.take_next(n)
+            cursor.exchange_rows(arrays, self._reshuffle)
+        mine, _ = cursor.take_next(n)
         if not self._alone and world.is_active():
             from matex_tf.sharding import exchange
 
             whole = exchange.join_rows([array[mine] for array in arrays], f"the rows of {name} of {self._name}")
             return whole[0], whole[1] if len(whole) > 1 else None
-        batch = [shard_arrays.as_shard(array[mine if mine.stop > mine.start else slice(0, 1)]) for array in arrays]
+        own = mine if mine.stop > mine.start else slice(0, 1)
+        batch = [shard_arrays.as_shard(array[own]) for array in arrays]
         return batch[0], batch[1] if len(batch) > 1 else None
 
     def _refuse_windows_that_move(self, part: str) -> None:
         if part == "training" and self._reshuffle is not None and self._source.window is not None:
             raise ValueError(
-                f'{self._name}: windows share their rows and cannot be exchanged (reshuffle="epoch"); as_dataset deals '
-                "them anew from disk"
+                f'{self._name}: windows share their rows and cannot be exchanged (reshuffle="epoch"); as_dataset reads '
+                "them again from disk"
             )
 
     def _list_fields(self) -> tuple[str, ...]:
@@ -270,11 +279,11 @@ class DataSet:
         if field == "labels" and not self._source.labelled:
             raise ValueError(f"{self._name} has no labels; labels= names them")
 
-    def _make_share(self, part: str, field: str) -> shard_arrays.ShardArray:
+    def _make_shard(self, part: str, field: str) -> shard_arrays.ShardArray:
         self._require_part(part, field)
         self._refuse_windows_that_move(part)
         deal = self._deals[part]
-        mine = self._held.get_rows(part, field)[: deal.count_held(self.rank)].view(shard_arrays.ShardArray)
+        mine = self._rows.get_rows(part, field)[: deal.count_held(self.rank)].view(shard_arrays.ShardArray)
         if part == "training":
             mine.dealt = shard_arrays.Dealt(deal.batch_size, self._reshuffle)
         return mine

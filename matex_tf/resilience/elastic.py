@@ -15,7 +15,7 @@ from typing import Any
 
 from matex_tf import errors, ops, settings
 from matex_tf.files import overlay
-from matex_tf.runtime import excepthook, script_frames, shutdown, watchdog
+from matex_tf.runtime import excepthook, losses, script_frames, shutdown, watchdog
 from matex_tf.servers.pieces import piece_copies
 from matex_tf.steps import events
 from matex_tf.world import exit_codes, membership, terminal, time_limit, world
@@ -61,7 +61,7 @@ def attempt_work(what: str, work: Callable[[], Any], undo: Callable[[], None] | 
     if not is_on() or _in_attempt or threading.current_thread() is not threading.main_thread():
         return work()
     try:
-        if membership.LOST in (failure := ops.read_failure()):
+        if ops.has_mpi_failed(failure := ops.read_failure()):
             raise membership.make_loss_error(f"an operation of the script itself has failed: {failure}")
         while True:
             is_done, result, failed = _attempt_once(work)
@@ -88,7 +88,7 @@ def _attempt_once(work: Callable[[], Any]) -> tuple[bool, Any, Exception | None]
     try:
         result = work()
     except Exception as error:
-        if isinstance(error, errors.LostRankError) or not membership.is_loss_of_another(error):
+        if isinstance(error, errors.LostRankError) or not losses.is_loss_of_another(error):
             raise
         failed = error
         world.revoke_communicators()

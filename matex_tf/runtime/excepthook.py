@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Any, NoReturn
 
 from matex_tf import errors, settings
-from matex_tf.runtime import rank_records, script_frames, shutdown
+from matex_tf.runtime import losses, rank_records, script_frames, shutdown
 from matex_tf.world import exit_codes, launcher_variables, membership, terminal, world
 
 _FRAME = re.compile(r'  File "(.*)", line \d+, in .*\n(?:    .*\n|\n)*')
@@ -187,8 +187,8 @@ def _report_error(kind: type[BaseException], error: BaseException, trace: Traceb
     follows = any(sign in collectives_text for sign in (membership.TOLD_ELSEWHERE, membership.LEFT_WITH))
     if follows:
         shutdown.await_cause()
-    follows = follows or membership.is_loss_of_another(error)
-    shutdown.abort_with_error(describe_error(error, trace), code, follows, membership.is_loss(error))
+    follows = follows or losses.is_loss_of_another(error)
+    shutdown.abort_with_error(describe_error(error, trace), code, follows, losses.is_loss(error))
 
 
 def end_for_loss(error: errors.LostRankError) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 from matex_tf import errors, ops, settings
 from matex_tf.ops import cache
-from matex_tf.runtime import objects, rank_records, real_files
+from matex_tf.runtime import losses, objects, rank_records, real_files
 from matex_tf.world import (
     exit_codes,
     membership,
@@ -173,7 +173,7 @@ def _await_others_at_end(error: errors.MismatchError) -> None:
     """
     from mpi4py import MPI
 
-    if membership.is_loss_of_another(error):
+    if losses.is_loss_of_another(error):
         return
     with ops.announce_exchange("the end of scripts that have parted"), contextlib.suppress(MPI.Exception):
         world.get_communicator("control").Barrier()

@@ -1,4 +1,4 @@
-"""The surviving ranks of a run: signs of a loss, and repetition of collectives that failed because of a loss."""
+"""The surviving ranks of a run, and repetition of collectives that failed because of a loss."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from matex_tf.world import world
 
 LEFT_WITH = "the end of its script, with exit code"
 TOLD_ELSEWHERE = "its own message says why"
-LOST = "another rank has ended or its host cannot be reached"
-"""Parts of error texts from collectives (see `MpiError` in world.cc, `Together` in overlapped.cc)."""
+"""Parts of error texts from collectives (see `shutdown.end_rank`, `RunWhenReady` in async_reduction.cc)."""
 
 survivors: list[int] = []
 """The ranks' numbers before the last loss, indexed by their present numbers."""
@@ -34,20 +33,12 @@ def list_origins() -> list[int]:
     return list(_origins or range(world.get_world().size))
 
 
-def is_loss(error: BaseException) -> bool:
-    """Whether the host or another rank failed, not the script. A restarted script may then succeed."""
-    names = {base.__name__ for base in type(error).__mro__}
-    return isinstance(error, MemoryError) or "ResourceExhaustedError" in names or is_loss_of_another(error)
-
-
-def is_loss_of_another(error: BaseException) -> bool:
-    """Whether a collective failed, as it does after the loss of a rank."""
-    return any(base.__module__.startswith("mpi4py") for base in type(error).__mro__) or LOST in str(error)
-
-
 def make_loss_error(why: str) -> errors.LostRankError:
     """The error that ends the run after a loss."""
-    return errors.LostRankError(f"{LOST}, and the ranks that are left cannot go on by themselves: {why}")
+    return errors.LostRankError(
+        "another rank has ended or its host cannot be reached, and the ranks that are left cannot go on by "
+        f"themselves: {why}"
+    )
 
 
 def watch_mpi() -> None:

@@ -45,7 +45,9 @@ def make_tensor(function: str, value: Any, dtype: Any = None) -> Any:
 
 
 def take_turn() -> int:
-    """The next turn for an op in a v1 graph; -1 elsewhere, where ops run in the order of their creation."""
+    """The next turn for an op in a v1 graph: its number in the order in which all ranks run collectives. -1 elsewhere,
+    where collectives run in the order of their creation.
+    """
     import tensorflow as tf
     from tensorflow.python.framework import ops
 
@@ -57,8 +59,8 @@ def scale(tensors: Sequence[Any], weight: Any) -> list[Any]:
     import tensorflow as tf
 
     factor = weight if weight.shape.rank == 0 else weight[0]
-    is_none = tf.equal(factor, 0)  # in a v1 graph, == compares the tensors' identity
-    return [tf.where(is_none, tf.zeros_like(one), one * tf.cast(factor, one.dtype)) for one in tensors]
+    is_zero = tf.equal(factor, 0)  # in a v1 graph, == compares the tensors' identity
+    return [tf.where(is_zero, tf.zeros_like(one), one * tf.cast(factor, one.dtype)) for one in tensors]
 
 
 def name_gradient(op: Any) -> str:

@@ -30,8 +30,8 @@ def make_weight(weight: Any, rows: Any = None) -> Any:
     """
     import tensorflow as tf
 
-    given = tf.constant(_NO_UPDATE, tf.float64) if rows is None else tf.cast(rows, tf.float64)
-    return tf.stack([tf.cast(weight, tf.float64), given])
+    batch_rows = tf.constant(_NO_UPDATE, tf.float64) if rows is None else tf.cast(rows, tf.float64)
+    return tf.stack([tf.cast(weight, tf.float64), batch_rows])
 
 
 def reduce_gradients(
@@ -57,8 +57,8 @@ def reduce_gradients(
             residuals by these numbers; gradients without a variable are not compressed.
         is_update: False: the sum is not an update, or further gradients of the update follow. The sum is then
             inline, and counted and recorded as another collective. `weight` is `make_weight` without rows.
-        cuts: for each tensor nothing, or the start of every rank's piece in its elements, and the end of the last. Then
-            the sum is defined on a rank only within that rank's piece.
+        cuts: for each tensor an empty list, or the first element of every rank's piece, and the end of the last piece.
+            With cuts, a rank gets the sum of its own piece only; other elements are undefined.
 
     Returns:
         Tensors of the same shapes and dtypes, bit for bit equal on every rank.
@@ -125,7 +125,7 @@ def _compute_gradient(op: Any, *gradients: Any) -> list[Any]:
     return [*common.scale(summed, op.inputs[len(names)]), *[None] * (len(op.inputs) - len(names))]
 
 
-def _hand_over_gradient(op: Any, gradient: Any) -> list[Any]:
+def _compute_hand_over_gradient(op: Any, gradient: Any) -> list[Any]:
     import tensorflow as tf
 
     announced = op.inputs[1].op
@@ -138,7 +138,7 @@ def _register_gradients() -> None:
     import tensorflow as tf
 
     tf.RegisterGradient("MatexReduceGradients")(_compute_gradient)
-    tf.RegisterGradient("MatexHandOverGradient")(_hand_over_gradient)
+    tf.RegisterGradient("MatexHandOverGradient")(_compute_hand_over_gradient)
 
 
 on_load.append(_register_gradients)

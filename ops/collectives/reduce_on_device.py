@@ -38,16 +38,16 @@ def agree_on_addresses(supported: Sequence[bool]) -> str:
         A note for the user; "" unless the setting asks for device addresses.
     """
     global _is_agreed
-    asked = settings.get_settings().device_pointers
-    if asked == "off" or not world.is_active():
+    setting = settings.get_settings().device_pointers
+    if setting == "off" or not world.is_active():
         return ""
     obstacle = _find_obstacle()
-    if not obstacle and asked == "auto" and not all(supported):
+    if not obstacle and setting == "auto" and not all(supported):
         obstacle = f"the MPI of rank {supported.index(False)} does not say that it takes addresses in a GPU's memory"
     _is_agreed = not obstacle
     if obstacle:
-        return f"MATEX_DEVICE_POINTERS={asked} changes nothing: {obstacle}"
-    return f"MATEX_DEVICE_POINTERS={asked}: MPI is given the addresses of gradients that are reduced at once"
+        return f"MATEX_DEVICE_POINTERS={setting} changes nothing: {obstacle}"
+    return f"MATEX_DEVICE_POINTERS={setting}: MPI is given the addresses of gradients that are reduced at once"
 
 
 def _find_obstacle() -> str:

@@ -1,1 +1,1 @@
-"""Folders of compiled code: who could have written to them (`trust`), and which of many processes builds (`turns`)."""
+"""Files of compiled code: which users could have changed them (`trust`), which process makes them (`turns`)."""

@@ -17,9 +17,9 @@ Writer = tuple[str, int]
 
 
 def find_exposure(path: Path, by_others: bool = False) -> str:
-    """How an untrusted user could have changed the file or folder `path`, and the remedy; "" if no one could.
+    """How an untrusted user could have changed the file or folder `path`, and the remedy; "" if none could.
 
-    Trusted are root, all who can change the installed package, whose code runs anyway, and this user. With `by_others`
+    Trusted are root, this user, and all who can change the installed package, whose code runs anyway. With `by_others`
     this user is not trusted, because other users are to load the file.
 
     Raises:
@@ -47,7 +47,7 @@ def find_package() -> Path:
 
 
 def find_writers(path: Path) -> dict[Writer, tuple[str, os.stat_result]]:
-    """Who can replace the file at `path`, each with a place that allows it; links and all parent folders count."""
+    """All who can replace the file at `path`, each with a folder, link or file that allows it, and its state."""
     found: dict[Writer, tuple[str, os.stat_result]] = {}
     os.stat(path)  # raises for circular links, too
     *above, last = _follow_path(os.path.abspath(path))
@@ -65,11 +65,11 @@ def find_writers(path: Path) -> dict[Writer, tuple[str, os.stat_result]]:
 
 
 def _follow_path(path: str) -> Iterator[tuple[str, os.stat_result]]:
-    """Every folder and link on the way to `path`, and finally its target."""
-    at, left = "/", deque(path.split("/"))
+    """Every folder and link on the way to `path`, and finally its target; each with its own state (`os.lstat`)."""
+    at, remaining = "/", deque(path.split("/"))
     yield at, os.lstat(at)
-    while left:
-        name = left.popleft()
+    while remaining:
+        name = remaining.popleft()
         if name in ("", "."):
             continue
         if name == "..":
@@ -80,7 +80,7 @@ def _follow_path(path: str) -> Iterator[tuple[str, os.stat_result]]:
         yield place, state
         if stat.S_ISLNK(state.st_mode):
             target = os.readlink(place)
-            left.extendleft(reversed(target.split("/")))
+            remaining.extendleft(reversed(target.split("/")))
             at = "/" if target.startswith("/") else at
         else:
             at = place

@@ -30,18 +30,22 @@ def take_turn(
     say_waiting: Callable[[], None],
     say_lockless: Callable[[Path, OSError], None],
 ) -> Iterator[bool]:
-    """Whether this process is to make the file, within the context; False: another process has made it.
+    """A context that yields whether this process is to make the file; False: another process has made it.
 
-    The holder of one lock requests the next on behalf of all processes that wait for the first: the lock of a host
-    comes before the lock of a file system. The kernel frees the locks of a process, however it ends. `say_lockless`
-    receives a lock file whose file system has no locks, and the error; the process then continues without that lock.
+    Args:
+        locks: the lock files, taken one after another: first a lock of this host, then a lock on the file system that
+            hosts share. So only one process of a host waits for the second.
+        is_made: whether the file is there.
+        say_waiting: called once if this process waits for long.
+        say_lockless: called with a lock file whose file system has no locks, and the error. This process then continues
+            without that lock.
 
     Raises:
         LockError: a lock file cannot be opened, or is a link.
     """
-    with contextlib.ExitStack() as held:
+    with contextlib.ExitStack() as open_locks:
         for path in locks:
-            lock = held.enter_context(_open_lock(path))
+            lock = open_locks.enter_context(_open_lock(path))
             while not _try_lock(lock, functools.partial(say_lockless, path)):
                 _wait_for_holder(lock, say_waiting)
                 if is_made():
@@ -58,6 +62,7 @@ def _open_lock(path: Path) -> Any:
 
 
 def _try_lock(file: Any, say_lockless: Callable[[OSError], None]) -> bool:
+    """Whether this process has the lock now, or the file system has none."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -69,12 +74,12 @@ def _try_lock(file: Any, say_lockless: Callable[[OSError], None]) -> bool:
 
 def _wait_for_holder(file: Any, say_waiting: Callable[[], None]) -> None:
     """Sleep until the holder has released the lock. All waiting processes then continue: none keeps the lock."""
-    word = threading.Timer(_PATIENCE, say_waiting)
-    word.daemon = True
+    message = threading.Timer(_PATIENCE, say_waiting)
+    message.daemon = True
     with starts_own.set():
-        word.start()
+        message.start()
     try:
         fcntl.flock(file, fcntl.LOCK_SH)
         fcntl.flock(file, fcntl.LOCK_UN)
     finally:
-        word.cancel()
+        message.cancel()

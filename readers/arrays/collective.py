@@ -16,18 +16,18 @@ from matex_tf.runtime import objects
 from matex_tf.world import world
 
 Result = TypeVar("Result")
-Wish = tuple[int, int, str]  # indices of the file and of the variable, and the variable's name
+Request = tuple[int, int, str]  # indices of the file and of the variable, and the variable's name
 _FAILED = (-1, -1, "")
-# A rank that waits in MPI for a rank with a slow disk uses CPU time.
-_MOST_SECONDS = 300.0
+# CPU seconds of a call. They include the time in which a rank waits in MPI for a rank with a slow disk.
+_MAX_SECONDS = 300.0
 
 
 class Transfers:
     """The collective transfers of one read of `stack`, a `readers.arrays.stack.Stack`.
 
-    Ranks need different numbers of transfers, of different files. Before each transfer the ranks exchange the variable
-    that each wants next. All ranks then read the first of these variables in the order of files; a rank that wants
-    another variable reads one sample and drops it.
+    Ranks need different numbers of transfers, of different files, but all ranks must take part in each. Before each
+    transfer the ranks exchange requests: the variable that each needs next. All ranks then read the first of these
+    variables in the order of files. A rank that needs another variable joins: it reads one sample and drops it.
     """
 
     def __init__(self, stack: Any):
@@ -46,40 +46,40 @@ class Transfers:
             self._agree_on_next(_FAILED)
             raise
         else:
-            while (wish := self._agree_on_next(None)) is not None:
-                self._take_along(wish)
+            while (request := self._agree_on_next(None)) is not None:
+                self._join_transfer(request)
             return result
         finally:
             # Files close in the order of opening, which is the same on all ranks.
             for file in self._files.values():
-                library.call_library(file.close, _MOST_SECONDS)
+                library.call_library(file.close, _MAX_SECONDS)
 
     def fetch(self, path: Path, name: str, action: Callable[[Any], Result]) -> Result:
         """Return `action(variable)` for the variable `name` of the file that all ranks have open."""
-        names = [one for of_field in self._stack.wanted.values() for one in of_field]
+        names = [name for field_names in self._stack.wanted.values() for name in field_names]
         mine = (self._stack.files.index(path), names.index(name), name)
-        while (wish := self._agree_on_next(mine)) != mine:
-            assert wish is not None  # at least this rank has a wish
-            self._take_along(wish)
+        while (request := self._agree_on_next(mine)) != mine:
+            assert request is not None  # at least this rank has a request
+            self._join_transfer(request)
         return self._make_transfer(mine, action)
 
-    def _agree_on_next(self, mine: Wish | None) -> Wish | None:
+    def _agree_on_next(self, mine: Request | None) -> Request | None:
         """Returns the transfer that all ranks do next; None if no rank wants another one."""
-        wishes = [wish for wish in objects.allgather(mine, "reading files together") if wish is not None]
-        if _FAILED in wishes and mine != _FAILED:
+        requests = [request for request in objects.allgather(mine, "reading files together") if request is not None]
+        if _FAILED in requests and mine != _FAILED:
             raise agreement.FailedElsewhere
-        return min(wishes, default=None)
+        return min(requests, default=None)
 
-    def _take_along(self, wish: Wish) -> None:
-        self._make_transfer(wish, lambda variable: variable.read_samples(0, 1))
+    def _join_transfer(self, request: Request) -> None:
+        self._make_transfer(request, lambda variable: variable.read_samples(0, 1))
 
-    def _make_transfer(self, wish: Wish, action: Callable[[Any], Result]) -> Result:
-        number, _, name = wish
+    def _make_transfer(self, request: Request, action: Callable[[Any], Result]) -> Result:
+        number, _, name = request
         path = self._stack.files[number]
         with self._stack.convert_errors(path, f"reading {name!r} with all ranks from"):
             if number not in self._files:
                 self._files[number] = library.call_library(
-                    lambda: self._stack.open_together(path, world.get_communicator("readers")), _MOST_SECONDS
+                    lambda: self._stack.open_together(path, world.get_communicator("readers")), _MAX_SECONDS
                 )
             variable = library.call_library(lambda: self._stack.find_variable(self._files[number], path, name))
 
@@ -87,4 +87,4 @@ class Transfers:
                 with variable.enter_collective():
                     return action(variable)
 
-            return library.call_library(transfer, _MOST_SECONDS)
+            return library.call_library(transfer, _MAX_SECONDS)

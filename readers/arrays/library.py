@@ -20,9 +20,9 @@ from typing import Any, TypeVar
 from matex_tf.readers.base.formats import ReaderError
 
 Result = TypeVar("Result")
-# For one call, which opens a file, or reads and decodes a few megabytes of it.
-_MOST_SECONDS = 5.0
-_LOOK_EVERY = 0.5
+# CPU seconds of a call that opens a file, or reads and decodes a few megabytes of it.
+_MAX_SECONDS = 5.0
+_CHECK_SECONDS = 0.5
 
 # The slowest decompression, for calls that read more.
 _BYTES_A_SECOND = 20 << 20
@@ -59,36 +59,38 @@ def _close_dropped(close: Callable[[], None] | None = None, owner: int | None = 
     """
     if close is not None and owner == os.getpid():  # a forked child does not close its parent's files
         _dropped.append(close)
-    if _worker is not None and _worker.lost:
+    if _worker is not None and _worker.is_stuck:
         return  # closing would fail and hide the first error
     while _dropped and threading.current_thread() is not _worker and _one_at_a_time.acquire(blocking=False):
         try:
-            _call_by_worker(_dropped.popleft(), _MOST_SECONDS)
+            _call_by_worker(_dropped.popleft(), _MAX_SECONDS)
         finally:
             _one_at_a_time.release()
 
 
 class _Worker(threading.Thread):
+    """The thread of all library calls. `is_stuck`: a call has not returned, so the thread was suspended forever."""
+
     def __init__(self) -> None:
         super().__init__(name="matex_tf reader", daemon=True)
-        self.todo: queue.SimpleQueue[Callable[[], Any]] = queue.SimpleQueue()
-        self.done: queue.SimpleQueue[tuple[Any, BaseException | None]] = queue.SimpleQueue()
-        self.lost = False
+        self.actions: queue.SimpleQueue[Callable[[], Any]] = queue.SimpleQueue()
+        self.results: queue.SimpleQueue[tuple[Any, BaseException | None]] = queue.SimpleQueue()
+        self.is_stuck = False
         self.start()
 
     def run(self) -> None:
         while True:
-            action = self.todo.get()
+            action = self.actions.get()
             try:
                 result, error = action(), None
             except BaseException as raised:  # raised again in the waiting thread
                 result, error = None, raised
-            self.done.put((result, error))
+            self.results.put((result, error))
             del action, result, error
 
     def stop_thread(self) -> None:
         """Suspend the thread forever. If it went on computing while the process exits, the process would crash."""
-        self.lost = True
+        self.is_stuck = True
         number = signal.SIGRTMIN + 7
         libc = ctypes.CDLL(None)
         libc.signal.restype, libc.signal.argtypes = ctypes.c_void_p, (ctypes.c_int, ctypes.c_void_p)
@@ -105,37 +107,37 @@ class _Worker(threading.Thread):
 
 def estimate_seconds(size: int) -> float:
     """The limit of CPU seconds for a call that reads `size` bytes."""
-    return _MOST_SECONDS + max(0, size - (64 << 20)) / _BYTES_A_SECOND
+    return _MAX_SECONDS + max(0, size - (64 << 20)) / _BYTES_A_SECOND
 
 
-def call_library(action: Callable[[], Result], most_seconds: float | None = None) -> Result:
-    """Return `action()`, a call into netCDF4 or h5py. Raises ReaderError if it exceeds `most_seconds` of CPU time."""
+def call_library(action: Callable[[], Result], max_seconds: float | None = None) -> Result:
+    """Return `action()`, a call into netCDF4 or h5py. Raises ReaderError if it exceeds `max_seconds` of CPU time."""
     try:
         with _one_at_a_time:
-            return _call_by_worker(action, _MOST_SECONDS if most_seconds is None else most_seconds)
+            return _call_by_worker(action, _MAX_SECONDS if max_seconds is None else max_seconds)
     finally:
         _close_dropped()
 
 
-def _call_by_worker(action: Callable[[], Result], most: float) -> Result:
+def _call_by_worker(action: Callable[[], Result], limit: float) -> Result:
     """Run `action()` on the worker thread. The caller holds the lock."""
     global _worker
     if _worker is None or not _worker.is_alive():  # a forked child does not have its parent's threads
         _worker = _Worker()
-    if _worker.lost:
+    if _worker.is_stuck:
         raise ReaderError(
             "an earlier library call never returned from a damaged file; restart Python to read other files"
         )
     begin = _worker.measure_processor_time()
-    _worker.todo.put(action)
+    _worker.actions.put(action)
     while True:
         try:
-            result, error = _worker.done.get(timeout=_LOOK_EVERY)
+            result, error = _worker.results.get(timeout=_CHECK_SECONDS)
             break
         except queue.Empty:
-            if _worker.measure_processor_time() - begin > most:
+            if _worker.measure_processor_time() - begin > limit:
                 _worker.stop_thread()
-                raise ReaderError(f"one call of its library used {most:.0f} s of CPU time without an end") from None
+                raise ReaderError(f"one call of its library used {limit:.0f} s of CPU time without an end") from None
     if error is not None:
         raise error
     return result

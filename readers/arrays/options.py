@@ -34,7 +34,7 @@ def list_dtypes(dtype: Any, wanted: dict[str, list[str]]) -> tuple[dict[str, np.
         return {}, set()
     by_name = dtype if isinstance(dtype, Mapping) else dict.fromkeys(wanted["data"], dtype)
     found: dict[str, np.dtype] = {}
-    asked = set()
+    text_names = set()
     for name, kind in by_name.items():
         fields = [field for field, names in wanted.items() if name in names]
         if not fields:
@@ -45,13 +45,13 @@ def list_dtypes(dtype: Any, wanted: dict[str, list[str]]) -> tuple[dict[str, np.
             )
         given = make_dtype(kind)
         if given.kind == "U":
-            asked.add(name)
+            text_names.add(name)
             continue
         if given.kind not in "biufc":
             raise TypeError(f"DataSet: dtype must be numeric, or str for a variable; given {given}")
         for field in fields:
             found[field] = np.result_type(given, found.get(field, given))
-    return found, asked
+    return found, text_names
 
 
 def check_holds(given: np.dtype, stored: np.dtype, where: str) -> None:

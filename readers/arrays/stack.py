@@ -1,4 +1,8 @@
-"""Base class of the array formats (NetCDF, HDF5, Zarr): concatenates files, and stacks variables as channels."""
+"""Base class of the array formats (NetCDF, HDF5, Zarr): concatenates files, and stacks variables as channels.
+
+Calls of the C libraries go through `library.py`; with parallel=True, reads are collective transfers (`collective.py`).
+Files may store dimensions in different orders: an `Arrangement` brings their samples into the order of the first file.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +65,8 @@ class Stack(Format):
         self.labelled = bool(self.wanted["labels"])
         self.compared = [file for one in self.files for file in self.list_compared(one)]
         self._unchanged = Unchanged(self.compared)
-        self._given, self._asked = options.list_dtypes(dtype, self.wanted)
+        # By dtype=: the dtypes of fields, and the variables to be read as texts.
+        self._field_dtypes, self._text_names = options.list_dtypes(dtype, self.wanted)
         self.categories = {}
         self._open_file: tuple[Path | None, library.OpenFile | None] = (None, None)
         self._dimensions: dict[str, list[dimensions.Dimension]] = {}
@@ -73,10 +78,10 @@ class Stack(Format):
         self._chunks = {"data": 1, "labels": 1}
         try:
             for file in self.files:
-                self._look_into(file)
+                self._read_headers(file)
         except Exception as error:
             try:
-                self.close_file()  # an exception that is kept refers to this object
+                self.close_file()  # the exception refers to this object, which would keep the file open
             finally:
                 raise error
         self._starts = np.concatenate([[0], np.cumsum(self._lengths)])
@@ -145,7 +150,8 @@ class Stack(Format):
     def convert_errors(self, path: Path, doing: str = "opening") -> contextlib.AbstractContextManager[None]:
         return contents.convert_errors(path, self.kind, doing)
 
-    def _look_into(self, path: Path) -> None:
+    def _read_headers(self, path: Path) -> None:
+        """Find the variables of a file, and compare them with those of the first file."""
         file = self._keep_open(path)
         lengths = {}
         for field, names in self.wanted.items():
@@ -156,7 +162,7 @@ class Stack(Format):
                         self.check_whole(file, path, name)
                 variable = self._require_variable(file, path, name)
                 lengths[variable.name] = variable.length
-                self._check_alike(field, path, variable)
+                self._compare_variable(field, path, variable)
         if len(set(lengths.values())) > 1:
             counts = ", ".join(f"{count} in {name!r}" for name, count in lengths.items())
             raise ReaderError(f"{path}: expected the same number of samples in every variable, found {counts}")
@@ -181,15 +187,15 @@ class Stack(Format):
         near = files.suggest_similar(name, names)
         raise ReaderError(f"{path}: expected a variable {name!r}, found none{near}; the file has {there}")
 
-    def _check_alike(self, field: str, path: Path, variable: Variable) -> None:
+    def _compare_variable(self, field: str, path: Path, variable: Variable) -> None:
         """Raises ReaderError if samples differ in shape or dtype from those of the first file and variable."""
         shape = variable.row_shape
         if len(self.files) * len(self.wanted[field]) > 1:
             with self.convert_errors(path, f"reading the dimensions of {variable.name!r} from"):
-                found = library.call_library(variable.list_dimensions)
+                stored = library.call_library(variable.list_dimensions)
             first_name, first_file = self.wanted[field][0], self.files[0]
             try:
-                arrangement = dimensions.match_dimensions(self._dimensions.setdefault(field, found), found)
+                arrangement = dimensions.match_dimensions(self._dimensions.setdefault(field, stored), stored)
             except dimensions.DifferentDimensions as error:
                 raise ReaderError(
                     f"{path}, {variable.name!r}: expected, as for {first_name!r} of {first_file}, {error}"
@@ -199,17 +205,17 @@ class Stack(Format):
                 shape = arrangement.order_shape(shape)
         if variable.is_text:
             self._texts[variable.name] = None
-        given = self._given.get(field)
-        if given is not None and not variable.is_text:
-            options.check_holds(given, variable.dtype, f"{path}: {variable.name!r}")
-        here = (shape, variable.dtype if given is None else given)
-        first = (self._shapes.setdefault(field, here[0]), self._dtypes.setdefault(field, here[1]))
-        if here != first:
-            both = np.result_type(first[1], here[1])
-            hint = f"; dtype={both.name!r}, or another one, reads both" if here[0] == first[0] else ""
+        requested = self._field_dtypes.get(field)
+        if requested is not None and not variable.is_text:
+            options.check_holds(requested, variable.dtype, f"{path}: {variable.name!r}")
+        found = (shape, variable.dtype if requested is None else requested)
+        first = (self._shapes.setdefault(field, found[0]), self._dtypes.setdefault(field, found[1]))
+        if found != first:
+            both = np.result_type(first[1], found[1])
+            hint = f"; dtype={both.name!r}, or another one, reads both" if found[0] == first[0] else ""
             raise ReaderError(
                 f"{path}: expected samples of {variable.name!r} like those of {self.wanted[field][0]!r} in "
-                f"{self.files[0]}, {list(first[0])} {first[1]}; found {list(here[0])} {here[1]}{hint}"
+                f"{self.files[0]}, {list(first[0])} {first[1]}; found {list(found[0])} {found[1]}{hint}"
             )
         self._chunks[field] = max(self._chunks[field], variable.chunk)
 
@@ -258,8 +264,8 @@ class Stack(Format):
 
     def settle(self, turn: int, ranks: Ranks, found: Sequence[dict[str, Counter[str]]]) -> None:
         for name in self._texts:
-            texts = [of_rank[name] for of_rank in found]
-            self.categories[name] = agree_on_texts(self.files[0], name, texts, name in self._asked)
+            texts = [rank_texts[name] for rank_texts in found]
+            self.categories[name] = agree_on_texts(self.files[0], name, texts, name in self._text_names)
             for field in [field for field, names in self.wanted.items() if name in names]:
                 check_categories(self.files[0], repr(name), len(self.categories[name]), self.find_dtype(field))
 
@@ -293,8 +299,8 @@ class Stack(Format):
         return rows
 
     def _find_spans(self, start: int, stop: int) -> list[tuple[Path, int, int, int]]:
-        """The files with samples `start` to `stop`: (path, first, end, offset), where first and end
-        count in the file.
+        """The files with samples `start` to `stop`: (path, first, end, offset). `first` and `end` are samples of the
+        file; `offset` counts from `start`.
         """
         found = []
         for number, path in enumerate(self.files):

@@ -94,15 +94,15 @@ class TextVariable(Variable):
         return found
 
 
-def agree_on_texts(path: Path, name: str, found: Sequence[collections.Counter[str]], asked: bool) -> list[str]:
-    """The sorted texts of a variable, from the counts of all ranks. Raises ReaderError if most texts are numbers,
-    except where the user `asked` for texts.
+def agree_on_texts(path: Path, name: str, found: Sequence[collections.Counter[str]], is_requested: bool) -> list[str]:
+    """The sorted texts of a variable, from the counts of all ranks. Raises ReaderError if most texts are numbers and
+    the user has not requested texts.
 
     Args:
-        path: of a file, for the message.
+        path: a file with the variable, for the message.
     """
     counts = number_like.add_counts(found)
-    if not asked and number_like.are_numbers(counts):
+    if not is_requested and number_like.are_numbers(counts):
         number = min(number_like.find_numbers(counts))
         raise ReaderError(
             f"{path}: expected numbers in {name!r}, or texts that are not numbers, found numbers as text, such as "

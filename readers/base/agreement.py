@@ -24,14 +24,14 @@ def run_on_all_ranks(
     what: str,
     describe: Callable[[Result], str] | None = None,
     share: Callable[[Result], Any] | None = None,
-    differ: str = "see different files",
+    difference: str = "see different files",
 ) -> tuple[Result, list[Any]]:
     """Run `action()` on every rank; return its result and the list of all ranks' `share(result)`. Collective.
 
     If the action fails on any rank, every rank raises: the failed ranks their own error, the others a ReaderError that
     names the first failed rank. Ranks that call `stop_if_others_failed` while they read notice it within seconds.
-    With `describe`, all ranks raise a ReaderError if `describe(result)` is not the same text on all of them; the
-    message shows two texts and says that the ranks `differ`.
+    With `describe`, all ranks raise a ReaderError if `describe(result)` is not the same text on all of them. The
+    message shows two of the texts; `difference` is what it says of the ranks.
     """
     result, error, description, shared = None, None, "", None
     failed, messages = "", []
@@ -44,7 +44,7 @@ def run_on_all_ranks(
         pass
     except Exception as raised:  # after any exception the other ranks must be told
         error, failed = raised, f"{type(raised).__name__}: {raised}"
-        messages = _tell_the_others()
+        messages = _notify_others()
     finally:
         _state.watching = False
     # `what` may contain a path of this rank; the name of the collective must be the same on all ranks.
@@ -59,16 +59,14 @@ def run_on_all_ranks(
     for rank, (_, text, _) in enumerate(reports):
         if text != reports[0][1]:
             raise ReaderError(
-                f"{what}: the ranks {differ}. Expected what rank 0 ({hosts[0]}) has: {reports[0][1]}; "
+                f"{what}: the ranks {difference}. Expected what rank 0 ({hosts[0]}) has: {reports[0][1]}; "
                 f"found on rank {rank} ({hosts[rank]}): {text}"
             )
     return result, [value for _, _, value in reports]  # type: ignore[return-value]
 
 
 class Together:
-    """Calls an action on every rank; if it fails on one rank, all ranks raise. With `alone`, no
-    other rank takes part.
-    """
+    """Calls an action on every rank; if it fails on one rank, all raise. With `alone`, no other rank takes part."""
 
     def __init__(self, alone: bool):
         self._alone = alone
@@ -78,18 +76,18 @@ class Together:
         action: Callable[[], Any],
         what: str,
         describe: Callable[[Any], str] | None = None,
-        into: list[Any] | None = None,
-        differ: str = "see different files",
+        results: list[Any] | None = None,
+        difference: str = "see different files",
     ) -> Any:
-        """As `run_on_all_ranks`. `into` receives the results of all ranks."""
-        share = None if into is None else lambda result: result
+        """As `run_on_all_ranks`; returns this rank's result. The list `results` receives the results of all ranks."""
+        share = None if results is None else lambda result: result
         if self._alone:
             result = action()
             found = [result]
         else:
-            result, found = run_on_all_ranks(action, what, describe, share, differ)
-        if into is not None:
-            into[:] = found
+            result, found = run_on_all_ranks(action, what, describe, share, difference)
+        if results is not None:
+            results[:] = found
         return result
 
 
@@ -99,7 +97,8 @@ def stop_if_others_failed() -> None:
         raise FailedElsewhere
 
 
-def _tell_the_others() -> list[Any]:
+def _notify_others() -> list[Any]:
+    """Send the other ranks the messages that `stop_if_others_failed` looks for; returns the requests."""
     if not world.is_active():
         return []
     me, comm = world.get_world(), world.get_communicator("readers")
@@ -107,7 +106,7 @@ def _tell_the_others() -> list[Any]:
 
 
 def _take_messages(sent: list[Any], failed: list[int]) -> None:
-    """Receive the messages of `_tell_the_others`, so that the next read does not find them."""
+    """Receive the messages of `_notify_others`, so that the next read does not find them."""
     if not world.is_active():
         return
     for rank in failed:

@@ -1,4 +1,8 @@
-"""What a format is: a class that opens, counts, and reads rows a to b; and the register of them by name."""
+"""The base class of formats, and the register of formats by name.
+
+A format is a class that opens files, counts their rows, and reads rows a to b. `rows/opening.py` opens formats; scripts
+may `register` their own.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +24,7 @@ FIELDS = ("data", "labels")
 
 
 def make_dtype(kind: Any) -> np.dtype:
-    """A NumPy dtype that is given as an option. Raises TypeError."""
+    """The NumPy dtype of an option dtype=. Raises TypeError."""
     try:
         return np.dtype(kind)
     except TypeError:
@@ -31,7 +35,7 @@ def make_dtype(kind: Any) -> np.dtype:
 
 
 def check_categories(path: Path, what: str, count: int, dtype: np.dtype) -> None:
-    """Raises ReaderError where `dtype` does not hold 0 to `count` - 1, the integers of that many different texts."""
+    """Raises ReaderError if `dtype` cannot represent 0 to `count` - 1, the integers of `count` different texts."""
     most = np.iinfo(dtype).max if dtype.kind in "iu" else 1 if dtype.kind == "b" else 2 ** np.finfo(dtype).nmant
     if count - 1 > most:
         raise ReaderError(
@@ -42,7 +46,7 @@ def check_categories(path: Path, what: str, count: int, dtype: np.dtype) -> None
 
 @dataclass(frozen=True)
 class Ranks:
-    """Who shares the reading: this rank, how many there are, and the host of each."""
+    """The ranks that read a data set together: this rank, the number of ranks, and the host of each."""
 
     rank: int = 0
     size: int = 1
@@ -56,9 +60,9 @@ class Ranks:
 
 @dataclass
 class Held:
-    """Rows that were read while they were counted, those of a rank after those of the rank before.
+    """Rows that were read while a data set was opened: rank 0 has the first rows of the files, rank 1 the next rows.
 
-    counts: how many each rank has. rows: this rank's, by field, in arrays that follow each other.
+    counts: the number of rows of each rank. rows: for each field, arrays whose concatenation is this rank's rows.
     """
 
     counts: Sequence[int]
@@ -66,21 +70,25 @@ class Held:
 
 
 class Format(ABC):
-    """One format of files. Knows nothing of MPI: any process may ask for any rows.
+    """One format of files. It does not use MPI: any process may read any rows.
 
-    A subclass takes the path and its own keyword options in `__init__`, which opens: it finds the files, reads their
-    headers, and raises FileNotFoundError or ReaderError where something is wrong. `register` makes it known by name.
+    The constructor of a subclass takes the path and its own keyword options. It finds the files, reads their headers,
+    and raises FileNotFoundError or ReaderError if something is wrong. `register` gives the class a name.
+
+    Some formats must read more than headers before rows can be counted. They do so in surveys, which run one after
+    another when a data set is opened: in a survey each rank searches its part of the files (`survey`), then all ranks
+    receive the results of all (`settle`).
 
     Attributes:
         files: the files that it reads.
-        compared: the files whose sizes and first bytes ranks compare; None for `files`.
-        own_testing: whether testing rows are files of their own; else they are cut from the training rows.
+        compared: the files whose sizes and first bytes ranks compare; None: `files`.
+        own_testing: whether testing rows have files of their own; otherwise they are split from the training rows.
         labelled: whether there are labels.
-        categories: for each column of text, its values in the order of their numbers.
-        missing: what becomes of missing values, as in `DataSet(missing=...)`; set before anything is read.
-        surveys: how many times ranks have to look into the files together before rows can be counted.
-        keep: whether rows that a survey reads may be kept; set before it.
-        held: all rows, where the surveys of all ranks together have kept them.
+        categories: for each column of text, its values in the order of their integers.
+        missing: the treatment of missing values, as in `DataSet(missing=...)`; set before anything is read.
+        surveys: the number of surveys.
+        keep: whether surveys may keep the rows that they read; set before the first one.
+        held: all rows, if the surveys of all ranks have kept them.
     """
 
     files: Sequence[Path] = ()
@@ -95,50 +103,47 @@ class Format(ABC):
 
     @abstractmethod
     def count(self, part: str) -> int:
-        """How many rows the part has: "training", and "testing" where `own_testing`."""
+        """The number of rows of the part "training", or "testing" if `own_testing`."""
 
     @abstractmethod
     def read(self, part: str, field: str, start: int, stop: int) -> np.ndarray:
-        """Rows `start` to `stop` of the part's "data" or "labels": all of them, in the machine's byte order.
+        """Read the rows `start` to `stop` of the part's "data" or "labels", in the machine's byte order.
 
-        No more than those rows is to be held in memory. What is missing is NaN. Raises ReaderError where the file
-        ends early or cannot be decoded.
+        It should keep no other rows in memory. Missing values are NaN. Raises ReaderError if the file ends early or
+        cannot be decoded.
         """
 
     def describe(self) -> str:
-        """What the headers say, in a few words; where ranks read the same files they have the same text."""
+        """The contents of the headers in a few words. Ranks that read the same files must have the same text."""
         return ""
 
-    # Most formats need none of these four.
+    # Most formats need none of the following methods.
 
     def survey(self, turn: int, ranks: Ranks) -> Any:  # noqa: B027
-        """What has to be known of the files beyond their headers, found in this rank's part of them alone.
-
-        Runs `surveys` times on every rank after opening; what it returns must not be large.
-        """
+        """Survey number `turn`: search this rank's part of the files. Returns a small result, for all ranks."""
 
     def settle(self, turn: int, ranks: Ranks, found: Sequence[Any]) -> None:  # noqa: B027
-        """Take what all ranks found, in their order; after the last turn rows can be counted and read."""
+        """Use the results of all ranks, in rank order. After the last survey, rows can be counted and read."""
 
     def settled(self) -> None:  # noqa: B027
-        """Every rank has settled."""
+        """Called after all ranks have finished their last `settle`."""
 
     def together(self, action: Callable[[], Any]) -> Any:
-        """`action()`, which reads this rank's rows while every other rank reads its own."""
+        """Call `action()`, which reads this rank's rows, while all other ranks read theirs; returns its result."""
         return action()
 
     def chunk_rows(self, part: str, field: str) -> int:
-        """How many rows the files store together, so that reading one costs as much as reading all."""
+        """The number of rows that the files store together: reading one of them costs as much as reading all."""
         return 1
 
     def place(self, part: str, field: str, row: int, index: tuple[int, ...]) -> str:
-        """Where in the files the value `index` of a row stands, for a person."""
+        """The position in the files of the value `index` of a row, for messages."""
         inside = f", element {list(index)} of it" if index else ""
         return f"row {row} of the {part} {field}{inside}"
 
     @classmethod
     def recognises(cls, path: Path, head: bytes) -> bool:
-        """Whether `path`, a folder or a file that begins with the bytes `head`, is of this format."""
+        """Whether `path`, a folder or a file that begins with the bytes `head`, has this format."""
         return False
 
 
@@ -146,7 +151,7 @@ _formats: dict[str, type[Format]] = {}
 
 
 def register(*names: str) -> Any:
-    """Class decorator: make a Format known as `DataSet(name, path)`, for each of `names`, in any case."""
+    """Class decorator: a Format is then used by `DataSet(name, path)`, for each of `names`, in upper or lower case."""
 
     for name in names or (None,):
         if not isinstance(name, str) or not name:
@@ -170,9 +175,9 @@ def is_known(name: str) -> bool:
 
 
 def recognise_format(path: str | PathLike[str] | Sequence[Any]) -> str:
-    """The name of the format of what lies at `path`, told by its content.
+    """The name of the format of the file or folder `path`, recognized by its content.
 
-    Raises FileNotFoundError where nothing is there and ValueError where no format knows it.
+    Raises FileNotFoundError if there is no such file, and ValueError if no format recognizes it.
     """
     from matex_tf.readers.base import files
 
@@ -192,9 +197,9 @@ def recognise_format(path: str | PathLike[str] | Sequence[Any]) -> str:
 
 
 def open_format(name: str, path: Any, options: dict[str, Any], missing: Any = "error") -> Format:
-    """The registered format `name`, opened at `path`.
+    """Open `path` with the registered format `name`.
 
-    Raises ValueError naming the choices for an unknown name, TypeError naming the right options for an unknown option.
+    Raises ValueError for an unknown name, with the choices, and TypeError for an unknown option, with the valid ones.
     """
     kind = _formats.get(name.upper()) if isinstance(name, str) else None
     if kind is None:
@@ -204,10 +209,10 @@ def open_format(name: str, path: Any, options: dict[str, Any], missing: Any = "e
         )
     make: Callable[..., Format] = kind
     parameters = list(inspect.signature(kind).parameters.values())[1:]
-    right = [parameter.name for parameter in parameters]
-    unknown = sorted(set(options) - set(right))
+    valid = [parameter.name for parameter in parameters]
+    unknown = sorted(set(options) - set(valid))
     if unknown:
-        options_are = f"its options are {', '.join(right)}" if right else "it has no options of its own"
+        options_are = f"its options are {', '.join(valid)}" if valid else "it has no options of its own"
         raise TypeError(f"DataSet: the format {str(name).upper()} has no option {unknown[0]!r}; {options_are}")
     needed = [one.name for one in parameters if one.default is one.empty and one.name not in options]
     if needed:
@@ -217,8 +222,8 @@ def open_format(name: str, path: Any, options: dict[str, Any], missing: Any = "e
     except ImportError as error:
         raise ReaderError(
             f"{path}: the format {str(name).upper()} is read with a package that cannot be imported here ({error}). "
-            "`pip install netCDF4 h5py pyarrow zarr` installs those of all formats; beside a NumPy older than 2, as "
-            "TensorFlow 2.15 needs it, take 'pyarrow<23'"
+            "`pip install netCDF4 h5py pyarrow zarr` installs the packages of all formats; for a NumPy older than "
+            "2, which TensorFlow 2.15 needs, install 'pyarrow<23'"
         ) from error
     opened.missing = missing
     return opened

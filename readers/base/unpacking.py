@@ -17,8 +17,8 @@ from matex_tf.runtime import real_files
 
 
 class Unpacking:
-    """Decompresses `paths`; the files are distributed over the ranks of a host. `survey` and `settle` run in this
-    order.
+    """Decompresses `paths`; the files are distributed over the ranks of a host. A format calls `survey` and `settle` in
+    its methods of these names.
 
     Args:
         open_packed: returns a context manager with the decompressed bytes of a file, as a file object.
@@ -33,10 +33,10 @@ class Unpacking:
 
     def survey(self, ranks: Ranks) -> dict[Path, Path]:
         """Decompress this rank's files. Returns their temporary files."""
-        here = [rank for rank, host in enumerate(ranks.hosts) if host == ranks.hosts[ranks.rank]]
+        local_ranks = [rank for rank, host in enumerate(ranks.hosts) if host == ranks.hosts[ranks.rank]]
         found = {}
-        for place, path in enumerate(self._paths):
-            if here[place % len(here)] == ranks.rank:
+        for index, path in enumerate(self._paths):
+            if local_ranks[index % len(local_ranks)] == ranks.rank:
                 found[path] = self._unpack_file(path)
                 self._mine.append(found[path])
                 weakref.finalize(self, remove_file, found[path])
@@ -44,8 +44,8 @@ class Unpacking:
 
     def settle(self, ranks: Ranks, found: Sequence[dict[Path, Path]]) -> dict[Path, Path]:
         """The temporary file of each file on this host, from the results of all ranks."""
-        here = [part for part, host in zip(found, ranks.hosts) if host == ranks.hosts[ranks.rank]]
-        return {path: place for part in here for path, place in part.items()}
+        local = [files for files, host in zip(found, ranks.hosts) if host == ranks.hosts[ranks.rank]]
+        return {path: temporary for files in local for path, temporary in files.items()}
 
     def remove_files(self) -> None:
         """Remove this rank's temporary files. Called when every rank of this host has opened them."""

@@ -1,5 +1,6 @@
-"""Parses blocks of complete records with pyarrow. Values that pyarrow rejects are parsed by the
-rules of the dialect.
+"""Parses blocks of complete records with pyarrow. Values that pyarrow rejects are parsed by the rules of the dialect.
+
+`table.py` calls it for the sample that determines the types, and for every block of records.
 """
 
 from __future__ import annotations

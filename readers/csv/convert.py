@@ -27,12 +27,13 @@ def convert_column(column: Any, kind: Any, dialect: Dialect) -> Any:
     if isinstance(column, pa.ChunkedArray):
         column = column.combine_chunks()
     texts = pc.utf8_trim_whitespace(column)
-    spelled = pc.match_substring_regex(texts, _make_pattern(dialect))
-    if pc.all(spelled).as_py() is False:
-        others = pc.invert(spelled).fill_null(False)
-        plain = _parse_texts(column.filter(others), kind, dialect)
+    fits_dialect = pc.match_substring_regex(texts, _make_pattern(dialect))
+    if pc.all(fits_dialect).as_py() is False:
+        # pyarrow parses the texts that the pattern does not match; this function converts the rest.
+        others = pc.invert(fits_dialect).fill_null(False)
+        parsed = _parse_texts(column.filter(others), kind, dialect)
         rest = convert_column(pc.if_else(others, pa.scalar(None, column.type), column), kind, dialect)
-        return None if plain is None or rest is None else pc.replace_with_mask(rest, others, plain)
+        return None if parsed is None or rest is None else pc.replace_with_mask(rest, others, parsed)
     if dialect.thousands is not None:
         texts = pc.replace_substring(texts, dialect.thousands, "")
     if dialect.decimal != ".":

@@ -21,7 +21,9 @@ NULLS = (
 
 @dataclass(frozen=True)
 class Dialect:
-    """The dialect. `nulls` are texts that mark a missing value; `null_numbers` are numbers that do, in any spelling."""
+    """How a CSV file spells its values. `nulls` are texts that mark a missing value; `null_numbers` are numbers that
+    mark one, in any spelling.
+    """
 
     marks: Marks = field(default_factory=Marks)
     delimiter: str = ","
@@ -71,7 +73,7 @@ def make_dialect(
             raise ValueError(f"DataSet: {name} has to be one ASCII character; given {arguments.describe_value(mark)}")
     if thousands is not None and not (isinstance(thousands, str) and len(thousands) == 1):
         raise ValueError(f"DataSet: thousands has to be one character; given {arguments.describe_value(thousands)}")
-    given = [
+    used_marks = [
         (name, mark)
         for name, mark in (
             *(("quote", quote), ("comment", comment), ("decimal", decimal), ("thousands", thousands)),
@@ -79,9 +81,9 @@ def make_dialect(
         )
         if mark
     ]
-    for place, (name, mark) in enumerate(given):
-        for other, same in given[:place]:
-            if mark == same:
+    for index, (name, mark) in enumerate(used_marks):
+        for other, other_mark in used_marks[:index]:
+            if mark == other_mark:
                 raise ValueError(f"DataSet: {other} and {name} have to be different; given {mark!r} for both")
     for name, mark in (("decimal", decimal), ("thousands", thousands)):
         if mark and (mark.isalnum() or mark in "+-"):
@@ -100,14 +102,14 @@ def make_dialect(
     )
 
 
-def _list_nulls(given: Any) -> list[str]:
-    one = given is None or isinstance(given, (str, bytes, Mapping)) or not isinstance(given, Iterable)
-    several = [] if given is None else [given] if one else list(given)
+def _list_nulls(na_values: Any) -> list[str]:
+    """The option na_values= as texts."""
+    is_single = isinstance(na_values, (str, bytes, Mapping)) or not isinstance(na_values, Iterable)
+    several = [] if na_values is None else [na_values] if is_single else list(na_values)
     for value in several:
         if isinstance(value, bool) or not isinstance(value, (str, numbers.Real)):
-            raise TypeError(
-                f"DataSet: na_values has to be a text, a number, or several; given {arguments.describe_value(given)}"
-            )
+            shown = arguments.describe_value(na_values)
+            raise TypeError(f"DataSet: na_values has to be a text, a number, or several; given {shown}")
     return [str(value) for value in several]
 
 
@@ -133,7 +135,7 @@ def _find_encoding(name: Any) -> str:
 
 
 def _has_single_bytes(encoding: str) -> bool:
-    """Returns whether the encoding has one byte for each character, and contains ASCII."""
+    """Whether the encoding has one byte for each character, and contains ASCII."""
     ascii_bytes = bytes(range(128))
     if ascii_bytes.decode(encoding, "replace") != ascii_bytes.decode():
         return False

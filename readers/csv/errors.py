@@ -1,4 +1,7 @@
-"""Describes errors in CSV files: line, column, expected and found values."""
+"""Describes errors in CSV files: line, column, expected and found values.
+
+A clean block is a block of records in UTF-8 without comments, as `clean_block` makes it.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""The CSV format: tables of text. Each rank reads and parses a contiguous range of the bytes."""
+"""The CSV format: tables of text. Each rank reads and parses a contiguous range of the bytes.
+
+Opening has up to three surveys (see `Format`): "unpack" decompresses files, "records" finds the ends of records and
+keeps the rows that it parses, "categories" collects the values of columns of text.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +23,7 @@ from matex_tf.readers.base.unpacking import Unpacking
 from matex_tf.readers.csv import headers, joined_text, parse, records
 from matex_tf.readers.csv.dialect import make_dialect
 from matex_tf.readers.csv.joined_text import Piece, Text
-from matex_tf.readers.csv.parse import Taking
+from matex_tf.readers.csv.parse import RangeParser
 from matex_tf.readers.csv.table import Table
 from matex_tf.readers.tables.columns import Column, Place
 from matex_tf.readers.tables.format import TableFormat, find_room
@@ -100,9 +104,9 @@ class Csv(TableFormat):
         self.columns = self._table
         packed = [file for file in dict.fromkeys(self.files) if joined_text.needs_unpacking(file, dialect)]
         self._unpacking = Unpacking(packed, lambda file: joined_text.open_text(file, self._table.dialect), ".csv")
-        self._turns = ["unpack"] * bool(packed) + ["records"] + ["categories"] * bool(self._table.texts)
-        self.surveys = len(self._turns)
-        self._taking: Taking | None = None
+        self._survey_names = ["unpack"] * bool(packed) + ["records"] + ["categories"] * bool(self._table.texts)
+        self.surveys = len(self._survey_names)
+        self._parser: RangeParser | None = None
 
     @classmethod
     def recognises(cls, path: Path, head: bytes) -> bool:
@@ -131,27 +135,28 @@ class Csv(TableFormat):
         start, stop = slice_bounds.deal_block(self._text.size, ranks.rank, ranks.size)
         if self._marks.comment is not None:
             start, stop = self._text.find_line_start(start), self._text.find_line_start(stop)
-        taking = None
+        parser = None
         if self.keep:
             rows = Rows(self._table, self.missing, find_room(ranks, self._memory))
-            taking = Taking(self._text, self._table, rows, start, stop)
+            parser = RangeParser(self._text, self._table, rows, start, stop)
+        on_block = parser.add_block if parser else None
         parts = [
-            records.search_records(self._read_text, begin, end, self._marks, each=taking.take_piece if taking else None)
+            records.search_records(self._read_text, begin, end, self._marks, on_block=on_block)
             for begin, end in self._text.split_by_file(start, stop)
         ]
-        if taking is not None:
-            taking.finish_part()
-        self._taking = taking
-        if taking is None or taking.given_up:
+        if parser is not None:
+            parser.finish_range()
+        self._parser = parser
+        if parser is None or parser.is_too_large:
             return parts, None, False
-        return parts, taking.rows.count, taking.error is not None
+        return parts, parser.rows.count, parser.error is not None
 
     def _read_text(self, start: int, stop: int) -> bytes:
         agreement.stop_if_others_failed()
         return self._text.read_bytes(start, stop)
 
     def _settle_records(self, ranks: Ranks, found: Sequence[tuple[list[records.Part], int | None, bool]]) -> None:
-        text, parts = self._text, [part for of_rank, _, _ in found for part in of_rank]
+        text, parts = self._text, [part for rank_parts, _, _ in found for part in rank_parts]
         self._records = records.join_parts(
             parts, 0, text.size, lambda begin, end: self._marks.remove_comments(text.read_bytes(begin, end)), text.ends
         )
@@ -162,8 +167,8 @@ class Csv(TableFormat):
                 "the file. If quotes are ordinary characters, pass quote=None"
             )
         counts = [count for _, count, _ in found if count is not None]
-        if len(counts) < len(found) or self._taking is None:
-            self._taking = None
+        if len(counts) < len(found) or self._parser is None:
+            self._parser = None  # a rank has not kept its rows, so no rank does
             return
         failed = any(failed for _, _, failed in found)
         if self._records.cut or (not failed and sum(counts) != self._records.count):
@@ -172,11 +177,11 @@ class Csv(TableFormat):
             shares = self.list_parts(ranks)
             counts = [stop - start for start, stop in shares]
             self._rows = self._take_rows(*shares[ranks.rank], sys.maxsize)
-        elif self._taking.error is not None:
-            raise self._taking.error
+        elif self._parser.error is not None:
+            raise self._parser.error
         else:
-            self._rows = self._taking.rows
-        self._taking = None
+            self._rows = self._parser.rows
+        self._parser = None
         self.held = Held(counts, self._rows.buffers)
 
     def list_parts(self, ranks: Ranks) -> list[tuple[int, int]]:

@@ -1,4 +1,4 @@
-"""Concatenates the text of CSV files, plain or compressed, without their headers."""
+"""The text of several CSV files, plain or compressed, as one text without headers, with offsets from 0."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ class Text:
             for number, piece in enumerate(pieces)
         ]
         self._unchanged = Unchanged({piece.path for piece in pieces if not piece.is_unpacked})
-        self._last: tuple[int, BinaryIO] | None = None
+        self._last_opened: tuple[int, BinaryIO] | None = None
         self.ends = list(itertools.accumulate(size - piece.start + 1 for size, piece in zip(self._sizes, pieces)))
         self.starts = [0, *self.ends[:-1]]
         self.size = self.ends[-1]
@@ -160,11 +160,11 @@ class Text:
         if number in self._open:
             return self._open[number]
         # Only one file is open at a time, because their number may exceed the limit of open files.
-        if self._last is None or self._last[0] != number:
-            if self._last is not None:
-                self._last[1].close()
-            self._last = (number, _open_piece(self._pieces[number]))
-        return self._last[1]
+        if self._last_opened is None or self._last_opened[0] != number:
+            if self._last_opened is not None:
+                self._last_opened[1].close()
+            self._last_opened = (number, _open_piece(self._pieces[number]))
+        return self._last_opened[1]
 
     def split_by_file(self, start: int, stop: int) -> Iterator[tuple[int, int]]:
         """Split `start` to `stop` into ranges of one file each."""

@@ -44,6 +44,8 @@ _UNIT = rf"(?:{_FACTOR}(?:[/*\u00b7\u22c5. ]{_FACTOR}){{0,4}}\.?)"
 """A unit. A number followed by a unit, with or without a blank, counts as a number."""
 
 _APOSTROPHES = {**dict.fromkeys(map(ord, "`\u2018\u2019\u02bc\u2032\u00b4"), "'"), 0x2033: "''", 0x201D: "''"}
+_ARABIC_MARKS = {"\N{ARABIC DECIMAL SEPARATOR}": ".", "\N{ARABIC THOUSANDS SEPARATOR}": ","}
+_ONE_FOR_KIND = {"Zs": " ", "Sc": "$"}  # all spaces, and all signs of currencies
 _PLAIN = "0-9+.eE-"
 
 _MARKS = " '_.,\u00b7"  # between groups of digits
@@ -135,17 +137,11 @@ def _normalize(text: str) -> str:
         kind = unicodedata.category(letter)
         if kind == "Cf":  # direction marks, zero-width spaces
             continue
-        found.append(
-            str(unicodedata.decimal(letter))
-            if kind == "Nd"
-            else " "
-            if kind == "Zs"
-            else "-"
-            if kind == "Pd" or letter == "\N{MINUS SIGN}"
-            else "$"
-            if kind == "Sc"
-            else {"\N{ARABIC DECIMAL SEPARATOR}": ".", "\N{ARABIC THOUSANDS SEPARATOR}": ","}.get(letter, letter)
-        )
+        if kind == "Nd":
+            letter = str(unicodedata.decimal(letter))
+        elif kind == "Pd" or letter == "\N{MINUS SIGN}":
+            letter = "-"
+        found.append(_ONE_FOR_KIND.get(kind) or _ARABIC_MARKS.get(letter, letter))
     # The pattern would be slow on long runs of spaces.
     return re.sub(r"\s{3,}", "  ", "".join(found).replace("\N{FRACTION SLASH}", ".").strip())
 

@@ -1,6 +1,7 @@
 """Parses a rank's range of a CSV text while the ends of its records are searched, so that the text is read once.
 
-The range is assumed to begin outside of quotes. If the preceding ranges show otherwise, its rows are discarded.
+`format.py` calls it in the survey of records. The range is assumed to begin outside of quotes. If the preceding ranges
+show otherwise, `format.py` discards these rows and parses the range again.
 """
 
 from __future__ import annotations
@@ -53,10 +54,10 @@ def check_texts(
     )
 
 
-class Taking:
+class RangeParser:
     """Parses the records that begin in the bytes `start` to `stop` of a text.
 
-    Attributes: `rows`; `error`, an error of parsing; `given_up`, whether the rows exceed the memory limit.
+    Attributes: `rows`; `error`, an error of parsing; `is_too_large`, whether the rows exceed the memory limit.
     """
 
     def __init__(self, text: Text, table: Table, rows: Rows, start: int, stop: int):
@@ -64,32 +65,33 @@ class Taking:
         self._marks = table.dialect.marks
         self.rows = rows
         self.error: Exception | None = None
-        self.given_up = not rows.can_hold_texts()
-        whole = start in text.starts or text.read_bytes(start - 1, start) == b"\n"
+        self.is_too_large = not rows.can_hold_texts()
+        begins_line = start in text.starts or text.read_bytes(start - 1, start) == b"\n"
         # The offset of the first record that is not parsed yet; None until the end of the preceding record is found.
-        self._at: int | None = start if whole else None
-        self._waiting: list[bytes] = []
+        self._at: int | None = start if begins_line else None
+        self._unparsed: list[bytes] = []  # the bytes from `_at` on
 
     @property
-    def active(self) -> bool:
-        return self.error is None and not self.given_up
+    def is_active(self) -> bool:
+        return self.error is None and not self.is_too_large
 
-    def take_piece(self, begin: int, data: bytes, ends: np.ndarray, real: np.ndarray) -> None:
-        """Add the data that was read from offset `begin` on, with the ends of its lines and records. See `Each`."""
-        if not self.active or (self._at is None and not len(ends)):
+    def add_block(self, begin: int, data: bytes, line_ends: np.ndarray, record_ends: np.ndarray) -> None:
+        """Parse the complete lines of the data that was read from offset `begin` on. See `records.search_records`."""
+        if not self.is_active or (self._at is None and not len(line_ends)):
             return
         if self._at is None:
-            self._at = int(ends[0])
-            data, begin, ends = data[self._at - begin :], self._at, ends[1:]
-        self._waiting.append(data)
-        if len(ends):
-            cut = int(ends[-1])
-            whole = b"".join(self._waiting)
-            block, self._waiting = whole[: cut - self._at], [whole[cut - self._at :]]
-            self._take_block(block, len(ends), int(np.count_nonzero(real > self._at)))
-            self._at = cut
+            self._at = int(line_ends[0])
+            data, begin, line_ends = data[self._at - begin :], self._at, line_ends[1:]
+        self._unparsed.append(data)
+        if len(line_ends):
+            end = int(line_ends[-1])
+            whole = b"".join(self._unparsed)
+            block, self._unparsed = whole[: end - self._at], [whole[end - self._at :]]
+            self._parse_lines(block, len(line_ends), int(np.count_nonzero(record_ends > self._at)))
+            self._at = end
 
-    def _take_block(self, block: bytes, lines: int, expected: int) -> None:
+    def _parse_lines(self, block: bytes, lines: int, expected: int) -> None:
+        """Append the rows of `block`, which has `lines` lines and `expected` records."""
         at = self._at or 0
         try:
             table = self._table.parse_records(
@@ -97,21 +99,21 @@ class Taking:
             )
             if len(table) != expected:
                 raise make_count_error(self._text.find_line(at), expected, len(table))
-            left = max(0, self._stop - at - len(block)) / max(1, len(block))
-            self.rows.append_table(table, left, lambda row: find_line(self._text, self._marks, at, row))
+            # The rows that are still to come, as a multiple of these.
+            remaining = max(0, self._stop - at - len(block)) / max(1, len(block))
+            self.rows.append_table(table, remaining, lambda row: find_line(self._text, self._marks, at, row))
         except TooLarge:
-            self.given_up = True
+            self.is_too_large = True
         except (ReaderError, ValueError) as error:
             self.error = error
 
-    def finish_part(self) -> None:
+    def finish_range(self) -> None:
         """Parse the last record, which may extend past the end of the range."""
-        if self.active and self._at is not None and self._at < self._stop:
+        if self.is_active and self._at is not None and self._at < self._stop:
             last = records.find_line_end(self._text.read_bytes, self._at, self._text.size, self._marks)
-            self._waiting = []
             block = self._text.read_bytes(self._at, last)
-            self._take_block(block, 1, int(bool(self._marks.remove_comments(block).strip(b"\r\n"))))
-        self._waiting = []
+            self._parse_lines(block, 1, int(bool(self._marks.remove_comments(block).strip(b"\r\n"))))
+        self._unparsed = []
         self.rows.finish_rows()
 
 

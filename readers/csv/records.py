@@ -1,7 +1,8 @@
-"""Finds the ends of records in ranges of a CSV text.
+"""Finds the ends of records in ranges of a CSV text. Each rank searches one range; `join_parts` combines the results.
 
-A newline ends a record if it is outside of quotes. A range is searched under both assumptions: that it begins within
-quotes, and outside. With comments, ranges begin at lines: a line may begin within quotes, but not within a comment.
+A newline ends a record if it is outside of quotes. A rank cannot know whether its range begins within quotes, so it
+searches under both assumptions; later the preceding ranges show which one is true. With comments, ranges begin at
+lines: a line may begin within quotes, but not within a comment.
 """
 
 from __future__ import annotations
@@ -22,22 +23,18 @@ STRIDE = 1024
 PIECE = 1 << 20
 
 
-Each = Callable[[int, bytes, np.ndarray, np.ndarray], None]
+OnBlock = Callable[[int, bytes, np.ndarray, np.ndarray], None]
 
 
 @dataclass
 class Found:
-    """The records that end in one range of the text, under one assumption about its beginning.
-
-    count: number of records; places: the offset after every STRIDE-th record; newlines: whether quoted values contain
-    newlines; last: the offset after the last record; within: whether the range ends within quotes.
-    """
+    """The records that end in one range of the text, under one assumption about its beginning."""
 
     count: int = 0
-    places: list[int] = field(default_factory=list)
-    newlines: bool = False
-    last: int | None = None
-    within: bool = False
+    places: list[int] = field(default_factory=list)  # the offset after every STRIDE-th record
+    newlines: bool = False  # whether quoted values contain newlines
+    last: int | None = None  # the offset after the last record
+    within: bool = False  # whether the range ends within quotes; during the search: whether the next block begins there
 
 
 @dataclass
@@ -57,32 +54,35 @@ def search_records(
     marks: Marks,
     stride: int | None = None,
     piece: int | None = None,
-    each: Each | None = None,
+    on_block: OnBlock | None = None,
 ) -> Part:
     """The records that end between the offsets `start` and `stop`; `read(a, b)` returns the bytes from a to b.
 
-    Empty lines and lines with only a comment are not records. `each(begin, data, ends, real)` is called for each block
-    that is read: `ends` and `real` are the offsets after its lines and after its records, assuming that the range
-    begins outside of quotes.
+    Empty lines and lines with only a comment are not records. `on_block(begin, data, line_ends, record_ends)` is called
+    for each block that is read, from offset `begin` on: the offsets after its lines and after its records, assuming
+    that the range begins outside of quotes.
     """
     outside, inside = Found(), Found(within=True)
     stride, piece = stride or STRIDE, piece or PIECE
     # A line that begins before this range counts as not empty, unless it is known to be empty.
     before = read(max(0, start - 2), start)
-    ends = {0: _find_line_start(before, start), 1: _find_line_start(before, start)}
+    # The start of the current line, under each assumption.
+    line_starts = [_find_line_start(before, start)] * 2
     begin = start
     while begin < stop:
         data = _read_piece(read, begin, stop, piece, marks)
         values = np.frombuffer(data, np.uint8)
         newlines = np.flatnonzero(values == _NEWLINE)
         quotes = np.flatnonzero(values == marks.quote) if marks.quote is not None and marks.quote in data else None
-        before_each = None if quotes is None else np.searchsorted(quotes, newlines)
-        for supposed, found in ((0, outside), (1, inside)):
-            mine, void = _split_newlines(data, newlines, quotes, before_each, found, marks)
-            found.newlines |= len(mine) < len(newlines)
-            ends[supposed], real = _add_piece(found, values, begin, mine, void, ends[supposed], read, stride)
-            if each is not None and not supposed:
-                each(begin, data, mine + (begin + 1), real)
+        quotes_before = None if quotes is None else np.searchsorted(quotes, newlines)
+        for assumption, found in enumerate((outside, inside)):
+            unquoted, comment_ends = _split_newlines(data, newlines, quotes, quotes_before, found, marks)
+            found.newlines |= len(unquoted) < len(newlines)
+            line = line_starts[assumption]
+            line, record_ends = _add_piece(found, values, begin, unquoted, comment_ends, line, read, stride)
+            line_starts[assumption] = line
+            if on_block is not None and found is outside:
+                on_block(begin, data, unquoted + (begin + 1), record_ends)
         begin += len(data)
     return Part(outside, inside, start, stop)
 
@@ -103,27 +103,29 @@ def _split_newlines(
     data: bytes,
     newlines: np.ndarray,
     quotes: np.ndarray | None,
-    before_each: np.ndarray | None,
+    quotes_before: np.ndarray | None,
     found: Found,
     marks: Marks,
 ) -> tuple[np.ndarray, list[int]]:
-    """Returns the `newlines` outside of quotes, and the offsets after comments that fill their line.
+    """Returns the `newlines` outside of quotes, and the offsets after comments that fill their line. Updates
+    `found.within`.
 
     Args:
-        before_each: the number of `quotes` before each newline, including quotes in comments.
+        quotes_before: the number of `quotes` before each newline, including quotes in comments.
     """
     comments = marks.find_comments(data, found.within)
     if quotes is not None and comments:
         first, after = np.array(comments).T
         place = np.searchsorted(first, quotes, side="right") - 1
         quotes = quotes[(place < 0) | (quotes >= after[place])]
-        before_each = np.searchsorted(quotes, newlines)
-    if quotes is None or before_each is None:
-        free = newlines[:0] if found.within else newlines
+        quotes_before = np.searchsorted(quotes, newlines)
+    if quotes is None or quotes_before is None:
+        unquoted = newlines[:0] if found.within else newlines
     else:
-        free = newlines[((before_each + found.within) & 1) == 0]
+        # A position is outside of quotes if the number of quotes before it is even.
+        unquoted = newlines[((quotes_before + found.within) & 1) == 0]
         found.within ^= bool(len(quotes) & 1)
-    return free, [after for first, after in comments if marks.is_bare(data, first)]
+    return unquoted, [after for first, after in comments if marks.is_bare(data, first)]
 
 
 def _find_line_start(before: bytes, start: int) -> int:
@@ -140,12 +142,13 @@ def _add_piece(
     values: np.ndarray,
     begin: int,
     newlines: np.ndarray,
-    void: Sequence[int],
+    comment_ends: Sequence[int],
     line: int,
     read: Callable[..., Any],
     stride: int,
 ) -> tuple[int, np.ndarray]:
-    """Count the records that end at `newlines` of a block, except those in `void`. `line`: the start of the first line.
+    """Count the records that end at `newlines` of a block. Empty lines, and comments that end at `comment_ends`, are no
+    records. `line`: the start of the first line.
 
     Returns the start of the next line, and the offsets after the records.
     """
@@ -155,9 +158,11 @@ def _add_piece(
     starts = np.concatenate([[line], ends[:-1] + 1])
     lengths = ends - starts
     short = np.flatnonzero(lengths <= 1)
-    if len(short) or void:
+    if len(short) or comment_ends:
         empty = np.array([_is_empty(values, begin, int(starts[i]), int(ends[i]), read) for i in short], bool)
-        ends = np.delete(ends, np.union1d(short[empty], np.flatnonzero(np.isin(newlines, void))).astype(np.int64))
+        ends = np.delete(
+            ends, np.union1d(short[empty], np.flatnonzero(np.isin(newlines, comment_ends))).astype(np.int64)
+        )
     # Select the records whose number, counted from 1, is a multiple of the stride.
     first = stride - found.count % stride - 1
     found.places += (ends[first::stride] + 1).tolist()
@@ -189,15 +194,13 @@ def skip_records(read: Callable[[int, int], bytes], start: int, stop: int, count
 
 
 def find_line_end(read: Callable[[int, int], bytes], start: int, stop: int, marks: Marks) -> int:
-    """The offset after the first line from `start` that ends outside of quotes, even if empty;
-    `stop` if there is none.
-    """
+    """The offset after the first line from `start` that ends outside of quotes, even if empty; else `stop`."""
     found: list[int] = []
     window = 1 << 16
     while True:
         end = min(stop, start + window)
         search_records(
-            read, start, end, marks, piece=window, each=lambda begin, data, ends, real: found.extend(ends[:1])
+            read, start, end, marks, piece=window, on_block=lambda begin, data, ends, records: found.extend(ends[:1])
         )
         if found or end == stop:
             return int(found[0]) if found else stop
@@ -206,20 +209,15 @@ def find_line_end(read: Callable[[int, int], bytes], start: int, stop: int, mark
 
 @dataclass
 class Records:
-    """The positions of the records of a complete text.
-
-    count: number of records; newlines: whether quoted values contain newlines; open: the end of a file with an unclosed
-    quote, or None; numbers and places: indices of some records and their offsets; stop: the end of the text; cut:
-    the indices of ranges that begin within quotes.
-    """
+    """The positions of the records of a complete text."""
 
     count: int
-    newlines: bool
-    open: int | None
-    numbers: list[int]
-    places: list[int]
-    stop: int
-    cut: list[int] = field(default_factory=list, compare=False)
+    newlines: bool  # whether quoted values contain newlines
+    open: int | None  # the end of a file with an unclosed quote
+    numbers: list[int]  # the indices of some records
+    places: list[int]  # the offsets at which these records begin
+    stop: int  # the end of the text
+    cut: list[int] = field(default_factory=list, compare=False)  # the indices of ranges that begin within quotes
 
     def find_near(self, record: int) -> tuple[int, int]:
         """(number, first byte) of a record at or shortly before `record`."""

@@ -30,9 +30,9 @@ class Table(Columns):
             place = f"{file}, line {line}"
             table = blocks.parse_block(sample, self.names, self.used, None, self.dialect, True, lambda: place)
             found = {number: table.schema.field(str(number)).type for number in self.used}
-            given = self.list_dtypes(dtype)
+            requested = self.list_dtypes(dtype)
             for number in self.used:
-                if not (is_number(found[number]) or number in given):
+                if not (is_number(found[number]) or number in requested):
                     self._check_text(number, table[str(number)], sample, place)
         self.choose_types(found, dtype)
 
@@ -59,7 +59,7 @@ class Table(Columns):
         Args:
             counts: for each column, the number of rows with each value.
         """
-        for number in sorted(set(self.texts) - self.asked):
+        for number in sorted(set(self.texts) - self.requested_texts):
             if number_like.are_numbers(counts[number]):
                 return number, min(number_like.find_numbers(counts[number]))
         return None

@@ -1,4 +1,8 @@
-"""The CIFAR-10 and CIFAR-100 formats: binary or Python version, extracted or as the downloaded archive."""
+"""The CIFAR-10 and CIFAR-100 formats: binary or Python version, extracted or as the downloaded archive.
+
+A batch is one file of the data set, such as data_batch_1.bin. If there is only the archive, a survey (see `Format`)
+extracts it once for each host.
+"""
 
 from __future__ import annotations
 
@@ -51,12 +55,12 @@ class _Cifar(Format):
                 f"{self._describe_expected()}; the folder holds {files.format_names(os.listdir(self._path))}"
             )
         self.files = [file.path for stored in found.values() for file in stored]
-        self._look_into(found)
+        self._open_batches(found)
 
     def _find_archive(self) -> Path | None:
         """The archive to read; None if its files are already extracted."""
         if self._path.is_dir():
-            if any((self._path / name).exists() for name in (*_FOLDERS, *self._list_usual())):
+            if any((self._path / name).exists() for name in (*_FOLDERS, *self._list_file_names())):
                 return None
             return next((self._path / name for name in self.archives if (self._path / name).is_file()), None)
         if self._path.is_file():
@@ -66,7 +70,7 @@ class _Cifar(Format):
             f"nothing there (from {os.getcwd()}){files.describe_near(self._path)}"
         )
 
-    def _list_usual(self) -> list[str]:
+    def _list_file_names(self) -> list[str]:
         return [name + ending for names in self.list_names.values() for name in names for ending in ("", ".bin")]
 
     def _describe_expected(self) -> str:
@@ -77,12 +81,13 @@ class _Cifar(Format):
         )
 
     def _find_batches(self, there: Mapping[str, Stored]) -> dict[str, list[Stored]] | None:
+        """The files of each part among the files `there`, by name; None if any is missing."""
         for ending in (".bin", ""):
             if all(name + ending in there for names in self.list_names.values() for name in names):
                 return {part: [there[name + ending] for name in names] for part, names in self.list_names.items()}
         return None
 
-    def _look_into(self, found: Mapping[str, Sequence[Stored]]) -> None:
+    def _open_batches(self, found: Mapping[str, Sequence[Stored]]) -> None:
         for part, stored in found.items():
             kinds = [_BinaryBatch if file.name.endswith(".bin") else _PickledBatch for file in stored]
             self._batches[part] = [kind(file, self.label_names, self._label) for kind, file in zip(kinds, stored)]
@@ -96,7 +101,7 @@ class _Cifar(Format):
     def survey(self, turn: int, ranks: Ranks) -> dict[str, Path]:
         if ranks.rank != ranks.leader:
             return {}
-        found = archives.unpack_files(self.files[0], self._list_usual())
+        found = archives.unpack_files(self.files[0], self._list_file_names())
         self._unpacked = list(found.values())
         weakref.finalize(self, archives.remove_files, self._unpacked)
         return found
@@ -108,7 +113,7 @@ class _Cifar(Format):
             raise ReaderError(
                 f"{self._describe_expected()}; the archive {archive} contains {files.format_names(there)}"
             )
-        self._look_into(chosen)
+        self._open_batches(chosen)
 
     def settled(self) -> None:
         archives.remove_files(self._unpacked)  # every rank of this host has them open

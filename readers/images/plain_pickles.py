@@ -12,7 +12,7 @@ from typing import Any, BinaryIO
 
 from matex_tf.readers.base.formats import ReaderError
 
-_LONG = 4096
+_LONG = 4096  # bytes objects that are longer stay in the file
 _MOST_READS = 10_000_000
 _MOST_ARGUMENTS = 8
 _MOST_KEYS = 1000  # a chosen set of keys can make a dict quadratic in time

@@ -11,17 +11,16 @@ from matex_tf import arguments
 from matex_tf.readers.rows.layout import Deal
 
 
-class Turns:
-    """The position of the ranks in the rows of a part, which each rank consumes in the order in which it holds them."""
+class BatchCursor:
+    """The position of the ranks in a part, from batch to batch. Each rank uses its rows in the order of its array."""
 
     def __init__(self, deal: Deal, rank: int):
         self._deal, self._rank = deal, rank
-        self._taken = self._epochs = 0
+        self._taken = 0  # rows of this epoch that all ranks together have used
+        self._epochs = 0  # epochs begun
 
     def exchange_rows(self, arrays: Sequence[np.ndarray], seed: int) -> None:
-        """At the beginning of each epoch except the first, exchange the rows in `arrays` with other
-        ranks. Collective.
-        """
+        """At the beginning of an epoch except the first, exchange the rows of `arrays` with other ranks. Collective."""
         if self._taken:
             return
         if self._epochs:

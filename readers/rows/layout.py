@@ -64,14 +64,15 @@ def _list_others(positions: np.ndarray, chosen: int, total: int) -> np.ndarray:
     """The rows at `positions` among the rows that `_spread_rows` does not choose."""
     if not chosen:
         return positions
+    # Row = position + the number of chosen rows up to that row: repeated until it does not change.
     rows = positions
     while True:
         # Chosen row i is at most r if (2i + 1) * total < 2 * chosen * (r + 1).
-        up_to = np.minimum((2 * chosen * (rows + 1) - 1 + total) // (2 * total), chosen)
-        moved = positions + up_to
-        if np.array_equal(moved, rows):
+        chosen_before = np.minimum((2 * chosen * (rows + 1) - 1 + total) // (2 * total), chosen)
+        new_rows = positions + chosen_before
+        if np.array_equal(new_rows, rows):
             return rows
-        rows = moved
+        rows = new_rows
 
 
 class Deal:

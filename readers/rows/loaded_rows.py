@@ -1,4 +1,7 @@
-"""This rank's rows of each part of a data set, in memory: read at their first use, or while the data set is opened."""
+"""This rank's rows of each part of a data set, in memory: read at their first use, or while the data set is opened.
+
+`DataSet` calls it for its arrays and batches; streams read by themselves (`streaming.py`).
+"""
 
 from __future__ import annotations
 
@@ -18,8 +21,8 @@ from matex_tf.world import world
 
 @dataclass(frozen=True)
 class Shard:
-    """This process reads the rows of rank `rank` of `size` ranks. `alone`: given by the script, so no rank
-    communicates.
+    """This process has the rows of rank `rank` of `size` ranks. `alone`: the script has given rank= and size=, so ranks
+    do not communicate.
     """
 
     rank: int
@@ -27,10 +30,9 @@ class Shard:
     alone: bool
 
 
-class HeldRows:
-    """This rank's rows of every part and field of `source`, assigned by `deals`.
-
-    `together(action, doing)` runs an action on every rank, and raises on all ranks if it fails on one.
+class LoadedRows:
+    """This rank's rows of every part and field of `source`, as `deals` assign them to ranks. `together` is an
+    `agreement.Together`.
     """
 
     def __init__(
@@ -38,19 +40,19 @@ class HeldRows:
         name: str,
         source: Source,
         deals: dict[str, Deal],
-        share: Shard,
+        shard: Shard,
         normalize: bool | str,
         together: Callable[..., Any],
     ):
-        self._name, self._source, self._deals, self._share = name, source, deals, share
+        self._name, self._source, self._deals, self._shard = name, source, deals, shard
         self._normalize, self._together = normalize, together
         self._finished: dict[tuple[str, str], np.ndarray] = {}
-        # Rows that were read during opening, before scaling and the search for missing values.
-        self._unfinished: dict[tuple[str, str], np.ndarray] = self._allot_arrays()
-        self.came_in_opening = bool(self._unfinished)
+        # Rows that were read during opening. They are neither scaled nor searched for missing values yet.
+        self._unfinished: dict[tuple[str, str], np.ndarray] = self._take_kept_rows()
+        self.were_read_in_opening = bool(self._unfinished)
 
-    def _allot_arrays(self) -> dict[tuple[str, str], np.ndarray]:
-        """This rank's rows of every part and field, if they were read during opening; {} otherwise."""
+    def _take_kept_rows(self) -> dict[tuple[str, str], np.ndarray]:
+        """This rank's rows of every part and field, if rows were read during opening; {} otherwise. Collective."""
         source = self._source
         held, source.format.held = source.format.held, None
         if held is None:
@@ -59,9 +61,9 @@ class HeldRows:
         if arrays is not None:
             return arrays
         doing = f"distributing the rows of {self._name}"
-        arrays = self._together(lambda: redistribute.allot_arrays(source, self._deals, self._share.rank, held), doing)
-        communicator = world.get_communicator("readers") if self._share.size > 1 else None
-        redistribute.send_rows(source, self._deals, self._share.rank, held, arrays, communicator)
+        arrays = self._together(lambda: redistribute.allot_arrays(source, self._deals, self._shard.rank, held), doing)
+        communicator = world.get_communicator("readers") if self._shard.size > 1 else None
+        redistribute.send_rows(source, self._deals, self._shard.rank, held, arrays, communicator)
         return arrays
 
     def get_rows(self, part: str, field: str) -> np.ndarray:
@@ -69,12 +71,10 @@ class HeldRows:
         0.
         """
         if (part, field) not in self._finished:
-            deal = self._deals[part]
-            count = deal.count_held(self._share.rank)
-            positions = self._list_positions(deal, 0, count) if count else range(1)
+            positions = self._list_positions(part)
             self.set_scale()
             doing = f"reading {part}_{field} of {self._name}"
-            if self.came_in_opening:
+            if self.were_read_in_opening:
                 rows = self._together(lambda: self._source.scale_rows(field, self._finish_rows(part, field)), doing)
                 self._finished[part, field] = shard_arrays.as_shard(rows)
                 del self._unfinished[part, field]
@@ -91,37 +91,40 @@ class HeldRows:
 
     def _finish_rows(self, part: str, field: str) -> np.ndarray:
         """Rows that were read during opening, with missing values replaced."""
-        rows, deal = self._unfinished[part, field], self._deals[part]
-        count = deal.count_held(self._share.rank)
-        self._source.settle_missing(part, field, rows, self._list_positions(deal, 0, count) if count else range(1))
+        rows = self._unfinished[part, field]
+        self._source.settle_missing(part, field, rows, self._list_positions(part))
         return rows
 
-    def _list_positions(self, deal: Deal, start: int, stop: int) -> Any:
+    def _list_positions(self, part: str) -> Any:
+        """The positions of this rank's rows in the part; the first position if it has no rows."""
+        deal, rank = self._deals[part], self._shard.rank
+        count = deal.count_held(rank)
+        if not count:
+            return range(1)
         if deal.distribution == "block":
-            first = slice_bounds.deal_block(deal.count, self._share.rank, deal.size)[0]
-            return range(first + start, first + stop)
-        return deal.list_positions(self._share.rank, start, stop)
+            return range(*slice_bounds.deal_block(deal.count, rank, deal.size))
+        return deal.list_positions(rank, 0, count)
 
     def set_scale(self) -> Any:
-        """Set and return the function that scales data. For "standard", each rank computes the sums of its rows.
+        """Set and return the function that scales data. For "standard", each rank computes the moments of its rows.
         Collective.
         """
         source = self._source
         if source.scale is None and self._normalize:
             if self._normalize == "standard":
-                sums: list[Any] = []
-                self._together(self._compute_moments, f"scaling the data of {self._name}", into=sums)
-                source.scale = scaling.make_standard(sums)
+                moments: list[Any] = []
+                self._together(self._compute_moments, f"scaling the data of {self._name}", results=moments)
+                source.scale = scaling.make_standard(moments)
             else:
                 source.scale = scaling.scale_by_type
         return source.scale
 
     def _compute_moments(self) -> Any:
         """The moments of this rank's slice of the training rows."""
-        if self.came_in_opening:
-            mine = self._finish_rows("training", "data")[: self._deals["training"].count_held(self._share.rank)]
+        if self.were_read_in_opening:
+            mine = self._finish_rows("training", "data")[: self._deals["training"].count_held(self._shard.rank)]
             return scaling.compute_moments_in_pieces(mine)
-        size, rank = (1, 0) if self._share.alone else (self._share.size, self._share.rank)
+        size, rank = (1, 0) if self._shard.alone else (self._shard.size, self._shard.rank)
         return self._source.compute_training_moments(
             *slice_bounds.deal_block(self._source.count_training_rows(), rank, size)
         )

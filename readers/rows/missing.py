@@ -1,4 +1,4 @@
-"""Handling of missing values: an error, NaN, or a number."""
+"""The option missing=: a missing value is an error, stays NaN, or is replaced by a number. `how` is this option."""
 
 from __future__ import annotations
 

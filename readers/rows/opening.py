@@ -1,4 +1,7 @@
-"""Opens a data set: checks arguments, reads headers, counts rows and splits them into parts."""
+"""Opens a data set: checks arguments, reads headers, counts rows and splits them into parts. `DataSet` calls it.
+
+Every step runs on all ranks and fails on all ranks together.
+"""
 
 from __future__ import annotations
 
@@ -15,13 +18,11 @@ from matex_tf.readers.rows.samples import Source
 
 @dataclass(frozen=True)
 class Cut:
-    """The split into parts (validation fraction, test fraction, "last" or "spread"), and the
-    windows that form samples.
-    """
+    """How rows become parts and samples."""
 
-    split: tuple[float, float, str]
-    window: int | None
-    horizon: int
+    split: tuple[float, float, str]  # validation fraction, test fraction, "last" or "spread"
+    window: int | None  # rows of a sample; None: a sample is a row
+    horizon: int  # rows of a label, if there are windows
 
 
 def open_source(
@@ -35,35 +36,40 @@ def open_source(
     size: int,
     together: Callable[..., Any],
 ) -> Source:
-    """Open the rows of `format` and `path`. `ranks` are the ranks that read; `size` is the number of slices.
+    """Open the rows of `format` and `path`.
 
-    `together(action, doing)` runs an action on every rank, and raises on all ranks if it fails on one.
+    Args:
+        ranks: the ranks that read the files.
+        size: the number of ranks among which rows are divided. It differs from `ranks.size` if the script gives size=.
+        together: an `agreement.Together`.
     """
 
-    def headers() -> Format:
+    def open_headers() -> Format:
         if path is None and isinstance(format, str) and is_known(format):
             raise TypeError(f"{name}: the format {format} needs a path")
         kind, place = (recognise_format(format), format) if path is None else (format, path)
         return open_format(kind, place, options, missing)
 
-    def rows() -> Source:
+    def make_source() -> Source:
         source = Source(opened, cut.split, cut.window, cut.horizon)
         if source.count_samples("training") < 1:
             raise ReaderError(f"{name}: expected at least one training row, found none")
         return source
 
     doing = f"opening {name}"
-    opened = together(headers, doing, describe=_describe_opened)
+    opened = together(open_headers, doing, describe=_describe_opened)
+    # A survey keeps the rows of this rank's samples only if samples are rows, and the script has not given size=.
     opened.keep = cut.window is None and size == ranks.size
     for turn in range(opened.surveys):
         found: list[Any] = []
-        together(lambda: opened.survey(turn, ranks), doing, into=found)  # noqa: B023  (called at once)
+        together(lambda: opened.survey(turn, ranks), doing, results=found)  # noqa: B023  (called at once)
         together(lambda: opened.settle(turn, ranks, found), doing)  # noqa: B023
     opened.settled()
-    return together(rows, doing, describe=lambda source: f"{[source.count_samples(part) for part in PARTS]} rows")
+    return together(make_source, doing, describe=lambda made: f"{[made.count_samples(part) for part in PARTS]} rows")
 
 
 def _describe_opened(opened: Format) -> str:
+    """The text by which ranks compare whether they see the same files."""
     compared = opened.files if opened.compared is None else opened.compared
     return "; ".join(text for text in (opened.describe(), files.compute_fingerprint(compared)) if text)
 

@@ -1,4 +1,7 @@
-"""Sends rows that were read while they were counted to the ranks to which they are assigned."""
+"""Sends the rows that a survey has kept (`Held`) to the ranks to which they are assigned.
+
+A survey reads contiguous rows on each rank; a `Deal` may assign other rows to it. `loaded_rows.py` calls this module.
+"""
 
 from __future__ import annotations
 
@@ -29,13 +32,12 @@ class _Wanted:
         self.count = max(1, deal.count_held(rank))
 
     def list_rows(self, start: int, stop: int) -> np.ndarray:
-        none = self._deal.count_held(self._rank) == 0
-        positions = np.zeros(1, np.int64) if none else self._deal.list_positions(self._rank, start, stop)
+        has_none = self._deal.count_held(self._rank) == 0
+        positions = np.zeros(1, np.int64) if has_none else self._deal.list_positions(self._rank, start, stop)
         return np.asarray(self._source.find_rows(self._part, positions)[1])
 
     def find_between(self, first: int, last: int) -> tuple[int, int]:
-        """(start, stop) of the rank's rows among the rows `first` to `last` of the file."""
-
+        """(start, stop) of the rank's rows, among its own rows, that are rows `first` to `last` of the file."""
         if last <= self._find_row(0) or first > self._find_row(self.count - 1):
             return 0, 0
         places = range(self.count)
@@ -84,9 +86,9 @@ def send_rows(
     starts = np.concatenate([[0], np.cumsum(held.counts)]).tolist()
     row_bytes = max(1, sum(_count_row_bytes(arrays[0]) for arrays in held.rows.values()))
     step = max(1, _ROUND_BYTES // row_bytes, max(held.counts) // _ROUNDS)
-    for number in range(-(-max(held.counts) // step)):
-        # From the end, because only the end of an array can be freed.
-        spans = [_find_span(starts[other], held.counts[other], step, number) for other in range(size)]
+    for round_number in range(-(-max(held.counts) // step)):
+        # From the last row to the first, because only the end of an array can be freed.
+        spans = [_find_span(starts[other], held.counts[other], step, round_number) for other in range(size)]
         first, last = spans[rank]
         send = [_find_all_between(wanted[other], first, last) for other in range(size)]
         receive = [_find_all_between(wanted[rank], *spans[other]) for other in range(size)]
@@ -100,13 +102,14 @@ def send_rows(
             _shorten_arrays(arrays, first - starts[rank])
 
 
-def _find_span(start: int, count: int, step: int, number: int) -> tuple[int, int]:
+def _find_span(start: int, count: int, step: int, round_number: int) -> tuple[int, int]:
     """(first, last) of the rows of the file that a rank sends in a round."""
-    last = max(0, count - number * step)
+    last = max(0, count - round_number * step)
     return start + max(0, last - step), start + last
 
 
 def _find_all_between(wanted: Mapping[str, _Wanted], first: int, last: int) -> dict[str, tuple[int, int]]:
+    """`find_between` of each part, without parts that have no such rows."""
     found = {part: one.find_between(first, last) for part, one in wanted.items()} if last > first else {}
     return {part: (start, stop) for part, (start, stop) in found.items() if stop > start}
 
@@ -151,17 +154,17 @@ def _exchange_round(
         for other, parts in enumerate(send)
         if other != rank
     ]
-    sent = [sum(piece.nbytes for piece in pieces) for pieces in rows_for]
-    sent.insert(rank, 0)
+    sent_bytes = [sum(piece.nbytes for piece in pieces) for pieces in rows_for]
+    sent_bytes.insert(rank, 0)  # a rank sends nothing to itself
     outgoing = np.concatenate([np.empty(0, np.uint8)] + [_view_bytes(piece) for pieces in rows_for for piece in pieces])
     del rows_for
-    row = _count_row_bytes(mine)
-    taken = [
-        0 if other == rank else row * sum(stop - start for start, stop in parts.values())
+    row_bytes = _count_row_bytes(mine)
+    received_bytes = [
+        0 if other == rank else row_bytes * sum(stop - start for start, stop in parts.values())
         for other, parts in enumerate(receive)
     ]
-    incoming = np.empty(sum(taken), np.uint8)
-    communicator.Alltoallv([outgoing, sent], [incoming, taken])
+    incoming = np.empty(sum(received_bytes), np.uint8)
+    communicator.Alltoallv([outgoing, sent_bytes], [incoming, received_bytes])
     at = 0
     for other, parts in enumerate(receive):
         if other != rank:

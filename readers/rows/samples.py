@@ -1,6 +1,6 @@
 """Converts the rows of an opened format to samples: split into parts, windows, missing values, scaling.
 
-Independent of ranks.
+A sample is a row, or a window of consecutive rows. This module reads any samples and does not depend on ranks.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class Source:
     def count_row_bytes(self, part: str, field: str) -> int:
         return max(1, self.read_samples(part, field, range(1)).nbytes)
 
-    def count_together(self, part: str) -> int:
+    def count_chunk_rows(self, part: str) -> int:
         """The number of rows in a chunk of the files: reading one of them costs as much as reading all."""
         return self.format.chunk_rows(self.find_rows(part, range(0))[0], "data")
 
@@ -137,6 +137,7 @@ class Source:
         first = self._read_run(origin, field, int(rows[0]), int(rows[0]) + 1)
         result = ShardArray((len(rows), *first.shape[1:]), first.dtype)
         chunk = self.format.chunk_rows(origin, field)
+        # Rows with smaller gaps than `gap` are read as one run of up to `longest` rows.
         gap = max(chunk, _GAP_BYTES // max(1, first.nbytes))
         longest = max(chunk, PIECE_BYTES // max(1, first.nbytes), 1)
         done = 0

@@ -1,4 +1,4 @@
-"""normalize=: scale data by the largest value of their dtype, or to mean 0 and deviation 1."""
+"""The option normalize=: data divided by the largest value of their dtype, or scaled to mean 0 and deviation 1."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ class Standard:
 
     def __call__(self, rows: np.ndarray) -> np.ndarray:
         dtype = np.float64 if rows.dtype == np.float64 else np.float32
-        # Arrays of the readers are scaled in place. An array of a foreign format may be that format's own storage.
-        here = isinstance(rows, ShardArray) and rows.dtype == dtype
+        # Arrays of the readers are scaled in place. Another array may be the storage of a format of the script.
+        is_in_place = isinstance(rows, ShardArray) and rows.dtype == dtype
         # A ShardArray that owns its memory keeps its mark through np.asarray.
-        scaled = rows if here else ShardArray(rows.shape, dtype)
+        scaled = rows if is_in_place else ShardArray(rows.shape, dtype)
         np.subtract(rows, self.mean.astype(dtype), out=scaled, casting="unsafe")
         scaled /= np.where(self.deviation > 0, self.deviation, 1).astype(dtype)
         return scaled
@@ -53,10 +53,10 @@ def compute_moments(rows: np.ndarray) -> Moments:
     """(count, mean, sum of squared deviations) of each column of a table, or of all values; ignores NaN."""
     values = np.asarray(rows, np.float64)
     values = values if values.ndim == 2 else values.reshape(-1, 1)
-    there = ~np.isnan(values)
-    count = there.sum(axis=0)
-    mean = np.where(there, values, 0).sum(axis=0) / np.maximum(count, 1)
-    return count, mean, (np.where(there, values - mean, 0) ** 2).sum(axis=0)
+    is_valid = ~np.isnan(values)
+    count = is_valid.sum(axis=0)
+    mean = np.where(is_valid, values, 0).sum(axis=0) / np.maximum(count, 1)
+    return count, mean, (np.where(is_valid, values - mean, 0) ** 2).sum(axis=0)
 
 
 def compute_moments_in_pieces(rows: np.ndarray) -> Moments | None:
@@ -71,19 +71,19 @@ def merge_moments(one: Moments | None, other: Moments | None) -> Moments | None:
     if one is None or other is None:
         return one if other is None else other
     count = one[0] + other[0]
-    some = np.maximum(count, 1)
-    apart = other[1] - one[1]
-    mean = one[1] + apart * other[0] / some
-    return count, mean, one[2] + other[2] + apart**2 * one[0] * other[0] / some
+    divisor = np.maximum(count, 1)
+    distance = other[1] - one[1]
+    mean = one[1] + distance * other[0] / divisor
+    return count, mean, one[2] + other[2] + distance**2 * one[0] * other[0] / divisor
 
 
-def make_standard(of_ranks: Sequence[Moments | None]) -> Standard:
-    """The scaling from the moments of all ranks' rows.
+def make_standard(moments: Sequence[Moments | None]) -> Standard:
+    """The scaling from the moments of each rank's rows.
 
     Raises:
         ValueError: no rank has rows.
     """
-    found = functools.reduce(merge_moments, of_ranks)
+    found = functools.reduce(merge_moments, moments)
     if found is None:
         raise ValueError('DataSet: normalize="standard" takes mean and deviation of the training rows; there are none')
     count, mean, squares = found

@@ -1,4 +1,8 @@
-"""A tf.data.Dataset that reads this rank's rows of each global batch from disk while it is iterated."""
+"""A tf.data.Dataset that reads this rank's rows of each global batch from disk while it is iterated.
+
+`DataSet.as_dataset` calls `make_stream`. An `Order` cuts this rank's rows into ranges and puts them in the order of an
+epoch; each range is read with one call. When shuffling, the rows of a few ranges are mixed.
+"""
 
 from __future__ import annotations
 
@@ -20,9 +24,11 @@ _LEAST_RUNS = 16
 
 
 class Order:
-    """The order in which one rank takes its rows in each epoch.
+    """The order in which one rank uses its rows in each epoch. Positions are rows of the part; with `in_memory`, they
+    are indices of the rank's array.
 
-    `positions` are rows of the part, or with `in_memory` indices into the rows that the rank holds.
+    Args:
+        redeal: whether ranks get other rows in each epoch.
     """
 
     def __init__(self, deal: Deal, rank: int, shuffle: bool, seed: int, redeal: bool, in_memory: bool = False):
@@ -49,7 +55,7 @@ class Order:
         few other runs only, so that each run is read once.
         """
         if self.redeal:
-            yield from self._deal_anew(length, epoch, together)
+            yield from self._redeal(length, epoch, together)
             return
         before = 0 if self.in_memory else slice_bounds.deal_block(self.deal.count, self.rank, self.deal.size)[0]
         random = self.make_generator(epoch) if self.shuffle else None
@@ -65,11 +71,12 @@ class Order:
             return range(first + start, first + stop)
         return self.deal.list_positions(self.rank, start, stop)
 
-    def _deal_anew(self, length: int, epoch: int, together: int) -> Iterator[range]:
+    def _redeal(self, length: int, epoch: int, together: int) -> Iterator[range]:
         """This rank's block of all rows, after a shuffle of ranges that is the same on every rank."""
         first, last = slice_bounds.deal_block(self.deal.count, self.rank, self.deal.size)
         begin = 0
         random = np.random.default_rng([self.seed, epoch])
+        # `begin`: the position of a range in the shuffled order, in which this rank has rows `first` to `last`.
         for start, stop in _cut_pieces(self.deal.count, 0, length, together, random):
             low, high = max(begin, first), min(begin + stop - start, last)
             if low < high:
@@ -110,7 +117,7 @@ class Memory:
         self.labelled = len(fields) > 1
         self.row_bytes = max(1, sum(field[:1].nbytes for field in fields))
 
-    def count_together(self, part: str) -> int:
+    def count_chunk_rows(self, part: str) -> int:
         return 1
 
     def read_both(self, part: str, positions: range) -> tuple[np.ndarray, np.ndarray | None]:
@@ -122,7 +129,7 @@ def _iterate_stacks(
     source: Source | Memory, part: str, order: Order, length: int, epoch: int
 ) -> Iterator[list[np.ndarray]]:
     """Yield [data, labels] of some of this rank's rows at a time."""
-    pieces = order.iterate_pieces(length, epoch, source.count_together(part))
+    pieces = order.iterate_pieces(length, epoch, source.count_chunk_rows(part))
     random = order.make_generator(epoch)
     while group := list(itertools.islice(pieces, _MIXED if order.shuffle else 1)):
         read = [_read_pair(source, part, positions) for positions in group]
@@ -139,21 +146,21 @@ def _read_pair(source: Source | Memory, part: str, positions: Any) -> list[np.nd
 
 
 class _Feed:
-    """Takes rows from an iterator of [data, labels]."""
+    """Cuts an iterator of [data, labels] of any lengths into arrays of the requested lengths."""
 
     def __init__(self, stacks: Iterator[list[np.ndarray]]):
-        self._stacks, self._at = stacks, 0
-        self._now: list[np.ndarray] | None = None
+        self._stacks, self._offset = stacks, 0
+        self._current: list[np.ndarray] | None = None
 
     def take_rows(self, rows: int) -> list[np.ndarray]:
         taken: list[list[np.ndarray]] = []
         while rows:
-            if self._now is None or self._at == len(self._now[0]):
-                self._now, self._at = next(self._stacks), 0
-            now = [field[self._at : self._at + rows] for field in self._now]
-            self._at += len(now[0])
-            rows -= len(now[0])
-            taken.append(now)
+            if self._current is None or self._offset == len(self._current[0]):
+                self._current, self._offset = next(self._stacks), 0
+            part = [field[self._offset : self._offset + rows] for field in self._current]
+            self._offset += len(part[0])
+            rows -= len(part[0])
+            taken.append(part)
         return [np.concatenate(parts) if len(parts) > 1 else parts[0] for parts in zip(*taken)]
 
 
@@ -167,12 +174,12 @@ def iterate_batches(
     deal = order.deal
     length = max(1, PIECE_BYTES // row_bytes // (_MIXED if order.shuffle else 1))
     feed = _Feed(_iterate_stacks(source, part, order, length, epoch))
-    nothing = None
+    placeholder = None
     for first, last in order.iterate_batches(batch_size, epoch):
         begin, end = deal.count_taken(first)[order.rank], deal.count_taken(last)[order.rank]
         if end == begin:
-            nothing = _read_pair(source, part, range(1)) if nothing is None else nothing
-            yield nothing, 0, last - first
+            placeholder = _read_pair(source, part, range(1)) if placeholder is None else placeholder
+            yield placeholder, 0, last - first
         elif order.by_batch:
             yield _read_pair(source, part, order.list_positions(begin, end)), end - begin, last - first
         else:

@@ -19,24 +19,18 @@ Place = Callable[[int], str]
 
 
 class Columns:
-    """The columns that are read, and their dtypes.
-
-    Attributes: `names` of all columns; by field, `columns` (their numbers), `dtypes`, and `single` (whether a row is
-    one value); `texts`, the columns of text, and `asked`, the columns of text that dtype= requests; `types`, the
-    pyarrow type of a column as read for a field; `widths` of columns with lists of numbers; `data_shape`, the shape
-    of a row of data, if given.
-    """
+    """The columns that are read, and their dtypes. A column is known by its number, counted from 0."""
 
     def __init__(self, path: Path, names: Sequence[str]):
-        self.path, self.names = path, list(names)
-        self.columns: dict[str, list[int]] = {}
-        self.dtypes: dict[str, np.dtype] = {}
-        self.single: dict[str, bool] = {}
-        self.texts: list[int] = []
-        self.asked: set[int] = set()
-        self.types: dict[tuple[str, int], Any] = {}
-        self.widths: dict[int, int] = {}
-        self.data_shape: tuple[int, ...] | None = None
+        self.path, self.names = path, list(names)  # the names of all columns
+        self.columns: dict[str, list[int]] = {}  # the columns of "data" and "labels"
+        self.dtypes: dict[str, np.dtype] = {}  # of the rows of a field
+        self.single: dict[str, bool] = {}  # whether a row of a field is one value
+        self.texts: list[int] = []  # the columns of text
+        self.requested_texts: set[int] = set()  # the columns that dtype= requests as text
+        self.types: dict[tuple[str, int], Any] = {}  # by field and column: the pyarrow type as which it is read
+        self.widths: dict[int, int] = {}  # the number of values of a row, in columns of lists
+        self.data_shape: tuple[int, ...] | None = None  # the option shape=
 
     def choose_columns(
         self, labels: Column | Sequence[Column] | None, columns: Column | Sequence[Column] | None
@@ -90,8 +84,9 @@ class Columns:
         )
 
     def choose_types(self, found: Mapping[int, Any], dtype: Any) -> None:
-        """Set the types of columns that are stored as the pyarrow types `found`. Raises TypeError for a non-numeric
-        `dtype`.
+        """Set `texts`, `types` and `dtypes` from the stored pyarrow types `found` and the option dtype=.
+
+        Raises TypeError for a dtype that is not numeric.
         """
         import pyarrow as pa
 
@@ -102,17 +97,17 @@ class Columns:
             for number, kind in found.items()
             if (by_column[number].kind == "U" if number in by_column else not is_number(kind))
         ]
-        self.asked = {number for number in self.texts if number in by_column}
+        self.requested_texts = {number for number in self.texts if number in by_column}
         for field, numbers in self.columns.items():
-            each = []
+            field_dtypes = []
             for number in numbers:
                 stored = pa.int64() if number in self.texts else found[number]
                 usual = common if common is not None and field == "data" else self.find_usual_dtype(field, stored)
-                given = by_column.get(number, usual)
-                kind = usual if number in self.texts and given.kind == "U" else given
+                requested = by_column.get(number, usual)
+                kind = usual if number in self.texts and requested.kind == "U" else requested
                 if kind.kind not in "biuf":
                     raise TypeError(f"DataSet: dtype must be numeric, or str for one column; given {kind}")
-                each.append(kind)
+                field_dtypes.append(kind)
                 if number in self.texts:
                     self.types[field, number] = pa.string()
                 elif pa.types.is_boolean(found[number]) and number not in by_column:
@@ -120,7 +115,7 @@ class Columns:
                 else:
                     # pyarrow does not parse half-precision numbers.
                     self.types[field, number] = pa.from_numpy_dtype(np.dtype("f4") if kind == np.float16 else kind)
-            self.dtypes[field] = np.result_type(*each)
+            self.dtypes[field] = np.result_type(*field_dtypes)
 
     def find_usual_dtype(self, field: str, kind: Any) -> np.dtype:
         """The default dtype of a column of this pyarrow type."""

@@ -17,15 +17,15 @@ from matex_tf.sharding.shard_arrays import ShardArray
 
 
 class TableFormat(Format):
-    """A table whose columns are chosen by `columns`.
+    """A table with the columns `columns`.
 
-    Subclasses set `columns`, count rows, and yield tables of some rows. `_turns` lists their surveys in order; a survey
-    NAME consists of `_survey_NAME` and `_settle_NAME`. One survey counts the texts of the ranks' rows: it uses
-    `_count_texts` and `_settle_texts`.
+    Subclasses set `columns`, count rows, and yield tables of some rows. `_survey_names` lists their surveys (see
+    `Format`) in order; a survey NAME consists of the methods `_survey_NAME` and `_settle_NAME`. One survey counts the
+    texts of the ranks' rows, by `_count_texts` and `_settle_texts`.
     """
 
     columns: Columns
-    _turns: list[str]
+    _survey_names: list[str]
 
     def __init__(self) -> None:
         self.categories = {}
@@ -49,10 +49,10 @@ class TableFormat(Format):
         """The rows (start, stop) that each rank reads when the table is opened."""
 
     def survey(self, turn: int, ranks: Ranks) -> Any:
-        return getattr(self, f"_survey_{self._turns[turn]}")(ranks)
+        return getattr(self, f"_survey_{self._survey_names[turn]}")(ranks)
 
     def settle(self, turn: int, ranks: Ranks, found: Sequence[Any]) -> None:
-        getattr(self, f"_settle_{self._turns[turn]}")(ranks, found)
+        getattr(self, f"_settle_{self._survey_names[turn]}")(ranks, found)
 
     def check_texts(self, found: Sequence[Mapping[int, Mapping[str, int]]], ranks: Ranks) -> None:
         """Raises ReaderError if the texts `found` by the ranks, with their counts, are not valid as texts."""
@@ -80,8 +80,8 @@ class TableFormat(Format):
         """The rows `start` to `stop` of every field. Raises TooLarge if they take more than `most` bytes."""
         rows = Rows(self.columns, self.missing, most)
         for first, table, place in self.iterate_tables(start, stop, list(self.columns.columns)):
-            left = (stop - first - len(table)) / max(1, len(table))
-            rows.append_table(table, left, place)
+            remaining = (stop - first - len(table)) / max(1, len(table))
+            rows.append_table(table, remaining, place)
         rows.finish_rows()
         return rows
 
@@ -91,10 +91,10 @@ class TableFormat(Format):
             return self._rows.values
         values: dict[int, Counter[str]] = {number: Counter() for number in self.columns.texts}
         for _, table, _ in self.iterate_tables(*self._find_part(ranks), []):
-            for number, known in values.items():
-                here = table[str(number)].combine_chunks().drop_null().value_counts()
-                known.update(dict(zip(here.field("values").to_pylist(), here.field("counts").to_pylist(), strict=True)))
-                if len(known) > MOST_CATEGORIES:
+            for number, total in values.items():
+                new = table[str(number)].combine_chunks().drop_null().value_counts()
+                total.update(dict(zip(new.field("values").to_pylist(), new.field("counts").to_pylist(), strict=True)))
+                if len(total) > MOST_CATEGORIES:
                     raise make_category_error(self.columns, number)
         return dict(values)
 
@@ -115,9 +115,9 @@ class TableFormat(Format):
             self._rows.settle_categories(self._values)
 
 
-def find_room(ranks: Ranks, given: int | None) -> int:
-    """The most bytes of rows that this rank keeps: `given`, or half of the free memory divided by the ranks of its
+def find_room(ranks: Ranks, option: int | None) -> int:
+    """The maximum bytes of rows that this rank keeps: `option`, or half of the free memory divided by the ranks of its
     host.
     """
-    here = sum(host == ranks.hosts[ranks.rank] for host in ranks.hosts)
-    return memory.measure_free() // 2 // here if given is None else given
+    local_ranks = sum(host == ranks.hosts[ranks.rank] for host in ranks.hosts)
+    return memory.measure_free() // 2 // local_ranks if option is None else option

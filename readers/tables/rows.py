@@ -23,18 +23,21 @@ class TooLarge(Exception):
 class Rows:
     """The rows of consecutive records, by field. Rows are appended.
 
-    Attributes: `count`; `buffers` by field, whose concatenation is the rows; `values`, for each column of text, the
-    number of rows with each value, in order of appearance. Buffers store 1 + the index of a value, and 0 for a
-    missing value.
+    Texts get their final integers only when all ranks know all texts (`settle_categories`). Until then the buffers have
+    temporary integers: 1 + the index of a text in order of appearance, and 0 for a missing value.
+
+    Attributes: `count`; `buffers`, for each field, arrays whose concatenation is the rows; `values`, for each column of
+    text, the number of rows with each text, in order of appearance.
     """
 
-    def __init__(self, table: Columns, missing: Any, most: int):
-        self._table, self._missing, self._most = table, missing, most
+    def __init__(self, table: Columns, missing: Any, max_bytes: int):
+        self._table, self._missing, self._max_bytes = table, missing, max_bytes
         self.count = 0
         self.buffers: dict[str, list[np.ndarray]] = {field: [] for field in table.columns}
         self.values: dict[int, dict[str, int]] = {number: {} for number in table.texts}
-        self._places: dict[int, dict[str, int]] = {number: {} for number in table.texts}
-        self._room = 0
+        # For each column of text: the index of each text in order of appearance.
+        self._indices: dict[int, dict[str, int]] = {number: {} for number in table.texts}
+        self._room = 0  # unused rows of the last buffers
 
     def can_hold_texts(self) -> bool:
         """Whether the dtypes can hold the temporary integers of texts, before the ranks agree on the final ones."""
@@ -44,8 +47,8 @@ class Rows:
             if set(numbers) & set(self._table.texts)
         )
 
-    def append_table(self, found: Any, left: float, place: Callable[[int], str]) -> None:
-        """Append the rows of a pyarrow table; about `left` times as many rows are still to come.
+    def append_table(self, found: Any, remaining: float, place: Callable[[int], str]) -> None:
+        """Append the rows of a pyarrow table; about `remaining` times as many rows are still to come.
 
         Raises TooLarge, and ReaderError for an invalid value.
         """
@@ -54,7 +57,7 @@ class Rows:
             return
         codes = {number: self._encode_column(number, found[str(number)]) for number in self._table.texts}
         if rows > self._room:
-            self._grow_buffers(rows, left)
+            self._grow_buffers(rows, remaining)
         filled = len(self._get_buffer()) - self._room
         for field, buffers in self.buffers.items():
             target = buffers[-1][filled : filled + rows]
@@ -65,13 +68,13 @@ class Rows:
     def _get_buffer(self) -> np.ndarray:
         return next(iter(self.buffers.values()))[-1]
 
-    def _grow_buffers(self, rows: int, left: float) -> None:
+    def _grow_buffers(self, rows: int, remaining: float) -> None:
         self._trim_buffers()
-        room = rows + int(rows * left * _SPARE) + 16
+        room = rows + int(rows * remaining * _SPARE) + 16
         shapes = {field: self._table.compute_shape(field, room) for field in self.buffers}
         dtypes = {field: self._table.find_dtype(field, self._missing) for field in self.buffers}
         more = sum(int(np.prod(shapes[field])) * dtypes[field].itemsize for field in self.buffers)
-        if self.nbytes + more > self._most:
+        if self.nbytes + more > self._max_bytes:
             raise TooLarge
         for field, buffers in self.buffers.items():
             # Pages that are not written take no memory yet.
@@ -94,33 +97,36 @@ class Rows:
 
         encoded = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
         encoded = encoded.dictionary_encode()
-        known, values = self._places[number], self.values[number]
+        known, values = self._indices[number], self.values[number]
         texts = encoded.dictionary.to_pylist()
-        places = [known.setdefault(text, len(known)) for text in texts]
+        text_indices = [known.setdefault(text, len(known)) for text in texts]
         if len(known) > MOST_CATEGORIES:
             raise make_category_error(self._table, number)
-        # The last entry is for missing values, whose index is -1.
-        meaning = np.array([1 + place for place in places] + [0], np.int64)
+        # The temporary integer of each entry of the dictionary. The last one is for missing values, whose index is -1.
+        codes = np.array([1 + index for index in text_indices] + [0], np.int64)
         indices = encoded.indices.fill_null(-1).to_numpy(zero_copy_only=False)
         for text, rows in zip(texts, np.bincount(indices + 1, minlength=len(texts) + 1)[1:].tolist(), strict=True):
             values[text] = values.get(text, 0) + rows
-        return meaning[indices]
+        return codes[indices]
 
     def settle_categories(self, values: dict[int, list[str]]) -> None:
         """Replace this rank's temporary integers of texts by the final ones, from the sorted `values` of all ranks."""
-        for number, known in self._places.items():
-            agreed = {text: place for place, text in enumerate(values[number])}
+        for number, known in self._indices.items():
+            final = {text: code for code, text in enumerate(values[number])}
             for field, numbers in self._table.columns.items():
-                for index in [place for place, one in enumerate(numbers) if one == number]:
-                    dtype = self._table.find_dtype(field, self._missing)
-                    absent = np.nan if dtype.kind == "f" else self._missing if self._missing != "error" else 0
-                    meaning = np.array([absent, *[agreed[text] for text in known]]).astype(dtype)
-                    at = self._table.find_offset(field, index)
-                    for buffer in self.buffers[field]:
-                        column = buffer.reshape(len(buffer), -1)[:, at] if len(buffer) else buffer
-                        for start in range(0, len(column), 1 << 16):
-                            piece = column[start : start + (1 << 16)]
-                            piece[:] = meaning[np.asarray(piece).astype(np.int64)]
+                dtype = self._table.find_dtype(field, self._missing)
+                absent = np.nan if dtype.kind == "f" else self._missing if self._missing != "error" else 0
+                codes = np.array([absent, *[final[text] for text in known]]).astype(dtype)
+                for place in [place for place, column_number in enumerate(numbers) if column_number == number]:
+                    self._replace_codes(field, self._table.find_offset(field, place), codes)
+
+    def _replace_codes(self, field: str, offset: int, codes: np.ndarray) -> None:
+        """Replace each integer i at `offset` of the rows of a field by `codes[i]`, in pieces to save memory."""
+        for buffer in self.buffers[field]:
+            column = buffer.reshape(len(buffer), -1)[:, offset] if len(buffer) else buffer
+            for start in range(0, len(column), 1 << 16):
+                piece = column[start : start + (1 << 16)]
+                piece[:] = codes[np.asarray(piece).astype(np.int64)]
 
     def finish_rows(self) -> None:
         """Free the space of rows that did not come."""

@@ -1,4 +1,8 @@
-"""Base class of Parquet and TFRecord: typed columns of single values or of lists."""
+"""Base class of Parquet and TFRecord: typed columns of single values or of lists.
+
+Opening has up to four surveys (see `Format`): "widths" finds the number of values of lists, "room" whether memory
+allows to keep rows, "rows" reads each rank's rows once, and "texts" collects the values of columns of text.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +55,7 @@ class TypedTable(TableFormat):
         self.labelled = "labels" in self.columns.columns
         if shape is not None:
             self.columns.data_shape = _check_shape(shape)
-        given = self.columns.list_dtypes(dtype)
+        dtypes = self.columns.list_dtypes(dtype)
         stored = [kind for _, kind in types]
         # The dtypes of columns with numbers stored as bytes.
         self._bytes: dict[int, np.dtype] = {}
@@ -59,20 +63,20 @@ class TypedTable(TableFormat):
         found = {}
         for number in self.columns.used:
             kind, is_list = values.find_value_type(stored[number])
-            if values.is_bytes(kind) and not is_list and number in given and given[number].kind in "biuf":
-                self._bytes[number] = given[number]
-                kind, is_list = values.make_type(given[number]), True
-            values.check_type(path, self.columns.names[number], stored[number], kind, given.get(number))
+            if values.is_bytes(kind) and not is_list and number in dtypes and dtypes[number].kind in "biuf":
+                self._bytes[number] = dtypes[number]
+                kind, is_list = values.make_type(dtypes[number]), True
+            values.check_type(path, self.columns.names[number], stored[number], kind, dtypes.get(number))
             found[number] = kind
             if is_list:
                 self._lists.append(number)
         self.columns.choose_types({number: values.find_plain_type(kind) for number, kind in found.items()}, dtype)
-        self._turns = [*self.list_turns(), *["widths"] * bool(self._lists), "room", "rows"]
-        self._turns += ["texts"] * bool(self.columns.texts)
-        self.surveys = len(self._turns)
+        self._survey_names = [*self.list_turns(), *["widths"] * bool(self._lists), "room", "rows"]
+        self._survey_names += ["texts"] * bool(self.columns.texts)
+        self.surveys = len(self._survey_names)
 
     def list_turns(self) -> list[str]:
-        """Surveys that run before the common ones; `_survey_NAME` and `_settle_NAME` define a survey."""
+        """The names of surveys that run before the common ones; `_survey_NAME` and `_settle_NAME` define a survey."""
         return []
 
     @abstractmethod
@@ -94,8 +98,8 @@ class TypedTable(TableFormat):
     # Lists: the number of values of each row.
 
     def _survey_widths(self, ranks: Ranks) -> dict[int, int]:
-        """The largest number of values of a row, by column of lists; only of the first row if all rows must have as
-        many.
+        """The largest number of values of a row, by column of lists. With missing="error" all rows must have the same
+        number, so only the first row is read.
         """
         if not self.count("training"):
             return {}
@@ -133,13 +137,13 @@ class TypedTable(TableFormat):
         self._check_row_shape()
         start, stop = self.list_parts(ranks)[ranks.rank]
         fields = self.columns.columns
-        row = sum(
+        row_bytes = sum(
             int(np.prod(self.columns.compute_shape(field, 1))) * self.columns.find_dtype(field, self.missing).itemsize
             for field in fields
         )
-        return Rows(self.columns, self.missing, 0).can_hold_texts() and row * (stop - start) <= find_room(
-            ranks, self._memory
-        )
+        if not Rows(self.columns, self.missing, 0).can_hold_texts():
+            return False
+        return row_bytes * (stop - start) <= find_room(ranks, self._memory)
 
     def _settle_room(self, ranks: Ranks, found: Sequence[bool]) -> None:
         self.keep = self.keep and all(found)
@@ -171,7 +175,9 @@ class TypedTable(TableFormat):
     def check_texts(self, found: Sequence[Mapping[int, Mapping[str, int]]], ranks: Ranks) -> None:
         for number in self.columns.texts:
             counts = [collections.Counter(of_rank[number]) for of_rank in found]
-            agree_on_texts(self.columns.path, self.columns.names[number], counts, number in self.columns.asked)
+            agree_on_texts(
+                self.columns.path, self.columns.names[number], counts, number in self.columns.requested_texts
+            )
 
     # Values.
 

@@ -88,7 +88,7 @@ for wrong, kind, words in cases.ARGUMENTS:
     bad.append(cases.check(lambda: DataSet(**given), kind if rank == 1 else ValueError, words, "ReaderError"))
 for wrong in cases.DIFFERENT:
     given = cases.asked(path, wrong if rank == 1 else {})
-    bad.append(cases.check(lambda: DataSet(**given), ValueError, "the ranks were asked for different things. Expected"))
+    bad.append(cases.check(lambda: DataSet(**given), ValueError, "the ranks have different arguments. Expected"))
 data = DataSet("CSV", path, labels="y")
 bad += [cases.check(lambda: call(data), kind, words) for call, kind, words in cases.BATCHES]
 for wrong, kind, words in cases.STREAMS:

@@ -20,7 +20,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.delenv("MATEX_CACHE_DIR", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
     monkeypatch.setattr(build.tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setattr(caches, "_told", set())
+    monkeypatch.setattr(caches, "_announced", set())
     monkeypatch.setattr(settings, "_current", None)
     return tmp_path / "home" / "matex_tf"
 

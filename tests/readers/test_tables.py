@@ -48,7 +48,7 @@ for path in ("one.csv", "part-*.csv", "part-*.csv.gz"):
         data = DataSet("CSV", f"{folder}/{path}", **options, **more)
         alone = DataSet("CSV", f"{folder}/{path}", rank=rank, size=size, **options, **more)
         parts = ["training", *(part for part in ("validation", "testing") if alone._source.count_samples(part))]
-        fine = [data._held.came_in_opening == (name != "only counted"), data.categories == alone.categories]
+        fine = [data._rows.were_read_in_opening == (name != "only counted"), data.categories == alone.categories]
         for part in parts:
             for field in ("data", "labels"):
                 fine.append(same(getattr(data, f"{part}_{field}"), getattr(alone, f"{part}_{field}")))

@@ -1,6 +1,6 @@
-// The engine's C interface for Python's ctypes (ops/library.py). A function that can fail returns 0 or 1; after a 1,
-// matex_last_error returns the message of the calling thread. Handles, kinds and types are plain numbers, defined in
-// the headers.
+// The engine's C interface for Python's ctypes (ops/interface.py). A function that can fail returns 0 or 1; after a 1,
+// matex_last_error returns the message of the calling thread. Communicators, kinds and types are plain numbers, which
+// the headers define.
 #include <mpi.h>
 
 #include <algorithm>
@@ -41,11 +41,13 @@ std::string& LastError() {
   return message;
 }
 
+// The layouts of `matex_reduce` that live until `matex_forget`.
 std::vector<std::shared_ptr<const Layout>>& KeptLayouts() {
   static auto* const layouts = new std::vector<std::shared_ptr<const Layout>>;
   return *layouts;
 }
 
+// Stores the message for matex_last_error; returns 1 if there is an error.
 int Result(const Error& error) {
   LastError() = error.message;
   return error ? 1 : 0;
@@ -79,6 +81,7 @@ MATEX_EXPORT int matex_start_again(int sequence, int gradients, int overlapped, 
   return matex::Result(matex::StartAgain(sequence, gradients, overlapped, rank, size, node));
 }
 
+// Meets the other ranks at a collective without data (rendezvous.h).
 MATEX_EXPORT int matex_rendezvous(int kind, uint64_t key, const char* what, int64_t bytes, int64_t rows) {
   if (kind <= 0 || kind >= matex::kKinds) {
     return matex::Result(matex::Error("there is no kind " + std::to_string(kind) + " of collective."));
@@ -99,21 +102,27 @@ MATEX_EXPORT int64_t matex_count(int kind) {
   return kind > 0 && kind < matex::kKinds ? matex::CountOf(static_cast<matex::Kind>(kind)) : 0;
 }
 
-MATEX_EXPORT int matex_failure() { return matex::Result(matex::FailureOfSequence()); }  // 1: the sequence has failed
+
+// 1: all later rendezvous fail.
+MATEX_EXPORT int matex_failure() { return matex::Result(matex::FailureOfSequence()); }
+
+// The cause (failure.h) of the error whose message `text` contains. 1: an MPI call has failed in this process.
+MATEX_EXPORT int matex_cause(const char* text) { return static_cast<int>(matex::CauseOf(text)); }
+
 MATEX_EXPORT int64_t matex_rows() { return matex::RowsOfUpdates(); }
 MATEX_EXPORT double matex_blocked_seconds() { return matex::BlockedSeconds(); }
 // The seconds that this process has waited in shared memory for ranks of its host since the first call of this
-// function, and the core seconds that it used meanwhile.
-MATEX_EXPORT void matex_waited(double* seconds, double* of_a_core) {
+// function, and the seconds of a core that it used while waiting.
+MATEX_EXPORT void matex_waited(double* seconds, double* core_seconds) {
   const matex::Arrivals::Waited waited = matex::Arrivals::WaitedSoFar();
   *seconds = waited.seconds;
-  *of_a_core = waited.of_a_core;
+  *core_seconds = waited.core_seconds;
 }
 MATEX_EXPORT double matex_seconds(int kind) {
   return kind > 0 && kind < matex::kKinds ? matex::SecondsOf(static_cast<matex::Kind>(kind)) : 0;
 }
 
-// Whether this process waits for other ranks. 1: it does, since `seconds`, and `text` is the place. 0: it does not.
+// Whether this process waits for other ranks. 1: it has waited for `seconds` at the place `text`. 0: it does not.
 // `number` is always the number of the current collective, or of the next one.
 MATEX_EXPORT int matex_waiting(double* seconds, int64_t* number, char* text, int size) {
   *number = matex::NumberInSequence();
@@ -124,7 +133,7 @@ MATEX_EXPORT int matex_waiting(double* seconds, int64_t* number, char* text, int
   return 1;
 }
 
-// This process exchanges Python objects with other ranks at the place `what`, until `matex_go_on`.
+// From now on, until `matex_go_on`, this process exchanges Python objects with other ranks at the place `what`.
 MATEX_EXPORT void matex_wait(const char* what) {
   static std::mutex* const mutex = new std::mutex;
   static std::string* const place = new std::string;
@@ -141,10 +150,12 @@ MATEX_EXPORT void matex_wait(const char* what) {
 
 MATEX_EXPORT void matex_go_on() { matex::GoOn(matex::Waiter::kObjects); }
 
+// XXH64 (hash.h).
 MATEX_EXPORT uint64_t matex_hash(const void* data, int64_t bytes, uint64_t seed) {
   return matex::Hash(data, static_cast<size_t>(bytes), seed);
 }
 
+// Sets the turns of the next v1 run (v1_order.h).
 MATEX_EXPORT void matex_expect(const int64_t* turns, int count) {
   matex::TheTurnstile().Expect(std::vector<int64_t>(turns, turns + count));
 }
@@ -165,7 +176,8 @@ MATEX_EXPORT int matex_reduce(int count, const char* const* names, const int* ty
   const auto layout =
       std::make_shared<matex::Layout>(std::move(entries), world.chunk_bytes, world.fuse_bytes, world.compression);
   if (kept) matex::KeptLayouts().push_back(layout);
-  return matex::Result(matex::ReduceInline(*layout, inputs, outputs, weight, 0, [place] { return std::string(place); }));
+  const std::function<std::string()> what = [place] { return std::string(place); };
+  return matex::Result(matex::ReduceInline(*layout, inputs, outputs, weight, 0, what));
 }
 
 MATEX_EXPORT void matex_forget() { matex::KeptLayouts().clear(); }

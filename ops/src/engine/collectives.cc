@@ -1,3 +1,4 @@
+// Each function: the rendezvous, then one MPI call or several if the tensor is large.
 #include "engine/collectives.h"
 
 #include <algorithm>
@@ -26,6 +27,7 @@ Hasher KeyOf(const Subject& subject, size_t first_dimension) {
   return hasher;
 }
 
+// 16-bit floats are summed as float32 (reduce_ops.h).
 Error AllreduceChunks(const World& world, const Subject& subject, Reduction reduction, char* data,
                       const std::function<std::string()>& what) {
   const int64_t size = static_cast<int64_t>(SizeOf(subject.type));
@@ -73,7 +75,7 @@ Error GatherRows(const World& world, const Subject& subject, const void* from, v
   return MpiError(code, "MPI_Allgatherv", what);
 }
 
-// Ranks agree whether all of them have memory for the result, so that no rank waits for a rank that has none.
+// Returns an error on all ranks if any rank has no memory for the result, so that no rank waits for it.
 Error AgreeOnMemory(const World& world, bool has, const std::string& what) {
   int without = has ? -1 : world.rank;
   if (world.has_peers()) {

@@ -1,4 +1,6 @@
-// MatexDealRows: the rows of a batch that this rank computes, as in `sharding/row_shares.py`.
+// MatexDealRows: the rows of a batch that this rank computes, by the rule of `sharding/row_shares.py`. Input `counts`:
+// the rows of each of the batch's tensors. Input `dealt`: whether rows are divided, this rank, and the share of each
+// rank.
 #include <algorithm>
 #include <numeric>
 #include <vector>
@@ -39,15 +41,19 @@ class DealRowsKernel : public OpKernel {
                 errors::InvalidArgument("MatexDealRows: expected counts [k > 0] and dealt [2 + ranks], not ",
                                         counts.shape().DebugString(), " and ", dealt.shape().DebugString()));
     const auto* const rows = reinterpret_cast<const int64_t*>(counts.flat<tensorflow::int64>().data());
-    const auto* const deal = reinterpret_cast<const int64_t*>(dealt.flat<tensorflow::int64>().data());
-    const int64_t total = rows[0], rank = deal[1], largest = *std::max_element(rows, rows + counts.NumElements());
-    OP_REQUIRES(context, rank >= 0 && rank < ranks && std::accumulate(deal + 2, deal + 2 + ranks, int64_t{0}) > 0,
+    const auto* const numbers = reinterpret_cast<const int64_t*>(dealt.flat<tensorflow::int64>().data());
+    const bool is_divided = numbers[0] != 0;
+    const int64_t* const shares = numbers + 2;
+    const int64_t total = rows[0], rank = numbers[1], largest = *std::max_element(rows, rows + counts.NumElements());
+    OP_REQUIRES(context, rank >= 0 && rank < ranks && std::accumulate(shares, shares + ranks, int64_t{0}) > 0,
                 errors::InvalidArgument("MatexDealRows: rank ", rank, " of ", ranks, " ranks cannot be dealt rows"));
-    auto [start, stop] = DealBlock(total, rank, deal + 2, ranks);
+    auto [start, stop] = DealBlock(total, rank, shares, ranks);
     const bool has_rows = stop > start;
+    // A rank without rows computes the first row and contributes nothing, because steps fail on empty batches.
     if (!has_rows) start = 0, stop = std::min<int64_t>(1, total);
-    const bool is_even = std::all_of(rows, rows + counts.NumElements(), [&](int64_t one) { return one == total; });
-    if (deal[0] == 0 || !is_even) start = 0, stop = largest;
+    const bool is_even = std::all_of(rows, rows + counts.NumElements(), [&](int64_t count) { return count == total; });
+    // Tensors of different lengths are not divided: every rank computes all rows.
+    if (!is_divided || !is_even) start = 0, stop = largest;
     const int64_t results[] = {start, stop - start, total};
     for (int i = 0; i < 4; ++i) {
       Tensor* output = nullptr;

@@ -1,5 +1,6 @@
-// MatexKeepOrder: takes a place in the order of collectives and does nothing. One precedes and one follows an op that
-// cannot take the order handle itself, because TensorFlow places an op on the device of a variable that it takes.
+// MatexKeepOrder: takes the handle that orders collectives (MATEX_ORDER in kernel.h) and does nothing. One runs before
+// and one after an op that must not take the handle itself: TensorFlow places an op on the device of a variable that it
+// takes.
 #include "kernel.h"
 #include "tensorflow/core/framework/common_shape_fns.h"
 

@@ -1,3 +1,4 @@
+// Conversions, cached layouts, and the base class of collectives (kernel.h).
 #include "kernel.h"
 
 #include <memory>
@@ -13,6 +14,7 @@ using namespace tensorflow;
 
 namespace {
 
+// Memory of `owner` as the buffer of a tensor. If `others_read`, TensorFlow must not reuse it for the output of an op.
 class OwnedBuffer : public TensorBuffer {
  public:
   OwnedBuffer(void* memory, std::shared_ptr<const void> owner, size_t bytes, bool others_read)
@@ -91,7 +93,7 @@ TfStatus KeptLayout::Read(OpKernelConstruction* construction) {
 std::shared_ptr<const KeptLayout::Made> KeptLayout::Of(
     OpKernelContext* context, const std::function<std::shared_ptr<const Made>(std::vector<Entry>)>& make) {
   std::lock_guard<std::mutex> lock(mutex_);
-  if (made_ != nullptr && IsOf(context)) return made_;
+  if (made_ != nullptr && HasShapesOf(context)) return made_;
   std::vector<Entry> entries;
   for (int i = 0; i < context->num_outputs(); ++i) {
     const Tensor& x = context->input(i);
@@ -100,7 +102,7 @@ std::shared_ptr<const KeptLayout::Made> KeptLayout::Of(
   return made_ = make(std::move(entries));
 }
 
-bool KeptLayout::IsOf(OpKernelContext* context) const {
+bool KeptLayout::HasShapesOf(OpKernelContext* context) const {
   for (int i = 0; i < context->num_outputs(); ++i) {
     const TensorShape& shape = context->input(i).shape();
     const std::vector<int64_t>& known = made_->layout.entries()[i].shape;
@@ -112,13 +114,13 @@ bool KeptLayout::IsOf(OpKernelContext* context) const {
   return true;
 }
 
-TfStatus WeightOf(const char* op, const Tensor& given, Weight* weight) {
-  const int64_t count = given.NumElements();
-  if (given.dims() > 1 || count < 1 || count > 2) {
+TfStatus WeightOf(const char* op, const Tensor& input, Weight* weight) {
+  const int64_t count = input.NumElements();
+  if (input.dims() > 1 || count < 1 || count > 2) {
     return errors::InvalidArgument(op, ": expected a scalar weight, or weight and rows, not shape ",
-                                   given.shape().DebugString());
+                                   input.shape().DebugString());
   }
-  const double* const numbers = static_cast<const double*>(DataOf(given));
+  const double* const numbers = static_cast<const double*>(DataOf(input));
   weight->weight = numbers[0];
   weight->batch = count > 1 ? static_cast<int64_t>(numbers[1]) : 0;
   return TfStatus();
@@ -163,7 +165,8 @@ void Collective::ComputeAsync(OpKernelContext* context, DoneCallback done) {
     context->SetStatus(errors::Cancelled(error.message));
     finish();
   };
-  // Reserved before the job is entered: after that, another thread may end the job, and the whole run with it.
+  // The ticket is reserved before `Enter`. As soon as the job has entered, another thread may end it, and the whole run
+  // with it, so `context` may no longer be used.
   const int64_t ticket = TheTurnstile().Reserve();
   const auto cancel = [ticket] {
     TheTurnstile().Cancel(ticket, Error("the run was cancelled while a collective waited for its turn."));

@@ -27,8 +27,9 @@ using TfStatus = std::decay_t<decltype(std::declval<tensorflow::OpKernelContext>
 // The element types of ops that move values or compute with them.
 #define MATEX_TYPES "{float, double, half, bfloat16, int32, int64, uint8, bool}"
 
-// TensorFlow runs the ops of a function that write to one resource in their order, through nested functions, too. So
-// each op takes the handle of one variable, as if it wrote to it. The kernels ignore the handle.
+// The order of collectives in a function: TensorFlow runs the ops that write to one resource in program order, through
+// nested functions, too. So each collective op takes the handle of one variable, as if it wrote to it. The kernels
+// ignore the handle.
 #define MATEX_ORDER Attr("order_count: int >= 0 = 0").Input("order: order_count * resource")
 
 Type TypeOf(tensorflow::DataType type);
@@ -39,12 +40,12 @@ void* DataOf(const tensorflow::Tensor& tensor);
 // zeros if it is not divided.
 TfStatus CutsOf(tensorflow::OpKernelConstruction* construction, size_t count, Cuts* cuts);
 
-// A layout that a kernel keeps from run to run. Shapes are known only when the kernel runs, but hardly ever change.
+// The layout of a kernel, kept from run to run. Shapes are known only when the kernel runs, but hardly ever change.
 class KeptLayout {
  public:
   struct Made {
     Layout layout;
-    std::unique_ptr<const Scatter> scatter;  // if ranks need only pieces of the sums
+    std::unique_ptr<const Scatter> scatter;  // null if all ranks need all sums
   };
   // Reads the attributes `names` and, where the op has it, `variables`.
   TfStatus Read(tensorflow::OpKernelConstruction* construction);
@@ -53,7 +54,7 @@ class KeptLayout {
                                  const std::function<std::shared_ptr<const Made>(std::vector<Entry>)>& make);
 
  private:
-  bool IsOf(tensorflow::OpKernelContext* context) const;
+  bool HasShapesOf(tensorflow::OpKernelContext* context) const;
 
   std::vector<std::string> names_;
   std::vector<tensorflow::int64> variables_;
@@ -66,23 +67,23 @@ struct Weight {
   double weight = 1;
   Batch batch;
 };
-TfStatus WeightOf(const char* op, const tensorflow::Tensor& given, Weight* weight);
+TfStatus WeightOf(const char* op, const tensorflow::Tensor& input, Weight* weight);
 
 // The shape function of such an op: each output has the shape of its gradient; `weight` follows the gradients.
 TfStatus InferReduced(tensorflow::shape_inference::InferenceContext* context);
 
-// A tensor whose values lie in `memory`, which lives as long as `owner`. An op that holds the last reference may
-// write its result there, unless `others_read`.
+// A tensor whose values are in `memory`, which lives as long as `owner`. Without `others_read`, an op with the last
+// reference to the tensor may write its result there.
 tensorflow::Tensor TensorAt(void* memory, std::shared_ptr<const void> owner, tensorflow::DataType type,
                             const tensorflow::TensorShape& shape, bool others_read = false);
 
 // Never Aborted: v1's MonitoredSession treats it as a lost worker and creates new sessions forever.
 TfStatus StatusOf(const Error& error);
 
-// A kernel that runs one collective in the thread that reaches it. In a v1 graph, where attribute `turn` is not -1,
-// it is asynchronous, so that it waits for its turn without holding a thread (engine/sequence/v1_order.h). Elsewhere
-// it is synchronous: TensorFlow continues after an asynchronous kernel in another thread, which costs more than a
-// small collective.
+// A kernel that runs one collective in the thread that reaches it. In a v1 graph each collective has a turn
+// (engine/sequence/v1_order.h), and the kernel is asynchronous, so that it waits for its turn without occupying a
+// thread. Elsewhere attribute `turn` is -1 and the kernel is synchronous: after an asynchronous kernel TensorFlow
+// continues in another thread, which costs more than a small collective.
 class Collective : public tensorflow::AsyncOpKernel {
  public:
   explicit Collective(tensorflow::OpKernelConstruction* construction);

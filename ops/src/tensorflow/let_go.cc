@@ -1,8 +1,9 @@
-// MatexLetGo: waits in its own thread until it holds the last reference to a resource, and releases it there.
+// MatexLetGo: starts a thread that waits until it has the last reference to a resource, and releases it. It is used for
+// the iterators of tf.data.
 //
-// For iterators of tf.data. Their autotuning thread sleeps for up to a minute and often misses the cancellation,
-// because CancellationManager wakes it before it sets the flag. A thread that releases the iterator would wait for
-// that sleep, at the end of each epoch, and all ranks with it.
+// The autotuning thread of an iterator sleeps for up to a minute and often misses the cancellation, because
+// CancellationManager wakes it before it sets the flag. The thread that releases the iterator waits for the end of that
+// sleep: the script at the end of each epoch, and all ranks with it.
 #include <unistd.h>
 
 #include <chrono>
@@ -21,11 +22,11 @@ namespace {
 using namespace tensorflow;
 
 constexpr std::chrono::milliseconds kPause(5);
-constexpr int kPauses = 2000;  // then another holder releases it
+constexpr int kPauses = 2000;  // after them this thread gives its reference up, and another one releases the resource
 
-std::mutex going_mutex;
-std::condition_variable all_gone;
-int going = 0;
+std::mutex unreleased_mutex;
+std::condition_variable all_released;
+int unreleased = 0;              // resources whose thread still runs
 const pid_t process = getpid();  // a forked child has none of the threads
 
 class LetGoKernel : public OpKernel {
@@ -36,14 +37,14 @@ class LetGoKernel : public OpKernel {
     ResourceHandle handle = context->input(0).scalar<ResourceHandle>()();
     if (!handle.IsRefCounting()) return;  // a resource with a name lives until it is destroyed by that name
     {
-      std::lock_guard<std::mutex> lock(going_mutex);
-      ++going;
+      std::lock_guard<std::mutex> lock(unreleased_mutex);
+      ++unreleased;
     }
     std::thread([handle = std::move(handle)]() mutable {
       for (int n = 0; n < kPauses && !handle.resource()->RefCountIsOne(); ++n) std::this_thread::sleep_for(kPause);
       handle = ResourceHandle();
-      std::lock_guard<std::mutex> lock(going_mutex);
-      if (--going == 0) all_gone.notify_all();
+      std::lock_guard<std::mutex> lock(unreleased_mutex);
+      if (--unreleased == 0) all_released.notify_all();
     }).detach();
   }
 };
@@ -63,7 +64,7 @@ REGISTER_KERNEL_BUILDER(Name("MatexLetGo").Device(DEVICE_GPU).HostMemory("resour
 // Python must live until it is 0, because functions in a pipeline refer to it.
 extern "C" __attribute__((visibility("default"))) int matex_wait_for_let_go(int milliseconds) {
   if (getpid() != matex::process) return 0;
-  std::unique_lock<std::mutex> lock(matex::going_mutex);
-  matex::all_gone.wait_for(lock, std::chrono::milliseconds(milliseconds), [] { return matex::going == 0; });
-  return matex::going;
+  std::unique_lock<std::mutex> lock(matex::unreleased_mutex);
+  matex::all_released.wait_for(lock, std::chrono::milliseconds(milliseconds), [] { return matex::unreleased == 0; });
+  return matex::unreleased;
 }

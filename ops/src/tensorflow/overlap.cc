@@ -1,6 +1,7 @@
 // The overlapped reduction as ops (engine/update/async_reduction.h). MatexAnnounceUpdate announces an update, or a
-// part of one, before its gradients are computed; it is a collective of the sequence. MatexHandOverGradient, one for
-// each gradient, hands it to the engine and ends when the engine has its sum over ranks.
+// part of one, before its gradients are computed; it is a collective of the sequence, and its output `ticket` is the
+// number of the update. MatexHandOverGradient, one for each gradient, hands it to the engine and ends when the engine
+// has its sum over ranks.
 #include <algorithm>
 #include <memory>
 
@@ -27,7 +28,7 @@ class AnnounceUpdateKernel : public OpKernel {
     OP_REQUIRES_OK(construction, construction->GetAttr("T", &types));
     bool checked = false;
     OP_REQUIRES_OK(construction, construction->GetAttr("place", &part_.place));
-    OP_REQUIRES_OK(construction, construction->GetAttr("of", &part_.of));
+    OP_REQUIRES_OK(construction, construction->GetAttr("of", &part_.gradients));
     OP_REQUIRES_OK(construction, construction->GetAttr("more", &part_.more));
     OP_REQUIRES_OK(construction, construction->GetAttr("checked", &checked));
     std::vector<tensorflow::int64> variables;

@@ -1,5 +1,5 @@
-// MatexPassTurn: takes the turn of a collective in the branch of a v1 graph that is not executed, so that later turns
-// can come.
+// MatexPassTurn: takes the turn of a collective that is in a branch of a v1 graph which is not executed. Without it,
+// all later turns (engine/sequence/v1_order.h) would wait for ever.
 #include "kernel.h"
 #include "tensorflow/core/framework/common_shape_fns.h"
 

@@ -1,4 +1,5 @@
-// MatexReduceGradients: reduced[i] = the sum over ranks of weight * gradients[i], for all gradients of an update.
+// MatexReduceGradients: reduced[i] = the sum over ranks of weight * gradients[i], for all gradients of an update. With
+// `cuts`, each rank gets only the sums of its own pieces.
 #include <memory>
 
 #include "engine/update/inline.h"

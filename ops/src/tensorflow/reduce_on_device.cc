@@ -1,7 +1,7 @@
 // MatexReduceOnDevice: reduced[i] = the sum over ranks of gradients[i], by an MPI that accepts device addresses.
 //
-// Small gradients are fused in device memory. Copies run in the device's stream; MPI is called after an event that
-// follows them. On a CPU the same MPI calls are made, so ranks with and without a GPU match.
+// Small gradients are fused in buffers in device memory. The copies run in the device's stream; MPI is called after
+// they have ended. A rank on a CPU makes the same MPI calls, so ranks with and without a GPU can be in one run.
 #include <cstring>
 #include <future>
 #include <memory>

@@ -1,3 +1,4 @@
+// Decodes requests, keeps them prepared, and runs them when XLA calls.
 #include "custom_call.h"
 
 #include <algorithm>

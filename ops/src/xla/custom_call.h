@@ -1,5 +1,6 @@
-// A collective in a program compiled by XLA: one custom call on the host, whose request travels as text beside the
-// tensors. kernels.cc encodes the request when XLA compiles; custom_call.cc decodes it once and runs it.
+// A collective in a program compiled by XLA: one custom call on the host. Its request, a text, says which collective it
+// is. kernels.cc encodes the request when XLA compiles; custom_call.cc decodes it once and runs it at each call. A
+// token is a scalar that each call takes and returns, so that XLA keeps the order of calls.
 #pragma once
 
 #include <string>

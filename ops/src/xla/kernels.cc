@@ -1,4 +1,4 @@
-// The kernels that XLA compiles, for CPUs: each op becomes one custom call.
+// The kernels that XLA compiles, for CPUs: each op becomes one custom call (custom_call.h).
 //
 // XLA runs independent calls in any order and concurrently. So each call takes a token, the value of the variable
 // that orders the ops (MATEX_ORDER), and returns it for the next call.
@@ -34,6 +34,7 @@ class XlaCollective : public XlaOpKernel {
     Request request = request_;
     std::vector<xla::XlaOp> operands;
     std::vector<xla::Shape> results;
+    // The inputs of an op: its tensors, the weight (gradients only), and the handle that orders the ops.
     const int order = context->num_inputs() - static_cast<int>(ordered_);
     const int tensors = order - (request.kind == Kind::kGradients ? 1 : 0);
     for (int i = 0; i < tensors; ++i) {

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+
 import numpy as np
 import pytest
 from mpi4py import MPI
@@ -159,3 +161,12 @@ def test_a_step_that_fails_on_one_rank_is_told_once(engine):
     assert engine.meet(8, 0, f"{failed} on rank {RANK}") == ""  # all have failed
     error = engine.meet(*((8, 0, failed) if RANK == ODD else (6, 0, "a message")))
     check(engine, error, f"rank {ODD} (", failed)
+
+
+def test_the_cause_of_an_error_is_known_by_its_text(engine):
+    null, counts = MPI.COMM_NULL.py2f(), (ctypes.c_int64 * 9)()
+    assert engine.c.matex_start_again(null, null, null, RANK, SIZE, 0, 0, counts)
+    raised = f"a traceback\n{engine.error()}\n of which an op tells"
+    assert engine.c.matex_cause(raised.encode()) == 1
+    assert engine.c.matex_cause(b"an error of the script") == 0
+    assert engine.c.matex_cause(engine.meet(0, 0, "an unknown kind").encode()) == 0

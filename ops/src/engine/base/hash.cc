@@ -1,3 +1,4 @@
+// XXH64, as its specification describes it (hash.h).
 #include "engine/base/hash.h"
 
 #include <cstring>
@@ -26,7 +27,6 @@ uint64_t Merge(uint64_t hash, uint64_t state) { return (hash ^ Round(0, state)) 
 
 }  // namespace
 
-// XXH64
 uint64_t Hash(const void* data, size_t bytes, uint64_t seed) {
   const unsigned char* at = static_cast<const unsigned char*>(data);
   const unsigned char* const end = at + bytes;

@@ -1,3 +1,4 @@
+// Buffers are processed in loops that the compiler vectorizes; 16-bit floats in blocks, converted to float32.
 #include "engine/base/reduce_ops.h"
 
 #include <algorithm>
@@ -15,7 +16,7 @@ constexpr int kBlock = 512;
 template <typename T>
 constexpr bool kIsHalf = std::is_same_v<T, Float16> || std::is_same_v<T, Bfloat16>;
 
-// Applies `rule`, which works on arrays, to `from` and writes to `to`.
+// Applies `rule`, which maps an array to an array, to `from` and writes to `to`; 16-bit floats block by block.
 template <typename T, typename Rule>
 void InBlocks(const T* from, T* to, int64_t count, Rule rule) {
   if constexpr (kIsHalf<T>) {
@@ -31,7 +32,7 @@ void InBlocks(const T* from, T* to, int64_t count, Rule rule) {
   }
 }
 
-// Calls `work` for [0, count) in parts whose lengths are ints.
+// Calls `work(offset, length)` for [0, count) in parts whose lengths are ints.
 template <typename Work>
 void InParts(int64_t count, Work work) {
   constexpr int64_t kPart = 1 << 30;

@@ -1,5 +1,5 @@
-// Records whether launchers or other processes send a signal to this process: Python's handlers do not learn the
-// sender. Called by Python's ctypes (ops/library.py). Needs no MPI.
+// Records whether a signal to this process came from its launchers (mpirun, srun) or from another process, because
+// Python's handlers do not learn the sender. Python's ctypes calls it (interface.py). Needs no MPI.
 #include <signal.h>
 #include <sys/types.h>
 
@@ -13,12 +13,12 @@ namespace {
 constexpr int kSignals = 65;
 constexpr int kLauncher = 1, kOther = 2;
 
-// Read by a signal handler: never freed, and not changed while its signal can arrive.
+// A watched signal. The signal handler reads it, so it is never freed, and not changed while its signal can arrive.
 struct Watch {
   const pid_t* launchers;
   size_t count;
-  struct sigaction before;
-  std::atomic<int> senders;  // since the last query
+  struct sigaction before;    // the handler that was installed before
+  std::atomic<int> senders;   // since the last query: kLauncher, kOther or both
 };
 
 Watch watches[kSignals];
@@ -40,8 +40,8 @@ void NoteSender(int number, siginfo_t* info, void* context) {
 
 extern "C" {
 
-// From now on records whether `launchers` or others send the signal `number`, and then calls the handler that is
-// installed now; until another handler is installed. Returns 0, or 1 if there is no such signal.
+// Records from now on whether `launchers` or others send the signal `number`, and then calls the handler that is
+// installed now. This ends when another handler is installed. Returns 0, or 1 if there is no such signal.
 __attribute__((visibility("default"))) int matex_watch_sender(int number, const int* launchers, int count) {
   if (number <= 0 || number >= matex::kSignals) return 1;
   struct sigaction now;
@@ -57,7 +57,7 @@ __attribute__((visibility("default"))) int matex_watch_sender(int number, const 
   return sigaction(number, &now, nullptr) == 0 ? 0 : 1;
 }
 
-// Whether only the `launchers` have sent the signal since the last call; 0 also if nothing was recorded.
+// 1 if the signal has come since the last call, and only from the `launchers`; else 0.
 __attribute__((visibility("default"))) int matex_came_from_launchers(int number) {
   return number > 0 && number < matex::kSignals && matex::watches[number].senders.exchange(0) == matex::kLauncher;
 }

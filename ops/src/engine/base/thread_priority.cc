@@ -1,3 +1,4 @@
+// Sets the time slice by Linux's system call sched_setattr.
 #include "engine/base/thread_priority.h"
 
 #include <sched.h>

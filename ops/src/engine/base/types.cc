@@ -1,20 +1,21 @@
+// A table of the element types, and their MPI datatypes.
 #include "engine/base/types.h"
 
 namespace matex {
 namespace {
 
-struct Row {
-  size_t size;
+struct TypeRow {
+  size_t size;  // bytes
   const char* name;
   bool is_float;
 };
 
-constexpr Row kRows[kTypes] = {
+constexpr TypeRow kRows[kTypes] = {
     {4, "float32", true}, {8, "float64", true}, {2, "float16", true}, {2, "bfloat16", true},
     {4, "int32", false},  {8, "int64", false},  {1, "uint8", false},  {1, "bool", false},
 };
 
-const Row& RowOf(Type type) { return kRows[static_cast<int>(type)]; }
+const TypeRow& RowOf(Type type) { return kRows[static_cast<int>(type)]; }
 
 }  // namespace
 

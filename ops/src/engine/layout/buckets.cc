@@ -1,3 +1,4 @@
+// Dynamic programming over the boundary before the last bucket.
 #include "engine/layout/buckets.h"
 
 #include <algorithm>
@@ -9,24 +10,25 @@ std::vector<int> ChooseBuckets(const std::vector<double>& ready, const std::vect
   const int count = static_cast<int>(ready.size());
   // For the first i gradients: the sum of their bytes, the time when all are ready, the earliest end of their
   // transfers, and the boundary before the last bucket.
-  std::vector<double> sum(count + 1, 0), last(count + 1, 0), end(count + 1, std::numeric_limits<double>::infinity());
-  std::vector<int> before(count + 1, 0);
+  std::vector<double> sum(count + 1, 0), all_ready(count + 1, 0);
+  std::vector<double> end(count + 1, std::numeric_limits<double>::infinity());
+  std::vector<int> last_boundary(count + 1, 0);
   for (int i = 0; i < count; ++i) {
     sum[i + 1] = sum[i] + bytes[i];
-    last[i + 1] = std::max(last[i], ready[i]);
+    all_ready[i + 1] = std::max(all_ready[i], ready[i]);
   }
   end[0] = 0;
   for (int i = 1; i <= count; ++i) {
     for (int j = 0; j < i; ++j) {
-      const double finish = std::max(end[j], last[i]) + link.start_up + link.byte * (sum[i] - sum[j]);
+      const double finish = std::max(end[j], all_ready[i]) + link.start_up + link.byte * (sum[i] - sum[j]);
       if (finish < end[i]) {
         end[i] = finish;
-        before[i] = j;
+        last_boundary[i] = j;
       }
     }
   }
   std::vector<int> boundaries;
-  for (int i = count; i > 0; i = before[i]) boundaries.push_back(i);
+  for (int i = count; i > 0; i = last_boundary[i]) boundaries.push_back(i);
   boundaries.push_back(0);
   std::reverse(boundaries.begin(), boundaries.end());
   return boundaries;
@@ -34,14 +36,14 @@ std::vector<int> ChooseBuckets(const std::vector<double>& ready, const std::vect
 
 double EndOf(const std::vector<int>& boundaries, const std::vector<double>& ready, const std::vector<double>& bytes,
              const Link& link) {
-  double end = 0, last = 0;
+  double end = 0, all_ready = 0;
   for (size_t k = 0; k + 1 < boundaries.size(); ++k) {
     double sum = 0;
     for (int i = boundaries[k]; i < boundaries[k + 1]; ++i) {
-      last = std::max(last, ready[i]);
+      all_ready = std::max(all_ready, ready[i]);
       sum += bytes[i];
     }
-    end = std::max(end, last) + link.start_up + link.byte * sum;
+    end = std::max(end, all_ready) + link.start_up + link.byte * sum;
   }
   return end;
 }

@@ -6,19 +6,19 @@
 
 namespace matex {
 
-// The cost of a transfer of b bytes: start_up + b * byte, in seconds.
+// The cost of a transfer of b bytes in seconds: start_up + b * byte.
 struct Link {
-  double start_up = 0;
-  double byte = 0;
+  double start_up = 0;     // seconds
+  double byte = 0;         // seconds for each byte
   bool disturbed = false;  // the measurements vary too much to be used
 };
 
 // Boundaries of consecutive buckets: bucket k holds gradients boundaries[k] up to boundaries[k + 1], exclusive. The
 // first boundary is 0, the last the number of gradients. `ready`: when each gradient is ready, in seconds from the
 // start of the step, in the order of transfer; `bytes`: their sizes. The transfers run one after another, each after
-// its last gradient is ready, and end as early as possible. The problem is that of iBatch (Wang, Pi and Zhou, AAAI
-// 2019), whose two greedy passes come near the best plan; for so few gradients dynamic programming over the last
-// boundary finds the best plan in no time.
+// its last gradient is ready, and end as early as possible. iBatch (Wang, Pi and Zhou, AAAI 2019) solves the same
+// problem by two greedy passes, which come near the best plan. A model has few gradients, so dynamic programming finds
+// the best plan in milliseconds.
 std::vector<int> ChooseBuckets(const std::vector<double>& ready, const std::vector<double>& bytes, const Link& link);
 
 // When the transfers of these buckets end.

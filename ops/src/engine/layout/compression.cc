@@ -1,3 +1,4 @@
+// Packing to 16 bits, and the choice of the largest numbers by one pass that counts classes of equal leading bits.
 #include "engine/layout/compression.h"
 
 #include <algorithm>
@@ -101,16 +102,17 @@ void Unpack(Compression::Kind kind, const char* packed, int64_t count, float* va
 void AppendLargest(const float* values, int64_t count, int64_t wanted, int32_t first, std::vector<int32_t>* indices) {
   int64_t members[1 << kClassBits] = {};
   for (int64_t i = 0; i < count; ++i) ++members[MagnitudeOf(values[i]) >> kBelow];
-  // All numbers of the classes above `last` are taken, and of class `last` the largest.
+  // The result has all numbers of the classes above `last`, and the largest `missing` numbers of class `last`.
   int64_t missing = std::min(wanted, count);
   uint32_t last = (1 << kClassBits) - 1;
   while (last > 0 && members[last] < missing) missing -= members[last--];
   std::vector<std::pair<uint32_t, int32_t>> candidates;
   candidates.reserve(members[last]);
   for (int64_t i = 0; i < count; ++i) {
-    const uint32_t magnitude = MagnitudeOf(values[i]), in = magnitude >> kBelow;
-    if (in > last) indices->push_back(first + static_cast<int32_t>(i));
-    if (in == last) candidates.emplace_back(~magnitude, first + static_cast<int32_t>(i));
+    const uint32_t magnitude = MagnitudeOf(values[i]), its_class = magnitude >> kBelow;
+    if (its_class > last) indices->push_back(first + static_cast<int32_t>(i));
+    // ~: the smallest pair has the largest magnitude, and the lowest index among equals.
+    if (its_class == last) candidates.emplace_back(~magnitude, first + static_cast<int32_t>(i));
   }
   if (missing < static_cast<int64_t>(candidates.size()))
     std::nth_element(candidates.begin(), candidates.begin() + missing, candidates.end());

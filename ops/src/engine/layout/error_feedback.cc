@@ -1,3 +1,4 @@
+// All residuals of this process, by variable and number of elements; layouts own them.
 #include "engine/layout/error_feedback.h"
 
 #include <map>
@@ -9,7 +10,7 @@ namespace {
 
 using Key = std::pair<int64_t, int64_t>;
 
-struct Known {
+struct AllResiduals {
   std::mutex mutex;
   std::map<Key, std::weak_ptr<std::vector<float>>> residuals;
 
@@ -20,31 +21,31 @@ struct Known {
   }
 };
 
-Known& All() {
-  static Known* const known = new Known;
-  return *known;
+AllResiduals& TheResiduals() {
+  static AllResiduals* const all = new AllResiduals;
+  return *all;
 }
 
 }  // namespace
 
 Residual ResidualOf(int64_t number, int64_t count) {
-  Known& known = All();
-  std::lock_guard<std::mutex> lock(known.mutex);
-  auto& found = known.residuals[{number, count}];
+  AllResiduals& all = TheResiduals();
+  std::lock_guard<std::mutex> lock(all.mutex);
+  auto& found = all.residuals[{number, count}];
   Residual residual = found.lock();
   if (residual == nullptr) {
     residual = std::make_shared<std::vector<float>>();
     found = residual;
-    known.DropOld();
+    all.DropOld();
   }
   return residual;
 }
 
 int64_t Residuals() {
-  Known& known = All();
-  std::lock_guard<std::mutex> lock(known.mutex);
-  known.DropOld();
-  return static_cast<int64_t>(known.residuals.size());
+  AllResiduals& all = TheResiduals();
+  std::lock_guard<std::mutex> lock(all.mutex);
+  all.DropOld();
+  return static_cast<int64_t>(all.residuals.size());
 }
 
 }  // namespace matex

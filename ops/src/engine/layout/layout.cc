@@ -1,3 +1,5 @@
+// Divides the entries of a layout into transfers: entries that all ranks need (Append) and entries whose elements the
+// ranks own in pieces (AppendOwned).
 #include "engine/layout/layout.h"
 
 #include <algorithm>
@@ -30,6 +32,21 @@ uint64_t KeyOf(const std::vector<Entry>& entries, int64_t chunk_bytes, int64_t f
   return hasher.value();
 }
 
+// Moves up to `room` elements from the end of `unassigned` to `fragments`; returns their number.
+int64_t MoveFragments(std::vector<Fragment>* unassigned, int64_t room, std::vector<Fragment>* fragments) {
+  const int64_t wanted = room;
+  while (room > 0 && !unassigned->empty()) {
+    Fragment& next = unassigned->back();
+    const int64_t taken = std::min(room, next.count);
+    fragments->push_back({next.entry, next.offset, taken});
+    next.offset += taken;
+    next.count -= taken;
+    if (next.count == 0) unassigned->pop_back();
+    room -= taken;
+  }
+  return wanted - room;
+}
+
 }  // namespace
 
 int64_t Entry::count() const {
@@ -45,7 +62,7 @@ bool Entry::operator==(const Entry& other) const {
 }
 
 std::string UpdatePart::Name() const {
-  return place + ": " + (of.empty() ? NameOf(layout->entries(), 0, layout->entries().size()) : of);
+  return place + ": " + (gradients.empty() ? NameOf(layout->entries(), 0, layout->entries().size()) : gradients);
 }
 
 std::string NameOf(const std::vector<Entry>& entries, size_t begin, size_t end) {
@@ -96,71 +113,63 @@ std::vector<Transfer> Layout::TransfersInOrder() const {
   return TransfersOf(boundaries);
 }
 
-// Entries whose elements are divided among owners: each transfer takes a share of every owner's elements, so all
-// ranks send and receive at once. A contiguous chunk would belong to one owner.
+// Appends the transfers of a group of entries of one type, which have cuts. Each transfer takes a share of every
+// owner's elements, so all ranks send and receive at once; a contiguous chunk would belong to one owner.
+void Layout::AppendGroup(const std::vector<int>& group, std::vector<Transfer>* transfers) const {
+  if (group.empty()) return;
+  const Entry& first = entries_[group[0]];
+  const size_t ranks = cuts_[group[0]].size() - 1;
+  // For each rank: its fragments that are in no transfer yet, in reverse order.
+  std::vector<std::vector<Fragment>> unassigned(ranks);
+  int64_t all = 0, longest = 0;
+  for (size_t rank = 0; rank < ranks; ++rank) {
+    int64_t owned = 0;
+    for (auto i = group.rbegin(); i != group.rend(); ++i) {
+      const int64_t from = cuts_[*i][rank], count = cuts_[*i][rank + 1] - from;
+      if (count > 0) unassigned[rank].push_back({*i, from, count});
+      owned += count;
+    }
+    all += owned;
+    longest = std::max(longest, owned);
+  }
+  const int64_t chunk = std::max<int64_t>(chunk_bytes_ / static_cast<int64_t>(SizeOf(first.type)), 1);
+  const int64_t count = (all + chunk - 1) / chunk;  // of transfers
+  for (int64_t k = 0; k < count; ++k) {
+    Transfer transfer;
+    transfer.type = first.type;
+    transfer.name = NameOf(entries_, group[0], group[0] + group.size());
+    if (count > 1) transfer.name += ", part " + std::to_string(k + 1) + " of " + std::to_string(count);
+    for (std::vector<Fragment>& of_rank : unassigned) {
+      transfer.owned.push_back(MoveFragments(&of_rank, (longest + count - 1) / count, &transfer.fragments));
+      transfer.count += transfer.owned.back();
+    }
+    if (transfer.count > 0) transfers->push_back(std::move(transfer));
+  }
+}
+
+// Appends the transfers of entries [begin, end) that have cuts: of large entries alone, of small ones in groups.
 void Layout::AppendOwned(int begin, int end, std::vector<Transfer>* transfers) const {
-  const auto append = [&](const std::vector<int>& group) {
-    if (group.empty()) return;
-    const Entry& first = entries_[group[0]];
-    const size_t ranks = cuts_[group[0]].size() - 1;
-    // Of each rank: the fragments that are in no transfer yet, the next one last.
-    std::vector<std::vector<Fragment>> unassigned(ranks);
-    int64_t all = 0, longest = 0;
-    for (size_t rank = 0; rank < ranks; ++rank) {
-      int64_t owned = 0;
-      for (auto i = group.rbegin(); i != group.rend(); ++i) {
-        const int64_t from = cuts_[*i][rank], count = cuts_[*i][rank + 1] - from;
-        if (count > 0) unassigned[rank].push_back({*i, from, count});
-        owned += count;
-      }
-      all += owned;
-      longest = std::max(longest, owned);
-    }
-    const int64_t chunk = std::max<int64_t>(chunk_bytes_ / static_cast<int64_t>(SizeOf(first.type)), 1);
-    const int64_t count = (all + chunk - 1) / chunk;
-    for (int64_t k = 0; k < count; ++k) {
-      Transfer transfer;
-      transfer.type = first.type;
-      transfer.name = NameOf(entries_, group[0], group[0] + group.size());
-      if (count > 1) transfer.name += ", part " + std::to_string(k + 1) + " of " + std::to_string(count);
-      for (std::vector<Fragment>& of_rank : unassigned) {
-        int64_t room = (longest + count - 1) / count;
-        transfer.owned.push_back(0);
-        while (room > 0 && !of_rank.empty()) {
-          Fragment& next = of_rank.back();
-          const int64_t taken = std::min(room, next.count);
-          transfer.fragments.push_back({next.entry, next.offset, taken});
-          transfer.owned.back() += taken;
-          next.offset += taken;
-          next.count -= taken;
-          if (next.count == 0) of_rank.pop_back();
-          room -= taken;
-        }
-        transfer.count += transfer.owned.back();
-      }
-      if (transfer.count > 0) transfers->push_back(std::move(transfer));
-    }
-  };
   std::vector<int> small[kTypes];
   int64_t bytes[kTypes] = {};
   for (int i = begin; i < end; ++i) {
     const Entry& entry = entries_[i];
     if (cuts_.empty() || cuts_[i].empty() || entry.count() == 0) continue;
     if (entry.bytes() >= fuse_bytes_) {
-      append({i});
+      AppendGroup({i}, transfers);
       continue;
     }
     const int type = static_cast<int>(entry.type);
     small[type].push_back(i);
     bytes[type] += entry.bytes();
     if (bytes[type] < chunk_bytes_) continue;
-    append(small[type]);
+    AppendGroup(small[type], transfers);
     small[type].clear();
     bytes[type] = 0;
   }
-  for (const std::vector<int>& group : small) append(group);
+  for (const std::vector<int>& group : small) AppendGroup(group, transfers);
 }
 
+// Appends the transfers of entries [begin, end).
 void Layout::Append(int begin, int end, std::vector<Transfer>* transfers) const {
   AppendOwned(begin, end, transfers);
   size_t first_unnamed = transfers->size();

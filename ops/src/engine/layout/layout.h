@@ -1,6 +1,7 @@
-// The layout of an update: how its gradients are divided into transfers, each of which is one sum over ranks. The
-// kernels make a layout once and reuse it. It depends only on values that all ranks share, and the rendezvous
-// compares its key, so ranks never negotiate.
+// The layout of an update. An update is one call of an optimizer, for which all gradients are summed over ranks; an
+// entry is one gradient. The layout divides the entries into transfers, each of which is one sum over ranks: small
+// entries are fused in one transfer, large ones are cut into several. The kernels make a layout once and reuse it. It
+// depends only on values that all ranks share, and the rendezvous compares its key, so ranks never negotiate.
 //
 // A layout says nothing about time: inline.h reduces its transfers in the calling thread, async_reduction.h in a
 // communication thread.
@@ -21,7 +22,7 @@ struct Entry {
   std::string name;
   Type type;
   std::vector<int64_t> shape;
-  // The number of its variable on this rank. 0: no variable; such an entry is never compressed.
+  // The number of the variable on this rank. 0: the entry is no gradient of a variable and is never compressed.
   int64_t variable = 0;
 
   int64_t count() const;
@@ -37,28 +38,28 @@ struct Fragment {
   int64_t count;
 };
 
-// The owners of elements: rank r owns elements cuts[i][r] up to cuts[i][r + 1] of entry i. If cuts[i] is empty, all
-// ranks need all elements of entry i.
+// The owners of elements, if each rank updates only a piece of a variable: rank r owns elements cuts[i][r] up to
+// cuts[i][r + 1] of entry i. If cuts[i] is empty, all ranks need all elements of entry i.
 using Cuts = std::vector<std::vector<int64_t>>;
 
-// One sum over ranks, of at most a chunk. A transfer of one fragment is reduced in place; several fragments are fused
-// in a buffer.
+// One sum over ranks, of at most `chunk_bytes`. A transfer of one fragment is reduced in place; several fragments are
+// fused in a buffer.
 struct Transfer {
   Type type;
   int64_t count = 0;
   std::vector<Fragment> fragments;
   bool compressed = false;
   std::vector<int64_t> owned;  // the number of elements that each rank owns, in rank order; empty: all ranks need all
-  std::string name;  // for messages: the gradients
+  std::string name;  // the names of the gradients, for messages
 };
 
 class Layout {
  public:
-  // Entries smaller than `fuse_bytes` are fused, in order, with others of their type. `compiled`: XLA has compiled
-  // the step, whose other parts round differently from TensorFlow's kernels, so all ranks must have compiled it.
-  // `checked`: gradients that are not finite are an error. `compression` applies to the float32 gradients of
-  // variables. `cuts` is ignored for compressed entries and for checked layouts, whose sums go to all ranks. Each
-  // transfer of the other entries contains elements of every owner.
+  // Entries smaller than `fuse_bytes` are fused, in order, with others of their type. `compression` applies to the
+  // float32 gradients of variables. `compiled`: XLA has compiled the step. All ranks must agree on it, because compiled
+  // steps round differently from TensorFlow's kernels. `checked`: gradients that are not finite are an error. `cuts` is
+  // ignored for compressed entries and for checked layouts, whose sums go to all ranks. Each transfer of entries with
+  // cuts contains elements of every owner.
   Layout(std::vector<Entry> entries, int64_t chunk_bytes, int64_t fuse_bytes, const Compression& compression = {},
          bool compiled = false, bool checked = false, Cuts cuts = {});
 
@@ -86,6 +87,7 @@ class Layout {
  private:
   void Append(int begin, int end, std::vector<Transfer>* transfers) const;
   void AppendOwned(int begin, int end, std::vector<Transfer>* transfers) const;
+  void AppendGroup(const std::vector<int>& group, std::vector<Transfer>* transfers) const;
 
   std::vector<Entry> entries_;
   std::vector<Transfer> transfers_;
@@ -99,11 +101,12 @@ class Layout {
   uint64_t key_;
 };
 
-// An announced part of an overlapped update: the whole update, or the gradients that need the same collectives.
+// A part of an overlapped update that is announced by one collective: the whole update, or the gradients that depend on
+// the same collectives.
 struct UpdatePart {
   std::shared_ptr<const Layout> layout;
   std::string place;    // the place of the update in the program
-  std::string of = "";  // the gradients of the whole update, for messages; empty: those of the layout
+  std::string gradients = "";  // the gradients of the whole update, for messages; empty: the names in the layout
   bool more = false;    // whether further parts of the update follow
 
   std::string Name() const;  // the name of the whole update: Adam: dense/kernel and 7 more

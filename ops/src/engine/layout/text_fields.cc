@@ -1,3 +1,4 @@
+// Writes and reads fields of the form LENGTH:BYTES.
 #include "engine/layout/text_fields.h"
 
 namespace matex {

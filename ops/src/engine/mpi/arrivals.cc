@@ -1,3 +1,5 @@
+// Each rank has a line in shared memory, which only this rank writes: the number of its meetings, its words, and its
+// counts of blocks. A rank waits until the lines of others contain what it waits for.
 #include "engine/mpi/arrivals.h"
 
 #include <sched.h>
@@ -12,11 +14,10 @@
 
 namespace matex {
 
-// A rank's arrival counter and words. Only this rank writes it, and it has its own cache lines. A rank may arrive at
-// the next meeting before others have read its words of this one, but not at the meeting after that: so two slots
-// suffice.
+// The line of a rank, in cache lines of its own. Words of odd and even meetings have their own slot: a rank may come to
+// meeting n + 1 while others still read its words of meeting n, but to meeting n + 2 only after all have read them.
 struct alignas(128) Arrivals::Line {
-  std::atomic<int64_t> count{0};
+  std::atomic<int64_t> count{0};  // the number of the last meeting that the rank has come to
   Words words[2] = {};
   std::atomic<int64_t> written{0}, read{0};
 };
@@ -27,7 +28,7 @@ constexpr int kSpins = 2'000;  // about 10 microseconds, or 100 where the pause 
 constexpr int kYields = 1'000;  // less than a millisecond if no other thread computes
 constexpr std::chrono::milliseconds kMaxSleep(1);  // another rank's arrival may need progress of MPI here
 std::atomic<bool> counts_waits{false};  // off by default: reading the clocks takes as long as a small sum
-std::atomic<int64_t> waited_nanoseconds{0}, waited_of_a_core{0};
+std::atomic<int64_t> waited_nanoseconds{0}, waited_core_nanoseconds{0};
 
 int64_t ReadClock(clockid_t clock) {
   timespec now;
@@ -46,7 +47,8 @@ int CountProcessors(MPI_Comm communicator, int* processors) {
   cpu_set_t mine;
   CPU_ZERO(&mine);
   if (sched_getaffinity(0, sizeof mine, &mine) != 0) {
-    for (long one = 0; one < std::min<long>(sysconf(_SC_NPROCESSORS_ONLN), CPU_SETSIZE); ++one) CPU_SET(one, &mine);
+    // It fails if there are more processors than cpu_set_t holds; then all of them count.
+    for (long i = 0; i < std::min<long>(sysconf(_SC_NPROCESSORS_ONLN), CPU_SETSIZE); ++i) CPU_SET(i, &mine);
   }
   const int code = MPI_Allreduce(MPI_IN_PLACE, &mine, sizeof mine, MPI_BYTE, MPI_BOR, communicator);
   *processors = CPU_COUNT(&mine);
@@ -62,7 +64,7 @@ int Arrivals::Make(MPI_Comm communicator, int64_t part, std::unique_ptr<Arrivals
   if (const int code = CountProcessors(communicator, &processors)) return code;
   const CommonLayout layout = CommonLayout::Of(size * static_cast<int64_t>(sizeof(Line)), part);
   const auto prepare = [size](void* head) {
-    for (int one = 0; one < size; ++one) new (static_cast<Line*>(head) + one) Line;
+    for (int i = 0; i < size; ++i) new (static_cast<Line*>(head) + i) Line;
   };
   void* memory = nullptr;
   if (const int code = MakeCommonMemory(communicator, layout, prepare, &memory)) return code;
@@ -84,13 +86,13 @@ Arrivals::~Arrivals() { munmap(memory_, layout_.Bytes(size_)); }
 Arrivals::Line* Arrivals::lines() const { return reinterpret_cast<Line*>(memory_); }
 
 int Arrivals::Meet(const Words& words, bool* same) {
-  const int64_t number = ++met_;
+  const int64_t number = ++meetings_;
   Line* const lines = this->lines();
   lines[rank_].words[number % 2] = words;
   lines[rank_].count.store(number, std::memory_order_release);
   int code = number % kProgressInterval == 0 ? Progress() : MPI_SUCCESS;
-  for (int one = 1; one < size_ && code == MPI_SUCCESS; ++one) {
-    const Line& other = lines[(rank_ + one) % size_];
+  for (int distance = 1; distance < size_ && code == MPI_SUCCESS; ++distance) {
+    const Line& other = lines[(rank_ + distance) % size_];
     code = WaitUntil([&] { return other.count.load(std::memory_order_acquire) >= number; });
   }
   if (code != MPI_SUCCESS) return code;
@@ -112,14 +114,15 @@ Arrivals::Blocks Arrivals::See(int rank) const {
   return {line.written.load(std::memory_order_acquire), line.read.load(std::memory_order_acquire)};
 }
 
-// Lets MPI make progress: another rank may wait for a message that MPI still has to send, also one of the script.
+// Lets MPI make progress: another rank may wait for a message that MPI still has to send, for example of the script.
 int Arrivals::Progress() const {
-  int any = 0;
-  return MPI_Iprobe(MPI_ANY_SOURCE, MPI_ANY_TAG, communicator_, &any, MPI_STATUS_IGNORE);
+  int has_message = 0;
+  return MPI_Iprobe(MPI_ANY_SOURCE, MPI_ANY_TAG, communicator_, &has_message, MPI_STATUS_IGNORE);
 }
 
-int Arrivals::WaitUntil(const std::function<bool()>& is_there) {
-  if (is_there()) return MPI_SUCCESS;
+// Spins, then yields the core, then sleeps.
+int Arrivals::WaitUntil(const std::function<bool()>& has_come) {
+  if (has_come()) return MPI_SUCCESS;
   const bool counts = counts_waits;
   const int64_t start = counts ? ReadClock(CLOCK_MONOTONIC) : 0, used = counts ? ReadClock(CLOCK_THREAD_CPUTIME_ID) : 0;
   int code = MPI_SUCCESS, attempts = 0;
@@ -135,17 +138,17 @@ int Arrivals::WaitUntil(const std::function<bool()>& is_there) {
       pause.Take();
       code = Progress();
     }
-  } while (code == MPI_SUCCESS && !is_there());
+  } while (code == MPI_SUCCESS && !has_come());
   if (counts) {
     waited_nanoseconds += ReadClock(CLOCK_MONOTONIC) - start;
-    waited_of_a_core += ReadClock(CLOCK_THREAD_CPUTIME_ID) - used;
+    waited_core_nanoseconds += ReadClock(CLOCK_THREAD_CPUTIME_ID) - used;
   }
   return code;
 }
 
 Arrivals::Waited Arrivals::WaitedSoFar() {
   counts_waits = true;
-  return {1e-9 * waited_nanoseconds, 1e-9 * waited_of_a_core};
+  return {1e-9 * waited_nanoseconds, 1e-9 * waited_core_nanoseconds};
 }
 
 }  // namespace matex

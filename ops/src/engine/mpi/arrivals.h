@@ -1,6 +1,7 @@
-// A barrier with comparison for the ranks of one node, in shared memory (`Meet`), and progress counters between two
-// ranks (`Show`, `See`). The rendezvous and SharedMemory use it. A waiting rank first spins, then yields, then
-// sleeps. Stores are releases and loads acquires, so data written before a meeting are visible after it.
+// Meetings of the ranks of one node, in shared memory. A meeting (`Meet`) is a barrier that also compares three words
+// of each rank. Between two ranks, progress counters (`Show`, `See`) take the place of meetings. The rendezvous and
+// SharedMemory use it. Data that a rank writes before a meeting are visible to all after it: stores are releases, loads
+// acquires.
 #pragma once
 
 #include <mpi.h>
@@ -17,7 +18,7 @@ namespace matex {
 
 class Arrivals {
  public:
-  // The words of a rank, which a meeting compares.
+  // The words of a rank that a meeting compares.
   using Words = std::array<int64_t, 3>;
 
   // Collective over `communicator`. `made` is null on all ranks if they cannot share memory: on several hosts, in
@@ -46,14 +47,15 @@ class Arrivals {
   void Show(const Blocks& mine);
   Blocks See(int rank) const;
 
-  // Returns when `is_there` is true, which reads what another rank has published; an MPI error code as in `Meet`.
-  int WaitUntil(const std::function<bool()>& is_there);
+  // Returns when `has_come()` is true; it reads what another rank has written here. Returns an MPI error code as
+  // `Meet`.
+  int WaitUntil(const std::function<bool()>& has_come);
 
-  // The time that this process has waited in shared memory since the first call, and the core time that it used
-  // meanwhile.
+  // The seconds that this process has waited in shared memory since the first call of WaitedSoFar, and the seconds of
+  // a core that it used while waiting.
   struct Waited {
     double seconds = 0;
-    double of_a_core = 0;
+    double core_seconds = 0;
   };
   static Waited WaitedSoFar();
 
@@ -71,7 +73,7 @@ class Arrivals {
   const int rank_;
   const int size_;
   const int spins_;   // the polls before the wait yields its core
-  int64_t met_ = 0;  // the number of meetings so far
+  int64_t meetings_ = 0;  // the number of meetings so far
 };
 
 }  // namespace matex

@@ -1,5 +1,5 @@
-// An all-reduce of a struct with its own `Add`, along a tree: memory and time per rank hardly grow with the number of
-// ranks. reports.cc and finite_check.cc use it for errors.
+// An all-reduce of structs that merge by their own function `Add`. MPI merges along a tree, so memory and time per rank
+// hardly grow with the number of ranks. reports.cc and finite_check.cc use it to describe errors.
 #pragma once
 
 #include <mpi.h>
@@ -9,8 +9,9 @@
 
 namespace matex {
 
-// *value = the combination of all ranks' values, the same bits on all ranks. `Value::Add(other)` merges two values,
-// in any order. Rank 0 combines and broadcasts, so `Add` need not be exact. Collective. Returns an MPI error code.
+// *value = the combination of all ranks' values, the same bits on all ranks. `Value::Add(other)` merges two values, in
+// any order. The result on rank 0 is broadcast, so ranks agree even if `Add` depends on the order. Collective. Returns
+// an MPI error code.
 template <typename Value>
 int CombineOverRanks(MPI_Comm communicator, Value* value) {
   static_assert(std::is_trivially_copyable_v<Value>, "it travels as bytes");

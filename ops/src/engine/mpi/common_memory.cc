@@ -1,3 +1,5 @@
+// The first rank makes the file and broadcasts its address; the others open and map it. Then all agree that all have
+// it.
 #include "engine/mpi/common_memory.h"
 
 #include <fcntl.h>
@@ -13,18 +15,19 @@
 namespace matex {
 namespace {
 
-// The address of the shared memory: an open, nameless file of the first rank's process, and a mark at the end of the
-// head, by which other ranks recognize it.
+// The address of the shared memory: a process, its file descriptor, and a mark. The mark is a number at the end of the
+// head, by which other ranks recognize the file: the same process and file number may mean another file in a container.
 struct Address {
   int64_t process = 0;
   int64_t file = -1;
   int64_t mark = 0;
 };
 
-int64_t AnyMark(const void* some) {
+// A number that another file hardly contains: from the clock and an address of this process.
+int64_t MakeMark(const void* address) {
   timespec now;
   clock_gettime(CLOCK_MONOTONIC, &now);
-  return static_cast<int64_t>(now.tv_sec * 1'000'000'007 + now.tv_nsec) ^ reinterpret_cast<int64_t>(some);
+  return static_cast<int64_t>(now.tv_sec * 1'000'000'007 + now.tv_nsec) ^ reinterpret_cast<int64_t>(address);
 }
 
 // A file in memory without a name, with room for the head; -1 on failure.
@@ -40,7 +43,7 @@ int Open(const Address& address, int64_t bytes) {
   char path[64];
   std::snprintf(path, sizeof path, "/proc/%lld/fd/%lld", static_cast<long long>(address.process),
                 static_cast<long long>(address.file));
-  // In another PID namespace the same number may be another process, whose file is better not opened.
+  // In another PID namespace the number may be another process: a file of another kind or size is not opened.
   struct stat found;
   if (stat(path, &found) != 0 || !S_ISREG(found.st_mode) || found.st_size != bytes) return -1;
   return open(path, O_RDWR | O_CLOEXEC | O_NOCTTY | O_NONBLOCK);
@@ -67,23 +70,23 @@ int MakeCommonMemory(MPI_Comm communicator, const CommonLayout& layout, const st
   Address address;
   void* mapped = nullptr;
   int file = -1;
-  const auto mark = [&] { return static_cast<char*>(mapped) + layout.head - sizeof address.mark; };
+  const auto mark_at = [&] { return static_cast<char*>(mapped) + layout.head - sizeof address.mark; };
   if (rank == 0 && (file = Create(layout.head, bytes)) >= 0 && (mapped = Map(file, bytes)) != nullptr) {
-    address = {getpid(), file, AnyMark(mapped)};
+    address = {getpid(), file, MakeMark(mapped)};
     prepare(mapped);
-    std::memcpy(mark(), &address.mark, sizeof address.mark);
+    std::memcpy(mark_at(), &address.mark, sizeof address.mark);
   }
   const int broadcast = MPI_Bcast(&address, sizeof address, MPI_BYTE, 0, communicator);
   if (broadcast == MPI_SUCCESS && rank > 0 && address.file >= 0 && (file = Open(address, bytes)) >= 0) {
     mapped = Map(file, bytes);
-    // A file of the same size may still be another file.
-    if (mapped != nullptr && std::memcmp(mark(), &address.mark, sizeof address.mark)) {
+    // A file of the same size may still be another file; then it lacks the mark.
+    if (mapped != nullptr && std::memcmp(mark_at(), &address.mark, sizeof address.mark)) {
       munmap(mapped, bytes);
       mapped = nullptr;
     }
   }
-  // Memory that is not allocated now may raise SIGBUS later. The rank that allocates a part gets it on its own NUMA
-  // node.
+  // Each rank allocates its own part now. Without it, a later access could raise SIGBUS for lack of memory; and Linux
+  // puts the pages on the NUMA node of the rank that allocates them.
   int all_mapped = mapped != nullptr &&
                  (layout.part == 0 || posix_fallocate(file, layout.head + rank * layout.part, layout.part) == 0);
   const int code = broadcast ? broadcast : MPI_Allreduce(MPI_IN_PLACE, &all_mapped, 1, MPI_INT, MPI_MIN, communicator);

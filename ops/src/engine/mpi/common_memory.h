@@ -12,7 +12,8 @@ namespace matex {
 // A multiple of the page size of every supported processor.
 constexpr int64_t kMemoryPage = 64 << 10;
 
-// The layout of the memory: a head in whole pages, and an equal part for each rank, allocated near its core.
+// The layout of the memory: first the head, which all ranks share, in whole pages; then an equal part for each rank, on
+// the rank's NUMA node. Sizes in bytes.
 struct CommonLayout {
   int64_t head = 0;
   int64_t part = 0;

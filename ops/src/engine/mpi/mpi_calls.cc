@@ -1,3 +1,4 @@
+// Each function makes the blocking MPI call, or its nonblocking form and a sleeping wait.
 #include "engine/mpi/mpi_calls.h"
 
 #include "engine/mpi/sleeping_wait.h"

@@ -10,10 +10,10 @@
 
 namespace matex {
 
-// Each call returns an MPI error code.
+// Each function returns an MPI error code. Counts and starts are in elements of `type`.
 struct Calls {
   MPI_Comm communicator;
-  bool asleep;
+  bool asleep;  // sleep during waits instead of polling in MPI: for threads next to threads that compute
 
   // data = the sum over ranks.
   int Allreduce(void* data, int64_t count, Type type) const;
@@ -24,7 +24,7 @@ struct Calls {
   // to = the segments of all ranks; this rank's is `from`, or MPI_IN_PLACE if it is in `to`.
   int Allgatherv(const void* from, void* to, const int* counts, const int* starts, Type type) const;
 
-  // `bytes` from and to each rank.
+  // Gathers `bytes` from each rank; and sends `bytes` to each rank, other bytes to each.
   int Allgather(const void* from, void* to, int64_t bytes) const;
   int Alltoall(const void* from, void* to, int64_t bytes) const;
 

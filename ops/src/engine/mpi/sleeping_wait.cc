@@ -1,3 +1,4 @@
+// Polls MPI_Test, with sleeps between the polls.
 #include "engine/mpi/sleeping_wait.h"
 
 #include <sys/prctl.h>
@@ -24,9 +25,9 @@ int AwaitFor(std::chrono::steady_clock::duration longest, MPI_Request* request) 
   const auto start = std::chrono::steady_clock::now();
   Pause pause;
   for (;;) {
-    int over = 0;
-    const int code = MPI_Test(request, &over, MPI_STATUS_IGNORE);
-    if (code != MPI_SUCCESS || over || std::chrono::steady_clock::now() - start > longest) return code;
+    int completed = 0;
+    const int code = MPI_Test(request, &completed, MPI_STATUS_IGNORE);
+    if (code != MPI_SUCCESS || completed || std::chrono::steady_clock::now() - start > longest) return code;
     pause.Take();
   }
 }

@@ -8,8 +8,8 @@
 
 namespace matex {
 
-// Sleeps of growing length, up to 0.1 ms, which suits messages that are on their way; beyond that up to 1 % of the
-// wait so far, and at most `max_length`.
+// Sleeps of growing length: first up to 0.1 ms, for messages that are on their way. In a long wait up to 1 % of the
+// wait so far, but at most `max_length`.
 class Pause {
  public:
   using Nanoseconds = std::chrono::nanoseconds;

@@ -1,3 +1,4 @@
+// The comparison of reports, and the sentences that describe their first difference.
 #include "engine/sequence/mismatch.h"
 
 #include <algorithm>
@@ -8,7 +9,7 @@
 namespace matex {
 namespace {
 
-std::string Name(const Standing::Named& one) { return "rank " + std::to_string(one.rank) + " (" + one.host + ")"; }
+std::string Name(const Standing::Named& rank) { return "rank " + std::to_string(rank.rank) + " (" + rank.host + ")"; }
 
 std::string NameFirst(const Standing& standing) { return Name(standing.named.front()); }
 

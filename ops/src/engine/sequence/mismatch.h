@@ -24,8 +24,8 @@ enum class Kind : int {
 
 constexpr int kKinds = 9;
 
-// The batch that a reduction belongs to. rows: the rows of the global batch, 0 if unknown, -1 if no tensor is a
-// gradient: then the reduction is no update. Ranks of a reduction must agree on the rows; other collectives only
+// The batch that a reduction belongs to. rows: the number of rows of the global batch; 0: unknown; -1: no tensor of the
+// reduction is a gradient, so it is no update. Ranks must agree on the rows of a reduction; other collectives only
 // report them.
 struct Batch {
   Batch(int64_t rows = 0) : rows(rows) {}
@@ -34,19 +34,19 @@ struct Batch {
   int64_t rows;
 };
 
-// The collective that a rank has reached. The fields of a layout are filled for reductions only.
+// The collective that a rank has reached. The fields from `chunk_bytes` to `way` describe the layout of a reduction.
 struct Report {
   Kind kind = Kind::kControl;
-  int64_t number = 0;
+  int64_t number = 0;  // in the sequence
   std::string host;
-  std::string what;
+  std::string what;  // the place in the program
   int64_t chunk_bytes = 0;
   int64_t fuse_bytes = 0;
   std::string compression;
   bool compiled = false;
   bool checked = false;
   std::vector<Entry> entries;
-  std::string way;  // for messages: how this rank reduces these gradients
+  std::string way;  // how this rank reduces the gradients, for messages: "reduces them at once"
   Batch batch{};
 };
 
@@ -61,7 +61,7 @@ struct Standing {
     int rank = 0;
     std::string host;
   };
-  std::vector<Named> named;  // in rank order; the report is that of named[0]
+  std::vector<Named> named;  // in rank order; named[0] made the report
 };
 
 // The places of all ranks at a rendezvous.

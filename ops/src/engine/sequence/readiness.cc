@@ -1,3 +1,4 @@
+// One MPI_Iallreduce of three words.
 #include "engine/sequence/readiness.h"
 
 #include <mpi.h>
@@ -8,9 +9,9 @@
 
 namespace matex {
 
-Error Ready(int64_t at, bool is_here, const std::string& place, int* without) {
+Error Ready(int64_t at, bool is_ready, const std::string& place, int* without) {
   const World& world = TheWorld();
-  *without = is_here ? -1 : world.rank;
+  *without = is_ready ? -1 : world.rank;
   if (!world.has_peers()) return Error();
   // Each rank also sends its position: max(x) and max(~x) over ranks are complements only if all positions are equal.
   int64_t words[3] = {at, ~at, *without};

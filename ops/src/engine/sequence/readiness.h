@@ -9,8 +9,9 @@
 
 namespace matex {
 
-// Reports whether this rank's gradients are ready and returns when all ranks have reported. `at` is this rank's
-// position in its updates. `without` becomes a rank whose gradients will not come, or -1.
-Error Ready(int64_t at, bool is_here, const std::string& place, int* without);
+// Reports whether this rank's gradients are ready (`is_ready`) or will not come, and returns when all ranks have
+// reported. `at` numbers the transfer among all transfers of this rank; ranks must agree on it. `without` becomes a
+// rank whose gradients will not come, or -1.
+Error Ready(int64_t at, bool is_ready, const std::string& place, int* without);
 
 }  // namespace matex

@@ -1,3 +1,5 @@
+// The sequence of this rank: its number, its counts, and its poison. The poison is the error that ended the sequence;
+// every later rendezvous returns it.
 #include "engine/sequence/rendezvous.h"
 
 #include <mpi.h>
@@ -21,14 +23,14 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 struct Sequence {
-  std::atomic<int64_t> number{0};
+  std::atomic<int64_t> number{0};  // of the current collective, or of the next one
   Error poison;
-  std::array<std::atomic<int64_t>, kKinds> counts{};
-  std::atomic<int64_t> rows{0};
-  Clock::time_point met;
+  std::array<std::atomic<int64_t>, kKinds> counts{};  // completed collectives of each kind
+  std::atomic<int64_t> rows{0};                       // of all updates
+  Clock::time_point begin;                            // of the current collective
   std::array<std::atomic<int64_t>, kKinds> nanoseconds{};
   bool prepared = false;
-  std::unique_ptr<Arrivals> here;  // the rendezvous in shared memory, if all ranks are on one host
+  std::unique_ptr<Arrivals> arrivals;  // the rendezvous in shared memory; null if ranks are on several hosts
 };
 
 Sequence& TheSequence() {
@@ -63,22 +65,23 @@ int Prepare(const World& world, Sequence* sequence) {
   sequence->prepared = true;
   int least[] = {world.algorithm == Algorithm::kAuto, world.node, -world.node};
   const int code = MPI_Allreduce(MPI_IN_PLACE, least, 3, MPI_INT, MPI_MIN, world.sequence);
-  const bool may = least[0] && least[1] == -least[2];
-  if (code != MPI_SUCCESS || !may) return code;
-  return Arrivals::Make(world.sequence, 0, &sequence->here);
+  const bool can_share = least[0] && least[1] == -least[2];  // all use kAuto; the lowest node is the highest
+  if (code != MPI_SUCCESS || !can_share) return code;
+  return Arrivals::Make(world.sequence, 0, &sequence->arrivals);
 }
 
+// Compares kind, key and number of the collective with the other ranks: in shared memory, or by one all-reduce.
 Error Check(const World& world, const Call& call, Sequence* sequence, bool* is_failed_step) {
-  int over = 0;
-  MPI_Finalized(&over);
-  if (over) {
+  int finalized = 0;
+  MPI_Finalized(&finalized);
+  if (finalized) {
     return Error(call.what() + " was called after MPI was finalized.");
   }
   if (Error error = MpiError(Prepare(world, sequence), "the first rendezvous", call.what())) return error;
   const Arrivals::Words mine = {static_cast<int64_t>(call.kind), static_cast<int64_t>(call.key), sequence->number};
-  if (sequence->here != nullptr) {
+  if (sequence->arrivals != nullptr) {
     bool same = false;
-    if (Error error = MpiError(sequence->here->Meet(mine, &same), "the rendezvous", call.what())) return error;
+    if (Error error = MpiError(sequence->arrivals->Meet(mine, &same), "the rendezvous", call.what())) return error;
     return same ? Error() : ExplainMismatch(ReportOf(world, call, mine.back()), is_failed_step);
   }
   // max(x) and max(~x) over ranks are complements only if x is equal on all ranks.
@@ -101,7 +104,7 @@ Error Check(const World& world, const Call& call, Sequence* sequence, bool* is_f
 Error Meet(const Call& call) {
   const World& world = TheWorld();
   Sequence& sequence = TheSequence();
-  sequence.met = Clock::now();
+  sequence.begin = Clock::now();
   if (world.has_peers() && !sequence.poison) sequence.poison = BrokenJobs();
   if (world.has_peers() && sequence.poison) return sequence.poison;
   RecordBegin(call);
@@ -138,7 +141,7 @@ Error Finish(const Call& call, Error error) {
       ++sequence.counts[kind];
       if (call.reduces_gradients()) sequence.rows += call.batch.rows;
     }
-    sequence.nanoseconds[kind] += std::chrono::nanoseconds(Clock::now() - sequence.met).count();
+    sequence.nanoseconds[kind] += std::chrono::nanoseconds(Clock::now() - sequence.begin).count();
   }
   return error;
 }
@@ -149,7 +152,7 @@ void GoOnAt(int64_t number, const int64_t* counts) {
   GoOn(Waiter::kSequence);
   sequence.poison = Error();
   sequence.prepared = false;
-  sequence.here.reset();
+  sequence.arrivals.reset();
   sequence.number = number;
   for (int kind = 0; kind < kKinds; ++kind) sequence.counts[kind] = counts[kind];
 }

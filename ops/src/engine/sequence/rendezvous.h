@@ -16,20 +16,21 @@ namespace matex {
 // A collective that this rank has reached. Calls with equal kind and key are the same collective.
 struct Call {
   Kind kind;
-  uint64_t key;
-  // The text for messages; evaluated only if there is a message.
+  uint64_t key;  // a hash of all values on which ranks must agree
+  // The place in the program, for messages; called only if there is a message.
   const std::function<std::string()>& what;
   const Layout* layout = nullptr;
   Batch batch{};
-  const UpdatePart* announced = nullptr;  // an overlapped update, whose gradients follow
-  int64_t bytes = 0;                // of this rank's tensors, if the collective is no update
+  const UpdatePart* announced = nullptr;  // set if the collective announces an overlapped update
+  int64_t bytes = 0;                      // of this rank's tensors, if the collective is no update
 
   bool reduces_gradients() const { return layout != nullptr && batch.is_update(); }
 };
 
-// The rendezvous with the other ranks. The caller holds the world's mutex until the collective has ended. After a
-// failure every later rendezvous fails at once with the same message, so no rank waits for a lost rank. If a step has
-// raised an error on some ranks and all others are within a step, only this rendezvous fails.
+// The rendezvous with the other ranks. The caller locks the world's mutex until the collective has ended. After a
+// failure every later rendezvous fails at once with the same message, so no rank waits for a lost rank. There is one
+// exception: if a step has raised an error on some ranks and all other ranks are within a step, only this rendezvous
+// fails.
 Error Meet(const Call& call);
 
 // Ends the collective; called under the same mutex. Counts it, unless further parts of its update follow. If `error`

@@ -1,3 +1,4 @@
+// Merges the reports of all ranks into a Summary, and broadcasts the full reports of the few places that it lists.
 #include "engine/sequence/reports.h"
 
 #include <mpi.h>
@@ -42,7 +43,7 @@ struct RankGroup {
 
 // The places of a set of ranks. `Add` merges two disjoint sets; the result does not depend on the order of merges.
 struct Summary {
-  RankGroup places[kPlaces] = {};  // ordered by lowest rank
+  RankGroup places[kPlaces] = {};  // the first places, ordered by lowest rank
   // The place of the lowest rank whose step failed, and of the lowest rank whose script ended.
   RankGroup failed = {}, ended = {};
   int32_t all_compute = 1;  // whether each rank is within a step or has failed in one
@@ -87,7 +88,7 @@ Summary MakeSummary(const Report& mine, int rank) {
   return summary;
 }
 
-// Broadcasts the report of rank `of`.
+// Broadcasts the report of rank `of`, without its entries if it is longer than MPI can count.
 Error BroadcastReport(const World& world, int of, const Report& mine, Report* report) {
   std::string text = world.rank == of ? Encode(mine) : "";
   if (text.size() > static_cast<size_t>(std::numeric_limits<int>::max())) {

@@ -1,3 +1,5 @@
+// The recorder: a ring of events, and totals for each place that updates. A lane is the thread of an activity
+// (trace.h).
 #include "engine/sequence/trace.h"
 
 #include <algorithm>
@@ -19,21 +21,21 @@ constexpr int64_t kIgnoredUpdates = 3;  // the first updates of a place, which a
 
 thread_local Lane lane_of_thread = Lane::kScript;
 
-// The time since the last update of the sequence.
+// The script's time since the last update, in nanoseconds; it becomes part of the totals at the next update.
 struct Stretch {
   int64_t since = 0;  // the end of the last collective; 0 before the first
-  int64_t compute = 0, meet = 0, collectives = 0, exposed = 0;
+  int64_t compute = 0, meet = 0, collectives = 0, exposed = 0;  // as in Totals
   std::vector<std::pair<int64_t, int64_t>> calls;  // begin and end of the script's latest collectives
-  bool is_step = false;
+  bool is_step = false;  // whether the time contains nothing but a training step
 };
 
 // The collective or overlapped update that a lane is executing.
 struct Current {
   int64_t start = 0;
-  int label = -1;  // of the update; -1: no update
-  bool counts = false;
-  int64_t meet = 0;
-  std::vector<std::pair<int64_t, int64_t>> waits;
+  int label = -1;       // of the update; -1: no update
+  bool counts = false;  // whether the totals include it
+  int64_t meet = 0;     // nanoseconds in meetings
+  std::vector<std::pair<int64_t, int64_t>> waits;  // begin and end of its meetings
 };
 
 bool RecordsGradients() { return recording.load() >= static_cast<int>(Recording::kGradients); }
@@ -106,9 +108,9 @@ class Recorder {
       stretch_.compute += gap;
     }
     if (call.announced != nullptr) {
-      IsUpdate(Lane::kScript, *call.announced);
+      MarkUpdate(Lane::kScript, *call.announced);
     } else if (call.reduces_gradients()) {
-      IsUpdate(Lane::kScript, {std::shared_ptr<const Layout>(std::shared_ptr<void>(), call.layout), call.what()});
+      MarkUpdate(Lane::kScript, {std::shared_ptr<const Layout>(std::shared_ptr<void>(), call.layout), call.what()});
     }
     if (!call.reduces_gradients() || !RecordsGradients()) return;
     Add({Now(), 0, call.batch.rows, -1, Activity::kRows, Lane::kScript});
@@ -125,26 +127,14 @@ class Recorder {
     Activity activity = ActivityOf(call.kind);
     if (is_update) activity = announces ? Activity::kAnnouncement : Activity::kUpdate;
     Add({current.start, elapsed, call.bytes, is_update ? current.label : Label(call.what()), activity, Lane::kScript});
-    // Only collectives that run beside an overlapped update are needed.
+    // Only collectives that run during an overlapped update are needed.
     if (At(Lane::kCommunication).start == 0) stretch_.calls.clear();
     stretch_.calls.emplace_back(current.start, now);
     stretch_.meet += current.meet;
     if (!is_update) stretch_.collectives += elapsed - current.meet;
-    if (current.counts && ends_step) {
-      Totals& totals = totals_[current.label];
-      if (stretch_.is_step) {
-        ++totals.steps;
-        totals.compute += std::max<int64_t>(stretch_.compute - stretch_.exposed, 0);
-        totals.meet += stretch_.meet;
-        totals.collectives += stretch_.collectives;
-      }
-      if (!announces) {
-        ++totals.updates;
-        totals.exposed += elapsed - current.meet;
-      }
-    }
-    if (ends_step) updated_ = current.counts ? current.label : -1;  // one of several updates of a step represents all
+    if (current.counts && ends_step) AddStep(current, announces, elapsed);
     if (ends_step) {
+      updated_ = current.counts ? current.label : -1;  // one of several updates of a step represents all
       stretch_ = Stretch();
       stretch_.is_step = true;
     }
@@ -157,21 +147,23 @@ class Recorder {
     AddEntry(entry, Activity::kReady);
   }
 
+  // An OverlappedRecord begins; returns the time.
   int64_t Enter(const UpdatePart& part) {
     std::lock_guard<std::mutex> lock(mutex_);
     Enter(Lane::kCommunication, Now());
-    IsUpdate(Lane::kCommunication, part);
+    MarkUpdate(Lane::kCommunication, part);
     At(Lane::kCommunication).waits.swap(waits_);
     waits_.clear();
-    more_ = part.more;
+    has_more_parts_ = part.more;
     return At(Lane::kCommunication).start;
   }
 
-  void Done(int64_t came) {
+  // The last sum of the update has ended. Its exposed time began with its last gradient, at `last_ready`.
+  void Done(int64_t last_ready) {
     std::lock_guard<std::mutex> lock(mutex_);
     const int64_t now = Now();
     const Current& current = At(Lane::kCommunication);
-    Add({came, now - came, 0, current.label, Activity::kExposed, Lane::kCommunication});
+    Add({last_ready, now - last_ready, 0, current.label, Activity::kExposed, Lane::kCommunication});
     // Time within a collective of the script is counted there, not as exposed time.
     std::vector<std::pair<int64_t, int64_t>> calls = stretch_.calls;
     if (At(Lane::kScript).start != 0) calls.emplace_back(At(Lane::kScript).start, now);
@@ -181,26 +173,41 @@ class Recorder {
         remaining -= std::max<int64_t>(std::min(to, end) - std::max(from, begin), 0);
       return remaining;
     };
-    const int64_t exposed = outside_calls(came, now);
+    const int64_t exposed = outside_calls(last_ready, now);
     stretch_.exposed += exposed;
     if (!current.counts) return;
     int64_t waited = 0;
-    for (const auto& [from, to] : current.waits) waited += outside_calls(std::max(from, came), to);
+    for (const auto& [from, to] : current.waits) waited += outside_calls(std::max(from, last_ready), to);
     Totals& totals = totals_[current.label];
     ++totals.updates;
     totals.exposed += exposed - waited;
     totals.exposed_wait += waited;
   }
 
+  // The OverlappedRecord ends.
   void Leave() {
     std::lock_guard<std::mutex> lock(mutex_);
     Current& current = At(Lane::kCommunication);
     Add({current.start, Now() - current.start, 0, current.label, Activity::kUpdate, Lane::kCommunication});
-    if (more_) waits_ = current.waits;
+    if (has_more_parts_) waits_ = current.waits;
     current = Current();
   }
 
  private:
+  // Adds the time since the last update to the totals, and an inline update itself. `elapsed`: how long it took.
+  void AddStep(const Current& current, bool announces, int64_t elapsed) {
+    Totals& totals = totals_[current.label];
+    if (stretch_.is_step) {
+      ++totals.steps;
+      totals.compute += std::max<int64_t>(stretch_.compute - stretch_.exposed, 0);
+      totals.meet += stretch_.meet;
+      totals.collectives += stretch_.collectives;
+    }
+    if (announces) return;
+    ++totals.updates;
+    totals.exposed += elapsed - current.meet;
+  }
+
   void AddEntry(const Entry& entry, Activity activity) {
     Add({Now(), 0, entry.bytes(), Label(entry.name), activity, Lane::kScript});
   }
@@ -212,10 +219,10 @@ class Recorder {
     At(lane).start = now;
   }
 
-  // The same place with other gradients is another place.
-  void IsUpdate(Lane lane, const UpdatePart& part) {
-    const int64_t gradients = part.of.empty() ? static_cast<int64_t>(part.layout->key()) : 0;
-    const auto [found, is_new] = places_.emplace(Hasher().Add(part.place).Add(part.of).Add(gradients).value(), -1);
+  // Marks the current collective of `lane` as an update. The same place with other gradients is another place.
+  void MarkUpdate(Lane lane, const UpdatePart& part) {
+    const int64_t key = part.gradients.empty() ? static_cast<int64_t>(part.layout->key()) : 0;
+    const auto [found, is_new] = places_.emplace(Hasher().Add(part.place).Add(part.gradients).Add(key).value(), -1);
     if (is_new) found->second = Label(part.Name());
     Current& current = At(lane);
     current.label = found->second;
@@ -225,7 +232,7 @@ class Recorder {
   }
 
   int Label(const std::string& name) {
-    const auto [found, is_new] = known_.emplace(name, static_cast<int>(labels_.size()));
+    const auto [found, is_new] = label_numbers_.emplace(name, static_cast<int>(labels_.size()));
     if (is_new) labels_.push_back(name);
     return found->second;
   }
@@ -242,13 +249,13 @@ class Recorder {
 
   std::mutex mutex_;
   std::vector<Event> events_;
-  int64_t capacity_ = 0, added_ = 0;
+  int64_t capacity_ = 0, added_ = 0;  // the events that are kept; all events so far
   std::vector<std::string> labels_;
-  std::unordered_map<std::string, int> known_;
-  std::unordered_map<uint64_t, int> places_;
-  std::unordered_map<int, int64_t> seen_[kLanes];
+  std::unordered_map<std::string, int> label_numbers_;  // the index of a text in labels_
+  std::unordered_map<uint64_t, int> places_;            // the label of a place, by the hash of the place
+  std::unordered_map<int, int64_t> seen_[kLanes];       // the number of updates, by label
   std::vector<std::pair<int64_t, int64_t>> waits_;  // of the earlier parts of an update whose further parts follow
-  bool more_ = false;
+  bool has_more_parts_ = false;  // whether further parts of the overlapped update follow
   std::map<int, Totals> totals_;
   int updated_ = -1;  // the label of the last update if it is counted: new weights are attributed to it
   Current currents_[kLanes];
@@ -295,6 +302,6 @@ OverlappedRecord::OverlappedRecord(const UpdatePart& part) {
 
 OverlappedRecord::~OverlappedRecord() { if (start_ != 0) TheRecorder().Leave(); }
 
-void OverlappedRecord::Done(int64_t came) const { if (start_ != 0) TheRecorder().Done(came); }
+void OverlappedRecord::Done(int64_t last_ready) const { if (start_ != 0) TheRecorder().Done(last_ready); }
 
 }  // namespace matex

@@ -151,8 +151,8 @@ class OverlappedRecord {
   OverlappedRecord(const OverlappedRecord&) = delete;
   OverlappedRecord& operator=(const OverlappedRecord&) = delete;
 
-  // Records that the last sum of the update has ended; its last gradient came at `came`.
-  void Done(int64_t came) const;
+  // Records that the last sum of the update has ended; its last gradient was ready at `last_ready`.
+  void Done(int64_t last_ready) const;
 
  private:
   int64_t start_ = 0;

@@ -1,3 +1,4 @@
+// A queue of turns, and a map of the jobs that wait for theirs.
 #include "engine/sequence/v1_order.h"
 
 #include <algorithm>
@@ -17,9 +18,9 @@ void Turnstile::Expect(std::vector<int64_t> turns) {
     std::lock_guard<std::mutex> lock(mutex_);
     turns_.assign(turns.begin(), turns.end());
     for (auto at = waiting_.begin(); at != waiting_.end();) {
-      const bool has_come = static_cast<bool>(at->second.job.run);
-      if (has_come) dropped.push_back(std::move(at->second.job));
-      at = has_come ? waiting_.erase(at) : std::next(at);
+      const bool has_entered = static_cast<bool>(at->second.job.run);
+      if (has_entered) dropped.push_back(std::move(at->second.job));
+      at = has_entered ? waiting_.erase(at) : std::next(at);
     }
   }
   for (Job& job : dropped) {

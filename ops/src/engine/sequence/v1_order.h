@@ -1,6 +1,7 @@
 // The order of collectives in a v1 graph, which runs independent ops in any order, different on each rank. Each
-// collective op has a turn. The kernels call `Enter`; a job whose turn has not come waits in the Turnstile without
-// holding a thread.
+// collective op has a turn: a number, whose place in the list of `Expect` says when the op runs. The head is the first
+// turn of this list that has not run. The kernels call `Enter`; a job whose turn is not the head waits in the Turnstile
+// without occupying a thread.
 #pragma once
 
 #include <cstdint>
@@ -27,7 +28,7 @@ class Turnstile {
   // Sets the turns of the next run, in order, and drops all jobs that still wait for turns of the previous run.
   void Expect(std::vector<int64_t> turns);
 
-  // Returns the ticket of one job; from now on the job can be cancelled by it.
+  // Returns the ticket of a job: a number by which the job can be cancelled from now on.
   int64_t Reserve();
 
   // Runs the job now if its turn is at the head or is not expected. Otherwise the thread that ends the preceding turn

@@ -1,3 +1,4 @@
+// The waits of this process, one for each waiter, under one mutex.
 #include "engine/sequence/wait_state.h"
 
 #include <chrono>

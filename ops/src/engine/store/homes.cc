@@ -1,3 +1,4 @@
+// The buffer of a rank: a table of offsets, then its variables, then room for copied pieces.
 #include "engine/store/homes.h"
 
 #include <sys/mman.h>

@@ -1,6 +1,7 @@
-// Homes: shared memory of one host in which each rank has a buffer (its home) for its copy of certain variables.
-// publish.cc uses it so that ranks read the pieces of other ranks directly, without messages. A rank tells where its
-// piece lies (`Show`) before a rendezvous; the others read it between that rendezvous and the next barrier.
+// Homes: shared memory of one host, in which each rank has a buffer for its copies of certain variables; the memory of
+// one copy is its home. publish.cc uses it so that ranks read the pieces of other ranks directly, without messages. A
+// rank publishes the address of its piece (`Show`) before a rendezvous; the others read the piece after that rendezvous
+// and before the next barrier.
 #pragma once
 
 #include <mpi.h>
@@ -22,10 +23,10 @@ class Homes {
   Homes(const Homes&) = delete;
   Homes& operator=(const Homes&) = delete;
 
-  // This rank's memory for variable `i`, aligned to 64 bytes; null while a tensor still uses it. `Leave` returns it.
+  // This rank's home for variable `i`, aligned to 64 bytes; null while a tensor uses it. `Leave` makes it free again.
   char* Take(int i);
   void Leave(int i) { taken_[i] = false; }
-  bool Has(int i, const void* place) const { return place == At(i); }
+  bool Has(int i, const void* address) const { return address == At(i); }
 
   // Publishes the address of this rank's piece of variable `i`. A piece outside the shared memory is copied into it,
   // to offset `offset_in_home` of the area for such pieces.
@@ -41,7 +42,7 @@ class Homes {
     Places(const std::vector<int64_t>& bytes, int64_t piece);
     std::vector<int64_t> variables;
     int64_t copies = 0;
-    int64_t part = 0;
+    int64_t part = 0;  // the size of the buffer
   };
 
   Homes(void* memory, const Places& places, int rank, int size);

@@ -1,3 +1,4 @@
+// The rendezvous of a publication, and two ways to exchange the pieces: copies from homes, or an all-gather.
 #include "engine/store/publish.h"
 
 #include <cstring>
@@ -20,10 +21,10 @@ char* At(const Shared& shared, int i, int64_t first) {
   return static_cast<char*>(shared.wholes[i]) + first * shared.Width();
 }
 
-// The barrier keeps each rank from changing its piece until all have read it.
+// Copies the pieces of the other ranks. After the barrier all have read this rank's piece, so it may change again.
 int PublishInMemory(const Shared& shared, const World& world, const Homes& homes) {
-  for (int one = 1; one < world.size; ++one) {
-    const int rank = (world.rank + one) % world.size;
+  for (int distance = 1; distance < world.size; ++distance) {
+    const int rank = (world.rank + distance) % world.size;
     shared.Visit(rank, [&](int i, int64_t first, int64_t count) {
       std::memcpy(At(shared, i, first), homes.Shown(rank, i), count * shared.Width());
     });
@@ -44,15 +45,15 @@ uint64_t KeyOf(const Shared& shared) {
   return Hasher().Add(static_cast<int64_t>(shared.layout->key())).Add(shared.holding).value();
 }
 
-// All homes created so far, keyed by (holding, layout key). Null if these ranks cannot share memory.
-struct KnownHomes {
+// All homes created so far, by (holding, key of the layout). Null if these ranks cannot share memory.
+struct AllHomes {
   std::mutex mutex;
   std::map<std::pair<int64_t, uint64_t>, std::shared_ptr<Homes>> homes;
 };
 
-KnownHomes& KnownHomesSingleton() {
-  static auto* const known = new KnownHomes;
-  return *known;
+AllHomes& TheHomes() {
+  static auto* const all = new AllHomes;
+  return *all;
 }
 
 int MakeHomes(const Shared& shared, const World& world) {
@@ -62,27 +63,27 @@ int MakeHomes(const Shared& shared, const World& world) {
   for (int rank = 0; rank < world.size; ++rank) piece = std::max(piece, shared.Owned(rank) * shared.Width());
   std::shared_ptr<Homes> made;
   const int code = Homes::Make(world.gradients, bytes, piece, &made);
-  std::lock_guard<std::mutex> lock(KnownHomesSingleton().mutex);
-  KnownHomesSingleton().homes.emplace(std::make_pair(shared.holding, KeyOf(shared)), std::move(made));
+  std::lock_guard<std::mutex> lock(TheHomes().mutex);
+  TheHomes().homes.emplace(std::make_pair(shared.holding, KeyOf(shared)), std::move(made));
   return code;
 }
 
 bool WasCreationTried(const Shared& shared) {
-  std::lock_guard<std::mutex> lock(KnownHomesSingleton().mutex);
-  return KnownHomesSingleton().homes.count({shared.holding, KeyOf(shared)}) > 0;
+  std::lock_guard<std::mutex> lock(TheHomes().mutex);
+  return TheHomes().homes.count({shared.holding, KeyOf(shared)}) > 0;
 }
 
 }  // namespace
 
 std::shared_ptr<Homes> HomesOf(const Shared& shared) {
-  std::lock_guard<std::mutex> lock(KnownHomesSingleton().mutex);
-  const auto found = KnownHomesSingleton().homes.find({shared.holding, KeyOf(shared)});
-  return found == KnownHomesSingleton().homes.end() ? nullptr : found->second;
+  std::lock_guard<std::mutex> lock(TheHomes().mutex);
+  const auto found = TheHomes().homes.find({shared.holding, KeyOf(shared)});
+  return found == TheHomes().homes.end() ? nullptr : found->second;
 }
 
 void DropHomes(int64_t holding) {
-  std::lock_guard<std::mutex> lock(KnownHomesSingleton().mutex);
-  auto& homes = KnownHomesSingleton().homes;
+  std::lock_guard<std::mutex> lock(TheHomes().mutex);
+  auto& homes = TheHomes().homes;
   homes.erase(homes.lower_bound({holding, 0}), homes.lower_bound({holding + 1, 0}));
 }
 

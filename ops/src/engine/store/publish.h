@@ -22,8 +22,8 @@ struct Shared {
   std::shared_ptr<const std::vector<Transfer>> messages;  // the transfers in which they are sent
   std::vector<void*> wholes;
   std::string name;      // for messages
-  int64_t place = 0;     // the order of need: variables with a smaller number are sent first
-  int64_t holding = -1;  // the group of variables whose homes are dropped together; -1: use no homes
+  int64_t needed = 0;    // when a step needs the variables: those with a smaller number are sent first
+  int64_t holding = -1;  // the number of a group of variables whose homes are dropped together; -1: use no homes
 
   int64_t Width() const { return static_cast<int64_t>(SizeOf(layout->entries().front().type)); }
 
@@ -36,6 +36,7 @@ struct Shared {
         work(static_cast<int>(i), cuts[rank], cuts[rank + 1] - cuts[rank]);
     }
   }
+  // The number of elements that rank `rank` owns.
   int64_t Owned(int rank) const {
     int64_t owned = 0;
     Visit(rank, [&](int, int64_t, int64_t count) { owned += count; });
@@ -53,9 +54,9 @@ void DropHomes(int64_t holding);
 // ranks pass equal arguments except for addresses. The first call makes the homes of `shared`.
 Error Publish(const Shared& shared, Homes* homes);
 
-// The same by messages of the pull thread (pulls.h), one variable after another; returns after the rendezvous. The
-// thread calls `begin`, which returns the addresses of the variables, and then `came` once for each variable: the
-// variable is complete, or `error` is set.
+// The same by messages of the pull thread (pulls.h); returns after the rendezvous. The thread calls `begin`, which
+// returns the addresses of the variables, and then `came` once for each variable, when it is complete or `error` is
+// set.
 struct Later {
   std::function<std::vector<void*>()> begin;
   std::function<void(int i, const Error& error)> came;

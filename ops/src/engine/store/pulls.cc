@@ -1,3 +1,5 @@
+// A job is one publication; its messages are the transfers of its layout. Before each message the threads of all ranks
+// agree which job is the next: the most urgent of the jobs that all ranks have.
 #include "engine/store/pulls.h"
 
 #include <mpi.h>
@@ -29,10 +31,10 @@ constexpr char kAgreeing[] = "agreeing on which new weights come next";
 struct Job {
   Shared shared;
   Later later;
-  int64_t number;             // from 1, equal on all ranks
-  std::vector<size_t> messages_left;   // of each variable: the number of messages still to come
-  std::vector<void*> wholes;  // the addresses of the variables; empty until `Begin`
-  size_t next = 0;            // the next message
+  int64_t number;                     // from 1, equal on all ranks
+  std::vector<size_t> messages_left;  // for each variable: the number of messages still to come
+  std::vector<void*> wholes;          // the addresses of the variables; empty until `Begin`
+  size_t next = 0;                    // the next message
 
   const Transfer& Message() const { return (*shared.messages)[next]; }
 };
@@ -63,20 +65,20 @@ class PullThread {
     const Algorithm algorithm = world.algorithm == Algorithm::kAuto ? Algorithm::kTwoLevel : world.algorithm;
     Adder adder(world.pulls, algorithm, world.node, true);
     for (;;) {
-      std::vector<Job*> here;
+      std::vector<Job*> jobs;
       {
         std::unique_lock<std::mutex> lock(mutex_);
         changed_.wait(lock, [&] { return !jobs_.empty(); });
-        for (Job& job : jobs_) here.push_back(&job);  // a deque does not move its elements
+        for (Job& job : jobs_) jobs.push_back(&job);  // a deque does not move its elements
       }
-      for (Job* const job : here) Begin(job);
-      Job* const job = Choose(here);
+      for (Job* const job : jobs) Begin(job);
+      Job* const job = Choose(jobs);
       if (job == nullptr) continue;
       const bool is_last = job->next + 1 >= job->shared.messages->size();
       // Ranks agree on the next message while this one is sent, if all know that there is one. The agreement is a
       // collective call, and so may be the transfer: all ranks must make both in the same order.
       const auto is_more = [&](const Job* one) { return one != job && one->number <= known_; };
-      if (!is_last || std::any_of(here.begin(), here.end(), is_more)) Ask(here);
+      if (!is_last || std::any_of(jobs.begin(), jobs.end(), is_more)) Ask(jobs);
       Send(job, &adder);
       if (!is_last) continue;
       std::lock_guard<std::mutex> lock(mutex_);
@@ -93,23 +95,24 @@ class PullThread {
     }
   }
 
-  // Tells the other ranks the number of the last job that this rank can exchange: 0 while gradients travel, because
-  // no rank can begin its next step before they have come. A rank asks only if it has an unfinished job, and all
-  // ranks add the same jobs in the same order; so the minimum over ranks names an unfinished job, or is 0.
-  void Ask(const std::vector<Job*>& here) {
-    known_ = GradientsTravel() ? 0 : here.back()->number;
+  // Starts the agreement on the last job that all ranks have: the minimum over ranks of the last job of each. A rank
+  // reports 0 while gradients travel: they go first, because no rank can begin its next step without them. A rank asks
+  // only if it has an unfinished job, and all ranks add the same jobs in the same order. So the minimum is the number
+  // of an unfinished job, or 0.
+  void Ask(const std::vector<Job*>& jobs) {
+    known_ = GradientsTravel() ? 0 : jobs.back()->number;
     is_asked_ = true;
     if (BrokenJobs()) return;
     const int code = MPI_Iallreduce(MPI_IN_PLACE, &known_, 1, MPI_INT64_T, MPI_MIN, TheWorld().pulls, &answer_);
     if (code != MPI_SUCCESS) BreakJobs(MpiError(code, "MPI_Iallreduce", kAgreeing));
   }
 
-  // Of the jobs that all ranks have, the job whose variables are needed first; null while gradients travel on any
+  // The job whose variables are needed first, among the jobs that all ranks have; null while gradients travel on any
   // rank.
-  Job* Choose(const std::vector<Job*>& here) {
+  Job* Choose(const std::vector<Job*>& jobs) {
     if (!is_asked_) {
       while (GradientsTravel()) std::this_thread::sleep_for(kPollInterval);
-      Ask(here);
+      Ask(jobs);
     }
     is_asked_ = false;
     if (!BrokenJobs()) {
@@ -119,9 +122,9 @@ class PullThread {
       if (code != MPI_SUCCESS) BreakJobs(MpiError(code, "MPI_Iallreduce", kAgreeing));
     }
     if (known_ == 0) return nullptr;
-    Job* chosen = here.front();
-    for (Job* const job : here) {
-      if (job->number <= known_ && job->shared.place < chosen->shared.place) chosen = job;
+    Job* chosen = jobs.front();
+    for (Job* const job : jobs) {
+      if (job->number <= known_ && job->shared.needed < chosen->shared.needed) chosen = job;
     }
     return chosen;
   }
@@ -147,10 +150,10 @@ class PullThread {
   std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<Job> jobs_;  // unfinished
-  int64_t added_ = 0;
-  MPI_Request answer_ = MPI_REQUEST_NULL;  // of the agreement; afterwards `known_` is the last job that all ranks have
-  int64_t known_ = 0;
-  bool is_asked_ = false;
+  int64_t added_ = 0;     // the number of the last job added
+  MPI_Request answer_ = MPI_REQUEST_NULL;  // the agreement under way
+  int64_t known_ = 0;     // after the agreement: the last job that all ranks have
+  bool is_asked_ = false;  // whether an agreement is under way
   std::thread thread_;
   std::vector<char> buffer_;
 };

@@ -1,3 +1,5 @@
+// In shared memory: Control, which all ranks write; a Line and a progress table for each rank, which only this rank
+// writes while it lives; and the state of each batch, which changes by compare-and-swap.
 #include "engine/store/store.h"
 
 #include <sched.h>
@@ -25,10 +27,10 @@ struct SharedStore::Control {
 // The line of a rank; only this rank writes it as long as it lives.
 struct alignas(128) SharedStore::Line {
   static constexpr int64_t kNone = std::numeric_limits<int64_t>::max();
-  std::atomic<int64_t> ticket{kNone};  // a lower bound of the batches that it holds; kNone: nobody waits for it
-  std::atomic<int64_t> progress{-1};   // the batch that its progress table belongs to
-  std::atomic<int64_t> version{-2};    // of `End`: 2 * batch + version
-  std::atomic<int64_t> lost{0};
+  std::atomic<int64_t> ticket{kNone};  // no batch that it holds is older; kNone: no rank waits for it
+  std::atomic<int64_t> progress{-1};   // the batch of its progress table
+  std::atomic<int64_t> version{-2};    // of its last `End`: 2 * batch + version
+  std::atomic<int64_t> lost{0};        // 1: the rank is lost; others write this
 };
 
 namespace {
@@ -50,7 +52,6 @@ double SecondsNow() {
 }
 
 }  // namespace
-
 
 // The memory before the shared numbers: Control, a line for each rank, the states of all batches, and a progress
 // table for each rank.
@@ -94,7 +95,7 @@ SharedStore::Control& SharedStore::control() const { return *static_cast<Control
 
 SharedStore::Line& SharedStore::LineOf(int rank) const { return reinterpret_cast<Line*>(&control() + 1)[rank]; }
 
-std::atomic<int32_t>& SharedStore::WordOf(int64_t batch) const {
+std::atomic<int32_t>& SharedStore::StateOf(int64_t batch) const {
   return reinterpret_cast<std::atomic<int32_t>*>(&LineOf(size_))[batch];
 }
 
@@ -108,14 +109,14 @@ void SharedStore::Deal(int64_t first, int64_t count) {
   control().stopped = 0;
   control().count = count;
   control().next = std::min<int64_t>(first + size_, count);
-  for (int64_t batch = 0; batch < count; ++batch) WordOf(batch) = batch < first ? TrainedBy(0) : kFree;
+  for (int64_t batch = 0; batch < count; ++batch) StateOf(batch) = batch < first ? TrainedBy(0) : kFree;
   for (int rank = 0; rank < size_; ++rank) {
     Line& line = LineOf(rank);
     line.progress = -1;
     line.version = -2;
     // A rank without a batch would make no step in this epoch and have no metrics.
     line.ticket = first + rank < count ? first + rank : Line::kNone;
-    if (first + rank < count) WordOf(first + rank) = HeldBy(rank);
+    if (first + rank < count) StateOf(first + rank) = HeldBy(rank);
   }
 }
 
@@ -127,8 +128,8 @@ bool SharedStore::Take() {
     if (next >= control().count) break;
     LineOf(rank_).ticket = next;
     if (control().stopped) break;
-    int32_t word = kFree;
-    const bool is_mine = WordOf(next).compare_exchange_strong(word, HeldBy(rank_));
+    int32_t state = kFree;
+    const bool is_mine = StateOf(next).compare_exchange_strong(state, HeldBy(rank_));
     // Any rank advances `next`, because the holder may be lost before it does so.
     const int64_t taken = next;
     control().next.compare_exchange_strong(next, taken + 1);
@@ -158,7 +159,7 @@ int64_t SharedStore::FindHeld(int rank) const {
   const int64_t from = LineOf(rank).ticket;
   for (int64_t batch = from; from != Line::kNone && batch < std::min(control().next + 1, control().count.load());
        ++batch) {
-    if (WordOf(batch) == HeldBy(rank)) return batch;
+    if (StateOf(batch) == HeldBy(rank)) return batch;
   }
   return Line::kNone;
 }
@@ -170,9 +171,9 @@ bool SharedStore::TakeOver(int64_t bound) {
     Line &lost = LineOf(rank), &mine = LineOf(rank_);
     while (lost.lost) {
       int64_t announced = lost.ticket;
-      if (announced == Line::kNone) break;  // another has cleared it since
+      if (announced == Line::kNone) break;  // it holds no batch, or another rank has taken it over
       const int64_t held = FindHeld(rank);
-      if (held != announced) {
+      if (held != announced) {  // a lower bound only: put the true batch there, and look again
         lost.ticket.compare_exchange_strong(announced, held);
         continue;
       }
@@ -180,8 +181,8 @@ bool SharedStore::TakeOver(int64_t bound) {
       if ((reserved_ >= 0 && reserved_ < held) || held - Oldest(&behind) > bound) break;
       SetProgress(held, rank);
       mine.ticket = held;
-      int32_t word = HeldBy(rank);
-      if (WordOf(held).compare_exchange_strong(word, HeldBy(rank_))) {
+      int32_t state = HeldBy(rank);
+      if (StateOf(held).compare_exchange_strong(state, HeldBy(rank_))) {
         ticket_ = held;
         return true;
       }
@@ -213,15 +214,15 @@ bool SharedStore::BeginAddition(int64_t part, int64_t count, Addition* addition)
 
 // Whether all batches are trained or refused, or training has stopped and no rank holds a batch.
 bool SharedStore::IsOver() {
-  while (done_ < control().count && WordOf(done_) < kFree) ++done_;
+  while (done_ < control().count && StateOf(done_) < kFree) ++done_;
   int behind = -1;
   return done_ >= control().count || (control().stopped && Oldest(&behind) == Line::kNone);
 }
 
 SharedStore::Begun SharedStore::Begin(int64_t bound, double seconds, int64_t* ticket, int* behind) {
-  constexpr int kSpins = 100, kGivesWay = 200;
+  constexpr int kSpins = 100, kYields = 200;
   const double until = SecondsNow() + seconds;
-  const int64_t dealt = LineOf(rank_).ticket;  // its first batch
+  const int64_t dealt = LineOf(rank_).ticket;  // at its first call after `Deal`: its first batch
   if (reserved_ < 0 && dealt != Line::kNone) reserved_ = dealt;
   // The living rank with the oldest batch never waits, so some rank always makes progress.
   for (int attempts = 0; !TakeOver(bound); ++attempts) {
@@ -231,7 +232,7 @@ SharedStore::Begun SharedStore::Begin(int64_t bound, double seconds, int64_t* ti
       ticket_ = std::exchange(reserved_, -1);
       break;
     }
-    if (attempts >= kSpins + kGivesWay) {
+    if (attempts >= kSpins + kYields) {
       if (SecondsNow() >= until) {
         Oldest(behind);
         return kNotYet;
@@ -249,7 +250,7 @@ SharedStore::Begun SharedStore::Begin(int64_t bound, double seconds, int64_t* ti
 
 int64_t SharedStore::End(int version) {
   LineOf(rank_).version = 2 * ticket_ + version;
-  WordOf(ticket_) = TrainedBy(rank_);
+  StateOf(ticket_) = TrainedBy(rank_);
   const int64_t others = control().trained++ - seen_;
   ticket_ = -1;
   LineOf(rank_).ticket = reserved_ >= 0 ? reserved_ : Line::kNone;
@@ -258,7 +259,7 @@ int64_t SharedStore::End(int version) {
 
 void SharedStore::Leave() {
   for (int64_t* const held : {&ticket_, &reserved_}) {
-    if (*held >= 0) WordOf(*held) = kRefused;
+    if (*held >= 0) StateOf(*held) = kRefused;
     *held = -1;
   }
   done_ = 0;
@@ -277,14 +278,14 @@ bool SharedStore::IsLost(int rank) const { return LineOf(rank).lost != 0; }
 
 int SharedStore::VersionOf(int rank) const {
   const int64_t last = LineOf(rank).version;
-  const bool is_trained = last >= 0 && WordOf(last / 2) == TrainedBy(rank);
+  const bool is_trained = last >= 0 && StateOf(last / 2) == TrainedBy(rank);
   return static_cast<int>(is_trained ? last & 1 : 1 - (last & 1));
 }
 
 int64_t SharedStore::CountTrained() const {
   int64_t trained = 0;
   for (int64_t batch = 0; batch < control().count; ++batch)
-    trained += WordOf(batch) < kFree && WordOf(batch) != kRefused;
+    trained += StateOf(batch) < kFree && StateOf(batch) != kRefused;
   return trained;
 }
 

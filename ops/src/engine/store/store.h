@@ -1,9 +1,11 @@
 // Asynchronous training in the shared memory of one node: all ranks train the same weights, and the store hands out
-// batches by number. Each batch has one holder, and a rank begins a batch only while the oldest unfinished batch is
-// at most `bound` behind it. The kernels of weights/store.cc and Python (servers/asynchronous) use it.
+// batches. A ticket is the number of a batch in the epoch. Each batch has one holder, and a rank begins a batch only
+// while the oldest unfinished batch is at most `bound` behind it. The kernels of weights/store.cc and Python
+// (servers/asynchronous) use it.
 //
-// It is lock-free. The state of a batch names its holder, so exactly one rank takes over the batch of a lost rank.
-// Each rank records the progress of each addition of its step, so that the successor applies only the rest.
+// It is lock-free. The state of a batch names its holder, so exactly one rank takes over the batch of a lost rank. A
+// step consists of additions to variables, the parts. Each rank records the progress of each addition in its progress
+// table, so that the successor of a lost rank applies only the rest.
 #pragma once
 
 #include <mpi.h>
@@ -28,7 +30,7 @@ class SharedStore {
 
   // The sizes of the shared memory.
   struct Sizes {
-    int64_t bytes = 0;    // of the shared numbers
+    int64_t bytes = 0;    // of the shared numbers: the variables that the ranks train
     int64_t batches = 0;  // the maximum number of batches of an epoch
     int64_t parts = 0;    // the number of additions in a step
   };
@@ -41,13 +43,13 @@ class SharedStore {
 
   // The address of the shared numbers, aligned to 64 bytes, at the same offset on all ranks.
   char* data() const { return data_; }
-  bool Has(const void* place) const { return place >= data_ && place < data_ + sizes_.bytes; }
+  bool Has(const void* address) const { return address >= data_ && address < data_ + sizes_.bytes; }
 
   // Deals batches `first` up to `count`; earlier batches count as trained. Rank r begins with batch `first` + r. One
   // rank calls it, while no rank is between `Begin` and `End`.
   void Deal(int64_t first, int64_t count);
 
-  // Takes a batch, the next one or that of a lost rank, and waits until it may be trained. After about `seconds` it
+  // Takes the next batch, or the batch of a lost rank, and waits until it may be trained. After about `seconds` it
   // returns kNotYet; call it again.
   Begun Begin(int64_t bound, double seconds, int64_t* ticket, int* behind);
 
@@ -84,10 +86,10 @@ class SharedStore {
    private:
     friend class SharedStore;
     std::atomic<int64_t>* progress_ = nullptr;
-    int64_t before_ = 0;  // the count of earlier runs of the same op in this step
+    int64_t before_ = 0;  // the numbers or rows of earlier runs of the same op in this step
   };
 
-  // False if no batch is unfinished on this rank, or if a step has fewer additions.
+  // Returns false if this rank trains no batch now, or if a step has fewer additions.
   bool BeginAddition(int64_t part, int64_t count, Addition* addition);
 
  private:
@@ -100,7 +102,7 @@ class SharedStore {
   static int64_t TableBytes(const Sizes& sizes);
   Control& control() const;
   Line& LineOf(int rank) const;
-  std::atomic<int32_t>& WordOf(int64_t batch) const;
+  std::atomic<int32_t>& StateOf(int64_t batch) const;
   std::atomic<int64_t>* TableOf(int rank) const;
   int64_t FindHeld(int rank) const;
   bool Take();

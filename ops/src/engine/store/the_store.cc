@@ -7,7 +7,7 @@
 namespace matex {
 namespace {
 
-std::shared_ptr<SharedStore>& KeptStore() {
+std::shared_ptr<SharedStore>& StorePointer() {
   static auto* const store = new std::shared_ptr<SharedStore>;
   return *store;
 }
@@ -21,12 +21,12 @@ std::mutex& StoreMutex() {
 
 std::shared_ptr<SharedStore> TheStore() {
   std::lock_guard<std::mutex> lock(StoreMutex());
-  return KeptStore();
+  return StorePointer();
 }
 
 void SetTheStore(std::shared_ptr<SharedStore> store) {
   std::lock_guard<std::mutex> lock(StoreMutex());
-  KeptStore().swap(store);
+  StorePointer().swap(store);
 }
 
 }  // namespace matex

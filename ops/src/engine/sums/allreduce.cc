@@ -1,3 +1,4 @@
+// An Adder sums by one of four algorithms; this file makes its communicators and memory, and tries the algorithms.
 #include "engine/sums/allreduce.h"
 
 #include <algorithm>
@@ -19,8 +20,8 @@ constexpr int64_t kLargeBytes = 64 << 10;
 // replaced only by an algorithm that takes less than kGain of its time.
 constexpr int64_t kTrialCount = 4 << 20;
 constexpr int kTrials = 2;
-// With at most so many ranks on a node, shared memory was always at least as fast as MPI; with more ranks it is
-// tried.
+// With so many ranks on a node or fewer, measurements have always shown shared memory at least as fast as MPI. With
+// more ranks, a trial decides.
 constexpr int kMaxRanksWithoutTrial = 8;
 constexpr double kGain = 0.95;
 
@@ -36,6 +37,7 @@ std::vector<Extent> ExtentsOf(const Transfer& transfer, int64_t first, int64_t c
   return extents;
 }
 
+// Where each rank's own elements begin in the transfer, and where the last rank's end.
 std::vector<int64_t> StartsOf(const Transfer& transfer) {
   std::vector<int64_t> starts{0};
   for (const int64_t owned : transfer.owned) starts.push_back(starts.back() + owned);
@@ -98,7 +100,7 @@ int Adder::SumPlainly(void* data, int64_t count, Type type) {
   return Run(is_large ? algorithm_ : Algorithm::kMpi, data, count, type);
 }
 
-// Collective: all ranks begin their first sum together.
+// Makes the communicators of two levels and the shared memory. Collective: all ranks begin their first sum together.
 int Adder::Prepare() {
   if (prepared_) return MPI_SUCCESS;
   prepared_ = true;
@@ -162,8 +164,8 @@ int Adder::RunCompressed(const Transfer& transfer, float* data, float* residual)
                         });
 }
 
-// The algorithm that is fastest for sums is used for reduce-scatter and all-gather, too. In two levels both need the
-// same number of ranks on every node.
+// The algorithm of a reduce-scatter or all-gather of `bytes`: the one that is fastest for sums. In two levels both need
+// the same number of ranks on every node.
 int Adder::ChooseForOwned(int64_t bytes, Algorithm* algorithm) {
   *algorithm = Algorithm::kMpi;
   if (bytes < kLargeBytes) return MPI_SUCCESS;
@@ -218,7 +220,7 @@ int Adder::Gather(const Transfer& transfer, void* data) {
   return Calls{communicator_, asleep_}.Allgatherv(MPI_IN_PLACE, data, counts.data(), places.data(), transfer.type);
 }
 
-// Collective: all ranks call it together.
+// Tries the algorithms that are possible here and chooses the fastest. Collective: all ranks call it together.
 int Adder::Choose() {
   std::vector<Algorithm> candidates{Algorithm::kMpi};
   if (shared_ != nullptr) candidates.push_back(Algorithm::kShared);

@@ -59,8 +59,8 @@ class Adder {
   Levels levels_;
   std::unique_ptr<SharedMemory> shared_;
   std::unique_ptr<Adder> across_;  // between nodes
-  std::vector<char> buffer_, segment_;
-  std::vector<float> wide_;
+  std::vector<char> buffer_, segment_;  // kept from sum to sum
+  std::vector<float> wide_;             // 16-bit floats as float32
 };
 
 // The Adders of the two reductions, made at first use after `Start`.

@@ -1,3 +1,4 @@
+// Two algorithms: all numbers in 16 bits (SumIn16Bits), or the largest numbers with their indices (SumLargest).
 #include "engine/sums/compressed_allreduce.h"
 
 #include <algorithm>
@@ -11,6 +12,7 @@ struct IndexedValue {
   float value;
 };
 
+// Rank r sums segment r of the buffer, for all ranks.
 int SumIn16Bits(const Calls& calls, Compression::Kind kind, int64_t count, float* data, float* residual) {
   const int size = calls.size(), mine = calls.rank();
   const auto begin = [&](int64_t rank) { return count / size * rank + std::min(rank, count % size); };
@@ -19,7 +21,7 @@ int SumIn16Bits(const Calls& calls, Compression::Kind kind, int64_t count, float
   std::vector<char> packed(bytes * size), received(bytes * size);
   std::vector<float> numbers((count + size - 1) / size);
   for (int rank = 0; rank < size; ++rank) {
-    if (rank == mine) continue;  // this rank's part of its own segment is not sent
+    if (rank == mine) continue;  // this rank sums its own segment and sends nothing of it
     char* const to = packed.data() + rank * bytes;
     const int64_t from = begin(rank);
     Pack(kind, data + from, length(rank), to);
@@ -43,6 +45,7 @@ int SumIn16Bits(const Calls& calls, Compression::Kind kind, int64_t count, float
   return MPI_SUCCESS;
 }
 
+// Gathers the chosen numbers of all ranks in rounds of at most `max_bytes`.
 int SumLargest(const Calls& calls, double share, const std::vector<Extent>& extents, int64_t count,
                int64_t max_bytes, float* data, float* residual) {
   std::vector<int32_t> indices;
@@ -58,10 +61,10 @@ int SumLargest(const Calls& calls, double share, const std::vector<Extent>& exte
   std::fill_n(data, count, 0.0f);
   const int size = calls.size();
   const int64_t all = static_cast<int64_t>(values.size());
-  const int64_t round = std::clamp<int64_t>(max_bytes / static_cast<int64_t>(sizeof(IndexedValue)) / size, 1, all);
-  std::vector<IndexedValue> received(round * size);
-  for (int64_t at = 0; at < all; at += round) {
-    const int64_t taken = std::min(round, all - at);
+  const int64_t per_round = std::clamp<int64_t>(max_bytes / static_cast<int64_t>(sizeof(IndexedValue)) / size, 1, all);
+  std::vector<IndexedValue> received(per_round * size);
+  for (int64_t at = 0; at < all; at += per_round) {
+    const int64_t taken = std::min(per_round, all - at);
     const int code = calls.Allgather(&values[at], received.data(), taken * static_cast<int64_t>(sizeof(IndexedValue)));
     if (code != MPI_SUCCESS) return code;
     for (int64_t i = 0; i < taken * size; ++i) data[received[i].index] += received[i].value;

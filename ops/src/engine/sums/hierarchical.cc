@@ -1,3 +1,5 @@
+// Sums in two levels. For reduce-scatter and all-gather, `Segments` sorts the ranks' elements by carrier
+// (hierarchical.h).
 #include "engine/sums/hierarchical.h"
 
 #include <algorithm>
@@ -10,8 +12,8 @@
 namespace matex {
 namespace {
 
-// The elements that ranks own, sorted by their place (hierarchical.h). The segment of a carrier holds the elements of
-// the ranks with its local rank, one rank of each node.
+// The elements that ranks own, sorted by the ranks' places (Levels::places). The segment of a carrier contains the
+// elements of the ranks with its local rank: one rank of each node.
 class Segments {
  public:
   Segments(const Levels& levels, const std::vector<int64_t>& starts, Type type, bool asleep, std::vector<char>* buffer)
@@ -32,7 +34,7 @@ class Segments {
     for (int node = 0; node <= levels.nodes; ++node) across_.push_back(own[node] - own[0]);
   }
 
-  // Copies between `data` and the buffer that is sorted by place.
+  // Copies `data` into the sorted buffer; `back`: copies the sorted buffer into `data`.
   void Sort(char* data, bool back) const {
     for (size_t rank = 0; rank < levels_.places.size(); ++rank) {
       char* const one = data + starts_[rank] * width_;
@@ -41,7 +43,7 @@ class Segments {
     }
   }
 
-  // Copies this rank's elements between `data` and the carrier's segment.
+  // Copies this rank's own elements of `data` into the segment that it carries; `back`: the other way.
   void CopyOwn(char* data, bool back) const {
     const int node = Calls{levels_.across, false}.rank(), rank = RankAt(within_.rank() * levels_.nodes + node);
     char* const one = data + starts_[rank] * width_;
@@ -52,11 +54,12 @@ class Segments {
   const Calls& within() const { return within_; }
   char* sorted() const { return sorted_; }
   char* mine() const { return mine_; }
-  const std::vector<int64_t>& across() const { return across_; }  // where each node's elements begin in the segment
+  const std::vector<int64_t>& across() const { return across_; }
   const int* counts() const { return counts_.data(); }
   const int* firsts() const { return firsts_.data(); }
 
  private:
+  // The rank whose place is `place`.
   int RankAt(int place) const {
     return static_cast<int>(std::find(levels_.places.begin(), levels_.places.end(), place) - levels_.places.begin());
   }
@@ -65,10 +68,11 @@ class Segments {
   const std::vector<int64_t>& starts_;
   const int64_t width_;
   const Calls within_;
-  std::vector<int64_t> at_, across_;
-  std::vector<int> counts_, firsts_;
-  char* sorted_ = nullptr;
-  char* mine_ = nullptr;
+  std::vector<int64_t> at_;            // where the elements of each place begin in the sorted buffer
+  std::vector<int64_t> across_;        // where the elements of each node begin in this rank's segment
+  std::vector<int> counts_, firsts_;   // the lengths and starts of the carriers' segments
+  char* sorted_ = nullptr;             // the sorted buffer
+  char* mine_ = nullptr;               // the segment that this rank carries
 };
 
 }  // namespace

@@ -13,8 +13,9 @@
 
 namespace matex {
 
-// The communicators of a sum in two levels. `carriers` = the smallest number of ranks on any node. On each node ranks
-// 0..carriers-1 each handle one segment. `across` joins the ranks of all nodes that handle the same segment.
+// The communicators of a sum in two levels. The buffer is divided into segments; on each node one rank, the carrier,
+// handles each segment. The carriers are the first `carriers` ranks of the node: the smallest number of ranks on any
+// node. `within` joins the ranks of a node, `across` the carriers of one segment on all nodes.
 struct Levels {
   MPI_Comm within = MPI_COMM_NULL;
   MPI_Comm across = MPI_COMM_NULL;  // null on a rank that handles no segment

@@ -1,3 +1,4 @@
+// One class makes all three: in each round a rank sends one segment to the right and receives one from the left.
 #include "engine/sums/ring.h"
 
 #include <algorithm>
@@ -12,21 +13,20 @@ namespace matex {
 namespace {
 
 constexpr int kTag = 1;
-// A segment travels in parts: each part is sent on as soon as it is added, while the next one arrives. MPI sends a
-// message below 64 KiB over TCP at once. A larger message first asks the receiver, whose answer queues behind the
-// data that travel to it: between two ranks all data would travel one way and then the other.
+// A segment travels in parts: each part is sent on as soon as its sum is complete, while the next part arrives. Over
+// TCP, MPI sends a message below 64 KiB at once. Before a larger message it asks the receiver, whose answer waits
+// behind other data on the same connection: between two ranks all data would travel one way and then the other.
 constexpr int64_t kPartBytes = 60 << 10;
-// The rounds whose sends to the right may be unfinished: this bounds the memory of a rank, whatever the number of
-// ranks.
+// The maximum number of rounds whose sends are unfinished. It bounds the memory of a rank for any number of ranks.
 constexpr int kMaxOpenRounds = 4;
 // How long a cancelled receive may take to end. A message that has begun to arrive never ends if its sender is lost.
 constexpr std::chrono::seconds kCancelTimeout(2);
 
-// In each round a rank sends one segment to the right: from the second round on, the segment that it received from
-// the left in the round before. In the first `adding` rounds it adds its own numbers first, so after N - 1 rounds
-// each segment is complete on one rank.
+// In each round a rank sends one segment to the right; from the second round on it is the segment that came from the
+// left in the round before. In the first `adding` rounds the receiver adds its own numbers to what comes, so after N -
+// 1 rounds each segment is complete on one rank. In the next `copying` rounds it replaces its numbers by what comes.
 struct Rounds {
-  int first;  // the segment that rank 0 sends first; rank r sends the r-th after it
+  int first;  // rank r sends segment first + r in the first round
   int adding;
   int copying;
 };
@@ -57,6 +57,7 @@ class Ring {
   }
 
  private:
+  // Receives one round ahead: the receives of round r + 1 are posted before the parts of round r are processed.
   int Travel(std::vector<char>* buffer) {
     if (rounds_ == 0) return MPI_SUCCESS;
     int64_t longest = 0;
@@ -109,6 +110,7 @@ class Ring {
   int64_t Begin(int segment) const { return begin_(segment); }
   int64_t Length(int round) const { return Begin(Segment(round) + 1) - Begin(Segment(round)); }
   char* Place(int round) const { return data_ + Begin(Segment(round)) * element_; }
+  // The elements of the part that begins at offset `at` of a segment.
   int Taken(int64_t length, int64_t at) const { return static_cast<int>(std::min(part_, length - at)); }
   bool Adds(int round) const { return round < adding_; }
 
@@ -159,7 +161,7 @@ class Ring {
   const bool asleep_;
   int rank_ = 0, size_ = 1, first_ = 0;
   int newest_ = 0;  // the round of the latest sends
-  int64_t element_ = 1, part_ = 1;
+  int64_t element_ = 1, part_ = 1;  // bytes of an element; elements of a part
   char* buffers_[2] = {nullptr, nullptr};
   std::vector<MPI_Request> sends_[kMaxOpenRounds], receives_[2];  // by round, modulo the number of slots
 };

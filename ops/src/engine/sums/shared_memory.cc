@@ -1,3 +1,6 @@
+// Three forms of a sum. Two ranks stream blocks to each other: each writes blocks and reads the other's at the same
+// time (SumOfTwo). More ranks meet for each chunk (SumOfMany). If each rank needs only some elements, `Sum(needed)`
+// sums only those. A meeting is a barrier (arrivals.h).
 #include "engine/sums/shared_memory.h"
 
 #include <algorithm>
@@ -12,11 +15,11 @@ namespace matex {
 namespace {
 
 constexpr int kBuffers = 2;
-// The chunks of all ranks together fit into the cache that their cores share. Ranks meet once for each chunk, so
-// larger chunks mean fewer meetings.
+// The chunks of all ranks together fit into the cache that their cores share. Ranks meet for each chunk, so larger
+// chunks mean fewer meetings.
 constexpr int64_t kBytesOfAllRanks = 2 << 20, kMinChunk = 256 << 10, kMaxChunk = 512 << 10;
-// Two ranks exchange blocks, which stay in the cache of one core: a rank writes up to kAhead blocks before it reads
-// those of the other rank, and writes further while none is ready.
+// The blocks of two ranks stay in the cache of one core. A rank first writes until it is kAhead blocks ahead of its
+// reads, so that the other rank has blocks to read. Then it reads whatever is ready, and writes while nothing is.
 constexpr int64_t kBlockBytes = 64 << 10;
 constexpr int kAhead = 2;
 
@@ -37,8 +40,8 @@ int SharedMemory::Make(MPI_Comm communicator, std::unique_ptr<SharedMemory>* mad
   return code;
 }
 
-SharedMemory::SharedMemory(std::unique_ptr<Arrivals> arrivals, int64_t chunk, int rank, int size)
-    : arrivals_(std::move(arrivals)), chunk_bytes_(chunk), rank_(rank), size_(size) {}
+SharedMemory::SharedMemory(std::unique_ptr<Arrivals> arrivals, int64_t chunk_bytes, int rank, int size)
+    : arrivals_(std::move(arrivals)), chunk_bytes_(chunk_bytes), rank_(rank), size_(size) {}
 
 char* SharedMemory::BufferOf(int rank) const { return arrivals_->BytesOf(rank) + chunks_ % kBuffers * chunk_bytes_; }
 
@@ -56,7 +59,7 @@ int SharedMemory::Sum(Type type, int64_t count, const Produce& produce, const Co
   return size_ == 2 ? SumOfTwo(type, count, produce, consume) : SumOfMany(type, count, produce, consume);
 }
 
-// Blocks and chunks use the same memory: after a meeting the other rank has read the memory's previous content.
+// Changes the use of the memory between blocks and chunks. After the meeting no rank reads the earlier content.
 int SharedMemory::BeginBlocks(bool in_blocks) {
   if (in_blocks == in_blocks_) return MPI_SUCCESS;
   in_blocks_ = in_blocks;
@@ -93,19 +96,20 @@ int SharedMemory::SumOfTwo(Type type, int64_t count, const Produce& produce, con
   return MPI_SUCCESS;
 }
 
-// A rank rewrites a buffer only after the meeting that follows its reads: by then all ranks have finished reading. So
-// two buffers suffice. Each rank sums its own share of the elements for all ranks.
+// For each chunk: all ranks write their elements and meet; each rank sums one share of the chunk, and all meet again;
+// then all read the sums. Two alternating buffers suffice: a rank writes the buffer of chunk k again for chunk k + 2.
+// That is after the meetings of chunk k + 1, to which every rank comes after it has read the sums of chunk k.
 int SharedMemory::SumOfMany(Type type, int64_t count, const Produce& produce, const Consume& consume) {
   const int64_t width = static_cast<int64_t>(SizeOf(type)), chunk = ElementsPerChunk(type);
-  std::vector<const void*> shares(size_);
+  std::vector<const void*> addends(size_);
   for (int64_t first = 0; first < count; first += chunk) {
     const int64_t length = std::min(chunk, count - first);
     produce(BufferOf(rank_), first, length);
     if (const int code = arrivals_->Meet()) return code;
     const auto begin = [&](int64_t rank) { return length * rank / size_; };
-    const auto share = [&](int64_t rank) { return begin(rank + 1) - begin(rank); };
-    for (int one = 0; one < size_; ++one) shares[one] = BufferOf(one) + begin(rank_) * width;
-    AddAll(type, shares, BufferOf(rank_) + begin(rank_) * width, share(rank_));
+    const auto share = [&](int64_t rank) { return begin(rank + 1) - begin(rank); };  // the elements that it sums
+    for (int rank = 0; rank < size_; ++rank) addends[rank] = BufferOf(rank) + begin(rank_) * width;
+    AddAll(type, addends, BufferOf(rank_) + begin(rank_) * width, share(rank_));
     if (const int code = arrivals_->Meet()) return code;
     for (int rank = 0; rank < size_; ++rank) {
       if (share(rank) > 0) consume(BufferOf(rank) + begin(rank) * width, nullptr, first + begin(rank), share(rank));
@@ -115,14 +119,15 @@ int SharedMemory::SumOfMany(Type type, int64_t count, const Produce& produce, co
   return MPI_SUCCESS;
 }
 
-// One meeting suffices: no rank overwrites memory that another rank reads.
+// One meeting for each chunk suffices: sums are written to memory of this process, and the buffer of chunk k is written
+// again only after the meeting of chunk k + 1, to which every rank comes after it has read chunk k.
 int SharedMemory::Sum(Type type, const std::vector<Needed>& needed) {
   if (const int code = arrivals_->Meet()) return code;
   for (const Needed& one : needed) {
-    std::vector<const void*> parts;
+    std::vector<const void*> addends;
     for (int rank = 0; rank < size_; ++rank)
-      parts.push_back(BufferOf(rank) + one.first * static_cast<int64_t>(SizeOf(type)));
-    AddAll(type, parts, one.to, one.count);
+      addends.push_back(BufferOf(rank) + one.first * static_cast<int64_t>(SizeOf(type)));
+    AddAll(type, addends, one.to, one.count);
   }
   ++chunks_;
   return MPI_SUCCESS;

@@ -1,6 +1,6 @@
-// Sums over the ranks of one node in shared memory. Ranks write weighted gradients directly into shared memory and
-// sum directly from it, so no message is sent. An Adder makes one object for its communicator. A rank overwrites its
-// memory only after all ranks have read it.
+// Sums over the ranks of one node in shared memory. Ranks write weighted gradients directly into shared memory and sum
+// directly from it, so no message is sent. A buffer of any length is summed in chunks, parts of fixed size. An Adder
+// makes one object for its communicator. A rank overwrites its memory only after all ranks have read it.
 #pragma once
 
 #include <mpi.h>
@@ -35,8 +35,8 @@ class SharedMemory {
   // in-place sums are safe. Returns an MPI error code. One thread at a time.
   int Sum(Type type, int64_t count, const Produce& produce, const Consume& consume);
 
-  // For sums of which each rank needs only some elements: the elements of `type` in a chunk, and the memory for this
-  // rank's elements of the next chunk. Returns an MPI error code.
+  // For sums of which each rank needs only some elements. ElementsPerChunk: the number of elements of `type` in a
+  // chunk. BeginChunk: `mine` becomes the memory for this rank's elements of the next chunk. Returns an MPI error code.
   int64_t ElementsPerChunk(Type type) const { return chunk_bytes_ / static_cast<int64_t>(SizeOf(type)); }
   int BeginChunk(char** mine);
 
@@ -56,12 +56,12 @@ class SharedMemory {
   int BeginBlocks(bool in_blocks);
 
   const std::unique_ptr<Arrivals> arrivals_;
-  const int64_t chunk_bytes_;  // bytes
+  const int64_t chunk_bytes_;
   const int rank_;
   const int size_;
   int64_t chunks_ = 0;  // the number of chunks summed so far
   Arrivals::Blocks blocks_;  // with two ranks: the blocks that this rank has written and read
-  bool in_blocks_ = false;   // whether the last sum used blocks
+  bool in_blocks_ = false;  // whether the last sum used blocks; else it used chunks
 };
 
 }  // namespace matex

@@ -1,7 +1,9 @@
+// The start of the engine, its restart after a loss, and the errors of MPI calls.
 #include "engine/sums/world.h"
 
 #include <algorithm>
 
+#include "engine/mpi/failure.h"
 #include "engine/sums/allreduce.h"
 
 namespace matex {
@@ -28,24 +30,24 @@ World& TheWorld() {
   return *world;
 }
 
-Error Start(const Beginning& beginning) {
+Error Start(const StartOptions& options) {
   World& world = TheWorld();
   std::lock_guard<std::mutex> lock(world.mutex);
   if (world.sequence != MPI_COMM_NULL) return Error("the engine is already started");
-  world.rank = beginning.rank;
-  world.size = beginning.size;
-  world.host = beginning.host;
+  world.rank = options.rank;
+  world.size = options.size;
+  world.host = options.host;
   // MPI counts are ints, and the widest element is a double.
-  world.chunk_bytes = std::clamp<int64_t>(beginning.chunk_bytes, 64, 1 << 30);
-  world.fuse_bytes = std::max<int64_t>(beginning.fuse_bytes, 0);
-  world.node = beginning.node;
-  world.algorithm = beginning.algorithm;
+  world.chunk_bytes = std::clamp<int64_t>(options.chunk_bytes, 64, 1 << 30);
+  world.fuse_bytes = std::max<int64_t>(options.fuse_bytes, 0);
+  world.node = options.node;
+  world.algorithm = options.algorithm;
   if (world.size == 1) return Error();
-  world.compression = beginning.compression;
+  world.compression = options.compression;
   int ready = 0;
   MPI_Initialized(&ready);
   if (!ready) return Error("MPI is not initialized in this process");
-  return TakeCommunicators(world, beginning.sequence, beginning.gradients, beginning.overlapped);
+  return TakeCommunicators(world, options.sequence, options.gradients, options.overlapped);
 }
 
 void BePhantom(int size) {
@@ -75,8 +77,10 @@ Error MpiError(int code, const char* call, const std::string& what) {
   char text[MPI_MAX_ERROR_STRING] = "";
   int length = 0;
   MPI_Error_string(code, text, &length);
-  return Error(std::string(call) + " failed in " + what + ": " + std::string(text, length) +
-               ". Usually another rank has ended or its host cannot be reached.");
+  Error error(std::string(call) + " failed in " + what + ": " + std::string(text, length) +
+              ". Usually another rank has ended or its host cannot be reached.");
+  NoteMpiError(error.message);
+  return error;
 }
 
 }  // namespace matex

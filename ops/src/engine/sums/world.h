@@ -28,7 +28,8 @@ const char* NameOf(Algorithm algorithm);
 struct World {
   int rank = 0;
   int size = 1;
-  // No other ranks exist: a sum is this rank's part, and gathered rows are copies of its own.
+  // This process is rank 0 of `size` ranks that do not exist (`matex plan`): a sum is this rank's own part, and
+  // gathered rows are copies of its rows.
   bool phantom = false;
   std::string host = "localhost";
   // The rendezvous uses `sequence`, the inline reduction and collectives use `gradients`, the overlapped reduction
@@ -37,8 +38,8 @@ struct World {
   MPI_Comm gradients = MPI_COMM_NULL;
   MPI_Comm overlapped = MPI_COMM_NULL;
   MPI_Comm pulls = MPI_COMM_NULL;  // made at first use
-  int64_t chunk_bytes = 1 << 20;
-  int64_t fuse_bytes = 256 << 10;
+  int64_t chunk_bytes = 1 << 20;    // the maximum size of a transfer (layout.h)
+  int64_t fuse_bytes = 256 << 10;  // smaller gradients are fused
   int node = 0;  // the number of this rank's node: ranks of one node share memory
   Algorithm algorithm = Algorithm::kAuto;
   Compression compression;
@@ -52,7 +53,7 @@ struct World {
 World& TheWorld();
 
 // The settings that Python passes to `Start`. Communicators are Fortran handles, the form that C++ can convert.
-struct Beginning {
+struct StartOptions {
   int sequence;
   int gradients;
   int overlapped;
@@ -67,7 +68,7 @@ struct Beginning {
 };
 
 // Called once per process.
-Error Start(const Beginning& beginning);
+Error Start(const StartOptions& options);
 
 // After `Start` as the only rank: this process computes as rank 0 of `size` ranks that do not exist.
 void BePhantom(int size);
@@ -78,7 +79,7 @@ Error StartAgain(int sequence, int gradients, int overlapped, int rank, int size
 // "rank 1 of 4 on node7": the prefix of every error that leaves the engine.
 std::string Place();
 
-// The error of MPI call `call` in `what`; no error if `code` is MPI_SUCCESS.
+// The error of MPI call `call` in `what`, noted by NoteMpiError (failure.h); no error if `code` is MPI_SUCCESS.
 Error MpiError(int code, const char* call, const std::string& what);
 
 }  // namespace matex

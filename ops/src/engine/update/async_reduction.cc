@@ -1,3 +1,5 @@
+// The communication thread (class Overlapped) reduces the announced updates in the order of their tickets; other
+// threads hand over gradients. An update ends with its last sum, or fails as a whole.
 #include "engine/update/async_reduction.h"
 
 #include <algorithm>
@@ -26,28 +28,30 @@
 namespace matex {
 namespace {
 
-// The copies and the agreement of ranks between two successive sums.
+// The time that copies and the agreement of ranks take between two successive sums.
 constexpr int64_t kBetweenSums = 5'000'000;  // nanoseconds
 
+// An announced update, or a part of one. Vectors have one element for each gradient.
 struct Update {
-  explicit Update(const UpdatePart& one, double by)
-      : part(one), ready(Count()), weight(by), inputs(Count()), outputs(Count()), done(Count()), here(Count()),
-        known(Count()), waits_for(Count()) {}
+  Update(const UpdatePart& announced_part, double rank_weight)
+      : part(announced_part), ready(Count()), weight(rank_weight), inputs(Count()), outputs(Count()), done(Count()),
+        handed_over(Count()), ready_on_all(Count()), awaited(Count()) {}
 
   size_t Count() const { return part.layout->entries().size(); }
 
   const UpdatePart part;
-  int64_t announced = 0;      // by `Now`
-  std::vector<double> ready;  // of each gradient: seconds from the announcement to its hand-over
+  int64_t announced = 0;      // the time of the announcement, by `Now`
+  std::vector<double> ready;  // seconds from the announcement to the hand-over
   const double weight;
-  int64_t number = 0;  // of this update among this rank's updates, from 1
+  int64_t number = 0;  // among this rank's updates, from 1; for messages
   std::vector<const void*> inputs;
   std::vector<void*> outputs;
   std::vector<std::function<void(const Error&)>> done;
-  std::vector<bool> here, known;  // gradients that are ready on this rank; that are known to be ready on all ranks
-  std::vector<bool> waits_for;  // gradients that the thread waits for; `missing` of them are not ready
-  int missing = 0;
-  std::string given_up;
+  std::vector<bool> handed_over;   // ready on this rank
+  std::vector<bool> ready_on_all;  // all ranks have agreed that they are ready
+  std::vector<bool> awaited;       // the thread waits for them
+  int missing = 0;                 // the number of awaited gradients that are not handed over
+  std::string given_up;            // the reason, if the update was given up
   Error failed;
 };
 
@@ -56,40 +60,19 @@ class Overlapped {
   int64_t Add(std::shared_ptr<Update> update) {
     std::lock_guard<std::mutex> lock(mutex_);
     if (!thread_.joinable()) thread_ = std::thread([this] { Run(); });
-    if (done_ == added_++) changed_.notify_all();
-    updates_.emplace(added_, std::move(update));
-    return added_;
+    const bool is_idle = last_done_ == last_added_;
+    updates_.emplace(++last_added_, std::move(update));
+    if (is_idle) changed_.notify_all();
+    return last_added_;
   }
 
   void Finish() {
     std::unique_lock<std::mutex> lock(mutex_);
-    changed_.wait(lock, [&] { return done_ == added_; });
+    changed_.wait(lock, [&] { return last_done_ == last_added_; });
   }
 
   void HandOver(int64_t ticket, int entry, HandedOver gradient) {
-    Error failed;
-    {
-      std::lock_guard<std::mutex> lock(mutex_);
-      const auto found = updates_.find(ticket);
-      if (found == updates_.end()) {
-        failed = Error("a gradient was handed over after the end of its update.");
-      } else if (found->second->failed) {
-        failed = found->second->failed;
-      } else {
-        Update& update = *found->second;
-        update.inputs[entry] = gradient.input;
-        update.outputs[entry] = gradient.output;
-        update.done[entry] = std::move(gradient.done);
-        update.here[entry] = true;
-        update.ready[entry] = 1e-9 * (Now() - update.announced);
-        RecordReady(update.part.layout->entries()[entry]);
-        NoteGradient();
-        // A needless wake-up takes the core from a thread that computes.
-        if (update.waits_for[entry] && --update.missing == 0) changed_.notify_all();
-        return;
-      }
-    }
-    gradient.done(failed);
+    if (const Error error = Store(ticket, entry, &gradient)) gradient.done(error);
   }
 
   void GiveUp(int64_t ticket, const std::string& why) {
@@ -106,16 +89,35 @@ class Overlapped {
     changed_.notify_all();
   }
 
-  bool Travel() const { return Now() < travel_until_; }
+  bool GradientsTravel() const { return Now() < travel_until_; }
 
  private:
+  // Stores a gradient for the thread. Returns an error if its update has ended or failed; `done` is then still set.
+  Error Store(int64_t ticket, int entry, HandedOver* gradient) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    const auto found = updates_.find(ticket);
+    if (found == updates_.end()) return Error("a gradient was handed over after the end of its update.");
+    Update& update = *found->second;
+    if (update.failed) return update.failed;
+    update.inputs[entry] = gradient->input;
+    update.outputs[entry] = gradient->output;
+    update.done[entry] = std::move(gradient->done);
+    update.handed_over[entry] = true;
+    update.ready[entry] = 1e-9 * (Now() - update.announced);
+    RecordReady(update.part.layout->entries()[entry]);
+    NoteGradient();
+    // Only the last awaited gradient wakes the thread: a wake-up takes the core from a thread that computes.
+    if (update.awaited[entry] && --update.missing == 0) changed_.notify_all();
+    return Error();
+  }
+
   void Run() {
     WakePromptly();
     SetLane(Lane::kCommunication);
     std::unique_lock<std::mutex> lock(mutex_);
     for (;;) {
-      changed_.wait(lock, [&] { return done_ < added_; });
-      const int64_t ticket = done_ + 1;
+      changed_.wait(lock, [&] { return last_done_ < last_added_; });
+      const int64_t ticket = last_done_ + 1;
       const std::shared_ptr<Update> update = updates_[ticket];
       lock.unlock();
       const Error error = Reduce(ticket, update.get());
@@ -123,19 +125,19 @@ class Overlapped {
       if (error || !update->part.more) travel_until_ = 0;
       lock.lock();
       if (!error) updates_.erase(ticket);  // after an error its gradients may still come, and receive the error
-      done_ = ticket;
+      last_done_ = ticket;
       changed_.notify_all();
     }
   }
 
-  // Sleeps until the gradients of these entries are ready on this rank, or the update is given up; returns the
-  // reason, or "".
+  // Sleeps until the gradients of these entries are handed over on this rank, or the update is given up. Returns the
+  // reason of giving up, or "".
   std::string WaitFor(Update* update, const std::vector<int>& entries) {
     const Span span(Activity::kOwnGradients);
     std::unique_lock<std::mutex> lock(mutex_);
     for (int entry : entries) {
-      if (update->here[entry] || update->waits_for[entry]) continue;
-      update->waits_for[entry] = true;
+      if (update->handed_over[entry] || update->awaited[entry]) continue;
+      update->awaited[entry] = true;
       ++update->missing;
     }
     changed_.wait(lock, [&] { return update->missing == 0 || !update->given_up.empty(); });
@@ -144,72 +146,55 @@ class Overlapped {
 
   // Waits until these gradients are ready on all ranks and runs `transfer`. If a rank has given the update up, all
   // ranks return the same error instead.
-  Error Together(int64_t ticket, int64_t number, Update* update, const std::vector<int>& entries,
-                 const std::function<Error()>& transfer) {
+  Error RunWhenReady(int64_t ticket, int64_t number, Update* update, const std::vector<int>& entries,
+                     const std::function<Error()>& transfer) {
     const std::string given_up = WaitFor(update, entries);
     const std::function<std::string()> what = [&] {
       const std::string more = entries.size() == 1 ? "" : " and " + std::to_string(entries.size() - 1) + " more";
       return update->part.place + ", with the gradients of " + update->part.layout->entries()[entries[0]].name + more;
     };
-    const Waits here(Waiter::kOverlapped, &what);
-    int without = -1;
+    const Waits waits(Waiter::kOverlapped, &what);
+    int without = -1;  // a rank that has given the update up
     // After the first transfer of a large gradient all ranks know that it is ready: its next transfers start at once.
-    const bool is_known = std::all_of(entries.begin(), entries.end(), [&](int entry) { return update->known[entry]; });
+    const bool is_agreed =
+        std::all_of(entries.begin(), entries.end(), [&](int entry) { return update->ready_on_all[entry]; });
     const int64_t at = ticket << 24 | number;
-    const Error error = is_known ? Error() : Ready(at, given_up.empty(), update->part.place, &without);
+    const Error error = is_agreed ? Error() : Ready(at, given_up.empty(), update->part.place, &without);
     if (error) return BreakJobs(error);
     if (without >= 0) {
       return Error("rank " + std::to_string(without) + " has given up " + update->part.place +
                    (given_up.empty() ? "; its own message says why." : ": " + given_up));
     }
-    for (int entry : entries) update->known[entry] = true;
+    for (int entry : entries) update->ready_on_all[entry] = true;
     travel_until_ = std::numeric_limits<int64_t>::max();
     const Error failed = transfer();
     travel_until_ = Now() + kBetweenSums;
     return failed ? BreakJobs(failed) : failed;
   }
 
+  // Runs all transfers of the update, and returns each gradient after its last transfer.
   Error Reduce(int64_t ticket, Update* update) {
     if (const Error broken = BrokenJobs()) return broken;
     const Layout& layout = *update->part.layout;
     Learning& learning = learned_.Of(layout);
     const std::vector<Transfer>& transfers = learning.transfers();
     const std::vector<Entry>& gradients = layout.entries();
-    const auto place = [update] { return update->part.place; };
     const OverlappedRecord record(update->part);
-    const AddUp add_up = [&place](const Transfer& transfer, void* data, float* residual) {
-      return TheWorld().has_peers() ? OverlappedAdder().Sum(transfer, data, residual, place) : Error();
-    };
-    std::vector<size_t> transfers_left(update->here.size(), 0);
+    std::vector<size_t> transfers_left(gradients.size(), 0);
     for (const Transfer& transfer : transfers) {
       for (const Fragment& fragment : transfer.fragments) ++transfers_left[fragment.entry];
     }
     size_t gradients_left = transfers_left.size();
     const auto give_back = [&](int entry) {
-      // Recorded before the script can continue. If further parts follow, the script still has gradients to compute.
-      if (--gradients_left == 0) {
-        came_ = std::max(came_, Came(*update));
-        if (!update->part.more) {
-          record.Done(came_);
-          AddNanoseconds(Kind::kGradients, Now() - came_);
-          came_ = 0;
-        }
-      }
+      if (--gradients_left == 0) RecordEndOf(*update, record);  // before the script can continue
       GiveBack(update, entry);
     };
     std::vector<int> entries;
-    const auto numbered = [update] { return update->part.place + ", update " + std::to_string(update->number); };
-    const AddUp checked = [&](const Transfer& transfer, void* data, float* residual) {
-      return AddUpFinite(layout, transfer, TheWorld().overlapped, numbered, data, residual, add_up);
-    };
     for (size_t i = 0; i < transfers.size(); ++i) {
       entries.clear();
       for (const Fragment& fragment : transfers[i].fragments) entries.push_back(fragment.entry);
-      const auto run = [&] {
-        return RunTransfer(layout, transfers[i], update->inputs.data(), update->outputs.data(), update->weight,
-                           &buffer_, layout.checked() ? checked : add_up);
-      };
-      if (Error error = Together(ticket, static_cast<int64_t>(i), update, entries, run)) return error;
+      const auto run = [&] { return RunOne(layout, transfers[i], *update); };
+      if (Error error = RunWhenReady(ticket, static_cast<int64_t>(i), update, entries, run)) return error;
       for (int entry : entries) {
         if (--transfers_left[entry] == 0) give_back(entry);
       }
@@ -221,7 +206,7 @@ class Overlapped {
     }
     if (!entries.empty()) {
       const auto nothing = [] { return Error(); };
-      if (Error error = Together(ticket, static_cast<int64_t>(transfers.size()), update, entries, nothing))
+      if (Error error = RunWhenReady(ticket, static_cast<int64_t>(transfers.size()), update, entries, nothing))
         return error;
       for (int entry : entries) give_back(entry);
     }
@@ -229,8 +214,30 @@ class Overlapped {
     return error ? BreakJobs(error) : error;
   }
 
-  // The time of the last gradient, by `Now`.
-  static int64_t Came(const Update& update) {
+  Error RunOne(const Layout& layout, const Transfer& transfer, const Update& update) {
+    const auto place = [&update] { return update.part.place; };
+    const auto numbered = [&update] { return update.part.place + ", update " + std::to_string(update.number); };
+    const AddUp add_up = [&place](const Transfer& one, void* data, float* residual) {
+      return TheWorld().has_peers() ? OverlappedAdder().Sum(one, data, residual, place) : Error();
+    };
+    const AddUp checked = [&](const Transfer& one, void* data, float* residual) {
+      return AddUpFinite(layout, one, TheWorld().overlapped, numbered, data, residual, add_up);
+    };
+    return RunTransfer(layout, transfer, update.inputs.data(), update.outputs.data(), update.weight, &buffer_,
+                       layout.checked() ? checked : add_up);
+  }
+
+  // Records the end of the last sum of a part. If further parts follow, the script still has gradients to compute.
+  void RecordEndOf(const Update& update, const OverlappedRecord& record) {
+    last_ready_ = std::max(last_ready_, LastReady(update));
+    if (update.part.more) return;
+    record.Done(last_ready_);
+    AddNanoseconds(Kind::kGradients, Now() - last_ready_);
+    last_ready_ = 0;
+  }
+
+  // The time of the last hand-over, by `Now`.
+  static int64_t LastReady(const Update& update) {
     const double last = *std::max_element(update.ready.begin(), update.ready.end());
     return update.announced + static_cast<int64_t>(last * 1e9);
   }
@@ -241,8 +248,9 @@ class Overlapped {
     done(Error());
   }
 
+  // Returns the error to all gradients that were handed over; later ones receive it in HandOver.
   void Fail(Update* update, const Error& error) {
-    came_ = 0;
+    last_ready_ = 0;
     std::vector<std::function<void(const Error&)>> waiting;
     {
       std::lock_guard<std::mutex> lock(mutex_);
@@ -259,11 +267,11 @@ class Overlapped {
   std::condition_variable changed_;
   std::thread thread_;
   std::map<int64_t, std::shared_ptr<Update>> updates_;  // by ticket
-  int64_t added_ = 0, done_ = 0;                        // the latest tickets added and done
+  int64_t last_added_ = 0, last_done_ = 0;              // tickets
   std::vector<char> buffer_;
   AllLearned learned_;
-  std::atomic<int64_t> travel_until_{0};
-  int64_t came_ = 0;  // the time of the latest gradient in the parts of the current update so far
+  std::atomic<int64_t> travel_until_{0};  // gradients travel, or may do so soon, until this time
+  int64_t last_ready_ = 0;  // the time of the last hand-over in the parts of the current update so far
 };
 
 Overlapped& TheOverlapped() {
@@ -296,6 +304,6 @@ void HandOver(int64_t ticket, int entry, HandedOver gradient) {
 void GiveUp(int64_t ticket, const std::string& why) { TheOverlapped().GiveUp(ticket, why); }
 void FinishUpdates() { TheOverlapped().Finish(); }
 void GiveUpAll(const std::string& why) { TheOverlapped().GiveUpAll(why); }
-bool GradientsTravel() { return TheOverlapped().Travel(); }
+bool GradientsTravel() { return TheOverlapped().GradientsTravel(); }
 
 }  // namespace matex

@@ -31,7 +31,7 @@ struct HandedOver {
 };
 
 // Announces an update, or a part of one, with the weight and batch of `ReduceInline`. A rendezvous: all ranks must
-// announce the same. Its gradients are handed over under `ticket`.
+// announce the same. `ticket` becomes the number under which its gradients are handed over.
 Error Announce(const UpdatePart& part, double weight, Batch batch, int64_t* ticket);
 
 // Hands over gradient `entry` of update `ticket`. Each gradient must be handed over exactly once, or the update given
@@ -48,9 +48,9 @@ void GiveUpAll(const std::string& why);
 // Returns when the thread has finished all updates.
 void FinishUpdates();
 
-// Whether gradients travel now, or did a moment ago so that the next transfer may follow at once. It becomes false
-// while this rank waits for gradients, its own or another rank's, so a thread that waits for it cannot cause a
-// deadlock.
+// Whether gradients travel now, or did within a few milliseconds, so that the next transfer may follow at once. It
+// becomes false while this rank waits for gradients, its own or another rank's. So a thread may wait until it is false
+// without a deadlock.
 bool GradientsTravel();
 
 }  // namespace matex

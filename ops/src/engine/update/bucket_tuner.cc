@@ -1,3 +1,4 @@
+// A Learning measures one layout and then changes its transfers once; AllLearned keeps one for each layout.
 #include "engine/update/bucket_tuner.h"
 
 #include <mpi.h>
@@ -18,8 +19,8 @@ namespace {
 // The first kIgnored updates of a layout trace, allocate and start threads. The updates up to kUpdates are measured.
 constexpr int kIgnored = 3, kUpdates = 13;
 constexpr int kProbeTrials = 3;
-// More layouts than a script uses at a time. Beyond it the least recently used layout is forgotten, and measured anew
-// if it returns.
+// More layouts than a script uses at a time. If there are more, the least recently used one is dropped, and measured
+// again when it returns.
 constexpr size_t kMaxLayouts = 256;
 
 double Median(std::vector<double>* numbers) {
@@ -38,12 +39,13 @@ Error Learning::Learn(const Layout& layout, const std::vector<double>& ready) {
   return updates_ < kUpdates ? Error() : Agree(layout);
 }
 
+// Chooses the buckets from the measurements of all ranks. Collective.
 Error Learning::Agree(const Layout& layout) {
   const World& world = TheWorld();
   if (!world.has_peers()) return Error();
   const Span span(Activity::kChoice);
   const std::function<std::string()> place = [] { return std::string("the choice of buckets"); };
-  const Waits here(Waiter::kOverlapped, &place);
+  const Waits waits(Waiter::kOverlapped, &place);
   // Medians: an update that was delayed once does not distort the others.
   std::vector<double> ready;
   for (size_t i = 0; i < layout.entries().size(); ++i) {

@@ -12,6 +12,7 @@
 
 namespace matex {
 
+// The transfers of one layout: first in its own order; after a few updates in the buckets that measurements suggest.
 class Learning {
  public:
   explicit Learning(const Layout& layout) : transfers_(layout.transfers()) {}
@@ -26,13 +27,13 @@ class Learning {
   Error Agree(const Layout& layout);
 
   std::vector<Transfer> transfers_;
-  int updates_ = 0;
+  int updates_ = 0;  // reported so far
   std::vector<std::vector<double>> seen_;  // of each measured update: when its gradients were ready
 };
 
-// The measurements of each layout, by its key. Ranks have keys in common, but not traces: two updates may come from
-// one trace on one rank and from two on another. All ranks process the same layouts in the same order, so they keep
-// the same ones. One thread uses it.
+// The measurements of each layout, by its key. The key is equal on all ranks; the layout object is not, because two
+// updates may come from one traced function on one rank and from two on another. All ranks process the same layouts in
+// the same order, so all keep the same measurements. One thread uses it.
 class AllLearned {
  public:
   // Valid until the next call.
@@ -41,7 +42,7 @@ class AllLearned {
  private:
   struct One {
     Learning learning;
-    int64_t used;
+    int64_t used;  // the value of uses_ at the last use
   };
   std::map<uint64_t, One> all_;
   int64_t uses_ = 0;

@@ -1,3 +1,4 @@
+// The result is checked after each sum. The inputs are inspected before it, because the sum may overwrite them.
 #include "engine/update/finite_check.h"
 
 #include <algorithm>
@@ -10,7 +11,8 @@
 namespace matex {
 namespace {
 
-// The bits of a float's exponent, all set in NaN and infinities only, and of its fraction, zero in infinities only.
+// The bits of a float. In NaN and infinities, and only there, all bits of the exponent are set; the fraction of an
+// infinity is zero.
 template <typename Word>
 struct Bits {
   Word exponent;
@@ -20,13 +22,13 @@ constexpr Bits<uint16_t> kFloat16{0x7c00, 0x03ff}, kBfloat16{0x7f80, 0x007f};
 constexpr Bits<uint32_t> kFloat32{0x7f800000u, 0x007fffffu};
 constexpr Bits<uint64_t> kFloat64{0x7ff0000000000000u, 0x000fffffffffffffu};
 
-// The non-finite elements of this rank's part of a transfer.
+// The non-finite elements of one rank's input of a transfer: the first entry that has any.
 struct Finding {
   int32_t rank = 0;
-  int64_t entry = -1;    // the first entry with non-finite elements; -1: none
-  int64_t element = 0;   // the index of the first one in this entry
-  int64_t nans = 0;      // their number in this entry's fragment
-  int64_t infinite = 0;
+  int64_t entry = -1;    // -1: all elements are finite
+  int64_t element = 0;   // the index of the first non-finite element in this entry
+  int64_t nans = 0;      // the number of NaNs in the transfer's fragment of this entry
+  int64_t infinite = 0;  // the number of infinities there
   char host[64] = "";
 };
 

@@ -1,3 +1,4 @@
+// The rendezvous of the collective, and then each transfer, by shared memory or by the Adder.
 #include "engine/update/inline.h"
 
 #include <mutex>
@@ -13,6 +14,7 @@
 namespace matex {
 namespace {
 
+// The collective of a reduction, for the rendezvous.
 Call CallOf(const Layout& layout, const Batch& batch, const std::function<std::string()>& place) {
   const Kind kind = batch.is_update() ? Kind::kGradients : Kind::kAllreduce;
   int64_t bytes = 0;
@@ -39,6 +41,7 @@ Error ReduceInline(const Layout& layout, const void* const* inputs, void* const*
   SharedMemory* memory = nullptr;
   if (world.has_peers() && !layout.checked()) error = InlineAdder().Shared(&memory, place);
   if (error) return Finish(call, error);
+  // In shared memory, each rank can sum only the elements that it needs.
   if (scatter != nullptr && memory != nullptr && !layout.compression()) {
     int code = MPI_SUCCESS;
     for (const Shares& shares : scatter->by_type) {
@@ -46,6 +49,7 @@ Error ReduceInline(const Layout& layout, const void* const* inputs, void* const*
     }
     return Finish(call, MpiError(code, "the all-reduce in shared memory", place()));
   }
+  // Each transfer: through shared memory, or by the Adder, with or without a check of its numbers.
   for (const Transfer& transfer : layout.transfers()) {
     if (memory != nullptr && !transfer.compressed) {
       error =

@@ -1,3 +1,4 @@
+// Times small and large sums; the difference of their medians gives the time per byte.
 #include "engine/update/link_probe.h"
 
 #include <sys/resource.h>
@@ -17,7 +18,8 @@ using Clock = std::chrono::steady_clock;
 
 // The elements of a small and of a large probe, and the number of probes of each.
 constexpr int kSmall = 256, kLarge = 256 << 10, kProbes = 7;
-// Of the large probes without the fastest and the slowest: the maximum ratio of the longest to the shortest time.
+// A measurement is disturbed if its slowest large probe took more than kMaxSpread times as long as its fastest. The
+// extremes do not count.
 constexpr double kMaxSpread = 4;
 
 std::mutex& LastMutex() {
@@ -37,24 +39,26 @@ double CpuSeconds() {
 Error ProbeOnce(Adder& adder, MPI_Comm communicator, Link* link) {
   const auto place = [] { return std::string("the measurement of a transfer"); };
   std::vector<float> data(kLarge, 0.0f);
-  double results[3] = {0, 0, 0};  // the two medians, and the spread of the large probes
-  for (int kind = 0; kind < 2; ++kind) {
+  enum { kSmallMedian, kLargeMedian, kSpread, kResults };
+  double results[kResults] = {};  // seconds, seconds, and a ratio of the large probes
+  for (const int kind : {kSmallMedian, kLargeMedian}) {
     std::vector<double> seconds;
     for (int probe = 0; probe < kProbes; ++probe) {
       if (Error error = MpiError(MPI_Barrier(communicator), "MPI_Barrier", place())) return error;
       const Clock::time_point start = Clock::now();
-      if (Error error = adder.Sum(data.data(), kind == 0 ? kSmall : kLarge, Type::kFloat32, place)) return error;
+      const int count = kind == kSmallMedian ? kSmall : kLarge;
+      if (Error error = adder.Sum(data.data(), count, Type::kFloat32, place)) return error;
       seconds.push_back(std::chrono::duration<double>(Clock::now() - start).count());
     }
     std::sort(seconds.begin(), seconds.end());
     results[kind] = seconds[kProbes / 2];
-    results[2] = seconds[kProbes - 2] / std::max(seconds[1], 1e-9);
+    results[kSpread] = seconds[kProbes - 2] / std::max(seconds[1], 1e-9);
   }
-  const int code = MPI_Allreduce(MPI_IN_PLACE, results, 3, MPI_DOUBLE, MPI_MAX, communicator);
+  const int code = MPI_Allreduce(MPI_IN_PLACE, results, kResults, MPI_DOUBLE, MPI_MAX, communicator);
   if (Error error = MpiError(code, "MPI_Allreduce", place())) return error;
-  link->start_up = results[0];
-  link->byte = std::max(results[1] - results[0], 0.0) / ((kLarge - kSmall) * sizeof(float));
-  link->disturbed = link->byte <= 0 || results[2] > kMaxSpread;
+  link->start_up = results[kSmallMedian];
+  link->byte = std::max(results[kLargeMedian] - results[kSmallMedian], 0.0) / ((kLarge - kSmall) * sizeof(float));
+  link->disturbed = link->byte <= 0 || results[kSpread] > kMaxSpread;
   return Error();
 }
 

@@ -1,3 +1,5 @@
+// Three ways of a transfer: scaled into a buffer and summed there by the caller's function; scaled into shared memory
+// and summed there; or, for shares, only the elements that each rank needs.
 #include "engine/update/transfer.h"
 
 #include <algorithm>
@@ -12,6 +14,7 @@
 namespace matex {
 namespace {
 
+// The address of element `offset` of a tensor whose elements have `size` bytes.
 template <typename Byte>
 Byte* At(Byte* tensor, int64_t offset, size_t size) {
   return tensor + offset * static_cast<int64_t>(size);
@@ -22,18 +25,19 @@ void AddResiduals(const Layout& layout, const Transfer& transfer, float* data) {
   for (const Fragment& fragment : transfer.fragments) {
     std::vector<float>& residual = *layout.residual(fragment.entry);
     residual.resize(layout.entries()[fragment.entry].count());
-    float* const kept = residual.data() + fragment.offset;
-    for (int64_t i = 0; i < fragment.count; ++i) data[i] += kept[i];
-    std::fill_n(kept, fragment.count, 0.0f);
+    float* const from = residual.data() + fragment.offset;
+    for (int64_t i = 0; i < fragment.count; ++i) data[i] += from[i];
+    std::fill_n(from, fragment.count, 0.0f);
     data += fragment.count;
   }
 }
 
-// Adds, because a variable may occur twice in a transfer.
+// Adds `residual`, the errors of a transfer, to the residuals of its gradients. It adds, because a variable may occur
+// twice in a transfer.
 void KeepResiduals(const Layout& layout, const Transfer& transfer, const float* residual) {
   for (const Fragment& fragment : transfer.fragments) {
-    float* const kept = layout.residual(fragment.entry)->data() + fragment.offset;
-    for (int64_t i = 0; i < fragment.count; ++i) kept[i] += residual[i];
+    float* const to = layout.residual(fragment.entry)->data() + fragment.offset;
+    for (int64_t i = 0; i < fragment.count; ++i) to[i] += residual[i];
     residual += fragment.count;
   }
 }
@@ -78,14 +82,14 @@ Error RunTransfer(const Layout& layout, const Transfer& transfer, const void* co
   const Fragment& first = transfer.fragments.front();
   const int64_t bytes = transfer.count * static_cast<int64_t>(size);
   const Span bucket(Activity::kBucket, &transfer.name, bytes);
-  // The residuals follow the fused elements.
+  // The buffer: the fused elements, and then the residuals.
   const size_t needed =
       (fused ? transfer.count * size : 0) + (transfer.compressed ? transfer.count * sizeof(float) : 0);
   if (buffer->size() < needed) buffer->resize(needed);
   float* const residual =
       transfer.compressed ? reinterpret_cast<float*>(buffer->data() + needed) - transfer.count : nullptr;
   char* const data = fused ? buffer->data() : At(static_cast<char*>(outputs[first.entry]), first.offset, size);
-  // Scaled just before the transfer and copied out just after it, so that a chunk stays in the cache.
+  // Each transfer is scaled just before its sum and copied out just after it, so that it stays in the cache.
   {
     const Span span(Activity::kCopyIn, bytes);
     char* at = data;
@@ -117,6 +121,7 @@ int GatherTransfer(const Transfer& transfer, void* const* wholes, std::vector<ch
   if (transfer.fragments.size() == 1)
     return gather(transfer, At(static_cast<char*>(wholes[first.entry]), first.offset, size));
   if (buffer->size() < transfer.count * size) buffer->resize(transfer.count * size);
+  // Copies elements [begin, end) of the transfer into the buffer; `out`: out of the buffer.
   const auto copy = [&](int64_t begin, int64_t end, bool out) {
     InFragments(transfer, begin, end - begin, [&](const Fragment& fragment, int64_t at) {
       char* const whole = At(static_cast<char*>(wholes[fragment.entry]), fragment.offset, size);
@@ -159,7 +164,7 @@ Scatter::Scatter(const Layout& layout, int ranks) {
   for (int type = 0; type < kTypes; ++type) {
     Shares shares(ranks + 1);
     int64_t total = 0;
-    const auto give = [&](Transfer* to, int entry, int64_t first, int64_t last) {
+    const auto add = [&](Transfer* to, int entry, int64_t first, int64_t last) {
       if (first == last) return;
       to->fragments.push_back({entry, first, last - first});
       to->count += last - first;
@@ -168,9 +173,9 @@ Scatter::Scatter(const Layout& layout, int ranks) {
     for (int i = 0; i < static_cast<int>(layout.entries().size()); ++i) {
       const Entry& entry = layout.entries()[i];
       if (entry.type != static_cast<Type>(type)) continue;
-      if (cuts[i].empty()) give(&shares.back(), i, 0, entry.count());
+      if (cuts[i].empty()) add(&shares.back(), i, 0, entry.count());
       for (int rank = 0; rank < ranks && !cuts[i].empty(); ++rank)
-        give(&shares[rank], i, cuts[i][rank], cuts[i][rank + 1]);
+        add(&shares[rank], i, cuts[i][rank], cuts[i][rank + 1]);
     }
     for (Transfer& share : shares) {
       share.type = static_cast<Type>(type);
@@ -180,7 +185,8 @@ Scatter::Scatter(const Layout& layout, int ranks) {
   }
 }
 
-// Each chunk contains equal amounts of each rank's share, so that all ranks sum equally much after each meeting.
+// Each chunk contains equally many elements of each rank's share, so that all ranks sum equally much after each
+// meeting.
 int RunShares(const Shares& shares, const void* const* inputs, void* const* outputs, double weight,
               SharedMemory* memory) {
   const Type type = shares.front().type;
@@ -198,19 +204,19 @@ int RunShares(const Shares& shares, const void* const* inputs, void* const* outp
   for (int64_t first = 0; first < longest; first += chunk) {
     char* mine = nullptr;
     if (const int code = memory->BeginChunk(&mine)) return code;
-    int64_t place = 0;
+    int64_t share_start = 0;  // within the chunk
     needed_ranges.clear();
     for (int share = 0; share < static_cast<int>(shares.size()); ++share) {
       const int64_t count = std::min(std::max(shares[share].count - first, int64_t{0}), chunk);
       const bool is_needed = share == memory->rank() || share == static_cast<int>(shares.size()) - 1;
       InFragments(shares[share], first, count, [&](const Fragment& fragment, int64_t at) {
-        const int64_t within = place + at - first;
+        const int64_t within = share_start + at - first;
         Scale(type, At(static_cast<const char*>(inputs[fragment.entry]), fragment.offset, size), At(mine, within, size),
               fragment.count, weight);
         char* const to = At(static_cast<char*>(outputs[fragment.entry]), fragment.offset, size);
         if (is_needed) needed_ranges.push_back({within, fragment.count, to});
       });
-      place += count;
+      share_start += count;
     }
     if (const int code = memory->Sum(type, needed_ranges)) return code;
   }

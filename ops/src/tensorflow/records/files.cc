@@ -1,3 +1,4 @@
+// The tables of indexed and of open files, and their own read-ahead.
 #include "files.h"
 
 #include <errno.h>
@@ -13,7 +14,8 @@
 namespace matex {
 namespace {
 
-constexpr std::chrono::seconds kIdle(30);
+constexpr std::chrono::seconds kIdle(30);  // after it a file is closed
+// The threads that may read one file; the bytes of a prefetch.
 constexpr int64_t kThreads = 16, kMinAhead = 256 << 10, kMaxAhead = 8 << 20;
 
 // A quarter of the descriptors that this process may open: at least 16, at most 1024.
@@ -91,7 +93,7 @@ void OpenFile::ReadAhead(int64_t offset, int64_t count) const {
   int64_t begin = 0, end = 0;
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    // Several threads read one run; each may be a few records ahead of the others.
+    // A jump begins a new run. Several threads read one run, each a few records ahead of the others: that is no jump.
     if (offset < first_ || offset > last_ + kThreads * count) {
       first_ = last_ = fetched_ = offset;
     }
@@ -120,9 +122,9 @@ void OpenFiles::Keep(int64_t number, std::shared_ptr<const OpenFile> file) {
   std::lock_guard<std::mutex> lock(mutex_);
   const auto now = std::chrono::steady_clock::now();
   for (auto entry = entries_.begin(); entry != entries_.end();) {
-    const bool goes = entry->number == number || now - entry->used > kIdle;
-    if (goes) closed.push_back(std::move(entry->file));
-    entry = goes ? entries_.erase(entry) : std::next(entry);
+    const bool is_closed = entry->number == number || now - entry->used > kIdle;
+    if (is_closed) closed.push_back(std::move(entry->file));
+    entry = is_closed ? entries_.erase(entry) : std::next(entry);
   }
   entries_.push_front({number, std::move(file), now});
   for (const size_t max_open = CountMaxOpen(); entries_.size() > max_open;) {
@@ -134,7 +136,7 @@ void OpenFiles::Keep(int64_t number, std::shared_ptr<const OpenFile> file) {
 std::shared_ptr<const OpenFile> OpenFiles::Open(const RecordFile& file, Problem* problem) {
   std::shared_ptr<const OpenFile> open = Take(file.number);
   if (open != nullptr && open->State() == file.state) return open;
-  // A new file of that name may have the state of the index.
+  // The name may mean a new file by now: the open one is not the file of the index, but the new one may be.
   open = std::make_shared<const OpenFile>(file.name, /*jumps=*/true);
   if (!open->is_open()) {
     *problem = MakeSystemProblem("opened", errno);

@@ -1,5 +1,6 @@
 // Record files: indexed files (RecordFiles), open file descriptors (OpenFiles) and reads at offsets. The kernels read
-// records by ticket. Only local file systems are supported; a file that has changed since it was indexed is an error.
+// records by ticket: the number of a file, an offset and a length. Only local file systems are supported; a file that
+// has changed since it was indexed is an error.
 #pragma once
 
 #include <sys/stat.h>
@@ -43,8 +44,8 @@ struct RecordFile {
   RecordFormat format = RecordFormat::kTfRecord;
   FileState state;
   std::vector<int64_t> offsets, lengths;  // empty for records of fixed length
-  Problem problem;                        // after these records
-  int64_t place = 0;                      // the position of the problem
+  Problem problem;                        // why nothing can be read after these records
+  int64_t place = 0;                      // the position of the problem, in bytes
 };
 
 // All indexed files of this process, by number, and by format and name. A name keeps its number.
@@ -66,7 +67,7 @@ RecordFiles& TheRecordFiles();
 // A file that is open for reading. Several threads may read it.
 class OpenFile {
  public:
-  // jumps: whether reads are at random offsets, so that the kernel reads no further than asked.
+  // jumps: reads are at random offsets, so the operating system must not read ahead.
   explicit OpenFile(const std::string& name, bool jumps = false);
   ~OpenFile();
   OpenFile(const OpenFile&) = delete;
@@ -77,21 +78,21 @@ class OpenFile {
   // Reads up to `count` bytes from `offset`; returns their number, or -1 on an error (errno).
   int64_t Read(char* to, int64_t count, int64_t offset) const;
 
-  // Prefetches after a read of `count` bytes at `offset`: a quarter of the length of the current sequential run. The
-  // kernel's own read-ahead would fetch bytes after each jump that belong to another rank.
+  // Prefetches after a read of `count` bytes at `offset`: a quarter of the length of the current run, a sequence of
+  // reads without a jump. The operating system's own read-ahead would fetch bytes that another rank reads, after each
+  // jump.
   void ReadAhead(int64_t offset, int64_t count) const;
 
  private:
   const int descriptor_;
   mutable std::mutex mutex_;
-  mutable int64_t first_ = 0, last_ = 0, fetched_ = 0;  // of the sequential run
+  mutable int64_t first_ = 0, last_ = 0, fetched_ = 0;  // offsets: the begin of the run, its end, the end of prefetches
 };
 
-// The files that stay open between reads. A file that was not read for a while is closed at the next read of another
-// file.
+// The files that stay open between reads. When another file is opened, files that were not read for a while are closed.
 class OpenFiles {
  public:
-  // Opens the file, if its state is that of its index; otherwise sets `problem`.
+  // Opens the file if its state is the one in its index; otherwise sets `problem`.
   std::shared_ptr<const OpenFile> Open(const RecordFile& file, Problem* problem);
 
  private:

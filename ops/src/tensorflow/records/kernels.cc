@@ -1,5 +1,6 @@
 // MatexListRecords: the tickets of all records of files. A ticket is a file number, an offset and a length.
-// MatexReadRecord: the record of a ticket.
+// MatexReadRecord: the record of a ticket. Before, Python finds the records of each file and adds the file with its
+// index (RecordFiles), by the C functions at the end of this file.
 //
 // A ticket of length -1 marks the position from which a file cannot be read; reading it raises the error.
 #include <errno.h>
@@ -26,7 +27,7 @@ namespace {
 
 using namespace tensorflow;
 
-constexpr int64_t kTicket = 3;
+constexpr int64_t kTicket = 3;  // the numbers of a ticket
 constexpr const char* kUnknownName =
     "this file is not indexed, because a function of the pipeline has created its name only now. Create file "
     "names before the function that reads the files";
@@ -97,11 +98,13 @@ class ListRecordsKernel : public OpKernel {
     return state == file.state ? Problem() : MakeChangedProblem(file.state, state);
   }
 
+  // The tickets of records of fixed length, which need no index. Input `bytes`: the lengths of header, record and
+  // footer.
   TfStatus ListFixed(OpKernelContext* context, const RecordFile& file, std::vector<int64_t>* found) const {
-    const Tensor& given = context->input(1);
-    if (given.NumElements() != 3)
+    const Tensor& lengths = context->input(1);
+    if (lengths.NumElements() != 3)
       return errors::InvalidArgument("MatexListRecords: expected header, record and footer");
-    const auto bytes = given.flat<tensorflow::int64>();
+    const auto bytes = lengths.flat<tensorflow::int64>();
     const int64_t header = bytes(0), record = bytes(1), footer = bytes(2);
     if (record <= 0 || header < 0 || footer < 0) {
       return StatusOfProblem(
@@ -126,6 +129,8 @@ class ListRecordsKernel : public OpKernel {
   RecordFormat format_ = RecordFormat::kTfRecord;
 };
 
+// Reads the record of a ticket and checks its checksum. In a TFRecord file, the offset is the position of the record's
+// header.
 Problem ReadRecord(const RecordFile& file, int64_t offset, int64_t length, tstring* record) {
   if (length < 0) return file.problem;
   Problem problem;
@@ -143,7 +148,7 @@ Problem ReadRecord(const RecordFile& file, int64_t offset, int64_t length, tstri
       return {error::DATA_LOSS,
               "the record at byte " + std::to_string(offset) + " is broken: the checksum of its " +
                   std::to_string(length) +
-                  " bytes of data does not fit. Write the file anew, or copy it again from where it came"};
+                  " bytes of data does not fit. Write the file again, or copy it again from where it came"};
     }
     record->resize_uninitialized(length);
   } else if (file.format == RecordFormat::kText) {
@@ -225,8 +230,8 @@ MATEX_EXPORT int64_t matex_records_count(const matex::FoundRecords* found) {
   return static_cast<int64_t>(found->offsets.size());
 }
 
-// Copies the result and frees it. facts: content, the problem's code and its place. problem: the first `room` bytes
-// of its text.
+// Copies the result of `matex_records_find` and frees it. facts: content, the problem's code and its place. problem:
+// its text, cut to fit into `room` bytes.
 MATEX_EXPORT void matex_records_take(matex::FoundRecords* found, int64_t* offsets, int64_t* lengths, int64_t* facts,
                                      char* problem, int64_t room) {
   std::copy(found->offsets.begin(), found->offsets.end(), offsets);

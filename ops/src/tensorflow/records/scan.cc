@@ -1,3 +1,4 @@
+// The search for headers of TFRecords, and for line ends; each file is compared with its state before and after.
 #include "scan.h"
 
 #include <errno.h>
@@ -14,30 +15,30 @@ namespace {
 
 constexpr int64_t kPage = 4096, kDenseBlock = 64 << 10, kTextBlock = 1 << 20;
 
-// Reads a file at increasing offsets: only the bytes asked for, or a block if it probably contains the next ones.
+// Reads a file at increasing offsets. With `is_dense` it reads a block, because the next reads are probably in it.
 class Window {
  public:
   explicit Window(const OpenFile& file) : file_(file), block_(kDenseBlock) {}
 
   // `count` bytes at `offset`; null beyond the end of the file, or after a read error.
   const char* At(int64_t offset, int64_t count, bool is_dense) {
-    if (offset < start_ || offset + count > start_ + held_) {
+    if (offset < start_ || offset + count > start_ + length_) {
       start_ = offset;
-      held_ = std::max<int64_t>(0, file_.Read(block_.data(), is_dense ? kDenseBlock : count, offset));
+      length_ = std::max<int64_t>(0, file_.Read(block_.data(), is_dense ? kDenseBlock : count, offset));
     }
-    return offset + count > start_ + held_ ? nullptr : block_.data() + (offset - start_);
+    return offset + count > start_ + length_ ? nullptr : block_.data() + (offset - start_);
   }
 
  private:
   const OpenFile& file_;
   std::vector<char> block_;
-  int64_t start_ = 0, held_ = 0;
+  int64_t start_ = 0, length_ = 0;  // of the bytes of the file in `block_`
 };
 
 Problem MakeBrokenProblem(int64_t place, int64_t number, const std::string& why) {
   return {tensorflow::error::DATA_LOSS, "record " + std::to_string(number) + ", at byte " + std::to_string(place) +
                                             ", is broken: " + why +
-                                            ". Write the file anew, or copy it again from where it came"};
+                                            ". Write the file again, or copy it again from where it came"};
 }
 
 // Checks that the file is open and in the expected state; otherwise sets the problem.
@@ -50,6 +51,7 @@ bool OpenKnown(const OpenFile& file, const FileState& state, FoundRecords* found
   return found->problem.code == 0;
 }
 
+// If the file has changed during the search, replaces the result by this problem.
 void CheckUnchanged(const OpenFile& file, const FileState& state, FoundRecords* found) {
   const FileState now = file.State();
   if (now == state) return;
@@ -122,7 +124,7 @@ FoundRecords FindLines(const std::string& name, const FileState& state, int64_t 
     for (const char* line = block.get(); (line = static_cast<const char*>(memchr(line, '\n', end - line))); ++line) {
       found.offsets.push_back(at + (line - block.get()));
     }
-    // The last line may lack its end, but must not be empty; TensorFlow drops each '\r'.
+    // `content`: the last line may lack its end, but must not be empty. A '\r' counts as nothing: TensorFlow drops it.
     for (const char* byte = end; byte > block.get(); --byte) {
       if (byte[-1] == '\n' || byte[-1] == '\r') continue;
       found.content = at + (byte - 1 - block.get());

@@ -10,14 +10,13 @@
 
 namespace matex {
 
-// offsets: TFRecord: the position of each record's header; text: the end of each line. lengths: TFRecord: the length
-// of each record's data. content: text: the position of the last byte that belongs to a line; -1: none. problem,
-// place: the reason why the rest cannot be read, and its position.
+// The result of a search; positions are in bytes of the file.
 struct FoundRecords {
-  std::vector<int64_t> offsets, lengths;
-  int64_t content = -1;
-  Problem problem;
-  int64_t place = 0;
+  std::vector<int64_t> offsets;  // TFRecord: of each record's header; text: of each line end
+  std::vector<int64_t> lengths;  // TFRecord: the bytes of each record's data; text: empty
+  int64_t content = -1;          // text: the position of the last byte that belongs to a line; -1: none
+  Problem problem;               // why the rest cannot be read
+  int64_t place = 0;             // the position of the problem
 };
 
 // All records of a TFRecord file. Reads only headers, except where records are shorter than a page of memory.

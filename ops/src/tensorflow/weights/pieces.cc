@@ -1,8 +1,9 @@
-// MatexLend turns a variable of this rank into a view of its piece of a whole variable. MatexPublish takes the
-// updated pieces back and gives every rank the pieces of all (engine/store/publish.h): at once, or later, while the
-// next step computes.
+// Pieces of variables: each rank, the owner of a piece, updates only its piece of a whole variable. MatexLend makes the
+// value of a second variable, the piece variable, a view of this piece, for the optimizer. MatexPublish puts the
+// updated pieces back and publishes them: it gives every rank the pieces of all ranks (engine/store/publish.h), at
+// once, or later, while the next step computes.
 //
-// `cuts` defines the owners: for each variable the start of every rank's piece, and the end of the last.
+// `cuts` defines the owners: for each variable the start of every rank's piece, and the end of the last piece.
 #include <algorithm>
 #include <cstring>
 #include <deque>
@@ -23,9 +24,9 @@ namespace {
 
 using namespace tensorflow;
 
-constexpr int64_t kMaxBytesOfRank = 1 << 20;  // bytes of a message of new weights
+constexpr int64_t kMaxBytesOfRank = 1 << 20;  // the bytes that a rank sends in one message of new weights
 
-// A whole variable, the variable with this rank's piece of it, and the range of the piece.
+// A whole variable, its piece variable, and the range of this rank's piece in elements.
 struct Pair {
   core::RefCountPtr<Var> whole, piece;
   int64_t first = 0, count = 0;
@@ -90,7 +91,7 @@ class LendKernel : public PiecesKernel {
       const int64_t offset = pair.first * Width(), bytes = pair.count * Width();
       mutex_lock lock(*pair.piece->mu());
       if (bytes > 0 && whole.RefCountIsOne()) {
-        // A tensor without other references, so that TensorFlow updates it in place.
+        // A new tensor object on the same memory: it has no other references, so TensorFlow updates it in place.
         char* const memory = static_cast<char*>(DataOf(whole)) + offset;
         *pair.piece->tensor() = TensorAt(memory, std::make_shared<Tensor>(whole), type_, TensorShape({pair.count}));
         continue;
@@ -115,7 +116,7 @@ class PublishKernel : public PiecesKernel {
     OP_REQUIRES(construction, static_cast<int>(names_.size()) == variables_,
                 errors::InvalidArgument("MatexPublish: expected ", variables_, " names, not ", names_.size()));
   }
-  // Publishing at once is synchronous; a pull is asynchronous and holds no thread.
+  // Publishing at once is synchronous. Publishing later (a pull) is asynchronous and occupies no thread.
   AsyncOpKernel* AsAsync() override { return later_ && TheWorld().has_peers() ? this : nullptr; }
 
   void Compute(OpKernelContext* context) override {
@@ -127,7 +128,7 @@ class PublishKernel : public PiecesKernel {
     MATEX_RETURN_IF_ERROR(context, Publish(shared, homes.get()));
   }
 
-  // Done when the variables are locked for their new values: later readers wait for them.
+  // Publishes later. Calls `done` when the variables are locked for their new values: readers wait for the locks.
   void ComputeAsync(OpKernelContext* context, DoneCallback done) override {
     std::vector<Pair> pairs;
     std::deque<mutex_lock> locks;
@@ -181,8 +182,8 @@ class PublishKernel : public PiecesKernel {
     return {layout_, messages_, {}, place_, needed_, holding_};
   }
 
-  // Puts this rank's piece into the whole variable, in memory without other references, where other pieces can be
-  // written, too.
+  // Puts this rank's piece into the whole variable. The variable then has memory without other references, where the
+  // pieces of other ranks can be written: its own memory, its home (homes.h), or new memory.
   TfStatus TakeBack(OpKernelContext* context, const Pair& pair, const std::shared_ptr<Homes>& homes, int i) const {
     mutex_lock lock(*pair.piece->mu());
     Tensor* const whole = pair.whole->tensor();

@@ -1,3 +1,4 @@
+// Locks and unlocks the mutexes of variables.
 #include "pulled.h"
 
 #include "tensorflow/core/framework/tensor_util.h"

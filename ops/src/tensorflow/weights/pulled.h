@@ -1,7 +1,6 @@
-// Variables whose new values are being pulled from the ranks that have updated them (engine/store/pulls.h).
-//
-// The pull thread locks the variable's mutex until its value is complete. So every reader waits: eager code, saving,
-// and functions that know nothing of pulls.
+// Variables whose new values are on their way from the ranks that have updated them (engine/store/pulls.h). The pull
+// thread locks the mutex of each variable until its value is complete. So every reader waits: eager code, saving, and
+// functions that know nothing of pulls.
 #pragma once
 
 #include <vector>
@@ -14,7 +13,8 @@ class Pulled {
  public:
   explicit Pulled(std::vector<tensorflow::core::RefCountPtr<tensorflow::Var>> variables);
 
-  // Called by the pull thread. `Lock` returns the addresses of the values, which no other tensor shares.
+  // Called by the pull thread. `Lock` returns the addresses of the values, which no other tensor shares. `Came` unlocks
+  // variable `i`, whose value is complete.
   std::vector<void*> Lock();
   void Came(int i);
 

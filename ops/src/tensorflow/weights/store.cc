@@ -1,5 +1,6 @@
-// Variables in the memory of the store (engine/store/store.h), which asynchronous ranks train together. MatexView
-// moves a variable there; MatexAdd, MatexAddRows and MatexMove update it in place.
+// Variables in the memory of the store (engine/store/store.h), which asynchronous ranks train together. MatexView moves
+// a variable there; MatexAdd, MatexAddRows and MatexMove update it in place. Each update is one of the additions of a
+// step, with progress that a successor can continue.
 //
 // TensorFlow's own ops must not update such a variable: if another tensor refers to its value, they write a copy that
 // no other rank sees.
