@@ -56,7 +56,7 @@ class Watch:
         now = time.monotonic()
         if not self.has_trained and offers.has_trained(self._folder):
             self.has_trained = True
-            self.seconds = self._changes.note_step() or self._changes.offer.seconds or now - self._began
+            self.seconds = self._changes.note_step() or self._changes.offer.restart_seconds or now - self._began
         if self.change is None and (change := offers.read_change(self._folder)):
             self.change, self.changed_at = change, now
         if self._offers and self.has_trained and self.change is None and now >= self._due:
@@ -73,7 +73,7 @@ class Watch:
         hosts, strategy = self._attempt.hosts, self._attempt.strategy
         if change.strategy is not None:
             strategy = change.strategy
-        elif not change.without:  # otherwise the ranks did not ask for new hosts
+        elif not change.dropped_host:  # otherwise the ranks did not ask for new hosts
             hosts = self._list_usable() or hosts
         return self._places.make_attempt(hosts, strategy)
 
@@ -98,7 +98,7 @@ class Watch:
         must = ""
         if less and usable:
             must = ", ".join(f"{host.name} has {places.get(host.name, 0)} of {host.slots} places left" for host in less)
-        offer = replace(self._changes.offer, ranks=ranks, seconds=self.seconds, must=must)
+        offer = replace(self._changes.offer, ranks=ranks, restart_seconds=self.seconds, reason_to_leave=must)
         if offer != self._offer:
             self._offer = offer
             offers.write_offer(offer, self._folder)
