@@ -15,8 +15,8 @@ from matex_tf import ops
 from matex_tf.resilience import serialization
 
 _LARGE_BYTES = 1 << 20
-# The other attributes of these callbacks belong to files and windows that are opened again.
 _ONLY = {"CSVLogger": ("keys",), "ProgbarLogger": (), "TensorBoard": ("_global_train_batch", "_global_test_batch")}
+"""The only saved attributes of these callbacks. Their other ones belong to files and windows that are opened again."""
 _EXCLUDED = ("model", "_model", "params", "_params", "validation_data")
 _LIBRARIES = ("keras.", "tf_keras.")
 
@@ -42,17 +42,17 @@ def copy_states(callbacks: Sequence[Any], unchanged: dict[Any, Any]) -> list[tup
 
     Large arrays that equal `unchanged`, the result of `find_large` at the start of training, are omitted.
     """
-    found = []
+    states = []
     for index, callback in enumerate(callbacks):
         state = {}
         for name, value in _list_attributes(callback):
-            known = unchanged.get((index, name))
-            if known is not None and known == (id(value), ops.hash_content(value)):
+            at_start = unchanged.get((index, name))
+            if at_start is not None and at_start == (id(value), ops.hash_content(value)):
                 continue
             if serialization.is_plain(value):
                 state[name] = value
-        found.append((type(callback).__name__, state))
-    return found
+        states.append((type(callback).__name__, state))
+    return states
 
 
 def _list_attributes(callback: Any) -> list[tuple[str, Any]]:

@@ -14,33 +14,37 @@ from matex_tf import errors
 from matex_tf.steps.variables import find_name, find_tf_variable
 
 METRICS = "metrics"
-Kept = dict[str, list[tuple[str, np.ndarray]]]
+Values = dict[str, list[tuple[str, np.ndarray]]]
+"""The names and values of variables, by group."""
 
 
 def group_variables(model: Any, source: Any = None) -> dict[str, list[Any]]:
     """The variables of a Keras model, by group: weights, optimizers, metrics, and states of random generators.
 
-    source: Keras' data source. Its variables are excluded: they hold its position in the epoch (in Keras 2 the number
-        of batches in the current step), and it sets them when data are skipped.
+    A variable is in one group only.
+
+    Args:
+        source: Keras' data source. Its variables are excluded: they hold its position in the epoch (in Keras 2 the
+            number of batches in the current step), and it sets them when data are skipped.
     """
     layers = [layer for layer in _list_layers(model) if layer is not model]
     seen: set[int] = set()
     _select_new([] if source is None else _list_attributes(source), seen)
-    counted = _select_new(_list_counted(model, layers), seen)
-    found = {
+    metrics = _select_new(_list_metric_variables(model, layers), seen)
+    groups = {
         "weights": _select_new(_list_weights(model), seen),
         "random": _select_new(_list_random_variables([model, *layers]), seen),
         "random of TensorFlow": _select_new(_list_global_generator(), seen),
         "random of Keras": _select_new(_list_keras_seed(), seen),
     }
     for index, optimizer in enumerate(_list_optimizers([model, *layers])):
-        owned = optimizer.variables() if callable(optimizer.variables) else optimizer.variables
-        found[f"optimizer {index}"] = _select_new(owned, seen)
+        variables = optimizer.variables() if callable(optimizer.variables) else optimizer.variables
+        groups[f"optimizer {index}"] = _select_new(variables, seen)
         # In Keras 2, the learning rate is not among the optimizer's variables.
-        found[f"optimizer {index}, own"] = _select_new(_list_attributes(optimizer), seen)
-    found["own"] = _select_new(_list_attributes(model), seen)
-    found[METRICS] = counted
-    return found
+        groups[f"optimizer {index}, own"] = _select_new(_list_attributes(optimizer), seen)
+    groups["own"] = _select_new(_list_attributes(model), seen)
+    groups[METRICS] = metrics
+    return groups
 
 
 def _list_layers(model: Any) -> list[Any]:
@@ -48,7 +52,7 @@ def _list_layers(model: Any) -> list[Any]:
     return list(model._flatten_layers()) if hasattr(model, "_flatten_layers") else list(getattr(model, "layers", []))
 
 
-def _list_counted(model: Any, layers: list[Any]) -> list[Any]:
+def _list_metric_variables(model: Any, layers: list[Any]) -> list[Any]:
     """The variables of all metrics. Keras 2 lists some of them among the weights."""
     found = list(getattr(model, "metrics", []))
     # An adapting layer also has `update_state`, but no `result`.
@@ -66,6 +70,7 @@ def _list_weights(model: Any) -> list[Any]:
 
 
 def _select_new(variables: Iterable[Any], seen: set[int]) -> list[Any]:
+    """The variables whose ids are not in `seen`; adds them to it."""
     chosen = []
     for variable in variables:
         inner = find_tf_variable(variable)
@@ -126,17 +131,15 @@ def _list_keras_seed() -> list[Any]:
     return [] if generator is None else [generator.state]
 
 
-def read_values(model: Any, source: Any) -> Kept:
-    """The values of `group_variables`. Call this on all ranks: reading a variable that is held in
-    pieces is collective.
-    """
+def read_values(model: Any, source: Any) -> Values:
+    """The values of `group_variables`. Call this on all ranks: reading a variable in pieces is collective."""
     return {
         group: [(find_name(one), np.asarray(find_tf_variable(one).numpy())) for one in variables]
         for group, variables in group_variables(model, source).items()
     }
 
 
-def load_values(model: Any, source: Any, kept: Kept) -> dict[str, int]:
+def load_values(model: Any, source: Any, kept: Values) -> dict[str, int]:
     """Assign the values `kept` to the variables that exist. Returns the number of assigned variables of each group.
 
     Raises:
@@ -177,6 +180,6 @@ def describe_difference(here: str, there: str) -> errors.SetupError:
     )
 
 
-def is_complete(present: dict[str, int], kept: Kept) -> bool:
+def is_complete(present: dict[str, int], kept: Values) -> bool:
     """Whether all saved values have been assigned."""
     return all(present.get(group, 0) == len(values) for group, values in kept.items())
