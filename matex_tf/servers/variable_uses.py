@@ -12,16 +12,7 @@ from matex_tf.rewrite import graph_ops
 
 ADDS = ("MatexAdd", "MatexAddRows", "MatexMove")
 """Ops that change a variable in shared memory."""
-_SAME_MEMORY = {
-    "Identity",
-    "IdentityN",
-    "Reshape",
-    "ExpandDims",
-    "Squeeze",
-    "StopGradient",
-    "PreventGradient",
-    "Bitcast",
-}
+_SAME_MEMORY = set("Identity IdentityN Reshape ExpandDims Squeeze StopGradient PreventGradient Bitcast".split())
 """Ops whose result may be a view of their input, and so of a variable."""
 _CALLS = {"StatefulPartitionedCall", "PartitionedCall", "While", "StatelessWhile", "If", "StatelessIf", "Case"}
 BRANCHES = {"If", "StatelessIf", "Case", "StatelessCase"}
