@@ -92,11 +92,11 @@ class Fit:
 
     def restore(self) -> None:
         """Restore those variables of the model that already exist, and the state of the callbacks."""
-        present = state.load_values(self.model, self.source, self.saved["variables"])
-        kept = self.saved["variables"]
+        saved = self.saved["variables"]
+        counts = state.load_values(self.model, self.source, saved)
         if self.step == 0 and not self.is_over:  # an epoch begins with empty metrics
-            kept = {group: values for group, values in kept.items() if group != state.METRICS}
-        self.lacks_variables = not state.is_complete(present, kept)
+            saved = {group: values for group, values in saved.items() if group != state.METRICS}
+        self.lacks_variables = not state.is_complete(counts, saved)
         callback_state.restore_states(self.callbacks, self.saved["callbacks"])
 
     def return_to_epoch(self) -> None:
@@ -113,11 +113,11 @@ class Fit:
     @contextlib.contextmanager
     def skip_data(self) -> Iterator[None]:
         """Context in which batches are skipped: notes which random generators their code uses."""
-        before = random_state.copy_states() if self.calls_python else {}
+        old_states = random_state.copy_states() if self.calls_python else {}
         try:
             yield
         finally:  # the data may end here
-            self.drawn |= random_state.find_drawn(before) if before else set()
+            self.drawn |= random_state.find_drawn(old_states) if old_states else set()
 
     def begin_epoch(self, epoch: int) -> None:
         self._epoch = epoch

@@ -54,12 +54,12 @@ def _list_layers(model: Any) -> list[Any]:
 
 def _list_metric_variables(model: Any, layers: list[Any]) -> list[Any]:
     """The variables of all metrics. Keras 2 lists some of them among the weights."""
-    found = list(getattr(model, "metrics", []))
+    metrics = list(getattr(model, "metrics", []))
     # An adapting layer also has `update_state`, but no `result`.
-    found += [layer for layer in layers if hasattr(layer, "update_state") and hasattr(layer, "result")]
+    metrics += [layer for layer in layers if hasattr(layer, "update_state") and hasattr(layer, "result")]
     for layer in [model, *layers]:
-        found += getattr(layer, "_metrics", None) or []
-    return [variable for metric in found for variable in metric.variables]
+        metrics += getattr(layer, "_metrics", None) or []
+    return [variable for metric in metrics for variable in metric.variables]
 
 
 def _list_weights(model: Any) -> list[Any]:
@@ -103,15 +103,15 @@ def _list_optimizers(holders: list[Any]) -> list[Any]:
 
 def _list_random_variables(holders: list[Any]) -> list[Any]:
     """States of random generators that are in no list of weights."""
-    found = []
+    states = []
     for holder in holders:
         for value in vars(holder).values():
             inner = getattr(value, "_generator", None)
             for generator in (value, inner):
                 state = getattr(generator, "state", None)
                 if state is not None and hasattr(state, "assign"):
-                    found.append(state)
-    return found
+                    states.append(state)
+    return states
 
 
 def _list_global_generator() -> list[Any]:
@@ -139,25 +139,25 @@ def read_values(model: Any, source: Any) -> Values:
     }
 
 
-def load_values(model: Any, source: Any, kept: Values) -> dict[str, int]:
-    """Assign the values `kept` to the variables that exist. Returns the number of assigned variables of each group.
+def load_values(model: Any, source: Any, saved: Values) -> dict[str, int]:
+    """Assign the `saved` values to the variables that exist. Returns the number of assigned variables of each group.
 
     Raises:
         SetupError: the values belong to another model.
     """
-    present = {}
+    counts = {}
     for group, variables in group_variables(model, source).items():
-        values = kept.get(group, [])
+        values = saved.get(group, [])
         if len(variables) > len(values):
             raise describe_difference(f"{len(variables)} variables of the group '{group}'", f"{len(values)}")
         if len(variables) < len(values) and not all(map(_is_assignable, variables, (value for _, value in values))):
             # Example: in Keras 3, a model's Dropout seeds come last once its weights exist.
-            present[group] = 0
+            counts[group] = 0
             continue
-        present[group] = len(variables)
+        counts[group] = len(variables)
         for variable, (name, value) in zip(variables, values):
             _assign_value(variable, name, value)
-    return present
+    return counts
 
 
 def _is_assignable(variable: Any, value: np.ndarray) -> bool:
@@ -168,18 +168,18 @@ def _is_assignable(variable: Any, value: np.ndarray) -> bool:
 def _assign_value(variable: Any, name: str, value: np.ndarray) -> None:
     inner = find_tf_variable(variable)
     if not _is_assignable(variable, value):
-        here = f"'{find_name(variable)}' {inner.dtype.name}{list(inner.shape)}"
-        raise describe_difference(here, f"'{name}' {value.dtype.name}{list(value.shape)}")
+        present = f"'{find_name(variable)}' {inner.dtype.name}{list(inner.shape)}"
+        raise describe_difference(present, f"'{name}' {value.dtype.name}{list(value.shape)}")
     inner.assign(value)
 
 
-def describe_difference(here: str, there: str) -> errors.SetupError:
+def describe_difference(present: str, saved: str) -> errors.SetupError:
     return errors.SetupError(
-        f"the saved state of this run belongs to another model: the script has {here} where {there} was saved. Has "
+        f"the saved state of this run belongs to another model: the script has {present} where {saved} was saved. Has "
         "the script, or its input, changed since? Remove the folder of the state (MATEX_STATE) to start over."
     )
 
 
-def is_complete(present: dict[str, int], kept: Values) -> bool:
-    """Whether all saved values have been assigned."""
-    return all(present.get(group, 0) == len(values) for group, values in kept.items())
+def is_complete(counts: dict[str, int], saved: Values) -> bool:
+    """Whether all `saved` values have been assigned. `counts`: the result of `load_values`."""
+    return all(counts.get(group, 0) == len(values) for group, values in saved.items())

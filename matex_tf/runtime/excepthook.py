@@ -148,10 +148,10 @@ def describe_error(error: BaseException, trace: TracebackType | None) -> str:
     return f"matex_tf: rank {me.rank} of {me.size} on {me.host} failed{_format_script_line(error)}{hint}:\n{text}"
 
 
-def _drop_library_frames(found: re.Match[str]) -> str:
+def _drop_library_frames(match: re.Match[str]) -> str:
     """The script's lines of an op's creation stack, in the format of a traceback."""
-    frames = (frame for frame in _FRAME.finditer(found[2]) if not script_frames.is_library(frame[1]))
-    return found[1] + "".join(frame[0].rstrip("\n") + "\n" for frame in frames if not frame[1].startswith("<"))
+    frames = (frame for frame in _FRAME.finditer(match[2]) if not script_frames.is_library(frame[1]))
+    return match[1] + "".join(frame[0].rstrip("\n") + "\n" for frame in frames if not frame[1].startswith("<"))
 
 
 def _format_script_line(error: BaseException) -> str:
@@ -180,11 +180,11 @@ def _drop_own_frames(trace: TracebackType | None) -> TracebackType | None:
 
 def _list_shown_errors(error: BaseException) -> list[BaseException]:
     """`error` and the errors that Python shows with it: causes, contexts, and members of a group."""
-    found = [error]
-    for one in found:
-        others = [one.__cause__, one.__context__, *getattr(one, "exceptions", ())]
-        found += [other for other in others if other is not None and all(other is not known for known in found)]
-    return found
+    shown = [error]
+    for one in shown:  # grows meanwhile
+        related = [one.__cause__, one.__context__, *getattr(one, "exceptions", ())]
+        shown += [other for other in related if other is not None and all(other is not known for known in shown)]
+    return shown
 
 
 def _report_error(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

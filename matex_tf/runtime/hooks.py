@@ -81,7 +81,7 @@ class Hook:
     make: Make
     if_missing: str
     """The consequence if the hook is missing, for messages."""
-    made: list[Any] = field(default_factory=list, repr=False)
+    replacements: list[Any] = field(default_factory=list, repr=False)
     """The replacements made by the hooks of one declaration; two of its modules may be the same module."""
     takes: str = ""
     """Parameters of the original that `make` requires, in addition to those that the replacement names."""
@@ -152,7 +152,7 @@ class Hook:
 
     def _make_checked(self, original: Any) -> Any:
         """The replacement; the original itself if it is a replacement already, or has other parameters."""
-        if any(original is made for made in self.made):
+        if any(original is replacement for replacement in self.replacements):
             return original
         replacement = self.make(original)
         if replacement is original:
@@ -161,7 +161,7 @@ class Hook:
         if difference:
             self._report(f"has `{self.name}` in {self.module} {difference}")
             return original
-        self.made.append(replacement)
+        self.replacements.append(replacement)
         return replacement
 
     def check_module(self) -> None:
@@ -208,7 +208,7 @@ class Table:
         """
 
         def declare(make: Make) -> Make:
-            shared = {**self.options, **options, "made": []}
+            shared = {**self.options, **options, "replacements": []}
             places = [(module, name) for module in modules.split() for name in names.split()]
             self.hooks += [Hook(module, name, make, if_missing, **shared) for module, name in places]
             return make
@@ -227,16 +227,16 @@ def has_name(owner: Any, name: str) -> bool:
     return hasattr(owner, name)
 
 
-def find_lacking(original: Any, made: Any, takes: Sequence[str] = (), is_method: bool = False) -> str:
-    """How the parameters of `original` differ from those that its replacement `made` requires; "" if they fit.
+def find_lacking(original: Any, replacement: Any, takes: Sequence[str] = (), is_method: bool = False) -> str:
+    """How the parameters of `original` differ from those that its `replacement` requires; "" if they fit.
 
     The replacement names the first parameters in order, and all of them if it takes no others.
     """
-    if isinstance(original, type) or isinstance(made, type):
+    if isinstance(original, type) or isinstance(replacement, type):
         return ""
     try:
         original_parameters, replacement_parameters = (
-            list(inspect.signature(one).parameters.values())[is_method:] for one in (original, made)
+            list(inspect.signature(one).parameters.values())[is_method:] for one in (original, replacement)
         )
     except (TypeError, ValueError):
         return ""  # C code, or not a function

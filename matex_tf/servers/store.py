@@ -50,12 +50,12 @@ def make_store(size: int, batches: int, parts: int) -> bool:
         batches: the maximum number of batches in an epoch.
         parts: the number of additions in a step.
     """
-    made, c = ctypes.c_int(), ops.get_library().c
+    exists, c = ctypes.c_int(), ops.get_library().c
     with objects.start_exchange("making the memory in which ranks train together"):
-        failed = c.matex_store_make(size, batches, parts, ctypes.byref(made))
+        failed = c.matex_store_make(size, batches, parts, ctypes.byref(exists))
     if failed:
         raise errors.SetupError(interface.get_last_error(c))
-    return bool(made.value)
+    return bool(exists.value)
 
 
 def drop_store() -> None:

@@ -22,8 +22,8 @@ def start_mpi() -> Any:
 
     if not MPI.Is_initialized():
         level = "single" if mpi4py.rc.threads in (False, "no") else mpi4py.rc.thread_level
-        wanted = getattr(MPI, f"THREAD_{level.upper()}")
-        if error := _load_library(MPI).MPI_Init_thread(None, None, ctypes.c_int(wanted), ctypes.byref(ctypes.c_int())):
+        thread_level = ctypes.c_int(getattr(MPI, f"THREAD_{level.upper()}"))
+        if error := _load_library(MPI).MPI_Init_thread(None, None, thread_level, ctypes.byref(ctypes.c_int())):
             raise RuntimeError(f"MPI_Init_thread has failed with error {error}")
         for communicator in (MPI.COMM_WORLD, MPI.COMM_SELF):
             communicator.Set_errhandler(MPI.ERRORS_RETURN)

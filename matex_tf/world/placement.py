@@ -161,11 +161,11 @@ def list_cores(cpus: Iterable[int] | None = None) -> list[Core]:
         for folder in glob(f"{CPU_FOLDER}/../node/node[0-9]*")
         for cpu in parse_cpu_list(read_file(f"{folder}/cpulist"))
     }
-    found = set()
+    cores = set()
     for cpu in usable:
         siblings = parse_cpu_list(read_file(f"{CPU_FOLDER}/cpu{cpu}/topology/thread_siblings_list")) or [cpu]
-        found.add(tuple(sibling for sibling in siblings if sibling in usable))
-    return sorted(found, key=lambda core: (node_of.get(core[0], 0), core))
+        cores.add(tuple(sibling for sibling in siblings if sibling in usable))
+    return sorted(cores, key=lambda core: (node_of.get(core[0], 0), core))
 
 
 def read_cpu_quota() -> float | None:

@@ -86,18 +86,18 @@ def remove_task_variables(environment: Mapping[str, str]) -> dict[str, str]:
     In a Slurm step, the result describes the complete allocation again, instead of the nodes and tasks of the step.
     """
     environment = dict(environment)  # a rank's own environment reports reads of removed variables
-    kept = {
+    remaining = {
         name: value
         for name, value in environment.items()
         if not name.startswith(_PREFIXES) or name.startswith(("OMPI_MCA_", "OMPI_ALLOW_", "PRTE_MCA_"))
     }
     task = find_task(environment)
-    if task and task.launcher == SRUN and "SLURM_JOB_CPUS_PER_NODE" in kept:
+    if task and task.launcher == SRUN and "SLURM_JOB_CPUS_PER_NODE" in remaining:
         for name in ("SLURM_NTASKS", "SLURM_NPROCS", "SLURM_CPU_BIND"):
-            kept.pop(name, None)
-        kept["SLURM_NNODES"] = kept["SLURM_JOB_NUM_NODES"]
-        kept["SLURM_TASKS_PER_NODE"] = kept["SLURM_JOB_CPUS_PER_NODE"]
-    return kept
+            remaining.pop(name, None)
+        remaining["SLURM_NNODES"] = remaining["SLURM_JOB_NUM_NODES"]
+        remaining["SLURM_TASKS_PER_NODE"] = remaining["SLURM_JOB_CPUS_PER_NODE"]
+    return remaining
 
 
 def remove_job_variables(environment: Mapping[str, str]) -> dict[str, str]:
@@ -124,13 +124,13 @@ def get_launchers() -> frozenset[int]:
 
 def find_launchers(process: int, job: str) -> frozenset[int]:
     """`process` and its ancestors, up to and including the first that is not of the `job`."""
-    found: set[int] = set()
+    processes: set[int] = set()
     while process > 1:
-        found.add(process)
+        processes.add(process)
         if not job or f"{_JOB}={job}" not in _read_environment(process):
             break
         process = _read_parent(process)
-    return frozenset(found)
+    return frozenset(processes)
 
 
 def _read_environment(process: int) -> list[str]:

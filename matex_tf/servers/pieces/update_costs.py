@@ -115,8 +115,8 @@ def _mark_end() -> None:
     """Add a barrier at the end of a step's updates, which records their end as an event."""
     import tensorflow as tf
 
-    made = tf.compat.v1.get_default_graph().get_operations()
-    with tf.control_dependencies([op for op in made if op.op_def is not None and op.op_def.is_stateful]):
+    operations = tf.compat.v1.get_default_graph().get_operations()
+    with tf.control_dependencies([op for op in operations if op.op_def is not None and op.op_def.is_stateful]):
         ops.barrier(UPDATED)
 
 
