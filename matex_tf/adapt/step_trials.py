@@ -170,7 +170,7 @@ class Trial:
             seconds: the time of a call.
             sums: the time of the sums of a call, on each rank.
         """
-        # The shortest time is that of the rank that comes last, which waits for no other.
+        # The last rank that comes to a sum waits for no other rank, so its time is the shortest.
         if min(sums) < LEAST_SHARE * seconds:
             return f"sums take {min(sums) / seconds:.0%} of a step, so that no other way is tried"
         if has_sequence(plan.traced.graph):

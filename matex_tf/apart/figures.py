@@ -28,7 +28,7 @@ class Figures:
             self._metrics[name] = float(value) if not value.shape else value
 
     def update_logs(self, logs: dict[str, Any], combine: Callable[[list[Any]], Any], order: int = 0) -> None:
-        """Replace the values of this rank in `logs` by those of all ranks. Collective if a name is not a metric.
+        """Replace this rank's values in `logs` by values of all ranks. Collective if a name is not a metric.
 
         Values of validation (`val_*`) stay: all ranks have computed them together.
 

@@ -146,7 +146,7 @@ class _Position(NamedTuple):
 def _find_positions(nodes: Sequence[Node], outside: Any) -> dict[int, _Position]:
     """The position of each node, by its id.
 
-    A region has the ops on rows, and other ops between them: those that need an op on rows and are needed by one.
+    A region has the ops on rows, and the ops between them, which need an op on rows and are needed by one.
 
     Args:
         nodes: in the order of levels; a node comes after its inputs.

@@ -30,7 +30,7 @@ class _Last:
         """The tensors after a part.
 
         Args:
-            part_copy: a `Copy` whose slice is that of the part.
+            part_copy: a `Copy` whose slice are the rows of the part.
             tensors: those before the part.
             result: the value of the part.
         """

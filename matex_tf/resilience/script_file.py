@@ -37,7 +37,7 @@ def find_script(words: Sequence[str]) -> str | None:
 
 
 def _find_module_file(name: str) -> str | None:
-    folders: Any = None  # in which to search; None: those of sys.path
+    folders: Any = None  # the folders to search; None: sys.path
     for depth in range(1, name.count(".") + 2):
         spec = importlib.machinery.PathFinder.find_spec(".".join(name.split(".")[:depth]), folders)
         if spec is None:

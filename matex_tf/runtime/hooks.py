@@ -228,7 +228,7 @@ def has_name(owner: Any, name: str) -> bool:
 
 
 def find_lacking(original: Any, replacement: Any, takes: Sequence[str] = (), is_method: bool = False) -> str:
-    """How the parameters of `original` differ from those that its `replacement` requires; "" if they fit.
+    """How the parameters of `original` differ from the parameters that its `replacement` requires; "" if they fit.
 
     The replacement names the first parameters in order, and all of them if it takes no others.
     """
@@ -245,7 +245,7 @@ def find_lacking(original: Any, replacement: Any, takes: Sequence[str] = (), is_
     is_original_variadic = len(names) < len(original_parameters)
     is_replacement_variadic = len(wanted) < len(replacement_parameters)
     compared = names[: len(wanted)] if is_replacement_variadic else names
-    if is_original_variadic:  # it accepts any further parameters: compare those that both name
+    if is_original_variadic:  # it accepts further parameters: compare only the parameters that both name
         compared, wanted, takes = compared[: len(wanted)], wanted[: len(compared)], ()
     if compared != wanted:
         return f"with the parameters {compared} in place of {wanted}"

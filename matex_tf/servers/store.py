@@ -81,7 +81,7 @@ def deal_batches(first: int, count: int) -> None:
 
 
 def begin_batch(bound: int, seconds: float) -> Turn:
-    """Take the next batch, or that of a lost rank, if this rank has none. Wait until it may be trained, for about
+    """Take the next batch, or the batch of a lost rank, if this rank has none. Wait until it may be trained, for about
     `seconds` at most.
     """
     batch, oldest_rank = ctypes.c_int64(-1), ctypes.c_int(-1)

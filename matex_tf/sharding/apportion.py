@@ -13,9 +13,9 @@ from matex_tf.sharding import slice_bounds
 def apportion_rows(counts: Sequence[int], rows: int) -> list[int]:
     """The number of rows of each rank among the first `rows`, if ranks with `counts` rows are consumed evenly.
 
-    Row i of a rank with n rows has the position (i + 1/2) / n. Rows are taken in the order of their positions, of equal
-    ones that of the lower rank first (Webster's method of apportionment). So a rank's number never falls as `rows`
-    grows; for two ranks it is within one of its proportion.
+    Row i of a rank with n rows has the position (i + 1/2) / n. Rows are taken in the order of their positions; of rows
+    at equal positions, the row of the lower rank comes first (Webster's method of apportionment). So a rank's number
+    never falls as `rows` grows; for two ranks it is within one of its proportion.
     """
     return list(_apportion_rows(tuple(int(count) for count in counts), int(rows)))
 

@@ -25,7 +25,7 @@ def make_preparation(mask: Iterable[int], parent: int, cpus: Iterable[int] = ())
     Args:
         mask: the signal mask of the child.
         parent: the process that starts the child, in its main thread: the system signals the end of that thread.
-        cpus: the affinity of the child; empty: that of the parent.
+        cpus: the affinity of the child; empty: as the parent.
     """
     library, affinity = ctypes.CDLL(None), set(cpus)
 

@@ -41,7 +41,7 @@ def abort_job(code: int) -> None:
     """Abort all ranks through MPI with the exit code `code`.
 
     With Open MPI this calls the internal function of `MPI_Abort`, which does not print a message: mpirun prints the
-    same, and that of `MPI_Abort` has a NUL byte.
+    same, and the message of `MPI_Abort` has a NUL byte.
     """
     from mpi4py import MPI
 

@@ -151,7 +151,7 @@ def cut_variable(variable: Any) -> tuple[int, ...]:
     def cut() -> tuple[int, ...]:
         balance = _balances.setdefault((key, variable.dtype), partition.Balance(len(owning), variable.dtype.size))
         cuts = balance.cut(variable.shape.num_elements())
-        # Ranks that own nothing have an empty piece, which begins where that of the next owner begins.
+        # Ranks that own nothing have an empty piece, which begins where the piece of the next owner begins.
         return tuple(cuts[bisect.bisect_left(owning, rank)] for rank in range(world.get_world().size + 1))
 
     return tags.get_or_make_tag(variable, str(key), cut)
